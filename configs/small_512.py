@@ -1,0 +1,17 @@
+"""A real run for one GPU or a patient CPU: 512-d on some tens of megabytes of reviews.
+
+Corpus:    mlstm-jax prepare reviews.jsonl.gz --out corpora/reviews --split 100,1,1
+Command:   mlstm-jax train configs/small_512.py --data.corpus corpora/reviews
+Hardware:  two CPU cores: about 14 kB/s
+Expected:  see the README for a run on Amazon and IMDB reviews
+"""
+
+from mlstm_jax.config import Config, Data, Model, Optimizer, Train
+
+config = Config(
+    out="runs/small_512",
+    model=Model(hidden=512, embedding=64),
+    data=Data(corpus="corpora/reviews", batch=32, window=128),
+    optimizer=Optimizer(learning_rate=2e-3, clip_norm=1.0),
+    train=Train(epochs=1, log_every=20, eval_every=500, checkpoint_every=250),
+)

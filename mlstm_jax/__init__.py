@@ -1,0 +1,30 @@
+"""mlstm_jax: byte-level multiplicative-LSTM language models, trained on many devices.
+
+Data flows one way, and imports go downward only::
+
+    text ──prepare──▶ corpus ──streams──▶ batches ──step──▶ state ──▶ checkpoints, metrics ──▶ transfer
+
+    cli.py                 the `mlstm-jax` command
+    config.py              what one experiment is, and the parsing of a command line
+    run.py                 a run folder: config, metrics, checkpoints → a model ready to use
+    report.py              what a run learned, beside gzip, bz2 and xz
+    evaluation.py          bits per character of a split
+    data/                  documents → prepare → corpus → stream              (no jax)
+    model/                 recurrence, weight norm, the language model        (no data, no training)
+    training/              loop, step, state, optimizer, schedule, loss scale, checkpoint, parallel
+    transfer/              generate, features, classify
+
+Letters for dimensions, used as suffixes of array names (``bytes_BT``, ``wh_HG``), everywhere:
+
+    B  rows (streams) on one device        V  vocabulary, the 256 byte values
+    T  bytes in a window                   E  embedding
+    N  local devices (parallel.py only)    H  hidden units
+    L  layers                              G  gates, 4·H, in the order i, f, o, u
+    I  inputs of a layer: E for the first, H for the others
+
+The source is Puri, Kirby, Yakovenko, Catanzaro 2018, "Large Scale Language Modeling: Converging on
+40GB of Text in Four Hours" (arXiv 1808.01371). Its mLSTM is the *multiplicative* LSTM of Krause et
+al. 2016, not the matrix LSTM of xLSTM.
+"""
+
+__version__ = "0.1.0"

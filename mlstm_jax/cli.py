@@ -1,0 +1,246 @@
+"""The `mlstm-jax` command: one function a subcommand, its docstring the help.
+
+Exit codes: 0 done, 1 failed (a run that diverged), 2 a mistake in what was given, 130 interrupted.
+Heavy imports are inside the functions, so that help and errors are quick.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from tyro.conf import FlagCreatePairsOff, Positional, arg
+
+from mlstm_jax.errors import KnownError, UserError
+
+_RunFolder = Positional[Path]
+
+
+def prepare(
+    sources: Positional[list[str]],
+    out: Path,
+    text_field: str | None = None,
+    rating_field: str | None = None,
+    document: Literal["line", "paragraph", "file"] | None = None,
+    split: str = "1000,1,1",
+    seed: int = 0,
+    clean: Literal["radford", "none"] = "radford",
+    keep_duplicates: bool = False,
+    overwrite: bool = False,
+) -> None:
+    """Make a corpus folder from files of text.
+
+    Args:
+        sources: .json, .jsonl, .csv, .tsv or .txt files, each also .gz; or `pydoc:`, Python's own
+            documentation, which is on every machine.
+        out: folder to write; whole or absent, whatever happens.
+        text_field: field or column of the text. Default: the first that exists of text,
+            reviewText, review_body, sentence, content.
+        rating_field: field or column of a rating, kept beside the text. Default: the first that
+            exists of rating, overall, star_rating, stars.
+        document: what one document of a text file is. Default: line.
+        split: documents in train, valid and test, as weights. Paper: 1000,1,1.
+        seed: of the order of the documents, which hangs on it and on their content alone.
+        clean: radford: HTML-unescape, newlines to spaces, strip, pad with "\\n " in front and " "
+            behind. none: the bytes as they are.
+        keep_duplicates: keep documents whose cleaned text is the same. Paper: removed.
+        overwrite: replace the corpus that is in `out`.
+    """
+    from mlstm_jax.data import corpus
+    from mlstm_jax.data.documents import Fields
+    from mlstm_jax.data.prepare import prepare as run_prepare
+
+    made = run_prepare(
+        sources,
+        out,
+        fields=Fields(text_field, rating_field),
+        unit=document,
+        split=_split(split),
+        seed=seed,
+        cleaning=clean,
+        keep_duplicates=keep_duplicates,
+        overwrite=overwrite,
+    )
+    print(corpus.describe(made))
+
+
+def _split(text: str) -> tuple[int, int, int]:
+    try:
+        train, valid, test = (int(part) for part in text.split(","))
+    except ValueError:
+        raise UserError(
+            f"--split {text!r} is not three whole numbers, train, valid and test: 1000,1,1"
+        ) from None
+    return train, valid, test
+
+
+def inspect(corpus: Positional[Path], verify: bool = False) -> None:
+    """Show what is in a corpus folder.
+
+    Args:
+        corpus: folder made by `prepare`.
+        verify: recompute the checksums, and fail if one differs.
+    """
+    from mlstm_jax.data import corpus as corpora
+
+    opened = corpora.open_corpus(corpus)
+    print(corpora.describe(opened))
+    if verify:
+        wrong = corpora.verify(opened)
+        if wrong:
+            raise UserError(
+                f"{corpus}: {', '.join(wrong)} is not what the manifest says; prepare it again."
+            )
+        print("checksums: all agree")
+
+
+def train(arguments: Sequence[str], program: str) -> None:
+    """Train a model, or go on with an unfinished run; without a config, the quickstart."""
+    from mlstm_jax import config as configs
+    from mlstm_jax import quickstart
+    from mlstm_jax.training import environment
+
+    config, resume = configs.parse(arguments, quickstart.config, program)
+    environment.prepare(config.devices)
+    is_quickstart = config.data.corpus == quickstart.config.data.corpus
+    if is_quickstart:
+        quickstart.prepare_corpus()
+    from mlstm_jax.training.loop import train as run_train
+
+    run = run_train(config, resume=resume)
+    report(run)
+    if is_quickstart:
+        print("\n" + quickstart.next_steps(run))
+
+
+def evaluate(
+    run: _RunFolder,
+    corpus: Path | None = None,
+    split: Literal["train", "valid", "test"] = "test",
+    checkpoint: str = "best",
+    json_path: Annotated[Path | None, arg(name="json")] = None,
+) -> None:
+    """Score a trained model on a split: bits per character, bytes scored, seconds.
+
+    Args:
+        run: run folder.
+        corpus: corpus folder. Default: the one it was trained on.
+        split: which part of it.
+        checkpoint: best (by validation BPC), latest, or a step.
+        json_path: also write the result here, as JSON.
+    """
+    from mlstm_jax.data.corpus import open_corpus
+    from mlstm_jax.evaluation import Evaluator
+    from mlstm_jax.run import load
+    from mlstm_jax.training import environment, parallel
+    from mlstm_jax.training.progress import ProgressLine
+
+    loaded = load(run, checkpoint)
+    environment.prepare(loaded.config.devices)
+    opened = open_corpus(corpus or Path(loaded.config.data.corpus))
+    devices = parallel.local(loaded.config.devices)
+    evaluator = Evaluator(loaded.model, opened.split(split), loaded.config.data.window, devices)
+    with ProgressLine("evaluate", evaluator.stream.steps) as progress:
+        score = evaluator(
+            devices.replicate(loaded.params), lambda step: progress.update(step, "windows")
+        )
+    result = {
+        "run": str(run),
+        "step": loaded.step,
+        "corpus": str(opened.path),
+        "split": split,
+        "bpc": score.bpc,
+        "loss": score.loss,
+        "bytes_scored": score.bytes_scored,
+        "seconds": score.seconds,
+    }
+    if json_path:
+        json_path.write_text(json.dumps(result, indent=2) + "\n")
+    print(
+        f"{split} bpc {score.bpc:.4f} over {score.bytes_scored:,} bytes in {score.seconds:.1f} s "
+        f"(checkpoint of step {loaded.step:,})"
+    )
+
+
+def generate(
+    run: _RunFolder,
+    prompt: str = "",
+    length: int = 400,
+    temperature: float = 0.7,
+    seed: int = 0,
+    checkpoint: str = "best",
+) -> None:
+    """Let a trained model go on with a prompt.
+
+    Args:
+        run: run folder.
+        prompt: text to go on with; empty: a document from its beginning.
+        length: bytes to generate.
+        temperature: 1 is the model's own distribution, lower is safer, 0 takes the likeliest byte.
+        seed: the same seed gives the same text.
+        checkpoint: best (by validation BPC), latest, or a step.
+    """
+    from mlstm_jax.run import load
+    from mlstm_jax.transfer.generate import as_text
+    from mlstm_jax.transfer.generate import generate as run_generate
+
+    loaded = load(run, checkpoint)
+    print(prompt, end="", flush=True)
+    pieces = run_generate(loaded, prompt, length=length, temperature=temperature, seed=seed)
+    for text in as_text(pieces):
+        print(text, end="", flush=True)
+    print()
+
+
+def report(run: _RunFolder, corpus: Path | None = None) -> None:
+    """Show what a run learned: its BPC beside gzip, bz2 and xz, and a sample of its text.
+
+    Args:
+        run: run folder.
+        corpus: corpus folder. Default: the one it was trained on.
+    """
+    from mlstm_jax.report import report as make_report
+
+    print("\n" + make_report(run, corpus))
+
+
+_COMMANDS: dict[str, Callable[..., None]] = {
+    "prepare": prepare,
+    "inspect": inspect,
+    "train": train,
+    "evaluate": evaluate,
+    "generate": generate,
+    "report": report,
+}
+
+
+def _usage(program: str) -> str:
+    lines = [f"usage: {program} COMMAND ...", ""]
+    for name, function in _COMMANDS.items():
+        summary = (function.__doc__ or "").splitlines()[0]
+        lines.append(f"  {name:<10}{summary}")
+    return "\n".join([*lines, "", f"{program} COMMAND --help explains a command's options."])
+
+
+def main(arguments: Sequence[str] | None = None, program: str | None = None) -> None:
+    """Run the command line and exit."""
+    name, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if name in ("-h", "--help"):
+        print(_usage("mlstm-jax"))
+        sys.exit(0)
+    if name not in _COMMANDS:
+        print(f"mlstm-jax: there is no command {name!r}.\n\n{_usage('mlstm-jax')}", file=sys.stderr)
+        sys.exit(2)
+    try:
+        if name == "train":
+            train(rest, program or "mlstm-jax train")
+        else:
+            config = (FlagCreatePairsOff,)
+            tyro.cli(_COMMANDS[name], args=rest, prog=f"mlstm-jax {name}", config=config)
+    except KnownError as error:
+        print(f"mlstm-jax {name}: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,308 @@
+"""What one experiment is: frozen dataclasses with checks, and the one place that parses them.
+
+A config file is a Python module that sets ``config = Config(...)``. A command line starts from it
+and overrides single fields: ``train.py configs/small_512.py --optimizer.learning-rate 1e-3``.
+The comment above a field is its ``--help``. No jax import: a device count can still be asked for.
+"""
+
+import dataclasses
+import json
+import runpy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from mlstm_jax.errors import UserError
+
+
+def _require(holds: bool, name: str, value: object, rule: str) -> None:
+    if not holds:
+        raise UserError(f"{name} is {value!r}, but it must be {rule}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    # Hidden units H of a layer. Paper: 4096 (also 256, 1024, 8192).
+    hidden: int = 4096
+    # Embedding size E of a byte. Paper: 64.
+    embedding: int = 64
+    # Stacked mLSTM layers. Paper: 1.
+    layers: int = 1
+    # Standard deviation of the initial embedding. Paper: 1. The multiplicative path starts almost
+    # shut when this is small.
+    embedding_std: float = 1.0
+    # Initial recurrent matrices Wh and Wmh. Paper: uniform(±1/√H).
+    recurrent_init: Literal["uniform", "orthogonal"] = "uniform"
+
+    def __post_init__(self) -> None:
+        _require(self.hidden >= 1, "model.hidden", self.hidden, "at least 1")
+        _require(self.embedding >= 1, "model.embedding", self.embedding, "at least 1")
+        _require(self.layers >= 1, "model.layers", self.layers, "at least 1")
+        _require(self.embedding_std > 0, "model.embedding_std", self.embedding_std, "above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    # Folder made by `mlstm-jax prepare`.
+    corpus: str = "corpora/quickstart"
+    # Rows (streams) in the global batch, over all devices. Paper: 128 to 32,768.
+    batch: int = 128
+    # Rows on each device; when set, the global batch is this times the number of devices.
+    # Paper: 256 in mixed precision, 128 in fp32.
+    batch_per_device: int | None = None
+    # Bytes of truncated back-propagation. Paper: 256.
+    window: int = 256
+    # Shards of the training split, at least; the hidden state is zero at the start of each.
+    # Rounded up to a multiple of the batch, fewer for a small corpus. Paper: 1000.
+    shards: int = 1000
+    # Read each row's shards in a new order every epoch. Paper: no.
+    shuffle_shards: bool = False
+    # Seed of that order.
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _require(self.batch >= 1, "data.batch", self.batch, "at least 1")
+        rows = self.batch_per_device
+        _require(rows is None or rows >= 1, "data.batch_per_device", rows, "at least 1")
+        _require(self.window >= 1, "data.window", self.window, "at least 1")
+        _require(self.shards >= 1, "data.shards", self.shards, "at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    # Learning rate of Adam before scaling. Paper: 3e-3 for every large batch; Radford: 5e-4.
+    learning_rate: float = 5e-4
+    # How the rate grows with the global batch, from `learning_rate` at `base_batch`: lr·B/B0 or
+    # lr·√(B/B0). Paper: compares all three, and keeps none with 3e-3.
+    scaling: Literal["none", "linear", "sqrt"] = "none"
+    # The batch B0 at which the rate is `learning_rate`. Paper: 128.
+    base_batch: int = 128
+    # Upper limit of the scaled rate. Paper: 3e-3.
+    learning_rate_cap: float | None = None
+    # Applied updates over which the rate falls linearly to zero; unset: the length of the run.
+    # Paper: 100,000, whatever the batch.
+    decay_steps: int | None = None
+    # Adam's decay of the first moment. Paper: 0.9.
+    b1: float = 0.9
+    # Adam's decay of the second moment. Paper: 0.999.
+    b2: float = 0.999
+    # Added to Adam's denominator. Paper: 1e-8.
+    eps: float = 1e-8
+    # Largest global norm of the gradient; larger ones are scaled down. NVIDIA found 1.0 useful.
+    clip_norm: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        rate, cap = self.learning_rate, self.learning_rate_cap
+        _require(rate > 0, "optimizer.learning_rate", rate, "above 0")
+        _require(cap is None or cap > 0, "optimizer.learning_rate_cap", cap, "above 0")
+        _require(self.base_batch >= 1, "optimizer.base_batch", self.base_batch, "at least 1")
+        steps, clip = self.decay_steps, self.clip_norm
+        _require(steps is None or steps >= 1, "optimizer.decay_steps", steps, "at least 1")
+        _require(clip is None or clip > 0, "optimizer.clip_norm", clip, "above 0")
+        for name in ("b1", "b2"):
+            value = getattr(self, name)
+            _require(0 <= value < 1, f"optimizer.{name}", value, "in [0, 1)")
+        _require(self.eps > 0, "optimizer.eps", self.eps, "above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    # Type of the matrix products. Masters, moments, sums, logits and loss stay float32. fp16 uses
+    # dynamic loss scaling; bf16 needs none; fp32 products are JAX's default for the device
+    # (TensorFloat-32 on GPUs that have it). Paper: fp16, with fp32 as the baseline.
+    compute: Literal["fp32", "bf16", "fp16"] = "fp32"
+    # Type of the cell state c: float32, or the compute type.
+    cell: Literal["fp32", "compute"] = "fp32"
+    # Type of the gradient all-reduce: float32, or the compute type (pre-divided by the number of
+    # devices, so that the sum cannot overflow). Paper: fp16.
+    all_reduce: Literal["fp32", "compute"] = "fp32"
+    # First loss scale of fp16.
+    initial_loss_scale: float = 2.0**16
+    # Clean updates after which the loss scale doubles.
+    growth_interval: int = 1000
+    # The loss scale stays between these two.
+    min_loss_scale: float = 1.0
+    max_loss_scale: float = 2.0**24
+    # Consecutive skipped updates (inf or NaN in the gradient) after which the run stops.
+    max_consecutive_skips: int = 50
+
+    def __post_init__(self) -> None:
+        low, high, first = self.min_loss_scale, self.max_loss_scale, self.initial_loss_scale
+        _require(low > 0, "precision.min_loss_scale", low, "above 0")
+        _require(low <= high, "precision.max_loss_scale", high, f"at least {low}")
+        between = f"between {low} and {high}"
+        _require(low <= first <= high, "precision.initial_loss_scale", first, between)
+        interval, skips = self.growth_interval, self.max_consecutive_skips
+        _require(interval >= 1, "precision.growth_interval", interval, "at least 1")
+        _require(skips >= 1, "precision.max_consecutive_skips", skips, "at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    # Optimizer steps, at most; unset: as many as `epochs` needs. Paper: 100,000.
+    steps: int | None = None
+    # Passes over the training split, at most; unset: as many as `steps` needs. Paper: 3.
+    epochs: float | None = 1.0
+    # Seed of the initial parameters.
+    seed: int = 0
+    # Steps between two lines of metrics; the loss of a line is the mean over them.
+    log_every: int = 10
+    # Steps between two evaluations of the validation split, each with a checkpoint.
+    eval_every: int = 1000
+    # Steps between two checkpoints.
+    checkpoint_every: int = 1000
+    # Newest checkpoints to keep; the best by validation BPC is kept beside them.
+    keep_checkpoints: int = 2
+
+    def __post_init__(self) -> None:
+        steps, epochs = self.steps, self.epochs
+        _require(steps is not None or epochs is not None, "train.steps", None, "set, or epochs")
+        _require(steps is None or steps >= 1, "train.steps", steps, "at least 1")
+        _require(epochs is None or epochs > 0, "train.epochs", epochs, "above 0")
+        for name in ("log_every", "eval_every", "checkpoint_every", "keep_checkpoints"):
+            _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Devices:
+    # Devices to train on, of those this machine has; unset: all of them. Paper: 8 a machine.
+    count: int | None = None
+    # Make this many virtual devices of the CPU, to try the code of many devices on one machine.
+    virtual_cpu: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("count", "virtual_cpu"):
+            value = getattr(self, name)
+            _require(value is None or value >= 1, f"devices.{name}", value, "at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything that decides a run."""
+
+    # Run folder: config, metrics, checkpoints. An unfinished run in it is resumed.
+    out: str = "runs/quickstart"
+    model: Model = field(default_factory=Model)
+    data: Data = field(default_factory=Data)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    precision: Precision = field(default_factory=Precision)
+    train: Train = field(default_factory=Train)
+    devices: Devices = field(default_factory=Devices)
+
+
+# The order of the data, the shapes of the state and its types hang on these; a run cannot go on
+# with another value. (The corpus is compared by its content, not by its path.)
+_FIXED_IN_A_RUN = ("model.", "data.", "precision.compute", "precision.cell", "train.seed")
+
+
+def resolve_batch(config: Config, device_count: int) -> Config:
+    """Return the config with its global batch set, and checked against the number of devices.
+
+    Raises UserError where the rows cannot be split evenly over the devices (SPEC: paper IV).
+    """
+    data = config.data
+    if data.batch_per_device is not None:
+        data = dataclasses.replace(
+            data, batch=data.batch_per_device * device_count, batch_per_device=None
+        )
+    if data.batch % device_count:
+        raise UserError(
+            f"data.batch is {data.batch}, which {device_count} devices cannot share evenly; use "
+            f"{data.batch // device_count * device_count or device_count}, set "
+            "data.batch_per_device, or use fewer devices with --devices.count."
+        )
+    return dataclasses.replace(config, data=data)
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """Return every field under its dotted name, as on the command line."""
+
+    def walk(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, dict):
+            for key, item in value.items():
+                yield from walk(f"{prefix}.{key}" if prefix else key, item)
+        else:
+            yield prefix, value
+
+    return dict(walk("", dataclasses.asdict(config)))
+
+
+def differences(old: Config, new: Config) -> tuple[list[str], list[str]]:
+    """Compare the config of a run with one that would continue it.
+
+    Returns:
+        Lines "field: old → new", first those that forbid it, then those that do not.
+    """
+    before, after = flatten(old), flatten(new)
+    changed = {k: f"{k}: {before[k]} → {after[k]}" for k in before if before[k] != after[k]}
+    changed.pop("out", None)
+    changed.pop("data.corpus", None)
+    fixed = [line for k, line in changed.items() if k.startswith(_FIXED_IN_A_RUN)]
+    return fixed, [line for line in changed.values() if line not in fixed]
+
+
+def to_json(config: Config) -> str:
+    """Return the config as JSON text, one section an object."""
+    return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
+
+
+def from_json(text: str, source: Path) -> Config:
+    """Build a config from `to_json`'s text; UserError names `source` and the field that is wrong."""
+    sections = {f.name: f.default_factory for f in dataclasses.fields(Config)}
+    try:
+        values = json.loads(text)
+        return Config(
+            **{
+                key: value if key == "out" else sections[key](**value)  # type: ignore[operator, misc]
+                for key, value in values.items()
+            }
+        )
+    except (json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{source} is not the config of a run of this version ({error}); "
+            "restore the file, or start a new run in another folder."
+        ) from error
+
+
+def load_file(path: Path) -> Config:
+    """Run a config file, the user's own Python, and return its ``config``."""
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; configs/ holds the ones that come with the code.")
+    config = runpy.run_path(str(path)).get("config")
+    if not isinstance(config, Config):
+        raise UserError(f"{path} sets no `config = Config(...)`; see configs/quickstart.py.")
+    return config
+
+
+def parse(arguments: Sequence[str], default: Config, program: str) -> tuple[Config, bool]:
+    """Return the config of ``[CONFIG.py] [--section.field value ...]``, and whether ``--resume``.
+
+    Exits with 2, after a message, on a field or value that does not exist.
+
+    Args:
+        arguments: the command line without the program's name.
+        default: the config to start from when no file is named.
+        program: how the program is called, for the usage line.
+    """
+    import tyro
+
+    rest = list(arguments)
+    if rest and not rest[0].startswith("-"):
+        default = load_file(Path(rest.pop(0)))
+
+    @dataclass(frozen=True, kw_only=True)
+    class Arguments:
+        config: Annotated[Config, tyro.conf.arg(name="")] = default
+        # Fail unless the run folder holds a run to go on with.
+        resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+
+    parsed = tyro.cli(
+        Arguments,
+        args=rest,
+        prog=f"{program} [CONFIG.py]",
+        description="Train a byte-level mLSTM. CONFIG.py sets the fields, the options override "
+        "them; without a config it is the quickstart. An unfinished run in the same folder is "
+        "resumed.",
+    )
+    return parsed.config, parsed.resume

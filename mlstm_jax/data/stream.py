@@ -1,0 +1,183 @@
+"""Shards and rows: the view of a corpus as contiguous streams.
+
+A split's bytes are cut at document boundaries into S nearly equal shards. Row j of the global
+batch reads shards j, j+B, j+2B, ... in order, a window of T bytes a step, and its state is zero at
+the start of each shard (Puri et al. 2018, section VI; the cut is a view, so one corpus serves
+every batch). ``batch(step)`` is a pure function of (split, B, T, shards, seed, step): to resume is
+one integer. Here B is the global batch; a process asks for its own rows.
+"""
+
+import functools
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlstm_jax.data.corpus import Split
+from mlstm_jax.errors import UserError
+
+# A shard shorter than this many windows would spend much of its time on a state just reset.
+_LEAST_WINDOWS = 16
+
+EVALUATION_ROWS = 16
+
+Item = TypeVar("Item")
+Int64 = NDArray[np.int64]
+
+
+class Batch(NamedTuple):
+    """One training step of some rows."""
+
+    inputs_BT: NDArray[np.uint8]
+    targets_BT: NDArray[np.uint8]  # inputs_BT one byte later
+    reset_B: NDArray[np.bool_]  # whether the row starts a shard: its state must be zero
+
+
+class EvaluationBatch(NamedTuple):
+    """One window of every shard of a split that is scored."""
+
+    inputs_BT: NDArray[np.uint8]
+    targets_BT: NDArray[np.uint8]
+    mask_BT: NDArray[np.bool_]  # False past a shard's end
+
+
+def cut(offsets: NDArray[np.uint64], shards: int) -> Int64:
+    """Cut a split into `shards` nearly equal parts at document boundaries.
+
+    Args:
+        offsets: where each document starts, and the end; uint64 [documents + 1], from 0.
+
+    Returns:
+        int64 [shards + 1] byte positions, each the document boundary nearest to its equal share. A
+        document longer than a share leaves some shards empty.
+    """
+    size = int(offsets[-1])
+    targets = np.arange(shards + 1) * size // shards
+    above = np.minimum(np.searchsorted(offsets, targets.astype(np.uint64)), len(offsets) - 1)
+    high = np.asarray(offsets[above], np.int64)
+    low = np.asarray(offsets[np.maximum(above - 1, 0)], np.int64)
+    return np.where(targets - low < high - targets, low, high)
+
+
+class TrainStream:
+    """The contiguous windows of every row, epoch after epoch.
+
+    Attributes:
+        shards: how many the split was cut into.
+        steps_per_epoch: windows of the row that has fewest; the rows' tails beyond it, and the
+            shards' tails shorter than a window, are not trained on in that epoch.
+        dropped: the fraction of the split's bytes that those tails are.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        *,
+        batch: int,
+        window: int,
+        shards: int = 1000,
+        shuffle: bool = False,
+        seed: int = 0,
+    ) -> None:
+        size = int(split.offsets[-1])
+        wanted = -(-max(shards, batch) // batch) * batch
+        affordable = size // (_LEAST_WINDOWS * window + 1) // batch * batch
+        self.shards = max(batch, min(wanted, affordable))
+        self.wanted_shards = wanted
+        bounds = cut(split.offsets, self.shards)
+        self._bytes, self._window, self._batch = split.bytes, window, batch
+        self._shuffle, self._seed = shuffle, seed
+        per_row = (self.shards // batch, batch)
+        # Shard k·B + j is the k-th of row j.
+        self._starts_BK = bounds[:-1].reshape(per_row).T
+        lengths_BK = np.diff(bounds).reshape(per_row).T
+        self._windows_BK = np.maximum(lengths_BK - 1, 0) // window
+        self.steps_per_epoch = int(self._windows_BK.sum(axis=1).min())
+        if self.steps_per_epoch == 0:
+            raise UserError(
+                f"the {split.name} split has {size:,} bytes in {len(split.offsets) - 1:,} "
+                f"documents, too few for data.batch {batch} rows of data.window {window} bytes, "
+                "cut at documents; lower data.batch or data.window, or prepare more text."
+            )
+        self.dropped = 1 - self.steps_per_epoch * batch * window / size
+
+    def epoch(self, step: int) -> float:
+        """Return how many epochs `step` steps are."""
+        return step / self.steps_per_epoch
+
+    def batch(self, step: int, rows: slice = slice(None)) -> Batch:
+        """Return what `rows` of the global batch read at `step`, counted from 0 over all epochs."""
+        epoch, step = divmod(step, self.steps_per_epoch)
+        starts_BK, ends_BK = self._order(epoch if self._shuffle else 0)
+        starts_BK, ends_BK = starts_BK[rows], ends_BK[rows]
+        shard_B = (ends_BK <= step).sum(axis=1)[:, None]
+        before_B1 = np.where(
+            shard_B > 0, np.take_along_axis(ends_BK, np.maximum(shard_B - 1, 0), axis=1), 0
+        )
+        window_B1 = step - before_B1
+        start_B1 = np.take_along_axis(starts_BK, shard_B, axis=1) + window_B1 * self._window
+        bytes_BT = self._bytes[start_B1 + np.arange(self._window + 1)]
+        return Batch(bytes_BT[:, :-1], bytes_BT[:, 1:], window_B1[:, 0] == 0)
+
+    @functools.lru_cache(maxsize=2)  # noqa: B019 - a stream lives as long as its run
+    def _order(self, epoch: int) -> tuple[Int64, Int64]:
+        """Return each row's shard starts in reading order, and its windows up to their ends."""
+        starts_BK, windows_BK = self._starts_BK, self._windows_BK
+        if self._shuffle:
+            # Within a row, so that a row's number of windows, and so an epoch's, never changes.
+            order_BK = np.random.default_rng([self._seed, epoch]).permuted(
+                np.tile(np.arange(starts_BK.shape[1]), (self._batch, 1)), axis=1
+            )
+            starts_BK = np.take_along_axis(starts_BK, order_BK, axis=1)
+            windows_BK = np.take_along_axis(windows_BK, order_BK, axis=1)
+        return starts_BK, np.cumsum(windows_BK, axis=1)
+
+
+class EvaluationStream:
+    """Every byte of a split once, save the first of each shard, in at most 16 shards.
+
+    Attributes:
+        steps: windows of the longest shard.
+        scored: bytes scored over all of them.
+    """
+
+    def __init__(self, split: Split, *, window: int, rows: int = EVALUATION_ROWS) -> None:
+        size = int(split.offsets[-1])
+        bounds = np.unique(cut(split.offsets, min(rows, len(split.offsets) - 1) or 1))
+        self._bytes, self._window = split.bytes, window
+        self._starts_B, self._ends_B = bounds[:-1], bounds[1:]
+        self.scored = size - len(self._starts_B)
+        if self.scored <= 0:
+            raise UserError(
+                f"the {split.name} split has {size} bytes, too few to score; prepare the corpus "
+                "with a larger share for it (--split)."
+            )
+        self.steps = int(-(-(self._ends_B - self._starts_B - 1).max() // window))
+
+    def batch(self, step: int, rows: int) -> EvaluationBatch:
+        """Return the windows at `step`, with empty rows after the shards to make `rows` of them."""
+        shards = len(self._starts_B)
+        start_B1 = self._starts_B[:, None] + step * self._window
+        position_BT = start_B1 + np.arange(self._window + 1)
+        inside_BT = position_BT < self._ends_B[:, None]
+        bytes_BT = np.zeros((rows, self._window + 1), np.uint8)
+        mask_BT = np.zeros((rows, self._window), np.bool_)
+        bytes_BT[:shards] = np.where(
+            inside_BT, self._bytes[np.minimum(position_BT, len(self._bytes) - 1)], 0
+        )
+        mask_BT[:shards] = inside_BT[:, 1:]
+        return EvaluationBatch(bytes_BT[:, :-1], bytes_BT[:, 1:], mask_BT)
+
+
+def prefetch(make: Callable[[int], Item], steps: range, depth: int = 2) -> Iterator[Item]:
+    """Yield ``make(step)`` for each step, made up to `depth` steps ahead in one other thread."""
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch") as pool:
+        waiting = deque(pool.submit(make, step) for step in steps[:depth])
+        for step in range(steps.start, steps.stop):
+            item = waiting.popleft().result()
+            if step + depth < steps.stop:
+                waiting.append(pool.submit(make, step + depth))
+            yield item

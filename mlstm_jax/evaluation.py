@@ -1,0 +1,58 @@
+"""Bits per character of a split: mean cross-entropy · log2 e, with the state carried throughout.
+
+Puri et al. 2018, section VI: 16 shards, each from a zero state to its end; every byte is scored
+once, save the first of each shard, which nothing predicts.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from mlstm_jax.data.corpus import Split
+from mlstm_jax.data.stream import EVALUATION_ROWS, EvaluationStream, prefetch
+from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.training import parallel
+from mlstm_jax.training.metrics import BITS_PER_NAT
+from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.training.step import make_evaluation_step
+
+
+class Score(NamedTuple):
+    """What a split cost."""
+
+    loss: float  # nats a byte
+    bpc: float  # bits a byte
+    bytes_scored: int
+    seconds: float
+
+
+class Evaluator:
+    """Scores one split, again and again, with one compiled step."""
+
+    def __init__(self, model: LanguageModel, split: Split, window: int, devices: Parallel) -> None:
+        self.stream = EvaluationStream(split, window=window)
+        self._devices = devices
+        self._rows = -(-EVALUATION_ROWS // devices.count) * devices.count
+        self._model = model
+        self._step = devices.map(make_evaluation_step(model, parallel.AXIS), donate=(1,))
+
+    def __call__(self, params: Any, on_step: Callable[[int], None] = lambda step: None) -> Score:
+        """Score the split.
+
+        Args:
+            params: replicated on the devices, [N, ...].
+            on_step: called with the number of windows done, for a progress line.
+        """
+        started = time.monotonic()
+        carry = self._devices.split_rows(self._model.init_carry(self._rows))
+        nats, pending = 0.0, None
+        batches = prefetch(lambda s: self.stream.batch(s, self._rows), range(self.stream.steps))
+        for step, batch in enumerate(batches):
+            carry, step_nats = self._step(params, carry, self._devices.split_rows(batch))
+            if pending is not None:
+                nats += float(self._devices.unreplicate(pending))
+                on_step(step)
+            pending = step_nats
+        nats += float(self._devices.unreplicate(pending))
+        loss = nats / self.stream.scored
+        return Score(loss, loss * BITS_PER_NAT, self.stream.scored, time.monotonic() - started)

@@ -1,0 +1,139 @@
+"""The byte-level language model: embedding → mLSTM layers → linear decoder.
+
+Puri et al. 2018, section VI. The Linen module below owns the parameters and nothing else: the
+mathematics is in recurrence.py, weight_norm.py and product.py. This is the only file that imports
+flax.linen, so a port to another module library touches it alone.
+
+Parameters, all float32::
+
+    embedding                     [V, E]   normal(0, embedding_std)
+    layer_0/wmx_v, wmx_g          [I, H], [H]
+    layer_0/wmh_v, wmh_g          [H, H], [H]
+    layer_0/wx_v,  wx_g           [I, G], [G]      I = E for the first layer, H above
+    layer_0/wh_v,  wh_g           [H, G], [G]
+    layer_0/b                     [G]      zero
+    decoder_kernel, decoder_bias  [H, V], [V]
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen
+
+from mlstm_jax import config
+from mlstm_jax.model.product import product
+from mlstm_jax.model.recurrence import LayerCarry, recurrence
+from mlstm_jax.model.weight_norm import column_norms, weight_norm
+
+Array = jax.Array
+Parameters = Any  # A tree of float32 arrays, as in the docstring above.
+
+VOCABULARY = 256
+COMPUTE_TYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}
+
+
+class Carry(NamedTuple):
+    """State of every layer between two windows: h float32 [B, L, H], c [B, L, H].
+
+    Rows come first, so that the carry of all devices is one array in the order of the streams.
+    """
+
+    h: Array
+    c: Array
+
+
+def _uniform(hidden: int) -> Any:
+    """Return NVIDIA's initialiser of every matrix: uniform(±1/√H), whatever its own fan-in."""
+    limit = 1 / math.sqrt(hidden)
+
+    def initialise(key: Array, shape: tuple[int, ...]) -> Array:
+        return jax.random.uniform(key, shape, jnp.float32, -limit, limit)
+
+    return initialise
+
+
+class _Layer(linen.Module):
+    """Own one mLSTM layer and run it over a window; time-major."""
+
+    model: config.Model
+    compute: Any
+
+    def _matrix(self, name: str, rows: int, columns: int, initialise: Any) -> Array:
+        """Own one weight-normalised matrix; W = V at the start."""
+        v_IO = self.param(f"{name}_v", initialise, (rows, columns))
+        g_O = self.param(f"{name}_g", lambda _: column_norms(v_IO))
+        return weight_norm(v_IO, g_O)
+
+    @linen.compact
+    def __call__(self, x_TBI: Array, carry: LayerCarry) -> tuple[Array, LayerCarry]:
+        hidden, inputs = self.model.hidden, x_TBI.shape[-1]
+        uniform = _uniform(hidden)
+        orthogonal = linen.initializers.orthogonal()
+        recurrent = orthogonal if self.model.recurrent_init == "orthogonal" else uniform
+        wmx_IH = self._matrix("wmx", inputs, hidden, uniform)
+        wmh_HH = self._matrix("wmh", hidden, hidden, recurrent)
+        wx_IG = self._matrix("wx", inputs, 4 * hidden, uniform)
+        wh_HG = self._matrix("wh", hidden, 4 * hidden, recurrent)
+        b_G = self.param("b", linen.initializers.zeros, (4 * hidden,))
+        mx_TBH = product(x_TBI, wmx_IH, self.compute)
+        zx_TBG = product(x_TBI, wx_IG, self.compute) + b_G[None, None, :]
+        return recurrence(mx_TBH, zx_TBG, wmh_HH, wh_HG, carry, self.compute)
+
+
+class LanguageModel(linen.Module):
+    """Predict each next byte from those before it and the carried state."""
+
+    model: config.Model
+    precision: config.Precision
+
+    @property
+    def compute(self) -> Any:
+        """Type of the operands of every matrix product."""
+        return COMPUTE_TYPES[self.precision.compute]
+
+    def init_carry(self, rows: int) -> Carry:
+        """Return the zero state of `rows` streams, as at the start of a shard; on the host."""
+        shape = (rows, self.model.layers, self.model.hidden)
+        cell = self.compute if self.precision.cell == "compute" else jnp.float32
+        return Carry(h=np.zeros(shape, np.float32), c=np.zeros(shape, cell))
+
+    @linen.compact
+    def __call__(self, bytes_BT: Array, carry: Carry) -> tuple[Carry, Array]:
+        """Read a window of every row.
+
+        Args:
+            bytes_BT: the bytes read, of any integer type.
+            carry: the state after the bytes before them.
+
+        Returns:
+            The state after the window, and the logits of each next byte, float32 [B, T, V].
+        """
+        embedding_VE = self.param(
+            "embedding",
+            linen.initializers.normal(self.model.embedding_std),
+            (VOCABULARY, self.model.embedding),
+        )
+        x_TBI = jnp.take(embedding_VE, bytes_BT.T.astype(jnp.int32), axis=0)
+        states = []
+        for layer in range(self.model.layers):
+            x_TBI, state = _Layer(self.model, self.compute, name=f"layer_{layer}")(
+                x_TBI, LayerCarry(carry.h[:, layer], carry.c[:, layer])
+            )
+            states.append(state)
+        uniform = _uniform(self.model.hidden)
+        kernel_HV = self.param("decoder_kernel", uniform, (self.model.hidden, VOCABULARY))
+        bias_V = self.param("decoder_bias", linen.initializers.zeros, (VOCABULARY,))
+        logits_TBV = product(x_TBI, kernel_HV, self.compute) + bias_V[None, None, :]
+        carry = Carry(
+            h=jnp.stack([state.h for state in states], axis=1),
+            c=jnp.stack([state.c for state in states], axis=1),
+        )
+        return carry, logits_TBV.swapaxes(0, 1)
+
+    def init_parameters(self, key: Array) -> Parameters:
+        """Return fresh parameters; the same key gives the same ones on every device."""
+        window_BT = jnp.zeros((1, 1), jnp.uint8)
+        return self.init(key, window_BT, self.init_carry(1))["params"]

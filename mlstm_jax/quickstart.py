@@ -1,0 +1,38 @@
+"""The run that needs nothing: Python's own documentation, a small model, two minutes.
+
+It is in the package, not in configs/, so that `mlstm-jax train` has it wherever it is installed.
+"""
+
+from pathlib import Path
+
+from mlstm_jax.config import Config, Data, Model, Optimizer, Train
+
+config = Config(
+    out="runs/quickstart",
+    model=Model(hidden=256, recurrent_init="orthogonal"),
+    data=Data(corpus="corpora/quickstart", batch=16, window=128),
+    optimizer=Optimizer(learning_rate=4e-3),
+    train=Train(steps=1200, epochs=None, eval_every=200, checkpoint_every=100),
+)
+
+# One paragraph in twenty for validation, one for test: a thousandth would be too little to score.
+SPLIT = (18, 1, 1)
+
+
+def prepare_corpus() -> None:
+    """Make the corpus, unless it is there."""
+    from mlstm_jax.data.prepare import prepare
+
+    folder = Path(config.data.corpus)
+    if not folder.exists():
+        prepare(["pydoc:"], folder, split=SPLIT)
+
+
+def next_steps(run: Path) -> str:
+    """Return what a newcomer may type next."""
+    return f"""What to try next:
+  mlstm-jax generate {run} --prompt "The object" --length 300
+  mlstm-jax evaluate {run} --split test
+Your own text, a document a line (or .csv, .jsonl, .gz of each):
+  mlstm-jax prepare reviews.csv --out corpora/mine
+  mlstm-jax train configs/small_512.py --data.corpus corpora/mine --out runs/mine"""

@@ -1,0 +1,60 @@
+"""A short report of what a run learned: its bits per character beside gzip's, and its own words."""
+
+import bz2
+import gzip
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+
+from mlstm_jax.data.corpus import open_corpus
+from mlstm_jax.evaluation import Evaluator
+from mlstm_jax.run import load
+from mlstm_jax.training import parallel
+from mlstm_jax.transfer.generate import as_text, generate
+
+COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip -9": lambda data: gzip.compress(data, 9, mtime=0),
+    "bz2 -9": lambda data: bz2.compress(data, 9),
+    "xz -6": lzma.compress,
+}
+# Enough to judge a compressor by, and xz takes a second for it.
+_MOST_BYTES = 8_000_000
+
+
+def compressed_bpc(data: bytes) -> dict[str, float]:
+    """Return the bits a byte that each compressor of the standard library needs for `data`."""
+    return {name: 8 * len(compress(data)) / len(data) for name, compress in COMPRESSORS.items()}
+
+
+def report(folder: Path, corpus: Path | None = None) -> str:
+    """Score the best checkpoint of a run on its validation split, and let it write.
+
+    Args:
+        folder: the run folder.
+        corpus: another corpus than the one it was trained on.
+    """
+    run = load(folder)
+    config = run.config
+    split = open_corpus(corpus or Path(config.data.corpus)).split("valid")
+    devices = parallel.local(config.devices)
+    evaluator = Evaluator(run.model, split, config.data.window, devices)
+    score = evaluator(devices.replicate(run.params))
+    text = split.bytes[:_MOST_BYTES].tobytes()
+    others = compressed_bpc(text)
+    shorter = f" (their first {len(text):,})" if len(text) < len(split.bytes) else ""
+    best_other = min(others, key=lambda name: others[name])
+    sample = "".join(as_text(generate(run, "", length=400, temperature=0.7, seed=0)))
+    lines = [
+        f"Bits per character of the {len(split.bytes):,} validation bytes, which were not trained "
+        f"on{shorter and f'; the compressors saw{shorter}'}:",
+        f"  {'this model':<12}{score.bpc:8.3f}   step {run.step:,}",
+        *(f"  {name:<12}{bpc:8.3f}" for name, bpc in others.items()),
+        "",
+        "A sample at temperature 0.7:",
+        *("  " + line for line in sample.strip().splitlines()),
+        "",
+        f"The run lies in {folder}: config.json, metrics.jsonl, checkpoints/, tensorboard/.",
+    ]
+    if score.bpc >= others[best_other]:
+        lines.append(f"It does not beat {best_other} yet: train longer, or on more text.")
+    return "\n".join(lines)

@@ -1,0 +1,122 @@
+"""A run folder: what is where in it, and the way from it to a model ready to use.
+
+::
+
+    config.json         the resolved config
+    environment.json    versions and devices of the last session
+    metrics.jsonl       one JSON object a line
+    tensorboard/        the same as TensorBoard events
+    checkpoints/        one folder a step
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+
+from mlstm_jax import config as configs
+from mlstm_jax.config import Config
+from mlstm_jax.errors import UserError
+from mlstm_jax.model.language_model import LanguageModel, Parameters
+from mlstm_jax.training import environment
+from mlstm_jax.training.checkpoint import Checkpoints
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained model and where it comes from."""
+
+    folder: Path
+    config: Config
+    step: int
+    cleaning: str
+    model: LanguageModel
+    params: Parameters  # NumPy, float32
+
+
+def read_config(folder: Path) -> Config | None:
+    """Return the config of the run in `folder`, or None where there is none."""
+    path = folder / "config.json"
+    return configs.from_json(path.read_text(), path) if path.is_file() else None
+
+
+def prepare_folder(config: Config, *, resume: bool) -> list[str]:
+    """Make the run folder for `config`, or check that its run can go on with it.
+
+    Returns:
+        What has changed since the run was started, where that is allowed.
+
+    Raises:
+        UserError: the folder is something else, holds a run of another kind, or holds none
+            although `resume` is set.
+    """
+    folder = Path(config.out)
+    before = read_config(folder)
+    if before is None:
+        if resume:
+            raise UserError(f"--resume: {folder} holds no run; start one without --resume.")
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UserError(f"{folder} exists and is not a run; choose another folder with --out.")
+        folder.mkdir(parents=True, exist_ok=True)
+        changed: list[str] = []
+    else:
+        fixed, changed = configs.differences(before, config)
+        if fixed:
+            raise UserError(
+                f"the run in {folder} cannot go on with another "
+                + ", another ".join(fixed)
+                + ". Undo the change, or start a new run with --out."
+            )
+    _replace(folder / "config.json", configs.to_json(config))
+    _replace(folder / "environment.json", json.dumps(environment.describe(), indent=2) + "\n")
+    return changed
+
+
+def _replace(path: Path, text: str) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(text)
+    os.replace(partial, path)
+
+
+def load(folder: Path, checkpoint: str = "best") -> Run:
+    """Load a trained model.
+
+    Args:
+        folder: a run folder.
+        checkpoint: "best" by validation BPC, "latest", or a step.
+
+    Raises:
+        UserError: not a run folder, no whole checkpoint, or none of that step.
+    """
+    config = read_config(folder)
+    if config is None:
+        raise UserError(f"{folder} is not a run folder: it has no config.json.")
+    if not (folder / "checkpoints").is_dir():
+        raise UserError(f"{folder} has no checkpoint yet; let it train for longer.")
+    checkpoints = Checkpoints(folder, read_only=True)
+    try:
+        step = _choose(checkpoints, folder, checkpoint)
+        model = LanguageModel(config.model, config.precision)
+        shapes = jax.eval_shape(model.init_parameters, jax.random.key(0))
+        params = checkpoints.restore_params(step, shapes)
+        return Run(folder, config, step, checkpoints.meta(step).cleaning, model, params)
+    finally:
+        checkpoints.close()
+
+
+def _choose(checkpoints: Checkpoints, folder: Path, wanted: str) -> int:
+    steps = checkpoints.steps()
+    if not steps:
+        raise UserError(f"{folder} has no whole checkpoint yet; let it train for longer.")
+    if wanted in ("best", "latest"):
+        step = checkpoints.best() if wanted == "best" else checkpoints.latest()
+        assert step is not None
+        return step
+    if not wanted.isdigit() or int(wanted) not in steps:
+        raise UserError(
+            f"--checkpoint {wanted}: {folder} has checkpoints at {', '.join(map(str, steps))}; "
+            "name one of them, best or latest."
+        )
+    return int(wanted)

@@ -1,0 +1,54 @@
+"""The process before JAX starts, and what it turned out to be.
+
+It stands alone because it must be imported before jax: how many virtual devices the CPU has, and
+how many threads serve them, is decided when jax is imported.
+"""
+
+import os
+import platform
+import sys
+from importlib import metadata
+from typing import Any
+
+from mlstm_jax.config import Devices
+from mlstm_jax.errors import UserError
+
+
+def prepare(devices: Devices) -> None:
+    """Set the variables that jax reads; do nothing unless virtual devices are asked for.
+
+    Raises UserError when jax is there already and has another number of devices.
+    """
+    if devices.virtual_cpu is None:
+        return
+    count = devices.virtual_cpu
+    if "jax" in sys.modules:
+        import jax
+
+        if jax.local_device_count() != count:
+            raise UserError(
+                f"devices.virtual_cpu is {count}, but jax has started with "
+                f"{jax.local_device_count()} devices; set it before jax is imported."
+            )
+        return
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["JAX_NUM_CPU_DEVICES"] = str(count)
+    # The size of XLA's thread pool on CPUs. With fewer threads than devices an all-reduce waits
+    # for ever: each device needs a thread of its own, and some for the work beneath.
+    os.environ.setdefault("NPROC", str(max(16, 2 * count)))
+
+
+def describe() -> dict[str, Any]:
+    """Return versions and devices, for environment.json; nothing that names the machine."""
+    import jax
+
+    names = ("mlstm-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu_cores": os.cpu_count(),
+        "versions": {name: metadata.version(name) for name in names},
+        "platform": jax.default_backend(),
+        "devices": [device.device_kind for device in jax.local_devices()],
+        "processes": jax.process_count(),
+    }

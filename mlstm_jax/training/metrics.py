@@ -1,0 +1,86 @@
+"""metrics.jsonl, one JSON object a line, and the same scalars as TensorBoard events.
+
+Each line has `kind` (train, eval, event) and `step`, the batches seen. On a resume the lines after
+the checkpoint's step are dropped, since those steps will be taken again.
+"""
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from mlstm_jax.errors import UserError
+
+BITS_PER_NAT = 1 / math.log(2)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a metrics file; a last line cut short by a kill is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_text().splitlines(keepends=True)
+    if lines and not lines[-1].endswith("\n"):
+        lines.pop()
+    try:
+        return [json.loads(line) for line in lines]
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} holds a line that is not JSON ({error}); remove it.") from error
+
+
+class MetricsLog:
+    """The metrics of one run, appended to from `step` on.
+
+    Attributes:
+        seconds: seconds of the lines that were there already.
+    """
+
+    def __init__(self, folder: Path, step: int) -> None:
+        path = folder / "metrics.jsonl"
+        kept = [line for line in read(path) if line["step"] <= step and step > 0]
+        partial = path.with_suffix(".partial")
+        partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        os.replace(partial, path)
+        self.seconds = max((line.get("seconds", 0.0) for line in kept), default=0.0)
+        self._file = path.open("a")
+        self._events = _event_writer(folder / "tensorboard", step)
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        """Append a line and flush it; NaN and infinity, which JSON lacks, become null."""
+        finite = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in values.items()
+        }
+        self._file.write(json.dumps({"kind": kind, "step": step, **finite}) + "\n")
+        self._file.flush()
+        _add_scalars(self._events, kind, step, finite)
+
+    def close(self) -> None:
+        """Close both files."""
+        self._file.close()
+        self._events.close()
+
+
+def _event_writer(folder: Path, step: int) -> Any:
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    writer = EventFileWriter(str(folder))
+    # A session that starts at `step` tells TensorBoard to forget what an earlier one wrote later.
+    start = SessionLog(status=SessionLog.START)
+    writer.add_event(Event(session_log=start, step=step, wall_time=time.time()))
+    return writer
+
+
+def _add_scalars(writer: Any, kind: str, step: int, values: dict[str, Any]) -> None:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    scalars = [
+        Summary.Value(tag=f"{kind}/{name}", simple_value=value)
+        for name, value in values.items()
+        if isinstance(value, int | float)
+    ]
+    if scalars:
+        writer.add_event(Event(summary=Summary(value=scalars), step=step, wall_time=time.time()))

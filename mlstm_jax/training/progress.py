@@ -1,0 +1,84 @@
+"""What a person sees while something long runs: a live line, or plain lines in a log file."""
+
+import sys
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+_SECONDS_BETWEEN_PLAIN_LINES = 10.0
+
+
+class ProgressLine:
+    """Progress of `total` steps on standard error; a context manager."""
+
+    def __init__(self, name: str, total: int, done: int = 0) -> None:
+        self._name, self._total = name, total
+        self._console = Console(stderr=True, highlight=False)
+        self._first = done
+        self._started = self._printed = time.monotonic()
+        self._live: Progress | None = None
+        if sys.stderr.isatty():
+            self._live = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                TextColumn("{task.completed}/{task.total}"),
+                TextColumn("{task.fields[status]}"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(elapsed_when_finished=False),
+                console=self._console,
+            )
+            self._task = self._live.add_task(name, total=total, completed=done, status="")
+
+    def __enter__(self) -> "ProgressLine":
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live:
+            self._live.stop()
+
+    def update(self, step: int, status: str) -> None:
+        """Show how far it is, and `status` beside it."""
+        if self._live:
+            self._live.update(self._task, completed=step, status=status)
+            return
+        now = time.monotonic()
+        if now - self._printed >= _SECONDS_BETWEEN_PLAIN_LINES:
+            self._printed = now
+            done = max(step - self._first, 1)
+            left = (now - self._started) / done * (self._total - step)
+            print(
+                f"{self._name} {step}/{self._total}  {status}  {_clock(left)} left",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def say(self, text: str) -> None:
+        """Print a line that stays, above the live line."""
+        if self._live:
+            self._console.print(text, markup=False, soft_wrap=True)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}"
+
+
+def rate(bytes_per_second: float) -> str:
+    """Write a rate for a person, in decimal units."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if bytes_per_second >= size:
+            return f"{bytes_per_second / size:.1f} {unit}/s"
+    return f"{bytes_per_second:.0f} B/s"

@@ -1,0 +1,109 @@
+"""A run's words while it trains: the lines of metrics.jsonl and the progress line."""
+
+import time
+
+from mlstm_jax.config import Config
+from mlstm_jax.data.stream import TrainStream
+from mlstm_jax.errors import KnownError
+from mlstm_jax.evaluation import Score
+from mlstm_jax.training.metrics import BITS_PER_NAT, MetricsLog
+from mlstm_jax.training.progress import ProgressLine, rate
+from mlstm_jax.training.step import StepMetrics
+
+
+class Diverged(KnownError):
+    """Too many updates in a row had inf or NaN in their gradient."""
+
+
+class Reporter:
+    """Turns what the steps return into lines, and stops a run that has diverged."""
+
+    def __init__(
+        self,
+        config: Config,
+        stream: TrainStream,
+        log: MetricsLog,
+        progress: ProgressLine,
+        first: int,
+    ) -> None:
+        self._config, self._stream, self._log, self._progress = config, stream, log, progress
+        self._started = time.monotonic() - log.seconds
+        self._first = first
+        self.restart_clock(first)
+
+    def restart_clock(self, step: int) -> None:
+        """Measure the training rate from `step` and now on; called after anything else."""
+        self._clock, self._clock_step = time.monotonic(), step
+
+    def step(self, step: int, metrics: StepMetrics) -> None:
+        """Report the step that made `step` batches seen; its metrics are on the host.
+
+        Raises Diverged after too many skips in a row.
+        """
+        if step == self._first + 1:
+            self.restart_clock(step)  # The first step compiles.
+        skips = int(metrics.consecutive_skips)
+        diverged = skips >= self._config.precision.max_consecutive_skips
+        if step % self._config.train.log_every == 0 or diverged:
+            self._write_line(step, metrics)
+        if diverged:
+            reason = (
+                f"stopped at step {step}: the last {skips} updates were skipped, because the loss "
+                f"or the gradient held inf or NaN (loss scale now {metrics.loss_scale:g}). The "
+                "parameters are those before the first of them. Lower "
+                "optimizer.learning_rate or optimizer.clip_norm, or try precision.compute bf16, "
+                "and resume from the last checkpoint with the same --out."
+            )
+            self._log.write("event", step, event="diverged", reason=reason)
+            raise Diverged(reason)
+
+    def _write_line(self, step: int, metrics: StepMetrics) -> None:
+        data = self._config.data
+        now = time.monotonic()
+        speed = (step - self._clock_step) * data.batch * data.window / max(now - self._clock, 1e-9)
+        # No update since the last line: there is no mean.
+        updates = int(metrics.tally.updates) or float("nan")
+        loss = float(metrics.tally.loss) / updates
+        self._log.write(
+            "train",
+            step,
+            **self._position(step),
+            loss=loss,
+            bpc=loss * BITS_PER_NAT,
+            learning_rate=float(metrics.learning_rate),
+            grad_norm=float(metrics.tally.grad_norm) / updates,
+            loss_scale=float(metrics.loss_scale),
+            skipped=int(metrics.skipped),
+            bytes_per_second=speed,
+            seconds=now - self._started,
+        )
+        skipped = f"  {int(metrics.skipped)} skipped" if int(metrics.skipped) else ""
+        self._progress.update(step, f"bpc {loss * BITS_PER_NAT:.3f}  {rate(speed)}{skipped}")
+        self.restart_clock(step)
+
+    def evaluation(self, step: int, score: Score) -> None:
+        """Report the score of the validation split at `step`."""
+        self._log.write(
+            "eval",
+            step,
+            **self._position(step),
+            loss=score.loss,
+            bpc=score.bpc,
+            bytes_scored=score.bytes_scored,
+            evaluation_seconds=score.seconds,
+            seconds=time.monotonic() - self._started,
+        )
+        self._progress.say(
+            f"step {step}  epoch {self._stream.epoch(step):.2f}  validation bpc {score.bpc:.4f}"
+        )
+
+    def event(self, step: int, event: str, **values: object) -> None:
+        """Report something that is neither a step nor a score."""
+        self._log.write("event", step, event=event, **values)
+
+    def _position(self, step: int) -> dict[str, float]:
+        data = self._config.data
+        return {
+            "epoch": self._stream.epoch(step),
+            "bytes_seen": step * data.batch * data.window,
+        }

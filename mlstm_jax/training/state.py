@@ -1,0 +1,64 @@
+"""Everything a training step changes, the carry apart.
+
+The state is the same on every device; the carry differs from row to row, so it is its own tree
+(`mlstm_jax.model.language_model.Carry`).
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from mlstm_jax.config import Config
+from mlstm_jax.model.language_model import LanguageModel, Parameters
+from mlstm_jax.training import loss_scale
+
+Array = jax.Array
+
+
+class Tally(NamedTuple):
+    """Sums over the applied updates since the last line of metrics.
+
+    They live on the device, in the checkpoint, so that a line is the same whether or not the run
+    was killed in the middle of it.
+    """
+
+    loss: Array  # float32, nats a byte
+    grad_norm: Array  # float32
+    updates: Array  # int32
+
+
+class TrainState(NamedTuple):
+    """Parameters and all that moves with them; every counter is an int32 scalar."""
+
+    step: Array  # batches seen
+    applied: Array  # updates applied
+    consecutive_skips: Array  # updates skipped in a row, up to now
+    params: Parameters
+    opt_state: Any
+    loss_scale: loss_scale.LossScale
+    tally: Tally
+
+
+def zero_tally() -> Tally:
+    """Return empty sums."""
+    return Tally(loss=jnp.float32(0), grad_norm=jnp.float32(0), updates=jnp.int32(0))
+
+
+def init_state(
+    config: Config, model: LanguageModel, optimizer: optax.GradientTransformation
+) -> TrainState:
+    """Return the state before the first step, from `config.train.seed` alone."""
+    # The generator is named: JAX's default can be changed from outside the process.
+    key = jax.random.key(config.train.seed, impl="threefry2x32")
+    params = model.init_parameters(key)
+    return TrainState(
+        step=jnp.int32(0),
+        applied=jnp.int32(0),
+        consecutive_skips=jnp.int32(0),
+        params=params,
+        opt_state=optimizer.init(params),
+        loss_scale=loss_scale.init(config.precision),
+        tally=zero_tally(),
+    )

@@ -1,0 +1,125 @@
+"""The training and evaluation step as one device sees them; they know only the axis's name.
+
+Puri et al. 2018, sections IV, V and VII: scale the loss, take the gradient over the window, average
+it over all devices, divide by the scale in float32, and look for inf and NaN in the result, which
+is the same on every device. If there is any, nothing of the update is kept, the carry included: a
+carry poisoned by one overflow would make every later step overflow.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from mlstm_jax.config import Config
+from mlstm_jax.data.stream import Batch, EvaluationBatch
+from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
+from mlstm_jax.training import loss_scale
+from mlstm_jax.training.state import Tally, TrainState, zero_tally
+
+Array = jax.Array
+
+
+class StepMetrics(NamedTuple):
+    """Scalars of a step, the same on every device; see `Tally` for the sums."""
+
+    tally: Tally
+    applied: Array
+    skipped: Array
+    consecutive_skips: Array
+    learning_rate: Array
+    loss_scale: Array
+
+
+TrainStep = Callable[[TrainState, Carry, Batch], tuple[TrainState, Carry, StepMetrics]]
+EvaluationStep = Callable[[Parameters, Carry, EvaluationBatch], tuple[Carry, Array]]
+
+
+def _select(condition: Array, yes: Any, no: Any) -> Any:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
+
+
+def _reset(carry: Carry, reset_B: Array) -> Carry:
+    """Zero the state of the rows that start a shard."""
+    return jax.tree.map(lambda x: jnp.where(reset_B[:, None, None], 0, x).astype(x.dtype), carry)
+
+
+def make_train_step(
+    config: Config,
+    model: LanguageModel,
+    optimizer: optax.GradientTransformation,
+    rate: optax.Schedule,
+    axis_name: str,
+) -> TrainStep:
+    """Return the step: state and carry before, one batch → state and carry after, metrics."""
+    reduce_type = model.compute if config.precision.all_reduce == "compute" else jnp.float32
+
+    def mean_over_devices(gradient: Array) -> Array:
+        share = gradient / jax.lax.axis_size(axis_name)
+        return jax.lax.psum(share.astype(reduce_type), axis_name).astype(jnp.float32)
+
+    def train_step(
+        state: TrainState, carry: Carry, batch: Batch
+    ) -> tuple[TrainState, Carry, StepMetrics]:
+        scale = state.loss_scale.scale
+        carry = _reset(carry, batch.reset_B)
+
+        def scaled_loss(params: Parameters) -> tuple[Array, tuple[Array, Carry]]:
+            after, logits_BTV = model.apply({"params": params}, batch.inputs_BT, carry)
+            loss = optax.softmax_cross_entropy_with_integer_labels(
+                logits_BTV, batch.targets_BT.astype(jnp.int32)
+            ).mean()
+            return loss * scale, (loss, after)
+
+        gradient, (loss, after) = jax.grad(scaled_loss, has_aux=True)(state.params)
+        gradient = jax.tree.map(lambda g: mean_over_devices(g) / scale, gradient)
+        loss = jax.lax.pmean(loss, axis_name)
+        grad_norm = optax.global_norm(gradient)
+        finite = jnp.isfinite(loss) & loss_scale.all_finite(gradient)
+
+        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        params, opt_state, after = _select(
+            finite, (params, opt_state, after), (state.params, state.opt_state, carry)
+        )
+
+        first_of_line = state.step % config.train.log_every == 0
+        tally = _select(first_of_line, zero_tally(), state.tally)
+        counted = Tally(tally.loss + loss, tally.grad_norm + grad_norm, tally.updates + 1)
+        new = TrainState(
+            step=state.step + 1,
+            applied=state.applied + finite,
+            consecutive_skips=jnp.where(finite, 0, state.consecutive_skips + 1),
+            params=params,
+            opt_state=opt_state,
+            loss_scale=loss_scale.adjust(state.loss_scale, finite, config.precision),
+            tally=_select(finite, counted, tally),
+        )
+        metrics = StepMetrics(
+            tally=new.tally,
+            applied=new.applied,
+            skipped=new.step - new.applied,
+            consecutive_skips=new.consecutive_skips,
+            learning_rate=jnp.float32(rate(state.applied)),
+            loss_scale=scale,
+        )
+        return new, after, metrics
+
+    return train_step
+
+
+def make_evaluation_step(model: LanguageModel, axis_name: str) -> EvaluationStep:
+    """Return the step: carry before, one batch → carry after, nats summed over all devices."""
+
+    def evaluation_step(
+        params: Parameters, carry: Carry, batch: EvaluationBatch
+    ) -> tuple[Carry, Array]:
+        carry, logits_BTV = model.apply({"params": params}, batch.inputs_BT, carry)
+        nats_BT = optax.softmax_cross_entropy_with_integer_labels(
+            logits_BTV, batch.targets_BT.astype(jnp.int32)
+        )
+        return carry, jax.lax.psum(jnp.sum(jnp.where(batch.mask_BT, nats_BT, 0)), axis_name)
+
+    return evaluation_step

@@ -1,0 +1,60 @@
+"""Four virtual CPU devices, strict types and shapes, for every test."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from mlstm_jax.config import Devices
+from mlstm_jax.training import environment
+
+# Before jax is imported.
+environment.prepare(Devices(virtual_cpu=4))
+
+import jax
+import numpy as np
+import pytest
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+@pytest.fixture
+def random() -> np.random.Generator:
+    """A generator with a fixed seed."""
+    return np.random.default_rng(0)
+
+
+@pytest.fixture(scope="session")
+def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of made-up sentences, one a line, regular enough for a small model to learn."""
+    generator = np.random.default_rng(1)
+    words = [
+        ["the", "this", "my", "that"],
+        ["guitar", "strap", "tuner", "cable", "café", "piano"],
+        ["is", "was", "works", "sounds"],
+        ["good", "bad", "very well", "great", "as expected"],
+    ]
+    lines = [" ".join(generator.choice(part) for part in words) + f" {i}." for i in range(3000)]
+    path = tmp_path_factory.mktemp("text") / "reviews.txt"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def corpus(text_file: Path) -> Path:
+    """A small corpus of that file."""
+    from mlstm_jax.data.prepare import prepare
+
+    out = text_file.parent / "corpus"
+    prepare([str(text_file)], out, split=(20, 1, 1))
+    return out
+
+
+@pytest.fixture
+def command_environment() -> Iterator[dict[str, str]]:
+    """The environment of a subprocess that starts as a user's shell would: one CPU device."""
+    hidden = ("JAX_", "XLA_", "NPROC")
+    yield {name: value for name, value in os.environ.items() if not name.startswith(hidden)} | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    }

@@ -1,0 +1,127 @@
+"""The model against NumPy in float64, and the laws of its carry."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mlstm_jax import config
+from mlstm_jax.model.language_model import Carry, LanguageModel
+from tests.model import reference
+
+
+def make(
+    compute: str = "fp32", *, hidden: int = 5, layers: int = 2, **model: object
+) -> tuple[LanguageModel, dict]:
+    sizes = config.Model(hidden=hidden, embedding=3, layers=layers, **model)
+    built = LanguageModel(sizes, config.Precision(compute=compute))
+    params = built.init_parameters(jax.random.key(0))
+    # Gains and biases away from where they start, so that their part is seen.
+    keys = iter(jax.random.split(jax.random.key(1), 100))
+    shake = lambda x: x + 0.3 * jax.random.normal(next(keys), x.shape)  # noqa: E731
+    return built, jax.tree.map(shake, params)
+
+
+def random_carry(random: np.random.Generator, rows: int, model: LanguageModel) -> Carry:
+    shape = (rows, model.model.layers, model.model.hidden)
+    return Carry(*(random.normal(size=shape).astype(np.float32) for _ in range(2)))
+
+
+def mean_loss(model: LanguageModel, params: dict, batch: np.ndarray, carry: Carry) -> jax.Array:
+    _, logits_BTV = model.apply({"params": params}, batch[:, :-1], carry)
+    return optax.softmax_cross_entropy_with_integer_labels(
+        logits_BTV, batch[:, 1:].astype(np.int32)
+    ).mean()
+
+
+def relative_error(tree: object, exact: object) -> float:
+    """Largest ‖difference‖ / ‖exact‖ over the leaves."""
+    errors = jax.tree.map(
+        lambda a, b: np.linalg.norm(np.float64(a) - b) / np.linalg.norm(b), tree, exact
+    )
+    return max(jax.tree.leaves(errors))
+
+
+def test_forward_and_gradient_agree_with_float64(random: np.random.Generator) -> None:
+    model, params = make()
+    batch = random.integers(0, 256, (3, 8), dtype=np.uint8)
+    carry = random_carry(random, 3, model)
+    exact_params = jax.tree.map(np.float64, params)
+    inputs, targets = batch[:, :-1], batch[:, 1:]
+
+    after, logits = model.apply({"params": params}, inputs, carry)
+    exact = reference.forward(exact_params, inputs, np.float64(carry.h), np.float64(carry.c))
+    assert relative_error((logits, after.h, after.c), exact) < 1e-6
+
+    gradient = jax.grad(lambda p: mean_loss(model, p, batch, carry))(params)
+    arguments = (inputs, targets, np.float64(carry.h), np.float64(carry.c))
+    assert relative_error(gradient, reference.gradient(exact_params, *arguments)) < 1e-5
+
+
+# Not to the bit: the products before and after the scan are over T·B rows at once, and the sums of
+# a product may be taken in another order for another number of rows.
+@pytest.mark.parametrize(("compute", "tolerance"), [("fp32", 1e-6), ("bf16", 1e-3), ("fp16", 1e-3)])
+def test_two_carried_windows_are_one_long_window(
+    compute: str, tolerance: float, random: np.random.Generator
+) -> None:
+    model, params = make(compute, hidden=32)
+    bytes_BT = random.integers(0, 256, (4, 24), dtype=np.uint8)
+    carry = random_carry(random, 4, model)
+    apply = jax.jit(lambda b, c: model.apply({"params": params}, b, c))
+
+    whole_carry, whole = apply(bytes_BT, carry)
+    half_carry, first = apply(bytes_BT[:, :12], carry)
+    end_carry, second = apply(bytes_BT[:, 12:], half_carry)
+
+    halves = jnp.concatenate([first, second], axis=1)
+    assert relative_error((halves, end_carry), (whole, whole_carry)) < tolerance
+
+
+def test_a_row_does_not_see_its_neighbours_or_the_future(random: np.random.Generator) -> None:
+    model, params = make()
+    bytes_BT = random.integers(0, 256, (2, 9), dtype=np.uint8)
+    changed = bytes_BT.copy()
+    changed[0, 5:] += 1
+    carry = model.init_carry(2)
+    _, before = model.apply({"params": params}, bytes_BT, carry)
+    _, after = model.apply({"params": params}, changed, carry)
+    np.testing.assert_array_equal(before[1], after[1])
+    np.testing.assert_array_equal(before[0, :5], after[0, :5])
+    assert np.abs(before[0, 5:] - after[0, 5:]).max() > 1e-3
+
+
+@pytest.mark.parametrize("compute", ["bf16", "fp16"])
+def test_half_precision_gradient_is_near_float32(compute: str, random: np.random.Generator) -> None:
+    batch = random.integers(0, 256, (8, 65), dtype=np.uint8)
+    exact_model, params = make(hidden=64, layers=1)
+    half_model, _ = make(compute, hidden=64, layers=1)
+    carry = random_carry(random, 8, exact_model)
+    exact = jax.grad(lambda p: mean_loss(exact_model, p, batch, carry))(params)
+    half = jax.grad(lambda p: mean_loss(half_model, p, batch, carry) * 1024)(params)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(half))
+    half = jax.tree.map(lambda x: x / 1024, half)
+    # Eight bits of bf16 and eleven of fp16, over 64 steps.
+    assert relative_error(half, exact) < {"bf16": 0.05, "fp16": 0.01}[compute]
+
+
+def test_initial_parameters_are_as_the_paper_has_them() -> None:
+    model = LanguageModel(config.Model(hidden=400, embedding=64), config.Precision())
+    params = model.init_parameters(jax.random.key(3))
+    layer, limit = params["layer_0"], 1 / np.sqrt(400)
+    for name in ("wmx", "wmh", "wx", "wh"):
+        v, g = np.asarray(layer[f"{name}_v"]), np.asarray(layer[f"{name}_g"])
+        assert 0.98 * limit < np.abs(v).max() <= limit
+        np.testing.assert_allclose(v.std(), limit / np.sqrt(3), rtol=0.02)
+        np.testing.assert_allclose(g, np.linalg.norm(v, axis=0), rtol=1e-6)
+    np.testing.assert_allclose(np.std(params["embedding"]), 1, rtol=0.02)
+    assert not np.any(layer["b"])
+    assert not np.any(params["decoder_bias"])
+    assert np.abs(params["decoder_kernel"]).max() <= limit
+
+
+def test_orthogonal_start_keeps_lengths() -> None:
+    sizes = config.Model(hidden=40, recurrent_init="orthogonal")
+    params = LanguageModel(sizes, config.Precision()).init_parameters(jax.random.key(3))
+    wmh = np.asarray(params["layer_0"]["wmh_v"])
+    np.testing.assert_allclose(wmh @ wmh.T, np.eye(40), atol=1e-5)

@@ -1,0 +1,8 @@
+"""Train: ``python train.py [CONFIG.py] [--section.field value ...]``; see ``--help``."""
+
+import sys
+
+from mlstm_jax.cli import main
+
+if __name__ == "__main__":
+    main(["train", *sys.argv[1:]], program="train.py")
