@@ -2,7 +2,7 @@
 
 Data flows one way, and imports go downward only::
 
-    text ──prepare──▶ corpus ──streams──▶ batches ──step──▶ state ──▶ checkpoints, metrics ──▶ transfer
+    text ─prepare─▶ corpus ─stream─▶ batches ─step─▶ state ─▶ checkpoints, metrics ─▶ transfer
 
     cli.py                 the `mlstm-jax` command
     config.py              what one experiment is, and the parsing of a command line

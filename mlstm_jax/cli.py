@@ -49,21 +49,22 @@ def prepare(
         overwrite: replace the corpus that is in `out`.
     """
     from mlstm_jax.data import corpus
-    from mlstm_jax.data.documents import Fields
     from mlstm_jax.data.prepare import prepare as run_prepare
 
-    made = run_prepare(
+    run_prepare(
         sources,
         out,
-        fields=Fields(text_field, rating_field),
-        unit=document,
+        text_field=text_field,
+        rating_field=rating_field,
+        document=document,
         split=_split(split),
         seed=seed,
         cleaning=clean,
         keep_duplicates=keep_duplicates,
         overwrite=overwrite,
+        progress=True,
     )
-    print(corpus.describe(made))
+    print(corpus.describe(corpus.open_corpus(out)))
 
 
 def _split(text: str) -> tuple[int, int, int]:

@@ -248,13 +248,13 @@ def to_json(config: Config) -> str:
 
 
 def from_json(text: str, source: Path) -> Config:
-    """Build a config from `to_json`'s text; UserError names `source` and the field that is wrong."""
+    """Build a config from `to_json`'s text; UserError names the file `source` and what is wrong."""
     sections = {f.name: f.default_factory for f in dataclasses.fields(Config)}
     try:
         values = json.loads(text)
         return Config(
             **{
-                key: value if key == "out" else sections[key](**value)  # type: ignore[operator, misc]
+                key: value if key == "out" else sections[key](**value)  # type: ignore[operator]
                 for key, value in values.items()
             }
         )

@@ -21,10 +21,10 @@ SPLIT = (18, 1, 1)
 
 def prepare_corpus() -> None:
     """Make the corpus, unless it is there."""
-    from mlstm_jax.data.prepare import prepare
-
     folder = Path(config.data.corpus)
     if not folder.exists():
+        from mlstm_jax.data.prepare import prepare
+
         prepare(["pydoc:"], folder, split=SPLIT)
 
 

@@ -1,8 +1,7 @@
-"""Four virtual CPU devices, strict types and shapes, for every test."""
+"""Four virtual CPU devices and no silent broadcasting between ranks, for every test."""
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from mlstm_jax.config import Devices
@@ -11,12 +10,11 @@ from mlstm_jax.training import environment
 # Before jax is imported.
 environment.prepare(Devices(virtual_cpu=4))
 
-import jax
-import numpy as np
-import pytest
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 
 @pytest.fixture
@@ -52,9 +50,9 @@ def corpus(text_file: Path) -> Path:
 
 
 @pytest.fixture
-def command_environment() -> Iterator[dict[str, str]]:
+def command_environment() -> dict[str, str]:
     """The environment of a subprocess that starts as a user's shell would: one CPU device."""
     hidden = ("JAX_", "XLA_", "NPROC")
-    yield {name: value for name, value in os.environ.items() if not name.startswith(hidden)} | {
+    return {name: value for name, value in os.environ.items() if not name.startswith(hidden)} | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     }

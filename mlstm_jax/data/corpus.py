@@ -1,22 +1,21 @@
-"""The corpus on disk: a folder that is whole, or is not there.
+"""The corpus on disk: a manifest, and for each split its bytes, document offsets and ratings.
 
-::
+A folder holds::
 
-    manifest.json           what it was made from and how, counts and checksums
-    {split}.bin             cleaned documents, one after another
-    {split}.offsets.npy     where each begins, and the end; uint64 [documents + 1]
-    {split}.ratings.npy     its rating, NaN where it has none; float32 [documents]; only when some
-                            document of the corpus has one
+    manifest.json          what was put in, what is in each split, and checksums
+    SPLIT.bin              the documents of train, valid or test, one after the other
+    SPLIT.offsets.npy      uint64 [documents + 1]: where each starts, and the end
+    SPLIT.ratings.npy      float32 [documents], NaN where there is none; absent if no record had one
 
-Everything is memory-mapped, so opening takes no time whatever the size.
+It has no time stamps and no paths, so the same text gives the same folder, byte for byte.
 """
 
-import dataclasses
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,39 +24,62 @@ from mlstm_jax.errors import UserError
 
 FORMAT_VERSION = 1
 SPLITS = ("train", "valid", "test")
+MANIFEST = "manifest.json"
+
+SplitName = Literal["train", "valid", "test"]
+
+
+def bytes_file(split: str) -> str:
+    """Return the name of the file of a split's bytes."""
+    return f"{split}.bin"
+
+
+def offsets_file(split: str) -> str:
+    """Return the name of the file of a split's document offsets."""
+    return f"{split}.offsets.npy"
+
+
+def ratings_file(split: str) -> str:
+    """Return the name of the file of a split's ratings."""
+    return f"{split}.ratings.npy"
+
+
+FILES = frozenset(
+    [
+        MANIFEST,
+        *(name(split) for split in SPLITS for name in (bytes_file, offsets_file, ratings_file)),
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceManifest:
+    """What one file gave. It is known by its name alone: a path would tell whose machine it was."""
+
+    name: str
+    documents: int  # with text, before duplicates are removed
+    without_text: int  # its text field is missing, null or no string
+    blank: int  # its text is empty, or white space
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitManifest:
-    """Counts of one split, and the sha256 of each of its files by name."""
+    """What is in one split."""
 
     documents: int
     bytes: int
-    sha256: dict[str, str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """One file that documents came from.
-
-    Its `records` include those `without_text`, which lack the field, and those where it is `blank`.
-    """
-
-    name: str
-    records: int
-    without_text: int
-    blank: int
+    sha256: dict[str, str]  # of each of its files, by name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a corpus was made from, how, and what it holds."""
+    """What was put into a corpus, and what it became."""
 
-    format_version: int = FORMAT_VERSION
-    cleaning: str
-    split: tuple[int, int, int]
+    format_version: int
     seed: int
-    sources: tuple[Source, ...]
+    cleaning: str
+    split: tuple[int, int, int]  # weights of train, valid, test
+    sources: tuple[SourceManifest, ...]
     records: int
     without_text: int
     blank: int
@@ -65,32 +87,44 @@ class Manifest:
     splits: dict[str, SplitManifest]
 
     def to_json(self) -> str:
-        """Return JSON text, the same for the same corpus."""
-        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+        """Return the text of the manifest file."""
+        return json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
 
+    @classmethod
+    def from_json(cls, text: str, where: Path) -> "Manifest":
+        """Return the manifest that `text`, read from the file `where`, says.
 
-def _manifest_from_json(path: Path) -> Manifest:
-    try:
-        values: dict[str, Any] = json.loads(path.read_text())
-        version = values["format_version"]
-        if version != FORMAT_VERSION:
+        Raises:
+            UserError: it is damaged, or of a version that this program does not know.
+        """
+        try:
+            fields: dict[str, Any] = json.loads(text)
+            version = fields["format_version"]
+            if version != FORMAT_VERSION:
+                raise UserError(
+                    f"{where}: format_version {version!r}, but this program reads "
+                    f"{FORMAT_VERSION}; prepare the corpus again with it."
+                )
+            fields["split"] = tuple(fields["split"])
+            fields["sources"] = tuple(SourceManifest(**source) for source in fields["sources"])
+            fields["splits"] = {name: SplitManifest(**fields["splits"][name]) for name in SPLITS}
+            return cls(**fields)
+        except (ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"{path} has format_version {version!r}; this program reads {FORMAT_VERSION}. "
-                "Prepare the corpus again."
-            )
-        values["split"] = tuple(values["split"])
-        values["sources"] = tuple(Source(**source) for source in values["sources"])
-        values["splits"] = {name: SplitManifest(**values["splits"][name]) for name in SPLITS}
-        return Manifest(**values)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"{path} is not a manifest ({type(error).__name__}: {error}); prepare the corpus again."
-        ) from error
+                f"{where}: is not a whole manifest ({type(error).__name__}: {error}); prepare the "
+                "corpus again."
+            ) from error
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Split:
-    """One part of a corpus, memory-mapped, read-only."""
+    """A split, read from disk as it is used.
+
+    Attributes:
+        bytes: uint8 [bytes].
+        offsets: uint64 [documents + 1]; document i is ``bytes[offsets[i]:offsets[i + 1]]``.
+        ratings: float32 [documents], NaN where absent; None if the corpus has none.
+    """
 
     name: str
     bytes: NDArray[np.uint8]
@@ -100,91 +134,123 @@ class Split:
 
 @dataclass(frozen=True)
 class Corpus:
-    """An open corpus folder."""
+    """A corpus folder and its manifest."""
 
     path: Path
     manifest: Manifest
 
     @property
     def identity(self) -> str:
-        """A sha256 over cleaning and contents: the same text gives the same identity anywhere."""
-        digest = hashlib.sha256(self.manifest.cleaning.encode())
-        for name in SPLITS:
-            for file, checksum in sorted(self.manifest.splits[name].sha256.items()):
-                digest.update(f"{file} {checksum}\n".encode())
-        return digest.hexdigest()
+        """A sha256 of cleaning and contents: what a checkpoint keeps to know its corpus by."""
+        sums = {name: split.sha256 for name, split in self.manifest.splits.items()}
+        text = json.dumps([self.manifest.cleaning, sums], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
 
-    def split(self, name: str) -> Split:
-        """Open one split.
+    def split(self, name: SplitName) -> Split:
+        """Open a split, memory-mapped and read-only.
 
-        Raises UserError where a file is missing or has not the size that the manifest says.
+        Raises:
+            UserError: its files are not of the sizes that the manifest says.
         """
-        entry = self.manifest.splits[name]
-        path = self.path / f"{name}.bin"
+        expected = self.manifest.splits[name]
+        path = self.path / bytes_file(name)
         try:
             size = path.stat().st_size
-            offsets = _load(self.path / f"{name}.offsets.npy")
-            with_ratings = f"{name}.ratings.npy" in entry.sha256
-            ratings = _load(self.path / f"{name}.ratings.npy") if with_ratings else None
-        except (OSError, ValueError) as error:
-            raise UserError(f"{self.path}: {error}; prepare the corpus again.") from error
-        if size != entry.bytes or offsets.shape != (entry.documents + 1,) or offsets[-1] != size:
+            # An empty file cannot be mapped.
+            data = np.memmap(path, np.uint8, "r") if size else np.zeros(0, np.uint8)
+            offsets = _load(self.path / offsets_file(name))
+            ratings = None
+            if ratings_file(name) in expected.sha256:
+                ratings = _load(self.path / ratings_file(name))
+        except (OSError, ValueError, EOFError) as error:
+            raise UserError(self._damaged(name, str(error))) from error
+        if size != expected.bytes:
             raise UserError(
-                f"{path} has {size:,} bytes, but the manifest says {entry.bytes:,} in "
-                f"{entry.documents:,} documents; prepare the corpus again."
+                self._damaged(name, f"{path.name} has {size:,} bytes, not {expected.bytes:,}")
             )
-        # An empty file cannot be mapped.
-        data = np.memmap(path, np.uint8, "r") if size else np.zeros(0, np.uint8)
+        if (
+            offsets.shape != (expected.documents + 1,)
+            or (offsets[0], offsets[-1]) != (0, size)
+            or (ratings is not None and ratings.shape != (expected.documents,))
+        ):
+            raise UserError(
+                self._damaged(
+                    name, f"offsets or ratings are not of {expected.documents:,} documents"
+                )
+            )
         return Split(name, data, offsets, ratings)
 
+    def _damaged(self, split: str, why: str) -> str:
+        return f"{self.path}: the {split} split is truncated or damaged ({why}); run prepare again."
 
-def _load(path: Path) -> Any:
+
+def _load(path: Path) -> NDArray[Any]:
     return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
 def open_corpus(path: Path) -> Corpus:
-    """Open a corpus folder; UserError where it is none."""
-    manifest = path / "manifest.json"
-    if not manifest.is_file():
-        what = "is not a corpus: it has no manifest.json" if path.exists() else "does not exist"
-        raise UserError(f"{path} {what}; make one with: mlstm-jax prepare SOURCE --out {path}")
-    return Corpus(path, _manifest_from_json(manifest))
+    """Open a corpus folder; raise UserError if `path` is not one."""
+    manifest = path / MANIFEST
+    try:
+        text = manifest.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError) as error:
+        what = "not a corpus" if path.exists() else "there is no such folder"
+        raise UserError(
+            f"{path}: {what}; make one with `mlstm-jax prepare SOURCE --out {path}`"
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{manifest}: cannot be read: {error}") from error
+    return Corpus(path, Manifest.from_json(text, manifest))
+
+
+def is_corpus(path: Path) -> bool:
+    """Return whether a folder is a corpus and nothing else, so that it may be replaced."""
+    # Other programs, too, keep a manifest.json among files that are not ours to delete.
+    return (path / MANIFEST).is_file() and {entry.name for entry in path.iterdir()} <= FILES
 
 
 def checksum(path: Path) -> str:
-    """Return a file's sha256, in hexadecimal."""
+    """Return the sha256 of a file, read in chunks, as hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def verify(corpus: Corpus) -> list[str]:
-    """Return the names of files that are missing or differ from their checksums."""
-    return [
-        name
+    """Return the names of the files that are missing or not what the manifest says."""
+    sums: Mapping[str, str] = {
+        name: expected
         for split in corpus.manifest.splits.values()
         for name, expected in split.sha256.items()
+    }
+    return [
+        name
+        for name, expected in sums.items()
         if not (corpus.path / name).is_file() or checksum(corpus.path / name) != expected
     ]
 
 
 def describe(corpus: Corpus) -> str:
-    """Return what a person wants to know of a corpus, as plain text."""
+    """Return the counts of a corpus as plain text, for people."""
     manifest = corpus.manifest
-    total = sum(split.documents for split in manifest.splits.values())
-    lines = [
-        f"{corpus.path}: {total:,} documents from {manifest.records:,} records "
-        f"({manifest.duplicates:,} duplicates, {manifest.without_text:,} without text and "
-        f"{manifest.blank:,} blank ones left out)",
-        f"cleaning {manifest.cleaning}, split {','.join(map(str, manifest.split))}, "
-        f"seed {manifest.seed}, identity {corpus.identity[:12]}",
-        f"{'':<8}{'documents':>14}{'bytes':>18}   sha256",
+    rows = [("split", "documents", "bytes")]
+    rows += [(n, f"{s.documents:,}", f"{s.bytes:,}") for n, s in manifest.splits.items()]
+    rows += [("", "", ""), ("source", "with text", "without")]
+    rows += [
+        (s.name, f"{s.documents:,}", f"{s.without_text + s.blank:,}") for s in manifest.sources
     ]
-    for name, split in manifest.splits.items():
-        sha256 = split.sha256[f"{name}.bin"][:12]
-        lines.append(f"{name:<8}{split.documents:>14,}{split.bytes:>18,}   {sha256}")
-    lines += [
-        f"from {source.name}: {source.records:,} records, {source.without_text:,} without text, "
-        f"{source.blank:,} blank"
-        for source in manifest.sources
-    ]
-    return "\n".join(lines)
+    width = max(len(row[0]) for row in rows)
+    table = [f"{a:<{width}}  {b:>13}  {c:>15}".rstrip() for a, b, c in rows]
+    rated = any(ratings_file(name) in split.sha256 for name, split in manifest.splits.items())
+    return "\n".join(
+        [
+            f"corpus {corpus.path}",
+            f"{manifest.records:,} records: {manifest.without_text:,} without text, "
+            f"{manifest.blank:,} blank, "
+            f"{manifest.duplicates:,} duplicates",
+            f"cleaning {manifest.cleaning}, seed {manifest.seed}, split "
+            f"{','.join(map(str, manifest.split))}, ratings {'yes' if rated else 'no'}",
+            f"identity {corpus.identity}",
+            "",
+            *table,
+        ]
+    )

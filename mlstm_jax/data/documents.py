@@ -34,7 +34,7 @@ Record = Mapping[str, object]
 
 
 class Document(NamedTuple):
-    """A text that is not blank, and the rating that came with it."""
+    """A text, perhaps blank, and the rating that came with it."""
 
     text: str
     rating: float | None
@@ -52,7 +52,7 @@ def clean(text: str, cleaning: Cleaning) -> bytes:
         padded = f"\n {text} "
     else:
         padded = f"{text}\n"
-    return padded.encode("utf-8", errors="replace") if text else b""
+    return padded.encode("utf-8", errors="replace") if text.strip() else b""
 
 
 def check_source(source: Path) -> None:
@@ -87,7 +87,7 @@ def read_documents(
     document: Unit | None = None,
     on_read: Callable[[int], None] | None = None,
 ) -> Iterator[Document | None]:
-    """Yield the documents of a file, in its order, and None for each record without text.
+    """Yield the documents of a file, in its order, and None for each record that has no text.
 
     Args:
         source: .json, .jsonl, .csv, .tsv or .txt, each also .gz; or `pydoc:`, the topics of
@@ -111,13 +111,14 @@ def read_documents(
         for record in _records(source, text_fields, document, on_read):
             records += 1
             text = _first(record, text_fields)
-            if isinstance(text, str) and not text.isspace() and text:
-                found += 1
-                yield Document(text, _rating(_first(record, rating_fields)))
-                continue
+            blank = not isinstance(text, str) or not text.strip()
+            found += not blank
             if not found and len(seen) < _MOST_FIELDS_SHOWN:
                 seen |= dict.fromkeys(record)
-            yield None
+            if isinstance(text, str):
+                yield Document(text, _rating(_first(record, rating_fields)))
+            else:
+                yield None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(
             f"{source}: the gzip data is cut short or damaged ({error}); fetch or make it again."
@@ -163,7 +164,7 @@ def _records(
         lines = _lines(source, stream, raw, on_read)
         suffix = _suffix(source)
         if suffix == ".txt":
-            for text in _units(_without_nul(source, lines), document or "line"):
+            for text in _units(lines, document or "line"):
                 yield {text_fields[0]: text}
         elif suffix in (".csv", ".tsv"):
             yield from _csv_records(source, lines, text_fields, "," if suffix == ".csv" else "\t")
@@ -181,28 +182,24 @@ def _lines(
     told = 0
     for number, line in enumerate(stream, 1):
         try:
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             raise UserError(
                 f"{source}, line {number:,}: not UTF-8 text (byte 0x{line[error.start]:02x}); "
                 "convert the file to UTF-8."
             ) from error
+        if "\0" in text:
+            raise UserError(
+                f"{source}, line {number:,}: has a NUL byte, so it is a binary file, not the text "
+                "that its name says; leave it out."
+            )
+        yield text
         if on_read and number % _LINES_A_REPORT == 0:
             position = raw.tell()
             on_read(position - told)
             told = position
     if on_read:
         on_read(raw.tell() - told)
-
-
-def _without_nul(source: Path, lines: Iterable[str]) -> Iterator[str]:
-    for number, line in enumerate(lines, 1):
-        if "\0" in line:
-            raise UserError(
-                f"{source}, line {number:,}: has a NUL byte, so it is a binary file, not the text "
-                "that its name says; leave it out."
-            )
-        yield line
 
 
 def _units(lines: Iterable[str], document: Unit) -> Iterator[str]:
@@ -268,6 +265,7 @@ def _csv_records(
     # Strict, because a quote never closed would otherwise swallow the rest of the file in silence.
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     header: list[str] = []
+    needed = 0  # column of the text
     while True:
         first_line = reader.line_num + 1
         try:
@@ -282,27 +280,21 @@ def _csv_records(
         if not row:
             continue
         if header:
-            yield dict(zip(header, _fit(source, first_line, row, header, text_fields), strict=True))
+            if len(row) <= needed or any(row[len(header) :]):
+                raise UserError(
+                    f"{source}, line {first_line:,}: {len(row)} columns where the header has "
+                    f"{len(header)}; a field that holds the delimiter or a newline must be quoted."
+                )
+            yield dict(zip(header, row, strict=False))
             continue
         header = [name.strip() for name in row]
-        if not any(name in header for name in text_fields):
+        columns = [header.index(name) for name in text_fields if name in header]
+        if not columns:
             raise UserError(
                 f"{source}: no column {' or '.join(text_fields)}; its columns are "
                 f"{', '.join(header)}. Name the one of the text with --text-field."
             )
-
-
-def _fit(
-    source: Path, line: int, row: list[str], header: list[str], text_fields: tuple[str, ...]
-) -> list[str]:
-    """Return a row as long as the header; raise UserError where text would be lost by that."""
-    text_column = header.index(next(name for name in text_fields if name in header))
-    if len(row) <= text_column or any(row[len(header) :]):
-        raise UserError(
-            f"{source}, line {line:,}: {len(row)} columns where the header has {len(header)}; a "
-            "field that holds the delimiter or a newline must be in quotes."
-        )
-    return (row + [""] * len(header))[: len(header)]
+        needed = columns[0]
 
 
 def _first(record: Record, fields: tuple[str, ...]) -> object:

@@ -1,241 +1,301 @@
-"""Make a corpus: deduplicate, order, split, write.
+"""Make a corpus: read, clean, deduplicate, order, split, write.
 
-The order of documents hangs on a seed and their content alone: they are sorted by the md5 of the
-seed and the cleaned bytes, which any engine can compute. The first in that order are the test
-split, the next the validation split, the rest train. So the same input gives the same bytes,
-whatever the order of its files. (Puri et al. 2018, section VI: deduplicated, shuffled, 1000:1:1.)
+The order hangs on content and seed alone: documents are sorted by md5 of seed and cleaned bytes, a
+key that any engine can compute. Neither the order of the files nor that of their lines changes a
+byte of the result. The folder appears whole or not at all, whenever the program is stopped.
 """
 
 import hashlib
 import math
 import os
+import re
 import shutil
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import DownloadColumn, Progress
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from mlstm_jax.data.corpus import SPLITS, Corpus, Manifest, Source, SplitManifest, checksum
-from mlstm_jax.data.documents import (
-    TEXT_FIELDS,
-    Cleaning,
-    Document,
-    DocumentUnit,
-    Fields,
-    clean,
-    read_documents,
-    source_format,
-)
+from mlstm_jax.data import corpus
+from mlstm_jax.data.corpus import Manifest, SourceManifest, SplitManifest
+from mlstm_jax.data.documents import PYDOC, Cleaning, Unit, check_source, clean, read_documents
 from mlstm_jax.errors import UserError
 
+_DOCUMENTS_A_REPORT = 500
 
-class _Entry(NamedTuple):
-    """A cleaned document; tuples compare as the corpus orders: by key, then text, then rating.
-
-    A missing rating is infinite here, since NaN has no place in an order.
-    """
-
-    key: bytes
-    text: bytes
-    rating: float
+# Every distinct cleaned text, once, and the ratings it came with: NaN for none.
+Texts = dict[bytes, list[float]]
+Written = tuple[bytes, float]
 
 
 def prepare(
     sources: Sequence[str],
     out: Path,
     *,
-    fields: Fields = Fields(),
-    unit: DocumentUnit | None = None,
+    text_field: str | None = None,
+    rating_field: str | None = None,
+    document: Unit | None = None,
     split: tuple[int, int, int] = (1000, 1, 1),
     seed: int = 0,
     cleaning: Cleaning = "radford",
     keep_duplicates: bool = False,
     overwrite: bool = False,
-) -> Corpus:
-    """Read all sources and write the corpus folder `out`, whole or not at all.
-
-    The cleaned text is held in memory.
+    progress: bool = False,
+) -> Manifest:
+    """Write the corpus folder `out` from `sources`, and return its manifest.
 
     Args:
-        sources: names of files, or documents.PYDOC.
-        out: the folder to make.
-        fields: where text and rating are in a record.
-        unit: what one document of plain text is.
-        split: weights of train, valid and test, by number of documents.
+        sources: files, or `pydoc:`; see `read_documents`, also for the next three.
+        split: weights, in documents, of train, valid and test. Valid and test get at least one
+            document each unless their weight is 0.
         seed: of the order.
-        cleaning: as in documents.clean.
-        keep_duplicates: keep documents with the same cleaned text.
-        overwrite: replace a corpus that is there.
+        keep_duplicates: keep documents of the same cleaned bytes. Otherwise one is kept, with the
+            lowest of their ratings.
+        overwrite: replace `out` if it is a corpus.
+        progress: show a bar on stderr if that is a terminal.
 
     Raises:
-        UserError: a source is wrong or empty, the folder exists, or there is too little text.
+        UserError: a source, `out` or an argument cannot be used. Nothing is left behind.
     """
-    if split[0] <= 0 or min(split) < 0:
-        raise UserError(f"--split {split}: train must be above 0, valid and test not below.")
+    out = out.resolve()  # a name to put the temporary folder beside, even for "." or a link
+    _check_arguments(sources, split, document, cleaning)
+    _check_out(out, overwrite)
     for source in sources:
-        source_format(source)
-    _check_free(out, overwrite)
+        check_source(Path(source))
+    _remove_leftovers(out)
 
-    entries: list[_Entry] = []
-    counts = []
-    with Progress(
-        *Progress.get_default_columns(),
-        DownloadColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    ) as progress:
-        for source in sources:
-            documents = read_documents(
-                source, fields, unit, lambda path: progress.open(path, "rb", description=path)
-            )
-            counts.append(_gather(source, documents, cleaning, seed, entries))
-    entries.sort()
-    kept = entries if keep_duplicates else _distinct(entries)
-    parts = _split(kept, split)
-    with_ratings = any(math.isfinite(entry.rating) for entry in kept)
-    with _atomic_folder(out) as folder:
+    texts, counts = _read(sources, text_field, rating_field, document, cleaning, progress)
+    rated = any(not math.isnan(rating) for ratings in texts.values() for rating in ratings)
+    if rating_field and not rated:
+        raise UserError(f"no record has a number in --rating-field {rating_field!r}; check it.")
+    without_text = sum(source.without_text for source in counts)
+    blank = sum(source.blank for source in counts)
+    with_text = sum(source.documents for source in counts)
+
+    documents = _ordered(texts, seed, keep_duplicates)
+    bounds = _bounds(len(documents), split)
+    with _appearing(out, overwrite) as folder:
         manifest = Manifest(
+            format_version=corpus.FORMAT_VERSION,
+            seed=seed,
             cleaning=cleaning,
             split=split,
-            seed=seed,
-            sources=tuple(sorted(counts, key=lambda source: (source.name, source.records))),
-            records=sum(source.records for source in counts),
-            without_text=sum(source.without_text for source in counts),
-            blank=sum(source.blank for source in counts),
-            duplicates=len(entries) - len(kept),
-            splits={name: _write_split(folder, name, parts[name], with_ratings) for name in SPLITS},
+            sources=tuple(counts),
+            records=with_text + without_text + blank,
+            without_text=without_text,
+            blank=blank,
+            duplicates=with_text - len(documents),
+            splits={
+                name: _write_split(folder, name, documents[bounds[name]], rated)
+                for name in corpus.SPLITS
+            },
         )
-        (folder / "manifest.json").write_text(manifest.to_json())
-    return Corpus(out, manifest)
+        with _durable(folder / corpus.MANIFEST) as file:
+            file.write(manifest.to_json().encode())
+    return manifest
 
 
-def _gather(
-    source: str,
-    documents: Iterable[Document | None],
+def _check_arguments(
+    sources: Sequence[str], split: tuple[int, int, int], document: str | None, cleaning: str
+) -> None:
+    if not sources:
+        raise UserError(f"no source given; name files of text, or {PYDOC}")
+    if len(split) != 3 or split[0] <= 0 or min(split) < 0:
+        raise UserError(
+            f"--split {','.join(map(str, split))}: must be three weights, train, valid and test, "
+            "none negative, and train above 0; such as 1000,1,1"
+        )
+    if document not in (None, *get_args(Unit)):
+        raise UserError(f"--document {document!r}: must be one of {', '.join(get_args(Unit))}")
+    if cleaning not in get_args(Cleaning):
+        raise UserError(f"--clean {cleaning!r}: must be one of {', '.join(get_args(Cleaning))}")
+
+
+def _check_out(out: Path, overwrite: bool) -> None:
+    parent = next(folder for folder in out.parents if folder.exists())
+    if not (parent.is_dir() and os.access(parent, os.W_OK)):
+        raise UserError(f"{out}: cannot be written: {parent} is no folder that you may write in.")
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not (out.is_dir() and corpus.is_corpus(out)):
+        raise UserError(
+            f"{out}: exists and is not a corpus, or has other files in it, so it is left alone; "
+            "name another folder with --out."
+        )
+    if not overwrite:
+        raise UserError(
+            f"{out}: exists; name another folder with --out, or replace it with --overwrite."
+        )
+
+
+def _read(
+    sources: Sequence[str],
+    text_field: str | None,
+    rating_field: str | None,
+    document: Unit | None,
     cleaning: Cleaning,
-    seed: int,
-    entries: list[_Entry],
-) -> Source:
-    """Append the cleaned documents of one source to `entries`, and return its counts."""
+    progress: bool,
+) -> tuple[Texts, list[SourceManifest]]:
+    """Return all texts and, sorted by name, what each source gave."""
+    texts: Texts = {}
+    counts = []
+    console = Console(stderr=True)
+    files = [Path(source) for source in sources if source != PYDOC]
+    with Progress(
+        *Progress.get_default_columns(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[documents]:,} documents"),
+        console=console,
+        transient=True,
+        disable=not (progress and console.is_terminal),
+    ) as bar:
+        size = sum(file.stat().st_size for file in files)
+        task = bar.add_task("read", total=size, documents=0)
+        read = 0
+        for source in map(Path, sources):
+            seen: Counter[str] = Counter()
+            for found in read_documents(
+                source,
+                text_field=text_field,
+                rating_field=rating_field,
+                document=document,
+                on_read=lambda count: bar.advance(task, count),
+            ):
+                text = clean(found.text, cleaning) if found else b""
+                seen["text" if text else "blank" if found else "none"] += 1
+                if found and text:
+                    # Plus 0 makes -0 a 0, which is equal to it but not the same bytes.
+                    rating = math.nan if found.rating is None else found.rating + 0.0
+                    texts.setdefault(text, []).append(rating)
+                read += 1
+                if read % _DOCUMENTS_A_REPORT == 0:
+                    bar.update(task, documents=read)
+            if not seen["text"]:
+                raise UserError(f"{source}: no text is left of it after cleaning; leave it out.")
+            counts.append(
+                SourceManifest(
+                    name=source.name,
+                    documents=seen["text"],
+                    without_text=seen["none"],
+                    blank=seen["blank"],
+                )
+            )
+    return texts, sorted(counts, key=lambda c: (c.name, c.documents, c.without_text, c.blank))
+
+
+def _ordered(texts: Texts, seed: int, keep_duplicates: bool) -> list[Written]:
+    """Return the documents to write, sorted by (md5 of seed and text, text, rating, none last)."""
     salt = hashlib.md5(f"{seed}:".encode(), usedforsecurity=False)
-    records = without_text = blank = 0
-    for document in documents:
-        records += 1
-        if document is None:
-            without_text += 1
-            continue
-        text = clean(document.text, cleaning)
-        if not text:
-            blank += 1
-            continue
-        key = salt.copy()
-        key.update(text)
-        rating = math.inf if math.isnan(document.rating) else document.rating
-        entries.append(_Entry(key.digest(), text, rating))
-    if records == without_text + blank:
+
+    def key(text: bytes) -> tuple[bytes, bytes]:
+        digest = salt.copy()
+        digest.update(text)
+        return digest.digest(), text
+
+    return [
+        (text, rating)
+        for text in sorted(texts, key=key)
+        for rating in sorted(texts[text], key=lambda r: (math.isnan(r), r))[
+            : None if keep_duplicates else 1
+        ]
+    ]
+
+
+def _bounds(documents: int, split: tuple[int, int, int]) -> dict[str, slice]:
+    """Return which documents, in their order, are in each split: test first, train last."""
+    _, valid, test = (
+        max(1, round(documents * weight / sum(split))) if weight else 0 for weight in split
+    )
+    if valid + test >= documents:
         raise UserError(
-            f"{source} holds no text: {records:,} records, none with any of "
-            f"{', '.join(TEXT_FIELDS)}; name the field with the text by --text-field."
-            if records
-            else f"{source} is empty."
-        )
-    return Source(name=Path(source).name, records=records, without_text=without_text, blank=blank)
-
-
-def _distinct(entries: list[_Entry]) -> list[_Entry]:
-    """Keep the first of each run of equal texts; `entries` are sorted."""
-    before = [None, *(entry.text for entry in entries[:-1])]
-    return [entry for entry, last in zip(entries, before, strict=True) if entry.text != last]
-
-
-def _split(entries: list[_Entry], split: tuple[int, int, int]) -> dict[str, list[_Entry]]:
-    """Give test and valid their shares, at least one document each, and train the rest."""
-    count, total = len(entries), sum(split)
-    valid, test = (max(1, round(count * share / total)) if share else 0 for share in split[1:])
-    if count - valid - test < 1:
-        raise UserError(
-            f"there are {count:,} distinct documents, too few to split "
-            f"{','.join(map(str, split))}. For text files, --document line or paragraph makes more "
-            "of them; --split 1,0,0 keeps all for training."
+            f"only {documents:,} distinct documents, of which --split {','.join(map(str, split))} "
+            f"leaves none to train on; give more text, a smaller unit such as --document line, or "
+            "another --split."
         )
     return {
-        "test": entries[:test],
-        "valid": entries[test : test + valid],
-        "train": entries[test + valid :],
+        "test": slice(0, test),
+        "valid": slice(test, test + valid),
+        "train": slice(test + valid, documents),
     }
 
 
 def _write_split(
-    folder: Path, name: str, entries: list[_Entry], with_ratings: bool
+    folder: Path, name: str, documents: Sequence[Written], rated: bool
 ) -> SplitManifest:
-    lengths = np.array([len(entry.text) for entry in entries], np.uint64)
-    offsets = np.concatenate([np.zeros(1, np.uint64), np.cumsum(lengths, dtype=np.uint64)])
-    with (folder / f"{name}.bin").open("wb") as file:
-        file.writelines(entry.text for entry in entries)
-        os.fsync(file.fileno())
-    arrays = {"offsets": offsets}
-    if with_ratings:
-        ratings = np.array([entry.rating for entry in entries], np.float32)
-        arrays["ratings"] = np.where(np.isfinite(ratings), ratings, np.float32(np.nan))
-    for kind, array in arrays.items():
-        with (folder / f"{name}.{kind}.npy").open("wb") as file:
+    offsets = np.fromiter(
+        accumulate((len(text) for text, _ in documents), initial=0), np.uint64, len(documents) + 1
+    )
+    with _durable(folder / corpus.bytes_file(name)) as file:
+        file.writelines(text for text, _ in documents)
+    arrays: dict[str, NDArray[np.generic]] = {corpus.offsets_file(name): offsets}
+    if rated:
+        ratings = np.array([rating for _, rating in documents], np.float32)
+        arrays[corpus.ratings_file(name)] = ratings
+    for file_name, array in arrays.items():
+        with _durable(folder / file_name) as file:
             np.save(file, array, allow_pickle=False)
-            os.fsync(file.fileno())
-    files = [f"{name}.bin", *(f"{name}.{kind}.npy" for kind in arrays)]
     return SplitManifest(
-        documents=len(entries),
+        documents=len(documents),
         bytes=int(offsets[-1]),
-        sha256={file: checksum(folder / file) for file in files},
+        sha256={n: corpus.checksum(folder / n) for n in (corpus.bytes_file(name), *arrays)},
     )
 
 
-def _check_free(out: Path, overwrite: bool) -> None:
-    """Raise unless `out` can be made, or is a corpus that may be replaced."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    if not (out / "manifest.json").is_file():
-        raise UserError(f"{out} exists and is not a corpus; choose another --out.")
-    if not overwrite:
-        raise UserError(f"{out} is a corpus already; choose another --out, or add --overwrite.")
+@contextmanager
+def _durable(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to write that is on the disk, not in a cache, when the block ends."""
+    with path.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
 
 
 @contextmanager
-def _atomic_folder(out: Path) -> Iterator[Path]:
-    """Give a temporary sibling of `out` to write in, and put it in its place at the end.
-
-    A killed process leaves the sibling; the next one that makes `out` removes it.
-    """
-    out.absolute().parent.mkdir(parents=True, exist_ok=True)
-    prefix = f".{out.name}.partial-"
-    for left in out.absolute().parent.glob(f"{prefix}*"):
-        if not _is_running(left.name.removeprefix(prefix)):
-            shutil.rmtree(left, ignore_errors=True)
-    folder = out.absolute().parent / f"{prefix}{os.getpid()}"
-    folder.mkdir()
+def _appearing(out: Path, overwrite: bool) -> Iterator[Path]:
+    """Give a temporary folder to fill, which becomes `out` if the block ends without an error."""
+    partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
+    aside = partial.with_name(f"{partial.name}.old")
     try:
-        yield folder
-        if out.exists():
-            old = folder.with_name(f"{folder.name}-old")
-            out.rename(old)
-            folder.rename(out)
-            shutil.rmtree(old)
-        else:
-            folder.rename(out)
+        partial.mkdir(parents=True)
+        yield partial
+        _check_out(out, overwrite)  # again: someone else may have made it meanwhile
+        try:
+            if out.exists():
+                os.rename(out, aside)
+            os.rename(partial, out)
+        finally:
+            if aside.exists() and not out.exists():
+                os.rename(aside, out)
+        shutil.rmtree(aside, ignore_errors=True)
+    except OSError as error:
+        raise UserError(f"{out}: cannot be written: {error.strerror or error}") from error
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
-def _is_running(process: str) -> bool:
+def _remove_leftovers(out: Path) -> None:
+    """Remove the temporary folders for `out` of processes that were killed."""
+    if not out.parent.is_dir():
+        return
+    pattern = re.compile(re.escape(f".{out.name}.partial-") + r"(\d+)(\.old)?")
+    for folder in out.parent.iterdir():
+        match = pattern.fullmatch(folder.name)
+        # This process has made none yet: one of its number is of an earlier process.
+        if match and (int(match[1]) == os.getpid() or not _is_alive(int(match[1]))):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_alive(pid: int) -> bool:
     try:
-        os.kill(int(process), 0)
-    except (ValueError, ProcessLookupError):
+        os.kill(pid, 0)  # no signal, only whether one could be sent
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
-        return True
+        pass  # someone else's
     return True

@@ -9,7 +9,7 @@ one integer. Here B is the global batch; a process asks for its own rows.
 
 import functools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from mlstm_jax.data.corpus import Split
 from mlstm_jax.errors import UserError
 
-# A shard shorter than this many windows would spend much of its time on a state just reset.
-_LEAST_WINDOWS = 16
+# Shorter shards spend much of their time on a state just reset, and lose more bytes in tails:
+_LEAST_WINDOWS = 64
 
 EVALUATION_ROWS = 16
 
@@ -172,7 +172,9 @@ class EvaluationStream:
         return EvaluationBatch(bytes_BT[:, :-1], bytes_BT[:, 1:], mask_BT)
 
 
-def prefetch(make: Callable[[int], Item], steps: range, depth: int = 2) -> Iterator[Item]:
+def prefetch(
+    make: Callable[[int], Item], steps: range, depth: int = 2
+) -> Generator[Item, None, None]:
     """Yield ``make(step)`` for each step, made up to `depth` steps ahead in one other thread."""
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch") as pool:
         waiting = deque(pool.submit(make, step) for step in steps[:depth])

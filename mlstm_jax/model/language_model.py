@@ -16,7 +16,7 @@ Parameters, all float32::
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -98,7 +98,7 @@ class LanguageModel(linen.Module):
         """Return the zero state of `rows` streams, as at the start of a shard; on the host."""
         shape = (rows, self.model.layers, self.model.hidden)
         cell = self.compute if self.precision.cell == "compute" else jnp.float32
-        return Carry(h=np.zeros(shape, np.float32), c=np.zeros(shape, cell))
+        return Carry(cast(Array, np.zeros(shape, np.float32)), cast(Array, np.zeros(shape, cell)))
 
     @linen.compact
     def __call__(self, bytes_BT: Array, carry: Carry) -> tuple[Carry, Array]:

@@ -75,7 +75,6 @@ def train(config: Config, *, resume: bool = False) -> Path:
         state, carry = checkpoints.restore(first, state, carry)
     state, carry = devices.replicate(state), devices.split_rows(carry)
     batches = prefetch(stream.batch, range(first, total))
-    log = MetricsLog(folder, first)
 
     with ExitStack() as stack:
         stack.callback(checkpoints.close)

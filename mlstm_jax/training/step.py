@@ -41,7 +41,7 @@ def _select(condition: Array, yes: Any, no: Any) -> Any:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
-def _reset(carry: Carry, reset_B: Array) -> Carry:
+def _reset(carry: Carry, reset_B: Any) -> Carry:
     """Zero the state of the rows that start a shard."""
     return jax.tree.map(lambda x: jnp.where(reset_B[:, None, None], 0, x).astype(x.dtype), carry)
 
@@ -76,7 +76,7 @@ def make_train_step(
         gradient, (loss, after) = jax.grad(scaled_loss, has_aux=True)(state.params)
         gradient = jax.tree.map(lambda g: mean_over_devices(g) / scale, gradient)
         loss = jax.lax.pmean(loss, axis_name)
-        grad_norm = optax.global_norm(gradient)
+        grad_norm = optax.tree.norm(gradient)
         finite = jnp.isfinite(loss) & loss_scale.all_finite(gradient)
 
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)

@@ -1,0 +1,206 @@
+"""Files of every kind become documents, and every mistake in one is named with its place."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from mlstm_jax.data.documents import Document, clean, read_documents
+from mlstm_jax.errors import UserError
+
+
+def write(path: Path, text: str | bytes) -> Path:
+    data = text if isinstance(text, bytes) else text.encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def texts(path: Path, **options: object) -> list[str | None]:
+    return [found and found.text for found in read_documents(path, **options)]  # type: ignore[arg-type]
+
+
+def lines(*records: object) -> str:
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", '{"text": "café"}\n\n{"text": "日本"}\n'),
+        ("a.json", '\n {"text": "café"}\n{"text": "日本"}'),
+        ("array.json", '\n[{"text": "café"},\n {"text": "日本"}]\n'),
+        ("a.csv", "\ufefftext,label\r\ncafé,1\r\n\r\n日本,0\r\n"),
+        ("a.tsv", "label\ttext\n1\tcafé\n0\t日本\n"),
+        ("a.txt", "\ufeffcafé\r\n\n  \n日本"),
+        ("A.TXT", "café\n日本\n"),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_every_kind_of_file_gives_the_same_documents(
+    tmp_path: Path, name: str, content: str, suffix: str
+) -> None:
+    assert texts(write(tmp_path / (name + suffix), content)) == ["café", "日本"]
+
+
+def test_reviews_as_mcauley_published_them(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "reviews.json.gz",
+        lines(
+            {"reviewerID": "A", "helpful": [0, 0], "reviewText": "Good.", "overall": 5.0},
+            {"reviewerID": "B", "verified": True, "style": {"Size:": " L"}, "overall": 4.0},
+            {"reviewText": "", "overall": 1.0},
+            {"reviewText": None},
+            {"reviewText": 7},
+            {"reviewText": " \n"},
+            {"reviewText": "No rating."},
+        ),
+    )
+    assert list(read_documents(path)) == [
+        Document("Good.", 5.0),
+        None,
+        Document("", 1.0),
+        None,
+        None,
+        Document(" \n", None),
+        Document("No rating.", None),
+    ]
+
+
+def test_fields_by_name_and_by_default(tmp_path: Path) -> None:
+    record = {"text": None, "sentence": "default", "body": "named", "stars": 2, "mark": "3.5"}
+    path = write(tmp_path / "a.jsonl", lines(record))
+    assert list(read_documents(path)) == [Document("default", 2.0)]
+    named = read_documents(path, text_field="body", rating_field="mark")
+    assert list(named) == [Document("named", 3.5)]
+
+
+@pytest.mark.parametrize("rating", ["good", None, True, [5], "", "nan", 1e39, 10**400, "inf"])
+def test_what_is_not_a_number_is_no_rating(tmp_path: Path, rating: object) -> None:
+    path = write(tmp_path / "a.jsonl", lines({"text": "t", "rating": rating}))
+    assert list(read_documents(path)) == [Document("t", None)]
+
+
+def test_csv_fields_may_be_long_and_hold_newlines_and_quotes(tmp_path: Path) -> None:
+    long = "x" * 200_000
+    path = write(
+        tmp_path / "a.csv", f'n,text,rating\r\n1,"a ""b"",\r\nc",4\r\n2,{long}\r\n3,end,,\r\n'
+    )
+    assert list(read_documents(path)) == [
+        Document('a "b",\r\nc', 4.0),
+        Document(long, None),
+        Document("end", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        (None, ["one", "two", " three"]),
+        ("line", ["one", "two", " three"]),
+        ("paragraph", ["one\r\ntwo", " three"]),
+        ("file", ["one\r\ntwo\r\n \r\n\r\n three\n"]),
+    ],
+)
+def test_units_of_a_text_file(tmp_path: Path, document: str | None, expected: list[str]) -> None:
+    path = write(tmp_path / "a.txt", "one\r\ntwo\r\n \r\n\r\n three\n")
+    assert texts(path, document=document) == expected
+
+
+def test_the_documentation_of_python_is_built_in() -> None:
+    paragraphs, topics = texts(Path("pydoc:")), texts(Path("pydoc:"), document="file")
+    assert len(paragraphs) > 10 * len(topics) > 500
+    assert all(text and "\n\n" not in text for text in paragraphs)
+    assert "".join("".join(t.split()) for t in paragraphs if t) == "".join(
+        "".join(t.split()) for t in topics if t
+    )
+
+
+def test_the_bytes_read_add_up_to_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt.gz", "".join(f"line {i * i}\n" for i in range(5000)))
+    read: list[int] = []
+    assert len(list(read_documents(path, on_read=read.append))) == 5000
+    assert sum(read) == path.stat().st_size
+    assert len(read) == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.parquet", "x", r"unknown kind \(\.parquet\); known are \.json, .*\.txt, each also"),
+        ("README", "x", r"unknown kind \(its name has no suffix\)"),
+        ("a.jsonl", gzip.compress(b"{}"), r"compressed by gzip; rename it to a\.jsonl\.gz"),
+        ("a.jsonl", '{"text": "t"}\n\n{"text": \n', r"line 3: not JSON .*'{\"text\":'"),
+        ("a.jsonl", "[" * 100_000, r"line 1: not JSON"),
+        ("a.jsonl", '{"text": "t"}\n["t"]\n', r"line 2: \[\"t\"\] is not a record"),
+        ("a.json", '[{"text": "t"}, 5]', r"element 2 of its array: 5 is not a record"),
+        ("a.json", '[{"text": "t"},\n}]', r"line 2: not JSON"),
+        ("a.txt", b"fine\ncaf\xe9 x\n", r"line 2: not UTF-8 text \(byte 0xe9\); convert"),
+        ("a.csv", b"text\nfine\ncaf\xe9\n", r"line 3: not UTF-8"),
+        ("a.txt", b"fine\nPK\0\1", r"line 2: has a NUL byte, so it is a binary file"),
+        ("a.csv", "id,body\n1,t\n", r"no column text or .*columns are id, body\. .*--text-field"),
+        ("a.csv", 'n,text\n1,"a"\n2,"b\n3,c\n', r"line 3: not CSV .*quote is stray or never"),
+        ("a.csv", 'n,text\n1,"a"b\n', r"line 2: not CSV"),
+        ("a.csv", "n,text\n1,a\n2\n", r"line 3: 1 columns where the header has 2"),
+        ("a.csv", "n,text\n1,well, no\n", r"line 2: 3 columns where the header has 2"),
+        ("a.csv", "", r"holds no text at all"),
+        ("a.txt", " \n\n", r"holds no text at all"),
+        ("a.csv", "text\n \n", r"none of its 1 records has text"),
+        (
+            "a.jsonl",
+            '{"body": "t"}\n{"id": 1}\n',
+            r"none of its 2 records has text in text or .*seen are body, id\. .*--text-field",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named_with_the_reason(
+    tmp_path: Path, name: str, content: str | bytes, message: str
+) -> None:
+    path = write(tmp_path / name, content)
+    with pytest.raises(UserError, match=f"(?s){name}.*{message}"):
+        list(read_documents(path))
+
+
+def test_a_field_that_was_named_and_is_not_there(tmp_path: Path) -> None:
+    table = write(tmp_path / "a.csv", "text,rating\nt,1\n")
+    with pytest.raises(UserError, match=r"no column body; its columns are text, rating"):
+        list(read_documents(table, text_field="body"))
+    records = write(tmp_path / "a.jsonl", lines({"text": "t"}))
+    with pytest.raises(UserError, match=r"has text in body; the fields seen are text\."):
+        list(read_documents(records, text_field="body"))
+
+
+def test_a_file_that_is_not_there_or_is_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none\.txt: there is no such file"):
+        list(read_documents(tmp_path / "none.txt"))
+    with pytest.raises(UserError, match=r"is a folder; name the files in it"):
+        list(read_documents(tmp_path))
+
+
+def test_gzip_that_is_not_or_is_cut_short_or_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(b"plain text\n")
+    with pytest.raises(UserError, match=r"a\.txt\.gz: is not gzip, though its name ends in \.gz"):
+        list(read_documents(path))
+    whole = gzip.compress("".join(f"line {i * i}\n" for i in range(5000)).encode())
+    for damaged in (whole[:-9], whole[:20], whole[:-8] + bytes(8), b"\x1f\x8b" + bytes(90)):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"a\.txt\.gz: the gzip data is cut short or damaged"):
+            list(read_documents(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "radford", "none"),
+    [
+        ("plain", b"\n plain ", b"plain\n"),
+        (" a\r\nb\nc\rd\n", b"\n a b c d ", b" a\r\nb\nc\rd\n\n"),
+        ("Tom &amp; &eacute;&#39;", "\n Tom & é' ".encode(), b"Tom &amp; &eacute;&#39;\n"),
+        ("日本", "\n 日本 ".encode(), "日本\n".encode()),
+        ("half \ud83d", b"\n half ? ", b"half ?\n"),
+        ("&nbsp;\n", b"", b"&nbsp;\n\n"),
+        ("", b"", b""),
+    ],
+)
+def test_cleaning(text: str, radford: bytes, none: bytes) -> None:
+    assert clean(text, "radford") == radford
+    assert clean(text, "none") == none

@@ -1,0 +1,140 @@
+"""Streams: contiguous, disjoint, complete, a pure function of the step."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from mlstm_jax.data.corpus import Split
+from mlstm_jax.data.stream import EvaluationStream, TrainStream, cut, prefetch
+from mlstm_jax.errors import UserError
+
+
+def make_split(lengths: Sequence[int]) -> Split:
+    """A split whose bytes tell where they are: no window of a few bytes occurs twice."""
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.uint64)
+    data = np.random.default_rng(0).integers(0, 256, int(offsets[-1]), dtype=np.uint8)
+    return Split("train", data, offsets, None)
+
+
+@pytest.fixture
+def split(random: np.random.Generator) -> Split:
+    return make_split(random.integers(20, 200, 2000))
+
+
+def test_cut_is_at_the_nearest_documents_and_covers_all(split: Split) -> None:
+    bounds = cut(split.offsets, 37)
+    assert (bounds[0], bounds[-1]) == (0, len(split.bytes))
+    assert np.isin(bounds, split.offsets).all()
+    shares = np.arange(38) * len(split.bytes) // 37
+    nearest = np.abs(np.asarray(split.offsets, np.int64)[:, None] - shares).min(axis=0)
+    np.testing.assert_array_equal(np.abs(bounds - shares), nearest)
+
+
+def test_steps_of_a_row_are_contiguous_and_reset_where_a_shard_starts(split: Split) -> None:
+    batch, window = 3, 16
+    stream = TrainStream(split, batch=batch, window=window, shards=12)
+    assert stream.shards == 12
+    bounds = cut(split.offsets, 12)
+    for row in range(batch):
+        expected = []
+        for shard in range(row, 12, batch):
+            start, end = bounds[shard], bounds[shard + 1]
+            windows = (end - start - 1) // window
+            expected += [(start + w * window, w == 0) for w in range(windows)]
+        for step in range(stream.steps_per_epoch):
+            got = stream.batch(step)
+            start, reset = expected[step]
+            np.testing.assert_array_equal(got.inputs_BT[row], split.bytes[start : start + window])
+            np.testing.assert_array_equal(
+                got.targets_BT[row], split.bytes[start + 1 : start + window + 1]
+            )
+            assert got.reset_B[row] == reset
+
+
+def test_an_epoch_is_as_long_as_its_shortest_row_and_repeats(split: Split) -> None:
+    stream = TrainStream(split, batch=4, window=16, shards=8)
+    first, again = stream.batch(5), stream.batch(5 + 3 * stream.steps_per_epoch)
+    np.testing.assert_array_equal(first.inputs_BT, again.inputs_BT)
+    assert stream.epoch(3 * stream.steps_per_epoch) == 3
+    trained = stream.steps_per_epoch * 4 * 16
+    assert stream.dropped == pytest.approx(1 - trained / len(split.bytes))
+    assert 0 <= stream.dropped < 0.1
+
+
+def test_rows_of_processes_are_the_rows_of_the_whole(split: Split) -> None:
+    stream = TrainStream(split, batch=8, window=16, shards=16, shuffle=True, seed=4)
+    for step in (0, 7, stream.steps_per_epoch, 2 * stream.steps_per_epoch + 3):
+        whole = stream.batch(step)
+        parts = [stream.batch(step, slice(start, start + 2)) for start in range(0, 8, 2)]
+        for field in whole._fields:
+            joined = np.concatenate([getattr(part, field) for part in parts])
+            np.testing.assert_array_equal(joined, getattr(whole, field))
+
+
+def test_shuffle_gives_every_epoch_each_shard_once_in_another_order(split: Split) -> None:
+    stream = TrainStream(split, batch=2, window=16, shards=20, shuffle=True, seed=1)
+    orders = []
+    for epoch in range(3):
+        starts = [
+            stream.batch(epoch * stream.steps_per_epoch + step).inputs_BT[0].tobytes()
+            for step in range(stream.steps_per_epoch)
+            if stream.batch(epoch * stream.steps_per_epoch + step).reset_B[0]
+        ]
+        orders.append(starts)
+    # The last shard of an epoch may begin past the shortest row's end.
+    assert all(len(order) == len(set(order)) and len(order) in (9, 10) for order in orders)
+    assert len({tuple(order) for order in orders}) == 3
+
+
+def test_a_small_corpus_gets_fewer_shards_and_a_tiny_one_is_refused(split: Split) -> None:
+    stream = TrainStream(split, batch=4, window=16, shards=1000)
+    assert stream.wanted_shards == 1000
+    assert stream.shards < 1000
+    assert stream.shards % 4 == 0
+    with pytest.raises(UserError, match=r"too few for data\.batch 64 rows of data\.window 512"):
+        TrainStream(make_split([100] * 10), batch=64, window=512)
+
+
+def test_evaluation_scores_every_byte_once_save_each_shards_first(split: Split) -> None:
+    stream = EvaluationStream(split, window=100)
+    seen = []
+    for step in range(stream.steps):
+        batch = stream.batch(step, rows=20)
+        assert not batch.mask_BT[16:].any()
+        seen.append(batch.targets_BT[batch.mask_BT])
+    bounds = cut(split.offsets, 16)
+    firsts = np.isin(np.arange(len(split.bytes)), bounds[:-1])
+    assert sum(map(len, seen)) == stream.scored == (~firsts).sum()
+    np.testing.assert_array_equal(
+        np.bincount(np.concatenate(seen), minlength=256),
+        np.bincount(split.bytes[~firsts], minlength=256),
+    )
+
+
+@pytest.mark.parametrize("lengths", [[2], [5, 1], [1000, 1, 1, 1]])
+def test_evaluation_of_very_small_splits(lengths: list[int]) -> None:
+    split = make_split(lengths)
+    stream = EvaluationStream(split, window=8)
+    scored = sum(stream.batch(step, 16).mask_BT.sum() for step in range(stream.steps))
+    assert scored == stream.scored > 0
+
+
+def test_evaluation_of_nothing_is_refused() -> None:
+    with pytest.raises(UserError, match="too few to score"):
+        EvaluationStream(make_split([]), window=8)
+
+
+def test_prefetch_keeps_the_order_and_passes_errors_on() -> None:
+    assert list(prefetch(lambda step: step * step, range(3, 9))) == [9, 16, 25, 36, 49, 64]
+    assert list(prefetch(lambda step: step, range(5, 5))) == []
+
+    def fail(step: int) -> int:
+        if step == 2:
+            raise ValueError("no more")
+        return step
+
+    steps = prefetch(fail, range(9))
+    assert [next(steps), next(steps)] == [0, 1]
+    with pytest.raises(ValueError, match="no more"):
+        next(steps)

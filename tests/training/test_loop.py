@@ -1,0 +1,278 @@
+"""Whole runs: killed and resumed, interrupted, diverged, refused."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from mlstm_jax import config as configs
+from mlstm_jax import run
+from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train
+from mlstm_jax.errors import UserError
+from mlstm_jax.training import loop, metrics, optimizer, schedule
+from mlstm_jax.training.checkpoint import Checkpoints
+from mlstm_jax.training.reporter import Diverged
+from mlstm_jax.training.state import init_state
+
+# Fields that tell the time, and so differ from run to run.
+TIMES = ("seconds", "bytes_per_second", "evaluation_seconds")
+
+
+def make_config(corpus: Path, out: Path, **sections: Any) -> Config:
+    values = {
+        "model": Model(hidden=48, embedding=16),
+        "data": Data(corpus=str(corpus), batch=8, window=16),
+        "optimizer": Optimizer(learning_rate=5e-3),
+        "train": Train(steps=300, epochs=None, log_every=7, eval_every=60, checkpoint_every=20),
+    }
+    return Config(out=str(out), **(values | sections))
+
+
+def lines_without_time(folder: Path) -> list[dict[str, Any]]:
+    return [
+        {name: value for name, value in line.items() if name not in TIMES}
+        for line in metrics.read(folder / "metrics.jsonl")
+        if line["kind"] != "event"
+    ]
+
+
+def final_state(folder: Path) -> Any:
+    config = run.read_config(folder)
+    assert config is not None
+    model = run.LanguageModel(config.model, config.precision)
+    adam = optimizer.build(config.optimizer, schedule.learning_rate(config.optimizer, 8, 300))
+    checkpoints = Checkpoints(folder, read_only=True)
+    step = checkpoints.latest()
+    assert step is not None
+    state = checkpoints.restore(step, init_state(config, model, adam), model.init_carry(8))
+    checkpoints.close()
+    return state
+
+
+def assert_same_run(folder: Path, other: Path) -> None:
+    assert lines_without_time(folder) == lines_without_time(other)
+    jax.tree.map(np.testing.assert_array_equal, final_state(folder), final_state(other))
+
+
+def start(config: Config, folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Train in another process, as a user would."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "config.py"
+    file.write_text(f"from mlstm_jax.config import *\nconfig = {config!r}\n")
+    command = [str(Path(sys.executable).parent / "mlstm-jax"), "train", str(file)]
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def wait_for_step(process: subprocess.Popen[bytes], folder: Path, step: int) -> None:
+    """Wait until a line of metrics tells of `step`, or the process has ended."""
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        lines = metrics.read(folder / "metrics.jsonl")
+        if lines and lines[-1]["step"] >= step:
+            return
+        time.sleep(0.002)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in a process of its own, with one CPU device, never disturbed."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "NPROC"))}
+    process = start(make_config(corpus, folder / "run"), folder, environment)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output.decode()
+    return folder / "run"
+
+
+def test_killed_three_times_it_ends_as_if_never_killed(
+    corpus: Path, undisturbed: Path, tmp_path: Path, command_environment: dict[str, str]
+) -> None:
+    config = make_config(corpus, tmp_path / "run")
+    random = np.random.default_rng()
+    kills = sorted(random.integers(1, 290, 3))
+    print("kills after steps", kills)
+    for step in kills:
+        process = start(config, tmp_path, command_environment)
+        wait_for_step(process, tmp_path / "run", int(step))
+        time.sleep(random.uniform(0, 0.05))
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=60)
+        assert process.returncode == -signal.SIGKILL
+    process = start(config, tmp_path, command_environment)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output.decode()
+    assert_same_run(tmp_path / "run", undisturbed)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_stops_it_with_a_checkpoint_and_it_goes_on(
+    number: signal.Signals,
+    code: int,
+    corpus: Path,
+    undisturbed: Path,
+    tmp_path: Path,
+    command_environment: dict[str, str],
+) -> None:
+    config = make_config(corpus, tmp_path / "run")
+    process = start(config, tmp_path, command_environment)
+    wait_for_step(process, tmp_path / "run", 63)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == code, output.decode()
+    assert f"{number.name}: stopped at step" in output.decode()
+    events = [
+        line for line in metrics.read(tmp_path / "run/metrics.jsonl") if line["kind"] == "event"
+    ]
+    assert events[-1]["event"] == "interrupted"
+    checkpoints = Checkpoints(tmp_path / "run", read_only=True)
+    assert checkpoints.latest() == events[-1]["step"]
+    checkpoints.close()
+
+    process = start(config, tmp_path, command_environment)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output.decode()
+    assert_same_run(tmp_path / "run", undisturbed)
+
+
+def test_the_run_folder_holds_what_it_says(undisturbed: Path) -> None:
+    lines = metrics.read(undisturbed / "metrics.jsonl")
+    train = [line for line in lines if line["kind"] == "train"]
+    evals = [line for line in lines if line["kind"] == "eval"]
+    assert [line["step"] for line in train] == list(range(7, 301, 7))
+    assert [line["step"] for line in evals] == [60, 120, 180, 240, 300]
+    assert set(train[0]) == {
+        *("kind", "step", "epoch", "bytes_seen", "loss", "bpc", "learning_rate", "grad_norm"),
+        *("loss_scale", "skipped", "bytes_per_second", "seconds"),
+    }
+    assert train[-1]["bytes_seen"] == 294 * 8 * 16
+    assert train[-1]["bpc"] == pytest.approx(train[-1]["loss"] / np.log(2))
+    assert evals[-1]["bpc"] < evals[0]["bpc"] < 8
+    environment = json.loads((undisturbed / "environment.json").read_text())
+    assert environment["platform"] == "cpu"
+    assert environment["versions"]["jax"] == jax.__version__
+    assert run.read_config(undisturbed) is not None
+    assert list((undisturbed / "tensorboard").glob("events.*"))
+
+
+def test_the_newest_checkpoints_and_the_best_are_kept(corpus: Path, tmp_path: Path) -> None:
+    # A rate so high that the first evaluation is the best.
+    config = make_config(
+        corpus,
+        tmp_path / "run",
+        optimizer=Optimizer(learning_rate=3.0, decay_steps=10**6),
+        train=Train(steps=50, eval_every=10, checkpoint_every=5, keep_checkpoints=2),
+    )
+    loop.train(config)
+    evals = {
+        line["step"]: line["bpc"]
+        for line in metrics.read(tmp_path / "run/metrics.jsonl")
+        if line["kind"] == "eval"
+    }
+    best = min(evals, key=lambda step: evals[step])
+    checkpoints = Checkpoints(tmp_path / "run", read_only=True)
+    assert checkpoints.steps() == sorted({best, 45, 50})
+    assert checkpoints.best() == best
+    checkpoints.close()
+    assert run.load(tmp_path / "run").step == best
+    assert run.load(tmp_path / "run", "latest").step == 50
+    with pytest.raises(UserError, match=r"--checkpoint 7: .* has checkpoints at"):
+        run.load(tmp_path / "run", "7")
+
+
+def test_a_finished_run_is_left_alone_and_can_be_made_longer(corpus: Path, tmp_path: Path) -> None:
+    short = Train(steps=20, eval_every=10, checkpoint_every=10, log_every=5)
+    config = make_config(corpus, tmp_path / "run", train=short)
+    loop.train(config)
+    before = lines_without_time(tmp_path / "run")
+    loop.train(config)
+    assert lines_without_time(tmp_path / "run") == before
+    loop.train(dataclasses.replace(config, train=dataclasses.replace(short, steps=30)), resume=True)
+    lines = lines_without_time(tmp_path / "run")
+    assert lines[: len(before)] == before
+    assert lines[-1]["step"] == 30
+
+
+def test_a_run_that_overflows_for_ever_stops_and_says_so(corpus: Path, tmp_path: Path) -> None:
+    config = make_config(
+        corpus,
+        tmp_path / "run",
+        # An embedding this large overflows fp16 whatever the loss scale.
+        model=Model(hidden=16, embedding=8, embedding_std=1e6),
+        precision=Precision(compute="fp16", max_consecutive_skips=6),
+    )
+    with pytest.raises(Diverged, match="the last 6 updates were skipped"):
+        loop.train(config)
+    last = metrics.read(tmp_path / "run/metrics.jsonl")[-1]
+    assert (last["kind"], last["event"], last["step"]) == ("event", "diverged", 6)
+    assert Diverged.exit_code == 1
+
+
+@pytest.fixture(scope="module")
+def short_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Config:
+    out = tmp_path_factory.mktemp("short") / "run"
+    config = make_config(corpus, out, train=Train(steps=4, checkpoint_every=2, eval_every=2))
+    loop.train(config)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "message"),
+    [
+        ("model", {"hidden": 50}, r"model\.hidden: 48 → 50"),
+        ("data", {"batch": 4}, r"data\.batch: 8 → 4"),
+        ("data", {"window": 8}, r"data\.window: 16 → 8"),
+        ("precision", {"compute": "bf16"}, r"precision\.compute: fp32 → bf16"),
+    ],
+)
+def test_a_resume_that_does_not_fit_is_refused(
+    short_run: Config, section: str, changes: dict[str, Any], message: str
+) -> None:
+    changed = dataclasses.replace(getattr(short_run, section), **changes)
+    before = (Path(short_run.out) / "config.json").read_text()
+    with pytest.raises(UserError, match=f"cannot go on with another {message}"):
+        loop.train(dataclasses.replace(short_run, **{section: changed}))
+    assert (Path(short_run.out) / "config.json").read_text() == before
+
+
+def test_a_resume_on_another_corpus_is_refused(
+    short_run: Config, text_file: Path, tmp_path: Path
+) -> None:
+    from mlstm_jax.data.prepare import prepare
+
+    prepare([str(text_file)], tmp_path / "other", split=(20, 1, 1), seed=5)
+    data = dataclasses.replace(short_run.data, corpus=str(tmp_path / "other"))
+    with pytest.raises(UserError, match="trained on another corpus"):
+        loop.train(dataclasses.replace(short_run, data=data))
+
+
+def test_resume_needs_a_run_and_a_run_needs_its_own_folder(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no run"):
+        loop.train(make_config(corpus, tmp_path / "none"), resume=True)
+    assert not (tmp_path / "none").exists()
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken/letter.txt").write_text("dear")
+    with pytest.raises(UserError, match="exists and is not a run"):
+        loop.train(make_config(corpus, tmp_path / "taken"))
+
+
+def test_length_of_a_run() -> None:
+    assert loop.total_steps(Train(steps=100_000, epochs=3), 5000) == 15_000
+    assert loop.total_steps(Train(steps=100, epochs=3), 5000) == 100
+    assert loop.total_steps(Train(steps=100, epochs=None), 7) == 100
+    assert loop.total_steps(Train(epochs=0.5), 7) == 4
+
+
+def test_config_json_round_trip(corpus: Path, tmp_path: Path) -> None:
+    config = make_config(corpus, tmp_path)
+    assert configs.from_json(configs.to_json(config), tmp_path) == config

@@ -1,0 +1,210 @@
+"""The training step on one and on four devices: equality, overflow, one compilation."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mlstm_jax import config as configs
+from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train
+from mlstm_jax.data.corpus import open_corpus
+from mlstm_jax.data.stream import Batch
+from mlstm_jax.model.language_model import Carry, LanguageModel
+from mlstm_jax.training import optimizer, parallel, schedule
+from mlstm_jax.training.loop import train_stream
+from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.training.state import TrainState, init_state
+from mlstm_jax.training.step import StepMetrics, make_train_step
+
+
+def make_config(corpus: Path, **precision: Any) -> Config:
+    return Config(
+        model=Model(hidden=24, embedding=8),
+        data=Data(corpus=str(corpus), batch=8, window=16, shards=16),
+        optimizer=Optimizer(learning_rate=5e-3),
+        precision=Precision(**precision),
+        train=Train(steps=200, log_every=5),
+    )
+
+
+class Trainer:
+    """A few steps, without the loop around them."""
+
+    def __init__(self, config: Config, devices: int) -> None:
+        self.devices = Parallel(jax.local_devices()[:devices])
+        model = LanguageModel(config.model, config.precision)
+        rate = schedule.learning_rate(config.optimizer, config.data.batch, 200)
+        adam = optimizer.build(config.optimizer, rate)
+        self.stream = train_stream(config, open_corpus(Path(config.data.corpus)))
+        self.traces = 0
+        step = make_train_step(config, model, adam, rate, parallel.AXIS)
+
+        def counted(*arguments: Any) -> Any:
+            self.traces += 1
+            return step(*arguments)
+
+        self.step = self.devices.map(counted, donate=(0, 1))
+        self.state = self.devices.replicate(init_state(config, model, adam))
+        self.carry = self.devices.split_rows(model.init_carry(config.data.batch))
+
+    def run(self, first: int, last: int) -> StepMetrics:
+        with jax.transfer_guard("disallow"):
+            for step in range(first, last):
+                metrics = self.take(self.stream.batch(step))
+        return metrics
+
+    def take(self, batch: Batch) -> StepMetrics:
+        rows = self.devices.split_rows(batch)
+        self.state, self.carry, metrics = self.step(self.state, self.carry, rows)
+        return self.devices.unreplicate(metrics)
+
+    @property
+    def host_state(self) -> TrainState:
+        return self.devices.unreplicate(self.state)
+
+    @property
+    def host_carry(self) -> Carry:
+        return self.devices.join_rows(self.carry)
+
+    def assert_replicas_are_equal(self) -> None:
+        for leaf in jax.tree.leaves(self.state):
+            for shard in leaf.addressable_shards[1:]:
+                np.testing.assert_array_equal(shard.data, leaf.addressable_shards[0].data)
+
+
+def largest_error(tree: Any, other: Any) -> float:
+    """Largest ‖difference‖ / ‖other‖ over the leaves."""
+
+    def error(a: np.ndarray, b: np.ndarray) -> float:
+        return float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-30))
+
+    return max(jax.tree.leaves(jax.tree.map(error, tree, other)))
+
+
+def test_four_devices_equal_one_after_twenty_steps(corpus: Path) -> None:
+    trainers = [Trainer(make_config(corpus), devices) for devices in (1, 4)]
+    metrics = [trainer.run(0, 20) for trainer in trainers]
+    one, four = trainers
+    assert largest_error(four.host_state.params, one.host_state.params) < 1e-5
+    assert largest_error(four.host_carry, one.host_carry) < 1e-4
+    np.testing.assert_allclose(metrics[1].tally.loss, metrics[0].tally.loss, rtol=1e-6)
+    four.assert_replicas_are_equal()
+
+
+@pytest.mark.parametrize("compute", ["fp32", "bf16", "fp16"])
+def test_the_step_compiles_once_in_every_type(corpus: Path, compute: str) -> None:
+    trainer = Trainer(make_config(corpus, compute=compute, all_reduce="compute"), 4)
+    trainer.run(0, 4)
+    assert trainer.traces == 1
+    trainer.assert_replicas_are_equal()
+
+
+def poison(batch: Batch) -> Batch:
+    """Nothing in real text overflows a sound model, so reset no row: see `overflow`."""
+    return batch._replace(reset_B=np.zeros_like(batch.reset_B))
+
+
+def overflow(trainer: Trainer, device: int) -> None:
+    """Put a hidden state past fp16's range into one row of one device."""
+    carry = jax.tree.map(np.array, trainer.host_carry)
+    carry.h[2 * device] = 1e5
+    trainer.carry = trainer.devices.split_rows(carry)
+
+
+def test_an_overflow_on_one_of_four_devices_skips_one_step_everywhere(corpus: Path) -> None:
+    trainer = Trainer(make_config(corpus, compute="fp16", initial_loss_scale=1024.0), 4)
+    trainer.run(0, 6)
+    before, carry_before = trainer.host_state, trainer.host_carry
+    overflow(trainer, device=2)
+
+    metrics = trainer.take(poison(trainer.stream.batch(6)))
+
+    after = trainer.host_state
+    assert (metrics.skipped, metrics.consecutive_skips) == (1, 1)
+    assert (after.step, after.applied) == (7, 6)
+    assert (before.loss_scale.scale, after.loss_scale.scale) == (1024, 512)
+    assert after.loss_scale.clean == 0
+    for name in ("params", "opt_state"):
+        same = jax.tree.map(np.array_equal, getattr(before, name), getattr(after, name))
+        assert all(jax.tree.leaves(same))
+    trainer.assert_replicas_are_equal()
+    # The carry of the healthy rows has not moved, and holds no NaN.
+    healthy = np.arange(8) != 4
+    np.testing.assert_array_equal(trainer.host_carry.c[healthy], carry_before.c[healthy])
+    assert np.isfinite(trainer.host_carry.h).all()
+
+    # The poisoned row starts a shard; the run goes on.
+    batch = trainer.stream.batch(7)
+    metrics = trainer.take(batch._replace(reset_B=np.arange(8) == 4))
+    assert (metrics.skipped, metrics.consecutive_skips) == (1, 0)
+    assert metrics.applied == 7
+    assert np.isfinite(metrics.tally.loss)
+    trainer.run(8, 12)
+    assert trainer.host_state.applied == 11
+    trainer.assert_replicas_are_equal()
+
+
+def test_a_skip_keeps_the_zero_state_of_rows_that_start_a_shard(corpus: Path) -> None:
+    trainer = Trainer(make_config(corpus, compute="fp16"), 4)
+    trainer.run(0, 3)
+    overflow(trainer, device=1)
+    batch = trainer.stream.batch(3)._replace(reset_B=np.arange(8) == 7)
+    trainer.take(batch)
+    assert not trainer.host_carry.c[7].any()
+    assert trainer.host_carry.c[6].any()
+
+
+def test_the_learning_rate_counts_applied_updates(corpus: Path) -> None:
+    trainer = Trainer(make_config(corpus, compute="fp16"), 1)
+    first = trainer.run(0, 3).learning_rate
+    overflow(trainer, device=1)
+    skipped = trainer.take(poison(trainer.stream.batch(3))).learning_rate
+    trainer.carry = jax.tree.map(jnp.zeros_like, trainer.carry)
+    following = trainer.run(4, 5).learning_rate
+    np.testing.assert_allclose(
+        [first, skipped, following], [0.00495, 0.004925, 0.004925], rtol=1e-5
+    )
+
+
+def test_a_reset_is_a_fresh_carry(corpus: Path) -> None:
+    config = make_config(corpus)
+    used, fresh = Trainer(config, 1), Trainer(config, 1)
+    carry = jax.tree.map(lambda x: np.ones_like(x), used.host_carry)
+    used.carry = used.devices.split_rows(carry)
+    batch = used.stream.batch(0)._replace(reset_B=np.ones(8, bool))
+    losses = [trainer.take(batch).tally.loss for trainer in (used, fresh)]
+    assert losses[0] == losses[1]
+    jax.tree.map(np.testing.assert_array_equal, used.host_carry, fresh.host_carry)
+
+
+def test_the_tally_is_the_mean_of_a_line(corpus: Path) -> None:
+    trainer = Trainer(make_config(corpus), 1)
+    sums = [trainer.run(step, step + 1).tally for step in range(7)]
+    assert [int(tally.updates) for tally in sums] == [1, 2, 3, 4, 5, 1, 2]
+    assert float(sums[5].loss) < float(sums[4].loss) / 4
+
+
+class Trained(NamedTuple):
+    loss: float
+    skipped: int
+
+
+def test_half_types_learn_as_float32_does(corpus: Path) -> None:
+    results = {}
+    for compute in ("fp32", "bf16", "fp16"):
+        trainer = Trainer(make_config(corpus, compute=compute), 2)
+        metrics = trainer.run(0, 150)
+        results[compute] = Trained(float(metrics.tally.loss) / 5, int(metrics.skipped))
+    assert results["fp32"].loss < 2.5  # from 5.5
+    assert abs(results["bf16"].loss - results["fp32"].loss) < 0.02
+    assert abs(results["fp16"].loss - results["fp32"].loss) < 0.02
+    assert results["fp32"].skipped == results["bf16"].skipped == 0
+
+
+def test_rows_that_devices_cannot_share_are_refused(corpus: Path) -> None:
+    config = make_config(corpus)
+    with pytest.raises(configs.UserError, match=r"data\.batch is 8, which 3 devices"):
+        configs.resolve_batch(config, 3)
