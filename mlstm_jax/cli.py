@@ -132,16 +132,16 @@ def evaluate(
         checkpoint: best (by validation BPC), latest, or a step.
         json_path: also write the result here, as JSON.
     """
+    from mlstm_jax.config import Devices
     from mlstm_jax.data.corpus import open_corpus
     from mlstm_jax.evaluation import Evaluator
     from mlstm_jax.run import load
-    from mlstm_jax.training import environment, parallel
+    from mlstm_jax.training import parallel
     from mlstm_jax.training.progress import ProgressLine
 
     loaded = load(run, checkpoint)
-    environment.prepare(loaded.config.devices)
     opened = open_corpus(corpus or Path(loaded.config.data.corpus))
-    devices = parallel.local(loaded.config.devices)
+    devices = parallel.local(Devices())
     evaluator = Evaluator(loaded.model, opened.split(split), loaded.config.data.window, devices)
     with ProgressLine("evaluate", evaluator.stream.steps) as progress:
         score = evaluator(
@@ -207,6 +207,54 @@ def report(run: _RunFolder, corpus: Path | None = None) -> None:
     print("\n" + make_report(run, corpus))
 
 
+def transfer(
+    run: _RunFolder,
+    train: Path,
+    valid: Path,
+    test: Path,
+    label_field: str = "label",
+    text_field: str | None = None,
+    checkpoint: str = "best",
+    json_path: Annotated[Path | None, arg(name="json")] = None,
+) -> None:
+    """Classify texts by a frozen model's cell state: accuracies, and the units that matter.
+
+    Args:
+        run: run folder.
+        train: texts with labels 0 and 1, in .csv, .tsv, .json or .jsonl, each also .gz.
+        valid: likewise, to choose the strength of the L1 penalty on.
+        test: likewise, to report the accuracy on.
+        label_field: field or column of the label, a whole number.
+        text_field: field or column of the text. Default: as for `prepare`.
+        checkpoint: best (by validation BPC), latest, or a step.
+        json_path: also write the result here, as JSON.
+    """
+    import dataclasses
+
+    from mlstm_jax.run import load
+    from mlstm_jax.training.progress import ProgressLine
+    from mlstm_jax.transfer.classify import Labelled, classify
+    from mlstm_jax.transfer.features import features
+    from mlstm_jax.transfer.labels import read_labelled
+
+    tables = [read_labelled(path, text_field, label_field) for path in (train, valid, test)]
+    loaded = load(run, checkpoint)
+    parts = []
+    for path, (texts, labels) in zip((train, valid, test), tables, strict=True):
+        with ProgressLine(f"features of {path.name}", len(texts)) as progress:
+            read = features(loaded, texts, lambda count: progress.update(count, "texts"))
+        parts.append(Labelled(read, labels))
+    result = classify(*parts)
+    if json_path:
+        json_path.write_text(json.dumps(dataclasses.asdict(result), indent=2) + "\n")
+    top = ", ".join(f"{k}: {accuracy:.4f}" for k, accuracy in result.top_units.items())
+    print(
+        f"accuracy: train {result.train:.4f}, valid {result.valid:.4f}, test {result.test:.4f} "
+        f"(C = {result.strength:g}, {result.nonzero} of {loaded.config.model.hidden} weights)\n"
+        f"test accuracy of the first k units alone: {top}; units {result.units}"
+    )
+
+
 _COMMANDS: dict[str, Callable[..., None]] = {
     "prepare": prepare,
     "inspect": inspect,
@@ -214,6 +262,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "evaluate": evaluate,
     "generate": generate,
     "report": report,
+    "transfer": transfer,
 }
 
 

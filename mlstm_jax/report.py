@@ -3,9 +3,11 @@
 import bz2
 import gzip
 import lzma
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
+from mlstm_jax.config import Devices
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.evaluation import Evaluator
 from mlstm_jax.run import load
@@ -36,22 +38,23 @@ def report(folder: Path, corpus: Path | None = None) -> str:
     run = load(folder)
     config = run.config
     split = open_corpus(corpus or Path(config.data.corpus)).split("valid")
-    devices = parallel.local(config.devices)
+    devices = parallel.local(Devices())  # of this machine, not of the one that trained it
     evaluator = Evaluator(run.model, split, config.data.window, devices)
     score = evaluator(devices.replicate(run.params))
     text = split.bytes[:_MOST_BYTES].tobytes()
     others = compressed_bpc(text)
-    shorter = f" (their first {len(text):,})" if len(text) < len(split.bytes) else ""
+    note = (
+        f", the compressors' over the first {len(text):,}" if len(text) < score.bytes_scored else ""
+    )
     best_other = min(others, key=lambda name: others[name])
     sample = "".join(as_text(generate(run, "", length=400, temperature=0.7, seed=0)))
     lines = [
-        f"Bits per character of the {len(split.bytes):,} validation bytes, which were not trained "
-        f"on{shorter and f'; the compressors saw{shorter}'}:",
+        f"Bits per character over {len(split.bytes):,} validation bytes, none trained on{note}:",
         f"  {'this model':<12}{score.bpc:8.3f}   step {run.step:,}",
         *(f"  {name:<12}{bpc:8.3f}" for name, bpc in others.items()),
         "",
-        "A sample at temperature 0.7:",
-        *("  " + line for line in sample.strip().splitlines()),
+        "A sample, drawn at temperature 0.7:",
+        *textwrap.wrap(sample, 96, initial_indent="  ", subsequent_indent="  "),
         "",
         f"The run lies in {folder}: config.json, metrics.jsonl, checkpoints/, tensorboard/.",
     ]

@@ -32,6 +32,7 @@ Array = jax.Array
 Parameters = Any  # A tree of float32 arrays, as in the docstring above.
 
 VOCABULARY = 256
+_SHUT = 1e9  # a gate's input at which its sigmoid is 0 or 1
 COMPUTE_TYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}
 
 
@@ -68,7 +69,9 @@ class _Layer(linen.Module):
         return weight_norm(v_IO, g_O)
 
     @linen.compact
-    def __call__(self, x_TBI: Array, carry: LayerCarry) -> tuple[Array, LayerCarry]:
+    def __call__(
+        self, x_TBI: Array, carry: LayerCarry, hold_TB: Array | None
+    ) -> tuple[Array, LayerCarry]:
         hidden, inputs = self.model.hidden, x_TBI.shape[-1]
         uniform = _uniform(hidden)
         orthogonal = linen.initializers.orthogonal()
@@ -80,6 +83,10 @@ class _Layer(linen.Module):
         b_G = self.param("b", linen.initializers.zeros, (4 * hidden,))
         mx_TBH = product(x_TBI, wmx_IH, self.compute)
         zx_TBG = product(x_TBI, wx_IG, self.compute) + b_G[None, None, :]
+        if hold_TB is not None:
+            # σ(f) = 1 and σ(i) = 0 to the bit, whatever m Wh adds: c stays as it is.
+            held_G = jnp.repeat(jnp.array([-_SHUT, _SHUT, 0.0, 0.0], jnp.float32), hidden)
+            zx_TBG = zx_TBG + jnp.where(hold_TB[:, :, None], held_G[None, None, :], 0.0)
         return recurrence(mx_TBH, zx_TBG, wmh_HH, wh_HG, carry, self.compute)
 
 
@@ -101,12 +108,16 @@ class LanguageModel(linen.Module):
         return Carry(cast(Array, np.zeros(shape, np.float32)), cast(Array, np.zeros(shape, cell)))
 
     @linen.compact
-    def __call__(self, bytes_BT: Array, carry: Carry) -> tuple[Carry, Array]:
+    def __call__(
+        self, bytes_BT: Array, carry: Carry, hold_BT: Array | None = None
+    ) -> tuple[Carry, Array]:
         """Read a window of every row.
 
         Args:
             bytes_BT: the bytes read, of any integer type.
             carry: the state after the bytes before them.
+            hold_BT: bool, where c must not change: the padding behind a text's end. h and the
+                logits mean nothing there.
 
         Returns:
             The state after the window, and the logits of each next byte, float32 [B, T, V].
@@ -117,10 +128,11 @@ class LanguageModel(linen.Module):
             (VOCABULARY, self.model.embedding),
         )
         x_TBI = jnp.take(embedding_VE, bytes_BT.T.astype(jnp.int32), axis=0)
+        hold_TB = None if hold_BT is None else hold_BT.T
         states = []
         for layer in range(self.model.layers):
             x_TBI, state = _Layer(self.model, self.compute, name=f"layer_{layer}")(
-                x_TBI, LayerCarry(carry.h[:, layer], carry.c[:, layer])
+                x_TBI, LayerCarry(carry.h[:, layer], carry.c[:, layer]), hold_TB
             )
             states.append(state)
         uniform = _uniform(self.model.hidden)

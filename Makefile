@@ -1,0 +1,42 @@
+# Everything runs in .venv, made from pyproject.toml and constraints.txt.
+#   make quickstart   a corpus, a small model, a report; about two minutes
+#   make test         the tests
+#   make check        what CI checks: lint, types and all tests, the slow ones too
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: quickstart install test lint types check clean
+
+quickstart: .venv/ready
+	$(BIN)/python train.py
+
+install: .venv/ready
+
+test: .venv/ready
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: .venv/ready-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/ready-dev
+	$(BIN)/mypy
+
+check: lint types
+	$(BIN)/python -m pytest
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache
+
+.venv/ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed, but $(PYTHON) is" \
+	    "$$($(PYTHON) -V 2>&1); try: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@
+
+.venv/ready-dev: .venv/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@

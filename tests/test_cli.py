@@ -1,0 +1,95 @@
+"""The commands as a user types them, each in a process of its own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent
+COMMANDS = ["prepare", "inspect", "train", "evaluate", "generate", "report", "transfer"]
+
+
+@pytest.fixture
+def call(tmp_path: Path, command_environment: dict[str, str]):
+    def run(*words: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [str(word) for word in words],
+            cwd=tmp_path,
+            env=command_environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        return done
+
+    return run
+
+
+def test_help_of_everything(call) -> None:
+    overview = call("mlstm-jax", "--help").stdout
+    for command in COMMANDS:
+        assert f"\n  {command} " in overview
+        assert "usage" in call("mlstm-jax", command, "--help").stdout.lower()
+    text = call(sys.executable, REPOSITORY / "train.py", "--help").stdout
+    for words in ("--optimizer.learning-rate", "--data.window", "Paper: 256", "--resume"):
+        assert words in text
+
+
+def test_from_text_to_a_score_and_a_sentence(call, text_file: Path, tmp_path: Path) -> None:
+    made = call("mlstm-jax", "prepare", text_file, "--out", "corpus", "--split", "20,1,1")
+    assert "3,000 records" in made.stdout
+    assert "agree" in call("mlstm-jax", "inspect", "corpus", "--verify").stdout
+    options = "--model.hidden 32 --data.corpus corpus --data.batch 8 --data.window 16 --out run"
+    steps = "--train.steps 40 --train.eval-every 20 --devices.virtual-cpu 2"
+    trained = call("mlstm-jax", "train", *options.split(), *steps.split())
+    assert "on 2 cpu device(s)" in trained.stderr
+    assert "gzip -9" in trained.stdout
+
+    call("mlstm-jax", "evaluate", "run", "--json", "score.json")
+    score = json.loads((tmp_path / "score.json").read_text())
+    manifest = json.loads((tmp_path / "corpus/manifest.json").read_text())
+    assert score["bytes_scored"] == manifest["splits"]["test"]["bytes"] - 16
+    assert 1 < score["bpc"] < 8
+    sentence = call("mlstm-jax", "generate", "run", "--prompt", "the ", "--length", "40").stdout
+    assert sentence.startswith("the ")
+    assert len(sentence) > 20
+
+    with (tmp_path / "corpus/train.bin").open("r+b") as file:
+        file.write(b"X")
+    damaged = call("mlstm-jax", "inspect", "corpus", "--verify", code=2)
+    assert "train.bin" in damaged.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nonsense"], "no command 'nonsense'"),
+        (["prepare", "absent.jsonl", "--out", "x"], "absent.jsonl"),
+        (["prepare", "pydoc:", "--out", "x", "--split", "1;2"], "--split '1;2' is not"),
+        (["inspect", "absent"], "absent"),
+        (["train", "absent.py"], "absent.py does not exist"),
+        (["train", "--data.corpus", "absent"], "mlstm-jax prepare"),
+        (["train", "--model.hidden", "0"], "model.hidden is 0"),
+        (["train", "--model.hiden", "4"], "--model.hid"),
+        (["train", "--data.window", "many"], "data.window"),
+        (["evaluate", "absent"], "absent is not a run folder"),
+        (["generate", "absent"], "absent is not a run folder"),
+    ],
+)
+def test_a_mistake_gets_a_message_and_exit_code_2(
+    call,
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+) -> None:
+    assert message in call("mlstm-jax", *words, code=2).stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_import_is_quick_and_starts_no_jax(call) -> None:
+    modules = "mlstm_jax, mlstm_jax.config, mlstm_jax.cli, mlstm_jax.data.prepare"
+    call(sys.executable, "-c", f"import {modules}, sys; assert 'jax' not in sys.modules")
