@@ -183,11 +183,17 @@ class Config:
 
     # Run folder: config, metrics, checkpoints. An unfinished run in it is resumed.
     out: str = "runs/quickstart"
+    # The network and how it starts.
     model: Model = field(default_factory=Model)
+    # The corpus and how it is read.
     data: Data = field(default_factory=Data)
+    # Adam and its learning rate.
     optimizer: Optimizer = field(default_factory=Optimizer)
+    # Types of number, and loss scaling.
     precision: Precision = field(default_factory=Precision)
+    # How long, and what is written when.
     train: Train = field(default_factory=Train)
+    # What to train on.
     devices: Devices = field(default_factory=Devices)
 
 

@@ -30,7 +30,7 @@ class ProgressLine:
                 TimeRemainingColumn(elapsed_when_finished=False),
                 console=self._console,
             )
-            self._task = self._live.add_task(name, total=total, completed=done, status="")
+            self._task = self._live.add_task(name, total=total, completed=done, status="compiling")
 
     def __enter__(self) -> "ProgressLine":
         if self._live:
