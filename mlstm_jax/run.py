@@ -42,8 +42,8 @@ def read_config(folder: Path) -> Config | None:
     return configs.from_json(path.read_text(), path) if path.is_file() else None
 
 
-def prepare_folder(config: Config, *, resume: bool) -> list[str]:
-    """Make the run folder for `config`, or check that its run can go on with it.
+def check_folder(config: Config, *, resume: bool) -> list[str]:
+    """Check that the run folder of `config` is free, or that its run can go on with it.
 
     Returns:
         What has changed since the run was started, where that is allowed.
@@ -59,19 +59,23 @@ def prepare_folder(config: Config, *, resume: bool) -> list[str]:
             raise UserError(f"--resume: {folder} holds no run; start one without --resume.")
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(f"{folder} exists and is not a run; choose another folder with --out.")
-        folder.mkdir(parents=True, exist_ok=True)
-        changed: list[str] = []
-    else:
-        fixed, changed = configs.differences(before, config)
-        if fixed:
-            raise UserError(
-                f"the run in {folder} cannot go on with another "
-                + ", another ".join(fixed)
-                + ". Undo the change, or start a new run with --out."
-            )
+        return []
+    fixed, changed = configs.differences(before, config)
+    if fixed:
+        raise UserError(
+            f"the run in {folder} cannot go on with another "
+            + ", another ".join(fixed)
+            + ". Undo the change, or start a new run with --out."
+        )
+    return changed
+
+
+def write_folder(config: Config) -> None:
+    """Write config.json and environment.json, each whole or not at all."""
+    folder = Path(config.out)
+    folder.mkdir(parents=True, exist_ok=True)
     _replace(folder / "config.json", configs.to_json(config))
     _replace(folder / "environment.json", json.dumps(environment.describe(), indent=2) + "\n")
-    return changed
 
 
 def _replace(path: Path, text: str) -> None:

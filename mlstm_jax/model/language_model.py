@@ -25,7 +25,7 @@ from flax import linen
 
 from mlstm_jax import config
 from mlstm_jax.model.product import product
-from mlstm_jax.model.recurrence import LayerCarry, recurrence
+from mlstm_jax.model.recurrence import Inputs, LayerCarry, recurrence
 from mlstm_jax.model.weight_norm import column_norms, weight_norm
 
 Array = jax.Array
@@ -87,7 +87,7 @@ class _Layer(linen.Module):
             # σ(f) = 1 and σ(i) = 0 to the bit, whatever m Wh adds: c stays as it is.
             held_G = jnp.repeat(jnp.array([-_SHUT, _SHUT, 0.0, 0.0], jnp.float32), hidden)
             zx_TBG = zx_TBG + jnp.where(hold_TB[:, :, None], held_G[None, None, :], 0.0)
-        return recurrence(mx_TBH, zx_TBG, wmh_HH, wh_HG, carry, self.compute)
+        return recurrence(Inputs(mx_TBH, zx_TBG, wmh_HH, wh_HG, carry), self.compute)
 
 
 class LanguageModel(linen.Module):

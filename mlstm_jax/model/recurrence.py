@@ -66,97 +66,85 @@ def _step(
     return carry, (mh_BH, jnp.concatenate([i, f, o, u], axis=-1))
 
 
-def recurrence_reference(
-    mx_TBH: Array,
-    zx_TBG: Array,
-    wmh_HH: Array,
-    wh_HG: Array,
-    carry: LayerCarry,
-    compute: jnp.dtype,
-) -> tuple[Array, LayerCarry]:
-    """Run the equations with JAX's own gradient; arguments and results as `recurrence`."""
-    wmh_HH, wh_HG = wmh_HH.astype(compute), wh_HG.astype(compute)
+class Inputs(NamedTuple):
+    """What one layer reads over a window; all float32, but c as in `LayerCarry`."""
 
-    def step(carry: LayerCarry, inputs: tuple[Array, Array]) -> tuple[LayerCarry, Array]:
-        carry, _ = _step(carry, *inputs, wmh_HH, wh_HG)
+    mx_TBH: Array  # x Wmx
+    zx_TBG: Array  # x Wx + b
+    wmh_HH: Array
+    wh_HG: Array
+    carry: LayerCarry  # before the window
+
+    def rounded(self, compute: jnp.dtype) -> "Inputs":
+        """Return the same with both matrices in the compute type."""
+        wmh_HH, wh_HG = self.wmh_HH.astype(compute), self.wh_HG.astype(compute)
+        return self._replace(wmh_HH=wmh_HH, wh_HG=wh_HG)
+
+
+Outputs = tuple[Array, LayerCarry]
+
+
+def recurrence_reference(inputs: Inputs, compute: jnp.dtype) -> Outputs:
+    """Run the equations with JAX's own gradient; arguments and results as `recurrence`."""
+    mx_TBH, zx_TBG, wmh_HH, wh_HG, carry = inputs.rounded(compute)
+
+    def step(carry: LayerCarry, x: tuple[Array, Array]) -> tuple[LayerCarry, Array]:
+        carry, _ = _step(carry, *x, wmh_HH, wh_HG)
         return carry, carry.h.astype(compute)
 
     carry, h_TBH = jax.lax.scan(step, carry, (mx_TBH, zx_TBG))
     return h_TBH, carry
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(5,))
-def recurrence(
-    mx_TBH: Array,
-    zx_TBG: Array,
-    wmh_HH: Array,
-    wh_HG: Array,
-    carry: LayerCarry,
-    compute: jnp.dtype,
-) -> tuple[Array, LayerCarry]:
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def recurrence(inputs: Inputs, compute: jnp.dtype) -> Outputs:
     """Run one layer over a window.
 
     Args:
-        mx_TBH: x Wmx, float32.
-        zx_TBG: x Wx + b, float32.
-        wmh_HH: Wmh, float32.
-        wh_HG: Wh, float32.
-        carry: h and c before the window.
-        compute: type of the operands of both products.
+        inputs: input-side products, recurrent matrices and state.
+        compute: type of the operands of both recurrent products.
 
     Returns:
         h at every step [T, B, H] in the compute type, and the carry after the window. All
-        gradients are float32, those of the weights one float32 sum over T and B.
+        gradients are float32, those of the matrices one float32 sum over T and B.
     """
-    return recurrence_reference(mx_TBH, zx_TBG, wmh_HH, wh_HG, carry, compute)
+    return recurrence_reference(inputs, compute)
 
 
 class _Saved(NamedTuple):
-    """What the backward scan needs; all but mx and the carry in the compute type."""
+    """What the backward scan needs beside the inputs; in the compute type, c as in the carry."""
 
-    mx_TBH: Array
-    wmh_HH: Array
-    wh_HG: Array
-    carry: LayerCarry
     h_TBH: Array
     c_TBH: Array
     mh_TBH: Array
     gates_TBG: Array
 
 
-def _forward(
-    mx_TBH: Array,
-    zx_TBG: Array,
-    wmh_HH: Array,
-    wh_HG: Array,
-    carry: LayerCarry,
-    compute: jnp.dtype,
-) -> tuple[tuple[Array, LayerCarry], _Saved]:
-    wmh_HH, wh_HG = wmh_HH.astype(compute), wh_HG.astype(compute)
+def _forward(inputs: Inputs, compute: jnp.dtype) -> tuple[Outputs, tuple[Inputs, _Saved]]:
+    inputs = inputs.rounded(compute)
 
-    def step(
-        carry: LayerCarry, inputs: tuple[Array, Array]
-    ) -> tuple[LayerCarry, tuple[Array, Array, Array, Array]]:
-        carry, (mh_BH, gates_BG) = _step(carry, *inputs, wmh_HH, wh_HG)
-        saved = (carry.h.astype(compute), carry.c, mh_BH.astype(compute), gates_BG.astype(compute))
-        return carry, saved
+    def step(carry: LayerCarry, x: tuple[Array, Array]) -> tuple[LayerCarry, _Saved]:
+        carry, (mh, gates) = _step(carry, *x, inputs.wmh_HH, inputs.wh_HG)
+        h, mh, gates = (value.astype(compute) for value in (carry.h, mh, gates))
+        return carry, _Saved(h, carry.c, mh, gates)
 
-    last, (h_TBH, c_TBH, mh_TBH, gates_TBG) = jax.lax.scan(step, carry, (mx_TBH, zx_TBG))
-    saved = _Saved(mx_TBH, wmh_HH, wh_HG, carry, h_TBH, c_TBH, mh_TBH, gates_TBG)
-    return (h_TBH, last), saved
+    last, saved = jax.lax.scan(step, inputs.carry, (inputs.mx_TBH, inputs.zx_TBG))
+    # zx is not needed again: its shape is that of the gates.
+    return (saved.h_TBH, last), (inputs._replace(zx_TBG=jnp.zeros(())), saved)
 
 
 def _backward(
-    compute: jnp.dtype, saved: _Saved, cotangents: tuple[Array, LayerCarry]
-) -> tuple[Array, Array, Array, Array, LayerCarry]:
+    compute: jnp.dtype, residuals: tuple[Inputs, _Saved], cotangents: Outputs
+) -> tuple[Inputs]:
+    inputs, saved = residuals
     dh_TBH, dlast = cotangents
-    before_c_TBH = jnp.concatenate([saved.carry.c[None], saved.c_TBH[:-1]])
+    before_c_TBH = jnp.concatenate([inputs.carry.c[None], saved.c_TBH[:-1]])
 
     def step(
-        later: tuple[Array, Array], inputs: tuple[Array, ...]
+        later: tuple[Array, Array], now: tuple[Array, ...]
     ) -> tuple[tuple[Array, Array], tuple[Array, Array, Array]]:
         dh, dc = later
-        dh_out, mx, mh, gates, c, before_c = (x.astype(jnp.float32) for x in inputs)
+        dh_out, mx, mh, gates, c, before_c = (x.astype(jnp.float32) for x in now)
         i, f, o, u = jnp.split(gates, 4, axis=-1)
         tanh_c = jnp.tanh(c)
         dh = dh + dh_out
@@ -170,29 +158,30 @@ def _backward(
             ],
             axis=-1,
         ).astype(compute)
-        dm = _dot_transposed(dz_BG, saved.wh_HG)
+        dm = _dot_transposed(dz_BG, inputs.wh_HG)
         dmh_BH = (dm * mx).astype(compute)
-        dh = _dot_transposed(dmh_BH, saved.wmh_HH)
+        dh = _dot_transposed(dmh_BH, inputs.wmh_HH)
         return (dh, dc * f), (dz_BG, dmh_BH, dm * mh)
 
     (dh0_BH, dc0_BH), (dz_TBG, dmh_TBH, dmx_TBH) = jax.lax.scan(
         step,
         (dlast.h, dlast.c.astype(jnp.float32)),
-        (dh_TBH, saved.mx_TBH, saved.mh_TBH, saved.gates_TBG, saved.c_TBH, before_c_TBH),
+        (dh_TBH, inputs.mx_TBH, saved.mh_TBH, saved.gates_TBG, saved.c_TBH, before_c_TBH),
         reverse=True,
     )
-    before_h_TBH = jnp.concatenate([saved.carry.h.astype(compute)[None], saved.h_TBH[:-1]])
-    m_TBH = (saved.mx_TBH * saved.mh_TBH.astype(jnp.float32)).astype(compute)
+    before_h_TBH = jnp.concatenate([inputs.carry.h.astype(compute)[None], saved.h_TBH[:-1]])
+    m_TBH = (inputs.mx_TBH * saved.mh_TBH.astype(jnp.float32)).astype(compute)
     # Sums over t and b by einsum, not by a reshape to [T·B, H], which under a sharded program
     # becomes an all-gather of the activations.
     sum_rows = partial(jnp.einsum, "tbi,tbo->io", preferred_element_type=jnp.float32)
-    return (
-        dmx_TBH,
-        dz_TBG.astype(jnp.float32),
-        sum_rows(before_h_TBH, dmh_TBH),
-        sum_rows(m_TBH, dz_TBG),
-        LayerCarry(h=dh0_BH, c=dc0_BH.astype(saved.carry.c.dtype)),
+    gradient = Inputs(
+        mx_TBH=dmx_TBH,
+        zx_TBG=dz_TBG.astype(jnp.float32),
+        wmh_HH=sum_rows(before_h_TBH, dmh_TBH),
+        wh_HG=sum_rows(m_TBH, dz_TBG),
+        carry=LayerCarry(h=dh0_BH, c=dc0_BH.astype(inputs.carry.c.dtype)),
     )
+    return (gradient,)
 
 
 recurrence.defvjp(_forward, _backward)

@@ -64,8 +64,8 @@ def train(config: Config, *, resume: bool = False) -> Path:
         make_train_step(config, model, adam, rate, parallel.AXIS), donate=(0, 1)
     )
 
-    changed = run.prepare_folder(config, resume=resume)
     folder = Path(config.out)
+    changed = run.check_folder(config, resume=resume)
     checkpoints = Checkpoints(folder, config.train.keep_checkpoints)
     meta = Meta(corpus=corpus.identity, cleaning=corpus.manifest.cleaning)
     state, carry = init_state(config, model, adam), model.init_carry(config.data.batch)
@@ -73,6 +73,7 @@ def train(config: Config, *, resume: bool = False) -> Path:
     if first:
         checkpoints.require_corpus(first, meta)
         state, carry = checkpoints.restore(first, state, carry)
+    run.write_folder(config)
     state, carry = devices.replicate(state), devices.split_rows(carry)
     batches = prefetch(stream.batch, range(first, total))
 

@@ -5,30 +5,30 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mlstm_jax.model.recurrence import LayerCarry, recurrence, recurrence_reference
+from mlstm_jax.model.recurrence import Inputs, LayerCarry, recurrence, recurrence_reference
 
 
-def arguments(random: np.random.Generator, t: int, b: int, h: int) -> tuple:
+def arguments(random: np.random.Generator, t: int, b: int, h: int) -> Inputs:
     def normal(*shape: int) -> np.ndarray:
         return random.normal(size=shape).astype(np.float32)
 
     carry = LayerCarry(np.tanh(normal(b, h)), normal(b, h))
-    return (
+    return Inputs(
         normal(t, b, h),
         normal(t, b, 4 * h),
-        normal(h, h) / np.sqrt(h),
-        normal(h, 4 * h) / np.sqrt(h),
+        normal(h, h) / np.float32(np.sqrt(h)),
+        normal(h, 4 * h) / np.float32(np.sqrt(h)),
         carry,
     )
 
 
-def gradients(function: object, inputs: tuple, compute: object, weights: tuple) -> tuple:
-    def scalar(*inputs: object) -> jax.Array:
-        h_TBH, last = function(*inputs, compute)
+def gradients(function: object, inputs: Inputs, compute: object, weights: tuple) -> Inputs:
+    def scalar(inputs: Inputs) -> jax.Array:
+        h_TBH, last = function(inputs, compute)
         parts = (h_TBH.astype(jnp.float32), last.h, last.c)
         return sum(jnp.vdot(part, weight) for part, weight in zip(parts, weights, strict=True))
 
-    return jax.jit(jax.grad(scalar, argnums=(0, 1, 2, 3, 4)))(*inputs)
+    return jax.jit(jax.grad(scalar))(inputs)
 
 
 @pytest.mark.parametrize(("t", "b", "h"), [(1, 1, 1), (5, 3, 7), (32, 4, 16)])
@@ -56,20 +56,24 @@ def test_forward_is_the_reference_to_the_bit(
     compute: jnp.dtype, random: np.random.Generator
 ) -> None:
     inputs = arguments(random, 9, 2, 12)
-    plain = jax.jit(recurrence_reference, static_argnums=5)(*inputs, compute)
+    plain = jax.jit(recurrence_reference, static_argnums=1)(inputs, compute)
     # As it runs under a gradient, where it also saves what the backward scan needs.
-    saving = jax.jit(lambda *a: jax.vjp(lambda *a: recurrence(*a, compute), *a)[0])(*inputs)
+    saving = jax.jit(lambda x: jax.vjp(lambda x: recurrence(x, compute), x)[0])(inputs)
     jax.tree.map(np.testing.assert_array_equal, saving, plain)
 
 
 def test_weight_gradient_is_summed_in_float32(random: np.random.Generator) -> None:
     """2,000 small equal terms: a running sum in bf16 stops growing at 256 of them."""
     t, h = 2000, 4
-    mx, zx, wmh, wh, carry = arguments(random, t, 1, h)
-    mx, zx = np.ones_like(mx), np.broadcast_to(zx[:1], zx.shape)
+    inputs = arguments(random, t, 1, h)
+    inputs = inputs._replace(
+        mx_TBH=np.ones_like(inputs.mx_TBH),
+        zx_TBG=np.broadcast_to(inputs.zx_TBG[:1], inputs.zx_TBG.shape),
+    )
     zeros = (np.zeros((1, h), np.float32),) * 2
     weights = (np.full((t, 1, h), 1 / 64, np.float32), *zeros)
-    exact = gradients(recurrence_reference, (mx, zx, wmh, wh, carry), jnp.float32, weights)
-    half = gradients(recurrence, (mx, zx, wmh, wh, carry), jnp.bfloat16, weights)
-    for mine, judge in zip(half[2:4], exact[2:4], strict=True):
+    exact = gradients(recurrence_reference, inputs, jnp.float32, weights)
+    half = gradients(recurrence, inputs, jnp.bfloat16, weights)
+    for name in ("wmh_HH", "wh_HG"):
+        mine, judge = getattr(half, name), getattr(exact, name)
         assert np.linalg.norm(mine - judge) / np.linalg.norm(judge) < 0.03

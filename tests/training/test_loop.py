@@ -190,9 +190,16 @@ def test_the_newest_checkpoints_and_the_best_are_kept(corpus: Path, tmp_path: Pa
         run.load(tmp_path / "run", "7")
 
 
-def test_a_finished_run_is_left_alone_and_can_be_made_longer(corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "precision",
+    [Precision(), Precision(compute="bf16", cell="compute", all_reduce="compute")],
+    ids=["fp32", "bf16"],
+)
+def test_a_finished_run_is_left_alone_and_can_be_made_longer(
+    precision: Precision, corpus: Path, tmp_path: Path
+) -> None:
     short = Train(steps=20, eval_every=10, checkpoint_every=10, log_every=5)
-    config = make_config(corpus, tmp_path / "run", train=short)
+    config = make_config(corpus, tmp_path / "run", train=short, precision=precision)
     loop.train(config)
     before = lines_without_time(tmp_path / "run")
     loop.train(config)
@@ -252,8 +259,10 @@ def test_a_resume_on_another_corpus_is_refused(
 
     prepare([str(text_file)], tmp_path / "other", split=(20, 1, 1), seed=5)
     data = dataclasses.replace(short_run.data, corpus=str(tmp_path / "other"))
+    before = (Path(short_run.out) / "config.json").read_text()
     with pytest.raises(UserError, match="trained on another corpus"):
         loop.train(dataclasses.replace(short_run, data=data))
+    assert (Path(short_run.out) / "config.json").read_text() == before
 
 
 def test_resume_needs_a_run_and_a_run_needs_its_own_folder(corpus: Path, tmp_path: Path) -> None:
