@@ -1,7 +1,7 @@
 # Everything runs in .venv, made from pyproject.toml and constraints.txt.
 #   make quickstart   a corpus, a small model, a report; about two minutes
 #   make test         the tests
-#   make check        what CI checks: lint, types and all tests, the slow ones too
+#   make check        what CI checks: lint, types and tests
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -14,7 +14,7 @@ quickstart: .venv/ready
 install: .venv/ready
 
 test: .venv/ready
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest
 
 lint: .venv/ready-dev
 	$(BIN)/ruff check .
@@ -23,8 +23,7 @@ lint: .venv/ready-dev
 types: .venv/ready-dev
 	$(BIN)/mypy
 
-check: lint types
-	$(BIN)/python -m pytest
+check: lint types test
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache

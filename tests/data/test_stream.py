@@ -64,7 +64,7 @@ def test_an_epoch_is_as_long_as_its_shortest_row_and_repeats(split: Split) -> No
 
 def test_rows_of_processes_are_the_rows_of_the_whole(split: Split) -> None:
     stream = TrainStream(split, batch=8, window=16, shards=16, shuffle=True, seed=4)
-    for step in (0, 7, stream.steps_per_epoch, 2 * stream.steps_per_epoch + 3):
+    for step in range(0, 3 * stream.steps_per_epoch, 5):
         whole = stream.batch(step)
         parts = [stream.batch(step, slice(start, start + 2)) for start in range(0, 8, 2)]
         for field in whole._fields:
