@@ -13,13 +13,14 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
+from mlstm_jax import __version__
 from mlstm_jax.errors import KnownError, UserError
 
-_RunFolder = Positional[Path]
+_RunFolder = Annotated[Path, Positional, arg(metavar="RUN")]
 
 
 def prepare(
-    sources: Positional[list[str]],
+    sources: Annotated[list[str], Positional, arg(metavar="SOURCE [SOURCE ...]")],
     out: Path,
     text_field: str | None = None,
     rating_field: str | None = None,
@@ -33,20 +34,16 @@ def prepare(
     """Make a corpus folder from files of text.
 
     Args:
-        sources: .json, .jsonl, .csv, .tsv or .txt files, each also .gz; or `pydoc:`, Python's own
-            documentation, which is on every machine.
-        out: folder to write; whole or absent, whatever happens.
-        text_field: field or column of the text. Default: the first that exists of text,
-            reviewText, review_body, sentence, content.
-        rating_field: field or column of a rating, kept beside the text. Default: the first that
-            exists of rating, overall, star_rating, stars.
-        document: what one document of a text file is. Default: line.
+        sources: .json, .jsonl, .csv, .tsv, .txt files, each also .gz; `pydoc:` is Python's docs.
+        out: folder to write; it appears whole or not at all.
+        text_field: field of the text; unset: text, reviewText, review_body, sentence or content.
+        rating_field: field of a rating to keep; unset: rating, overall, star_rating or stars.
+        document: what one document of a text file is; unset: a line.
         split: documents in train, valid and test, as weights. Paper: 1000,1,1.
         seed: of the order of the documents, which hangs on it and on their content alone.
-        clean: radford: HTML-unescape, newlines to spaces, strip, pad with "\\n " in front and " "
-            behind. none: the bytes as they are.
-        keep_duplicates: keep documents whose cleaned text is the same. Paper: removed.
-        overwrite: replace the corpus that is in `out`.
+        clean: radford: unescape HTML, newlines to spaces, strip, pad; none: the text as it is.
+        keep_duplicates: keep documents of the same cleaned text. Paper: removed.
+        overwrite: replace the corpus that is there.
     """
     from mlstm_jax.data import corpus
     from mlstm_jax.data.prepare import prepare as run_prepare
@@ -77,7 +74,7 @@ def _split(text: str) -> tuple[int, int, int]:
     return train, valid, test
 
 
-def inspect(corpus: Positional[Path], verify: bool = False) -> None:
+def inspect(corpus: Annotated[Path, Positional, arg(metavar="DIR")], verify: bool = False) -> None:
     """Show what is in a corpus folder.
 
     Args:
@@ -127,7 +124,7 @@ def evaluate(
 
     Args:
         run: run folder.
-        corpus: corpus folder. Default: the one it was trained on.
+        corpus: corpus folder; unset: the one it was trained on.
         split: which part of it.
         checkpoint: best (by validation BPC), latest, or a step.
         json_path: also write the result here, as JSON.
@@ -200,7 +197,7 @@ def report(run: _RunFolder, corpus: Path | None = None) -> None:
 
     Args:
         run: run folder.
-        corpus: corpus folder. Default: the one it was trained on.
+        corpus: corpus folder; unset: the one it was trained on.
     """
     from mlstm_jax.report import report as make_report
 
@@ -221,11 +218,11 @@ def transfer(
 
     Args:
         run: run folder.
-        train: texts with labels 0 and 1, in .csv, .tsv, .json or .jsonl, each also .gz.
+        train: texts with two labels, in .csv, .tsv, .json or .jsonl, each also .gz.
         valid: likewise, to choose the strength of the L1 penalty on.
         test: likewise, to report the accuracy on.
-        label_field: field or column of the label, a whole number.
-        text_field: field or column of the text. Default: as for `prepare`.
+        label_field: field of the label, a whole number.
+        text_field: field of the text; unset: text, reviewText, review_body, sentence or content.
         checkpoint: best (by validation BPC), latest, or a step.
         json_path: also write the result here, as JSON.
     """
@@ -279,6 +276,9 @@ def main(arguments: Sequence[str] | None = None, program: str | None = None) -> 
     name, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help"):
         print(_usage("mlstm-jax"))
+        sys.exit(0)
+    if name == "--version":
+        print(f"mlstm-jax {__version__}")
         sys.exit(0)
     if name not in _COMMANDS:
         print(f"mlstm-jax: there is no command {name!r}.\n\n{_usage('mlstm-jax')}", file=sys.stderr)

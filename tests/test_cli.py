@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import mlstm_jax
+
 REPOSITORY = Path(__file__).parent.parent
 COMMANDS = ["prepare", "inspect", "train", "evaluate", "generate", "report", "transfer"]
 
@@ -34,6 +36,7 @@ def test_help_of_everything(call) -> None:
     for command in COMMANDS:
         assert f"\n  {command} " in overview
         assert "usage" in call("mlstm-jax", command, "--help").stdout.lower()
+    assert call("mlstm-jax", "--version").stdout == f"mlstm-jax {mlstm_jax.__version__}\n"
     text = call(sys.executable, REPOSITORY / "train.py", "--help").stdout
     for words in ("--optimizer.learning-rate", "--data.window", "Paper: 256", "--resume"):
         assert words in text

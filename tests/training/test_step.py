@@ -102,13 +102,17 @@ def test_the_step_compiles_once_in_every_type(corpus: Path, compute: str) -> Non
     trainer.assert_replicas_are_equal()
 
 
-def poison(batch: Batch) -> Batch:
-    """Nothing in real text overflows a sound model, so reset no row: see `overflow`."""
+def without_resets(batch: Batch) -> Batch:
+    """No row starts a shard, so that none escapes `overflow`."""
     return batch._replace(reset_B=np.zeros_like(batch.reset_B))
 
 
 def overflow(trainer: Trainer, device: int) -> None:
-    """Put a hidden state past fp16's range into one row of one device."""
+    """Put a hidden state past fp16's range into one row of one device.
+
+    Real text does not overflow a sound model when it is asked to; this row overflows at the first
+    product of the next step, and nothing else is touched.
+    """
     carry = jax.tree.map(np.array, trainer.host_carry)
     carry.h[2 * device] = 1e5
     trainer.carry = trainer.devices.split_rows(carry)
@@ -120,7 +124,7 @@ def test_an_overflow_on_one_of_four_devices_skips_one_step_everywhere(corpus: Pa
     before, carry_before = trainer.host_state, trainer.host_carry
     overflow(trainer, device=2)
 
-    metrics = trainer.take(poison(trainer.stream.batch(6)))
+    metrics = trainer.take(without_resets(trainer.stream.batch(6)))
 
     after = trainer.host_state
     assert (metrics.skipped, metrics.consecutive_skips) == (1, 1)
@@ -136,7 +140,7 @@ def test_an_overflow_on_one_of_four_devices_skips_one_step_everywhere(corpus: Pa
     np.testing.assert_array_equal(trainer.host_carry.c[healthy], carry_before.c[healthy])
     assert np.isfinite(trainer.host_carry.h).all()
 
-    # The poisoned row starts a shard; the run goes on.
+    # The overflowing row starts a shard; the run goes on.
     batch = trainer.stream.batch(7)
     metrics = trainer.take(batch._replace(reset_B=np.arange(8) == 4))
     assert (metrics.skipped, metrics.consecutive_skips) == (1, 0)
@@ -161,7 +165,7 @@ def test_the_learning_rate_counts_applied_updates(corpus: Path) -> None:
     trainer = Trainer(make_config(corpus, compute="fp16"), 1)
     first = trainer.run(0, 3).learning_rate
     overflow(trainer, device=1)
-    skipped = trainer.take(poison(trainer.stream.batch(3))).learning_rate
+    skipped = trainer.take(without_resets(trainer.stream.batch(3))).learning_rate
     trainer.carry = jax.tree.map(jnp.zeros_like, trainer.carry)
     following = trainer.run(4, 5).learning_rate
     np.testing.assert_allclose(
