@@ -30,7 +30,7 @@ def prepare_corpus() -> None:
 
 def next_steps(run: Path) -> str:
     """Return what a newcomer may type next."""
-    return f"""What to try next:
+    return f"""What to try next, in a shell where you have typed . .venv/bin/activate once:
   mlstm-jax generate {run} --prompt "The object" --length 300
   mlstm-jax evaluate {run} --split test
 Your own text, a document a line (or .csv, .jsonl, .gz of each):

@@ -85,7 +85,9 @@ def train(config: Config, *, resume: bool = False) -> Path:
         signals = stack.enter_context(_collect_signals())
         reporter = Reporter(config, stream, log, progress, first)
         progress.say(_summary(config, corpus, stream, devices, state.params, first, total))
-        if first:
+        if changed:
+            progress.say("changed since the run began: " + ", ".join(changed))
+        if 0 < first < total:
             reporter.event(first, "resumed", changed=changed)
         pending = None
         stack.enter_context(jax.transfer_guard("disallow"))
@@ -144,12 +146,14 @@ def _summary(
     first: int,
     total: int,
 ) -> str:
-    """Say in two lines what is about to be trained, on what."""
+    """Say what is about to be trained, on what."""
+    if first == total:
+        return f"{config.out} is finished: {total:,} steps. More of them: --train.steps"
     count = sum(leaf[0].size for leaf in jax.tree.leaves(params))
     data, split = config.data, corpus.manifest.splits["train"]
+    start = f"resuming at step {first:,} of" if first else "training"
     lines = [
-        f"{'resuming at step ' + format(first, ',') if first else 'training'} to {total:,} of "
-        f"{stream.steps_per_epoch:,} steps an epoch: {count:,} parameters in "
+        f"{start} {total:,} steps, {stream.epoch(total):.2f} epochs: {count:,} parameters in "
         f"{config.precision.compute} on {devices.count} {devices.devices[0].platform} device(s)",
         f"{data.batch} rows x {data.window} bytes a step, from {split.bytes:,} bytes in "
         f"{stream.shards:,} shards; run folder {config.out}",
