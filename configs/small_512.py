@@ -2,8 +2,8 @@
 
 Corpus:    mlstm-jax prepare reviews.jsonl.gz --out corpora/reviews --split 100,1,1
 Command:   mlstm-jax train configs/small_512.py --data.corpus corpora/reviews
-Hardware:  two CPU cores: about 14 kB/s
-Expected:  see the README for a run on Amazon and IMDB reviews
+Hardware:  two CPU cores: 12 kB/s
+Expected:  validation 1.748 BPC after 6,000 steps on 72 MB of Amazon and IMDB reviews (README)
 """
 
 from mlstm_jax.config import Config, Data, Model, Optimizer, Train
