@@ -9,8 +9,11 @@
     checkpoints/        one folder a step
 """
 
+import fcntl
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +25,8 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.training import environment
 from mlstm_jax.training.checkpoint import Checkpoints
+
+_LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -42,38 +47,58 @@ def read_config(folder: Path) -> Config | None:
     return configs.from_json(path.read_text(), path) if path.is_file() else None
 
 
-def check_folder(config: Config, *, resume: bool) -> list[str]:
-    """Check that the run folder of `config` is free, or that its run can go on with it.
+@contextmanager
+def claim(config: Config, *, resume: bool) -> Iterator[list[str]]:
+    """Hold the run folder of `config`, so that one process trains in it.
 
-    Returns:
+    A new folder gets its config at once: a run that is killed before its first checkpoint is
+    still known as one.
+
+    Yields:
         What has changed since the run was started, where that is allowed.
 
     Raises:
-        UserError: the folder is something else, holds a run of another kind, or holds none
-            although `resume` is set.
+        UserError: the folder is something else, holds a run of another kind, or none although
+            `resume` is set; or another process trains in it.
     """
     folder = Path(config.out)
     before = read_config(folder)
+    changed: list[str] = []
     if before is None:
         if resume:
             raise UserError(f"--resume: {folder} holds no run; start one without --resume.")
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if folder.exists() and not (folder.is_dir() and all(map(_is_ours, folder.iterdir()))):
             raise UserError(f"{folder} exists and is not a run; choose another folder with --out.")
-        return []
-    fixed, changed = configs.differences(before, config)
-    if fixed:
-        raise UserError(
-            f"the run in {folder} cannot go on with another "
-            + ", another ".join(fixed)
-            + ". Undo the change, or start a new run with --out."
-        )
-    return changed
+    else:
+        fixed, changed = configs.differences(before, config)
+        if fixed:
+            raise UserError(
+                f"the run in {folder} cannot go on with another "
+                + ", another ".join(fixed)
+                + ". Undo the change, or start a new run with --out."
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / _LOCK).open("w") as lock:
+        try:
+            # The system lets go of it when the process ends, however it ends.
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"another process is training in {folder}; wait for it, or use another --out."
+            ) from None
+        if before is None:
+            write_folder(config)
+        yield changed
+
+
+def _is_ours(path: Path) -> bool:
+    """Return whether a file may be left of a run that was killed before it had its config."""
+    return path.name == _LOCK or path.suffix == ".partial"
 
 
 def write_folder(config: Config) -> None:
     """Write config.json and environment.json, each whole or not at all."""
     folder = Path(config.out)
-    folder.mkdir(parents=True, exist_ok=True)
     _replace(folder / "config.json", configs.to_json(config))
     _replace(folder / "environment.json", json.dumps(environment.describe(), indent=2) + "\n")
 

@@ -65,21 +65,21 @@ def train(config: Config, *, resume: bool = False) -> Path:
     )
 
     folder = Path(config.out)
-    changed = run.check_folder(config, resume=resume)
-    checkpoints = Checkpoints(folder, config.train.keep_checkpoints)
     meta = Meta(corpus=corpus.identity, cleaning=corpus.manifest.cleaning)
     state, carry = init_state(config, model, adam), model.init_carry(config.data.batch)
-    first = checkpoints.latest() or 0
-    if first:
-        checkpoints.require_corpus(first, meta)
-        state, carry = checkpoints.restore(first, state, carry)
-    run.write_folder(config)
-    state, carry = devices.replicate(state), devices.split_rows(carry)
-    batches = prefetch(stream.batch, range(first, total))
 
     with ExitStack() as stack:
-        stack.callback(checkpoints.close)
-        stack.callback(batches.close)
+        changed = stack.enter_context(run.claim(config, resume=resume))
+        checkpoints = stack.enter_context(
+            closing(Checkpoints(folder, config.train.keep_checkpoints))
+        )
+        first = checkpoints.latest() or 0
+        if first:
+            checkpoints.require_corpus(first, meta)
+            state, carry = checkpoints.restore(first, state, carry)
+        run.write_folder(config)
+        state, carry = devices.replicate(state), devices.split_rows(carry)
+        batches = stack.enter_context(closing(prefetch(stream.batch, range(first, total))))
         log = stack.enter_context(closing(MetricsLog(folder, first)))
         progress = stack.enter_context(ProgressLine("train", total, first))
         signals = stack.enter_context(_collect_signals())

@@ -275,6 +275,22 @@ def test_resume_needs_a_run_and_a_run_needs_its_own_folder(corpus: Path, tmp_pat
         loop.train(make_config(corpus, tmp_path / "taken"))
 
 
+def test_one_process_trains_in_a_folder(short_run: Config) -> None:
+    with (
+        run.claim(short_run, resume=True),
+        pytest.raises(UserError, match="another process is training in"),
+    ):
+        loop.train(short_run)
+    loop.train(short_run)
+
+
+def test_a_run_killed_before_its_config_was_written_can_start(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/.lock").touch()
+    (tmp_path / "run/config.partial").write_text('{"out"')
+    loop.train(make_config(corpus, tmp_path / "run", train=Train(steps=2)))
+
+
 def test_length_of_a_run() -> None:
     assert loop.total_steps(Train(steps=100_000, epochs=3), 5000) == 15_000
     assert loop.total_steps(Train(steps=100, epochs=3), 5000) == 100
