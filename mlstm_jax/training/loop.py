@@ -147,8 +147,8 @@ def _summary(
     total: int,
 ) -> str:
     """Say what is about to be trained, on what."""
-    if first == total:
-        return f"{config.out} is finished: {total:,} steps. More of them: --train.steps"
+    if first >= total:
+        return f"{config.out} is finished: {first:,} steps. More of them: --train.steps"
     count = sum(leaf[0].size for leaf in jax.tree.leaves(params))
     data, split = config.data, corpus.manifest.splits["train"]
     start = f"resuming at step {first:,} of" if first else "training"
