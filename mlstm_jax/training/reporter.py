@@ -50,9 +50,8 @@ class Reporter:
             reason = (
                 f"stopped at step {step}: the last {skips} updates were skipped, because the loss "
                 f"or the gradient held inf or NaN (loss scale now {metrics.loss_scale:g}). The "
-                "parameters are those before the first of them. Lower "
-                "optimizer.learning_rate or optimizer.clip_norm, or try precision.compute bf16, "
-                "and resume from the last checkpoint with the same --out."
+                "checkpoints are good. Go on from the last with a lower optimizer.learning_rate or "
+                "optimizer.clip_norm and the same --out, or start anew in --precision.compute bf16."
             )
             self._log.write("event", step, event="diverged", reason=reason)
             raise Diverged(reason)
