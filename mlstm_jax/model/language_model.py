@@ -25,14 +25,13 @@ from flax import linen
 
 from mlstm_jax import config
 from mlstm_jax.model.product import product
-from mlstm_jax.model.recurrence import Inputs, LayerCarry, recurrence
+from mlstm_jax.model.recurrence import LayerCarry, Sequence, Weights, recurrence
 from mlstm_jax.model.weight_norm import column_norms, weight_norm
 
 Array = jax.Array
 Parameters = Any  # A tree of float32 arrays, as in the docstring above.
 
 VOCABULARY = 256
-_SHUT = 1e9  # a gate's input at which its sigmoid is 0 or 1
 COMPUTE_TYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}
 
 
@@ -57,10 +56,9 @@ def _uniform(hidden: int) -> Any:
 
 
 class _Layer(linen.Module):
-    """Own one mLSTM layer and run it over a window; time-major."""
+    """Own the matrices of one mLSTM layer."""
 
     model: config.Model
-    compute: Any
 
     def _matrix(self, name: str, rows: int, columns: int, initialise: Any) -> Array:
         """Own one weight-normalised matrix; W = V at the start."""
@@ -69,25 +67,19 @@ class _Layer(linen.Module):
         return weight_norm(v_IO, g_O)
 
     @linen.compact
-    def __call__(
-        self, x_TBI: Array, carry: LayerCarry, hold_TB: Array | None
-    ) -> tuple[Array, LayerCarry]:
-        hidden, inputs = self.model.hidden, x_TBI.shape[-1]
+    def __call__(self, inputs: int) -> Weights:
+        """Return them normalised; `inputs` is the width I of what the layer reads."""
+        hidden = self.model.hidden
         uniform = _uniform(hidden)
         orthogonal = linen.initializers.orthogonal()
         recurrent = orthogonal if self.model.recurrent_init == "orthogonal" else uniform
-        wmx_IH = self._matrix("wmx", inputs, hidden, uniform)
-        wmh_HH = self._matrix("wmh", hidden, hidden, recurrent)
-        wx_IG = self._matrix("wx", inputs, 4 * hidden, uniform)
-        wh_HG = self._matrix("wh", hidden, 4 * hidden, recurrent)
-        b_G = self.param("b", linen.initializers.zeros, (4 * hidden,))
-        mx_TBH = product(x_TBI, wmx_IH, self.compute)
-        zx_TBG = product(x_TBI, wx_IG, self.compute) + b_G[None, None, :]
-        if hold_TB is not None:
-            # σ(f) = 1 and σ(i) = 0 to the bit, whatever m Wh adds: c stays as it is.
-            held_G = jnp.repeat(jnp.array([-_SHUT, _SHUT, 0.0, 0.0], jnp.float32), hidden)
-            zx_TBG = zx_TBG + jnp.where(hold_TB[:, :, None], held_G[None, None, :], 0.0)
-        return recurrence(Inputs(mx_TBH, zx_TBG, wmh_HH, wh_HG, carry), self.compute)
+        return Weights(
+            wmx_IH=self._matrix("wmx", inputs, hidden, uniform),
+            wmh_HH=self._matrix("wmh", hidden, hidden, recurrent),
+            wx_IG=self._matrix("wx", inputs, 4 * hidden, uniform),
+            wh_HG=self._matrix("wh", hidden, 4 * hidden, recurrent),
+            b_G=self.param("b", linen.initializers.zeros, (4 * hidden,)),
+        )
 
 
 class LanguageModel(linen.Module):
@@ -95,6 +87,7 @@ class LanguageModel(linen.Module):
 
     model: config.Model
     precision: config.Precision
+    recompute_every: int | None = None
 
     @property
     def compute(self) -> Any:
@@ -127,18 +120,26 @@ class LanguageModel(linen.Module):
             linen.initializers.normal(self.model.embedding_std),
             (VOCABULARY, self.model.embedding),
         )
-        x_TBI = jnp.take(embedding_VE, bytes_BT.T.astype(jnp.int32), axis=0)
+        x = bytes_BT.T.astype(jnp.int32)
         hold_TB = None if hold_BT is None else hold_BT.T
         states = []
         for layer in range(self.model.layers):
-            x_TBI, state = _Layer(self.model, self.compute, name=f"layer_{layer}")(
-                x_TBI, LayerCarry(carry.h[:, layer], carry.c[:, layer]), hold_TB
-            )
+            inputs = self.model.hidden if layer else self.model.embedding
+            weights = _Layer(self.model, name=f"layer_{layer}")(inputs)
+            if layer == 0:
+                # Bytes are few: the projections of all of them are a table, made once a window.
+                weights = weights._replace(
+                    wmx_IH=product(embedding_VE, weights.wmx_IH, self.compute),
+                    wx_IG=product(embedding_VE, weights.wx_IG, self.compute),
+                )
+            before = LayerCarry(carry.h[:, layer], carry.c[:, layer])
+            sequence = Sequence(x, hold_TB)
+            state, x = recurrence(before, sequence, weights, self.compute, self.recompute_every)
             states.append(state)
         uniform = _uniform(self.model.hidden)
         kernel_HV = self.param("decoder_kernel", uniform, (self.model.hidden, VOCABULARY))
         bias_V = self.param("decoder_bias", linen.initializers.zeros, (VOCABULARY,))
-        logits_TBV = product(x_TBI, kernel_HV, self.compute) + bias_V[None, None, :]
+        logits_TBV = product(x, kernel_HV, self.compute) + bias_V[None, None, :]
         carry = Carry(
             h=jnp.stack([state.h for state in states], axis=1),
             c=jnp.stack([state.c for state in states], axis=1),

@@ -1,33 +1,41 @@
 """The multiplicative LSTM over time, and its gradient.
 
-For one layer, with the input-side products mx_t = x_t Wmx and zx_t = x_t Wx + b made beforehand
-(Krause et al. 2016, eqs. 10-12 and the LSTM around them; Puri et al. 2018, section VI)::
+One layer (Krause et al. 2016, eqs. 10-12 and the LSTM around them; Puri et al. 2018, section VI)::
 
+    mx_t = x_t Wmx                                       [B, H]
     mh_t = h_{t-1} Wmh                                   [B, H]
     m_t  = mx_t ∘ mh_t                                   [B, H]
-    z_t  = zx_t + m_t Wh        = [i f o u]              [B, 4H]
+    z_t  = x_t Wx + m_t Wh + b  = [i f o u]              [B, 4H]
     c_t  = σ(f) ∘ c_{t-1} + σ(i) ∘ tanh(u)               [B, H]
     h_t  = σ(o) ∘ tanh(c_t)                              [B, H]
+
+Where x_t is a byte, Wmx and Wx are tables of 256 rows and x_t W is a lookup.
 
 `recurrence_reference` is these lines and JAX's own gradient. `recurrence` computes the same, and
 has the gradient written out, for three reasons:
 
-* Reverse mode through `lax.scan` adds to the gradients of Wh and Wmh at every step, one small
-  product at a time, in the compute type. Here the backward scan makes dz_t and dmh_t only, and
-  each weight gradient is one product over all T·B rows afterwards, summed in float32.
+* Reverse mode through `lax.scan` adds to the weight gradients at every step, one small product at
+  a time, in the compute type. Here the backward scan makes dz_t, dmh_t and dmx_t only, and each
+  weight gradient is one product over all T·B rows afterwards, summed in float32.
 * The products of the backward scan get operands of the compute type, where JAX would multiply a
   float32 cotangent by a half-precision matrix.
-* It saves mh, the four gates and c; m, tanh(c) and the derivatives of σ are cheap to make again.
+* It saves mh, the four gates, c and h; m, tanh(c) and the derivatives of σ are cheap to make again.
+
+With `recompute_every` = k even these are kept for k steps at a time only.
 
 Arrays are time-major here and only here. h and c are float32 between steps (c optionally in the
-compute type), and h is rounded to the compute type where it enters a product.
+compute type), and h is rounded to the compute type where it enters a product. Every product of the
+forward scan is over B rows, whatever T is: two carried windows give the bits of one long window.
+docs/performance.md says what each choice bought.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+
+from mlstm_jax.model.product import dot, sum_rows
 
 Array = jax.Array
 
@@ -39,149 +47,230 @@ class LayerCarry(NamedTuple):
     c: Array
 
 
-def _dot(x: Array, w: Array) -> Array:
-    return jnp.dot(x, w, preferred_element_type=jnp.float32)
+class Sequence(NamedTuple):
+    """What changes from step to step.
+
+    x is the bytes, int32 [T, B], or the states of the layer below, [T, B, I]. Where hold_TB (bool)
+    is true, c stays as it is and h means nothing.
+    """
+
+    x: Array
+    hold_TB: Array | None = None
 
 
-def _dot_transposed(x_BO: Array, w_IO: Array) -> Array:
-    return jnp.einsum("bo,io->bi", x_BO, w_IO, preferred_element_type=jnp.float32)
+class Weights(NamedTuple):
+    """The matrices and the bias, float32; for bytes I is 256, and row v is that of byte v."""
 
-
-def _split_gates(z_BG: Array) -> tuple[Array, Array, Array, Array]:
-    i, f, o, u = jnp.split(z_BG, 4, axis=-1)
-    return jax.nn.sigmoid(i), jax.nn.sigmoid(f), jax.nn.sigmoid(o), jnp.tanh(u)
-
-
-def _step(
-    carry: LayerCarry, mx_BH: Array, zx_BG: Array, wmh_HH: Array, wh_HG: Array
-) -> tuple[LayerCarry, tuple[Array, Array]]:
-    """One step: the new carry, then mh [B, H] and the gates after their nonlinearities [B, G]."""
-    compute = wh_HG.dtype
-    mh_BH = _dot(carry.h.astype(compute), wmh_HH)
-    m_BH = mx_BH * mh_BH
-    z_BG = zx_BG + _dot(m_BH.astype(compute), wh_HG)
-    i, f, o, u = _split_gates(z_BG)
-    c = f * carry.c.astype(jnp.float32) + i * u
-    carry = LayerCarry(h=o * jnp.tanh(c), c=c.astype(carry.c.dtype))
-    return carry, (mh_BH, jnp.concatenate([i, f, o, u], axis=-1))
-
-
-class Inputs(NamedTuple):
-    """What one layer reads over a window; all float32, but c as in `LayerCarry`."""
-
-    mx_TBH: Array  # x Wmx
-    zx_TBG: Array  # x Wx + b
+    wmx_IH: Array
+    wx_IG: Array
     wmh_HH: Array
     wh_HG: Array
-    carry: LayerCarry  # before the window
-
-    def rounded(self, compute: jnp.dtype) -> "Inputs":
-        """Return the same with both matrices in the compute type."""
-        wmh_HH, wh_HG = self.wmh_HH.astype(compute), self.wh_HG.astype(compute)
-        return self._replace(wmh_HH=wmh_HH, wh_HG=wh_HG)
+    b_G: Array
 
 
-Outputs = tuple[Array, LayerCarry]
+Outputs = tuple[LayerCarry, Array]
+Gates = tuple[Array, Array, Array, Array]
 
 
-def recurrence_reference(inputs: Inputs, compute: jnp.dtype) -> Outputs:
+def _is_bytes(x: Array) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.integer)
+
+
+def _read(x: Array, w_IO: Array) -> Array:
+    """Return x W, float32: a lookup for bytes [...], a product for vectors [..., I]."""
+    if _is_bytes(x):
+        return w_IO.at[x].get(mode="promise_in_bounds")
+    return dot(x, w_IO)
+
+
+def _rounded(weights: Weights, x: Array, compute: jnp.dtype) -> Weights:
+    """Return the matrices of products in the compute type; tables and the bias stay as they are."""
+    wmx_IH, wx_IG, wmh_HH, wh_HG, b_G = weights
+    if not _is_bytes(x):
+        wmx_IH, wx_IG = wmx_IH.astype(compute), wx_IG.astype(compute)
+    return Weights(wmx_IH, wx_IG, wmh_HH.astype(compute), wh_HG.astype(compute), b_G)
+
+
+def _step(carry: LayerCarry, now: Sequence, w: Weights) -> tuple[LayerCarry, tuple[Array, Gates]]:
+    """One step: the new carry, then mh and the four gates after their nonlinearities, [B, H]."""
+    mh = dot(carry.h, w.wmh_HH)
+    m = _read(now.x, w.wmx_IH) * mh
+    z_BG = _read(now.x, w.wx_IG) + dot(m, w.wh_HG) + w.b_G[None]
+    i, f, o, u = jnp.split(z_BG, 4, axis=-1)
+    i, f, o, u = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jax.nn.sigmoid(o), jnp.tanh(u)
+    if now.hold_TB is not None:
+        i = jnp.where(now.hold_TB[:, None], 0, i)
+        f = jnp.where(now.hold_TB[:, None], 1, f)
+    c = f * carry.c.astype(jnp.float32) + i * u
+    carry = LayerCarry(h=o * jnp.tanh(c), c=c.astype(carry.c.dtype))
+    return carry, (mh, (i, f, o, u))
+
+
+def recurrence_reference(
+    carry: LayerCarry, sequence: Sequence, weights: Weights, compute: jnp.dtype
+) -> Outputs:
     """Run the equations with JAX's own gradient; arguments and results as `recurrence`."""
-    mx_TBH, zx_TBG, wmh_HH, wh_HG, carry = inputs.rounded(compute)
+    weights = _rounded(weights, sequence.x, compute)
 
-    def step(carry: LayerCarry, x: tuple[Array, Array]) -> tuple[LayerCarry, Array]:
-        carry, _ = _step(carry, *x, wmh_HH, wh_HG)
+    def step(carry: LayerCarry, now: Sequence) -> tuple[LayerCarry, Array]:
+        carry, _ = _step(carry, now, weights)
         return carry, carry.h.astype(compute)
 
-    carry, h_TBH = jax.lax.scan(step, carry, (mx_TBH, zx_TBG))
-    return h_TBH, carry
+    return jax.lax.scan(step, carry, sequence)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
-def recurrence(inputs: Inputs, compute: jnp.dtype) -> Outputs:
+def recurrence(
+    carry: LayerCarry,
+    sequence: Sequence,
+    weights: Weights,
+    compute: jnp.dtype,
+    recompute_every: int | None = None,
+) -> Outputs:
     """Run one layer over a window.
 
     Args:
-        inputs: input-side products, recurrent matrices and state.
-        compute: type of the operands of both recurrent products.
+        carry: the state before the window.
+        sequence: what it reads, T steps of it.
+        weights: its matrices and bias.
+        compute: type of the operands of every product.
+        recompute_every: keep the carry of every k-th step for the backward pass, and what lies
+            between for one run of k steps at a time, made again then: memory for the time of a
+            second forward pass. Unset: keep everything.
 
     Returns:
-        h at every step [T, B, H] in the compute type, and the carry after the window. All
-        gradients are float32, those of the matrices one float32 sum over T and B.
+        The carry after the window, and h at every step [T, B, H] in the compute type. Gradients
+        are float32, those of the weights summed in float32. Without a gradient nothing is kept.
     """
-    return recurrence_reference(inputs, compute)
+    if recompute_every is None:
+        return _recurrence(carry, sequence, weights, compute)
+
+    @jax.checkpoint
+    def run(carry: LayerCarry, sequence: Sequence) -> Outputs:
+        return _recurrence(carry, sequence, weights, compute)
+
+    window = sequence.x.shape[0]
+    short = window % recompute_every
+    runs = jax.tree.map(lambda x: x[short:].reshape(-1, recompute_every, *x.shape[1:]), sequence)
+    if not short:
+        carry, h = jax.lax.scan(run, carry, runs)
+        return carry, h.reshape(window, *h.shape[2:])
+    carry, first_h_TBH = run(carry, jax.tree.map(lambda x: x[:short], sequence))
+    carry, h = jax.lax.scan(run, carry, runs)
+    return carry, jnp.concatenate([first_h_TBH, h.reshape(-1, *h.shape[2:])])
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _recurrence(
+    carry: LayerCarry, sequence: Sequence, weights: Weights, compute: jnp.dtype
+) -> Outputs:
+    return recurrence_reference(carry, sequence, weights, compute)
 
 
 class _Saved(NamedTuple):
-    """What the backward scan needs beside the inputs; in the compute type, c as in the carry."""
+    """What the backward scan needs beside the arguments: [T, B, H], the compute type, c as carried.
 
-    h_TBH: Array
-    c_TBH: Array
-    mh_TBH: Array
-    gates_TBG: Array
+    The gates are four arrays, not one: no step has to put them together and take them apart.
+    """
+
+    h: Array
+    c: Array
+    mh: Array
+    gates: Gates
 
 
-def _forward(inputs: Inputs, compute: jnp.dtype) -> tuple[Outputs, tuple[Inputs, _Saved]]:
-    inputs = inputs.rounded(compute)
+Residuals = tuple[LayerCarry, Sequence, Weights, _Saved]
 
-    def step(carry: LayerCarry, x: tuple[Array, Array]) -> tuple[LayerCarry, _Saved]:
-        carry, (mh, gates) = _step(carry, *x, inputs.wmh_HH, inputs.wh_HG)
-        h, mh, gates = (value.astype(compute) for value in (carry.h, mh, gates))
+
+def _forward(
+    carry: LayerCarry, sequence: Sequence, weights: Weights, compute: jnp.dtype
+) -> tuple[Outputs, Residuals]:
+    weights = _rounded(weights, sequence.x, compute)
+
+    def step(carry: LayerCarry, now: Sequence) -> tuple[LayerCarry, _Saved]:
+        carry, made = _step(carry, now, weights)
+        h, (mh, gates) = jax.tree.map(lambda x: x.astype(compute), (carry.h, made))
         return carry, _Saved(h, carry.c, mh, gates)
 
-    last, saved = jax.lax.scan(step, inputs.carry, (inputs.mx_TBH, inputs.zx_TBG))
-    # zx is not needed again: its shape is that of the gates.
-    return (saved.h_TBH, last), (inputs._replace(zx_TBG=jnp.zeros(())), saved)
+    last, saved = jax.lax.scan(step, carry, sequence)
+    return (last, saved.h), (carry, sequence, weights, saved)
 
 
 def _backward(
-    compute: jnp.dtype, residuals: tuple[Inputs, _Saved], cotangents: Outputs
-) -> tuple[Inputs]:
-    inputs, saved = residuals
-    dh_TBH, dlast = cotangents
-    before_c_TBH = jnp.concatenate([inputs.carry.c[None], saved.c_TBH[:-1]])
+    compute: jnp.dtype, residuals: Residuals, cotangents: Outputs
+) -> tuple[LayerCarry, Sequence, Weights]:
+    first, sequence, weights, saved = residuals
+    dlast, dh_TBH = cotangents
+    mx_TBH = _read(sequence.x, weights.wmx_IH)
+    before_c_TBH = jnp.concatenate([first.c[None], saved.c[:-1]])
+    # Transposed once: on a CPU a product with a transposed right side is a third slower.
+    wmh_transposed, wh_transposed = weights.wmh_HH.T, weights.wh_HG.T
 
     def step(
         later: tuple[Array, Array], now: tuple[Array, ...]
     ) -> tuple[tuple[Array, Array], tuple[Array, Array, Array]]:
         dh, dc = later
-        dh_out, mx, mh, gates, c, before_c = (x.astype(jnp.float32) for x in now)
-        i, f, o, u = jnp.split(gates, 4, axis=-1)
+        dh_out, mx, before_c, c, mh, i, f, o, u = (x.astype(jnp.float32) for x in now)
         tanh_c = jnp.tanh(c)
         dh = dh + dh_out
         dc = dc + dh * o * (1 - tanh_c * tanh_c)
-        dz_BG = jnp.concatenate(
-            [
-                dc * u * i * (1 - i),
-                dc * before_c * f * (1 - f),
-                dh * tanh_c * o * (1 - o),
-                dc * i * (1 - u * u),
-            ],
-            axis=-1,
-        ).astype(compute)
-        dm = _dot_transposed(dz_BG, inputs.wh_HG)
-        dmh_BH = (dm * mx).astype(compute)
-        dh = _dot_transposed(dmh_BH, inputs.wmh_HH)
-        return (dh, dc * f), (dz_BG, dmh_BH, dm * mh)
+        di = dc * u * i * (1 - i)
+        df = dc * before_c * f * (1 - f)
+        do = dh * tanh_c * o * (1 - o)
+        du = dc * i * (1 - u * u)
+        dz_BG = jnp.concatenate([di, df, do, du], axis=-1).astype(compute)
+        dm = dot(dz_BG, wh_transposed)
+        dmh = (dm * mx).astype(compute)
+        dmx = (dm * mh).astype(compute)
+        return (dot(dmh, wmh_transposed), dc * f), (dz_BG, dmh, dmx)
 
     (dh0_BH, dc0_BH), (dz_TBG, dmh_TBH, dmx_TBH) = jax.lax.scan(
         step,
         (dlast.h, dlast.c.astype(jnp.float32)),
-        (dh_TBH, inputs.mx_TBH, saved.mh_TBH, saved.gates_TBG, saved.c_TBH, before_c_TBH),
+        (dh_TBH, mx_TBH, before_c_TBH, saved.c, saved.mh, *saved.gates),
         reverse=True,
     )
-    before_h_TBH = jnp.concatenate([inputs.carry.h.astype(compute)[None], saved.h_TBH[:-1]])
-    m_TBH = (inputs.mx_TBH * saved.mh_TBH.astype(jnp.float32)).astype(compute)
-    # Sums over t and b by einsum, not by a reshape to [T·B, H], which under a sharded program
-    # becomes an all-gather of the activations.
-    sum_rows = partial(jnp.einsum, "tbi,tbo->io", preferred_element_type=jnp.float32)
-    gradient = Inputs(
-        mx_TBH=dmx_TBH,
-        zx_TBG=dz_TBG.astype(jnp.float32),
-        wmh_HH=sum_rows(before_h_TBH, dmh_TBH),
-        wh_HG=sum_rows(m_TBH, dz_TBG),
-        carry=LayerCarry(h=dh0_BH, c=dc0_BH.astype(inputs.carry.c.dtype)),
+    before_h_TBH = jnp.concatenate([first.h.astype(compute)[None], saved.h[:-1]])
+    m_TBH = (mx_TBH * saved.mh.astype(jnp.float32)).astype(compute)
+    dx, dwmx_IH, dwx_IG = _read_gradients(sequence.x, weights, dmx_TBH, dz_TBG)
+    return (
+        LayerCarry(h=dh0_BH, c=dc0_BH.astype(first.c.dtype)),
+        Sequence(x=cast(Array, dx), hold_TB=None),
+        Weights(
+            wmx_IH=dwmx_IH,
+            wx_IG=dwx_IG,
+            wmh_HH=sum_rows(before_h_TBH, dmh_TBH),
+            wh_HG=sum_rows(m_TBH, dz_TBG),
+            b_G=jnp.sum(dz_TBG, axis=(0, 1), dtype=jnp.float32),
+        ),
     )
-    return (gradient,)
 
 
-recurrence.defvjp(_forward, _backward)
+_recurrence.defvjp(_forward, _backward)
+
+
+def _sum_rows_by_byte(bytes_TB: Array, dy_TBO: Array, rows: int) -> Array:
+    """Return the gradient of a table: the sum of dy over the places of each byte, [rows, O]."""
+
+    def scatter(bytes_TB: Array, dy_TBO: Array) -> Array:
+        zeros = jnp.zeros((rows, dy_TBO.shape[-1]), jnp.float32)
+        return zeros.at[bytes_TB].add(dy_TBO.astype(jnp.float32), mode="promise_in_bounds")
+
+    def product(bytes_TB: Array, dy_TBO: Array) -> Array:
+        return sum_rows(jax.nn.one_hot(bytes_TB, rows, dtype=dy_TBO.dtype), dy_TBO)
+
+    # On a CPU the scatter is faster, and always adds in one order. On GPUs it adds in any order, so
+    # that no run could be repeated, and the product costs little.
+    return jax.lax.platform_dependent(bytes_TB, dy_TBO, cpu=scatter, default=product)
+
+
+def _read_gradients(
+    x: Array, weights: Weights, dmx_TBH: Array, dz_TBG: Array
+) -> tuple[Array | None, Array, Array]:
+    """Return the gradients of x (None for bytes), Wmx and Wx."""
+    wmx_IH, wx_IG = weights.wmx_IH, weights.wx_IG
+    if _is_bytes(x):
+        rows = wmx_IH.shape[0]
+        return None, _sum_rows_by_byte(x, dmx_TBH, rows), _sum_rows_by_byte(x, dz_TBG, rows)
+    dx_TBI = dot(dmx_TBH, wmx_IH.T) + dot(dz_TBG, wx_IG.T)
+    x_TBI = x.astype(wmx_IH.dtype)
+    return dx_TBI.astype(x.dtype), sum_rows(x_TBI, dmx_TBH), sum_rows(x_TBI, dz_TBG)

@@ -1,0 +1,286 @@
+"""How every benchmark here measures: in turn, in one process, with spread.
+
+The implementations of a point run one after the other, round after round, so that a machine that is
+slow for a while is slow for all of them. A ratio is the median of the ratios of the rounds. Beside
+the times stands the rate of one large matrix product of the same type, measured in the same rounds:
+the rest of the program cannot be faster.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import mlstm_jax
+
+DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One size: hidden units, rows, bytes of the window, type of the products."""
+
+    hidden: int
+    batch: int
+    window: int
+    dtype: str
+
+    @property
+    def layer_flops(self) -> int:
+        """Flops of the recurrent products forward, 2·5H² for every byte."""
+        return 2 * 5 * self.hidden**2 * self.batch * self.window
+
+    @property
+    def step_flops(self) -> int:
+        """Flops of a training step: forward and twice that backward, with the decoder's 256·H."""
+        return 3 * (self.layer_flops + 2 * 256 * self.hidden * self.batch * self.window)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to time: calling `call` runs it to its end."""
+
+    implementation: str
+    what: str
+    flops: int
+    call: Callable[[], Any]
+    temp_bytes: int | None
+    recompute_every: int | None = None
+
+
+GRIDS = {
+    # Ends in five minutes on two cores.
+    "small": [
+        Point(128, 64, 64, "fp32"),
+        Point(256, 16, 64, "fp32"),
+        Point(256, 32, 128, "fp32"),
+        Point(512, 8, 128, "fp32"),
+        Point(512, 32, 128, "fp32"),
+        Point(512, 128, 32, "fp32"),
+        Point(1024, 32, 32, "fp32"),
+        Point(512, 32, 128, "bf16"),
+        Point(512, 32, 128, "fp16"),
+    ],
+    # Half an hour on two cores; 4 GB of memory.
+    "large": [
+        Point(512, 32, 256, "fp32"),
+        Point(512, 128, 256, "fp32"),
+        Point(1024, 32, 256, "fp32"),
+        Point(1024, 32, 256, "bf16"),
+        Point(2048, 32, 64, "fp32"),
+        Point(4096, 16, 16, "fp32"),
+    ],
+    # Puri et al. 2018, table II, and the sizes around it: a GPU of 80 GB or more.
+    "paper": [
+        Point(1024, 256, 256, "bf16"),
+        Point(4096, 256, 256, "bf16"),
+        Point(4096, 128, 256, "bf16"),
+        Point(4096, 256, 256, "fp16"),
+        Point(4096, 128, 256, "fp32"),
+        Point(8192, 96, 256, "bf16"),
+    ],
+}
+
+
+def parse_arguments(description: str, implementations: list[str]) -> argparse.Namespace:
+    """Return the command line: `points`, `implementations`, `rounds`, `recompute_every`, `json`."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--grid", choices=GRIDS, default="small", help="sizes to measure")
+    parser.add_argument(
+        "--point",
+        nargs=4,
+        action="append",
+        metavar=("H", "B", "T", "DTYPE"),
+        help="a size of your own instead of a grid, as 512 32 128 fp32; may be given again",
+    )
+    parser.add_argument(
+        "--implementations", nargs="+", choices=implementations, default=implementations
+    )
+    parser.add_argument(
+        "--recompute-every",
+        type=int,
+        nargs="+",
+        default=[],
+        metavar="K",
+        help="measure ours with these values too",
+    )
+    parser.add_argument("--rounds", type=int, default=9, help="rounds, after one to warm up")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=30.0,
+        help="begin no further round of a size after so long, but run three",
+    )
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results here")
+    arguments = parser.parse_args()
+    if arguments.rounds < 1:
+        parser.error(f"--rounds is {arguments.rounds}, but it must be at least 1")
+    if any(k < 1 for k in arguments.recompute_every):
+        parser.error("--recompute-every must be at least 1")
+    if "torch" in arguments.implementations:
+        try:
+            import torch  # noqa: F401
+        except ImportError:
+            print("torch is not installed (pip install -e '.[torch]'): measured without it")
+            arguments.implementations.remove("torch")
+    arguments.points = GRIDS[arguments.grid]
+    if arguments.point:
+        try:
+            arguments.points = [Point(int(h), int(b), int(t), d) for h, b, t, d in arguments.point]
+        except ValueError as error:
+            parser.error(f"--point takes three whole numbers and a type: {error}")
+        for point in arguments.points:
+            if point.dtype not in DTYPES:
+                parser.error(f"--point: {point.dtype} is none of {', '.join(DTYPES)}")
+    return arguments
+
+
+def large_product(dtype: str) -> tuple[Callable[[], Any], int]:
+    """Return one large square product of a type, to call, and its flops."""
+    size = 2048 if jax.default_backend() == "cpu" else 8192
+    # Of normal numbers: a GPU draws less power, and runs faster, on zeros.
+    x, y = (jax.random.normal(jax.random.key(n), (size, size), DTYPES[dtype]) for n in range(2))
+    product = jax.jit(lambda x, y: jnp.dot(x, y, preferred_element_type=jnp.float32))
+    return lambda: jax.block_until_ready(product(x, y)), 2 * size**3
+
+
+def _timed(call: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def measure(
+    point: Point, cases: list[Case], rounds: int, seconds: float
+) -> tuple[list[dict[str, Any]], float]:
+    """Time all cases of a point in turn.
+
+    Returns:
+        A row for each case, and the rate of the large product, flops a second.
+    """
+    product, product_flops = large_product(point.dtype)
+    calls = [product] + [case.call for case in cases]
+    for call in calls:
+        call()
+    started = time.perf_counter()
+    times: list[list[float]] = []
+    for done in range(rounds):
+        if done >= 3 and time.perf_counter() - started > seconds:
+            break
+        times.append([_timed(call) for call in calls])
+    columns = np.array(times).T
+    rate = product_flops / statistics.median(columns[0])
+    baseline = {case.what: n for n, case in enumerate(cases) if case.implementation == "autodiff"}
+    rows = []
+    for n, (case, own) in enumerate(zip(cases, columns[1:], strict=True)):
+        median = statistics.median(own)
+        row = {
+            "hidden": point.hidden,
+            "batch": point.batch,
+            "window": point.window,
+            "dtype": point.dtype,
+            "implementation": case.implementation,
+            "recompute_every": case.recompute_every,
+            "what": case.what,
+            "median_s": median,
+            "min_s": own.min(),
+            "max_s": own.max(),
+            "rounds": len(own),
+            "flops": case.flops,
+            "bytes_per_s": point.batch * point.window / median,
+            "fraction_of_large_product": case.flops / median / rate,
+            "temp_bytes": case.temp_bytes,
+        }
+        if case.what in baseline and baseline[case.what] != n:
+            other = columns[1 + baseline[case.what]]
+            row["speedup_over_autodiff"] = statistics.median(other / own)
+        rows.append(row)
+    return rows, rate
+
+
+def run(name: str, arguments: argparse.Namespace, cases: Callable[[Point], Iterator[Case]]) -> None:
+    """Measure every point of the command line, print a table, and write the results file."""
+    print(f"{name} on {machine()['device']}, jax {jax.__version__}")
+    print(
+        f"{'H':>5} {'B':>4} {'T':>4} {'type':5}{'what':17}{'implementation':18}"
+        f"{'ms':>9} {'min':>9} {'max':>9} {'kB/s':>9} {'of product':>10} {'temp MB':>8}"
+        f" {'autodiff/':>9}"
+    )
+    rows, rates = [], {}
+    for point in arguments.points:
+        here = list(cases(point))
+        measured, rate = measure(point, here, arguments.rounds, arguments.seconds)
+        rates.setdefault(point.dtype, []).append(rate)
+        rows += measured
+        for row in measured:
+            print(_line(row), flush=True)
+        del here
+        jax.clear_caches()
+    medians = {dtype: statistics.median(found) for dtype, found in rates.items()}
+    for dtype, rate in medians.items():
+        print(f"one large {dtype} product: {rate / 1e12:.3f} Tflop/s")
+    if arguments.json:
+        results = {
+            "benchmark": name,
+            "command": " ".join(["python", *sys.argv]),
+            **machine(),
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            # Of the first type measured; the rates of all types are below.
+            "large_product_flops_per_s": next(iter(medians.values())),
+            "large_product_flops_per_s_by_dtype": medians,
+            "rows": rows,
+        }
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+        print(f"written to {arguments.json}")
+
+
+def _line(row: dict[str, Any]) -> str:
+    name = row["implementation"]
+    if row["recompute_every"]:
+        name += f", every {row['recompute_every']}"
+    temp = "" if row["temp_bytes"] is None else f"{row['temp_bytes'] / 1e6:.1f}"
+    speedup = f"{row['speedup_over_autodiff']:.2f}" if "speedup_over_autodiff" in row else ""
+    return (
+        f"{row['hidden']:5} {row['batch']:4} {row['window']:4} {row['dtype']:5}{row['what']:17}"
+        f"{name:18}{row['median_s'] * 1e3:9.2f} {row['min_s'] * 1e3:9.2f}"
+        f" {row['max_s'] * 1e3:9.2f} {row['bytes_per_s'] / 1e3:9.1f}"
+        f" {row['fraction_of_large_product']:10.3f} {temp:>8} {speedup:>9}"
+    )
+
+
+def machine() -> dict[str, Any]:
+    """Return device and versions."""
+    device = jax.devices()[0]
+    kind = device.device_kind
+    if device.platform == "cpu":
+        kind = f"CPU, {len(os.sched_getaffinity(0))} cores, {_processor()}"
+    names = ("jax", "jaxlib", "flax", "optax", "numpy", "torch")
+    versions = {"mlstm-jax": mlstm_jax.__version__, "python": platform.python_version()}
+    for name in names:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = None
+    return {"device": kind, "xla_flags": os.environ.get("XLA_FLAGS", ""), "versions": versions}
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

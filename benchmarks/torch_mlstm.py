@@ -1,0 +1,115 @@
+"""The same mLSTM in eager PyTorch, as a careful user would write it; needs torch.
+
+Weights are normalised once a step and the input side is one product outside the loop, so that what
+is compared is the loop and its gradient, not mistakes.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from measure import Case, Point
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+Tensor = torch.Tensor
+Tree = dict[str, Tensor]
+
+
+def to_torch(array: Any) -> Tensor:
+    """Copy an array of JAX's to torch's device; half types as float32."""
+    array = np.asarray(array)
+    if array.dtype not in (np.float32, np.int32):
+        array = array.astype(np.float32)
+    return torch.from_numpy(array.copy()).to(DEVICE)
+
+
+def layer(params: Tree, bytes_TB: Tensor, h: Tensor, c: Tensor, dtype: torch.dtype) -> Any:
+    """Return h [T, B, H] and the last h and c; products in `dtype`, the rest in float32."""
+    x = params["embedding"][bytes_TB].to(dtype)
+    mx = (x @ params["wmx"].to(dtype)).float()
+    zx = (x @ params["wx"].to(dtype)).float() + params["b"]
+    wmh, wh = params["wmh"].to(dtype), params["wh"].to(dtype)
+    states = []
+    # Unbound at once: the gradient of each mx[t] would be a tensor of zeros as large as mx.
+    for mx_t, zx_t in zip(mx.unbind(), zx.unbind(), strict=True):
+        m = mx_t * (h.to(dtype) @ wmh).float()
+        z = zx_t + (m.to(dtype) @ wh).float()
+        i, f, o, u = z.chunk(4, dim=-1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(u)
+        h = torch.sigmoid(o) * torch.tanh(c)
+        states.append(h)
+    return torch.stack(states), h, c
+
+
+def finished(function: Callable[[], Any]) -> Callable[[], Any]:
+    """Wait for the device after a call."""
+
+    def call() -> None:
+        function()
+        if DEVICE.type == "cuda":
+            torch.cuda.synchronize()
+
+    return call
+
+
+def recurrence_cases(point: Point, params: Any, data: Any) -> Iterator[Case]:
+    """Return forward, and forward with backward, of the layer."""
+    tree = {name: to_torch(value).requires_grad_() for name, value in params.items()}
+    bytes_TB, direction = to_torch(data[0]).long(), to_torch(data[1])
+    zero = torch.zeros(point.batch, point.hidden, device=DEVICE)
+    dtype = DTYPES[point.dtype]
+
+    @torch.no_grad()
+    def forward() -> None:
+        layer(tree, bytes_TB, zero, zero, dtype)
+
+    def forward_backward() -> None:
+        h, _, _ = layer(tree, bytes_TB, zero, zero, dtype)
+        torch.autograd.grad((h * direction).sum(), list(tree.values()))
+
+    flops = point.layer_flops
+    yield Case("torch", "forward", flops, finished(forward), None)
+    yield Case("torch", "forward_backward", 3 * flops, finished(forward_backward), None)
+
+
+def weight_norm(v: Tensor, g: Tensor) -> Tensor:
+    """Return v with columns of length g."""
+    return v * (g * torch.rsqrt((v * v).sum(0).clamp_min(1e-12)))
+
+
+def train_step_case(point: Point, params: Any, data: Any) -> Iterator[Case]:
+    """Return a training step: weight norm, layer, decoder, loss, gradient, clipping, Adam.
+
+    `params` is the tree of LanguageModel with one layer; `data` bytes and targets [B, T].
+    """
+    from torch.nn import functional
+
+    flat = {**params, **params["layer_0"]}
+    flat.pop("layer_0")
+    tree = {name: to_torch(value).requires_grad_() for name, value in flat.items()}
+    leaves = list(tree.values())
+    adam = torch.optim.Adam(leaves, lr=5e-4)
+    bytes_TB, targets_TB = (to_torch(np.asarray(x, np.int32).T).long() for x in data)
+    dtype = DTYPES[point.dtype]
+    state = [torch.zeros(point.batch, point.hidden, device=DEVICE) for _ in range(2)]
+
+    def step() -> None:
+        matrices = {
+            name: weight_norm(tree[f"{name}_v"], tree[f"{name}_g"])
+            for name in ("wmx", "wmh", "wx", "wh")
+        }
+        weights = {**matrices, "embedding": tree["embedding"], "b": tree["b"]}
+        h_TBH, h, c = layer(weights, bytes_TB, *state, dtype)
+        logits = (h_TBH.to(dtype) @ tree["decoder_kernel"].to(dtype)).float()
+        logits = logits + tree["decoder_bias"]
+        loss = functional.cross_entropy(logits.flatten(0, 1), targets_TB.flatten())
+        adam.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(leaves, 1.0)
+        adam.step()
+        state[:] = [h.detach(), c.detach()]
+
+    yield Case("torch", "train_step", point.step_flops, finished(step), None)

@@ -1,0 +1,94 @@
+"""Time a whole training step: loss, gradient, all-reduce, clipping, Adam, the new carry.
+
+    python benchmarks/train_step.py --grid small --json benchmarks/results/train_step_cpu.json
+
+"ours" is the step that `mlstm-jax train` runs, under pmap on one device; "autodiff" the same step
+with the plain scan and JAX's gradient in place of the recurrence; "torch" the same model and
+optimizer in eager PyTorch. It needs jax, flax, optax and numpy, and torch where that is measured.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import baselines
+import jax
+import measure
+import numpy as np
+from measure import Case, Point
+
+from mlstm_jax.config import Config, Data, Model, Optimizer, Precision
+from mlstm_jax.data.stream import Batch
+from mlstm_jax.model import language_model
+from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.training import optimizer, parallel, schedule
+from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.training.state import init_state
+from mlstm_jax.training.step import make_train_step
+
+IMPLEMENTATIONS = ["ours", "autodiff", "torch"]
+
+
+def make_config(point: Point) -> Config:
+    """Return the paper's model and optimizer at a size."""
+    return Config(
+        model=Model(hidden=point.hidden),
+        data=Data(batch=point.batch, window=point.window),
+        optimizer=Optimizer(learning_rate=5e-4),
+        precision=Precision(compute=point.dtype),
+    )
+
+
+def make_batch(point: Point) -> Batch:
+    """Return a window of random bytes of every row."""
+    text = np.random.default_rng(0).integers(0, 256, (point.batch, point.window + 1), np.uint8)
+    return Batch(text[:, :-1], text[:, 1:], np.zeros(point.batch, bool))
+
+
+def our_case(name: str, point: Point, recompute_every: int | None) -> Case:
+    """Compile the step; it goes on from its own state and carry, as in training."""
+    config, devices = make_config(point), Parallel(jax.local_devices()[:1])
+    model = LanguageModel(config.model, config.precision, recompute_every)
+    rate = schedule.learning_rate(config.optimizer, config.data.batch, 1_000_000)
+    adam = optimizer.build(config.optimizer, rate)
+    step = devices.map(make_train_step(config, model, adam, rate, parallel.AXIS), donate=(0, 1))
+    state = devices.replicate(init_state(config, model, adam))
+    carry = devices.split_rows(model.init_carry(point.batch))
+    batch = devices.split_rows(make_batch(point))
+    with mock.patch.object(
+        language_model,
+        "recurrence",
+        baselines.autodiff if name == "autodiff" else language_model.recurrence,
+    ):
+        compiled = step.lower(state, carry, batch).compile()
+    now = [state, carry]
+
+    def call() -> None:
+        *now[:], metrics = compiled(*now, batch)
+        jax.block_until_ready((now, metrics))
+
+    temp_bytes = compiled.memory_analysis().temp_size_in_bytes
+    return Case(name, "train_step", point.step_flops, call, temp_bytes, recompute_every)
+
+
+def cases(arguments: Any, point: Point) -> Iterator[Case]:
+    """Return all there is to time at a point."""
+    if "ours" in arguments.implementations:
+        for k in [None, *arguments.recompute_every]:
+            yield our_case("ours", point, k)
+    if "autodiff" in arguments.implementations:
+        yield our_case("autodiff", point, None)
+    if "torch" in arguments.implementations:
+        import torch_mlstm
+
+        model = LanguageModel(make_config(point).model, make_config(point).precision)
+        params = model.init_parameters(jax.random.key(0))
+        batch = make_batch(point)
+        data = (batch.inputs_BT, batch.targets_BT)
+        yield from torch_mlstm.train_step_case(point, params, data)
+
+
+if __name__ == "__main__":
+    arguments = measure.parse_arguments(__doc__.splitlines()[0], IMPLEMENTATIONS)
+    measure.run("train_step", arguments, partial(cases, arguments))
