@@ -19,7 +19,8 @@ has the gradient written out, for three reasons:
   weight gradient is one product over all T·B rows afterwards, summed in float32.
 * The products of the backward scan get operands of the compute type, where JAX would multiply a
   float32 cotangent by a half-precision matrix.
-* It saves mh, the four gates, c and h; m, tanh(c) and the derivatives of σ are cheap to make again.
+* It saves mh, the four gates, c and h; m, tanh(c_t) and the derivatives of σ are cheap to make
+  again.
 
 With `recompute_every` = k even these are kept for k steps at a time only.
 
@@ -79,7 +80,7 @@ def _is_bytes(x: Array) -> bool:
 def _read(x: Array, w_IO: Array) -> Array:
     """Return x W, float32: a lookup for bytes [...], a product for vectors [..., I]."""
     if _is_bytes(x):
-        return w_IO.at[x].get(mode="promise_in_bounds")
+        return jnp.take(w_IO, x, axis=0, mode="clip")
     return dot(x, w_IO)
 
 
@@ -141,22 +142,24 @@ def recurrence(
         The carry after the window, and h at every step [T, B, H] in the compute type. Gradients
         are float32, those of the weights summed in float32. Without a gradient nothing is kept.
     """
-    if recompute_every is None:
+    window = sequence.x.shape[0]
+    if recompute_every is None or recompute_every >= window:
         return _recurrence(carry, sequence, weights, compute)
 
     @jax.checkpoint
     def run(carry: LayerCarry, sequence: Sequence) -> Outputs:
         return _recurrence(carry, sequence, weights, compute)
 
-    window = sequence.x.shape[0]
+    # A run of what is left over, then whole ones.
     short = window % recompute_every
+    h = []
+    if short:
+        carry, first_h_TBH = run(carry, jax.tree.map(lambda x: x[:short], sequence))
+        h.append(first_h_TBH)
     runs = jax.tree.map(lambda x: x[short:].reshape(-1, recompute_every, *x.shape[1:]), sequence)
-    if not short:
-        carry, h = jax.lax.scan(run, carry, runs)
-        return carry, h.reshape(window, *h.shape[2:])
-    carry, first_h_TBH = run(carry, jax.tree.map(lambda x: x[:short], sequence))
-    carry, h = jax.lax.scan(run, carry, runs)
-    return carry, jnp.concatenate([first_h_TBH, h.reshape(-1, *h.shape[2:])])
+    carry, run_h = jax.lax.scan(run, carry, runs)
+    h.append(run_h.reshape(-1, *run_h.shape[2:]))
+    return carry, jnp.concatenate(h)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -173,7 +176,7 @@ class _Saved(NamedTuple):
     """
 
     h: Array
-    c: Array
+    before_c: Array
     mh: Array
     gates: Gates
 
@@ -187,9 +190,9 @@ def _forward(
     weights = _rounded(weights, sequence.x, compute)
 
     def step(carry: LayerCarry, now: Sequence) -> tuple[LayerCarry, _Saved]:
-        carry, made = _step(carry, now, weights)
-        h, (mh, gates) = jax.tree.map(lambda x: x.astype(compute), (carry.h, made))
-        return carry, _Saved(h, carry.c, mh, gates)
+        after, made = _step(carry, now, weights)
+        h, (mh, gates) = jax.tree.map(lambda x: x.astype(compute), (after.h, made))
+        return after, _Saved(h, carry.c, mh, gates)
 
     last, saved = jax.lax.scan(step, carry, sequence)
     return (last, saved.h), (carry, sequence, weights, saved)
@@ -201,7 +204,6 @@ def _backward(
     first, sequence, weights, saved = residuals
     dlast, dh_TBH = cotangents
     mx_TBH = _read(sequence.x, weights.wmx_IH)
-    before_c_TBH = jnp.concatenate([first.c[None], saved.c[:-1]])
     # Transposed once: on a CPU a product with a transposed right side is a third slower.
     wmh_transposed, wh_transposed = weights.wmh_HH.T, weights.wh_HG.T
 
@@ -209,8 +211,8 @@ def _backward(
         later: tuple[Array, Array], now: tuple[Array, ...]
     ) -> tuple[tuple[Array, Array], tuple[Array, Array, Array]]:
         dh, dc = later
-        dh_out, mx, before_c, c, mh, i, f, o, u = (x.astype(jnp.float32) for x in now)
-        tanh_c = jnp.tanh(c)
+        dh_out, mx, before_c, mh, i, f, o, u = (x.astype(jnp.float32) for x in now)
+        tanh_c = jnp.tanh(f * before_c + i * u)
         dh = dh + dh_out
         dc = dc + dh * o * (1 - tanh_c * tanh_c)
         di = dc * u * i * (1 - i)
@@ -226,7 +228,7 @@ def _backward(
     (dh0_BH, dc0_BH), (dz_TBG, dmh_TBH, dmx_TBH) = jax.lax.scan(
         step,
         (dlast.h, dlast.c.astype(jnp.float32)),
-        (dh_TBH, mx_TBH, before_c_TBH, saved.c, saved.mh, *saved.gates),
+        (dh_TBH, mx_TBH, saved.before_c, saved.mh, *saved.gates),
         reverse=True,
     )
     before_h_TBH = jnp.concatenate([first.h.astype(compute)[None], saved.h[:-1]])

@@ -1,79 +1,287 @@
-"""The written-out gradient against JAX's own, in every type and at odd sizes."""
+"""The recurrence and its written-out gradient: against float64, JAX's own, and itself in parts."""
+
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import subjaxprs
 
-from mlstm_jax.model.recurrence import Inputs, LayerCarry, recurrence, recurrence_reference
+from mlstm_jax.model.recurrence import (
+    LayerCarry,
+    Sequence,
+    Weights,
+    recurrence,
+    recurrence_reference,
+)
+
+TYPES = ["float32", "bfloat16", "float16"]
+Arguments = tuple[LayerCarry, Sequence, Weights]
 
 
-def arguments(random: np.random.Generator, t: int, b: int, h: int) -> Inputs:
+def arguments(
+    random: np.random.Generator, t: int, b: int, h: int, *, inputs: int | None = None
+) -> Arguments:
+    """A layer that reads bytes, or vectors of width `inputs`."""
+
     def normal(*shape: int) -> np.ndarray:
         return random.normal(size=shape).astype(np.float32)
 
-    carry = LayerCarry(np.tanh(normal(b, h)), normal(b, h))
-    return Inputs(
-        normal(t, b, h),
-        normal(t, b, 4 * h),
-        normal(h, h) / np.float32(np.sqrt(h)),
-        normal(h, 4 * h) / np.float32(np.sqrt(h)),
-        carry,
+    rows = inputs or 256
+    x = normal(t, b, inputs) if inputs else random.integers(0, 256, (t, b), dtype=np.int32)
+    scale = np.float32(np.sqrt(inputs or 1))
+    weights = Weights(
+        wmx_IH=normal(rows, h) / scale,
+        wx_IG=normal(rows, 4 * h) / scale,
+        wmh_HH=normal(h, h) / np.float32(np.sqrt(h)),
+        wh_HG=normal(h, 4 * h) / np.float32(np.sqrt(h)),
+        b_G=normal(4 * h),
+    )
+    return LayerCarry(np.tanh(normal(b, h)), normal(b, h)), Sequence(x), weights
+
+
+def directions(random: np.random.Generator, given: Arguments) -> tuple:
+    """A cotangent of the last carry and one of h at every step."""
+    carry, sequence, _ = given
+    shapes = carry.h.shape, carry.h.shape, (len(sequence.x), *carry.h.shape)
+    dh, dc, dh_TBH = (random.normal(size=shape).astype(np.float32) for shape in shapes)
+    return LayerCarry(dh, dc), dh_TBH
+
+
+def gradients(function: Any, given: Arguments, compute: Any, direction: tuple, **options: Any):
+    """Gradients by the carry, by x where it is a vector, and by the weights."""
+    carry, sequence, weights = given
+    is_vector = sequence.x.dtype == np.float32
+
+    def scalar(carry: LayerCarry, x: Any, weights: Weights) -> jax.Array:
+        given = carry, sequence._replace(x=x) if is_vector else sequence, weights
+        made = function(*given, jnp.dtype(compute), **options)
+        parts = jax.tree.map(lambda a, b: jnp.vdot(a.astype(b.dtype), b), made, direction)
+        return sum(jax.tree.leaves(parts))
+
+    by = (0, 1, 2) if is_vector else (0, 2)
+    return jax.jit(jax.grad(scalar, by))(carry, sequence.x, weights)
+
+
+def float64_gradients(given: Arguments, direction: tuple) -> Weights:
+    """The equations once more, all in float64, under JAX's own gradient; bytes only."""
+
+    def step(w: Weights, carry: tuple, byte_B: jax.Array) -> tuple:
+        h, c = carry
+        m = w.wmx_IH[byte_B] * (h @ w.wmh_HH)
+        i, f, o, u = jnp.split(w.wx_IG[byte_B] + m @ w.wh_HG + w.b_G[None], 4, axis=-1)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(u)
+        h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        return (h, c), h
+
+    with jax.enable_x64(True):
+        (carry, sequence, weights), (dlast, dh_TBH) = jax.tree.map(
+            lambda x: x.astype(np.float64) if x.dtype == np.float32 else x, (given, direction)
+        )
+
+        def scalar(weights: Weights) -> jax.Array:
+            scan = jax.lax.scan(lambda c, x: step(weights, c, x), tuple(carry), sequence.x)
+            (h, c), h_TBH = scan
+            return jnp.vdot(h, dlast.h) + jnp.vdot(c, dlast.c) + jnp.vdot(h_TBH, dh_TBH)
+
+        return jax.tree.map(np.asarray, jax.jit(jax.grad(scalar))(weights))
+
+
+def errors(tree: Any, exact: Any) -> Any:
+    """‖difference‖ / ‖exact‖ of every leaf."""
+    return jax.tree.map(
+        lambda a, b: np.linalg.norm(a - b) / (np.linalg.norm(b) + 1e-6), tree, exact
     )
 
 
-def gradients(function: object, inputs: Inputs, compute: object, weights: tuple) -> Inputs:
-    def scalar(inputs: Inputs) -> jax.Array:
-        h_TBH, last = function(inputs, compute)
-        parts = (h_TBH.astype(jnp.float32), last.h, last.c)
-        return sum(jnp.vdot(part, weight) for part, weight in zip(parts, weights, strict=True))
-
-    return jax.jit(jax.grad(scalar))(inputs)
-
-
-@pytest.mark.parametrize(("t", "b", "h"), [(1, 1, 1), (5, 3, 7), (32, 4, 16)])
+# With 4, the first of two runs over 5 steps has one step.
+@pytest.mark.parametrize("inputs", [None, 6])
+@pytest.mark.parametrize(
+    ("t", "b", "h", "recompute_every"),
+    [(1, 1, 1, None), (5, 3, 7, None), (5, 3, 7, 4), (32, 4, 16, None), (32, 4, 16, 4)],
+)
 @pytest.mark.parametrize(
     ("compute", "tolerance"), [("float32", 1e-5), ("bfloat16", 3e-2), ("float16", 4e-3)]
 )
 def test_gradient_agrees_with_the_reference(
-    t: int, b: int, h: int, compute: str, tolerance: float, random: np.random.Generator
+    t: int,
+    b: int,
+    h: int,
+    inputs: int | None,
+    compute: str,
+    tolerance: float,
+    recompute_every: int | None,
+    random: np.random.Generator,
 ) -> None:
-    inputs = arguments(random, t, b, h)
-    weights = tuple(
-        random.normal(size=shape).astype(np.float32) for shape in [(t, b, h), (b, h), (b, h)]
-    )
+    given = arguments(random, t, b, h, inputs=inputs)
+    direction = directions(random, given)
     # The reference in float32 is the judge of the half types too.
-    exact = gradients(recurrence_reference, inputs, jnp.float32, weights)
-    ours = gradients(recurrence, inputs, jnp.dtype(compute), weights)
-    for mine, judge in zip(jax.tree.leaves(ours), jax.tree.leaves(exact), strict=True):
-        assert mine.dtype == judge.dtype == jnp.float32
-        error = np.linalg.norm(mine - judge) / (np.linalg.norm(judge) + 1e-6)
-        assert error < tolerance
+    exact = gradients(recurrence_reference, given, jnp.float32, direction)
+    ours = gradients(recurrence, given, compute, direction, recompute_every=recompute_every)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(ours))
+    assert max(jax.tree.leaves(errors(ours, exact))) < tolerance
 
 
-@pytest.mark.parametrize("compute", [jnp.float32, jnp.bfloat16, jnp.float16])
-def test_forward_is_the_reference_to_the_bit(
-    compute: jnp.dtype, random: np.random.Generator
+def test_float32_gradient_is_that_of_float64(random: np.random.Generator) -> None:
+    given = arguments(random, 256, 8, 64)
+    direction = directions(random, given)
+    exact = float64_gradients(given, direction)
+    for k in (None, 16):
+        _, ours = gradients(recurrence, given, "float32", direction, recompute_every=k)
+        assert max(errors(ours, exact)) < 1e-5
+
+
+@pytest.mark.parametrize("compute", ["bfloat16", "float16"])
+def test_half_precision_weight_gradients_are_nearer_to_float64_than_jax_s(
+    compute: str, random: np.random.Generator
 ) -> None:
-    inputs = arguments(random, 9, 2, 12)
-    plain = jax.jit(recurrence_reference, static_argnums=1)(inputs, compute)
-    # As it runs under a gradient, where it also saves what the backward scan needs.
-    saving = jax.jit(lambda x: jax.vjp(lambda x: recurrence(x, compute), x)[0])(inputs)
-    jax.tree.map(np.testing.assert_array_equal, saving, plain)
+    """256 steps: JAX adds each to a sum in the compute type, ours are one sum in float32."""
+    given = arguments(random, 256, 8, 64)
+    direction = directions(random, given)
+    exact = float64_gradients(given, direction)
+    _, ours = gradients(recurrence, given, compute, direction)
+    _, plain = gradients(recurrence_reference, given, compute, direction)
+    ours, plain = errors(ours, exact), errors(plain, exact)
+    assert ours.wh_HG < plain.wh_HG / 2
+    assert ours.wmh_HH < plain.wmh_HH / 2
+
+
+# Runs shorter than the window and longer.
+@pytest.mark.parametrize("recompute_every", [None, 1, 4, 32])
+@pytest.mark.parametrize("inputs", [None, 12])
+@pytest.mark.parametrize("compute", TYPES)
+def test_forward_is_the_same_to_the_bit_in_every_mode(
+    compute: str,
+    inputs: int | None,
+    recompute_every: int | None,
+    random: np.random.Generator,
+) -> None:
+    """Plain; as under a gradient, where it saves; and two carried windows, which are one."""
+    given = arguments(random, 10, 3, 12, inputs=inputs)
+    carry, sequence, weights = given
+    compute = jnp.dtype(compute)
+    plain = jax.jit(lambda *x: recurrence_reference(*x, compute))(*given)
+
+    def run(*given: Any) -> Any:
+        return recurrence(*given, compute, recompute_every)
+
+    def saving(carry: LayerCarry, weights: Weights) -> Any:
+        return jax.vjp(lambda c, w: run(c, sequence, w), carry, weights)[0]
+
+    jax.tree.map(np.testing.assert_array_equal, jax.jit(run)(*given), plain)
+    jax.tree.map(np.testing.assert_array_equal, jax.jit(saving)(carry, weights), plain)
+
+    between, first_h = jax.jit(run)(carry, sequence._replace(x=sequence.x[:7]), weights)
+    last, second_h = jax.jit(run)(between, sequence._replace(x=sequence.x[7:]), weights)
+    halves = last, jnp.concatenate([first_h, second_h])
+    jax.tree.map(np.testing.assert_array_equal, halves, plain)
+
+
+@pytest.mark.parametrize("recompute_every", [None, 4])
+def test_a_held_cell_stays_and_passes_its_gradient_on(
+    recompute_every: int | None, random: np.random.Generator
+) -> None:
+    given = arguments(random, 9, 2, 5)
+    hold_TB = np.zeros((9, 2), bool)
+    hold_TB[4:, 1] = True
+    held = given[0], Sequence(given[1].x, hold_TB), given[2]
+    options = {"recompute_every": recompute_every}
+
+    whole, _ = recurrence(*held, jnp.float32, **options)
+    short, _ = recurrence(given[0], Sequence(given[1].x[:4]), given[2], jnp.float32)
+    full, _ = recurrence(*given, jnp.float32)
+    np.testing.assert_allclose(whole.c[1], short.c[1], rtol=1e-6)
+    np.testing.assert_allclose(whole.c[0], full.c[0], rtol=1e-6)
+
+    direction = directions(random, held)
+    exact = gradients(recurrence_reference, held, "float32", direction)
+    ours = gradients(recurrence, held, "float32", direction, **options)
+    assert max(jax.tree.leaves(errors(ours, exact))) < 1e-5
+
+
+def test_a_cell_in_the_compute_type_keeps_it(random: np.random.Generator) -> None:
+    carry, sequence, weights = arguments(random, 12, 3, 8)
+    given = LayerCarry(carry.h, jnp.asarray(carry.c, jnp.bfloat16)), sequence, weights
+    direction = directions(random, given)
+    last, _ = recurrence(*given, jnp.bfloat16)
+    assert (last.h.dtype, last.c.dtype) == (jnp.float32, jnp.bfloat16)
+    exact = gradients(recurrence_reference, (carry, sequence, weights), "float32", direction)
+    for k in (None, 5):
+        ours = gradients(recurrence, given, "bfloat16", direction, recompute_every=k)
+        assert ours[0].c.dtype == jnp.bfloat16
+        ours = jax.tree.map(lambda x: x.astype(jnp.float32), ours)
+        assert max(jax.tree.leaves(errors(ours, exact))) < 3e-2
 
 
 def test_weight_gradient_is_summed_in_float32(random: np.random.Generator) -> None:
     """2,000 small equal terms: a running sum in bf16 stops growing at 256 of them."""
     t, h = 2000, 4
-    inputs = arguments(random, t, 1, h)
-    inputs = inputs._replace(
-        mx_TBH=np.ones_like(inputs.mx_TBH),
-        zx_TBG=np.broadcast_to(inputs.zx_TBG[:1], inputs.zx_TBG.shape),
+    carry, sequence, weights = arguments(random, t, 1, h)
+    weights = weights._replace(wmx_IH=np.ones_like(weights.wmx_IH))
+    given = carry, Sequence(np.broadcast_to(sequence.x[:1], sequence.x.shape)), weights
+    zeros = np.zeros((1, h), np.float32)
+    direction = LayerCarry(zeros, zeros), np.full((t, 1, h), 1 / 64, np.float32)
+    _, exact = gradients(recurrence_reference, given, jnp.float32, direction)
+    _, half = gradients(recurrence, given, "bfloat16", direction)
+    half, exact = (w._replace(wx_IG=w.wx_IG.sum(0), wmx_IH=w.wmx_IH.sum(0)) for w in (half, exact))
+    assert max(errors(half, exact)) < 0.03
+
+
+def products(jaxpr: Any) -> Iterator[tuple[Any, Any]]:
+    """The types of both operands of every product of matrices, in loops and calls too."""
+    for equation in jaxpr.eqns:
+        operands = [variable.aval for variable in equation.invars]
+        # A product of two vectors is `gradients`' own.
+        if equation.primitive.name == "dot_general" and operands[0].ndim > 1:
+            yield tuple(operand.dtype for operand in operands)
+    for inner in subjaxprs(jaxpr):
+        yield from products(inner)
+
+
+@pytest.mark.parametrize("recompute_every", [None, 4])
+@pytest.mark.parametrize("inputs", [None, 6])
+@pytest.mark.parametrize("compute", TYPES)
+def test_every_product_has_operands_of_the_compute_type(
+    compute: str, inputs: int | None, recompute_every: int | None, random: np.random.Generator
+) -> None:
+    given = arguments(random, 8, 2, 4, inputs=inputs)
+    direction = directions(random, given)
+    jaxpr = jax.make_jaxpr(
+        lambda given: gradients(
+            recurrence, given, compute, direction, recompute_every=recompute_every
+        )
+    )((*given,))
+    found = list(products(jaxpr.jaxpr))
+    # Two forward (and two more by vectors), as many backward, and one for each weight.
+    assert len(found) >= 6
+    assert set(found) == {(jnp.dtype(compute), jnp.dtype(compute))}
+
+
+def temporary_bytes(function: Any, *given: Any) -> int:
+    return jax.jit(function).lower(*given).compile().memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize("inputs", [None, 16])
+def test_memory_without_a_gradient_does_not_grow_with_the_window(
+    inputs: int | None, random: np.random.Generator
+) -> None:
+    def forward(*given: Any) -> Any:
+        return recurrence(*given, jnp.float32)
+
+    short, long = (
+        temporary_bytes(forward, *arguments(random, t, 4, 32, inputs=inputs)) for t in (32, 512)
     )
-    zeros = (np.zeros((1, h), np.float32),) * 2
-    weights = (np.full((t, 1, h), 1 / 64, np.float32), *zeros)
-    exact = gradients(recurrence_reference, inputs, jnp.float32, weights)
-    half = gradients(recurrence, inputs, jnp.bfloat16, weights)
-    for name in ("wmh_HH", "wh_HG"):
-        mine, judge = getattr(half, name), getattr(exact, name)
-        assert np.linalg.norm(mine - judge) / np.linalg.norm(judge) < 0.03
+    assert long < short + 4096
+
+
+def test_recomputing_takes_a_fraction_of_the_memory(random: np.random.Generator) -> None:
+    given = arguments(random, 256, 8, 32)
+    direction = directions(random, given)
+
+    def gradient(k: int | None) -> Any:
+        return lambda given: gradients(recurrence, given, "float32", direction, recompute_every=k)
+
+    plain, every_16 = (temporary_bytes(gradient(k), given) for k in (None, 16))
+    assert every_16 < plain / 3

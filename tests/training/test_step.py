@@ -1,5 +1,6 @@
 """The training step on one and on four devices: equality, overflow, one compilation."""
 
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,9 +34,9 @@ def make_config(corpus: Path, **precision: Any) -> Config:
 class Trainer:
     """A few steps, without the loop around them."""
 
-    def __init__(self, config: Config, devices: int) -> None:
+    def __init__(self, config: Config, devices: int, recompute_every: int | None = None) -> None:
         self.devices = Parallel(jax.local_devices()[:devices])
-        model = LanguageModel(config.model, config.precision)
+        model = LanguageModel(config.model, config.precision, recompute_every)
         rate = schedule.learning_rate(config.optimizer, config.data.batch, 200)
         adam = optimizer.build(config.optimizer, rate)
         self.stream = train_stream(config, open_corpus(Path(config.data.corpus)))
@@ -100,6 +101,25 @@ def test_the_step_compiles_once_in_every_type(corpus: Path, compute: str) -> Non
     trainer.run(0, 4)
     assert trainer.traces == 1
     trainer.assert_replicas_are_equal()
+
+
+@pytest.mark.parametrize("recompute_every", [None, 4])
+def test_four_devices_share_their_gradients_once_and_outside_every_loop(
+    corpus: Path, recompute_every: int | None
+) -> None:
+    """Autodiff of a scan can put an all-reduce into its loop, and run it once a byte."""
+    trainer = Trainer(make_config(corpus), 4, recompute_every)
+    batch = trainer.devices.split_rows(trainer.stream.batch(0))
+    program = trainer.step.lower(trainer.state, trainer.carry, batch).compile().as_text()
+    entry = program[program.index("\nENTRY") :]
+    entry = entry[: entry.index("\n}")]
+    # An instruction "name = shape operation(operands)", of a computation of its own or the entry.
+    operations = (
+        r" (?:all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(?:-start)?\("
+    )
+    everywhere, at_the_top = (re.findall(operations, text) for text in (program, entry))
+    assert at_the_top == everywhere == [" all-reduce("]
+    assert " while(" in entry
 
 
 def without_resets(batch: Batch) -> Batch:
