@@ -96,7 +96,7 @@ GRIDS = {
 
 
 def parse_arguments(description: str, implementations: list[str]) -> argparse.Namespace:
-    """Return the command line: `points`, `implementations`, `rounds`, `recompute_every`, `json`."""
+    """Return the command line, with the points of a grid or of the user's own."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -111,14 +111,15 @@ def parse_arguments(description: str, implementations: list[str]) -> argparse.Na
     parser.add_argument(
         "--implementations", nargs="+", choices=implementations, default=implementations
     )
-    parser.add_argument(
-        "--recompute-every",
-        type=int,
-        nargs="+",
-        default=[],
-        metavar="K",
-        help="measure ours with these values too",
-    )
+    if "ours" in implementations:
+        parser.add_argument(
+            "--recompute-every",
+            type=int,
+            nargs="+",
+            default=[],
+            metavar="K",
+            help="measure ours with these values too",
+        )
     parser.add_argument("--rounds", type=int, default=9, help="rounds, after one to warm up")
     parser.add_argument(
         "--seconds",
@@ -130,7 +131,7 @@ def parse_arguments(description: str, implementations: list[str]) -> argparse.Na
     arguments = parser.parse_args()
     if arguments.rounds < 1:
         parser.error(f"--rounds is {arguments.rounds}, but it must be at least 1")
-    if any(k < 1 for k in arguments.recompute_every):
+    if any(k < 1 for k in getattr(arguments, "recompute_every", [])):
         parser.error("--recompute-every must be at least 1")
     if "torch" in arguments.implementations:
         try:
@@ -159,6 +160,18 @@ def large_product(dtype: str) -> tuple[Callable[[], Any], int]:
     return lambda: jax.block_until_ready(product(x, y)), 2 * size**3
 
 
+def _fits(case: Case) -> bool:
+    """Call a case once, to warm up."""
+    try:
+        case.call()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        print(f"{case.implementation}, {case.what}: does not fit into memory")
+        return False
+    return True
+
+
 def _timed(call: Callable[[], Any]) -> float:
     started = time.perf_counter()
     call()
@@ -168,15 +181,15 @@ def _timed(call: Callable[[], Any]) -> float:
 def measure(
     point: Point, cases: list[Case], rounds: int, seconds: float
 ) -> tuple[list[dict[str, Any]], float]:
-    """Time all cases of a point in turn.
+    """Time all cases of a point in turn; one that does not fit into memory is left out.
 
     Returns:
         A row for each case, and the rate of the large product, flops a second.
     """
     product, product_flops = large_product(point.dtype)
+    product()
+    cases = [case for case in cases if _fits(case)]
     calls = [product] + [case.call for case in cases]
-    for call in calls:
-        call()
     started = time.perf_counter()
     times: list[list[float]] = []
     for done in range(rounds):

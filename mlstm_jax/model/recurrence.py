@@ -30,8 +30,9 @@ forward scan is over B rows, whatever T is: two carried windows give the bits of
 docs/performance.md says what each choice bought.
 """
 
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -166,7 +167,8 @@ def recurrence(
 def _recurrence(
     carry: LayerCarry, sequence: Sequence, weights: Weights, compute: jnp.dtype
 ) -> Outputs:
-    return recurrence_reference(carry, sequence, weights, compute)
+    # What is not asked for is not made: the compiler drops what `_forward` saves.
+    return _forward(carry, sequence, weights, compute)[0]
 
 
 class _Saved(NamedTuple):
@@ -194,7 +196,7 @@ def _forward(
         h, (mh, gates) = jax.tree.map(lambda x: x.astype(compute), (after.h, made))
         return after, _Saved(h, carry.c, mh, gates)
 
-    last, saved = jax.lax.scan(step, carry, sequence)
+    last, saved = _scan(step, carry, sequence, compute)
     return (last, saved.h), (carry, sequence, weights, saved)
 
 
@@ -225,10 +227,11 @@ def _backward(
         dmx = (dm * mh).astype(compute)
         return (dot(dmh, wmh_transposed), dc * f), (dz_BG, dmh, dmx)
 
-    (dh0_BH, dc0_BH), (dz_TBG, dmh_TBH, dmx_TBH) = jax.lax.scan(
+    (dh0_BH, dc0_BH), (dz_TBG, dmh_TBH, dmx_TBH) = _scan(
         step,
         (dlast.h, dlast.c.astype(jnp.float32)),
         (dh_TBH, mx_TBH, saved.before_c, saved.mh, *saved.gates),
+        compute,
         reverse=True,
     )
     before_h_TBH = jnp.concatenate([first.h.astype(compute)[None], saved.h[:-1]])
@@ -248,6 +251,32 @@ def _backward(
 
 
 _recurrence.defvjp(_forward, _backward)
+
+
+def _scan(
+    step: Callable[..., Any], first: Any, xs: Any, compute: jnp.dtype, *, reverse: bool = False
+) -> Any:
+    """Run `lax.scan`, with every sequence of a half type stored as integers of 16 bits.
+
+    XLA for CPUs cannot write one step of a bfloat16 sequence: it converts the whole sequence, at
+    every step. To other devices the bits are the same.
+    """
+    half = jnp.dtype(compute).itemsize == 2
+
+    def as_bits(x: Array) -> Array:
+        is_half = half and x.dtype == compute
+        return jax.lax.bitcast_convert_type(x, jnp.uint16) if is_half else x
+
+    def of_bits(x: Array) -> Array:
+        is_half = half and x.dtype == jnp.uint16
+        return jax.lax.bitcast_convert_type(x, compute) if is_half else x
+
+    def step_of_bits(carry: Any, x: Any) -> tuple[Any, Any]:
+        carry, y = step(carry, jax.tree.map(of_bits, x))
+        return carry, jax.tree.map(as_bits, y)
+
+    last, ys = jax.lax.scan(step_of_bits, first, jax.tree.map(as_bits, xs), reverse=reverse)
+    return last, jax.tree.map(of_bits, ys)
 
 
 def _sum_rows_by_byte(bytes_TB: Array, dy_TBO: Array, rows: int) -> Array:
