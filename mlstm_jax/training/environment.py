@@ -10,6 +10,7 @@ import sys
 from importlib import metadata
 from typing import Any
 
+from mlstm_jax import __version__
 from mlstm_jax.config import Devices
 from mlstm_jax.errors import UserError
 
@@ -39,15 +40,17 @@ def prepare(devices: Devices) -> None:
 
 
 def describe() -> dict[str, Any]:
-    """Return versions and devices, for environment.json; nothing that names the machine."""
+    """Return versions, flags and devices, for environment.json; nothing that names the machine."""
     import jax
 
-    names = ("mlstm-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+    names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cpu_cores": os.cpu_count(),
-        "versions": {name: metadata.version(name) for name in names},
+        # The package itself may be run from a checkout, without being installed.
+        "versions": {"mlstm-jax": __version__} | {name: metadata.version(name) for name in names},
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "platform": jax.default_backend(),
         "devices": [device.device_kind for device in jax.local_devices()],
         "processes": jax.process_count(),

@@ -1,0 +1,78 @@
+"""The benchmarks run, write what they promise, and compare programs that compute the same."""
+
+import json
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+FOLDER = Path(__file__).parent.parent / "benchmarks"
+
+
+@pytest.mark.parametrize(
+    ("script", "kinds"),
+    [("recurrence", {"forward", "forward_backward"}), ("train_step", {"train_step"})],
+)
+def test_a_benchmark_writes_its_results(
+    script: str, kinds: set, tmp_path: Path, command_environment: dict[str, str]
+) -> None:
+    path = tmp_path / "results.json"
+    options = "--point 16 2 8 bf16 --implementations ours autodiff --recompute-every 4 --rounds 2"
+    command = [sys.executable, FOLDER / f"{script}.py", *options.split(), "--json", path]
+    subprocess.run(command, check=True, env=command_environment, timeout=300)
+    results = json.loads(path.read_text())
+    assert results["versions"]["jax"] == jax.__version__
+    assert results["large_product_flops_per_s"] > 0
+    rows = results["rows"]
+    assert {row["what"] for row in rows} == kinds
+    found = {(row["implementation"], row["recompute_every"]) for row in rows}
+    assert found == {("ours", None), ("ours", 4), ("autodiff", None)}
+    for row in rows:
+        assert (row["hidden"], row["batch"], row["window"], row["dtype"]) == (16, 2, 8, "bf16")
+        assert 0 < row["min_s"] <= row["median_s"] <= row["max_s"]
+        assert row["fraction_of_large_product"] > 0
+        assert row["temp_bytes"] > 0
+
+
+@pytest.mark.parametrize("name", ["autodiff", "torch"])
+def test_what_is_compared_computes_the_same(
+    name: str, monkeypatch: pytest.MonkeyPatch, random: np.random.Generator
+) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    import baselines
+    import recurrence as benchmark
+    from measure import Point
+
+    from mlstm_jax.model.recurrence import recurrence
+
+    point = Point(12, 3, 9, "fp32")
+    params = benchmark.make_parameters(point.hidden)
+    bytes_TB = random.integers(0, 256, (9, 3), dtype=np.int32)
+    direction = random.normal(size=(9, 3, 12)).astype(np.float32)
+
+    def by_jax(run: Any) -> Any:
+        def scalar(params: Any) -> Any:
+            return jnp.vdot(benchmark.mlstm(run, point, params, bytes_TB), direction)
+
+        return jax.jit(jax.value_and_grad(scalar))(params)
+
+    ours = by_jax(recurrence)
+    if name == "autodiff":
+        theirs = by_jax(baselines.autodiff)
+    else:
+        torch = pytest.importorskip("torch")
+        import torch_mlstm as other
+
+        tree = {key: other.to_torch(value).requires_grad_() for key, value in params.items()}
+        zero = torch.zeros(3, 12, device=other.DEVICE)
+        run = partial(other.layer, tree, other.to_torch(bytes_TB).long(), zero, zero)
+        value = (run(torch.float32)[0] * other.to_torch(direction)).sum()
+        gradient = torch.autograd.grad(value, list(tree.values()))
+        theirs = value.item(), dict(zip(tree, (g.cpu().numpy() for g in gradient), strict=True))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4), ours, theirs)
