@@ -1,12 +1,12 @@
 # Everything runs in .venv, made from pyproject.toml and constraints.txt.
 #   make quickstart   a corpus, a small model, a report; about two minutes
-#   make test         the tests
+#   make test         the tests; make test-slow: the long ones
 #   make check        what CI checks: lint, types and tests
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart install test lint types check clean
+.PHONY: quickstart install test test-slow lint types check clean
 
 quickstart: .venv/ready
 	$(BIN)/python train.py
@@ -15,6 +15,9 @@ install: .venv/ready
 
 test: .venv/ready
 	$(BIN)/python -m pytest
+
+test-slow: .venv/ready
+	$(BIN)/python -m pytest -m slow -s
 
 lint: .venv/ready-dev
 	$(BIN)/ruff check .

@@ -56,16 +56,17 @@ def our_case(name: str, point: Point, recompute_every: int | None) -> Case:
     state = devices.replicate(init_state(config, model, adam))
     carry = devices.split_rows(model.init_carry(point.batch))
     batch = devices.split_rows(make_batch(point))
+    go_on = devices.replicate(np.float32(0))
     with mock.patch.object(
         language_model,
         "recurrence",
         baselines.autodiff if name == "autodiff" else language_model.recurrence,
     ):
-        compiled = step.lower(state, carry, batch).compile()
+        compiled = step.lower(state, carry, batch, go_on).compile()
     now = [state, carry]
 
     def call() -> None:
-        *now[:], metrics = compiled(*now, batch)
+        *now[:], metrics = compiled(*now, batch, go_on)
         jax.block_until_ready((now, metrics))
 
     temp_bytes = compiled.memory_analysis().temp_size_in_bytes

@@ -5,6 +5,7 @@ Heavy imports are inside the functions, so that help and errors are quick.
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -100,14 +101,20 @@ def train(arguments: Sequence[str], program: str) -> None:
     from mlstm_jax import quickstart
     from mlstm_jax.training import environment
 
-    config, resume = configs.parse(arguments, quickstart.config, program)
+    config, resume, reset_carry = configs.parse(arguments, quickstart.config, program)
     environment.prepare(config.devices)
     is_quickstart = config.data.corpus == quickstart.config.data.corpus
     if is_quickstart:
         quickstart.prepare_corpus()
+    from mlstm_jax.training.cluster import place
     from mlstm_jax.training.loop import train as run_train
 
-    run = run_train(config, resume=resume)
+    here = place(config.distributed, os.environ)
+    run = run_train(config, resume=resume, reset_carry=reset_carry)
+    if here.processes > 1:
+        if here.index == 0:
+            print(f"\ndone; `mlstm-jax report {run}` shows what it learned")
+        return
     report(run)
     if is_quickstart:
         print("\n" + quickstart.next_steps(run))

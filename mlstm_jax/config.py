@@ -11,7 +11,7 @@ import runpy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from mlstm_jax.errors import UserError
 
@@ -158,6 +158,20 @@ class Train:
     checkpoint_every: int = 1000
     # Newest checkpoints to keep; the best by validation BPC is kept beside them.
     keep_checkpoints: int = 2
+    # What to do when the run diverges: stop with an error, or rollback: go on from the last
+    # checkpoint before it, with the learning rate times `rollback_factor`.
+    on_divergence: Literal["stop", "rollback"] = "stop"
+    # The learning rate is multiplied by this at every rollback.
+    rollback_factor: float = 0.5
+    # A run has diverged when its training loss is above this many bits per character for
+    # `divergence_steps` steps on end. (A model that knows nothing has 8.) It also has when
+    # `precision.max_consecutive_skips` updates on end held inf or NaN.
+    divergence_bpc: float = 10.0
+    # How many such steps on end.
+    divergence_steps: int = 100
+    # Seconds without a step, a window of evaluation or a checkpoint after which the run writes what
+    # every thread was doing and ends. The first step compiles within them.
+    watchdog_seconds: float = 1800.0
 
     def __post_init__(self) -> None:
         steps, epochs, every = self.steps, self.epochs, self.recompute_every
@@ -167,11 +181,17 @@ class Train:
         _require(epochs is None or epochs > 0, "train.epochs", epochs, "above 0")
         for name in ("log_every", "eval_every", "checkpoint_every", "keep_checkpoints"):
             _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "at least 1")
+        factor, bpc = self.rollback_factor, self.divergence_bpc
+        _require(0 < factor < 1, "train.rollback_factor", factor, "between 0 and 1")
+        _require(bpc > 0, "train.divergence_bpc", bpc, "above 0")
+        steps, seconds = self.divergence_steps, self.watchdog_seconds
+        _require(steps >= 1, "train.divergence_steps", steps, "at least 1")
+        _require(seconds > 0, "train.watchdog_seconds", seconds, "above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Devices:
-    # Devices to train on, of those this machine has; unset: all of them. Paper: 8 a machine.
+    # Devices of each process to train on; unset: all that it has. Paper: 8 a machine.
     count: int | None = None
     # Make this many virtual devices of the CPU, to try the code of many devices on one machine.
     virtual_cpu: int | None = None
@@ -180,6 +200,33 @@ class Devices:
         for name in ("count", "virtual_cpu"):
             value = getattr(self, name)
             _require(value is None or value >= 1, f"devices.{name}", value, "at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distributed:
+    # Address of process 0, HOST:PORT, the same for all; unset: the run is one process.
+    coordinator: str | None = None
+    # Number of processes; unset: what srun or mpirun says.
+    processes: int | None = None
+    # Which of them this one is, from 0; unset: what srun, mpirun or a Kubernetes Job says.
+    index: int | None = None
+    # Seconds to wait at the start for all processes.
+    timeout_seconds: float = 300.0
+    # Seconds without a sign of life after which a process counts as lost, and the others end.
+    heartbeat_timeout_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        where = self.coordinator
+        host, _, port = (where or "host:1").rpartition(":")
+        valid = bool(host) and port.isdigit() and 0 < int(port) < 65536
+        _require(valid, "distributed.coordinator", where, "HOST:PORT, as node1:8476")
+        count, index = self.processes, self.index
+        _require(count is None or count >= 1, "distributed.processes", count, "at least 1")
+        _require(index is None or index >= 0, "distributed.index", index, "at least 0")
+        if count is not None and index is not None:
+            _require(index < count, "distributed.index", index, f"below {count}, the processes")
+        for name in ("timeout_seconds", "heartbeat_timeout_seconds"):
+            _require(getattr(self, name) > 0, f"distributed.{name}", getattr(self, name), "above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,11 +247,17 @@ class Config:
     train: Train = field(default_factory=Train)
     # What to train on.
     devices: Devices = field(default_factory=Devices)
+    # The other processes of the run, on this machine or on others.
+    distributed: Distributed = field(default_factory=Distributed)
 
 
-# The order of the data, the shapes of the state and its types hang on these; a run cannot go on
-# with another value. (The corpus is compared by its content, not by its path.)
-_FIXED_IN_A_RUN = ("model.", "data.", "precision.compute", "precision.cell", "train.seed")
+# The shapes of the state and its types hang on these; a run cannot go on with another value.
+_FIXED_IN_A_RUN = ("model.", "precision.compute", "precision.cell", "train.seed")
+# What each row reads hangs on these; with another value the carry must begin anew. (The corpus is
+# compared by its content, not by its path.)
+_FIXED_WITH_CARRY = "data."
+# These say where the run is and who works on it, not what it is.
+PLACES = ("out", "data.corpus", "distributed.")
 
 
 def resolve_batch(config: Config, device_count: int) -> Config:
@@ -239,18 +292,28 @@ def flatten(config: Config) -> dict[str, Any]:
     return dict(walk("", dataclasses.asdict(config)))
 
 
-def differences(old: Config, new: Config) -> tuple[list[str], list[str]]:
-    """Compare the config of a run with one that would continue it.
+class Differences(NamedTuple):
+    """Lines "field: old → new", by what they mean for a run that goes on."""
 
-    Returns:
-        Lines "field: old → new", first those that forbid it, then those that do not.
-    """
+    forbidden: list[str]
+    resets_carry: list[str]  # possible if the state of every stream begins anew
+    allowed: list[str]
+
+
+def differences(old: Config, new: Config) -> Differences:
+    """Compare the config of a run with one that would continue it."""
     before, after = flatten(old), flatten(new)
-    changed = {k: f"{k}: {before[k]} → {after[k]}" for k in before if before[k] != after[k]}
-    changed.pop("out", None)
-    changed.pop("data.corpus", None)
-    fixed = [line for k, line in changed.items() if k.startswith(_FIXED_IN_A_RUN)]
-    return fixed, [line for line in changed.values() if line not in fixed]
+    found = Differences([], [], [])
+    for name in before:
+        if before[name] == after[name] or name.startswith(PLACES):
+            continue
+        kind = found.allowed
+        if name.startswith(_FIXED_IN_A_RUN):
+            kind = found.forbidden
+        elif name.startswith(_FIXED_WITH_CARRY):
+            kind = found.resets_carry
+        kind.append(f"{name}: {before[name]} → {after[name]}")
+    return found
 
 
 def to_json(config: Config) -> str:
@@ -286,8 +349,16 @@ def load_file(path: Path) -> Config:
     return config
 
 
-def parse(arguments: Sequence[str], default: Config, program: str) -> tuple[Config, bool]:
-    """Return the config of ``[CONFIG.py] [--section.field value ...]``, and whether ``--resume``.
+class Request(NamedTuple):
+    """What a command line asks for."""
+
+    config: Config
+    resume: bool
+    reset_carry: bool
+
+
+def parse(arguments: Sequence[str], default: Config, program: str) -> Request:
+    """Return what ``[CONFIG.py] [--section.field value ...] [--resume] [--reset-carry]`` says.
 
     Exits with 2, after a message, on a field or value that does not exist.
 
@@ -307,6 +378,9 @@ def parse(arguments: Sequence[str], default: Config, program: str) -> tuple[Conf
         config: Annotated[Config, tyro.conf.arg(name="")] = default
         # Fail unless the run folder holds a run to go on with.
         resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+        # Go on with another data.batch, data.window or data.shards: the hidden state of every
+        # stream starts from zero, near the place in the text that was reached.
+        reset_carry: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
 
     parsed = tyro.cli(
         Arguments,
@@ -316,4 +390,4 @@ def parse(arguments: Sequence[str], default: Config, program: str) -> tuple[Conf
         "them; without a config it is the quickstart. An unfinished run in the same folder is "
         "resumed.",
     )
-    return parsed.config, parsed.resume
+    return Request(parsed.config, parsed.resume, parsed.reset_carry)

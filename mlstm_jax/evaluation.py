@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
+
 from mlstm_jax.data.corpus import Split
 from mlstm_jax.data.stream import EVALUATION_ROWS, EvaluationStream, prefetch
 from mlstm_jax.model.language_model import LanguageModel
@@ -44,11 +46,16 @@ class Evaluator:
             on_step: called with the number of windows done, for a progress line.
         """
         started = time.monotonic()
-        carry = self._devices.split_rows(self._model.init_carry(self._rows))
+        rows = self._devices.rows(self._rows)
+
+        def own(tree: Any) -> Any:
+            return jax.tree.map(lambda x: x[rows], tree)
+
+        carry = self._devices.split_rows(own(self._model.init_carry(self._rows)))
         nats, pending = 0.0, None
         batches = prefetch(lambda s: self.stream.batch(s, self._rows), range(self.stream.steps))
         for step, batch in enumerate(batches):
-            carry, step_nats = self._step(params, carry, self._devices.split_rows(batch))
+            carry, step_nats = self._step(params, carry, self._devices.split_rows(own(batch)))
             if pending is not None:
                 nats += float(self._devices.unreplicate(pending))
                 on_step(step)

@@ -48,7 +48,7 @@ def read_config(folder: Path) -> Config | None:
 
 
 @contextmanager
-def claim(config: Config, *, resume: bool) -> Iterator[list[str]]:
+def claim(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterator[list[str]]:
     """Hold the run folder of `config`, so that one process trains in it.
 
     A new folder gets its config at once: a run that is killed before its first checkpoint is
@@ -70,13 +70,16 @@ def claim(config: Config, *, resume: bool) -> Iterator[list[str]]:
         if folder.exists() and not (folder.is_dir() and all(map(_is_ours, folder.iterdir()))):
             raise UserError(f"{folder} exists and is not a run; choose another folder with --out.")
     else:
-        fixed, changed = configs.differences(before, config)
-        if fixed:
+        found = configs.differences(before, config)
+        forbidden = found.forbidden + ([] if reset_carry else found.resets_carry)
+        if forbidden:
+            way_out = "" if found.forbidden else ", or go on with the carry reset, --reset-carry"
             raise UserError(
                 f"the run in {folder} cannot go on with another "
-                + ", another ".join(fixed)
-                + ". Undo the change, or start a new run with --out."
+                + ", another ".join(forbidden)
+                + f". Undo the change, or start a new run with --out{way_out}."
             )
+        changed = found.resets_carry + found.allowed
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / _LOCK).open("w") as lock:
         try:

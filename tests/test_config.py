@@ -7,7 +7,7 @@ import pytest
 
 from mlstm_jax import config as configs
 from mlstm_jax import quickstart
-from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train
+from mlstm_jax.config import Config, Data, Distributed, Model, Optimizer, Precision, Train
 from mlstm_jax.errors import UserError
 
 FOLDER = Path(__file__).parent.parent / "configs"
@@ -30,10 +30,10 @@ def test_the_papers_run() -> None:
 
 def test_a_line_overrides_a_file_and_a_file_the_default() -> None:
     words = [str(FOLDER / "small_512.py"), "--data.batch", "64", "--optimizer.clip-norm", "None"]
-    config, resume = configs.parse([*words, "--resume"], quickstart.config, "train")
-    assert resume
+    config, resume, reset = configs.parse([*words, "--resume"], quickstart.config, "train")
+    assert (resume, reset) == (True, False)
     assert (config.model.hidden, config.data.batch, config.optimizer.clip_norm) == (512, 64, None)
-    assert configs.parse([], quickstart.config, "train") == (quickstart.config, False)
+    assert configs.parse([], quickstart.config, "train") == (quickstart.config, False, False)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,10 @@ def test_a_line_overrides_a_file_and_a_file_the_default() -> None:
         (lambda: Precision(initial_loss_scale=0.5), "between 1.0 and 16777216.0"),
         (lambda: Train(steps=None, epochs=None), "train.steps is None"),
         (lambda: Train(epochs=-1), "train.epochs is -1"),
+        (lambda: Train(rollback_factor=1.0), "train.rollback_factor is 1.0"),
+        (lambda: Distributed(coordinator="node1"), "must be HOST:PORT, as node1:8476"),
+        (lambda: Distributed(coordinator="[::1]:0"), "distributed.coordinator is '[::1]:0'"),
+        (lambda: Distributed(processes=2, index=2), "distributed.index is 2, but it must be below"),
     ],
 )
 def test_a_bad_value_is_named(make: object, message: str) -> None:
@@ -71,12 +75,14 @@ def test_differences_part_what_forbids_a_resume_from_what_does_not() -> None:
         old,
         out="elsewhere",
         model=Model(hidden=8),
-        data=Data(corpus="moved"),
+        data=Data(corpus="moved", batch=64),
         optimizer=Optimizer(learning_rate=1.0),
+        distributed=Distributed(coordinator="node1:8476", processes=4, index=2),
     )
-    fixed, changed = configs.differences(old, new)
-    assert fixed == ["model.hidden: 4096 → 8"]
-    assert changed == ["optimizer.learning_rate: 0.0005 → 1.0"]
+    found = configs.differences(old, new)
+    assert found.forbidden == ["model.hidden: 4096 → 8"]
+    assert found.resets_carry == ["data.batch: 128 → 64"]
+    assert found.allowed == ["optimizer.learning_rate: 0.0005 → 1.0"]
 
 
 def test_json_of_another_version_is_refused(tmp_path: Path) -> None:

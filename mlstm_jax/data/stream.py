@@ -62,10 +62,19 @@ def cut(offsets: NDArray[np.uint64], shards: int) -> Int64:
     return np.where(targets - low < high - targets, low, high)
 
 
+class Origin(NamedTuple):
+    """Where a run changed its batch or window: the step, and where in the new stream it began."""
+
+    step: int = 0
+    position: int = 0  # windows of the new stream that count as read
+    bytes_seen: int = 0
+
+
 class TrainStream:
     """The contiguous windows of every row, epoch after epoch.
 
     Attributes:
+        origin: the run's step and the place in this stream where it was taken up; set by the loop.
         shards: how many the split was cut into.
         steps_per_epoch: windows of the row that has fewest; the rows' tails beyond it, and the
             shards' tails shorter than a window, are not trained on in that epoch.
@@ -88,6 +97,7 @@ class TrainStream:
         self.shards = max(batch, min(wanted, affordable))
         self.wanted_shards = wanted
         bounds = cut(split.offsets, self.shards)
+        self.origin = Origin()
         self._bytes, self._window, self._batch = split.bytes, window, batch
         self._shuffle, self._seed = shuffle, seed
         per_row = (self.shards // batch, batch)
@@ -104,13 +114,21 @@ class TrainStream:
             )
         self.dropped = 1 - self.steps_per_epoch * batch * window / size
 
+    def position(self, step: int) -> int:
+        """Return the windows of each row that lie before `step`."""
+        return step - self.origin.step + self.origin.position
+
     def epoch(self, step: int) -> float:
         """Return how many epochs `step` steps are."""
-        return step / self.steps_per_epoch
+        return self.position(step) / self.steps_per_epoch
+
+    def bytes_seen(self, step: int) -> int:
+        """Return the bytes read in `step` steps."""
+        return self.origin.bytes_seen + (step - self.origin.step) * self._batch * self._window
 
     def batch(self, step: int, rows: slice = slice(None)) -> Batch:
         """Return what `rows` of the global batch read at `step`, counted from 0 over all epochs."""
-        epoch, step = divmod(step, self.steps_per_epoch)
+        epoch, step = divmod(self.position(step), self.steps_per_epoch)
         starts_BK, ends_BK = self._order(epoch if self._shuffle else 0)
         starts_BK, ends_BK = starts_BK[rows], ends_BK[rows]
         shard_B = (ends_BK <= step).sum(axis=1)[:, None]

@@ -1,4 +1,4 @@
-"""Checkpoints of a run, by Orbax: asynchronous, whole or absent.
+"""Checkpoints of a run, by Orbax: asynchronous, whole or absent, written by all processes together.
 
 A checkpoint holds parameters, the rest of the state, the carry of all streams as one
 [rows, L, H] array in their global order, and what it was trained on: with truncated
@@ -7,6 +7,8 @@ item of their own, so that a reader needs nothing else.
 """
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,12 +17,14 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as managers
 
-from mlstm_jax.errors import UserError
+from mlstm_jax.data.stream import Origin
+from mlstm_jax.errors import KnownError
 from mlstm_jax.model.language_model import Carry, Parameters
 from mlstm_jax.training.state import TrainState
 
-# Orbax reports every save at INFO and its own thread's handling at WARNING; errors still raise.
-logging.getLogger("absl").setLevel(logging.ERROR)
+# Orbax reports every save at INFO, its own thread's handling at WARNING, and errors before it
+# raises them.
+logging.getLogger("absl").setLevel(logging.CRITICAL)
 
 
 class Meta(NamedTuple):
@@ -28,6 +32,18 @@ class Meta(NamedTuple):
 
     corpus: str  # identity of the corpus, a sha256
     cleaning: str  # of its documents; a prompt is cleaned alike
+    rows: dict[str, Any]  # what decides which bytes a row reads: batch, window, shards, ...
+    origin: Origin
+    epoch: float
+    bytes_seen: int
+
+
+class Damaged(KnownError):
+    """A checkpoint cannot be read."""
+
+
+class CheckpointFailed(KnownError):
+    """A checkpoint could not be written."""
 
 
 def _template(abstract: Any) -> Any:
@@ -39,6 +55,9 @@ class Checkpoints:
     """The checkpoints of one run folder."""
 
     def __init__(self, folder: Path, keep: int = 2, *, read_only: bool = False) -> None:
+        self._folder = folder
+        self._begun: int | None = None
+        self._failed = False
         newest = managers.LatestN(keep)
         best = managers.BestN(
             get_metric_fn=lambda metrics: metrics["bpc"],
@@ -50,6 +69,8 @@ class Checkpoints:
             (folder / "checkpoints").absolute(),
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=managers.AnyPreservationPolicy([newest, best]),
+                # The policy decides; without this Orbax does not write the metrics.
+                best_fn=lambda metrics: metrics["bpc"],
                 create=not read_only,
                 cleanup_tmp_directories=not read_only,
                 read_only=read_only,
@@ -65,23 +86,45 @@ class Checkpoints:
     def save(
         self, step: int, state: TrainState, carry: Carry, meta: Meta, bpc: float | None
     ) -> None:
-        """Begin to write host copies of the state and the joined carry; return before it is done.
+        """Begin to write the state and the carry; return before it is done. All processes call it.
 
         Args:
+            state: NumPy, the same in all processes.
+            carry: global arrays, of which each process writes its rows.
             bpc: the validation BPC at this step, if it was measured.
         """
         if step in self._manager.all_steps():
             return
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                params=ocp.args.StandardSave(state.params),
-                state=ocp.args.StandardSave(state._replace(params=())),
-                carry=ocp.args.StandardSave(carry),
-                meta=ocp.args.JsonSave(meta._asdict()),
-            ),
-            metrics=None if bpc is None else {"bpc": bpc},
-        )
+        with self._failure(step):
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    params=ocp.args.StandardSave(state.params),
+                    state=ocp.args.StandardSave(state._replace(params=())),
+                    carry=ocp.args.StandardSave(carry),
+                    meta=ocp.args.JsonSave(meta._asdict()),
+                ),
+                metrics=None if bpc is None else {"bpc": bpc},
+            )
+        self._begun = step
+
+    def check(self) -> None:
+        """Raise CheckpointFailed if one begun earlier could not be written."""
+        with self._failure(self._begun):
+            self._manager.check_for_errors()
+
+    @contextmanager
+    def _failure(self, step: int | None) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # Of Orbax, TensorStore or the system: each has its own.
+            self._failed = True
+            whole = ", ".join(map(str, self.steps())) or "none yet"
+            raise CheckpointFailed(
+                f"a checkpoint, that of step {step} or the one before it, could not be written to "
+                f"{self._folder} ({_brief(error)}). Whole ones: {whole}. Free some space there; "
+                "the same command goes on from the last of them."
+            ) from error
 
     def latest(self) -> int | None:
         """Return the newest whole checkpoint's step."""
@@ -102,41 +145,67 @@ class Checkpoints:
 
     def meta(self, step: int) -> Meta:
         """Return what the checkpoint of `step` was trained on."""
-        restored = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))
-        return Meta(**restored["meta"])
-
-    def require_corpus(self, step: int, meta: Meta) -> None:
-        """Raise UserError unless the checkpoint of `step` was trained on the corpus of `meta`."""
-        before = self.meta(step)
-        if before != meta:
-            raise UserError(
-                f"the run was trained on another corpus: identity {before.corpus[:12]}…, cleaning "
-                f"{before.cleaning}; this one has {meta.corpus[:12]}…, {meta.cleaning}. Name the "
-                "first corpus with --data.corpus, or start a new run with --out."
+        with _damage(step):
+            restored = self._manager.restore(
+                step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())
             )
+            fields = restored["meta"]
+            return Meta(**fields | {"origin": Origin(*fields["origin"])})
 
-    def restore(self, step: int, state: TrainState, carry: Carry) -> tuple[TrainState, Carry]:
-        """Return the state and carry at `step` as NumPy trees, shaped as the ones given."""
+    def restore(
+        self, step: int, state: TrainState, carry: Carry | None
+    ) -> tuple[TrainState, Carry | None]:
+        """Return what was saved at `step`; raise Damaged if it cannot be read.
+
+        Args:
+            state: the shapes of the state, which comes back as NumPy.
+            carry: the shapes of the carry and where its rows lie, which come back so; or None.
+        """
         rest = state._replace(params=())
-        restored = self._manager.restore(
-            step,
-            args=ocp.args.Composite(
-                params=ocp.args.StandardRestore(_template(state.params)),
-                state=ocp.args.StandardRestore(_template(rest)),
-                carry=ocp.args.StandardRestore(_template(carry)),
-            ),
-        )
-        return restored["state"]._replace(params=restored["params"]), restored["carry"]
+        items = {
+            "params": ocp.args.StandardRestore(_template(state.params)),
+            "state": ocp.args.StandardRestore(_template(rest)),
+        }
+        if carry is not None:
+            items["carry"] = ocp.args.StandardRestore(carry)
+        with _damage(step):
+            restored = self._manager.restore(step, args=ocp.args.Composite(**items))
+            return restored["state"]._replace(params=restored["params"]), restored.get("carry")
+
+    def drop_after(self, step: int) -> None:
+        """Delete the checkpoints after `step`: they are damaged, or a run has diverged in them."""
+        for later in self.steps():
+            if later > step:
+                self._manager.delete(later)
 
     def restore_params(self, step: int, params: Parameters) -> Parameters:
         """Return the parameters at `step` as a NumPy tree, shaped as the one given."""
-        restored = self._manager.restore(
-            step,
-            args=ocp.args.Composite(params=ocp.args.StandardRestore(_template(params))),
-        )
-        return restored["params"]
+        with _damage(step):
+            restored = self._manager.restore(
+                step,
+                args=ocp.args.Composite(params=ocp.args.StandardRestore(_template(params))),
+            )
+            return restored["params"]
 
     def close(self) -> None:
-        """Wait for what is being written; raise if it could not be."""
-        self._manager.wait_until_finished()
-        self._manager.close()
+        """Wait for what is being written; raise CheckpointFailed if it could not be."""
+        if self._failed:
+            return  # It has been said, and Orbax would raise it again.
+        with self._failure(self._begun):
+            self._manager.wait_until_finished()
+            self._manager.close()
+
+
+@contextmanager
+def _damage(step: int) -> Iterator[None]:
+    """Turn what Orbax, TensorStore and JSON say of a file cut short or gone into Damaged."""
+    try:
+        yield
+    except (ValueError, OSError, KeyError, TypeError) as error:
+        raise Damaged(f"the checkpoint of step {step} cannot be read ({_brief(error)})") from error
+
+
+def _brief(error: BaseException) -> str:
+    """Return what an error says, on one line that a person may read."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text if len(text) <= 300 else text[:300] + '…'}"

@@ -4,12 +4,15 @@ It stands alone because it must be imported before jax: how many virtual devices
 how many threads serve them, is decided when jax is imported.
 """
 
+import hashlib
 import os
 import platform
 import sys
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
+import mlstm_jax
 from mlstm_jax import __version__
 from mlstm_jax.config import Devices
 from mlstm_jax.errors import UserError
@@ -39,19 +42,31 @@ def prepare(devices: Devices) -> None:
     os.environ.setdefault("NPROC", str(max(16, 2 * count)))
 
 
+def versions() -> dict[str, str]:
+    """Return the versions of what computes."""
+    names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+    # The package itself may be run from a checkout, without being installed.
+    return {"mlstm-jax": __version__} | {name: metadata.version(name) for name in names}
+
+
+def code() -> str:
+    """Return a sha256 of the package's own source, by which processes know that theirs is one."""
+    sources = Path(mlstm_jax.__file__).parent.rglob("*.py")
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()[:12]
+
+
 def describe() -> dict[str, Any]:
     """Return versions, flags and devices, for environment.json; nothing that names the machine."""
     import jax
 
-    names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cpu_cores": os.cpu_count(),
-        # The package itself may be run from a checkout, without being installed.
-        "versions": {"mlstm-jax": __version__} | {name: metadata.version(name) for name in names},
+        "versions": versions(),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "platform": jax.default_backend(),
         "devices": [device.device_kind for device in jax.local_devices()],
         "processes": jax.process_count(),
+        "devices_of_all_processes": jax.device_count(),
     }

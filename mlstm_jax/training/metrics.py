@@ -29,6 +29,18 @@ def read(path: Path) -> list[dict[str, Any]]:
         raise UserError(f"{path} holds a line that is not JSON ({error}); remove it.") from error
 
 
+class Silent:
+    """The log of a process that writes none: every process computes the same lines."""
+
+    seconds = 0.0
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        """Write nothing."""
+
+    def close(self) -> None:
+        """Close nothing."""
+
+
 class MetricsLog:
     """The metrics of one run, appended to from `step` on.
 

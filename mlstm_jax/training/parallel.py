@@ -1,11 +1,14 @@
 """Data parallelism: the only file with pmap, devices and the leading device axis.
 
-One replica on each device, an axis named "data", the global batch split evenly by rows (Puri et al.
-2018, section IV). The all-reduce is the psum of step.py: NCCL between GPUs, gloo between CPUs.
-The leading axis N of the arrays made here is the device.
+One replica on each device of every process, an axis named "data", the global batch split evenly by
+rows (Puri et al. 2018, section IV). The all-reduce is the psum of step.py: NCCL between GPUs, gloo
+between CPUs. The leading axis N of the arrays made here is the device, of this process alone; the
+rows of process 0 are the first.
 """
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -14,35 +17,46 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mlstm_jax.config import Devices
 from mlstm_jax.errors import UserError
+from mlstm_jax.training.cluster import Cluster, free_port
 
 AXIS = "data"
 
 
 class Parallel:
-    """The local devices, and the ways of arrays to and from them.
+    """Some devices, this process's among them, and the ways of arrays to and from those.
 
     All transfers are explicit, so that the loop can run under a transfer guard.
     """
 
     def __init__(self, devices: Sequence[jax.Device]) -> None:
+        here = jax.process_index()
         self.devices = list(devices)
-        self._sharding = NamedSharding(Mesh(np.array(self.devices), (AXIS,)), PartitionSpec(AXIS))
+        self.local = [device for device in devices if device.process_index == here]
+        self._first = self.devices.index(self.local[0])
+        spec = PartitionSpec(AXIS)
+        self._sharding = NamedSharding(Mesh(np.array(self.local), (AXIS,)), spec)
+        self._global = NamedSharding(Mesh(np.array(self.devices), (AXIS,)), spec)
 
     @property
     def count(self) -> int:
-        """Number of devices N."""
+        """Number of devices, over all processes."""
         return len(self.devices)
+
+    def rows(self, batch: int) -> slice:
+        """Return which rows of a global batch are this process's."""
+        each = batch // self.count
+        return slice(self._first * each, (self._first + len(self.local)) * each)
 
     def map(self, step: Callable[..., Any], donate: tuple[int, ...] = ()) -> Callable[..., Any]:
         """Run a per-device `step` on all devices; the buffers of arguments `donate` are reused."""
         return jax.pmap(step, axis_name=AXIS, devices=self.devices, donate_argnums=donate)
 
     def replicate(self, tree: Any) -> Any:
-        """Put a copy of every array on every device: [...] → [N, ...]."""
+        """Put a copy of every array on every device here: [...] → [N, ...]."""
 
         def put(x: Any) -> jax.Array:
             x = np.asarray(jax.device_get(x))
-            return jax.device_put(np.broadcast_to(x, (self.count, *x.shape)), self._sharding)
+            return jax.device_put(np.broadcast_to(x, (len(self.local), *x.shape)), self._sharding)
 
         return jax.tree.map(put, tree)
 
@@ -52,27 +66,126 @@ class Parallel:
         return jax.tree.map(lambda x: x[0], jax.device_get(first))
 
     def split_rows(self, tree: Any) -> Any:
-        """Give each device its rows: [N·B, ...] → [N, B, ...]."""
+        """Give each device here its share of this process's rows: [N·B, ...] → [N, B, ...]."""
 
         def put(x: Any) -> jax.Array:
             x = np.asarray(jax.device_get(x))
             return jax.device_put(
-                np.ascontiguousarray(x).reshape(self.count, -1, *x.shape[1:]), self._sharding
+                np.ascontiguousarray(x).reshape(len(self.local), -1, *x.shape[1:]), self._sharding
             )
 
         return jax.tree.map(put, tree)
 
     def join_rows(self, tree: Any) -> Any:
-        """Fetch the rows of all devices to the host, in order: [N, B, ...] → NumPy [N·B, ...]."""
-        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.device_get(tree))
+        """Return the rows of all processes as one global array: [N, B, ...] → [rows, ...]."""
+
+        def join(x: jax.Array) -> jax.Array:
+            local = jax.device_get(x)
+            local = local.reshape(-1, *local.shape[2:])
+            rows = len(local) // len(self.local) * self.count
+            shards = zip(np.split(local, len(self.local)), self.local, strict=True)
+            return jax.make_array_from_single_device_arrays(
+                (rows, *local.shape[1:]),
+                self._global,
+                [jax.device_put(shard, device) for shard, device in shards],
+            )
+
+        return jax.tree.map(join, tree)
+
+    def abstract_rows(self, tree: Any) -> Any:
+        """Return the shapes of a tree of global rows, with where they lie: to be restored into."""
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._global), tree
+        )
+
+    def own_rows(self, tree: Any) -> Any:
+        """Fetch this process's rows of global arrays: [rows, ...] → NumPy [N·B, ...]."""
+
+        def own(x: jax.Array) -> np.ndarray:
+            shards = sorted(x.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+            return np.concatenate([jax.device_get(shard.data) for shard in shards])
+
+        return jax.tree.map(own, tree)
 
 
 def local(devices: Devices) -> Parallel:
-    """Return the devices that a config asks for."""
-    found = jax.local_devices()
+    """Return the devices of this process that a config asks for."""
+    return Parallel(_chosen(jax.local_devices(), devices))
+
+
+@contextmanager
+def started(cluster: Cluster, devices: Devices) -> Iterator[Parallel]:
+    """Start JAX in all processes of a run, and yield the devices of all that the config asks for.
+
+    Raises:
+        UserError: a process has another number of devices, or too few.
+        RuntimeError: an all-reduce over all devices gave a wrong sum.
+    """
+    if cluster.processes > 1:
+        host = cluster.coordinator_host
+        port = cluster.gather(free_port(host) if cluster.is_first else None)[0]
+        # JAX's own handler of SIGTERM would replace ours.
+        jax.config.update("jax_enable_preemption_service", False)
+        jax.distributed.initialize(
+            f"{host}:{port}",
+            cluster.processes,
+            cluster.index,
+            local_device_ids=_local_device_ids(),
+            cluster_detection_method="deactivate",
+            # Later than our own: a lost process is to be known by its name.
+            heartbeat_timeout_seconds=600,
+            coordinator_bind_address=f"{host}:{port}",
+        )
+    chosen = _chosen(jax.local_devices(), devices)
+    kinds = sorted({device.device_kind for device in chosen})
+    cluster.require_equal(
+        {"number of devices": len(chosen), "kind of device": ", ".join(kinds)},
+        "Every process must train on as many devices; --devices.count takes fewer.",
+    )
+    everyone = cluster.gather([device.id for device in chosen])
+    by_id = {device.id: device for device in jax.devices()}
+    parallel = Parallel([by_id[number] for numbers in everyone for number in numbers])
+    _test_all_reduce(parallel)
+    yield parallel
+    if cluster.processes > 1:
+        # It waits for all; a process that fails leaves by cluster.stop, and does not come here.
+        jax.distributed.shutdown()
+
+
+def _chosen(found: list[jax.Device], devices: Devices) -> list[jax.Device]:
     if devices.count is not None and devices.count > len(found):
         raise UserError(
             f"devices.count is {devices.count}, but there are {len(found)} devices here "
             f"({found[0].platform}); lower it, or try virtual ones with --devices.virtual-cpu."
         )
-    return Parallel(found[: devices.count])
+    return found[: devices.count]
+
+
+def _local_device_ids() -> list[int] | None:
+    """Return which of the visible GPUs is this process's, where its machine runs one for each."""
+    environment = os.environ
+    for size, rank in (
+        ("SLURM_STEP_TASKS_PER_NODE", "SLURM_LOCALID"),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ):
+        # SLURM writes 4(x2) for two nodes of four each.
+        several = environment.get(size, "1").split("(")[0].split(",")[0] != "1"
+        visible = environment.get("CUDA_VISIBLE_DEVICES", "")
+        # The launcher may have given each process a GPU of its own already.
+        if rank in environment and several and (not visible or "," in visible):
+            return [int(environment[rank])]
+    return None
+
+
+def _test_all_reduce(parallel: Parallel) -> None:
+    """Sum a number of every device's before anything large is compiled, and look at the sum."""
+    numbers = np.arange(1, parallel.count + 1, dtype=np.float32)
+    summed = parallel.map(lambda x: jax.lax.psum(x, AXIS))(
+        parallel.split_rows(numbers[parallel.rows(parallel.count)])
+    )
+    found, expected = parallel.unreplicate(summed).item(), numbers.sum().item()
+    if found != expected:
+        raise RuntimeError(
+            f"an all-reduce of 1 to {parallel.count} gave {found:g}, not {expected:g}: the devices "
+            "or their links do not work; NCCL_DEBUG=INFO shows how NCCL joined them"
+        )

@@ -11,15 +11,15 @@ _SECONDS_BETWEEN_PLAIN_LINES = 10.0
 
 
 class ProgressLine:
-    """Progress of `total` steps on standard error; a context manager."""
+    """Progress of `total` steps on standard error, unless `quiet`; a context manager."""
 
-    def __init__(self, name: str, total: int, done: int = 0) -> None:
-        self._name, self._total = name, total
+    def __init__(self, name: str, total: int, done: int = 0, *, quiet: bool = False) -> None:
+        self._name, self._total, self._quiet = name, total, quiet
         self._console = Console(stderr=True, highlight=False)
         self._first = done
         self._started = self._printed = time.monotonic()
         self._live: Progress | None = None
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not quiet:
             self._live = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=24),
@@ -52,7 +52,7 @@ class ProgressLine:
             self._live.update(self._task, completed=step, status=status)
             return
         now = time.monotonic()
-        if now - self._printed >= _SECONDS_BETWEEN_PLAIN_LINES:
+        if not self._quiet and now - self._printed >= _SECONDS_BETWEEN_PLAIN_LINES:
             self._printed = now
             done = max(step - self._first, 1)
             left = (now - self._started) / done * (self._total - step)
@@ -66,7 +66,7 @@ class ProgressLine:
         """Print a line that stays, above the live line."""
         if self._live:
             self._console.print(text, markup=False, soft_wrap=True)
-        else:
+        elif not self._quiet:
             print(text, file=sys.stderr, flush=True)
 
 

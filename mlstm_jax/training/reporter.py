@@ -6,13 +6,27 @@ from mlstm_jax.config import Config
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import KnownError
 from mlstm_jax.evaluation import Score
-from mlstm_jax.training.metrics import BITS_PER_NAT, MetricsLog
+from mlstm_jax.training.metrics import BITS_PER_NAT, MetricsLog, Silent
 from mlstm_jax.training.progress import ProgressLine, rate
 from mlstm_jax.training.step import StepMetrics
 
 
 class Diverged(KnownError):
-    """Too many updates in a row had inf or NaN in their gradient."""
+    """The loss or the gradient was inf or NaN for too long, or the loss far too high.
+
+    Attributes:
+        since: the last step before it began.
+        reason: what was seen, without advice.
+    """
+
+    def __init__(self, step: int, reason: str, since: int) -> None:
+        super().__init__(
+            f"stopped at step {step}: {reason}. The checkpoints up to step {since} are good. Go on "
+            "from the last of them with a lower optimizer.learning_rate or optimizer.clip_norm and "
+            "the same --out, or let the run do so itself with --train.on-divergence rollback; or "
+            "start anew in --precision.compute bf16."
+        )
+        self.step, self.reason, self.since = step, reason, since
 
 
 class Reporter:
@@ -22,13 +36,14 @@ class Reporter:
         self,
         config: Config,
         stream: TrainStream,
-        log: MetricsLog,
+        log: MetricsLog | Silent,
         progress: ProgressLine,
         first: int,
     ) -> None:
         self._config, self._stream, self._log, self._progress = config, stream, log, progress
         self._started = time.monotonic() - log.seconds
         self._first = first
+        self._too_high = 0  # steps on end
         self.restart_clock(first)
 
     def restart_clock(self, step: int) -> None:
@@ -38,23 +53,35 @@ class Reporter:
     def step(self, step: int, metrics: StepMetrics) -> None:
         """Report the step that made `step` batches seen; its metrics are on the host.
 
-        Raises Diverged after too many skips in a row.
+        Raises Diverged after too many skips on end, or too many steps of too high a loss.
         """
         if step == self._first + 1:
             self.restart_clock(step)  # The first step compiles.
-        skips = int(metrics.consecutive_skips)
-        diverged = skips >= self._config.precision.max_consecutive_skips
+        diverged = self._diverged(step, metrics)
         if step % self._config.train.log_every == 0 or diverged:
             self._write_line(step, metrics)
         if diverged:
+            self.event(step, "diverged", reason=diverged.reason)
+            raise diverged
+
+    def _diverged(self, step: int, metrics: StepMetrics) -> Diverged | None:
+        train = self._config.train
+        skips = int(metrics.consecutive_skips)
+        if skips >= self._config.precision.max_consecutive_skips:
             reason = (
-                f"stopped at step {step}: the last {skips} updates were skipped, because the loss "
-                f"or the gradient held inf or NaN (loss scale now {metrics.loss_scale:g}). The "
-                "checkpoints are good. Go on from the last with a lower optimizer.learning_rate or "
-                "optimizer.clip_norm and the same --out, or start anew in --precision.compute bf16."
+                f"the last {skips} updates were skipped, because the loss or the gradient held inf "
+                f"or NaN (loss scale now {metrics.loss_scale:g})"
             )
-            self._log.write("event", step, event="diverged", reason=reason)
-            raise Diverged(reason)
+            return Diverged(step, reason, step - skips)
+        bpc = float(metrics.loss) * BITS_PER_NAT
+        self._too_high = 0 if bpc <= train.divergence_bpc else self._too_high + 1
+        if self._too_high < train.divergence_steps:
+            return None
+        reason = (
+            f"the training loss was above {train.divergence_bpc:g} bits per character "
+            f"(train.divergence_bpc) for {self._too_high} steps on end, {bpc:.3g} at the last"
+        )
+        return Diverged(step, reason, step - self._too_high)
 
     def _write_line(self, step: int, metrics: StepMetrics) -> None:
         data = self._config.data
@@ -101,8 +128,7 @@ class Reporter:
         self._log.write("event", step, event=event, **values)
 
     def _position(self, step: int) -> dict[str, float]:
-        data = self._config.data
         return {
             "epoch": self._stream.epoch(step),
-            "bytes_seen": step * data.batch * data.window,
+            "bytes_seen": self._stream.bytes_seen(step),
         }

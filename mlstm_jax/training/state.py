@@ -35,6 +35,7 @@ class TrainState(NamedTuple):
     step: Array  # batches seen
     applied: Array  # updates applied
     consecutive_skips: Array  # updates skipped in a row, up to now
+    rate_scale: Array  # float32: what rollbacks have multiplied the learning rate by
     params: Parameters
     opt_state: Any
     loss_scale: loss_scale.LossScale
@@ -57,6 +58,7 @@ def init_state(
         step=jnp.int32(0),
         applied=jnp.int32(0),
         consecutive_skips=jnp.int32(0),
+        rate_scale=jnp.float32(1),
         params=params,
         opt_state=optimizer.init(params),
         loss_scale=loss_scale.init(config.precision),

@@ -23,9 +23,11 @@ Array = jax.Array
 
 
 class StepMetrics(NamedTuple):
-    """Scalars of a step, the same on every device; see `Tally` for the sums."""
+    """Scalars of a step, the same on every device of every process; see `Tally` for the sums."""
 
     tally: Tally
+    loss: Array  # of this step alone, nats a byte
+    stop: Array  # above 0: a process was asked to stop
     applied: Array
     skipped: Array
     consecutive_skips: Array
@@ -33,7 +35,7 @@ class StepMetrics(NamedTuple):
     loss_scale: Array
 
 
-TrainStep = Callable[[TrainState, Carry, Batch], tuple[TrainState, Carry, StepMetrics]]
+TrainStep = Callable[[TrainState, Carry, Batch, Array], tuple[TrainState, Carry, StepMetrics]]
 EvaluationStep = Callable[[Parameters, Carry, EvaluationBatch], tuple[Carry, Array]]
 
 
@@ -53,7 +55,11 @@ def make_train_step(
     rate: optax.Schedule,
     axis_name: str,
 ) -> TrainStep:
-    """Return the step: state and carry before, one batch → state and carry after, metrics."""
+    """Return the step: state and carry before, one batch, stop → state and carry after, metrics.
+
+    The float32 scalar stop is 1 on the devices of a process that was asked to stop. It is summed
+    with the gradient, so that all processes know of it at the same step and stop together.
+    """
     reduce_type = model.compute if config.precision.all_reduce == "compute" else jnp.float32
 
     def mean_over_devices(gradient: Array) -> Array:
@@ -61,7 +67,7 @@ def make_train_step(
         return jax.lax.psum(share.astype(reduce_type), axis_name).astype(jnp.float32)
 
     def train_step(
-        state: TrainState, carry: Carry, batch: Batch
+        state: TrainState, carry: Carry, batch: Batch, stop: Array
     ) -> tuple[TrainState, Carry, StepMetrics]:
         scale = state.loss_scale.scale
         carry = _reset(carry, batch.reset_B)
@@ -75,11 +81,12 @@ def make_train_step(
 
         gradient, (loss, after) = jax.grad(scaled_loss, has_aux=True)(state.params)
         gradient = jax.tree.map(lambda g: mean_over_devices(g) / scale, gradient)
-        loss = jax.lax.pmean(loss, axis_name)
+        loss, stop = jax.lax.psum((loss / jax.lax.axis_size(axis_name), stop), axis_name)
         grad_norm = optax.tree.norm(gradient)
         finite = jnp.isfinite(loss) & loss_scale.all_finite(gradient)
 
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+        updates = jax.tree.map(lambda update: update * state.rate_scale, updates)
         params = optax.apply_updates(state.params, updates)
         params, opt_state, after = _select(
             finite, (params, opt_state, after), (state.params, state.opt_state, carry)
@@ -92,6 +99,7 @@ def make_train_step(
             step=state.step + 1,
             applied=state.applied + finite,
             consecutive_skips=jnp.where(finite, 0, state.consecutive_skips + 1),
+            rate_scale=state.rate_scale,
             params=params,
             opt_state=opt_state,
             loss_scale=loss_scale.adjust(state.loss_scale, finite, config.precision),
@@ -99,10 +107,12 @@ def make_train_step(
         )
         metrics = StepMetrics(
             tally=new.tally,
+            loss=loss,
+            stop=stop,
             applied=new.applied,
             skipped=new.step - new.applied,
             consecutive_skips=new.consecutive_skips,
-            learning_rate=jnp.float32(rate(state.applied)),
+            learning_rate=jnp.float32(rate(state.applied)) * state.rate_scale,
             loss_scale=scale,
         )
         return new, after, metrics

@@ -48,6 +48,7 @@ class Trainer:
             return step(*arguments)
 
         self.step = self.devices.map(counted, donate=(0, 1))
+        self.go_on = self.devices.replicate(np.float32(0))
         self.state = self.devices.replicate(init_state(config, model, adam))
         self.carry = self.devices.split_rows(model.init_carry(config.data.batch))
 
@@ -59,7 +60,7 @@ class Trainer:
 
     def take(self, batch: Batch) -> StepMetrics:
         rows = self.devices.split_rows(batch)
-        self.state, self.carry, metrics = self.step(self.state, self.carry, rows)
+        self.state, self.carry, metrics = self.step(self.state, self.carry, rows, self.go_on)
         return self.devices.unreplicate(metrics)
 
     @property
@@ -68,7 +69,7 @@ class Trainer:
 
     @property
     def host_carry(self) -> Carry:
-        return self.devices.join_rows(self.carry)
+        return self.devices.own_rows(self.devices.join_rows(self.carry))
 
     def assert_replicas_are_equal(self) -> None:
         for leaf in jax.tree.leaves(self.state):
@@ -110,7 +111,9 @@ def test_four_devices_share_their_gradients_once_and_outside_every_loop(
     """Autodiff of a scan can put an all-reduce into its loop, and run it once a byte."""
     trainer = Trainer(make_config(corpus), 4, recompute_every)
     batch = trainer.devices.split_rows(trainer.stream.batch(0))
-    program = trainer.step.lower(trainer.state, trainer.carry, batch).compile().as_text()
+    program = (
+        trainer.step.lower(trainer.state, trainer.carry, batch, trainer.go_on).compile().as_text()
+    )
     entry = program[program.index("\nENTRY") :]
     entry = entry[: entry.index("\n}")]
     # An instruction "name = shape operation(operands)", of a computation of its own or the entry.

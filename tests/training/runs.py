@@ -1,0 +1,79 @@
+"""Whole runs as the tests start them, in processes of their own, and what is compared of them."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from mlstm_jax import run
+from mlstm_jax.config import Config, Data, Model, Optimizer, Train
+from mlstm_jax.training import metrics, optimizer, schedule
+from mlstm_jax.training.checkpoint import Checkpoints
+from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.training.state import init_state
+
+# Fields that tell the time, and so differ from run to run.
+TIMES = ("seconds", "bytes_per_second", "evaluation_seconds")
+
+
+def make_config(corpus: Path, out: Path, **sections: Any) -> Config:
+    values = {
+        "model": Model(hidden=48, embedding=16),
+        "data": Data(corpus=str(corpus), batch=8, window=16),
+        "optimizer": Optimizer(learning_rate=5e-3),
+        "train": Train(steps=300, epochs=None, log_every=7, eval_every=60, checkpoint_every=20),
+    }
+    return Config(out=str(out), **(values | sections))
+
+
+def lines_without_time(folder: Path) -> list[dict[str, Any]]:
+    return [
+        {name: value for name, value in line.items() if name not in TIMES}
+        for line in metrics.read(folder / "metrics.jsonl")
+        if line["kind"] != "event"
+    ]
+
+
+def final_state(folder: Path) -> Any:
+    config = run.read_config(folder)
+    assert config is not None
+    model = run.LanguageModel(config.model, config.precision)
+    adam = optimizer.build(config.optimizer, schedule.learning_rate(config.optimizer, 8, 300))
+    checkpoints = Checkpoints(folder, read_only=True)
+    step = checkpoints.latest()
+    assert step is not None
+    devices = Parallel(jax.local_devices()[:1])
+    carry = devices.abstract_rows(model.init_carry(8))
+    state, rows = checkpoints.restore(step, init_state(config, model, adam), carry)
+    checkpoints.close()
+    return state, devices.own_rows(rows)
+
+
+def assert_same_run(folder: Path, other: Path) -> None:
+    assert lines_without_time(folder) == lines_without_time(other)
+    jax.tree.map(np.testing.assert_array_equal, final_state(folder), final_state(other))
+
+
+def start(config: Config, folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Train in another process, as a user would."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "config.py"
+    file.write_text(f"from mlstm_jax.config import *\nconfig = {config!r}\n")
+    command = [str(Path(sys.executable).parent / "mlstm-jax"), "train", str(file)]
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def wait_for_step(process: subprocess.Popen[bytes], folder: Path, step: int) -> None:
+    """Wait until a line of metrics tells of `step`, or the process has ended."""
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        lines = metrics.read(folder / "metrics.jsonl")
+        if lines and lines[-1]["step"] >= step:
+            return
+        time.sleep(0.002)

@@ -1,0 +1,480 @@
+"""Several real processes: what they compute together, and what they say when one is missing."""
+
+import itertools
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlstm_jax.config import Config, Devices, Distributed, Optimizer
+from mlstm_jax.errors import UserError
+from mlstm_jax.training import metrics
+from mlstm_jax.training.checkpoint import Checkpoints
+from mlstm_jax.training.cluster import place
+from tests.training import runs
+
+Process = subprocess.Popen[bytes]
+
+
+def free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def end(processes: list[Process], timeout: float = 120) -> list[str]:
+    """Wait for all to end; return what each has written."""
+    return [process.communicate(timeout=timeout)[0].decode() for process in processes]
+
+
+@pytest.fixture
+def started() -> Any:
+    """A list of processes, none of which outlives the test."""
+    processes: list[Process] = []
+    yield processes
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        if process.stdout and not process.stdout.closed:
+            process.communicate()
+
+
+def spawn(
+    started: list[Process],
+    config: Config,
+    folder: Path,
+    environment: dict[str, str],
+    *options: str,
+    index: int = 0,
+    processes: int = 2,
+    address: str,
+    count: int = 1,
+) -> Process:
+    """Start one of several processes of a run, as a user would."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "config.py"
+    if not file.exists():
+        file.write_text(f"from mlstm_jax.config import *\nconfig = {config!r}\n")
+    words = ["--distributed.coordinator", address, "--distributed.processes", str(processes)]
+    words += ["--distributed.index", str(index), "--devices.virtual-cpu", str(count)]
+    command = [str(Path(sys.executable).parent / "mlstm-jax"), "train", str(file), *words, *options]
+    started.append(
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    )
+    return started[-1]
+
+
+def spawn_all(
+    started: list[Process],
+    config: Config,
+    folder: Path,
+    environment: dict[str, str],
+    *options: str,
+    processes: int = 2,
+    count: int = 1,
+) -> list[Process]:
+    address = free_address()
+    return [
+        spawn(
+            started,
+            config,
+            folder,
+            environment,
+            *options,
+            index=index,
+            processes=processes,
+            address=address,
+            count=count,
+        )
+        for index in range(processes)
+    ]
+
+
+# --- what they compute
+
+
+def replicas(
+    corpus: Path, folder: Path, environment: dict[str, str], processes: int, devices: int
+) -> list[Any]:
+    """Train a few steps in so many processes of so many devices, and return what they held."""
+    address = free_address()
+    files = [folder / f"{processes}x{devices}-{index}.npz" for index in range(processes)]
+    running = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tests.training.worker"),
+                *(str(corpus), str(file), address, str(processes), str(index), str(devices)),
+            ],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for index, file in enumerate(files)
+    ]
+    texts = end(running)
+    assert [process.returncode for process in running] == [0] * processes, "\n".join(texts)
+    return [np.load(file) for file in files]
+
+
+@pytest.mark.parametrize(
+    ("processes", "devices"),
+    [
+        (2, 2),
+        pytest.param(1, 4, marks=pytest.mark.slow),
+        pytest.param(4, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_processes_and_devices_do_not_change_what_is_learned(
+    processes: int,
+    devices: int,
+    corpus: Path,
+    tmp_path: Path,
+    command_environment: dict[str, str],
+) -> None:
+    """As one device of one process after 20 steps; and all replicas are the same to the bit."""
+    alone = replicas(corpus, tmp_path, command_environment, 1, 1)[0]
+    several = replicas(corpus, tmp_path, command_environment, processes, devices)
+    rows = np.concatenate([process["rows"] for process in several])
+    np.testing.assert_array_equal(rows, np.arange(8))
+    for process in several:
+        np.testing.assert_allclose(process["losses"], alone["losses"], rtol=1e-5)
+    for name in set(alone.files) - {"losses", "rows"}:
+        held = np.concatenate([process[name] for process in several])
+        assert len(held) == processes * devices
+        np.testing.assert_array_equal(held, np.broadcast_to(held[0], held.shape))
+        error = np.linalg.norm(held[0] - alone[name][0]) / np.linalg.norm(alone[name][0])
+        assert error < 1e-5
+
+
+@pytest.mark.slow
+def test_a_run_moves_to_other_numbers_of_devices_and_processes(
+    corpus: Path, undisturbed: Path, tmp_path: Path, command_environment: dict[str, str]
+) -> None:
+    """4 devices → 2 → 1 → 2 processes of 2: the metrics are those of a run that stayed."""
+    config = runs.make_config(corpus, tmp_path / "run")
+    for step, processes, devices in ((60, 1, 4), (120, 1, 2), (180, 1, 1), (300, 2, 2)):
+        started: list[Process] = []
+        spawn_all(
+            started,
+            config,
+            tmp_path,
+            command_environment,
+            processes=processes,
+            count=devices,
+        )
+        if step < 300:
+            runs.wait_for_step(started[0], tmp_path / "run", step)
+            started[0].send_signal(signal.SIGTERM)
+        texts = end(started)
+        assert [process.returncode for process in started] == [0] * processes, "\n".join(texts)
+    lines, expected = map(runs.lines_without_time, (tmp_path / "run", undisturbed))
+    assert len(lines) == len(expected)
+    for line, other in zip(lines, expected, strict=True):
+        assert line["step"] == other["step"]
+        assert line["bpc"] == pytest.approx(other["bpc"], rel=1e-4)
+
+
+# --- what ends them
+
+
+@pytest.mark.parametrize(
+    ("victim", "number", "message"),
+    [
+        (1, signal.SIGKILL, "process 1 .* is gone: it was killed"),
+        (0, signal.SIGKILL, "process 0 .* is gone: it was killed"),
+        pytest.param(
+            *(1, signal.SIGSTOP, "process 1 .* has given no sign of life for 3 s"),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_when_one_is_lost_the_other_ends_and_says_so(
+    victim: int,
+    number: signal.Signals,
+    message: str,
+    corpus: Path,
+    tmp_path: Path,
+    command_environment: dict[str, str],
+    started: list[Process],
+) -> None:
+    config = runs.make_config(corpus, tmp_path / "run")
+    options = ("--distributed.heartbeat-timeout-seconds", "3", "--train.steps", "100000")
+    running = spawn_all(started, config, tmp_path, command_environment, *options)
+    runs.wait_for_step(running[0], tmp_path / "run", 25)
+    running[victim].send_signal(number)
+    text = end([running[1 - victim]], timeout=20)[0]
+    assert running[1 - victim].returncode in (1, -signal.SIGABRT)
+    assert re.search(message, text), text
+    assert "start all processes again with the same command" in text
+
+
+def test_a_signal_to_one_stops_all_at_one_step(
+    corpus: Path,
+    undisturbed: Path,
+    tmp_path: Path,
+    command_environment: dict[str, str],
+    started: list[Process],
+) -> None:
+    config = runs.make_config(corpus, tmp_path / "run")
+    running = spawn_all(started, config, tmp_path, command_environment)
+    runs.wait_for_step(running[0], tmp_path / "run", 25)
+    running[1].send_signal(signal.SIGTERM)
+    texts = end(running)
+    assert [process.returncode for process in running] == [0, 0], "\n".join(texts)
+    last = metrics.read(tmp_path / "run/metrics.jsonl")[-1]
+    assert (last["event"], last["signal"]) == ("interrupted", "SIGTERM")
+    for text in texts:
+        assert f"SIGTERM: stopped at step {last['step']} of 300 with a checkpoint" in text
+    checkpoints = Checkpoints(tmp_path / "run", read_only=True)
+    assert checkpoints.latest() == last["step"]
+    checkpoints.close()
+
+
+@pytest.mark.slow
+def test_a_stuck_process_is_ended_by_its_watchdog(
+    corpus: Path, tmp_path: Path, command_environment: dict[str, str], started: list[Process]
+) -> None:
+    config = runs.make_config(corpus, tmp_path / "run")
+    options = ("--train.watchdog-seconds", "8", "--train.steps", "100000")
+    running = spawn_all(started, config, tmp_path, command_environment, *options)
+    runs.wait_for_step(running[0], tmp_path / "run", 25)
+    # Its heartbeat may be 60 s late, so that process 0 waits for it in an all-reduce.
+    running[1].send_signal(signal.SIGSTOP)
+    text = end([running[0]], timeout=40)[0]
+    assert running[0].returncode == 1
+    assert "no progress for 8 s while the devices take step" in text
+    stacks = (tmp_path / "run/stacks-0.txt").read_text()
+    assert "_train_from" in stacks
+    assert "in report" in stacks
+
+
+# --- what keeps them from starting
+
+
+def refused(
+    first: Config,
+    second: Config,
+    tmp_path: Path,
+    environment: dict[str, str],
+    started: list[Process],
+    **place: int,
+) -> list[str]:
+    address = free_address()
+    spawn(started, first, tmp_path / "a", environment, address=address)
+    spawn(started, second, tmp_path / "b", environment, address=address, **{"index": 1} | place)
+    texts = end(started)
+    assert [process.returncode for process in started] == [2, 2], "\n".join(texts)
+    assert not (tmp_path / "run").exists()
+    return texts
+
+
+def test_another_config_on_one_process_is_named(
+    corpus: Path, tmp_path: Path, command_environment: dict[str, str], started: list[Process]
+) -> None:
+    configs = [
+        runs.make_config(corpus, tmp_path / "run", optimizer=Optimizer(learning_rate=rate))
+        for rate in (1e-3, 2e-3)
+    ]
+    for text in refused(*configs, tmp_path, command_environment, started):
+        assert "optimizer.learning_rate is 0.002 on process 1" in text
+        assert "but 0.001 on process 0" in text
+
+
+def test_another_corpus_on_one_process_is_named(
+    corpus: Path,
+    text_file: Path,
+    tmp_path: Path,
+    command_environment: dict[str, str],
+    started: list[Process],
+) -> None:
+    from mlstm_jax.data.prepare import prepare
+
+    prepare([str(text_file)], tmp_path / "other", split=(20, 1, 1), seed=5)
+    configs = [runs.make_config(path, tmp_path / "run") for path in (corpus, tmp_path / "other")]
+    for text in refused(*configs, tmp_path, command_environment, started):
+        assert "the corpus's identity is" in text
+        assert "on process 1" in text
+
+
+def test_no_corpus_on_one_process_ends_all(
+    corpus: Path, tmp_path: Path, command_environment: dict[str, str], started: list[Process]
+) -> None:
+    configs = [runs.make_config(path, tmp_path / "run") for path in (corpus, tmp_path / "none")]
+    for text in refused(*configs, tmp_path, command_environment, started):
+        assert "none: there is no such folder" in text
+
+
+def test_another_number_of_devices_on_one_process_is_named(
+    corpus: Path, tmp_path: Path, command_environment: dict[str, str], started: list[Process]
+) -> None:
+    address = free_address()
+    for index in (0, 1):
+        spawn(
+            started,
+            runs.make_config(corpus, tmp_path / "run", devices=Devices(virtual_cpu=2)),
+            tmp_path,
+            # All have to agree on --devices.virtual-cpu; this is as if one GPU were gone.
+            command_environment | {"JAX_NUM_CPU_DEVICES": str(2 - index)},
+            "--devices.virtual-cpu",
+            "None",
+            index=index,
+            address=address,
+        )
+    for text in end(started):
+        assert "number of devices is 1 on process 1" in text
+
+
+def test_a_missing_process_is_named(
+    corpus: Path, tmp_path: Path, command_environment: dict[str, str], started: list[Process]
+) -> None:
+    config, address = runs.make_config(corpus, tmp_path / "run"), free_address()
+    for index in (0, 2):
+        spawn(
+            started,
+            config,
+            tmp_path,
+            command_environment,
+            "--distributed.timeout-seconds",
+            "6",
+            index=index,
+            processes=3,
+            address=address,
+        )
+    for text in end(started):
+        assert "process 1 of 3 did not come within 6 s" in text
+    assert [process.returncode for process in started] == [2, 2]
+
+
+def test_a_missing_first_process_is_named(
+    corpus: Path, tmp_path: Path, command_environment: dict[str, str], started: list[Process]
+) -> None:
+    config, address = runs.make_config(corpus, tmp_path / "run"), free_address()
+    options = ("--distributed.timeout-seconds", "2")
+    spawn(started, config, tmp_path, command_environment, *options, index=1, address=address)
+    assert f"process 0 did not answer at {address} within 2 s" in end(started)[0]
+    assert started[0].returncode == 2
+
+
+def test_two_of_one_number_are_refused(
+    corpus: Path, tmp_path: Path, command_environment: dict[str, str], started: list[Process]
+) -> None:
+    config, address = runs.make_config(corpus, tmp_path / "run"), free_address()
+    for index in (0, 1, 1):
+        spawn(
+            started,
+            config,
+            tmp_path,
+            command_environment,
+            index=index,
+            processes=3,
+            address=address,
+        )
+    for text in end(started):
+        assert "says that it is number 1" in text
+    assert [process.returncode for process in started] == [2, 2, 2]
+
+
+def test_a_stranger_at_the_port_is_sent_away(
+    corpus: Path, tmp_path: Path, command_environment: dict[str, str], started: list[Process]
+) -> None:
+    config, address = runs.make_config(corpus, tmp_path / "run"), free_address()
+    options = ("--distributed.timeout-seconds", "4")
+    spawn(started, config, tmp_path, command_environment, *options, address=address)
+    host, _, port = address.partition(":")
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            with socket.create_connection((host, int(port)), timeout=5) as stranger:
+                stranger.sendall(b'GET / HTTP/1.1\r\n\r\n{"index": "one"}\n')
+                assert stranger.recv(100) == b""
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.1)
+    assert "process 1 of 2 did not come" in end(started)[0]
+
+
+NONE = Distributed()
+HEAD = Distributed(coordinator="node1:8476")
+SRUN = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3"}
+MPIRUN = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
+JOB = {"JOB_COMPLETION_INDEX": "5"}
+
+
+@pytest.mark.parametrize(
+    ("distributed", "environment", "expected"),
+    [
+        (NONE, {}, (0, 1)),
+        (NONE, {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, (0, 1)),
+        (NONE, JOB, (0, 1)),
+        (HEAD, SRUN, (3, 4)),
+        (HEAD, MPIRUN, (1, 2)),
+        (Distributed(coordinator="node1:8476", processes=8), JOB, (5, 8)),
+        (Distributed(coordinator="node1:8476", processes=4, index=2), SRUN, (2, 4)),
+        (Distributed(processes=1), SRUN, (0, 1)),
+    ],
+)
+def test_the_launcher_says_which_process_this_is(
+    distributed: Distributed, environment: dict[str, str], expected: tuple[int, int]
+) -> None:
+    here = place(distributed, environment)
+    assert (here.index, here.processes) == expected
+
+
+@pytest.mark.parametrize(
+    ("distributed", "environment", "message"),
+    [
+        (NONE, SRUN, "srun has started 4 processes, but distributed.coordinator is not set"),
+        (NONE, MPIRUN, "mpirun has started 2 processes"),
+        (Distributed(processes=2), {}, "distributed.processes is 2, but distributed.coordinator"),
+        (HEAD, {}, "distributed.processes is not set"),
+        (HEAD, JOB, "distributed.processes is not set"),
+        (Distributed(coordinator="a:1", processes=2), {}, "distributed.index is not set"),
+        (Distributed(coordinator="a:1", processes=2), JOB, "distributed.index is 5"),
+    ],
+)
+def test_what_a_launcher_does_not_say_is_asked_for(
+    distributed: Distributed, environment: dict[str, str], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        place(distributed, environment)
+
+
+@pytest.mark.slow
+def test_killed_twenty_times_it_ends_as_if_never_killed(
+    corpus: Path, tmp_path: Path, command_environment: dict[str, str], started: list[Process]
+) -> None:
+    config = runs.make_config(corpus, tmp_path / "calm")
+    texts = end(spawn_all(started, config, tmp_path / "c", command_environment), timeout=300)
+    assert [process.returncode for process in started] == [0, 0], "\n".join(texts)
+
+    config = runs.make_config(corpus, tmp_path / "run")
+    random = np.random.default_rng()
+    seconds = []
+    for kill in itertools.count():
+        running = spawn_all(started, config, tmp_path / "k", command_environment)
+        if kill < 20:
+            # From the start of the processes to the last step.
+            time.sleep(random.uniform(0, 4 + 0.3 * kill))
+        else:
+            end(running, timeout=300)
+        victim = int(random.integers(2))
+        if running[victim].poll() is None:
+            running[victim].send_signal(signal.SIGKILL)
+            killed = time.monotonic()
+            text = end([running[1 - victim]], timeout=60)[0]
+            seconds.append(time.monotonic() - killed)
+            running[victim].communicate()
+            print(f"kill {kill}: process {victim}, the other ended after {seconds[-1]:.2f} s")
+            assert running[1 - victim].returncode != 0, text
+        else:
+            texts = end(running)
+            assert [process.returncode for process in running] == [0, 0], "\n".join(texts)
+            break
+    assert kill >= 20
+    runs.assert_same_run(tmp_path / "run", tmp_path / "calm")

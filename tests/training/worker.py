@@ -1,0 +1,62 @@
+"""One process of several, for the tests: some steps, then what every one of its devices holds.
+
+Run as ``python -m tests.training.worker CORPUS OUT.npz COORDINATOR PROCESSES INDEX DEVICES``.
+"""
+
+import sys
+from pathlib import Path
+
+from mlstm_jax.config import Config, Data, Devices, Distributed, Model, Optimizer
+from mlstm_jax.training import environment
+
+STEPS = 20
+
+
+def main(corpus: str, out: str, coordinator: str, processes: str, index: str, devices: str) -> None:
+    """Take the steps and write the replicas."""
+    config = Config(
+        model=Model(hidden=24, embedding=8),
+        data=Data(corpus=corpus, batch=8, window=16, shards=16),
+        optimizer=Optimizer(learning_rate=5e-3),
+        devices=Devices(virtual_cpu=int(devices)),
+        distributed=Distributed(
+            coordinator=coordinator if int(processes) > 1 else None,
+            processes=int(processes),
+            index=int(index),
+        ),
+    )
+    environment.prepare(config.devices)
+
+    import jax
+    import numpy as np
+
+    from mlstm_jax.data.corpus import open_corpus
+    from mlstm_jax.model.language_model import LanguageModel
+    from mlstm_jax.training import optimizer, parallel, schedule
+    from mlstm_jax.training.cluster import Cluster
+    from mlstm_jax.training.loop import train_stream
+    from mlstm_jax.training.state import init_state
+    from mlstm_jax.training.step import make_train_step
+
+    with Cluster(config.distributed) as cluster, parallel.started(cluster, config.devices) as all_:
+        model = LanguageModel(config.model, config.precision)
+        rate = schedule.learning_rate(config.optimizer, config.data.batch, 200)
+        adam = optimizer.build(config.optimizer, rate)
+        step = all_.map(make_train_step(config, model, adam, rate, parallel.AXIS), donate=(0, 1))
+        stream = train_stream(config, open_corpus(Path(corpus)))
+        rows = all_.rows(config.data.batch)
+        state = all_.replicate(init_state(config, model, adam))
+        first = jax.tree.map(lambda x: x[rows], model.init_carry(config.data.batch))
+        carry = all_.split_rows(first)
+        go_on = all_.replicate(np.float32(0))
+        losses = []
+        for number in range(STEPS):
+            batch = all_.split_rows(stream.batch(number, rows))
+            state, carry, metrics = step(state, carry, batch, go_on)
+            losses.append(all_.unreplicate(metrics).loss)
+        leaves = {str(n): np.asarray(x) for n, x in enumerate(jax.tree.leaves(state.params))}
+        np.savez(out, losses=np.array(losses), rows=np.arange(8)[rows], **leaves)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
