@@ -7,7 +7,8 @@ item of their own, so that a reader needs nothing else.
 """
 
 import logging
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,20 @@ from mlstm_jax.training.state import TrainState
 # Orbax reports every save at INFO, its own thread's handling at WARNING, and errors before it
 # raises them.
 logging.getLogger("absl").setLevel(logging.CRITICAL)
+# When one file of many fails, the others report to an event loop that is gone, each with a
+# traceback, and bury the one message that matters.
+logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+
+
+def _quiet(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def quiet(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            hook(unraisable)
+
+    return quiet
+
+
+sys.unraisablehook = _quiet(sys.unraisablehook)
 
 
 class Meta(NamedTuple):
@@ -119,7 +134,7 @@ class Checkpoints:
             yield
         except Exception as error:  # Of Orbax, TensorStore or the system: each has its own.
             self._failed = True
-            whole = ", ".join(map(str, self.steps())) or "none yet"
+            whole = ", ".join(map(str, sorted(self._manager.all_steps(read=True)))) or "none yet"
             raise CheckpointFailed(
                 f"a checkpoint, that of step {step} or the one before it, could not be written to "
                 f"{self._folder} ({_brief(error)}). Whole ones: {whole}. Free some space there; "
@@ -206,6 +221,8 @@ def _damage(step: int) -> Iterator[None]:
 
 
 def _brief(error: BaseException) -> str:
-    """Return what an error says, on one line that a person may read."""
+    """Return what an error says, on one line that a person may read: its beginning and its end."""
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text if len(text) <= 300 else text[:300] + '…'}"
+    return (
+        f"{type(error).__name__}: {text if len(text) <= 300 else text[:80] + ' … ' + text[-200:]}"
+    )

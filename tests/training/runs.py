@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,32 +39,36 @@ def lines_without_time(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def final_state(folder: Path) -> Any:
+def final_state(folder: Path, batch: int) -> Any:
     config = run.read_config(folder)
     assert config is not None
     model = run.LanguageModel(config.model, config.precision)
-    adam = optimizer.build(config.optimizer, schedule.learning_rate(config.optimizer, 8, 300))
+    adam = optimizer.build(config.optimizer, schedule.learning_rate(config.optimizer, batch, 300))
     checkpoints = Checkpoints(folder, read_only=True)
     step = checkpoints.latest()
     assert step is not None
     devices = Parallel(jax.local_devices()[:1])
-    carry = devices.abstract_rows(model.init_carry(8))
+    carry = devices.abstract_rows(model.init_carry(batch))
     state, rows = checkpoints.restore(step, init_state(config, model, adam), carry)
     checkpoints.close()
     return state, devices.own_rows(rows)
 
 
-def assert_same_run(folder: Path, other: Path) -> None:
+def assert_same_run(folder: Path, other: Path, batch: int = 8) -> None:
     assert lines_without_time(folder) == lines_without_time(other)
-    jax.tree.map(np.testing.assert_array_equal, final_state(folder), final_state(other))
+    jax.tree.map(
+        np.testing.assert_array_equal, final_state(folder, batch), final_state(other, batch)
+    )
 
 
-def start(config: Config, folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+def start(
+    config: Config, folder: Path, environment: dict[str, str], prefix: Sequence[str] = ()
+) -> subprocess.Popen[bytes]:
     """Train in another process, as a user would."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "config.py"
     file.write_text(f"from mlstm_jax.config import *\nconfig = {config!r}\n")
-    command = [str(Path(sys.executable).parent / "mlstm-jax"), "train", str(file)]
+    command = [*prefix, str(Path(sys.executable).parent / "mlstm-jax"), "train", str(file)]
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
