@@ -4,10 +4,12 @@ Exit codes: 0 done, 1 failed (a run that diverged), 2 a mistake in what was give
 Heavy imports are inside the functions, so that help and errors are quick.
 """
 
+import dataclasses
 import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -118,6 +120,59 @@ def train(arguments: Sequence[str], program: str) -> None:
     report(run)
     if is_quickstart:
         print("\n" + quickstart.next_steps(run))
+
+
+def plan(arguments: Sequence[str]) -> None:
+    """Say how long a config takes on a machine: seconds a step, hours, memory and cost."""
+    from mlstm_jax import config as configs
+    from mlstm_jax import plan as planning
+    from mlstm_jax import quickstart
+    from mlstm_jax.data.corpus import open_corpus
+
+    default, rest = configs.take_file(arguments, quickstart.config)
+
+    @dataclass(frozen=True, kw_only=True)
+    class Arguments:
+        config: Annotated[configs.Config, arg(name="")] = default
+        # Description of the machine, JSON; configs/machines/ has ready ones.
+        machine: Path
+        # Numbers of devices to plan for, over all nodes.
+        gpus: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
+        # Bytes of the training split; unset: those of data.corpus, if it is there.
+        corpus_bytes: float | None = None
+        # Results of `benchmarks/train_step.py --json` on such a device: its measured rate.
+        rates: Path | None = None
+        # Price of one device for an hour; unset: the description's.
+        price: float | None = None
+        # Also write the plan here, as JSON.
+        json: Path | None = None
+
+    given = tyro.cli(
+        Arguments,
+        args=rest,
+        prog="mlstm-jax plan [CONFIG.py]",
+        description="Seconds an iteration, bytes a second, memory, hours and cost of a config on "
+        "1 to many devices, by a roofline of the step and a ring all-reduce. CONFIG.py sets the "
+        "fields of the run, the options override them, as with train.",
+    )
+    config, machine = given.config, planning.load_machine(given.machine)
+    if given.rates:
+        machine = planning.with_measured_rate(
+            machine, given.rates, config.precision.compute, config.model.hidden
+        )
+    if given.price is not None:
+        machine = dataclasses.replace(machine, price_per_device_hour=given.price)
+    if not given.gpus or min(given.gpus) < 1:
+        raise UserError(f"--gpus is {given.gpus}, but it must be numbers of at least 1.")
+    corpus_bytes = given.corpus_bytes
+    folder = Path(config.data.corpus)
+    if corpus_bytes is None and folder.is_dir():
+        corpus_bytes = open_corpus(folder).manifest.splits["train"].bytes
+    rows = planning.plan(config, machine, list(given.gpus), corpus_bytes)
+    if given.json:
+        text = json.dumps({"machine": machine.name, "rows": planning.as_json(rows)}, indent=2)
+        given.json.write_text(text + "\n")
+    print(planning.describe(config, machine, rows, corpus_bytes))
 
 
 def evaluate(
@@ -233,8 +288,6 @@ def transfer(
         checkpoint: best (by validation BPC), latest, or a step.
         json_path: also write the result here, as JSON.
     """
-    import dataclasses
-
     from mlstm_jax.run import load
     from mlstm_jax.training.progress import ProgressLine
     from mlstm_jax.transfer.classify import Labelled, classify
@@ -262,6 +315,7 @@ def transfer(
 _COMMANDS: dict[str, Callable[..., None]] = {
     "prepare": prepare,
     "inspect": inspect,
+    "plan": plan,
     "train": train,
     "evaluate": evaluate,
     "generate": generate,
@@ -293,6 +347,8 @@ def main(arguments: Sequence[str] | None = None, program: str | None = None) -> 
     try:
         if name == "train":
             train(rest, program or "mlstm-jax train")
+        elif name == "plan":
+            plan(rest)
         else:
             config = (FlagCreatePairsOff,)
             tyro.cli(_COMMANDS[name], args=rest, prog=f"mlstm-jax {name}", config=config)

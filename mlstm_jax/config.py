@@ -349,6 +349,14 @@ def load_file(path: Path) -> Config:
     return config
 
 
+def take_file(arguments: Sequence[str], default: Config) -> tuple[Config, list[str]]:
+    """Return the config that a command line starts from, and the rest of it."""
+    rest = list(arguments)
+    if rest and not rest[0].startswith("-"):
+        default = load_file(Path(rest.pop(0)))
+    return default, rest
+
+
 class Request(NamedTuple):
     """What a command line asks for."""
 
@@ -369,9 +377,7 @@ def parse(arguments: Sequence[str], default: Config, program: str) -> Request:
     """
     import tyro
 
-    rest = list(arguments)
-    if rest and not rest[0].startswith("-"):
-        default = load_file(Path(rest.pop(0)))
+    default, rest = take_file(arguments, default)
 
     @dataclass(frozen=True, kw_only=True)
     class Arguments:

@@ -456,8 +456,10 @@ def test_killed_twenty_times_it_ends_as_if_never_killed(
     config = runs.make_config(corpus, tmp_path / "run")
     random = np.random.default_rng()
     seconds = []
+    # One that is killed before the others have met it is missed for so long.
+    patience = ("--distributed.timeout-seconds", "10")
     for kill in itertools.count():
-        running = spawn_all(started, config, tmp_path / "k", command_environment)
+        running = spawn_all(started, config, tmp_path / "k", command_environment, *patience)
         if kill < 20:
             # From the start of the processes to the last step.
             time.sleep(random.uniform(0, 4 + 0.3 * kill))

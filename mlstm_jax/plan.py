@@ -1,0 +1,307 @@
+"""How long, on what: seconds, bytes a second, memory, hours and cost of a config on a machine.
+
+An iteration is a roofline of the step and a ring all-reduce::
+
+    scans      = Σ layers, T steps, two directions: max(flops / rate, bytes of weights / bandwidth)
+    iteration  = scans + other flops / rate + optimizer's bytes / bandwidth
+               + fixed + 2 (N − 1)/N · bytes of the gradient / link
+
+The rate is that of whole train steps where arithmetic is the limit (benchmarks/train_step.py
+measures it), so what a step does beside its products is in it. The link is the slowest that N
+devices need: inside a node or across. docs/performance.md has the flops and bytes of a step.
+"""
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mlstm_jax.config import Config, resolve_batch
+from mlstm_jax.errors import UserError
+
+VOCABULARY = 256
+# Read and written an update by Adam and its masters: parameters, gradient and two moments.
+_OPTIMIZER_BYTES = 28
+# Left to the system, the program's code and what the allocator cannot use.
+_USABLE = 0.92
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """How a gradient travels: once a ring is full, and what it costs however short."""
+
+    bytes_per_s: float
+    fixed_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What a plan must know of the machines; a JSON file of these fields."""
+
+    name: str
+    source: str  # where the figures come from
+    devices_per_node: int
+    memory_bytes: float  # of a device
+    step_flops_per_s: dict[str, float]  # by type of the products
+    memory_bytes_per_s: float  # of a device, as it reads its weights
+    inside_node: Link
+    across_nodes: Link
+    price_per_device_hour: float | None = None
+
+
+class Row(NamedTuple):
+    """A plan for one number of devices."""
+
+    devices: int
+    batch: int
+    seconds_per_iteration: float
+    all_reduce_seconds: float
+    bytes_per_second: float
+    efficiency: float  # bytes a second of a device, beside one device alone
+    memory_bytes: float  # of a device
+    fits: bool
+    hours_per_epoch: float | None
+    hours: float | None
+    cost: float | None
+
+
+def load_machine(path: Path) -> Machine:
+    """Read a machine's description; UserError names the file and what is wrong."""
+    try:
+        fields = json.loads(path.read_text())
+        for name in ("inside_node", "across_nodes"):
+            fields[name] = Link(**fields[name])
+        machine = Machine(**fields)
+        rates = [*machine.step_flops_per_s.values(), machine.memory_bytes_per_s]
+        links = [machine.inside_node.bytes_per_s, machine.across_nodes.bytes_per_s]
+        if min(*rates, *links, machine.memory_bytes, machine.devices_per_node) <= 0:
+            raise UserError(f"{path}: every rate, size and count must be above 0.")
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}); configs/machines/ has ready ones."
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{path} is not a machine's description ({error}); configs/machines/ has ready ones."
+        ) from error
+    return machine
+
+
+def with_measured_rate(machine: Machine, results: Path, compute: str, hidden: int) -> Machine:
+    """Return the machine with the rate that benchmarks/train_step.py measured nearest to a size."""
+    try:
+        rows = [
+            row
+            for row in json.loads(results.read_text())["rows"]
+            if (row["implementation"], row["what"]) == ("ours", "train_step")
+            and row["dtype"] == compute
+            and not row["recompute_every"]
+        ]
+        nearest = min(abs(math.log(row["hidden"] / hidden)) for row in rows)
+        rates = [
+            row["flops"] / row["median_s"]
+            for row in rows
+            if abs(math.log(row["hidden"] / hidden)) == nearest
+        ]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{results} holds no train step of ours in {compute} ({type(error).__name__}: {error});"
+            " make it with `python benchmarks/train_step.py --json FILE`."
+        ) from error
+    return dataclasses.replace(
+        machine,
+        source=f"{machine.source}; rate of {compute} from {results.name}",
+        step_flops_per_s=machine.step_flops_per_s | {compute: max(rates)},
+    )
+
+
+def parameter_count(config: Config) -> int:
+    """Return the number of parameters: V and g of four matrices a layer, embedding, decoder."""
+    model = config.model
+    total = VOCABULARY * (model.embedding + model.hidden + 1)
+    for layer in range(model.layers):
+        inputs = model.hidden if layer else model.embedding
+        # V, then g and the bias.
+        total += 5 * model.hidden * (inputs + model.hidden) + 10 * model.hidden + 4 * model.hidden
+    return total
+
+
+def step_seconds(config: Config, machine: Machine, rows: int) -> float:
+    """Return the seconds of a step of `rows` rows on one device, without the all-reduce."""
+    rate = _rate(config, machine)
+    hidden, window, width = config.model.hidden, config.data.window, _width(config)
+    square = 5 * hidden * hidden
+    scans = other = 0.0
+    for layer in range(config.model.layers):
+        # Upper layers read their inputs by a product of the same size, inside the forward scan.
+        forward = square * (2 if layer else 1)
+        for weights, again in ((forward, bool(config.train.recompute_every)), (square, False)):
+            seconds = max(2 * weights * rows / rate, weights * width / machine.memory_bytes_per_s)
+            scans += window * seconds * (2 if again else 1)
+        other += 2 * square + (4 * square if layer else 0)
+    other += 6 * VOCABULARY * hidden
+    optimizer = _OPTIMIZER_BYTES * parameter_count(config) / machine.memory_bytes_per_s
+    return scans + rows * window * other / rate + optimizer
+
+
+def all_reduce_seconds(config: Config, machine: Machine, devices: int) -> float:
+    """Return the seconds of the gradient's ring all-reduce over so many devices."""
+    if devices == 1:
+        return 0.0
+    width = _width(config) if config.precision.all_reduce == "compute" else 4
+    size, links = parameter_count(config) * width, [machine.inside_node]
+    if devices > machine.devices_per_node:
+        links.append(machine.across_nodes)
+    slowest = min(link.bytes_per_s for link in links)
+    fixed = sum(link.fixed_s for link in links)
+    return fixed + 2 * (devices - 1) / devices * size / slowest
+
+
+def memory_bytes(config: Config, rows: int) -> float:
+    """Return the memory that a step of `rows` rows needs on a device, by what it keeps."""
+    model, data, width = config.model, config.data, _width(config)
+    hidden, window, every = model.hidden, data.window, config.train.recompute_every
+    unit = rows * hidden
+    cell = width if config.precision.cell == "compute" else 4
+    parameters = parameter_count(config)
+    # Masters and two moments; the gradient; normalised weights, some of them transposed.
+    state = parameters * (12 + 4 + 2 + width)
+    kept = window if every is None else min(every, window)
+    # h, mh and four gates, c, then mx, dh, dz, dmh and dmx.
+    of_a_step = unit * (6 * width + cell + 4 + 4 + 6 * width)
+    carries = 0 if kept == window else -(-window // kept) * unit * (4 + cell)
+    # Logits and their gradient.
+    logits = rows * window * VOCABULARY * 4 * 2
+    outputs = window * unit * width * 2
+    return state + model.layers * (kept * of_a_step + carries + outputs) + logits
+
+
+def plan(
+    config: Config, machine: Machine, devices: list[int], corpus_bytes: float | None
+) -> list[Row]:
+    """Return a row for each number of devices.
+
+    Raises:
+        UserError: the machine has no rate for the config's type, or the rows cannot be shared.
+    """
+    made = []
+    for count in devices:
+        here = resolve_batch(config, count)
+        batch, window = here.data.batch, here.data.window
+        rows = batch // count
+        shared = all_reduce_seconds(here, machine, count)
+        alone = step_seconds(here, machine, rows)
+        seconds = alone + shared
+        speed = batch * window / seconds
+        epoch = None if corpus_bytes is None else corpus_bytes / speed / 3600
+        hours = _hours(here, seconds, corpus_bytes)
+        price = machine.price_per_device_hour
+        memory = memory_bytes(here, rows)
+        made.append(
+            Row(
+                devices=count,
+                batch=batch,
+                seconds_per_iteration=seconds,
+                all_reduce_seconds=shared,
+                bytes_per_second=speed,
+                efficiency=alone / seconds,
+                memory_bytes=memory,
+                fits=memory <= machine.memory_bytes * _USABLE,
+                hours_per_epoch=epoch,
+                hours=hours,
+                cost=None if hours is None or price is None else hours * price * count,
+            )
+        )
+    return made
+
+
+def describe(config: Config, machine: Machine, rows: list[Row], corpus_bytes: float | None) -> str:
+    """Return the plan as a table, and what to change where it does not fit."""
+    model = config.model
+    lines = [
+        f"{model.layers} x {model.hidden}-d, {parameter_count(config):,} parameters, windows of "
+        f"{config.data.window}, {config.precision.compute}, on {machine.name}",
+        f"({machine.source})",
+        "",
+        f"{'devices':>7} {'batch':>7} {'s/iteration':>11} {'all-reduce':>10} {'MB/s':>8} "
+        f"{'efficiency':>10} {'GB/device':>9} {'h/epoch':>8} {'h/run':>8} {'cost':>10}",
+    ]
+    for row in rows:
+        cells = [
+            f"{row.devices:>7}",
+            f"{row.batch:>7}",
+            f"{row.seconds_per_iteration:>11.3f}",
+            f"{row.all_reduce_seconds:>10.3f}",
+            f"{row.bytes_per_second / 1e6:>8.3f}",
+            f"{row.efficiency:>10.2f}",
+            f"{row.memory_bytes / 1e9:>8.1f}{' ' if row.fits else '!'}",
+            *(
+                f"{'' if value is None else format(value, form):>{width}}"
+                for value, form, width in (
+                    (row.hours_per_epoch, ".2f", 8),
+                    (row.hours, ".2f", 8),
+                    (row.cost, ",.0f", 10),
+                )
+            ),
+        ]
+        lines.append(" ".join(cells).rstrip())
+    if corpus_bytes is None:
+        lines.append("hours: give --corpus-bytes, or a corpus that is there")
+    too_large = [row for row in rows if not row.fits]
+    if too_large:
+        lines += ["", _advice(config, machine, too_large[0])]
+    return "\n".join(lines)
+
+
+def _advice(config: Config, machine: Machine, row: Row) -> str:
+    """Say what makes a plan fit into memory."""
+    rows, limit = row.batch // row.devices, machine.memory_bytes * _USABLE
+    text = (
+        f"! {row.memory_bytes / 1e9:.1f} GB do not fit into the {machine.memory_bytes / 1e9:.0f} "
+        f"GB of a device ({_USABLE:.0%} usable)"
+    )
+    ways = []
+    if config.train.recompute_every is None:
+        every = max(1, round(math.sqrt(config.data.window)))
+        train = dataclasses.replace(config.train, recompute_every=every)
+        needed = memory_bytes(dataclasses.replace(config, train=train), rows)
+        if needed <= limit:
+            ways.append(f"--train.recompute-every {every} needs {needed / 1e9:.1f} GB")
+    for fewer in range(rows - 1, 0, -1):
+        if memory_bytes(config, fewer) <= limit:
+            ways.append(f"{fewer} rows on each device fit (--data.batch-per-device {fewer})")
+            break
+    return text + (": " + "; or ".join(ways) if ways else "; take a smaller model or window") + "."
+
+
+def _hours(config: Config, seconds: float, corpus_bytes: float | None) -> float | None:
+    """Return the length of the run, or None where it hangs on a corpus that is not known."""
+    train, each = config.train, config.data.batch * config.data.window
+    limits = [] if train.steps is None else [float(train.steps)]
+    if train.epochs is not None and corpus_bytes is not None:
+        limits.append(train.epochs * corpus_bytes / each)
+    return min(limits) * seconds / 3600 if limits else None
+
+
+def _rate(config: Config, machine: Machine) -> float:
+    compute = config.precision.compute
+    if compute not in machine.step_flops_per_s:
+        known = ", ".join(machine.step_flops_per_s)
+        raise UserError(
+            f"{machine.name} has no step_flops_per_s of {compute}, only of {known}; choose one of "
+            "these with --precision.compute, or measure it with benchmarks/train_step.py and give "
+            "--rates."
+        )
+    return machine.step_flops_per_s[compute]
+
+
+def _width(config: Config) -> int:
+    """Return the bytes of a number of the compute type."""
+    return 4 if config.precision.compute == "fp32" else 2
+
+
+def as_json(rows: list[Row]) -> list[dict[str, Any]]:
+    """Return the plan for a JSON file."""
+    return [row._asdict() for row in rows]
