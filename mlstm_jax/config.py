@@ -169,6 +169,9 @@ class Train:
     divergence_bpc: float = 10.0
     # How many such steps on end.
     divergence_steps: int = 100
+    # Exit code of a run that SIGTERM has stopped with a checkpoint: 0, a success; another one for a
+    # supervisor that only starts again what has failed, as Kubernetes does.
+    sigterm_exit_code: int = 0
     # Seconds without a step, a window of evaluation or a checkpoint after which the run writes what
     # every thread was doing and ends. The first step compiles within them.
     watchdog_seconds: float = 1800.0
@@ -184,6 +187,8 @@ class Train:
         factor, bpc = self.rollback_factor, self.divergence_bpc
         _require(0 < factor < 1, "train.rollback_factor", factor, "between 0 and 1")
         _require(bpc > 0, "train.divergence_bpc", bpc, "above 0")
+        code = self.sigterm_exit_code
+        _require(0 <= code <= 255, "train.sigterm_exit_code", code, "between 0 and 255")
         steps, seconds = self.divergence_steps, self.watchdog_seconds
         _require(steps >= 1, "train.divergence_steps", steps, "at least 1")
         _require(seconds > 0, "train.watchdog_seconds", seconds, "above 0")

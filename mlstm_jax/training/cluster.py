@@ -248,7 +248,7 @@ class Cluster:
     def _listen(self) -> None:
         """Wait for all others, as process 0."""
         deadline = time.monotonic() + self._timeout
-        with _server(self._address) as server:
+        with _server(self._address, deadline) as server:
             told = time.monotonic()
             while len(self._peers) < self.processes - 1:
                 left = deadline - time.monotonic()
@@ -412,13 +412,22 @@ class Cluster:
                 continue
 
 
-def _server(address: str) -> socket.socket:
-    """Listen at an address, on the interface it names and on no other."""
+def _server(address: str, deadline: float = 0.0) -> socket.socket:
+    """Listen at an address, on the interface it names and on no other.
+
+    A name that is not known yet, as that of a pod just made, is asked for until the deadline.
+    """
     host, _, port = address.rpartition(":")
     try:
-        family, *_, where = socket.getaddrinfo(
-            host.strip("[]"), int(port), type=socket.SOCK_STREAM
-        )[0]
+        while True:
+            try:
+                found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+                break
+            except socket.gaierror:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(1.0)
+        family, *_, where = found[0]
         return socket.create_server(where, family=family, backlog=1024)
     except OSError as error:
         raise UserError(

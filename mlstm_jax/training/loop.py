@@ -50,13 +50,12 @@ _WEIGHTS = {signal.SIGTERM: 1.0, signal.SIGINT: 2.0**20}
 class Interrupted(KnownError):
     """A signal asked the run to stop; its state is in a checkpoint."""
 
-    def __init__(self, received: signal.Signals, step: int, total: int) -> None:
+    def __init__(self, received: signal.Signals, step: int, total: int, exit_code: int) -> None:
         super().__init__(
             f"{received.name}: stopped at step {step} of {total} with a checkpoint; "
             "the same command goes on from there."
         )
-        # To a scheduler that asked for it (SIGTERM), a stop with a checkpoint is a success.
-        self.exit_code = 0 if received is signal.SIGTERM else 130
+        self.exit_code = exit_code
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,7 +229,9 @@ def _train_from(training: _Run, found: Found, reporter: Reporter) -> None:
             if stop and step < total:
                 received = signal.SIGINT if stop >= _WEIGHTS[signal.SIGINT] else signal.SIGTERM
                 reporter.event(step, "interrupted", signal=received.name)
-                raise Interrupted(received, step, total)
+                # To a scheduler that asked for it, a stop with a checkpoint is a success.
+                code = 130 if received is signal.SIGINT else config.train.sigterm_exit_code
+                raise Interrupted(received, step, total, code)
             if step < total:
                 watchdog.beat(f"batch {step} is read")
                 batch = devices.split_rows(next(batches))

@@ -1,0 +1,163 @@
+"""Measure weak scaling: the same rows on each of 1, 2, 4, 8 local devices.
+
+    python benchmarks/scaling.py --hidden 4096 --rows 256 --window 256 --dtype bf16
+
+Every number of devices trains in the same process, in turn, with the program's own step. Without
+GPUs it makes virtual devices of the CPU: these share its cores, so the times say what the program
+adds (splitting, the all-reduce, its copies), and nothing of real devices.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Return the command line; before jax, which must know how many devices to make."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--devices", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--rows", type=int, default=16, help="rows on each device")
+    parser.add_argument("--window", type=int, default=64)
+    parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="fp32")
+    parser.add_argument("--all-reduce", choices=("fp32", "compute"), default="fp32")
+    parser.add_argument("--steps", type=int, default=5, help="steps of one measurement")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds, after one to warm up")
+    parser.add_argument("--virtual-cpu", action="store_true", help="virtual devices in any case")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results here")
+    arguments = parser.parse_args()
+    for name in ("hidden", "rows", "window", "steps", "rounds"):
+        if getattr(arguments, name) < 1:
+            parser.error(f"--{name} must be at least 1")
+    if min(arguments.devices) < 1:
+        parser.error("--devices must be at least 1")
+    return arguments
+
+
+def has_gpus() -> bool:
+    """Look for GPUs without starting jax, which can then still make virtual devices."""
+    return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()
+
+
+def main() -> None:
+    """Measure, print and write."""
+    arguments = parse_arguments()
+    from mlstm_jax.config import Config, Data, Devices, Model, Precision
+    from mlstm_jax.training import environment
+
+    virtual = arguments.virtual_cpu or not has_gpus()
+    if virtual:
+        environment.prepare(Devices(virtual_cpu=max(arguments.devices)))
+        print(
+            f"virtual devices of {len(os.sched_getaffinity(0))} CPU cores: they share them, so N "
+            "devices take N times as long at best. Read the column 'overhead'."
+        )
+    import jax
+    import numpy as np
+    from measure import machine
+
+    from mlstm_jax.data.stream import Batch
+    from mlstm_jax.model.language_model import LanguageModel
+    from mlstm_jax.training import optimizer, parallel, schedule
+    from mlstm_jax.training.parallel import Parallel
+    from mlstm_jax.training.state import init_state
+    from mlstm_jax.training.step import make_train_step
+
+    def trainer(count: int) -> Any:
+        """Return a function that takes some steps on `count` devices."""
+        batch, window = count * arguments.rows, arguments.window
+        config = Config(
+            model=Model(hidden=arguments.hidden),
+            data=Data(batch=batch, window=window),
+            precision=Precision(compute=arguments.dtype, all_reduce=arguments.all_reduce),
+        )
+        devices = Parallel(jax.local_devices()[:count])
+        model = LanguageModel(config.model, config.precision)
+        rate = schedule.learning_rate(config.optimizer, batch, 1_000_000)
+        adam = optimizer.build(config.optimizer, rate)
+        step = devices.map(make_train_step(config, model, adam, rate, parallel.AXIS), donate=(0, 1))
+        text = np.random.default_rng(0).integers(0, 256, (batch, window + 1), np.uint8)
+        rows = devices.split_rows(Batch(text[:, :-1], text[:, 1:], np.zeros(batch, bool)))
+        now = [
+            devices.replicate(init_state(config, model, adam)),
+            devices.split_rows(model.init_carry(batch)),
+        ]
+        go_on = devices.replicate(np.float32(0))
+
+        def call() -> None:
+            for _ in range(arguments.steps):
+                *now[:], metrics = step(*now, rows, go_on)
+            jax.block_until_ready((now, metrics))
+
+        return call
+
+    found = jax.local_device_count()
+    counts = [count for count in arguments.devices if count <= found]
+    if len(counts) < len(arguments.devices):
+        print(f"there are {found} devices here; measured up to that")
+    calls = [trainer(count) for count in counts]
+    times = np.zeros((arguments.rounds, len(calls)))
+    for call in calls:
+        call()
+    order = np.random.default_rng(0)
+    for done in range(arguments.rounds):
+        for n in order.permutation(len(calls)):
+            started = time.perf_counter()
+            calls[n]()
+            times[done, n] = (time.perf_counter() - started) / arguments.steps
+    rows = []
+    print(
+        f"{'devices':>7} {'s/step':>9} {'min':>9} {'max':>9} {'kB/s':>9} {'efficiency':>10}", end=""
+    )
+    print(f" {'overhead':>9}" if virtual else "")
+    for n, count in enumerate(counts):
+        own = times[:, n]
+        median = statistics.median(own)
+        # Against the fewest devices, round by round: as fast as they for as many rows a device, or,
+        # where the devices share their cores, for as many rows.
+        efficiency = statistics.median(times[:, 0] / own)
+        overhead = statistics.median(own / times[:, 0]) * counts[0] / count
+        rows.append(
+            {
+                "devices": count,
+                "hidden": arguments.hidden,
+                "batch": count * arguments.rows,
+                "window": arguments.window,
+                "dtype": arguments.dtype,
+                "all_reduce": arguments.all_reduce,
+                "median_s": median,
+                "min_s": own.min(),
+                "max_s": own.max(),
+                "bytes_per_s": count * arguments.rows * arguments.window / median,
+                "efficiency": efficiency,
+                "time_over_devices": overhead,
+            }
+        )
+        print(
+            f"{count:7} {median:9.4f} {own.min():9.4f} {own.max():9.4f} "
+            f"{rows[-1]['bytes_per_s'] / 1e3:9.1f} {efficiency:10.3f}",
+            f"{overhead:9.2f}" if virtual else "",
+        )
+    if arguments.json:
+        results = {
+            "benchmark": "scaling",
+            "command": " ".join(["python", *sys.argv]),
+            **machine(),
+            "virtual_devices": virtual,
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "rows": rows,
+        }
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+        print(f"written to {arguments.json}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# One process a GPU, or one a machine, started by Open MPI. Run it on the first machine.
+#
+#   launch/openmpi.sh PROCESSES CONFIG [OPTIONS ...]
+#   MPIRUN_OPTIONS="--hostfile hosts --map-by ppr:8:node" launch/openmpi.sh 32 configs/amazon_4096.py
+#
+# COORDINATOR is this machine's address and a free port; HOSTNAME:8476 unless you set it.
+set -euo pipefail
+[ $# -ge 2 ] || { sed -n '2,7p' "$0" | cut -c3-; exit 2; }
+processes=$1
+shift
+# shellcheck disable=SC2086  # MPIRUN_OPTIONS holds several words.
+exec mpirun -np "$processes" ${MPIRUN_OPTIONS:-} \
+  mlstm-jax train "$@" --distributed.coordinator "${COORDINATOR:-$(hostname):8476}"
