@@ -14,7 +14,7 @@ quickstart: .venv/ready
 install: .venv/ready
 
 test: .venv/ready
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: .venv/ready
 	$(BIN)/python -m pytest -m slow -s

@@ -9,9 +9,11 @@ Data flows one way, and imports go downward only::
     run.py                 a run folder: config, metrics, checkpoints → a model ready to use
     report.py              what a run learned, beside gzip, bz2 and xz
     evaluation.py          bits per character of a split
+    plan.py                how long a config takes, on what
     data/                  documents → prepare → corpus → stream              (no jax)
     model/                 recurrence, weight norm, the language model        (no data, no training)
-    training/              loop, step, state, optimizer, schedule, loss scale, checkpoint, parallel
+    training/              loop, step, state, optimizer, schedule, loss scale, checkpoint, resume;
+                           parallel (devices), cluster (processes), watchdog
     transfer/              generate, features, classify
 
 Letters for dimensions, used as suffixes of array names (``bytes_BT``, ``wh_HG``), everywhere:
@@ -20,7 +22,7 @@ Letters for dimensions, used as suffixes of array names (``bytes_BT``, ``wh_HG``
     T  bytes in a window                   E  embedding
     N  local devices (parallel.py only)    H  hidden units
     L  layers                              G  gates, 4·H, in the order i, f, o, u
-    I  inputs of a layer: E for the first, H for the others
+    I  rows of a layer's input matrices: 256 for the first, H for the others
 
 The source is Puri, Kirby, Yakovenko, Catanzaro 2018, "Large Scale Language Modeling: Converging on
 40GB of Text in Four Hours" (arXiv 1808.01371). Its mLSTM is the *multiplicative* LSTM of Krause et

@@ -100,7 +100,7 @@ def errors(tree: Any, exact: Any) -> Any:
 @pytest.mark.parametrize("inputs", [None, 6])
 @pytest.mark.parametrize(
     ("t", "b", "h", "recompute_every"),
-    [(1, 1, 1, None), (5, 3, 7, None), (5, 3, 7, 4), (32, 4, 16, None), (32, 4, 16, 4)],
+    [(1, 1, 1, None), (5, 3, 7, None), (5, 3, 7, 4), (32, 4, 16, 4)],
 )
 @pytest.mark.parametrize(
     ("compute", "tolerance"), [("float32", 1e-5), ("bfloat16", 3e-2), ("float16", 4e-3)]
@@ -149,7 +149,7 @@ def test_half_precision_weight_gradients_are_nearer_to_float64_than_jax_s(
 
 
 # Runs shorter than the window and longer.
-@pytest.mark.parametrize("recompute_every", [None, 1, 4, 32])
+@pytest.mark.parametrize("recompute_every", [None, 1, 4])
 @pytest.mark.parametrize("inputs", [None, 12])
 @pytest.mark.parametrize("compute", TYPES)
 def test_forward_is_the_same_to_the_bit_in_every_mode(

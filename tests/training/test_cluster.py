@@ -187,7 +187,9 @@ def test_a_run_moves_to_other_numbers_of_devices_and_processes(
     ("victim", "number", "message"),
     [
         (1, signal.SIGKILL, "process 1 .* is gone: it was killed"),
-        (0, signal.SIGKILL, "process 0 .* is gone: it was killed"),
+        pytest.param(
+            *(0, signal.SIGKILL, "process 0 .* is gone: it was killed"), marks=pytest.mark.slow
+        ),
         pytest.param(
             *(1, signal.SIGSTOP, "process 1 .* has given no sign of life for 3 s"),
             marks=pytest.mark.slow,

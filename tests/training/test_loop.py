@@ -47,7 +47,13 @@ def test_killed_three_times_it_ends_as_if_never_killed(
     assert_same_run(tmp_path / "run", undisturbed)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGTERM, 0),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_stops_it_with_a_checkpoint_and_it_goes_on(
     number: signal.Signals,
     code: int,
