@@ -71,19 +71,31 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    # Learning rate of Adam before scaling. Paper: 3e-3 for every large batch; Radford: 5e-4.
+    # The optimizer. LAMB with `clip_norm` 1 is NVIDIA's variant. Paper: adam.
+    name: Literal["adam", "adamw", "lamb", "lars"] = "adam"
+    # Learning rate before scaling. Paper: 3e-3 for every large batch; Radford: 5e-4.
     learning_rate: float = 5e-4
     # How the rate grows with the global batch, from `learning_rate` at `base_batch`: lr·B/B0 or
-    # lr·√(B/B0). Paper: compares all three, and keeps none with 3e-3.
-    scaling: Literal["none", "linear", "sqrt"] = "none"
+    # lr·√(B/B0); legw: lr·√(B/B0), and the epochs of warm-up times B/B0. Paper: compares the first
+    # three, and keeps none with 3e-3.
+    scaling: Literal["none", "linear", "sqrt", "legw"] = "none"
     # The batch B0 at which the rate is `learning_rate`. Paper: 128.
     base_batch: int = 128
     # Upper limit of the scaled rate. Paper: 3e-3.
     learning_rate_cap: float | None = None
-    # Applied updates over which the rate falls linearly to zero; unset: the length of the run.
-    # Paper: 100,000, whatever the batch.
+    # How the rate falls after the warm-up: linear, cosine and polynomial to zero; triangular to
+    # 1/32, after a warm-up of a tenth of the run (Howard and Ruder 2018). Paper: linear.
+    schedule: Literal["linear", "cosine", "polynomial", "triangular", "constant"] = "linear"
+    # The applied update at which the rate has fallen; unset: the last of the run. Paper: 100,000,
+    # whatever the batch.
     decay_steps: int | None = None
-    # Adam's decay of the first moment. Paper: 0.9.
+    # Exponent of the polynomial schedule.
+    power: float = 2.0
+    # Applied updates over which the rate rises linearly. Paper: none.
+    warmup_steps: int = 0
+    # The same in epochs, at `base_batch` with legw; instead of `warmup_steps`.
+    warmup_epochs: float | None = None
+    # Decay of the first moment; LARS's momentum. Paper: 0.9.
     b1: float = 0.9
     # Adam's decay of the second moment. Paper: 0.999.
     b2: float = 0.999
@@ -91,6 +103,10 @@ class Optimizer:
     eps: float = 1e-8
     # Largest global norm of the gradient; larger ones are scaled down. NVIDIA found 1.0 useful.
     clip_norm: float | None = 1.0
+    # Decay of the matrices an update, times the learning rate: adamw, lamb, lars.
+    weight_decay: float = 0.0
+    # LARS: the trust ratio is this times ‖w‖ / ‖gradient‖.
+    trust_coefficient: float = 0.001
 
     def __post_init__(self) -> None:
         rate, cap = self.learning_rate, self.learning_rate_cap
@@ -103,7 +119,17 @@ class Optimizer:
         for name in ("b1", "b2"):
             value = getattr(self, name)
             _require(0 <= value < 1, f"optimizer.{name}", value, "in [0, 1)")
-        _require(self.eps > 0, "optimizer.eps", self.eps, "above 0")
+        for name in ("eps", "power", "trust_coefficient"):
+            _require(getattr(self, name) > 0, f"optimizer.{name}", getattr(self, name), "above 0")
+        _require(self.warmup_steps >= 0, "optimizer.warmup_steps", self.warmup_steps, "at least 0")
+        epochs, decay = self.warmup_epochs, self.weight_decay
+        one = epochs is None or (epochs >= 0 and not self.warmup_steps)
+        _require(one, "optimizer.warmup_epochs", epochs, "at least 0, and without warmup_steps")
+        _require(decay >= 0, "optimizer.weight_decay", decay, "at least 0")
+        takes = decay == 0 or self.name != "adam"
+        _require(takes, "optimizer.weight_decay", decay, "0 with adam; adamw decays weights")
+        legw = self.scaling != "legw" or bool(epochs)
+        _require(legw, "optimizer.warmup_epochs", epochs, "above 0 with scaling legw")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +174,10 @@ class Train:
     # between again: a model or batch that did not fit then fits, and a step takes about a third
     # longer. 16 to 64 are good values; unset: keep everything.
     recompute_every: int | None = None
+    # Parts that each device's rows are split into (gradient accumulation): one part at a time is
+    # read, and their gradients make one update: the memory of 1/k of the rows, and the same result
+    # to rounding.
+    micro_batches: int = 1
     # Seed of the initial parameters.
     seed: int = 0
     # Steps between two lines of metrics; the loss of a line is the mean over them.
@@ -177,12 +207,18 @@ class Train:
     watchdog_seconds: float = 1800.0
 
     def __post_init__(self) -> None:
-        steps, epochs, every = self.steps, self.epochs, self.recompute_every
-        _require(every is None or every >= 1, "train.recompute_every", every, "at least 1")
+        steps, epochs, kept = self.steps, self.epochs, self.recompute_every
+        _require(kept is None or kept >= 1, "train.recompute_every", kept, "at least 1")
         _require(steps is not None or epochs is not None, "train.steps", None, "set, or epochs")
         _require(steps is None or steps >= 1, "train.steps", steps, "at least 1")
         _require(epochs is None or epochs > 0, "train.epochs", epochs, "above 0")
-        for name in ("log_every", "eval_every", "checkpoint_every", "keep_checkpoints"):
+        for name in (
+            "micro_batches",
+            "log_every",
+            "eval_every",
+            "checkpoint_every",
+            "keep_checkpoints",
+        ):
             _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "at least 1")
         factor, bpc = self.rollback_factor, self.divergence_bpc
         _require(0 < factor < 1, "train.rollback_factor", factor, "between 0 and 1")
@@ -257,7 +293,9 @@ class Config:
 
 
 # The shapes of the state and its types hang on these; a run cannot go on with another value.
-_FIXED_IN_A_RUN = ("model.", "precision.compute", "precision.cell", "train.seed")
+_FIXED_IN_A_RUN = (
+    *("model.", "optimizer.name", "precision.compute", "precision.cell", "train.seed"),
+)
 # What each row reads hangs on these; with another value the carry must begin anew. (The corpus is
 # compared by its content, not by its path.)
 _FIXED_WITH_CARRY = "data."
@@ -280,6 +318,12 @@ def resolve_batch(config: Config, device_count: int) -> Config:
             f"data.batch is {data.batch}, which {device_count} devices cannot share evenly; use "
             f"{data.batch // device_count * device_count or device_count}, set "
             "data.batch_per_device, or use fewer devices with --devices.count."
+        )
+    parts, rows = config.train.micro_batches, data.batch // device_count
+    if rows % parts:
+        raise UserError(
+            f"train.micro_batches is {parts}, which cannot share the {rows} rows of a device evenly"
+            f"; use one of {', '.join(str(n) for n in range(1, rows + 1) if rows % n == 0)}."
         )
     return dataclasses.replace(config, data=data)
 

@@ -130,8 +130,9 @@ def parameter_count(config: Config) -> int:
 
 def step_seconds(config: Config, machine: Machine, rows: int) -> float:
     """Return the seconds of a step of `rows` rows on one device, without the all-reduce."""
-    rate = _rate(config, machine)
+    rate, parts = _rate(config, machine), config.train.micro_batches
     hidden, window, width = config.model.hidden, config.data.window, _width(config)
+    rows = rows // parts
     square = 5 * hidden * hidden
     scans = other = 0.0
     for layer in range(config.model.layers):
@@ -143,7 +144,7 @@ def step_seconds(config: Config, machine: Machine, rows: int) -> float:
         other += 2 * square + (4 * square if layer else 0)
     other += 6 * VOCABULARY * hidden
     optimizer = _OPTIMIZER_BYTES * parameter_count(config) / machine.memory_bytes_per_s
-    return scans + rows * window * other / rate + optimizer
+    return parts * (scans + rows * window * other / rate) + optimizer
 
 
 def all_reduce_seconds(config: Config, machine: Machine, devices: int) -> float:
@@ -163,6 +164,7 @@ def memory_bytes(config: Config, rows: int) -> float:
     """Return the memory that a step of `rows` rows needs on a device, by what it keeps."""
     model, data, width = config.model, config.data, _width(config)
     hidden, window, every = model.hidden, data.window, config.train.recompute_every
+    rows = rows // config.train.micro_batches
     unit = rows * hidden
     cell = width if config.precision.cell == "compute" else 4
     parameters = parameter_count(config)

@@ -135,7 +135,9 @@ def train(config: Config, *, resume: bool = False, reset_carry: bool = False) ->
         )
         if cluster.is_first:
             run.write_folder(config)
-        rate = schedule.learning_rate(config.optimizer, config.data.batch, total)
+        rate = schedule.learning_rate(
+            config.optimizer, config.data.batch, total, stream.steps_per_epoch
+        )
         adam = optimizer.build(config.optimizer, rate)
         step = make_train_step(config, model, adam, rate, parallel.AXIS)
         training = _Run(

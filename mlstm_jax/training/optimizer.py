@@ -1,18 +1,52 @@
-"""Adam, from optax's pieces, on float32 masters.
+"""The optimizers, from optax's pieces, on float32 masters.
 
-Puri et al. 2018, section VIII: β 0.9/0.999, ε 1e-8; NVIDIA's code clips the global norm at 1.
+Puri et al. 2018, section VIII: Adam, β 0.9/0.999, ε 1e-8; NVIDIA's code clips the global norm at 1.
+LAMB (You et al. 2020, arXiv 1904.00962, algorithm 2) and LARS (You et al. 2017, arXiv 1708.03888)
+give each matrix a rate of its own, by the trust ratio ‖w‖ / ‖update‖. LAMB with the norm clipped at
+1 is NVIDIA's variant, which divides the gradient by its global norm where that exceeds 1.
+
+Biases, gains and the embedding have neither trust ratio nor decay. Of a weight-normalised matrix
+W = g V / ‖V‖ only the direction of V counts, and the gradient shrinks as ‖V‖ grows: the trust ratio
+takes just that out, and turns V by the same angle whatever its norm. Decay of V changes nothing
+else than that norm; that is why it is safe, and why it does not regularise.
 """
 
+from typing import Any
+
+import jax
 import optax
 
 from mlstm_jax.config import Optimizer
 
 
+def matrices(params: Any) -> Any:
+    """Return which parameters are matrices with a trust ratio and decay: V's and the decoder."""
+
+    def is_matrix(path: Any, _: Any) -> bool:
+        name = path[-1].key
+        return name.endswith("_v") or name == "decoder_kernel"
+
+    return jax.tree_util.tree_map_with_path(is_matrix, params)
+
+
 def build(optimizer: Optimizer, rate: optax.Schedule) -> optax.GradientTransformation:
-    """Return clip → Adam → −rate; its state has one structure, clipped or not."""
+    """Return clip → optimizer → −rate; its state has one structure, clipped or not."""
     clip = optimizer.clip_norm
-    return optax.chain(
-        optax.identity() if clip is None else optax.clip_by_global_norm(clip),
-        optax.scale_by_adam(b1=optimizer.b1, b2=optimizer.b2, eps=optimizer.eps),
-        optax.scale_by_learning_rate(rate),
-    )
+    clipped = optax.identity() if clip is None else optax.clip_by_global_norm(clip)
+    adam = optax.scale_by_adam(b1=optimizer.b1, b2=optimizer.b2, eps=optimizer.eps)
+    decay = optax.add_decayed_weights(optimizer.weight_decay, mask=matrices)
+    descend = optax.scale_by_learning_rate(rate)
+    match optimizer.name:
+        case "adam":
+            return optax.chain(clipped, adam, descend)
+        case "adamw":
+            return optax.chain(clipped, adam, decay, descend)
+        case "lamb":
+            trust = optax.masked(optax.scale_by_trust_ratio(), matrices)
+            return optax.chain(clipped, adam, decay, trust, descend)
+        case "lars":
+            trust = optax.masked(
+                optax.scale_by_trust_ratio(trust_coefficient=optimizer.trust_coefficient), matrices
+            )
+            momentum = optax.trace(decay=optimizer.b1)
+            return optax.chain(clipped, decay, trust, descend, momentum)

@@ -1,5 +1,6 @@
 """A run's words while it trains: the lines of metrics.jsonl and the progress line."""
 
+import math
 import time
 
 from mlstm_jax.config import Config
@@ -27,6 +28,11 @@ class Diverged(KnownError):
             "start anew in --precision.compute bf16."
         )
         self.step, self.reason, self.since = step, reason, since
+
+
+def _ratio(trace: float, signal: float) -> float:
+    """Return the noise scale in rows; NaN where the estimates are too noisy to have one."""
+    return trace / signal if signal > 0 and trace > 0 else math.nan
 
 
 class Reporter:
@@ -98,6 +104,9 @@ class Reporter:
             bpc=loss * BITS_PER_NAT,
             learning_rate=float(metrics.learning_rate),
             grad_norm=float(metrics.tally.grad_norm) / updates,
+            gradient_signal=float(metrics.tally.signal) / updates,
+            gradient_trace=float(metrics.tally.trace) / updates,
+            noise_scale=_ratio(float(metrics.tally.trace), float(metrics.tally.signal)),
             loss_scale=float(metrics.loss_scale),
             skipped=int(metrics.skipped),
             bytes_per_second=speed,

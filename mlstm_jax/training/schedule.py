@@ -1,27 +1,75 @@
-"""The learning rate: its scaling with the batch, and its linear decay to zero.
+"""The learning rate: its scaling with the batch, its warm-up and its decay.
 
-lr(n) = lr0 · max(0, 1 − n/N), where n counts *applied* updates: a skipped step advances neither n
-nor Adam's count (Puri et al. 2018, section VIII).
+All is counted in *applied* updates n: a skipped step advances neither n nor Adam's count (Puri et
+al. 2018, section VIII, whose schedule is linear decay to zero). After a warm-up of W updates the
+decay runs over the N − W that are left.
 """
 
 import math
+from typing import NamedTuple
 
 import optax
 
 from mlstm_jax.config import Optimizer
+from mlstm_jax.errors import UserError
+
+# Slanted triangular rates end at this part of the peak (Howard and Ruder 2018, section 3.2).
+_TRIANGULAR_RATIO = 32
 
 
-def peak_rate(optimizer: Optimizer, batch: int) -> float:
-    """Return the first learning rate of a global batch, by the scaling rule and under its cap."""
-    ratio = batch / optimizer.base_batch
-    factor = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[optimizer.scaling]
-    rate = optimizer.learning_rate * factor
-    cap = optimizer.learning_rate_cap
-    return rate if cap is None else min(rate, cap)
+class Plan(NamedTuple):
+    """What the rules make of a config and a batch."""
+
+    peak: float  # the largest rate
+    warmup: int  # updates until it
+    decay: int  # the update at which the decay ends
 
 
-def learning_rate(optimizer: Optimizer, batch: int, steps: int) -> optax.Schedule:
+def resolve(optimizer: Optimizer, batch: int, steps: int, steps_per_epoch: int) -> Plan:
+    """Return the peak rate and the warm-up of a global batch, in a run of `steps` updates.
+
+    The scalings grow the rate with k = B / B0. LEGW (You et al. 2019, arXiv 1901.08256) grows it by
+    √k and the warm-up, in epochs, by k: so the warm-up has the same number of updates at any batch.
+    """
+    k = batch / optimizer.base_batch
+    factors = {"none": 1.0, "linear": k, "sqrt": math.sqrt(k), "legw": math.sqrt(k)}
+    peak = optimizer.learning_rate * factors[optimizer.scaling]
+    if optimizer.learning_rate_cap is not None:
+        peak = min(peak, optimizer.learning_rate_cap)
+    decay = optimizer.decay_steps or steps
+    warmup = optimizer.warmup_steps
+    if optimizer.warmup_epochs:
+        epochs = optimizer.warmup_epochs * (k if optimizer.scaling == "legw" else 1)
+        warmup = math.ceil(epochs * steps_per_epoch)
+    if optimizer.schedule == "triangular" and not warmup:
+        warmup = max(1, decay // 10)
+    if optimizer.schedule != "constant" and warmup >= decay:
+        raise UserError(
+            f"the warm-up is {warmup:,} updates, but the learning rate's decay ends at {decay:,}; "
+            "shorten optimizer.warmup_steps or optimizer.warmup_epochs, or train for longer."
+        )
+    return Plan(peak, warmup, decay)
+
+
+def learning_rate(
+    optimizer: Optimizer, batch: int, steps: int, steps_per_epoch: int = 0
+) -> optax.Schedule:
     """Return the rate as a function of the applied updates; `steps` is the length of the run."""
-    return optax.linear_schedule(
-        peak_rate(optimizer, batch), 0.0, transition_steps=optimizer.decay_steps or steps
-    )
+    peak, warmup, decay = resolve(optimizer, batch, steps, steps_per_epoch)
+    left = decay - warmup
+    match optimizer.schedule:
+        case "constant":
+            falling = optax.constant_schedule(peak)
+        case "cosine":
+            falling = optax.cosine_decay_schedule(peak, left)
+        case "polynomial":
+            falling = optax.polynomial_schedule(peak, 0.0, optimizer.power, left)
+        case "triangular":
+            falling = optax.linear_schedule(peak, peak / _TRIANGULAR_RATIO, left)
+        case _:
+            falling = optax.linear_schedule(peak, 0.0, left)
+    if not warmup:
+        return falling
+    # The first update counts: its rate is peak / W, not zero.
+    rising = optax.linear_schedule(peak / warmup, peak, max(warmup - 1, 1))
+    return optax.join_schedules([rising, falling], [warmup])

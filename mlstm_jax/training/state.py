@@ -26,6 +26,8 @@ class Tally(NamedTuple):
 
     loss: Array  # float32, nats a byte
     grad_norm: Array  # float32
+    signal: Array  # float32, ‖true gradient‖²: see step.py
+    trace: Array  # float32, of the covariance of one row's gradient
     updates: Array  # int32
 
 
@@ -44,7 +46,8 @@ class TrainState(NamedTuple):
 
 def zero_tally() -> Tally:
     """Return empty sums."""
-    return Tally(loss=jnp.float32(0), grad_norm=jnp.float32(0), updates=jnp.int32(0))
+    zero = jnp.float32(0)
+    return Tally(loss=zero, grad_norm=zero, signal=zero, trace=zero, updates=jnp.int32(0))
 
 
 def init_state(

@@ -22,6 +22,15 @@ from mlstm_jax.training.state import Tally, TrainState, zero_tally
 Array = jax.Array
 
 
+class Gradient(NamedTuple):
+    """Of some rows of one device: means over them, and the state after."""
+
+    gradient: Parameters  # of the scaled loss
+    loss: Array
+    square: Array  # ‖gradient‖², the mean over micro-batches
+    after: Carry
+
+
 class StepMetrics(NamedTuple):
     """Scalars of a step, the same on every device of every process; see `Tally` for the sums."""
 
@@ -48,6 +57,26 @@ def _reset(carry: Carry, reset_B: Any) -> Carry:
     return jax.tree.map(lambda x: jnp.where(reset_B[:, None, None], 0, x).astype(x.dtype), carry)
 
 
+def _noise(square: Array, mean_square: Array, batches: int, rows: int) -> tuple[Array, Array]:
+    """Estimate what a gradient is made of (McCandlish et al. 2018, arXiv 1812.06162, appendix A.1).
+
+    Args:
+        square: ‖g‖² of the mean over all batches, float32 scalar.
+        mean_square: the mean of ‖g‖² of each batch alone.
+        batches: how many there are.
+        rows: rows of each.
+
+    Returns:
+        The square of the true gradient's norm, and the trace of the covariance of one row's
+        gradient: both unbiased, so either can be negative in one step. NaN for a single batch.
+    """
+    if batches == 1:
+        return jnp.float32(jnp.nan), jnp.float32(jnp.nan)
+    signal = (batches * square - mean_square) / (batches - 1)
+    trace = (mean_square - square) * rows * batches / (batches - 1)
+    return signal, trace
+
+
 def make_train_step(
     config: Config,
     model: LanguageModel,
@@ -61,16 +90,14 @@ def make_train_step(
     with the gradient, so that all processes know of it at the same step and stop together.
     """
     reduce_type = model.compute if config.precision.all_reduce == "compute" else jnp.float32
+    micro_batches = config.train.micro_batches
 
     def mean_over_devices(gradient: Array) -> Array:
         share = gradient / jax.lax.axis_size(axis_name)
         return jax.lax.psum(share.astype(reduce_type), axis_name).astype(jnp.float32)
 
-    def train_step(
-        state: TrainState, carry: Carry, batch: Batch, stop: Array
-    ) -> tuple[TrainState, Carry, StepMetrics]:
-        scale = state.loss_scale.scale
-        carry = _reset(carry, batch.reset_B)
+    def gradient_of(params: Parameters, scale: Array, carry: Carry, batch: Batch) -> Gradient:
+        """Return the gradient over some rows of this device."""
 
         def scaled_loss(params: Parameters) -> tuple[Array, tuple[Array, Carry]]:
             after, logits_BTV = model.apply({"params": params}, batch.inputs_BT, carry)
@@ -79,10 +106,40 @@ def make_train_step(
             ).mean()
             return loss * scale, (loss, after)
 
-        gradient, (loss, after) = jax.grad(scaled_loss, has_aux=True)(state.params)
-        gradient = jax.tree.map(lambda g: mean_over_devices(g) / scale, gradient)
-        loss, stop = jax.lax.psum((loss / jax.lax.axis_size(axis_name), stop), axis_name)
-        grad_norm = optax.tree.norm(gradient)
+        gradient, (loss, after) = jax.grad(scaled_loss, has_aux=True)(params)
+        return Gradient(gradient, loss, optax.tree.norm(gradient, squared=True), after)
+
+    def accumulated(params: Parameters, scale: Array, carry: Carry, batch: Batch) -> Gradient:
+        """Return the same over all rows, a micro-batch of them at a time."""
+        if micro_batches == 1:
+            return gradient_of(params, scale, carry, batch)
+
+        def split(x: Array) -> Array:
+            return x.reshape(micro_batches, -1, *x.shape[1:])
+
+        def add(sums: Any, rows: tuple[Carry, Batch]) -> tuple[Any, Carry]:
+            *more, after = gradient_of(params, scale, *rows)
+            return jax.tree.map(lambda a, b: a + b / micro_batches, sums, tuple(more)), after
+
+        zeros = (jax.tree.map(jnp.zeros_like, params), jnp.float32(0), jnp.float32(0))
+        means, after = jax.lax.scan(add, zeros, jax.tree.map(split, (carry, batch)))
+        return Gradient(*means, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), after))
+
+    def train_step(
+        state: TrainState, carry: Carry, batch: Batch, stop: Array
+    ) -> tuple[TrainState, Carry, StepMetrics]:
+        scale = state.loss_scale.scale
+        carry = _reset(carry, batch.reset_B)
+        local = accumulated(state.params, scale, carry, batch)
+        after, devices = local.after, jax.lax.axis_size(axis_name)
+        gradient = jax.tree.map(lambda g: mean_over_devices(g) / scale, local.gradient)
+        shares = (local.loss / devices, local.square / devices, stop)
+        loss, mean_square, stop = jax.lax.psum(shares, axis_name)
+        square = optax.tree.norm(gradient, squared=True)
+        grad_norm = jnp.sqrt(square)
+        batches = devices * micro_batches
+        rows = batch.inputs_BT.shape[0] // micro_batches
+        signal, trace = _noise(square, mean_square / scale**2, batches, rows)
         finite = jnp.isfinite(loss) & loss_scale.all_finite(gradient)
 
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
@@ -94,7 +151,13 @@ def make_train_step(
 
         first_of_line = state.step % config.train.log_every == 0
         tally = _select(first_of_line, zero_tally(), state.tally)
-        counted = Tally(tally.loss + loss, tally.grad_norm + grad_norm, tally.updates + 1)
+        counted = Tally(
+            loss=tally.loss + loss,
+            grad_norm=tally.grad_norm + grad_norm,
+            signal=tally.signal + signal,
+            trace=tally.trace + trace,
+            updates=tally.updates + 1,
+        )
         new = TrainState(
             step=state.step + 1,
             applied=state.applied + finite,

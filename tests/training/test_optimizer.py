@@ -1,9 +1,11 @@
-"""The learning rate's scaling and decay, and Adam against its published equations."""
+"""The learning rate's scaling, warm-up and decay; the optimizers against their equations."""
 
+import jax
 import numpy as np
 import pytest
 
 from mlstm_jax.config import Optimizer
+from mlstm_jax.errors import UserError
 from mlstm_jax.training import optimizer, schedule
 
 
@@ -19,7 +21,7 @@ from mlstm_jax.training import optimizer, schedule
 )
 def test_peak_rate(scaling: str, batch: int, cap: float | None, expected: float) -> None:
     chosen = Optimizer(scaling=scaling, learning_rate_cap=cap)
-    assert schedule.peak_rate(chosen, batch) == pytest.approx(expected)
+    assert schedule.resolve(chosen, batch, 100, 10).peak == pytest.approx(expected)
 
 
 def test_rate_falls_linearly_to_zero_and_stays() -> None:
@@ -29,6 +31,136 @@ def test_rate_falls_linearly_to_zero_and_stays() -> None:
     )
     whole_run = schedule.learning_rate(Optimizer(learning_rate=1.0), 256, 500)
     np.testing.assert_allclose([whole_run(125), whole_run(500)], [0.75, 0], rtol=1e-6)
+
+
+def rates(steps: int, *at: int, epoch: int = 10, batch: int = 128, **chosen: object) -> list[float]:
+    rate = schedule.learning_rate(Optimizer(learning_rate=1.0, **chosen), batch, steps, epoch)
+    return [float(rate(n)) for n in at]
+
+
+@pytest.mark.parametrize(
+    ("name", "half", "end"),
+    [
+        ("linear", 0.5, 0),
+        ("cosine", 0.5, 0),
+        ("polynomial", 0.25, 0),
+        ("constant", 1, 1),
+    ],
+)
+def test_shapes_of_decay_after_a_warm_up(name: str, half: float, end: float) -> None:
+    found = rates(120, 0, 9, 19, 20, 70, 120, 200, schedule=name, warmup_steps=20)
+    np.testing.assert_allclose(found, [1 / 20, 0.5, 1, 1, half, end, end], rtol=1e-5, atol=1e-7)
+
+
+def test_the_slanted_triangle() -> None:
+    found = rates(1000, 0, 49, 99, 100, 550, 1000, schedule="triangular")
+    np.testing.assert_allclose(found, [0.01, 0.5, 1, 1, (1 + 1 / 32) / 2, 1 / 32], rtol=1e-5)
+
+
+def test_a_warm_up_of_one_update_is_the_peak() -> None:
+    assert rates(10, 0, 1, warmup_steps=1) == pytest.approx([1, 1])
+
+
+@pytest.mark.parametrize("batch", [128, 512, 2048, 8192])
+def test_legw_keeps_the_updates_of_the_warm_up(batch: int) -> None:
+    """√k the rate and k the epochs; an epoch has 1/k of the updates."""
+    chosen = Optimizer(scaling="legw", warmup_epochs=0.25)
+    found = schedule.resolve(chosen, batch, 10**6, 4096 * 128 // batch)
+    assert found.warmup == 1024
+    assert found.peak == pytest.approx(5e-4 * (batch / 128) ** 0.5)
+
+
+def test_a_warm_up_longer_than_the_run_is_refused() -> None:
+    with pytest.raises(UserError, match="the warm-up is 200 updates"):
+        rates(100, 0, warmup_steps=200)
+
+
+PARAMS = {
+    "embedding": (4, 3),
+    "layer_0": {"wh_v": (3, 5), "wh_g": (5,), "b": (5,)},
+    "decoder_kernel": (3, 4),
+    "decoder_bias": (4,),
+}
+MATRICES = [("layer_0", "wh_v"), ("decoder_kernel",)]
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen"),
+    [
+        ("adamw", {"weight_decay": 0.1}),
+        ("lamb", {"weight_decay": 0.1, "eps": 1e-6}),
+        ("lamb", {"clip_norm": None}),
+        ("lars", {"weight_decay": 0.1, "trust_coefficient": 0.02}),
+    ],
+)
+def test_the_others_against_their_equations(
+    name: str, chosen: dict, random: np.random.Generator
+) -> None:
+    """Few steps in float64 NumPy; decay and trust ratio on the matrices alone."""
+    options = Optimizer(name=name, learning_rate=0.01, **chosen)
+    tested = optimizer.build(options, schedule.learning_rate(options, 128, 10))
+
+    def draw() -> dict:
+        return jax.tree.map(
+            lambda shape: random.normal(size=shape).astype(np.float32),
+            PARAMS,
+            is_leaf=lambda x: isinstance(x, tuple),
+        )
+
+    params = draw()
+    state = tested.init(params)
+    exact = {path: np.float64(leaf) for path, leaf in flat(params).items()}
+    first = dict.fromkeys(exact, 0.0)
+    second = dict(first)
+    for n in range(5):
+        gradient = draw()
+        updates, state = tested.update(gradient, state, params)
+        params = jax.tree.map(lambda w, u: w + u, params, updates)
+
+        g = {path: np.float64(leaf) for path, leaf in flat(gradient).items()}
+        norm = np.sqrt(sum((leaf**2).sum() for leaf in g.values()))
+        shrink = 1 if options.clip_norm is None else min(1, options.clip_norm / norm)
+        rate = 0.01 * (1 - n / 10)
+        for path, w in exact.items():
+            decay = options.weight_decay * w if path in MATRICES else 0
+            step = shrink * g[path]
+            if name == "lars":
+                step = step + decay
+                if path in MATRICES:
+                    ratio = np.linalg.norm(w) / np.linalg.norm(step)
+                    step = options.trust_coefficient * ratio * step
+                first[path] = 0.9 * first[path] + rate * step
+                exact[path] = w - first[path]
+                continue
+            first[path] = 0.9 * first[path] + 0.1 * step
+            second[path] = 0.999 * second[path] + 0.001 * step**2
+            m, v = first[path] / (1 - 0.9 ** (n + 1)), second[path] / (1 - 0.999 ** (n + 1))
+            update = m / (np.sqrt(v) + options.eps) + decay
+            if name == "lamb" and path in MATRICES:
+                update = update * np.linalg.norm(w) / np.linalg.norm(update)
+            exact[path] = w - rate * update
+        for path, leaf in flat(params).items():
+            np.testing.assert_allclose(leaf, exact[path], rtol=3e-6, atol=1e-6)
+
+
+def flat(tree: dict) -> dict[tuple[str, ...], np.ndarray]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {tuple(key.key for key in path): leaf for path, leaf in leaves}
+
+
+def test_the_trust_ratio_turns_v_alike_whatever_its_norm(random: np.random.Generator) -> None:
+    """With weight normalisation W hangs on the direction of V alone, and dV on 1 / ‖V‖."""
+    lamb = Optimizer(name="lamb", learning_rate=0.01)
+    tested = optimizer.build(lamb, schedule.learning_rate(lamb, 128, 10))
+    v, g = (random.normal(size=(3, 5)).astype(np.float32) for _ in range(2))
+
+    def angle(size: float) -> float:
+        params = {"wh_v": v * size}
+        updates, _ = tested.update({"wh_v": g / size}, tested.init(params), params)
+        after = params["wh_v"] + updates["wh_v"]
+        return float(np.arccos((after * v).sum() / np.linalg.norm(after) / np.linalg.norm(v)))
+
+    assert angle(8.0) == pytest.approx(angle(1.0), rel=1e-3)
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])

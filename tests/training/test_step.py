@@ -1,5 +1,6 @@
 """The training step on one and on four devices: equality, overflow, one compilation."""
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -7,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from mlstm_jax import config as configs
@@ -34,7 +36,15 @@ def make_config(corpus: Path, **precision: Any) -> Config:
 class Trainer:
     """A few steps, without the loop around them."""
 
-    def __init__(self, config: Config, devices: int, recompute_every: int | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        devices: int,
+        recompute_every: int | None = None,
+        micro_batches: int = 1,
+    ) -> None:
+        train = dataclasses.replace(config.train, micro_batches=micro_batches)
+        config = dataclasses.replace(config, train=train)
         self.devices = Parallel(jax.local_devices()[:devices])
         model = LanguageModel(config.model, config.precision, recompute_every)
         rate = schedule.learning_rate(config.optimizer, config.data.batch, 200)
@@ -104,12 +114,62 @@ def test_the_step_compiles_once_in_every_type(corpus: Path, compute: str) -> Non
     trainer.assert_replicas_are_equal()
 
 
+@pytest.mark.parametrize("compute", ["fp32", "fp16"])
+def test_micro_batches_make_one_update(corpus: Path, compute: str) -> None:
+    """1 x 8 rows = 4 x 2 rows on one device = 2 x 2 rows on two, the carry included."""
+    config = make_config(corpus, compute=compute)
+    whole = Trainer(config, 1)
+    expected = whole.run(0, 20)
+    for devices, micro_batches in ((1, 4), (2, 2)):
+        parts = Trainer(config, devices, micro_batches=micro_batches)
+        metrics = parts.run(0, 20)
+        limit = 1e-5 if compute == "fp32" else 2e-2
+        assert largest_error(parts.host_state.params, whole.host_state.params) < limit
+        assert largest_error(parts.host_carry, whole.host_carry) < 10 * limit
+        np.testing.assert_allclose(metrics.tally.loss, expected.tally.loss, rtol=limit)
+
+
+def test_the_noise_of_the_gradient_is_that_of_its_parts(corpus: Path) -> None:
+    """Four parts, on four devices or one after the other, against the formulas in NumPy."""
+    config = dataclasses.replace(
+        make_config(corpus),
+        train=Train(steps=200, log_every=1),
+        optimizer=Optimizer(clip_norm=None),
+    )
+    found = [Trainer(config, 4).run(0, 3), Trainer(config, 1, micro_batches=4).run(0, 3)]
+    trainer = Trainer(config, 1)
+    trainer.run(0, 2)
+    batch, params = trainer.stream.batch(2), trainer.host_state.params
+    model = LanguageModel(config.model, config.precision)
+    carry = trainer.host_carry
+
+    def loss(params: Any, rows: slice) -> Any:
+        part = jax.tree.map(lambda x: x[rows], carry)
+        _, logits = model.apply({"params": params}, batch.inputs_BT[rows], part)
+        targets = batch.targets_BT[rows].astype(np.int32)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+
+    def square(rows: slice) -> float:
+        leaves = jax.tree.leaves(jax.grad(loss)(params, rows))
+        return sum(float((np.float64(leaf) ** 2).sum()) for leaf in leaves)
+
+    big = square(slice(0, 8))
+    small = np.mean([square(slice(n, n + 2)) for n in range(0, 8, 2)])
+    # McCandlish et al. 2018, eqs. A.2 and A.3, with B_small = 2 and B_big = 8.
+    signal = (8 * big - 2 * small) / (8 - 2)
+    trace = (small - big) / (1 / 2 - 1 / 8)
+    for metrics in found:
+        np.testing.assert_allclose(metrics.tally.signal, signal, rtol=1e-3)
+        np.testing.assert_allclose(metrics.tally.trace, trace, rtol=1e-3)
+    assert np.isnan(trainer.run(2, 3).tally.trace)
+
+
 @pytest.mark.parametrize("recompute_every", [None, 4])
 def test_four_devices_share_their_gradients_once_and_outside_every_loop(
     corpus: Path, recompute_every: int | None
 ) -> None:
     """Autodiff of a scan can put an all-reduce into its loop, and run it once a byte."""
-    trainer = Trainer(make_config(corpus), 4, recompute_every)
+    trainer = Trainer(make_config(corpus), 4, recompute_every, micro_batches=2)
     batch = trainer.devices.split_rows(trainer.stream.batch(0))
     program = (
         trainer.step.lower(trainer.state, trainer.carry, batch, trainer.go_on).compile().as_text()
