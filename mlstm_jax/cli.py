@@ -11,13 +11,16 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from mlstm_jax import __version__
 from mlstm_jax.errors import KnownError, UserError
+
+if TYPE_CHECKING:
+    from mlstm_jax.config import Config
 
 _RunFolder = Annotated[Path, Positional, arg(metavar="RUN")]
 
@@ -254,6 +257,57 @@ def generate(
     print()
 
 
+def sweep(
+    spec: Annotated[Path, Positional, arg(metavar="SPEC.py")],
+    out: Path,
+    table_only: bool = False,
+) -> None:
+    """Train all runs of a specification, one after the other, and make their table.
+
+    A run that is finished or has diverged is not run again; stop it at any time, and go on with
+    the same command. OUT/table.md has the validation BPC of each, OUT/table.csv every figure.
+
+    Args:
+        spec: Python file that sets `runs = {(ROW, COLUMN): Config(...)}`; see configs/sweeps/.
+        out: folder of the run folders, OUT/ROW/COLUMN, and of the tables.
+        table_only: train nothing; make the tables of what is there.
+    """
+    from mlstm_jax import sweep as sweeps
+
+    runs = sweeps.load(spec)
+
+    def write_tables() -> str:
+        results = [sweeps.result(key, sweeps.folder(out, key)) for key in runs]
+        table = sweeps.as_markdown(results)
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "table.csv").write_text(sweeps.as_csv(results))
+        (out / "table.md").write_text(table)
+        return table
+
+    if not table_only:
+        waiting = list(sweeps.pending(runs, out))
+        for number, (key, config) in enumerate(waiting, 1):
+            print(f"\n{number} of {len(waiting)}: {key[0]} / {key[1]}", file=sys.stderr)
+            _train_one(config)
+            write_tables()
+    print(write_tables())
+    print(f"every figure: {out / 'table.csv'}")
+
+
+def _train_one(config: "Config") -> None:
+    """Train a run of a sweep; one that diverges is a result, too."""
+    import jax
+
+    from mlstm_jax.training.loop import train as run_train
+    from mlstm_jax.training.reporter import Diverged
+
+    try:
+        run_train(config)
+    except Diverged as error:
+        print(f"diverged: {error}", file=sys.stderr)
+    jax.clear_caches()
+
+
 def report(run: _RunFolder, corpus: Path | None = None) -> None:
     """Show what a run learned: its BPC beside gzip, bz2 and xz, and a sample of its text.
 
@@ -316,6 +370,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "prepare": prepare,
     "inspect": inspect,
     "plan": plan,
+    "sweep": sweep,
     "train": train,
     "evaluate": evaluate,
     "generate": generate,

@@ -10,7 +10,10 @@ import pytest
 import mlstm_jax
 
 REPOSITORY = Path(__file__).parent.parent
-COMMANDS = ["prepare", "inspect", "train", "evaluate", "generate", "report", "transfer"]
+COMMANDS = [
+    *("prepare", "inspect", "plan", "train", "sweep"),
+    *("evaluate", "generate", "report", "transfer"),
+]
 
 
 @pytest.fixture

@@ -228,6 +228,8 @@ def _train_from(training: _Run, found: Found, reporter: Reporter) -> None:
                     step, devices.unreplicate(state), devices.join_rows(carry), meta, bpc
                 )
                 reporter.restart_clock(step)
+            if step == total:
+                reporter.finished(step)
             if stop and step < total:
                 received = signal.SIGINT if stop >= _WEIGHTS[signal.SIGINT] else signal.SIGTERM
                 reporter.event(step, "interrupted", signal=received.name)

@@ -33,6 +33,7 @@ class Silent:
     """The log of a process that writes none: every process computes the same lines."""
 
     seconds = 0.0
+    finished_at = None
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Write nothing."""
@@ -46,6 +47,7 @@ class MetricsLog:
 
     Attributes:
         seconds: seconds of the lines that were there already.
+        finished_at: the step at which these say that the run was finished, if they do.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
@@ -55,6 +57,8 @@ class MetricsLog:
         partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
         os.replace(partial, path)
         self.seconds = max((line.get("seconds", 0.0) for line in kept), default=0.0)
+        ends = [line["step"] for line in kept if line.get("event") == "finished"]
+        self.finished_at = ends[-1] if ends else None
         self._file = path.open("a")
         self._events = _event_writer(folder / "tensorboard", step)
 

@@ -132,6 +132,11 @@ class Reporter:
             f"step {step}  epoch {self._stream.epoch(step):.2f}  validation bpc {score.bpc:.4f}"
         )
 
+    def finished(self, step: int) -> None:
+        """Report the end of a run, unless an earlier session has."""
+        if self._log.finished_at != step:
+            self.event(step, "finished")
+
     def event(self, step: int, event: str, **values: object) -> None:
         """Report something that is neither a step nor a score."""
         self._log.write("event", step, event=event, **values)

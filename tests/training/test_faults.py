@@ -130,9 +130,10 @@ def test_a_run_that_diverges_can_roll_itself_back(corpus: Path, tmp_path: Path) 
     assert len(found) == 1
     assert found[0]["rate_scale"] == pytest.approx(0.04)
     assert found[0]["step"] < found[0]["diverged_at"]
-    last = metrics.read(tmp_path / "run/metrics.jsonl")[-1]
-    assert last["step"] == 80
-    assert last["bpc"] < 5
+    lines = metrics.read(tmp_path / "run/metrics.jsonl")
+    assert lines[-1]["event"] == "finished"
+    assert lines[-2]["step"] == 80
+    assert lines[-2]["bpc"] < 5
     train = [line for line in metrics.read(tmp_path / "run/metrics.jsonl") if "grad_norm" in line]
     assert train[-1]["learning_rate"] == pytest.approx(3.0 * 0.04, rel=1e-3)
     # The rate stays low in a later session.
@@ -140,7 +141,7 @@ def test_a_run_that_diverges_can_roll_itself_back(corpus: Path, tmp_path: Path) 
     loop.train(longer)
     lines = metrics.read(tmp_path / "run/metrics.jsonl")
     assert [line["step"] for line in lines if line["kind"] == "train"][-1] == 90
-    assert lines[-2]["learning_rate"] == pytest.approx(3.0 * 0.04, rel=1e-3)
+    assert lines[-3]["learning_rate"] == pytest.approx(3.0 * 0.04, rel=1e-3)
 
 
 def test_a_run_that_diverges_stops_with_an_event(corpus: Path, tmp_path: Path) -> None:

@@ -1,0 +1,28 @@
+"""How much hangs on initialisation and rate: the run of reference_512.py, changed one by one.
+
+Corpus:    as configs/reference_512.py
+Command:   mlstm-jax sweep configs/sweeps/initialisation_512.py --out runs/initialisation_512
+Hardware:  two CPU cores, about six minutes a run
+"""
+
+from pathlib import Path
+
+from mlstm_jax.config import load_file
+from mlstm_jax.sweep import vary
+
+base = load_file(Path(__file__).parent.parent / "reference_512.py")
+
+rates = {"2e-3": 2e-3, "4e-3": 4e-3, "8e-3": 8e-3}
+starts = {
+    "paper": {},
+    "orthogonal": {"model__recurrent_init": "orthogonal"},
+    "orthogonal, embedding 2": {
+        "model__recurrent_init": "orthogonal",
+        "model__embedding_std": 2.0,
+    },
+}
+runs = {
+    (start, rate): vary(base, optimizer__learning_rate=value, **fields)
+    for start, fields in starts.items()
+    for rate, value in rates.items()
+}

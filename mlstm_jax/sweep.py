@@ -1,0 +1,165 @@
+"""Several runs of one question: batch by rule, by rate, by optimizer; and their table.
+
+A specification is a Python file that sets ``runs``: a dict from (row, column), the labels of the
+table, to a `Config`. Each becomes a normal run folder, OUT/ROW/COLUMN. What is finished or has
+diverged is not run again, so a sweep that was stopped goes on where it was.
+"""
+
+import csv
+import dataclasses
+import io
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mlstm_jax import config as configs
+from mlstm_jax.config import Config
+from mlstm_jax.errors import UserError
+from mlstm_jax.training import metrics
+
+Runs = dict[tuple[str, str], Config]
+
+
+class Result(NamedTuple):
+    """What became of one run."""
+
+    row: str
+    column: str
+    status: str  # done, diverged, unfinished or not begun
+    batch: int
+    optimizer: str
+    steps: int
+    epochs: float | None
+    peak_rate: float | None  # the largest of the lines of metrics
+    bpc: float | None  # validation, the last
+    best_bpc: float | None
+    noise_scale: float | None  # rows, the mean over the second half of the lines
+    bytes_per_second: float | None
+    seconds: float | None
+
+
+def vary(config: Config, **fields: Any) -> Config:
+    """Return the config with fields changed, written as section__field=value."""
+    for name, value in fields.items():
+        section, _, field = name.partition("__")
+        if not field:
+            config = dataclasses.replace(config, **{section: value})
+            continue
+        changed = dataclasses.replace(getattr(config, section), **{field: value})
+        config = dataclasses.replace(config, **{section: changed})
+    return config
+
+
+def load(path: Path) -> Runs:
+    """Run a specification, the user's own Python, and return its ``runs``.
+
+    Raises:
+        UserError: there is no such file, or it sets no runs, or two would share a folder.
+    """
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; configs/sweeps/ holds the ones of the project.")
+    runs = runpy.run_path(str(path)).get("runs")
+    valid = isinstance(runs, dict) and all(
+        isinstance(key, tuple)
+        and len(key) == 2
+        and all(isinstance(label, str) and label and "/" not in label for label in key)
+        and isinstance(config, Config)
+        for key, config in runs.items()
+    )
+    if not valid or not runs:
+        raise UserError(
+            f"{path} sets no `runs = {{(ROW, COLUMN): Config(...)}}` of two labels without /; see "
+            "configs/sweeps/."
+        )
+    return runs
+
+
+def folder(out: Path, key: tuple[str, str]) -> Path:
+    """Return the run folder of a run of the sweep."""
+    return out / key[0] / key[1]
+
+
+def pending(runs: Runs, out: Path) -> Iterator[tuple[tuple[str, str], Config]]:
+    """Return the runs that are neither finished nor diverged, with their folders set.
+
+    Raises:
+        UserError: a run in the folder is of another config than the specification's.
+    """
+    for key, config in runs.items():
+        here = vary(config, out=str(folder(out, key)))
+        before = folder(out, key) / "config.json"
+        if before.is_file():
+            old = configs.from_json(before.read_text(), before)
+            wanted = configs.resolve_batch(here, 1) if here.data.batch_per_device is None else here
+            different = [line for lines in configs.differences(old, wanted) for line in lines]
+            if different:
+                raise UserError(
+                    f"{folder(out, key)} holds a run of another config ({'; '.join(different)}); "
+                    "use another --out, or remove it."
+                )
+        if result(key, folder(out, key)).status not in ("done", "diverged"):
+            yield key, here
+
+
+def result(key: tuple[str, str], run: Path) -> Result:
+    """Return what the files of a run folder say."""
+    lines = metrics.read(run / "metrics.jsonl")
+    train = [line for line in lines if line["kind"] == "train"]
+    scores = [line["bpc"] for line in lines if line["kind"] == "eval"]
+    ends = [line["event"] for line in lines if line["kind"] == "event"]
+    last = lines[-1] if lines else {}
+    status = "not begun"
+    if (run / "config.json").is_file():
+        status = "unfinished"
+        config = configs.from_json((run / "config.json").read_text(), run / "config.json")
+        if "finished" in ends:
+            status = "done"
+        elif ends and ends[-1] == "diverged":
+            status = "diverged"
+    else:
+        config = Config()
+    noise = [line["noise_scale"] for line in train[len(train) // 2 :] if line.get("noise_scale")]
+    speeds = sorted(line["bytes_per_second"] for line in train)
+    return Result(
+        row=key[0],
+        column=key[1],
+        status=status,
+        batch=config.data.batch,
+        optimizer=config.optimizer.name,
+        steps=last.get("step", 0),
+        epochs=train[-1]["epoch"] if train else None,
+        peak_rate=max((line["learning_rate"] for line in train), default=None),
+        bpc=scores[-1] if scores and status == "done" else None,
+        best_bpc=min((score for score in scores if score is not None), default=None),
+        noise_scale=sum(noise) / len(noise) if noise else None,
+        bytes_per_second=speeds[len(speeds) // 2] if speeds else None,
+        seconds=max((line.get("seconds", 0.0) for line in lines), default=None),
+    )
+
+
+def as_csv(results: list[Result]) -> str:
+    """Return every figure of every run, a line each."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(Result._fields)
+    writer.writerows(["" if value is None else value for value in one] for one in results)
+    return text.getvalue()
+
+
+def as_markdown(results: list[Result]) -> str:
+    """Return validation BPC by row and column, as Puri et al. 2018, fig. 5: Div has diverged."""
+    cells = {(one.row, one.column): _cell(one) for one in results}
+    rows = list(dict.fromkeys(one.row for one in results))
+    columns = list(dict.fromkeys(one.column for one in results))
+    lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    for row in rows:
+        values = [cells.get((row, column), "") for column in columns]
+        lines.append(f"| {row} | " + " | ".join(values) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(one: Result) -> str:
+    if one.status == "diverged":
+        return "Div"
+    return f"{one.bpc:.3f}" if one.bpc is not None else "…"

@@ -1,0 +1,95 @@
+"""A sweep: its runs, what is not run twice, and its table."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from mlstm_jax import cli, sweep
+from mlstm_jax import config as configs
+from mlstm_jax.config import Config, Data, Model, Optimizer, Train
+from mlstm_jax.errors import UserError
+
+SPECS = sorted((Path(__file__).parent.parent / "configs/sweeps").glob("*.py"))
+
+
+def write_spec(path: Path, corpus: Path, **fields: object) -> Path:
+    base = Config(
+        model=Model(hidden=16, embedding=8),
+        data=Data(corpus=str(corpus), batch=8, window=16),
+        optimizer=Optimizer(learning_rate=5e-3),
+        train=Train(steps=12, epochs=None, log_every=2, eval_every=6, divergence_steps=3),
+    )
+    path.write_text(
+        "from mlstm_jax.config import *\nfrom mlstm_jax.sweep import vary\n"
+        f"base = vary({base!r}, **{fields!r})\n"
+        "rules = {'tame': {}, 'wild': {'optimizer__learning_rate': 30.0}}\n"
+        "runs = {(str(b), name): vary(base, data__batch=b, **rule) for b in (8, 4) "
+        "for name, rule in rules.items()}\n"
+    )
+    return path
+
+
+def test_a_sweep_ends_with_a_table_and_runs_nothing_twice(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec, out = write_spec(tmp_path / "spec.py", corpus), tmp_path / "out"
+    cli.main(["sweep", str(spec), "--out", str(out)])
+    first = capsys.readouterr()
+    assert "4 of 4: 4 / wild" in first.err
+    lines = (out / "table.md").read_text().splitlines()
+    assert lines[0] == "| | tame | wild |"
+    assert [line.split(" | ")[-1] for line in lines[2:]] == ["Div |", "Div |"]
+    with (out / "table.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["row"], row["column"]) for row in rows] == [
+        *(("8", "tame"), ("8", "wild"), ("4", "tame"), ("4", "wild")),
+    ]
+    assert [row["status"] for row in rows] == ["done", "diverged"] * 2
+    assert lines[2].split(" | ")[1] == f"{float(rows[0]['bpc']):.3f}"
+    assert rows[0]["batch"] == "8"
+    assert rows[0]["steps"] == "12"
+
+    before = (out / "8/tame/metrics.jsonl").read_bytes()
+    cli.main(["sweep", str(spec), "--out", str(out)])
+    assert "of 4" not in capsys.readouterr().err
+    assert (out / "8/tame/metrics.jsonl").read_bytes() == before
+
+    # One that was stopped goes on; one of another specification is not touched.
+    metrics = (out / "8/tame/metrics.jsonl").read_text().splitlines(keepends=True)
+    (out / "8/tame/metrics.jsonl").write_text("".join(metrics[:-1]))
+    cli.main(["sweep", str(spec), "--out", str(out), "--table-only"])
+    assert "| 8 | … | Div |" in capsys.readouterr().out
+    cli.main(["sweep", str(spec), "--out", str(out)])
+    assert "1 of 1: 8 / tame" in capsys.readouterr().err
+    assert (out / "table.md").read_text().splitlines() == lines
+    write_spec(tmp_path / "other.py", corpus, train__seed=1)
+    with pytest.raises(SystemExit):
+        cli.main(["sweep", str(tmp_path / "other.py"), "--out", str(out)])
+    assert "holds a run of another config (train.seed: 0 → 1)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "runs = {}",
+        "runs = {'a': 3}",
+        "from mlstm_jax.config import Config\nruns = {('a/b', 'c'): Config()}",
+    ],
+)
+def test_a_file_without_runs_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "spec.py").write_text(text)
+    with pytest.raises(UserError, match=r"spec\.py sets no `runs"):
+        sweep.load(tmp_path / "spec.py")
+    with pytest.raises(UserError, match="does not exist"):
+        sweep.load(tmp_path / "none.py")
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_every_sweep_of_the_project_loads(path: Path) -> None:
+    runs = sweep.load(path)
+    assert len(runs) > 1
+    for word in ("Command:", "Hardware:"):
+        assert word in path.read_text()
+    assert len({configs.to_json(config) for config in runs.values()}) == len(runs)
