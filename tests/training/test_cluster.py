@@ -243,17 +243,19 @@ def test_a_stuck_process_is_ended_by_its_watchdog(
     corpus: Path, tmp_path: Path, command_environment: dict[str, str], started: list[Process]
 ) -> None:
     config = runs.make_config(corpus, tmp_path / "run")
-    options = ("--train.watchdog-seconds", "8", "--train.steps", "100000")
+    options = ("--train.watchdog-seconds", "20", "--train.steps", "100000")
     running = spawn_all(started, config, tmp_path, command_environment, *options)
     runs.wait_for_step(running[0], tmp_path / "run", 25)
-    # Its heartbeat may be 60 s late, so that process 0 waits for it in an all-reduce.
+    # Its heartbeat may be 60 s late, so that process 0 waits for it, in an all-reduce or in the
+    # barrier of a checkpoint.
     running[1].send_signal(signal.SIGSTOP)
-    text = end([running[0]], timeout=40)[0]
+    text = end([running[0]], timeout=90)[0]
     assert running[0].returncode == 1
-    assert "no progress for 8 s while the devices take step" in text
+    assert re.search(r"no progress for 20 s while the (devices take|checkpoint of) step", text), (
+        text
+    )
     stacks = (tmp_path / "run/stacks-0.txt").read_text()
     assert "_train_from" in stacks
-    assert "in report" in stacks
 
 
 # --- what keeps them from starting
