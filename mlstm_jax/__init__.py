@@ -10,6 +10,7 @@ Data flows one way, and imports go downward only::
     report.py              what a run learned, beside gzip, bz2 and xz
     evaluation.py          bits per character of a split
     plan.py                how long a config takes, on what
+    sweep.py               several runs and their table
     data/                  documents → prepare → corpus → stream              (no jax)
     model/                 recurrence, weight norm, the language model        (no data, no training)
     training/              loop, step, state, optimizer, schedule, loss scale, checkpoint, resume;

@@ -257,6 +257,48 @@ def generate(
     print()
 
 
+def schedule(arguments: Sequence[str]) -> None:
+    """Show the learning rate of a config over its run, as a table or a picture."""
+    from mlstm_jax import config as configs
+    from mlstm_jax import quickstart
+
+    default, rest = configs.take_file(arguments, quickstart.config)
+
+    @dataclass(frozen=True, kw_only=True)
+    class Arguments:
+        config: Annotated[configs.Config, arg(name="")] = default
+        # Devices that a config with data.batch_per_device runs on.
+        gpus: int = 1
+        # Bytes of the training split; unset: those of data.corpus, which must be there then.
+        corpus_bytes: float | None = None
+        # Also draw it, as a .png, .svg or .pdf (needs the extra "plot").
+        plot: Path | None = None
+
+    given = tyro.cli(
+        Arguments,
+        args=rest,
+        prog="mlstm-jax schedule [CONFIG.py]",
+        description="The learning rate of a config over its run: scaling, warm-up and decay. "
+        "CONFIG.py sets the fields, the options override them, as with train.",
+    )
+    from mlstm_jax.data.corpus import open_corpus
+    from mlstm_jax.training import schedule as schedules
+    from mlstm_jax.training.loop import total_steps, train_stream
+
+    config = configs.resolve_batch(given.config, given.gpus)
+    if given.corpus_bytes is None:
+        stream = train_stream(config, open_corpus(Path(config.data.corpus)))
+        steps_per_epoch = stream.steps_per_epoch
+    else:
+        steps_per_epoch = int(given.corpus_bytes // (config.data.batch * config.data.window))
+    total = total_steps(config.train, max(1, steps_per_epoch))
+    drawn = schedules.draw(config.optimizer, config.data.batch, total, steps_per_epoch)
+    print(drawn.text)
+    if given.plot:
+        schedules.plot(drawn, given.plot)
+        print(f"drawn: {given.plot}")
+
+
 def sweep(
     spec: Annotated[Path, Positional, arg(metavar="SPEC.py")],
     out: Path,
@@ -370,6 +412,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "prepare": prepare,
     "inspect": inspect,
     "plan": plan,
+    "schedule": schedule,
     "sweep": sweep,
     "train": train,
     "evaluate": evaluate,
@@ -402,8 +445,8 @@ def main(arguments: Sequence[str] | None = None, program: str | None = None) -> 
     try:
         if name == "train":
             train(rest, program or "mlstm-jax train")
-        elif name == "plan":
-            plan(rest)
+        elif name in ("plan", "schedule"):
+            {"plan": plan, "schedule": schedule}[name](rest)
         else:
             config = (FlagCreatePairsOff,)
             tyro.cli(_COMMANDS[name], args=rest, prog=f"mlstm-jax {name}", config=config)

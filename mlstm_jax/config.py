@@ -388,8 +388,9 @@ def from_json(text: str, source: Path) -> Config:
         ) from error
 
 
-def load_file(path: Path) -> Config:
+def load_file(path: Path | str) -> Config:
     """Run a config file, the user's own Python, and return its ``config``."""
+    path = Path(path)
     if not path.is_file():
         raise UserError(f"{path} does not exist; configs/ holds the ones that come with the code.")
     config = runpy.run_path(str(path)).get("config")

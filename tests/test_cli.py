@@ -11,7 +11,7 @@ import mlstm_jax
 
 REPOSITORY = Path(__file__).parent.parent
 COMMANDS = [
-    *("prepare", "inspect", "plan", "train", "sweep"),
+    *("prepare", "inspect", "plan", "schedule", "train", "sweep"),
     *("evaluate", "generate", "report", "transfer"),
 ]
 

@@ -444,6 +444,8 @@ def free_port(host: str) -> int:
 
 def _exit(code: int) -> None:
     """End the process at once; a collective that waits for a lost process cannot be unwound."""
+    if sys.stderr.isatty():
+        sys.stderr.write("\x1b[?25h")  # The progress line may have hidden the cursor.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -6,6 +6,7 @@ decay runs over the N − W that are left.
 """
 
 import math
+from pathlib import Path
 from typing import NamedTuple
 
 import optax
@@ -73,3 +74,52 @@ def learning_rate(
     # The first update counts: its rate is peak / W, not zero.
     rising = optax.linear_schedule(peak / warmup, peak, max(warmup - 1, 1))
     return optax.join_schedules([rising, falling], [warmup])
+
+
+class Drawn(NamedTuple):
+    """A resolved schedule, to look at."""
+
+    text: str
+    updates: list[int]
+    rates: list[float]
+
+
+def draw(optimizer: Optimizer, batch: int, steps: int, steps_per_epoch: int) -> Drawn:
+    """Return the rates of a run of `steps` updates, none of them skipped."""
+    plan = resolve(optimizer, batch, steps, steps_per_epoch)
+    rate = learning_rate(optimizer, batch, steps, steps_per_epoch)
+    # The warm-up's end is seen, however short it is.
+    points = {round(steps * part / 400) for part in range(401)} | {0, plan.warmup, steps}
+    updates = sorted(point for point in points if point <= steps)
+    rates = [float(rate(update)) for update in updates]
+    head = (
+        f"{optimizer.name}, batch {batch:,}: {steps:,} updates, {steps / steps_per_epoch:.2f} "
+        f"epochs of {steps_per_epoch:,}\n"
+        f"scaling {optimizer.scaling} from {optimizer.learning_rate:g} at {optimizer.base_batch}: "
+        f"peak {plan.peak:.3g}; warm-up {plan.warmup:,} updates; {optimizer.schedule} until "
+        f"{plan.decay:,}\n\n{'update':>10} {'epoch':>8} {'rate':>10}"
+    )
+    shown = sorted({*(round(steps * part / 10) for part in range(11)), min(plan.warmup, steps)})
+    lines = [f"{n:>10,} {n / steps_per_epoch:>8.2f} {float(rate(n)):>10.3e}" for n in shown]
+    return Drawn("\n".join([head, *lines]), updates, rates)
+
+
+def plot(drawn: Drawn, path: Path) -> None:
+    """Draw a schedule into a picture; UserError where matplotlib is missing or cannot."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UserError(
+            "--plot needs matplotlib: pip install 'mlstm-jax[plot]', or leave it out."
+        ) from error
+    figure = Figure(figsize=(7, 3.5), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(drawn.updates, drawn.rates)
+    axes.set(xlabel="applied updates", ylabel="learning rate", title=drawn.text.splitlines()[1])
+    axes.title.set_fontsize(9)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"--plot {path}: {error}") from error

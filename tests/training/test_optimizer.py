@@ -1,9 +1,12 @@
 """The learning rate's scaling, warm-up and decay; the optimizers against their equations."""
 
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
 
+from mlstm_jax import cli
 from mlstm_jax.config import Optimizer
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import optimizer, schedule
@@ -73,6 +76,24 @@ def test_legw_keeps_the_updates_of_the_warm_up(batch: int) -> None:
 def test_a_warm_up_longer_than_the_run_is_refused() -> None:
     with pytest.raises(UserError, match="the warm-up is 200 updates"):
         rates(100, 0, warmup_steps=200)
+
+
+def test_a_schedule_can_be_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--data.batch", "1024", "--optimizer.scaling", "legw", "--train.epochs", "2"]
+    words += ["--optimizer.warmup-epochs", "0.01", "--train.steps", "None", "--data.window", "256"]
+    words += ["--optimizer.learning-rate", "5e-4"]
+    cli.main(["schedule", *words, "--corpus-bytes", "1e9"])
+    said = capsys.readouterr().out
+    # 1e9 bytes are 30,517 windows of 256 in 128 rows, a hundredth of which is the warm-up.
+    assert "warm-up 306 updates" in said
+    assert "peak 0.00141" in said
+    assert said.splitlines()[-1].split()[1:] == ["2.00", "0.000e+00"]
+    pytest.importorskip("matplotlib")
+    cli.main(["schedule", *words, "--corpus-bytes", "1e9", "--plot", str(tmp_path / "x.png")])
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(SystemExit):
+        cli.main(["schedule", *words, "--corpus-bytes", "1e9", "--plot", str(tmp_path / "x.qqq")])
+    assert "x.qqq: Format 'qqq' is not supported" in capsys.readouterr().err
 
 
 PARAMS = {
