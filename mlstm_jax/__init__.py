@@ -13,8 +13,8 @@ Data flows one way, and imports go downward only::
     sweep.py               several runs and their table
     data/                  documents → prepare → corpus → stream              (no jax)
     model/                 recurrence, weight norm, the language model        (no data, no training)
-    training/              loop, step, state, optimizer, schedule, loss scale, checkpoint, resume;
-                           parallel (devices), cluster (processes), watchdog
+    training/              loop, parts, step, state, optimizer, schedule, loss scale, checkpoint,
+                           resume; parallel (devices); cluster, agreement, signals, watchdog
     transfer/              generate, features, classify
 
 Letters for dimensions, used as suffixes of array names (``bytes_BT``, ``wh_HG``), everywhere:

@@ -283,7 +283,7 @@ def schedule(arguments: Sequence[str]) -> None:
     )
     from mlstm_jax.data.corpus import open_corpus
     from mlstm_jax.training import schedule as schedules
-    from mlstm_jax.training.loop import total_steps, train_stream
+    from mlstm_jax.training.parts import total_steps, train_stream
 
     config = configs.resolve_batch(given.config, given.gpus)
     if given.corpus_bytes is None:

@@ -271,6 +271,22 @@ class Distributed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Phase:
+    """A part of a run, with rows of its own."""
+
+    # Steps that the phase takes.
+    steps: int
+    # Rows in the global batch.
+    batch: int
+    # Bytes of truncated back-propagation.
+    window: int
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "window"):
+            _require(getattr(self, name) >= 1, f"phases.{name}", getattr(self, name), "at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """Everything that decides a run."""
 
@@ -290,6 +306,10 @@ class Config:
     devices: Devices = field(default_factory=Devices)
     # The other processes of the run, on this machine or on others.
     distributed: Distributed = field(default_factory=Distributed)
+    # Phases of the run in their order, in a config file; instead of `data.batch`, `data.window`,
+    # `train.steps` and `train.epochs`. The learning rate runs through all of them; the carry starts
+    # from zero in each, near the place in the text that was reached.
+    phases: tuple[Phase, ...] = ()
 
 
 # The shapes of the state and its types hang on these; a run cannot go on with another value.
@@ -319,7 +339,14 @@ def resolve_batch(config: Config, device_count: int) -> Config:
             f"{data.batch // device_count * device_count or device_count}, set "
             "data.batch_per_device, or use fewer devices with --devices.count."
         )
-    parts, rows = config.train.micro_batches, data.batch // device_count
+    parts = config.train.micro_batches
+    for phase in config.phases:
+        if phase.batch % (device_count * parts):
+            raise UserError(
+                f"phases.batch is {phase.batch}, which {device_count} devices in {parts} micro-"
+                "batches cannot share evenly; use a multiple of their product."
+            )
+    rows = data.batch // device_count
     if rows % parts:
         raise UserError(
             f"train.micro_batches is {parts}, which cannot share the {rows} rows of a device evenly"
@@ -375,11 +402,13 @@ def from_json(text: str, source: Path) -> Config:
     sections = {f.name: f.default_factory for f in dataclasses.fields(Config)}
     try:
         values = json.loads(text)
+        phases = tuple(Phase(**phase) for phase in values.pop("phases", ()))
         return Config(
+            phases=phases,
             **{
                 key: value if key == "out" else sections[key](**value)  # type: ignore[operator]
                 for key, value in values.items()
-            }
+            },
         )
     except (json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
         raise UserError(
@@ -428,6 +457,8 @@ def parse(arguments: Sequence[str], default: Config, program: str) -> Request:
     import tyro
 
     default, rest = take_file(arguments, default)
+    # A command line cannot say a list of phases; they come from the file alone.
+    phases, default = default.phases, dataclasses.replace(default, phases=())
 
     @dataclass(frozen=True, kw_only=True)
     class Arguments:
@@ -446,4 +477,5 @@ def parse(arguments: Sequence[str], default: Config, program: str) -> Request:
         "them; without a config it is the quickstart. An unfinished run in the same folder is "
         "resumed.",
     )
-    return Request(parsed.config, parsed.resume, parsed.reset_carry)
+    config = dataclasses.replace(parsed.config, phases=phases)
+    return Request(config, parsed.resume, parsed.reset_carry)

@@ -207,7 +207,8 @@ class Cluster:
         Args:
             advice: what to do about a difference.
         """
-        everyone = self.gather([self.host, values])
+        # As the others see it: a tuple becomes a list on its way.
+        everyone = self.gather([self.host, json.loads(json.dumps(values))])
         _, first = everyone[0]
         different = [
             f"{name} is {other.get(name)} on process {index} ({host}), but {first.get(name)} on "

@@ -1,5 +1,6 @@
 """Where a run begins or goes on: from the newest whole checkpoint, agreed on by all processes."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from mlstm_jax.data.stream import Origin, TrainStream
@@ -24,10 +25,8 @@ def find(
     cluster: Cluster,
     checkpoints: Checkpoints,
     devices: Parallel,
-    stream: TrainStream,
-    meta: Meta,
     state: TrainState,
-    carry: Any,
+    rows_at: Callable[[int], tuple[TrainStream, Meta, Any]],
     *,
     newest: int | None = None,
     reset_carry: bool = False,
@@ -37,9 +36,9 @@ def find(
     Newer ones are deleted: they are damaged, or the run has diverged in them.
 
     Args:
-        meta: what the run trains on now.
-        state: its shapes.
-        carry: its shapes, of all rows.
+        state: the shapes of the state.
+        rows_at: what the run trains on now at a step: stream, meta, and the shapes of the carry of
+            all rows.
         newest: do not look at later steps.
         reset_carry: accept one whose rows were others.
 
@@ -55,6 +54,7 @@ def find(
         if newest is not None and step > newest:
             continue
         try:
+            stream, meta, carry = rows_at(step)
             before, problem = checkpoints.meta(step), None
             same_rows = before.rows == meta.rows
             _require_fit(before, meta, reset_carry=reset_carry)

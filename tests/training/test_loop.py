@@ -15,7 +15,7 @@ from mlstm_jax import config as configs
 from mlstm_jax import run
 from mlstm_jax.config import Config, Model, Optimizer, Precision, Train
 from mlstm_jax.errors import UserError
-from mlstm_jax.training import loop, metrics
+from mlstm_jax.training import loop, metrics, parts
 from mlstm_jax.training.checkpoint import Checkpoints
 from mlstm_jax.training.reporter import Diverged
 from tests.training.runs import (
@@ -92,6 +92,7 @@ def test_the_run_folder_holds_what_it_says(undisturbed: Path) -> None:
     assert set(train[0]) == {
         *("kind", "step", "epoch", "bytes_seen", "loss", "bpc", "learning_rate", "grad_norm"),
         *("loss_scale", "skipped", "bytes_per_second", "seconds"),
+        *("noise_scale", "gradient_signal", "gradient_trace"),
     }
     assert train[-1]["bytes_seen"] == 294 * 8 * 16
     assert train[-1]["bpc"] == pytest.approx(train[-1]["loss"] / np.log(2))
@@ -233,10 +234,10 @@ def test_a_run_killed_before_its_config_was_written_can_start(corpus: Path, tmp_
 
 
 def test_length_of_a_run() -> None:
-    assert loop.total_steps(Train(steps=100_000, epochs=3), 5000) == 15_000
-    assert loop.total_steps(Train(steps=100, epochs=3), 5000) == 100
-    assert loop.total_steps(Train(steps=100, epochs=None), 7) == 100
-    assert loop.total_steps(Train(epochs=0.5), 7) == 4
+    assert parts.total_steps(Train(steps=100_000, epochs=3), 5000) == 15_000
+    assert parts.total_steps(Train(steps=100, epochs=3), 5000) == 100
+    assert parts.total_steps(Train(steps=100, epochs=None), 7) == 100
+    assert parts.total_steps(Train(epochs=0.5), 7) == 4
 
 
 def test_config_json_round_trip(corpus: Path, tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.data.stream import Batch
 from mlstm_jax.model.language_model import Carry, LanguageModel
 from mlstm_jax.training import optimizer, parallel, schedule
-from mlstm_jax.training.loop import train_stream
 from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.training.parts import train_stream
 from mlstm_jax.training.state import TrainState, init_state
 from mlstm_jax.training.step import StepMetrics, make_train_step
 

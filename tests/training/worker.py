@@ -34,7 +34,7 @@ def main(corpus: str, out: str, coordinator: str, processes: str, index: str, de
     from mlstm_jax.model.language_model import LanguageModel
     from mlstm_jax.training import optimizer, parallel, schedule
     from mlstm_jax.training.cluster import Cluster
-    from mlstm_jax.training.loop import train_stream
+    from mlstm_jax.training.parts import train_stream
     from mlstm_jax.training.state import init_state
     from mlstm_jax.training.step import make_train_step
 

@@ -1,0 +1,51 @@
+"""SIGINT and SIGTERM: noted in one process, agreed on by all, acted on between two steps."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from mlstm_jax.errors import KnownError
+
+# What a process adds to the sum that tells all of a signal: one SIGINT outweighs many SIGTERMs.
+WEIGHTS = {signal.SIGTERM: 1.0, signal.SIGINT: 2.0**20}
+
+
+class Interrupted(KnownError):
+    """A signal asked the run to stop; its state is in a checkpoint."""
+
+    def __init__(self, received: signal.Signals, step: int, total: int, exit_code: int) -> None:
+        super().__init__(
+            f"{received.name}: stopped at step {step} of {total} with a checkpoint; "
+            "the same command goes on from there."
+        )
+        self.exit_code = exit_code
+
+
+def received(total: float) -> signal.Signals:
+    """Return which signal a sum of weights tells of."""
+    return signal.SIGINT if total >= WEIGHTS[signal.SIGINT] else signal.SIGTERM
+
+
+@contextmanager
+def collect() -> Iterator[list[signal.Signals]]:
+    """Note SIGINT and SIGTERM in a list, for the loop to stop between two steps.
+
+    A second one acts as it would have without this: nobody is held against their will.
+    """
+    received: list[signal.Signals] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def note(number: int, _: object) -> None:
+        received.append(signal.Signals(number))
+        restore()
+
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield received
+    finally:
+        restore()
