@@ -41,14 +41,18 @@ class Result(NamedTuple):
 
 def vary(config: Config, **fields: Any) -> Config:
     """Return the config with fields changed, written as section__field=value."""
+    sections: dict[str, dict[str, Any]] = {}
+    whole: dict[str, Any] = {}
     for name, value in fields.items():
         section, _, field = name.partition("__")
-        if not field:
-            config = dataclasses.replace(config, **{section: value})
-            continue
-        changed = dataclasses.replace(getattr(config, section), **{field: value})
-        config = dataclasses.replace(config, **{section: changed})
-    return config
+        if field:
+            sections.setdefault(section, {})[field] = value
+        else:
+            whole[section] = value
+    # All fields of a section at once: they are checked together.
+    for section, changes in sections.items():
+        whole[section] = dataclasses.replace(getattr(config, section), **changes)
+    return dataclasses.replace(config, **whole)
 
 
 def load(path: Path) -> Runs:

@@ -9,6 +9,7 @@ from mlstm_jax import cli, sweep
 from mlstm_jax import config as configs
 from mlstm_jax.config import Config, Data, Model, Optimizer, Train
 from mlstm_jax.errors import UserError
+from mlstm_jax.training import schedule
 
 SPECS = sorted((Path(__file__).parent.parent / "configs/sweeps").glob("*.py"))
 
@@ -93,3 +94,29 @@ def test_every_sweep_of_the_project_loads(path: Path) -> None:
     for word in ("Command:", "Hardware:"):
         assert word in path.read_text()
     assert len({configs.to_json(config) for config in runs.values()}) == len(runs)
+
+
+def test_the_rates_of_the_papers_fig_5() -> None:
+    """As printed there, to two digits."""
+    printed = {
+        "linear": [8e-3, 1.6e-2, 3.2e-2, 6.4e-2, 1.3e-1],
+        "sqrt": [2e-3, 2.8e-3, 4e-3, 5.8e-3, 8e-3],
+        "5e-4": [5e-4] * 5,
+        "3e-3": [3e-3] * 5,
+    }
+    runs = sweep.load(next(path for path in SPECS if path.stem == "puri_fig5"))
+    for rule, rates in printed.items():
+        configs_of_rule = [config for (_, column), config in runs.items() if column == rule]
+        found = [
+            schedule.resolve(one.optimizer, one.data.batch, 4625, 4625).peak
+            for one in configs_of_rule
+        ]
+        assert found == pytest.approx(rates, rel=0.03)
+
+
+def test_fields_of_a_section_change_together() -> None:
+    changed = sweep.vary(
+        Config(), out="x", optimizer__scaling="legw", optimizer__warmup_epochs=0.1, data__batch=8
+    )
+    assert (changed.out, changed.data.batch) == ("x", 8)
+    assert (changed.optimizer.scaling, changed.optimizer.warmup_epochs) == ("legw", 0.1)
