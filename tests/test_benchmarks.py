@@ -17,7 +17,10 @@ FOLDER = Path(__file__).parent.parent / "benchmarks"
 
 @pytest.mark.parametrize(
     ("script", "kinds"),
-    [("recurrence", {"forward", "forward_backward"}), ("train_step", {"train_step"})],
+    [
+        ("recurrence", {"forward", "forward_backward"}),
+        pytest.param("train_step", {"train_step"}, marks=pytest.mark.slow),
+    ],
 )
 def test_a_benchmark_writes_its_results(
     script: str, kinds: set, tmp_path: Path, command_environment: dict[str, str]

@@ -216,6 +216,7 @@ def test_when_one_is_lost_the_other_ends_and_says_so(
     assert "start all processes again with the same command" in text
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_stops_all_at_one_step(
     corpus: Path,
     undisturbed: Path,

@@ -159,6 +159,7 @@ def test_a_run_that_diverges_stops_with_an_event(corpus: Path, tmp_path: Path) -
     assert "train.divergence_bpc" in last["reason"]
 
 
+@pytest.mark.slow
 def test_a_run_that_always_diverges_stops_in_the_end(corpus: Path, tmp_path: Path) -> None:
     config = config_of(
         corpus,

@@ -61,7 +61,7 @@ def test_phases_are_one_run(straight: Path) -> None:
     np.testing.assert_allclose(np.diff(rates), -5e-3 * 5 / 1000, rtol=1e-3)
 
 
-@pytest.mark.parametrize("stop", [20, 30])
+@pytest.mark.parametrize("stop", [pytest.param(20, marks=pytest.mark.slow), 30])
 def test_phases_go_on_in_their_middle_and_at_their_border(
     stop: int, corpus: Path, straight: Path, tmp_path: Path
 ) -> None:

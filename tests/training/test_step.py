@@ -143,18 +143,20 @@ def test_the_noise_of_the_gradient_is_that_of_its_parts(corpus: Path) -> None:
     model = LanguageModel(config.model, config.precision)
     carry = trainer.host_carry
 
-    def loss(params: Any, rows: slice) -> Any:
-        part = jax.tree.map(lambda x: x[rows], carry)
-        _, logits = model.apply({"params": params}, batch.inputs_BT[rows], part)
-        targets = batch.targets_BT[rows].astype(np.int32)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+    @jax.jit
+    @jax.grad
+    def gradient(params: Any, inputs_BT: Any, targets_BT: Any, carry: Carry) -> Any:
+        _, logits = model.apply({"params": params}, inputs_BT, carry)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, targets_BT).mean()
 
-    def square(rows: slice) -> float:
-        leaves = jax.tree.leaves(jax.grad(loss)(params, rows))
+    def square(first: int, last: int) -> float:
+        given = (batch.inputs_BT, batch.targets_BT.astype(np.int32), carry)
+        rows = jax.tree.map(lambda x: x[first:last], given)
+        leaves = jax.tree.leaves(gradient(params, *rows))
         return sum(float((np.float64(leaf) ** 2).sum()) for leaf in leaves)
 
-    big = square(slice(0, 8))
-    small = np.mean([square(slice(n, n + 2)) for n in range(0, 8, 2)])
+    big = square(0, 8)
+    small = np.mean([square(n, n + 2) for n in range(0, 8, 2)])
     # McCandlish et al. 2018, eqs. A.2 and A.3, with B_small = 2 and B_big = 8.
     signal = (8 * big - 2 * small) / (8 - 2)
     trace = (small - big) / (1 / 2 - 1 / 8)
