@@ -385,6 +385,25 @@ def test_two_of_one_number_are_refused(
     assert [process.returncode for process in started] == [2, 2, 2]
 
 
+def test_another_number_of_processes_is_refused(
+    corpus: Path, tmp_path: Path, command_environment: dict[str, str], started: list[Process]
+) -> None:
+    config, address = runs.make_config(corpus, tmp_path / "run"), free_address()
+    for index, processes in ((0, 2), (1, 3)):
+        spawn(
+            started,
+            config,
+            tmp_path,
+            command_environment,
+            index=index,
+            processes=processes,
+            address=address,
+        )
+    for text in end(started):
+        assert "was told of 3 processes, but process 0 of 2" in text
+    assert [process.returncode for process in started] == [2, 2]
+
+
 def test_a_stranger_at_the_port_is_sent_away(
     corpus: Path, tmp_path: Path, command_environment: dict[str, str], started: list[Process]
 ) -> None:
