@@ -66,10 +66,15 @@ def test_a_checkpoint_cut_short_is_passed_over(
 ) -> None:
     shutil.copytree(forty_steps, tmp_path / "run")
     cut_short(tmp_path / "run", 40)
-    loop.train(config_of(corpus, tmp_path / "run", 60))
+    loop.train(config_of(corpus, tmp_path / "run", 40))
     said = capfd.readouterr().err
     assert "the checkpoint of step 40 cannot be read" in said
     assert "going on from step 30, the newest whole one" in said
+    # The damaged one has made room for a whole one of the same step.
+    loop.train(config_of(corpus, tmp_path / "run", 60))
+    said = capfd.readouterr().err
+    assert "resuming at step 40" in said
+    assert "cannot be read" not in said
     assert lines_without_time(tmp_path / "run") == lines_without_time(sixty_steps)
 
 
@@ -192,6 +197,7 @@ def test_other_rows_go_on_from_the_same_place_with_a_fresh_carry(
     assert lines[-1]["bytes_seen"] == 40 * 8 * 16 + 20 * 4 * 16
     # Half the rows read half as much of the text in as many steps.
     epochs = [line["epoch"] for line in lines if line["kind"] == "train"]
+    assert 0 < epochs[8] - epochs[7] < epochs[0]
     np.testing.assert_allclose(np.diff(epochs)[:7].mean(), epochs[0], rtol=0.02)
     np.testing.assert_allclose(np.diff(epochs)[8:].mean(), epochs[0] / 2, rtol=0.1)
     # Given again, it changes nothing: these rows are the run's own now.
