@@ -34,6 +34,9 @@ class Model:
     embedding_std: float = 1.0
     # Initial recurrent matrices Wh and Wmh. Paper: uniform(±1/√H).
     recurrent_init: Literal["uniform", "orthogonal"] = "uniform"
+    # Also tell a document's rating from the state at its end, an auxiliary objective beside the
+    # language model (see train.rating_weight); the corpus must have ratings. Paper: future work.
+    rating_head: bool = False
 
     def __post_init__(self) -> None:
         _require(self.hidden >= 1, "model.hidden", self.hidden, "at least 1")
@@ -174,6 +177,12 @@ class Train:
     # between again: a model or batch that did not fit then fits, and a step takes about a third
     # longer. 16 to 64 are good values; unset: keep everything.
     recompute_every: int | None = None
+    # Fraction of the units of each layer's output that training leaves out, other ones for each row
+    # and window; the state itself stays whole. Paper: none.
+    dropout: float = 0.0
+    # How many bytes the squared error of one rating counts as, with model.rating_head; ratings are
+    # measured in their standard deviation over the training split.
+    rating_weight: float = 100.0
     # Parts that each device's rows are split into (gradient accumulation): one part at a time is
     # read, and their gradients make one update: the memory of 1/k of the rows, and the same result
     # to rounding.
@@ -220,6 +229,9 @@ class Train:
             "keep_checkpoints",
         ):
             _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "at least 1")
+        dropout, weight = self.dropout, self.rating_weight
+        _require(0 <= dropout < 1, "train.dropout", dropout, "at least 0 and below 1")
+        _require(weight > 0, "train.rating_weight", weight, "above 0")
         factor, bpc = self.rollback_factor, self.divergence_bpc
         _require(0 < factor < 1, "train.rollback_factor", factor, "between 0 and 1")
         _require(bpc > 0, "train.divergence_bpc", bpc, "above 0")

@@ -1,5 +1,6 @@
 """Four virtual CPU devices and no silent broadcasting between ranks, for every test."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -46,6 +47,22 @@ def corpus(text_file: Path) -> Path:
 
     out = text_file.parent / "corpus"
     prepare([str(text_file)], out, split=(20, 1, 1))
+    return out
+
+
+@pytest.fixture(scope="session")
+def rated_corpus(text_file: Path) -> Path:
+    """The same sentences as reviews, each rated by its last words."""
+    from mlstm_jax.data.prepare import prepare
+
+    stars = {"good": 4, "bad": 1, "well": 5, "great": 5, "expected": 3}
+    lines = text_file.read_text(encoding="utf-8").splitlines()
+    rated = [{"text": line, "rating": stars[line.split()[-2]]} for line in lines]
+    del rated[0]["rating"]  # one has none
+    source = text_file.parent / "rated.jsonl"
+    source.write_text("".join(json.dumps(record) + "\n" for record in rated), encoding="utf-8")
+    out = text_file.parent / "rated_corpus"
+    prepare([str(source)], out, split=(20, 1, 1))
     return out
 
 

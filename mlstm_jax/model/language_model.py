@@ -13,6 +13,7 @@ Parameters, all float32::
     layer_0/wh_v,  wh_g           [H, G], [G]
     layer_0/b                     [G]      zero
     decoder_kernel, decoder_bias  [H, V], [V]
+    rating_kernel, rating_bias    [H, 1], [1]      with model.rating_head; zero
 """
 
 import math
@@ -43,6 +44,16 @@ class Carry(NamedTuple):
 
     h: Array
     c: Array
+
+
+class Reading(NamedTuple):
+    """What the model makes of a window."""
+
+    carry: Carry  # after it
+    logits_BTV: Array  # of each next byte, float32
+    # The rating of a document that ends with each byte, float32, in standard deviations from the
+    # mean of the training split; None without model.rating_head.
+    ratings_BT: Array | None
 
 
 def _uniform(hidden: int) -> Any:
@@ -102,8 +113,12 @@ class LanguageModel(linen.Module):
 
     @linen.compact
     def __call__(
-        self, bytes_BT: Array, carry: Carry, hold_BT: Array | None = None
-    ) -> tuple[Carry, Array]:
+        self,
+        bytes_BT: Array,
+        carry: Carry,
+        hold_BT: Array | None = None,
+        keep_BLH: Array | None = None,
+    ) -> Reading:
         """Read a window of every row.
 
         Args:
@@ -111,9 +126,8 @@ class LanguageModel(linen.Module):
             carry: the state after the bytes before them.
             hold_BT: bool, where c must not change: the padding behind a text's end. h and the
                 logits mean nothing there.
-
-        Returns:
-            The state after the window, and the logits of each next byte, float32 [B, T, V].
+            keep_BLH: what each unit's output is multiplied by on its way up, all through the
+                window: dropout. The layer's own state is not.
         """
         embedding_VE = self.param(
             "embedding",
@@ -136,6 +150,8 @@ class LanguageModel(linen.Module):
             sequence = Sequence(x, hold_TB)
             state, x = recurrence(before, sequence, weights, self.compute, self.recompute_every)
             states.append(state)
+            if keep_BLH is not None:
+                x = x * keep_BLH[None, :, layer].astype(x.dtype)
         uniform = _uniform(self.model.hidden)
         kernel_HV = self.param("decoder_kernel", uniform, (self.model.hidden, VOCABULARY))
         bias_V = self.param("decoder_bias", linen.initializers.zeros, (VOCABULARY,))
@@ -144,7 +160,13 @@ class LanguageModel(linen.Module):
             h=jnp.stack([state.h for state in states], axis=1),
             c=jnp.stack([state.c for state in states], axis=1),
         )
-        return carry, logits_TBV.swapaxes(0, 1)
+        ratings_BT = None
+        if self.model.rating_head:
+            zeros = linen.initializers.zeros
+            rating_H1 = self.param("rating_kernel", zeros, (self.model.hidden, 1))
+            bias_1 = self.param("rating_bias", zeros, (1,))
+            ratings_BT = product(x, rating_H1, self.compute)[..., 0].T + bias_1[None]
+        return Reading(carry, logits_TBV.swapaxes(0, 1), ratings_BT)
 
     def init_parameters(self, key: Array) -> Parameters:
         """Return fresh parameters; the same key gives the same ones on every device."""

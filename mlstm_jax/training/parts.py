@@ -52,6 +52,7 @@ def train_stream(config: Config, corpus: Corpus) -> TrainStream:
         shards=data.shards,
         shuffle=data.shuffle_shards,
         seed=data.seed,
+        rated=config.model.rating_head,
     )
 
 

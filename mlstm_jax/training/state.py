@@ -28,6 +28,8 @@ class Tally(NamedTuple):
     grad_norm: Array  # float32
     signal: Array  # float32, ‖true gradient‖²: see step.py
     trace: Array  # float32, of the covariance of one row's gradient
+    rating_error: Array  # float32, squared errors of the ratings met, a byte
+    ratings: Array  # float32, how many ratings were met, a byte
     updates: Array  # int32
 
 
@@ -47,7 +49,8 @@ class TrainState(NamedTuple):
 def zero_tally() -> Tally:
     """Return empty sums."""
     zero = jnp.float32(0)
-    return Tally(loss=zero, grad_norm=zero, signal=zero, trace=zero, updates=jnp.int32(0))
+    floats = {name: zero for name in Tally._fields if name != "updates"}
+    return Tally(updates=jnp.int32(0), **floats)
 
 
 def init_state(

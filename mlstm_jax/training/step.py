@@ -21,13 +21,24 @@ from mlstm_jax.training.state import Tally, TrainState, zero_tally
 
 Array = jax.Array
 
+# Sets the random numbers of dropout apart from those of the initial parameters.
+_DROPOUT = 1
+
+
+class Means(NamedTuple):
+    """Float32 scalars of some rows of one device."""
+
+    loss: Array  # of the language model, nats a byte
+    square: Array  # ‖gradient‖², the mean over micro-batches
+    rating_error: Array  # the squared errors of ratings, a byte
+    ratings: Array  # how many these are, a byte
+
 
 class Gradient(NamedTuple):
-    """Of some rows of one device: means over them, and the state after."""
+    """Of the scaled loss over some rows of one device, and the state after."""
 
-    gradient: Parameters  # of the scaled loss
-    loss: Array
-    square: Array  # ‖gradient‖², the mean over micro-batches
+    gradient: Parameters
+    means: Means
     after: Carry
 
 
@@ -77,6 +88,15 @@ def _noise(square: Array, mean_square: Array, batches: int, rows: int) -> tuple[
     return signal, trace
 
 
+def _rating_errors(found_BT: Array | None, ratings_BT: Any) -> tuple[Array, Array]:
+    """Return the squared errors where there is a rating, and these places: means over all bytes."""
+    if found_BT is None or ratings_BT is None:
+        return jnp.float32(0), jnp.float32(0)
+    known_BT = ~jnp.isnan(ratings_BT)
+    error_BT = jnp.where(known_BT, found_BT - jnp.where(known_BT, ratings_BT, 0), 0)
+    return jnp.mean(error_BT**2), jnp.mean(known_BT, dtype=jnp.float32)
+
+
 def make_train_step(
     config: Config,
     model: LanguageModel,
@@ -90,39 +110,65 @@ def make_train_step(
     with the gradient, so that all processes know of it at the same step and stop together.
     """
     reduce_type = model.compute if config.precision.all_reduce == "compute" else jnp.float32
-    micro_batches = config.train.micro_batches
+    micro_batches, dropout = config.train.micro_batches, config.train.dropout
+
+    def kept_units(step: Array, rows: int) -> Array | None:
+        """Draw the units that each row keeps in this window, scaled so that their mean is 1.
+
+        A mask a row, alike for all bytes of its window (Gal and Ghahramani 2016, arXiv 1512.05287).
+        It hangs on the seed, the step and the row in the global batch, and so neither on the number
+        of devices and micro-batches nor on where a run was resumed.
+        """
+        if not dropout:
+            return None
+        key = jax.random.key(config.train.seed, impl="threefry2x32")
+        key = jax.random.fold_in(jax.random.fold_in(key, _DROPOUT), step)
+        row_B = jax.lax.axis_index(axis_name) * rows + jnp.arange(rows)
+        shape = (model.model.layers, model.model.hidden)
+        keep_BLH = jax.vmap(
+            lambda row: jax.random.bernoulli(jax.random.fold_in(key, row), 1 - dropout, shape)
+        )(row_B)
+        return keep_BLH / jnp.float32(1 - dropout)
 
     def mean_over_devices(gradient: Array) -> Array:
         share = gradient / jax.lax.axis_size(axis_name)
         return jax.lax.psum(share.astype(reduce_type), axis_name).astype(jnp.float32)
 
-    def gradient_of(params: Parameters, scale: Array, carry: Carry, batch: Batch) -> Gradient:
+    def gradient_of(
+        params: Parameters, scale: Array, carry: Carry, batch: Batch, keep_BLH: Array | None
+    ) -> Gradient:
         """Return the gradient over some rows of this device."""
 
-        def scaled_loss(params: Parameters) -> tuple[Array, tuple[Array, Carry]]:
-            after, logits_BTV = model.apply({"params": params}, batch.inputs_BT, carry)
+        def scaled_loss(params: Parameters) -> tuple[Array, tuple[Any, Carry]]:
+            read = model.apply({"params": params}, batch.inputs_BT, carry, None, keep_BLH)
             loss = optax.softmax_cross_entropy_with_integer_labels(
-                logits_BTV, batch.targets_BT.astype(jnp.int32)
+                read.logits_BTV, batch.targets_BT.astype(jnp.int32)
             ).mean()
-            return loss * scale, (loss, after)
+            error, ratings = _rating_errors(read.ratings_BT, batch.ratings_BT)
+            objective = loss + config.train.rating_weight * error
+            return objective * scale, ((loss, error, ratings), read.carry)
 
-        gradient, (loss, after) = jax.grad(scaled_loss, has_aux=True)(params)
-        return Gradient(gradient, loss, optax.tree.norm(gradient, squared=True), after)
+        gradient, ((loss, error, ratings), after) = jax.grad(scaled_loss, has_aux=True)(params)
+        square = optax.tree.norm(gradient, squared=True)
+        return Gradient(gradient, Means(loss, square, error, ratings), after)
 
-    def accumulated(params: Parameters, scale: Array, carry: Carry, batch: Batch) -> Gradient:
+    def accumulated(
+        params: Parameters, scale: Array, carry: Carry, batch: Batch, keep_BLH: Array | None
+    ) -> Gradient:
         """Return the same over all rows, a micro-batch of them at a time."""
         if micro_batches == 1:
-            return gradient_of(params, scale, carry, batch)
+            return gradient_of(params, scale, carry, batch, keep_BLH)
 
         def split(x: Array) -> Array:
             return x.reshape(micro_batches, -1, *x.shape[1:])
 
-        def add(sums: Any, rows: tuple[Carry, Batch]) -> tuple[Any, Carry]:
-            *more, after = gradient_of(params, scale, *rows)
-            return jax.tree.map(lambda a, b: a + b / micro_batches, sums, tuple(more)), after
+        def add(sums: Any, rows: tuple[Carry, Batch, Array | None]) -> tuple[Any, Carry]:
+            gradient, means, after = gradient_of(params, scale, *rows)
+            more = (gradient, means)
+            return jax.tree.map(lambda a, b: a + b / micro_batches, sums, more), after
 
-        zeros = (jax.tree.map(jnp.zeros_like, params), jnp.float32(0), jnp.float32(0))
-        means, after = jax.lax.scan(add, zeros, jax.tree.map(split, (carry, batch)))
+        zeros = (jax.tree.map(jnp.zeros_like, params), Means(*[jnp.float32(0)] * 4))
+        means, after = jax.lax.scan(add, zeros, jax.tree.map(split, (carry, batch, keep_BLH)))
         return Gradient(*means, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), after))
 
     def train_step(
@@ -130,16 +176,18 @@ def make_train_step(
     ) -> tuple[TrainState, Carry, StepMetrics]:
         scale = state.loss_scale.scale
         carry = _reset(carry, batch.reset_B)
-        local = accumulated(state.params, scale, carry, batch)
+        keep_BLH = kept_units(state.step, batch.inputs_BT.shape[0])
+        local = accumulated(state.params, scale, carry, batch, keep_BLH)
         after, devices = local.after, jax.lax.axis_size(axis_name)
         gradient = jax.tree.map(lambda g: mean_over_devices(g) / scale, local.gradient)
-        shares = (local.loss / devices, local.square / devices, stop)
-        loss, mean_square, stop = jax.lax.psum(shares, axis_name)
+        shares = jax.tree.map(lambda mean: mean / devices, local.means)
+        means, stop = jax.lax.psum((shares, stop), axis_name)
+        loss = means.loss
         square = optax.tree.norm(gradient, squared=True)
         grad_norm = jnp.sqrt(square)
         batches = devices * micro_batches
         rows = batch.inputs_BT.shape[0] // micro_batches
-        signal, trace = _noise(square, mean_square / scale**2, batches, rows)
+        signal, trace = _noise(square, means.square / scale**2, batches, rows)
         finite = jnp.isfinite(loss) & loss_scale.all_finite(gradient)
 
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
@@ -156,6 +204,8 @@ def make_train_step(
             grad_norm=tally.grad_norm + grad_norm,
             signal=tally.signal + signal,
             trace=tally.trace + trace,
+            rating_error=tally.rating_error + means.rating_error,
+            ratings=tally.ratings + means.ratings,
             updates=tally.updates + 1,
         )
         new = TrainState(
@@ -189,7 +239,7 @@ def make_evaluation_step(model: LanguageModel, axis_name: str) -> EvaluationStep
     def evaluation_step(
         params: Parameters, carry: Carry, batch: EvaluationBatch
     ) -> tuple[Carry, Array]:
-        carry, logits_BTV = model.apply({"params": params}, batch.inputs_BT, carry)
+        carry, logits_BTV, _ = model.apply({"params": params}, batch.inputs_BT, carry)
         nats_BT = optax.softmax_cross_entropy_with_integer_labels(
             logits_BTV, batch.targets_BT.astype(jnp.int32)
         )

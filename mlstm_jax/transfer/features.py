@@ -31,7 +31,7 @@ def _read_window(
     length_B: jax.Array,
 ) -> Carry:
     hold_BT = jnp.arange(bytes_BT.shape[1])[None, :] >= length_B[:, None]
-    carry, _ = model.apply({"params": params}, bytes_BT, carry, hold_BT)
+    carry, *_ = model.apply({"params": params}, bytes_BT, carry, hold_BT)
     return carry
 
 

@@ -81,14 +81,24 @@ def test_a_past_phase_cannot_change(corpus: Path, straight: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_phases_and_micro_batches_killed_and_resumed(
-    corpus: Path, tmp_path: Path, command_environment: dict[str, str]
+def test_phases_and_all_options_killed_and_resumed(
+    rated_corpus: Path, tmp_path: Path, command_environment: dict[str, str]
 ) -> None:
     long = tuple(dataclasses.replace(phase, steps=300) for phase in PHASES)
-    process = start(phased(corpus, tmp_path / "calm", long), tmp_path / "c", command_environment)
+
+    def make(out: Path) -> Config:
+        config = phased(rated_corpus, out, long)
+        return dataclasses.replace(
+            config,
+            model=dataclasses.replace(config.model, layers=2, rating_head=True),
+            data=dataclasses.replace(config.data, shuffle_shards=True),
+            train=dataclasses.replace(config.train, dropout=0.2),
+        )
+
+    process = start(make(tmp_path / "calm"), tmp_path / "c", command_environment)
     text, _ = process.communicate(timeout=300)
     assert process.returncode == 0, text.decode()
-    config = phased(corpus, tmp_path / "run", long)
+    config = make(tmp_path / "run")
     for step in (150, 295, 310, 450):
         process = start(config, tmp_path, command_environment)
         wait_for_step(process, tmp_path / "run", step)

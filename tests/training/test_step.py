@@ -129,6 +129,81 @@ def test_micro_batches_make_one_update(corpus: Path, compute: str) -> None:
         np.testing.assert_allclose(metrics.tally.loss, expected.tally.loss, rtol=limit)
 
 
+def with_options(corpus: Path, steps: int = 200, **train: Any) -> Config:
+    """Two layers, shuffling, dropout and the rating's objective, all at once."""
+    config = make_config(corpus)
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, layers=2, rating_head=True),
+        data=dataclasses.replace(config.data, shuffle_shards=True),
+        train=Train(steps=steps, log_every=5, dropout=0.3, **train),
+    )
+
+
+def test_dropout_and_ratings_hang_on_the_rows_not_on_who_reads_them(rated_corpus: Path) -> None:
+    """1 x 8 rows = 4 x 2 rows on one device = 1 x 4 rows on two, and = a run resumed."""
+    config = with_options(rated_corpus)
+    whole = Trainer(config, 1)
+    metrics = whole.run(0, 10)
+    assert metrics.tally.ratings > 0
+    for devices, micro_batches in ((2, 1), (1, 4)):
+        parts = Trainer(config, devices, micro_batches=micro_batches)
+        found = parts.run(0, 10)
+        assert largest_error(parts.host_state.params, whole.host_state.params) < 1e-5
+        np.testing.assert_allclose(found.tally.rating_error, metrics.tally.rating_error, rtol=1e-5)
+    half = Trainer(config, 1)
+    half.run(0, 5)
+    other = Trainer(config, 1)
+    other.state = other.devices.replicate(half.host_state)
+    other.carry = other.devices.split_rows(half.host_carry)
+    other.run(5, 10)
+    assert largest_error(other.host_state.params, whole.host_state.params) == 0
+
+
+def test_dropout_leaves_out_other_units_at_every_step_and_keeps_the_mean(corpus: Path) -> None:
+    """The decoder's gradient is the outer product of what is kept and the error: one row tells."""
+    config = dataclasses.replace(
+        make_config(corpus),
+        data=Data(corpus=str(corpus), batch=1, window=16, shards=16),
+        model=Model(hidden=400, embedding=8),
+        optimizer=Optimizer(clip_norm=None),
+    )
+    dropping = dataclasses.replace(config, train=Train(steps=200, dropout=0.25))
+    gradients = []
+    for chosen, steps in ((config, (0,)), (dropping, (0, 1))):
+        trainer = Trainer(chosen, 1)
+        first, zero = trainer.host_state, trainer.host_carry
+        for step in steps:
+            trainer.state = trainer.devices.replicate(first._replace(step=np.int32(step)))
+            trainer.carry = trainer.devices.split_rows(zero)
+            trainer.take(trainer.stream.batch(0))
+            # Adam's first moment is a tenth of its first gradient.
+            gradients.append(trainer.host_state.opt_state[1].mu["decoder_kernel"])
+    whole_H, *dropped = (np.linalg.norm(g, axis=1) for g in gradients)
+    kept = [norm_H > 0 for norm_H in dropped]
+    for kept_H, norm_H in zip(kept, dropped, strict=True):
+        assert 0.68 < kept_H.mean() < 0.82
+        # What is kept is larger by 1 / (1 - 0.25); the errors differ a little, as the logits do.
+        assert np.median(norm_H[kept_H] / whole_H[kept_H]) == pytest.approx(4 / 3, rel=0.05)
+    assert 0.5 < (kept[0] == kept[1]).mean() < 0.75  # 0.625 of independent draws
+
+
+def test_the_rating_is_learned_from_the_state_at_the_end(rated_corpus: Path) -> None:
+    config = dataclasses.replace(
+        make_config(rated_corpus),
+        model=Model(hidden=24, embedding=8, rating_head=True),
+        train=Train(steps=200, log_every=20, rating_weight=30),
+        optimizer=Optimizer(learning_rate=2e-2),
+    )
+    trainer = Trainer(config, 1)
+    errors = []
+    for first in range(0, 200, 20):
+        tally = trainer.run(first, first + 20).tally
+        errors.append(tally.rating_error / tally.ratings)
+    assert errors[0] == pytest.approx(1, abs=0.25)  # the variance: nothing is known
+    assert errors[-1] < 0.4
+
+
 def test_the_noise_of_the_gradient_is_that_of_its_parts(corpus: Path) -> None:
     """Four parts, on four devices or one after the other, against the formulas in NumPy."""
     config = dataclasses.replace(
@@ -146,7 +221,7 @@ def test_the_noise_of_the_gradient_is_that_of_its_parts(corpus: Path) -> None:
     @jax.jit
     @jax.grad
     def gradient(params: Any, inputs_BT: Any, targets_BT: Any, carry: Carry) -> Any:
-        _, logits = model.apply({"params": params}, inputs_BT, carry)
+        _, logits, _ = model.apply({"params": params}, inputs_BT, carry)
         return optax.softmax_cross_entropy_with_integer_labels(logits, targets_BT).mean()
 
     def square(first: int, last: int) -> float:

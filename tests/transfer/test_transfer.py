@@ -40,7 +40,7 @@ def test_features_are_c_after_the_text(run: Run) -> None:
     found = features(run, TEXTS)
     for text, row in zip(TEXTS, found, strict=True):
         bytes_BT = np.frombuffer(clean(text, "radford"), np.uint8)[None]
-        carry, _ = run.model.apply({"params": run.params}, bytes_BT, run.model.init_carry(1))
+        carry, *_ = run.model.apply({"params": run.params}, bytes_BT, run.model.init_carry(1))
         np.testing.assert_allclose(row, carry.c[0, -1], rtol=1e-4, atol=1e-5)
 
 
@@ -54,7 +54,7 @@ def test_features_do_not_depend_on_batch_mates_or_order(run: Run) -> None:
 def test_a_held_state_does_not_move_by_a_bit(run: Run) -> None:
     carry = jax.tree.map(lambda x: np.full_like(x, 0.3), run.model.init_carry(2))
     hold_BT = np.array([[False] * 8, [True] * 8])
-    after, _ = run.model.apply({"params": run.params}, np.ones((2, 8), np.uint8), carry, hold_BT)
+    after, *_ = run.model.apply({"params": run.params}, np.ones((2, 8), np.uint8), carry, hold_BT)
     np.testing.assert_array_equal(after.c[1], carry.c[1])
     assert np.abs(after.c[0] - carry.c[0]).max() > 0.01
 
@@ -105,7 +105,7 @@ def test_generation_draws_from_the_model(run: Run) -> None:
     """The first byte's frequencies over many seeds are softmax of the logits."""
     prompt = prompt_bytes("the guitar ", run.cleaning)
     context = np.frombuffer(prompt, np.uint8)[None]
-    _, logits = run.model.apply({"params": run.params}, context, run.model.init_carry(1))
+    _, logits, _ = run.model.apply({"params": run.params}, context, run.model.init_carry(1))
     expected = np.asarray(jax.nn.softmax(logits[0, -1] / jnp.float32(2.0)))
     drawn = [
         next(iter(generate(run, "the guitar ", length=1, temperature=2.0, seed=seed)))[0]

@@ -1,0 +1,53 @@
+"""Batch against the rule for the rate on a CPU: the question of Puri et al. 2018, Fig. 5, small.
+
+Corpus:    an eighth of 72 MB of Amazon and IMDB reviews, 8.7 MB:
+           mlstm-jax prepare amazon/*.json.gz imdb/unsup.jsonl.gz --split 120,3,877 --out
+           corpora/reviews_small
+Command:   mlstm-jax sweep configs/sweeps/large_batch_128.py --out runs/large_batch_128
+Hardware:  two CPU cores, about one and a half minutes a run
+Found:     results/large_batch_128/, notebooks/large_batch.ipynb
+
+All runs read the text once. The rules start from 4e-3 at 16 rows, a quarter of the best rate found
+there, as the paper's start from 5e-4 at 128, a sixth of the rate that it ended with; "16e-3" is
+that best rate at every batch. LEGW warms up over 40 updates, LAMB over 20. Micro-batches are there
+for the noise scale; they change nothing else.
+"""
+
+from mlstm_jax.config import Config, Data, Model, Optimizer, Train
+from mlstm_jax.sweep import vary
+
+base = Config(
+    model=Model(hidden=128, embedding=64),
+    data=Data(corpus="corpora/reviews_small", window=64),
+    optimizer=Optimizer(learning_rate=4e-3, base_batch=16, clip_norm=1.0),
+    train=Train(epochs=1.0),
+)
+rules = {
+    "linear": {"optimizer__scaling": "linear"},
+    "sqrt": {"optimizer__scaling": "sqrt"},
+    "4e-3": {},
+    "16e-3": {"optimizer__learning_rate": 16e-3},
+    "LEGW": {"optimizer__scaling": "legw", "optimizer__warmup_epochs": 40 / 8167},
+    "LAMB": {
+        "optimizer__name": "lamb",
+        "optimizer__scaling": "sqrt",
+        "optimizer__warmup_steps": 20,
+        "optimizer__eps": 1e-6,
+        "optimizer__weight_decay": 0.01,
+    },
+}
+runs = {
+    (str(batch), name): vary(
+        base,
+        data__batch=batch,
+        train__micro_batches=max(2, batch // 32),
+        train__log_every=2048 // batch,
+        train__eval_every=16384 // batch,
+        train__checkpoint_every=16384 // batch,
+        **rule,
+    )
+    for batch in (16, 64, 128, 256, 512)
+    for name, rule in rules.items()
+    # At the batch that the rules start from they are one.
+    if batch > 16 or name not in ("linear", "sqrt")
+}
