@@ -34,6 +34,9 @@ class Model:
     embedding_std: float = 1.0
     # Initial recurrent matrices Wh and Wmh. Paper: uniform(±1/√H).
     recurrent_init: Literal["uniform", "orthogonal"] = "uniform"
+    # What the gains of Wh and Wmh start from, over the column norms of V, so that W = gain · V. √3
+    # makes the columns of a uniform Wmh as long as those of an orthogonal one. Paper: 1.
+    recurrent_gain: float = 1.0
     # Also tell a document's rating from the state at its end, an auxiliary objective beside the
     # language model (see train.rating_weight); the corpus must have ratings. Paper: future work.
     rating_head: bool = False
@@ -42,6 +45,7 @@ class Model:
         _require(self.hidden >= 1, "model.hidden", self.hidden, "at least 1")
         _require(self.embedding >= 1, "model.embedding", self.embedding, "at least 1")
         _require(self.layers >= 1, "model.layers", self.layers, "at least 1")
+        _require(self.recurrent_gain > 0, "model.recurrent_gain", self.recurrent_gain, "above 0")
         _require(self.embedding_std > 0, "model.embedding_std", self.embedding_std, "above 0")
 
 

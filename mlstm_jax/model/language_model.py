@@ -71,24 +71,26 @@ class _Layer(linen.Module):
 
     model: config.Model
 
-    def _matrix(self, name: str, rows: int, columns: int, initialise: Any) -> Array:
-        """Own one weight-normalised matrix; W = V at the start."""
+    def _matrix(
+        self, name: str, rows: int, columns: int, initialise: Any, gain: float = 1.0
+    ) -> Array:
+        """Own one weight-normalised matrix; W = gain · V at the start."""
         v_IO = self.param(f"{name}_v", initialise, (rows, columns))
-        g_O = self.param(f"{name}_g", lambda _: column_norms(v_IO))
+        g_O = self.param(f"{name}_g", lambda _: gain * column_norms(v_IO))
         return weight_norm(v_IO, g_O)
 
     @linen.compact
     def __call__(self, inputs: int) -> Weights:
         """Return them normalised; `inputs` is the width I of what the layer reads."""
-        hidden = self.model.hidden
+        hidden, gain = self.model.hidden, self.model.recurrent_gain
         uniform = _uniform(hidden)
         orthogonal = linen.initializers.orthogonal()
         recurrent = orthogonal if self.model.recurrent_init == "orthogonal" else uniform
         return Weights(
             wmx_IH=self._matrix("wmx", inputs, hidden, uniform),
-            wmh_HH=self._matrix("wmh", hidden, hidden, recurrent),
+            wmh_HH=self._matrix("wmh", hidden, hidden, recurrent, gain),
             wx_IG=self._matrix("wx", inputs, 4 * hidden, uniform),
-            wh_HG=self._matrix("wh", hidden, 4 * hidden, recurrent),
+            wh_HG=self._matrix("wh", hidden, 4 * hidden, recurrent, gain),
             b_G=self.param("b", linen.initializers.zeros, (4 * hidden,)),
         )
 

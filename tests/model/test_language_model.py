@@ -121,8 +121,12 @@ def test_initial_parameters_are_as_the_paper_has_them() -> None:
     assert np.abs(params["decoder_kernel"]).max() <= limit
 
 
-def test_orthogonal_start_keeps_lengths() -> None:
-    sizes = config.Model(hidden=40, recurrent_init="orthogonal")
+def test_orthogonal_start_keeps_lengths_and_the_gain_is_on_top() -> None:
+    sizes = config.Model(hidden=40, recurrent_init="orthogonal", recurrent_gain=1.5)
     params = LanguageModel(sizes, config.Precision()).init_parameters(jax.random.key(3))
-    wmh = np.asarray(params["layer_0"]["wmh_v"])
+    layer = params["layer_0"]
+    wmh = np.asarray(layer["wmh_v"])
     np.testing.assert_allclose(wmh @ wmh.T, np.eye(40), atol=1e-5)
+    for name, gain in (("wmh", 1.5), ("wh", 1.5), ("wx", 1), ("wmx", 1)):
+        norms = np.linalg.norm(layer[f"{name}_v"], axis=0)
+        np.testing.assert_allclose(layer[f"{name}_g"], gain * norms, rtol=1e-5)

@@ -1,0 +1,35 @@
+"""How much hangs on initialisation and rate at 128-d, over 20 MB of text: long enough to settle.
+
+Corpus:    mlstm-jax prepare amazon/*.json.gz imdb/unsup.jsonl.gz --split 400,1,1 --out
+           corpora/reviews
+Command:   mlstm-jax sweep configs/sweeps/initialisation_128.py --out runs/initialisation_128
+Hardware:  two CPU cores, about four minutes a run
+Found:     results/initialisation_128/, notebooks/convergence.ipynb
+"""
+
+from math import sqrt
+
+from mlstm_jax.config import Config, Data, Model, Optimizer, Train
+from mlstm_jax.sweep import vary
+
+base = Config(
+    model=Model(hidden=128, embedding=64),
+    data=Data(corpus="corpora/reviews", batch=32, window=128),
+    optimizer=Optimizer(clip_norm=1.0),
+    train=Train(steps=5000, log_every=100, eval_every=1000, checkpoint_every=1000),
+)
+rates = {"8e-3": 8e-3, "16e-3": 16e-3}
+starts = {
+    "paper": {},
+    "gain √3": {"model__recurrent_gain": sqrt(3)},
+    "orthogonal": {"model__recurrent_init": "orthogonal"},
+    "orthogonal, embedding 2": {
+        "model__recurrent_init": "orthogonal",
+        "model__embedding_std": 2.0,
+    },
+}
+runs = {
+    (start, rate): vary(base, optimizer__learning_rate=value, **fields)
+    for start, fields in starts.items()
+    for rate, value in rates.items()
+}

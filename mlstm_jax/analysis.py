@@ -1,0 +1,204 @@
+"""Runs as tables and curves: what the notebooks show, on the project's runs or on your own.
+
+Needs pandas and matplotlib (the extra `notebooks`), which training does not. A table is a pandas
+DataFrame, a curve is drawn on axes that the caller made.
+"""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from mlstm_jax import config as configs
+from mlstm_jax import sweep
+from mlstm_jax.config import Config
+from mlstm_jax.errors import UserError
+from mlstm_jax.training import metrics
+
+# What may stand on an axis; the columns of a table of lines.
+LABELS = {
+    "step": "steps",
+    "megabytes": "megabytes read",
+    "epoch": "epochs",
+    "minutes": "minutes",
+    "bpc": "bits per character",
+    "learning_rate": "learning rate",
+    "loss_scale": "loss scale",
+    "skipped": "updates skipped",
+    "grad_norm": "norm of the gradient",
+    "noise_scale": "noise scale, rows",
+    "kilobytes_per_second": "kB/s",
+    "rating_error": "squared error of the rating, variances",
+}
+
+
+class History(NamedTuple):
+    """What a run folder says of a run.
+
+    `train` and `evaluations` have a row a line of metrics.jsonl and its fields as columns, with
+    megabytes, minutes and kilobytes_per_second beside them. `events` has step and event.
+    """
+
+    name: str
+    config: Config
+    train: pd.DataFrame
+    evaluations: pd.DataFrame
+    events: pd.DataFrame
+
+
+def load(*folders: Path | str) -> list[History]:
+    """Read every run in or below `folders`, by name; a run is named by its path below them.
+
+    Raises:
+        UserError: a folder holds no run, or what one holds cannot be read.
+    """
+    histories = []
+    for folder in map(Path, folders):
+        found = sorted(path.parent for path in folder.rglob("metrics.jsonl"))
+        if not found:
+            raise UserError(f"{folder} holds no run: no metrics.jsonl is in or below it.")
+        for run in found:
+            name = run.name if run == folder else str(run.relative_to(folder))
+            histories.append(read(run, name))
+    return histories
+
+
+def read(run: Path, name: str) -> History:
+    """Read one run folder; only its config.json and metrics.jsonl are needed."""
+    path = run / "config.json"
+    if not path.is_file():
+        raise UserError(f"{run} has no config.json, so it is not a whole run folder.")
+    kinds: dict[str, list[dict[str, Any]]] = {"train": [], "eval": [], "event": []}
+    for line in metrics.read(run / "metrics.jsonl"):
+        kinds[line.pop("kind")].append(line)
+    train, evaluations = (_table(kinds[kind]) for kind in ("train", "eval"))
+    events = pd.DataFrame(kinds["event"], columns=["step", "event"])
+    config = configs.from_json(path.read_text(), path)
+    return History(name, config, train, evaluations, events)
+
+
+def _table(lines: list[dict[str, Any]]) -> pd.DataFrame:
+    columns = ["step", "epoch", "bytes_seen", "bpc", "seconds", "bytes_per_second"]
+    table = pd.DataFrame(lines, columns=list(dict.fromkeys([*columns, *(lines or [{}])[-1]])))
+    # Null in the file is NaN here: a line of skipped updates has no mean.
+    table = table.astype(float).astype({"step": int})
+    table["megabytes"] = table["bytes_seen"] / 1e6
+    table["minutes"] = table["seconds"] / 60
+    table["kilobytes_per_second"] = table["bytes_per_second"] / 1e3
+    return table
+
+
+def smooth(values: pd.Series, span: float) -> pd.Series:
+    """Return the moving mean whose weights fall off by e over half of `span` values.
+
+    Its first values are means of the few there are, not pulled to zero; NaN counts as missing.
+    """
+    if span <= 1:
+        return values
+    return values.ewm(span=span, ignore_na=True).mean()
+
+
+def summary(histories: Iterable[History]) -> pd.DataFrame:
+    """Return a row a run: what it was, and how it ended."""
+    rows = {}
+    for one in histories:
+        config, train, bpc = one.config, one.train, one.evaluations["bpc"]
+        ends = set(one.events["event"])
+        rows[one.name] = {
+            "hidden": config.model.hidden,
+            "batch": config.data.batch,
+            "window": config.data.window,
+            "precision": config.precision.compute,
+            "optimizer": config.optimizer.name,
+            "peak rate": train["learning_rate"].max() if len(train) else np.nan,
+            "steps": int(train["step"].iloc[-1]) if len(train) else 0,
+            "MB": train["megabytes"].iloc[-1] if len(train) else 0.0,
+            "last BPC": bpc.iloc[-1] if len(bpc) else np.nan,
+            "best BPC": bpc.min() if len(bpc) else np.nan,
+            "skipped": int(train["skipped"].iloc[-1]) if len(train) else 0,
+            "noise scale": noise_scale(one),
+            "kB/s": train["kilobytes_per_second"].median(),
+            "minutes": train["minutes"].iloc[-1] if len(train) else 0.0,
+            "end": next((e for e in ("finished", "diverged") if e in ends), "unfinished"),
+        }
+    return pd.DataFrame.from_dict(rows, orient="index")
+
+
+def noise_scale(history: History) -> float:
+    """Return the gradient's noise scale in rows, over the second half of the run.
+
+    The mean trace over the mean signal (McCandlish et al. 2018, appendix A.1: the ratio of each
+    line is biased, that of the means hardly). NaN for a run of one device and no micro-batches.
+    """
+    train = history.train
+    if "gradient_signal" not in train:
+        return float("nan")
+    half = train.iloc[len(train) // 2 :]
+    signal, trace = half["gradient_signal"].mean(), half["gradient_trace"].mean()
+    return float(trace / signal) if signal > 0 and trace > 0 else float("nan")
+
+
+def plot(
+    axes: Any,
+    histories: Iterable[History],
+    x: str,
+    y: str,
+    *,
+    kind: str = "train",
+    span: float = 1,
+    label: Callable[[History], str] = lambda history: history.name,
+    style: Callable[[History], dict[str, Any]] = lambda history: {},
+) -> None:
+    """Draw a column of every run against another.
+
+    Args:
+        axes: matplotlib's.
+        x, y: columns, of `LABELS`.
+        kind: train, or evaluations.
+        span: of `smooth`, lines.
+        label: what the legend calls a run; "_" leaves it out.
+        style: what `axes.plot` is told of a run beside.
+    """
+    for one in histories:
+        table = getattr(one, kind)
+        if y in table and len(table):
+            look = {"lw": 1.2, "label": label(one)} | style(one)
+            axes.plot(table[x], smooth(table[y], span), **look)
+    axes.set(xlabel=LABELS.get(x, x), ylabel=LABELS.get(y, y))
+    axes.grid(alpha=0.3)
+
+
+def grid(folder: Path | str) -> pd.DataFrame:
+    """Return the last validation BPC of a sweep by row and column: inf has diverged, NaN not run.
+
+    Rows that are numbers, such as batches, come in their order.
+    """
+    keys = [
+        (path.parent.parent.name, path.parent.name)
+        for path in Path(folder).glob("*/*/metrics.jsonl")
+    ]
+    if not keys:
+        raise UserError(f"{folder} holds no sweep: no ROW/COLUMN/metrics.jsonl is below it.")
+    results = [sweep.result(key, sweep.folder(Path(folder), key)) for key in keys]
+    cells = {
+        (one.row, one.column): np.inf if one.status == "diverged" else one.bpc for one in results
+    }
+    table = pd.Series(cells, dtype=float).unstack()
+
+    def number(row: str) -> tuple[int, str]:
+        return (int(row), "") if row.isdigit() else (0, row)
+
+    return table.loc[sorted(table.index, key=number)]
+
+
+def formatted(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table of BPC as text: three digits, Div where it is inf, a dash where it is NaN."""
+
+    def cell(value: float) -> str:
+        if np.isnan(value):
+            return "–"
+        return "Div" if np.isinf(value) else f"{value:.3f}"
+
+    return table.map(cell)
