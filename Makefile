@@ -13,10 +13,10 @@ quickstart: .venv/ready
 
 install: .venv/ready
 
-test: .venv/ready
+test: .venv/ready-test
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-test-slow: .venv/ready
+test-slow: .venv/ready-test
 	$(BIN)/python -m pytest -m slow -s
 
 lint: .venv/ready-dev
@@ -36,6 +36,10 @@ clean:
 	  { echo "Python 3.11 or newer is needed, but $(PYTHON) is" \
 	    "$$($(PYTHON) -V 2>&1); try: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+.venv/ready-test: .venv/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	@touch $@
 

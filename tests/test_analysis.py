@@ -1,0 +1,111 @@
+"""Runs as tables: what is read, how it is smoothed, and the sweep's table."""
+
+import json
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+
+from mlstm_jax import analysis
+from mlstm_jax import config as configs
+from mlstm_jax.config import Config, Data
+from mlstm_jax.errors import UserError
+
+
+def write_run(folder: Path, ends: str = "finished", bpc: float = 2.0) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(configs.to_json(Config(data=Data(batch=8))))
+    train = [
+        {
+            "kind": "train",
+            "step": step,
+            "epoch": step / 40,
+            "bytes_seen": step * 1000,
+            "bpc": None if step == 20 else 3 - step / 40,
+            "learning_rate": 1e-3,
+            "gradient_signal": 2.0 if step > 20 else 50.0,
+            "gradient_trace": 6.0,
+            "skipped": 10 if step >= 20 else 0,
+            "bytes_per_second": 5000.0,
+            "seconds": step * 6.0,
+        }
+        for step in (10, 20, 30, 40)
+    ]
+    score = {"kind": "eval", "step": 40, "epoch": 1.0, "bytes_seen": 40_000, "bpc": bpc}
+    lines = [*train, score, {"kind": "event", "step": 40, "event": ends}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def test_a_run_becomes_tables(tmp_path: Path) -> None:
+    write_run(tmp_path / "all" / "a")
+    write_run(tmp_path / "all" / "deep" / "b", ends="diverged")
+    first, second = analysis.load(tmp_path / "all")
+    assert (first.name, second.name) == ("a", "deep/b")
+    assert first.config.data.batch == 8
+    np.testing.assert_array_equal(first.train["minutes"], [1, 2, 3, 4])
+    np.testing.assert_array_equal(first.train["megabytes"], [0.01, 0.02, 0.03, 0.04])
+    assert np.isnan(first.train["bpc"][1])  # a line without an update
+    assert analysis.load(tmp_path / "all/a")[0].name == "a"
+    table = analysis.summary([first, second])
+    assert list(table["end"]) == ["finished", "diverged"]
+    assert table.loc["a", "last BPC"] == 2.0
+    assert table.loc["a", "skipped"] == 10
+    assert table.loc["a", "noise scale"] == 3.0  # of the second half alone
+
+
+def test_what_is_no_run_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no run"):
+        analysis.load(tmp_path)
+    (write_run(tmp_path / "run") / "config.json").unlink()
+    with pytest.raises(UserError, match="has no config"):
+        analysis.load(tmp_path)
+    with pytest.raises(UserError, match="holds no sweep"):
+        analysis.grid(tmp_path)
+
+
+def test_a_run_that_has_just_begun_can_be_shown(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    (run / "metrics.jsonl").write_text("")
+    histories = analysis.load(run)
+    assert list(analysis.summary(histories)["end"]) == ["unfinished"]
+    _, axes = plt.subplots()
+    analysis.plot(axes, histories, "step", "bpc")
+    assert not axes.lines
+
+
+def test_smoothing_starts_at_the_first_value_and_passes_over_gaps() -> None:
+    values = pd.Series([4.0, 4.0, np.nan, 4.0])
+    np.testing.assert_allclose(analysis.smooth(values, 5), 4)
+    np.testing.assert_array_equal(analysis.smooth(values, 1), values)
+    step = pd.Series([0.0] * 50 + [1.0] * 50)
+    after = analysis.smooth(step, 10)[50:].to_numpy()
+    # 1 − (1 − α)ⁿ with α = 2 / (span + 1)
+    np.testing.assert_allclose(after, 1 - (1 - 2 / 11) ** np.arange(1, 51), atol=1e-4)
+
+
+def test_the_table_of_a_sweep(tmp_path: Path) -> None:
+    for row, column, ends, bpc in (
+        ("512", "sqrt", "finished", 2.25),
+        ("64", "sqrt", "finished", 2.0),
+        ("64", "linear", "diverged", 9.0),
+    ):
+        write_run(tmp_path / row / column, ends, bpc)
+    table = analysis.grid(tmp_path)
+    assert list(table.index) == ["64", "512"]
+    shown = analysis.formatted(table)
+    assert shown.loc["64"].to_dict() == {"linear": "Div", "sqrt": "2.000"}
+    assert shown.loc["512"].to_dict() == {"linear": "–", "sqrt": "2.250"}
+
+
+def test_a_curve_has_the_values_of_its_run(tmp_path: Path) -> None:
+    histories = analysis.load(write_run(tmp_path / "run"))
+    _, axes = plt.subplots()
+    analysis.plot(axes, histories, "megabytes", "learning_rate", style=lambda one: {"lw": 3})
+    analysis.plot(axes, histories, "megabytes", "no such column")
+    (line,) = axes.lines
+    np.testing.assert_array_equal(line.get_xdata(), [0.01, 0.02, 0.03, 0.04])
+    assert line.get_linewidth() == 3
+    assert axes.get_xlabel() == "megabytes read"

@@ -1,0 +1,53 @@
+"""The notebooks run, from the project's runs and from a run of one's own; both in a real kernel."""
+
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from mlstm_jax.config import Train
+from mlstm_jax.training import loop
+from tests.training.runs import make_config
+
+FOLDER = Path(__file__).parent.parent / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+
+# Of Jupyter's own libraries, not of this project.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def execute(path: Path, **parameters: Any) -> Any:
+    """Run a notebook in its folder, with some lines of its cell of parameters replaced."""
+    notebook = nbformat.read(path, as_version=4)
+    (cell,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
+    for name, value in parameters.items():
+        assert f"{name} = " in cell.source
+        cell.source += f"\n{name} = {value!r}"
+    NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": FOLDER}}
+    ).execute()
+    return notebook
+
+
+def pictures(notebook: Any) -> int:
+    outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]
+    return sum("image/png" in out.get("data", {}) for out in outputs)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_every_notebook_runs_and_shows_what_is_committed(path: Path) -> None:
+    committed = nbformat.read(path, as_version=4)
+    found = execute(path)
+    assert pictures(found) == pictures(committed) >= 2
+    assert not any("TODO" in cell.source for cell in committed.cells)
+
+
+def test_convergence_of_a_run_of_ones_own(corpus: Path, tmp_path: Path) -> None:
+    train = Train(steps=20, epochs=None, log_every=2, eval_every=10)
+    run = loop.train(make_config(corpus, tmp_path / "run", train=train))
+    notebook = execute(
+        FOLDER / "convergence.ipynb", RUNS=[str(run)], BY_BATCH=[], STARTS=[], HALF=[]
+    )
+    assert pictures(notebook) == 2
