@@ -33,7 +33,7 @@ def prepare(
     document: Literal["line", "paragraph", "file"] | None = None,
     split: str = "1000,1,1",
     seed: int = 0,
-    clean: Literal["radford", "none"] = "radford",
+    clean: Literal["radford", "none", "protein"] = "radford",
     keep_duplicates: bool = False,
     overwrite: bool = False,
 ) -> None:
@@ -47,7 +47,8 @@ def prepare(
         document: what one document of a text file is; unset: a line.
         split: documents in train, valid and test, as weights. Paper: 1000,1,1.
         seed: of the order of the documents, which hangs on it and on their content alone.
-        clean: radford: unescape HTML, newlines to spaces, strip, pad; none: the text as it is.
+        clean: radford: unescape HTML, newlines to spaces, strip, pad; none: the text as it is;
+            protein: sequences of amino acids, as UniRep reads them.
         keep_duplicates: keep documents of the same cleaned text. Paper: removed.
         overwrite: replace the corpus that is there.
     """
@@ -408,6 +409,76 @@ def transfer(
     )
 
 
+def import_(
+    kind: Annotated[
+        Literal["openai", "nvidia", "unirep", "mlstm"], Positional, arg(metavar="KIND")
+    ],
+    source: Annotated[Path, Positional, arg(metavar="SOURCE")],
+    out: Path,
+) -> None:
+    """Make a run folder of other people's weights: openai, nvidia, unirep, or what export wrote.
+
+    The folder can be used like one that was trained here: features, transfer, generate, evaluate.
+    Nothing in the files is executed.
+
+    Args:
+        kind: openai: the folder of 0.npy to 14.npy of generating-reviews-discovering-sentiment;
+            nvidia: a state_dict .pt of sentiment-discovery (needs the extra "torch"); unirep: the
+            folder of embed_matrix:0.npy and the others; mlstm: a .safetensors or .npz of export.
+        source: that folder or file.
+        out: run folder to make.
+    """
+    from mlstm_jax.interop import nvidia, openai, unirep, weights
+    from mlstm_jax.plan import parameter_count
+    from mlstm_jax.run import read_config, write_imported
+
+    readers = {
+        "openai": openai.read,
+        "nvidia": nvidia.read,
+        "unirep": unirep.read,
+        "mlstm": weights.load,
+    }
+    found = readers[kind](source)
+    write_imported(out, found)
+    config = read_config(out)
+    assert config is not None
+    print(
+        f"{out}: {found.model.layers} x {found.model.hidden}-d, {parameter_count(config):,} "
+        f"parameters, cleaning {found.cleaning}, from {found.source}"
+    )
+
+
+def export(
+    run: _RunFolder,
+    out: Path | None = None,
+    format: Literal["safetensors", "npz"] | None = None,
+    checkpoint: str = "best",
+) -> None:
+    """Write a model as one file, .safetensors or .npz, that other programs can read.
+
+    The arrays are named as in language_model.py; the metadata hold the model's sizes and the
+    cleaning of its texts. `mlstm-jax import mlstm` reads it back.
+
+    Args:
+        run: run folder.
+        out: file to write; unset: the run's name, here.
+        format: unset: what the ending of `out` says, or safetensors.
+        checkpoint: best (by validation BPC), latest, or a step.
+    """
+    from mlstm_jax import run as runs
+    from mlstm_jax.interop import weights
+
+    ending = format or (out.suffix.removeprefix(".") if out else "safetensors")
+    out = out or Path(f"{run.resolve().name}.{ending}")
+    if out.suffix != f".{ending}":
+        raise UserError(f"--out {out} does not end in .{ending}, its --format; change one of them.")
+    if out.exists():
+        raise UserError(f"{out} exists; name another file, or remove it.")
+    loaded = runs.load(run, checkpoint)
+    weights.save(out, runs.as_weights(loaded))
+    print(f"{out}: {out.stat().st_size:,} bytes, the model of {run}, step {loaded.step:,}")
+
+
 _COMMANDS: dict[str, Callable[..., None]] = {
     "prepare": prepare,
     "inspect": inspect,
@@ -419,6 +490,8 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "generate": generate,
     "report": report,
     "transfer": transfer,
+    "import": import_,
+    "export": export,
 }
 
 

@@ -7,11 +7,14 @@
     metrics.jsonl       one JSON object a line
     tensorboard/        the same as TensorBoard events
     checkpoints/        one folder a step
+
+What `mlstm-jax import` makes is a run folder, too, of config.json and weights.safetensors alone.
 """
 
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,14 +22,19 @@ from pathlib import Path
 
 import jax
 
+from mlstm_jax import __version__
 from mlstm_jax import config as configs
 from mlstm_jax.config import Config
-from mlstm_jax.errors import UserError
+from mlstm_jax.data.documents import Cleaning
+from mlstm_jax.errors import KnownError, UserError
+from mlstm_jax.interop import weights
+from mlstm_jax.interop.weights import Weights
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.training import environment
 from mlstm_jax.training.checkpoint import Checkpoints
 
 _LOCK = ".lock"
+WEIGHTS = "weights.safetensors"
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,7 @@ class Run:
     folder: Path
     config: Config
     step: int
-    cleaning: str
+    cleaning: Cleaning
     model: LanguageModel
     params: Parameters  # NumPy, float32
 
@@ -62,6 +70,11 @@ def claim(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterato
             `resume` is set; or another process trains in it.
     """
     folder = Path(config.out)
+    if (folder / WEIGHTS).exists():
+        raise UserError(
+            f"{folder} holds imported weights, not a run to go on with; choose another folder with "
+            "--out."
+        )
     before = read_config(folder)
     changed: list[str] = []
     if before is None:
@@ -125,6 +138,10 @@ def load(folder: Path, checkpoint: str = "best") -> Run:
     config = read_config(folder)
     if config is None:
         raise UserError(f"{folder} is not a run folder: it has no config.json.")
+    if (folder / WEIGHTS).is_file():
+        found = weights.load(folder / WEIGHTS)
+        model = LanguageModel(found.model, config.precision)
+        return Run(folder, config, 0, found.cleaning, model, found.params)
     if not (folder / "checkpoints").is_dir():
         raise UserError(f"{folder} has no checkpoint yet; let it train for longer.")
     checkpoints = Checkpoints(folder, read_only=True)
@@ -136,6 +153,35 @@ def load(folder: Path, checkpoint: str = "best") -> Run:
         return Run(folder, config, step, checkpoints.meta(step).cleaning, model, params)
     finally:
         checkpoints.close()
+
+
+def write_imported(folder: Path, imported: Weights) -> None:
+    """Make a run folder of a model from elsewhere, whole or not at all.
+
+    Raises UserError where there is something already.
+    """
+    folder = folder.resolve()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists; choose another folder with --out.")
+    partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
+    config = Config(out=str(folder.name), model=imported.model)
+    try:
+        partial.mkdir(parents=True)
+        weights.save(partial / WEIGHTS, imported)
+        (partial / "config.json").write_text(configs.to_json(config))
+        partial.replace(folder)
+    except OSError as error:
+        raise KnownError(f"{folder}: cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def as_weights(run: Run) -> Weights:
+    """Return a trained or imported model as what `weights.save` writes."""
+    if (run.folder / WEIGHTS).is_file():
+        return weights.load(run.folder / WEIGHTS)  # with its source
+    source = f"mlstm_jax {__version__}, step {run.step}"
+    return Weights(run.config.model, run.cleaning, run.params, source)
 
 
 def _choose(checkpoints: Checkpoints, folder: Path, wanted: str) -> int:

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from mlstm_jax.data.documents import Cleaning
 from mlstm_jax.errors import UserError
 
 FORMAT_VERSION = 1
@@ -77,7 +78,7 @@ class Manifest:
 
     format_version: int
     seed: int
-    cleaning: str
+    cleaning: Cleaning
     split: tuple[int, int, int]  # weights of train, valid, test
     sources: tuple[SourceManifest, ...]
     records: int

@@ -17,7 +17,7 @@ from typing import BinaryIO, Literal, NamedTuple
 
 from mlstm_jax.errors import UserError
 
-Cleaning = Literal["radford", "none"]
+Cleaning = Literal["radford", "none", "protein"]
 Unit = Literal["line", "paragraph", "file"]
 
 TEXT_FIELDS = ("text", "reviewText", "review_body", "sentence", "content")
@@ -44,12 +44,15 @@ def clean(text: str, cleaning: Cleaning) -> bytes:
     r"""Return a document's bytes in the corpus, empty if nothing but padding would be left.
 
     "radford": HTML-unescape, newlines to spaces, strip, "\n " in front, " " behind. "none": the
-    text as it is and "\n". Both are UTF-8; a lone surrogate, which has none, becomes "?".
+    text as it is and "\n". "protein": STX, the start of a sequence in UniRep, and the sequence in
+    capitals without white space. All are UTF-8; a lone surrogate, which has none, becomes "?".
     """
     if cleaning == "radford":
         text = html.unescape(text)
         text = text.replace("\r\n", " ").replace("\n", " ").replace("\r", " ").strip()
         padded = f"\n {text} "
+    elif cleaning == "protein":
+        padded = "\x02" + "".join(text.split()).upper()
     else:
         padded = f"{text}\n"
     return padded.encode("utf-8", errors="replace") if text.strip() else b""

@@ -18,6 +18,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as managers
 
+from mlstm_jax.data.documents import Cleaning
 from mlstm_jax.data.stream import Origin
 from mlstm_jax.errors import KnownError
 from mlstm_jax.model.language_model import Carry, Parameters
@@ -46,7 +47,7 @@ class Meta(NamedTuple):
     """What a checkpoint was trained on; JSON."""
 
     corpus: str  # identity of the corpus, a sha256
-    cleaning: str  # of its documents; a prompt is cleaned alike
+    cleaning: Cleaning  # of its documents; a prompt is cleaned alike
     rows: dict[str, Any]  # what decides which bytes a row reads: batch, window, shards, ...
     origin: Origin
     epoch: float

@@ -46,7 +46,7 @@ def features(
         on_text: called with the number of texts done, for a progress line.
     """
     params = jax.device_put(run.params)
-    cleaned = [clean(text, "radford" if run.cleaning == "radford" else "none") for text in texts]
+    cleaned = [clean(text, run.cleaning) for text in texts]
     order = np.argsort([len(text) for text in cleaned], kind="stable")
     result = np.zeros((len(texts), run.config.model.hidden), np.float32)
     for start in range(0, len(order), _ROWS):

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mlstm_jax.data.documents import clean
+from mlstm_jax.data.documents import Cleaning, clean
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
 from mlstm_jax.run import Run
@@ -53,7 +53,7 @@ def _read(model: LanguageModel, params: Parameters, bytes_BT: jax.Array) -> tupl
     return carry, logits_BTV[0, -1]
 
 
-def prompt_bytes(prompt: str, cleaning: str) -> bytes:
+def prompt_bytes(prompt: str, cleaning: Cleaning) -> bytes:
     """Return the bytes a model reads before it goes on with `prompt`.
 
     Radford's cleaning pads a document with a newline and a space in front, so an empty prompt is
@@ -62,6 +62,8 @@ def prompt_bytes(prompt: str, cleaning: str) -> bytes:
     if cleaning == "radford":
         text = clean(prompt, "radford").removeprefix(b"\n ").removesuffix(b" ")
         return b"\n " + text + (b" " if prompt[-1:].isspace() else b"")
+    if cleaning == "protein":
+        return clean(prompt, cleaning) or b"\x02"
     return prompt.encode("utf-8", "replace") or b"\n"
 
 

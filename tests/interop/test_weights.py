@@ -1,0 +1,318 @@
+"""Other people's weights: each layout against a forward pass of its own in NumPy; round trips."""
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlstm_jax import cli, run
+from mlstm_jax.errors import UserError
+from mlstm_jax.interop import nvidia, openai, unirep, weights
+from mlstm_jax.transfer.features import features
+
+E, H = 5, 7
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def normalised(w: np.ndarray, g: np.ndarray) -> np.ndarray:
+    """TensorFlow's l2_normalize over axis 0, times the gain."""
+    return w / np.sqrt(np.maximum((w.astype(np.float64) ** 2).sum(axis=0), 1e-12)) * g
+
+
+def cell(
+    x: np.ndarray, h: np.ndarray, c: np.ndarray, p: dict[str, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """OpenAI's and UniRep's cell, in float64."""
+    m = (x @ normalised(p["wmx"], p["gmx"])) * (h @ normalised(p["wmh"], p["gmh"]))
+    z = x @ normalised(p["wx"], p["gx"]) + m @ normalised(p["wh"], p["gh"]) + p["b"]
+    i, f, o, u = np.split(z, 4)
+    c = sigmoid(f) * c + sigmoid(i) * np.tanh(u)
+    return sigmoid(o) * np.tanh(c), c
+
+
+def draw_cell(random: np.random.Generator, inputs: int) -> dict[str, np.ndarray]:
+    shapes = {"wx": (inputs, 4 * H), "wh": (H, 4 * H), "wmx": (inputs, H), "wmh": (H, H)}
+    shapes |= {"b": (4 * H,), "gx": (4 * H,), "gh": (4 * H,), "gmx": (H,), "gmh": (H,)}
+    return {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def write_openai(folder: Path, random: np.random.Generator) -> Callable[[bytes], Any]:
+    p = draw_cell(random, E)
+    embedding = random.normal(size=(256, E)).astype(np.float32)
+    decoder, bias = random.normal(size=(H, 256)), random.normal(size=256)
+    files = [embedding, p["wx"], *np.split(p["wh"], 4, axis=1), p["wmx"], p["wmh"], p["b"]]
+    files += [p["gx"], p["gh"], p["gmx"], p["gmh"], decoder, bias]
+    folder.mkdir()
+    for number, array in enumerate(files):
+        np.save(folder / f"{number}.npy", array.astype(np.float32))
+
+    def forward(text: bytes) -> tuple[np.ndarray, np.ndarray]:
+        h = c = np.zeros(H)
+        for byte in text:
+            h, c = cell(embedding[byte], h, c, p)
+        return c, h @ decoder.astype(np.float32) + bias.astype(np.float32)
+
+    return forward
+
+
+def write_unirep(
+    folder: Path, random: np.random.Generator, layers: int, end: str = ":0.npy"
+) -> Callable[[bytes], Any]:
+    tokens = {letter: n for n, letter in enumerate("MRHKDESTNQCUGPAVIFYWLO", 1)}
+    tokens |= dict.fromkeys("XBZJ", 23) | {"\x02": 24, "\x03": 25}
+    embedding = random.normal(size=(26, E)).astype(np.float32)
+    cells = [draw_cell(random, H if layer else E) for layer in range(layers)]
+    kernel = random.normal(size=(H, 25)).astype(np.float32)
+    bias = random.normal(size=25).astype(np.float32)
+    folder.mkdir()
+    files = {"embed_matrix": embedding, "fully_connected_weights": kernel}
+    files["fully_connected_biases"] = bias
+    for layer, p in enumerate(cells):
+        stack = f"rnn_mlstm_stack_mlstm_stack{layer}_mlstm_stack{layer}_"
+        prefix = stack if layers > 1 else "rnn_mlstm_mlstm_"
+        files |= {prefix + name: array for name, array in p.items()}
+    for name, array in files.items():
+        np.save(folder / "x.npy", array)
+        (folder / "x.npy").rename(folder / (name + end))
+
+    def forward(text: bytes) -> tuple[np.ndarray, np.ndarray]:
+        states = [(np.zeros(H), np.zeros(H)) for _ in cells]
+        for letter in text.decode():
+            x = embedding[tokens[letter]]
+            for layer, p in enumerate(cells):
+                states[layer] = cell(x, *states[layer], p)
+                x = states[layer][0]
+        logits = np.full(256, -np.inf)
+        for letter, token in tokens.items():
+            if letter not in "BZJ":
+                logits[ord(letter)] = (x @ kernel + bias)[token - 1]
+        return states[-1][1], logits
+
+    return forward
+
+
+def write_nvidia(
+    path: Path, random: np.random.Generator, *, padding: int, folded: bool, half: bool = False
+) -> Callable[[bytes], Any]:
+    torch = pytest.importorskip("torch")
+    rows = 256 + padding
+    made = {
+        "w_ih": (4 * H, E),
+        "w_hh": (4 * H, H),
+        "w_mih": (H, E),
+        "w_mhh": (H, H),
+        "b_ih": (4 * H,),
+        "b_hh": (4 * H,),
+        "encoder": (rows, E),
+        "decoder": (rows, H),
+        "bias": (rows,),
+    }
+    type_ = np.float16 if half else np.float32
+    p = {name: random.normal(size=shape).astype(type_) for name, shape in made.items()}
+    rnn, w = {}, {}
+    for name in ("w_ih", "w_hh", "w_mih", "w_mhh"):
+        if folded:
+            rnn[f"rnns.0.{name}"], w[name] = p[name], np.float64(p[name])
+        else:
+            gain = random.uniform(0.5, 2, (len(p[name]), 1)).astype(type_)
+            rnn[f"rnns.0.{name}_v"], rnn[f"rnns.0.{name}_g"] = p[name], gain
+            v = np.float64(p[name])
+            w[name] = gain * v / np.linalg.norm(v, axis=1, keepdims=True)
+    rnn |= {"rnns.0.b_ih": p["b_ih"], "rnns.0.b_hh": p["b_hh"]}
+
+    def tensors(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    decoder = tensors({"weight": p["decoder"], "bias": p["bias"]})
+    encoder = {"encoder": tensors({"weight": p["encoder"]}), "rnn": tensors(rnn)}
+    torch.save({"encoder": encoder, "decoder": decoder}, path)
+
+    def forward(text: bytes) -> tuple[np.ndarray, np.ndarray]:
+        h = c = np.zeros(H)
+        for byte in text:
+            x = np.float64(p["encoder"][byte + padding])
+            m = (w["w_mih"] @ x) * (w["w_mhh"] @ h)
+            gates = w["w_ih"] @ x + np.float64(p["b_ih"]) + w["w_hh"] @ m + np.float64(p["b_hh"])
+            i, f, g, o = np.split(gates, 4)
+            c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+            h = sigmoid(o) * np.tanh(c)
+        return c, (p["decoder"] @ h + p["bias"])[padding:]
+
+    return forward
+
+
+def assert_same_model(
+    found: weights.Weights, forward: Callable[[bytes], Any], text: bytes, folder: Path
+) -> None:
+    """The imported run, read from its folder, against the layout's own forward pass."""
+    run.write_imported(folder, found)
+    loaded = run.load(folder)
+    bytes_BT = np.frombuffer(text, np.uint8)[None]
+    carry, logits, _ = loaded.model.apply(
+        {"params": loaded.params}, bytes_BT, loaded.model.init_carry(1)
+    )
+    c, expected = forward(text)
+    assert np.abs(carry.c[0, -1] - c).max() < 1e-5 * max(1, np.abs(c).max())
+    known = np.isfinite(expected)
+    assert np.abs(logits[0, -1] - expected)[known].max() < 1e-5 * np.abs(expected[known]).max()
+    assert (np.asarray(logits)[0, -1, ~known] < -9000).all()
+
+
+TEXT = "\n A café: 7 é ".encode()
+PROTEIN = b"\x02MKXLBZJO"
+
+
+def test_openai(tmp_path: Path, random: np.random.Generator) -> None:
+    forward = write_openai(tmp_path / "o", random)
+    assert_same_model(openai.read(tmp_path / "o"), forward, TEXT, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("padding", "folded", "half"), [(0, False, False), (1, True, False), (1, False, True)]
+)
+def test_nvidia(
+    padding: int, folded: bool, half: bool, tmp_path: Path, random: np.random.Generator
+) -> None:
+    path = tmp_path / "model.pt"
+    forward = write_nvidia(path, random, padding=padding, folded=folded, half=half)
+    assert_same_model(nvidia.read(path), forward, TEXT, tmp_path / "run")
+
+
+@pytest.mark.parametrize(("layers", "end"), [(1, ":0.npy"), (3, ":0.npy"), (1, "_0.npy")])
+def test_unirep(layers: int, end: str, tmp_path: Path, random: np.random.Generator) -> None:
+    forward = write_unirep(tmp_path / "u", random, layers, end)
+    found = unirep.read(tmp_path / "u")
+    assert_same_model(found, forward, PROTEIN, tmp_path / "run")
+    loaded = run.load(tmp_path / "run")
+    (row,) = features(loaded, ["mkx lbzjo\n"])
+    np.testing.assert_allclose(row, forward(PROTEIN)[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "npz"])
+def test_import_export_import_gives_the_same_bytes(
+    ending: str, tmp_path: Path, random: np.random.Generator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_openai(tmp_path / "o", random)
+    cli.main(["import", "openai", str(tmp_path / "o"), "--out", str(tmp_path / "a")])
+    assert "1 x 7-d" in capsys.readouterr().out
+    file = tmp_path / f"model.{ending}"
+    cli.main(["export", str(tmp_path / "a"), "--format", ending, "--out", str(file)])
+    cli.main(["import", "mlstm", str(file), "--out", str(tmp_path / "b")])
+    one, two = (tmp_path / name / run.WEIGHTS for name in "ab")
+    assert one.read_bytes() == two.read_bytes()
+    again = tmp_path / f"again.{ending}"
+    cli.main(["export", str(tmp_path / "b"), "--out", str(again)])
+    assert again.read_bytes() == file.read_bytes()
+    assert weights.load(file).source == "openai/generating-reviews-discovering-sentiment"
+
+
+def test_an_export_is_read_without_this_package(
+    tmp_path: Path, random: np.random.Generator
+) -> None:
+    """By the libraries of the formats alone, and the equations above."""
+    from safetensors import safe_open
+
+    forward = write_openai(tmp_path / "o", random)
+    run.write_imported(tmp_path / "run", openai.read(tmp_path / "o"))
+    cli.main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "m.npz")])
+    with safe_open(tmp_path / "run" / run.WEIGHTS, "np") as file:
+        about = json.loads(file.metadata()["mlstm_jax"])
+        p = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    with np.load(tmp_path / "m.npz") as arrays:
+        assert json.loads(arrays["mlstm_jax"].tobytes()) == about
+        for name, array in p.items():
+            np.testing.assert_array_equal(arrays[name], array)
+    assert about["model"]["hidden"] == H
+    short = {name: p[f"layer_0/{name}_v"] for name in ("wx", "wh", "wmx", "wmh")}
+    short |= {"b": p["layer_0/b"]}
+    short |= {f"g{name}": p[f"layer_0/w{name}_g"] for name in ("x", "h", "mx", "mh")}
+    h = c = np.zeros(H)
+    for byte in TEXT:
+        h, c = cell(p["embedding"][byte], h, c, short)
+    np.testing.assert_allclose(c, forward(TEXT)[0], rtol=1e-12)
+
+
+def test_the_file_that_is_wrong_is_named(tmp_path: Path, random: np.random.Generator) -> None:
+    write_openai(tmp_path / "o", random)
+    np.save(tmp_path / "o/7.npy", np.zeros((H, H + 1), np.float32))
+    with pytest.raises(UserError, match=r"7\.npy has the shape \(7, 8\), but must have \(7, 7\)"):
+        openai.read(tmp_path / "o")
+    (tmp_path / "o/3.npy").unlink()
+    with pytest.raises(UserError, match=r"3\.npy: is missing"):
+        openai.read(tmp_path / "o")
+    write_unirep(tmp_path / "u", random, 2)
+    (tmp_path / "u/rnn_mlstm_stack_mlstm_stack1_mlstm_stack1_wmx:0.npy").unlink()
+    with pytest.raises(UserError, match="lacks rnn_mlstm_stack_mlstm_stack1_mlstm_stack1_wmx"):
+        unirep.read(tmp_path / "u")
+
+
+class Opens:
+    """What a pickle of a stranger may do."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> Any:
+        return open, (str(self._path), "w")
+
+
+def test_a_strangers_pickle_is_not_executed(tmp_path: Path, random: np.random.Generator) -> None:
+    trap = tmp_path / "trap"
+    write_openai(tmp_path / "o", random)
+    with (tmp_path / "o/0.npy").open("wb") as file:
+        np.save(file, np.array([Opens(trap)], object), allow_pickle=True)
+    with pytest.raises(UserError, match=r"0\.npy: is not a \.npy file of numbers"):
+        openai.read(tmp_path / "o")
+    with (tmp_path / "m.npz").open("wb") as file:
+        np.savez(file, allow_pickle=True, a=np.array([Opens(trap)], object))
+    with pytest.raises(UserError, match="cannot be read"):
+        weights.load(tmp_path / "m.npz")
+    pytest.importorskip("torch")
+    (tmp_path / "m.pt").write_bytes(pickle.dumps({"encoder": Opens(trap)}, protocol=2))
+    with pytest.raises(UserError, match="is no file of tensors alone"):
+        nvidia.read(tmp_path / "m.pt")
+    assert not trap.exists()
+
+
+def test_imported_weights_are_not_trained_over(tmp_path: Path, random: np.random.Generator) -> None:
+    write_openai(tmp_path / "o", random)
+    found = openai.read(tmp_path / "o")
+    run.write_imported(tmp_path / "run", found)
+    before = (tmp_path / "run" / run.WEIGHTS).read_bytes()
+    with pytest.raises(UserError, match="exists; choose another"):
+        run.write_imported(tmp_path / "run", found)
+    with (
+        pytest.raises(UserError, match="holds imported weights"),
+        run.claim(run.Config(out=str(tmp_path / "run")), resume=False),
+    ):
+        pass
+    assert (tmp_path / "run" / run.WEIGHTS).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w: w.params["layer_0"].pop("b"), "lacks layer_0/b"),
+        (lambda w: w.params.update(more=w.params["embedding"]), "has the unknown more"),
+        (lambda w: w.params["embedding"].fill(np.nan), "embedding must be finite"),
+    ],
+)
+def test_a_damaged_export_is_refused(
+    change: Callable[[Any], Any], message: str, tmp_path: Path, random: np.random.Generator
+) -> None:
+    write_openai(tmp_path / "o", random)
+    found = openai.read(tmp_path / "o")
+    change(found)
+    weights.save(tmp_path / "m.safetensors", found)
+    with pytest.raises(UserError, match=message):
+        weights.load(tmp_path / "m.safetensors")
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "m.safetensors").read_bytes()[:100])
+    with pytest.raises(UserError, match="cannot be read"):
+        weights.load(tmp_path / "cut.npz")
