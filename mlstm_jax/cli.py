@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 failed (a run that diverged), 2 a mistake in what was give
 Heavy imports are inside the functions, so that help and errors are quick.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -363,50 +364,188 @@ def report(run: _RunFolder, corpus: Path | None = None) -> None:
     print("\n" + make_report(run, corpus))
 
 
-def transfer(
+def features(
     run: _RunFolder,
-    train: Path,
-    valid: Path,
-    test: Path,
-    label_field: str = "label",
-    text_field: str | None = None,
+    source: Annotated[Path, Positional, arg(metavar="INPUT")],
+    out: Path,
+    state: Literal["c", "h", "mean_h"] = "c",
+    all_layers: bool = False,
+    units: tuple[int, ...] | None = None,
+    text_column: str | None = None,
     checkpoint: str = "best",
-    json_path: Annotated[Path | None, arg(name="json")] = None,
 ) -> None:
-    """Classify texts by a frozen model's cell state: accuracies, and the units that matter.
+    """Write what a trained model makes of texts: its state after each, a row a record.
+
+    OUT is an .npz of `features` float32 [records, units], `layer` and `unit` of each column, and
+    `state`. A record without text has the state of an empty one: zeros.
 
     Args:
         run: run folder.
-        train: texts with two labels, in .csv, .tsv, .json or .jsonl, each also .gz.
-        valid: likewise, to choose the strength of the L1 penalty on.
-        test: likewise, to report the accuracy on.
-        label_field: field of the label, a whole number.
-        text_field: field of the text; unset: text, reviewText, review_body, sentence or content.
+        source: texts, in .csv, .tsv, .json, .jsonl or .txt, each also .gz.
+        out: .npz to write.
+        state: c, the cell state, or h, after the last byte; or the mean of h over all bytes.
+        all_layers: of every layer, the lowest first; otherwise the top one's.
+        units: these units alone.
+        text_column: field or column of the text; unset: text, reviewText, sentence, ...
         checkpoint: best (by validation BPC), latest, or a step.
-        json_path: also write the result here, as JSON.
     """
+    import time
+
+    import numpy as np
+
     from mlstm_jax.run import load
     from mlstm_jax.training.progress import ProgressLine
-    from mlstm_jax.transfer.classify import Labelled, classify
-    from mlstm_jax.transfer.features import features
-    from mlstm_jax.transfer.labels import read_labelled
+    from mlstm_jax.transfer.features import Featurizer
+    from mlstm_jax.transfer.labels import read_texts
 
-    tables = [read_labelled(path, text_field, label_field) for path in (train, valid, test)]
+    if out.suffix != ".npz":
+        raise UserError(f"--out {out} does not end in .npz; name it so.")
+    texts = read_texts(source, text_column)
     loaded = load(run, checkpoint)
-    parts = []
-    for path, (texts, labels) in zip((train, valid, test), tables, strict=True):
-        with ProgressLine(f"features of {path.name}", len(texts)) as progress:
-            read = features(loaded, texts, lambda count: progress.update(count, "texts"))
-        parts.append(Labelled(read, labels))
-    result = classify(*parts)
-    if json_path:
-        json_path.write_text(json.dumps(dataclasses.asdict(result), indent=2) + "\n")
-    top = ", ".join(f"{k}: {accuracy:.4f}" for k, accuracy in result.top_units.items())
+    featurizer = Featurizer(loaded, state=state, all_layers=all_layers, units=units)
+    started = time.monotonic()
+    with ProgressLine("features", len(texts)) as progress:
+        found = featurizer(texts, lambda count: progress.update(count, "texts"))
+    seconds = time.monotonic() - started
+    partial = out.with_name(f"{out.name}.partial")
+    with partial.open("wb") as file:
+        np.savez(
+            file,
+            allow_pickle=False,
+            features=found,
+            layer=featurizer.layer_of_column,
+            unit=featurizer.unit_of_column,
+            state=np.array(state),
+        )
+    partial.replace(out)
     print(
-        f"accuracy: train {result.train:.4f}, valid {result.valid:.4f}, test {result.test:.4f} "
-        f"(C = {result.strength:g}, {result.nonzero} of {loaded.config.model.hidden} weights)\n"
-        f"test accuracy of the first k units alone: {top}; units {result.units}"
+        f"{out}: {len(texts):,} texts x {found.shape[1]} features, {len(texts) / seconds:,.0f} "
+        f"texts/s (checkpoint of step {loaded.step:,})"
     )
+
+
+def transfer(
+    run: _RunFolder,
+    train: Path,
+    test: Path,
+    out: Path,
+    valid: Path | None = None,
+    label_column: str = "label",
+    text_column: str | None = None,
+    state: Literal["c", "h", "mean_h"] = "c",
+    all_layers: bool = False,
+    checkpoint: str = "best",
+) -> None:
+    """Classify texts by a frozen model's state: accuracies, the units that matter, a report.
+
+    OUT gets report.md, report.json and pictures, and the classifier for `mlstm-jax classify`.
+    TF-IDF and logistic regression on the same texts stand beside it.
+
+    Args:
+        run: run folder.
+        train: texts with labels, two or more, in .csv, .tsv, .json or .jsonl, each also .gz.
+        test: likewise, to report the accuracy on.
+        out: folder to write.
+        valid: likewise, to choose the strength of the L1 penalty on; unset: cross-validation.
+        label_column: field or column of the label, a number or a text.
+        text_column: field or column of the text; unset: text, reviewText, sentence, ...
+        state: c, the cell state, or h, after the last byte; or the mean of h over all bytes.
+        all_layers: of every layer; otherwise the top one's.
+        checkpoint: best (by validation BPC), latest, or a step.
+    """
+    import numpy as np
+
+    from mlstm_jax.interop.weights import fingerprint
+    from mlstm_jax.run import load
+    from mlstm_jax.training.progress import ProgressLine
+    from mlstm_jax.transfer import classify as classifiers
+    from mlstm_jax.transfer import experiment
+    from mlstm_jax.transfer.features import Featurizer
+    from mlstm_jax.transfer.labels import Labelled, read_labelled, require_classes
+
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} exists; choose another folder with --out.")
+
+    def read(path: Path) -> Labelled:
+        return read_labelled(path, text_column, label_column)
+
+    texts: experiment.Texts = (read(train), read(valid) if valid else None, read(test))
+    require_classes(train, texts[0])
+    classes = texts[0].classes
+    require_classes(test, texts[2], classes)
+    if valid and texts[1]:
+        require_classes(valid, texts[1], classes)
+    loaded = load(run, checkpoint)
+    featurizer = Featurizer(loaded, state=state, all_layers=all_layers)
+
+    def examples(name: str, table: Labelled) -> classifiers.Examples:
+        with ProgressLine(f"features of {name}", len(table.texts)) as progress:
+            read = featurizer(table.texts, lambda count: progress.update(count, "texts"))
+        labels = np.array([classes.index(label) for label in table.labels])
+        return classifiers.Examples(read, labels)
+
+    parts = (
+        examples("train", texts[0]),
+        examples("valid", texts[1]) if texts[1] else None,
+        examples("test", texts[2]),
+    )
+    with ProgressLine("classifier", experiment.PARTS_OF_A_RUN) as progress:
+        classifier, result = experiment.run(*parts, texts, classes, progress.update)
+    out.mkdir(parents=True, exist_ok=True)
+    name = f"{run.resolve().name}, step {loaded.step:,}"
+    about = classifiers.Description(state, all_layers, fingerprint(loaded.params), text_column)
+    classifiers.save(out, classifier, about)
+    experiment.write(out, result, name)
+    print((out / "report.md").read_text())
+    print(f"in {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
+
+
+def classify(
+    run: _RunFolder,
+    classifier: Annotated[Path, Positional, arg(metavar="DIR")],
+    source: Annotated[Path, Positional, arg(metavar="INPUT")],
+    out: Path | None = None,
+    text_column: str | None = None,
+    checkpoint: str = "best",
+) -> None:
+    """Label texts with a classifier that `transfer` made: CSV of label and probabilities.
+
+    Args:
+        run: run folder of the model that the classifier was made with.
+        classifier: folder of `mlstm-jax transfer`.
+        source: texts, in .csv, .tsv, .json, .jsonl or .txt, each also .gz.
+        out: .csv to write; unset: standard output.
+        text_column: field or column of the text; unset: that of the classifier's own texts.
+        checkpoint: best (by validation BPC), latest, or a step.
+    """
+    import csv
+
+    from mlstm_jax.interop.weights import fingerprint
+    from mlstm_jax.run import load
+    from mlstm_jax.training.progress import ProgressLine
+    from mlstm_jax.transfer import classify as classifiers
+    from mlstm_jax.transfer.features import Featurizer
+    from mlstm_jax.transfer.labels import read_texts
+
+    chosen, about = classifiers.load(classifier)
+    loaded = load(run, checkpoint)
+    if fingerprint(loaded.params) != about.model:
+        raise UserError(
+            f"{classifier} was made with other parameters than step {loaded.step:,} of {run}; name "
+            "that run and --checkpoint, or make it again with `mlstm-jax transfer`."
+        )
+    texts = read_texts(source, text_column or about.text_column)
+    featurizer = Featurizer(loaded, state=about.state, all_layers=about.all_layers)  # type: ignore[arg-type]
+    with ProgressLine("classify", len(texts)) as progress:
+        read = featurizer(texts, lambda count: progress.update(count, "texts"))
+    probabilities = chosen.probabilities(read)
+    with out.open("w", newline="") if out else contextlib.nullcontext(sys.stdout) as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["label", *(f"p({name})" for name in chosen.classes)])
+        for row, best in zip(probabilities, probabilities.argmax(axis=1), strict=True):
+            writer.writerow([chosen.classes[best], *(f"{p:.4f}" for p in row)])
+    if out:
+        print(f"{out}: {len(texts):,} texts")
 
 
 def import_(
@@ -489,7 +628,9 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "evaluate": evaluate,
     "generate": generate,
     "report": report,
+    "features": features,
     "transfer": transfer,
+    "classify": classify,
     "import": import_,
     "export": export,
 }

@@ -34,10 +34,11 @@ Record = Mapping[str, object]
 
 
 class Document(NamedTuple):
-    """A text, perhaps blank, and the rating that came with it."""
+    """A text, perhaps blank, and the rating and the label that came with it."""
 
     text: str
     rating: float | None
+    label: str | None = None  # where a field of labels was named
 
 
 def clean(text: str, cleaning: Cleaning) -> bytes:
@@ -87,6 +88,7 @@ def read_documents(
     *,
     text_field: str | None = None,
     rating_field: str | None = None,
+    label_field: str | None = None,
     document: Unit | None = None,
     on_read: Callable[[int], None] | None = None,
 ) -> Iterator[Document | None]:
@@ -98,6 +100,7 @@ def read_documents(
         text_field: field of the text; by default the first of `TEXT_FIELDS` that is not null.
         rating_field: field of the rating; by default the first of `RATING_FIELDS`. What is not a
             number is no rating.
+        label_field: field of a label, a number or a text; by default none is read.
         document: what a document is in .txt and `pydoc:`; by default a line and a paragraph.
         on_read: told now and then how many bytes on disk were read since it was last told.
 
@@ -119,7 +122,8 @@ def read_documents(
             if not found and len(seen) < _MOST_FIELDS_SHOWN:
                 seen |= dict.fromkeys(record)
             if isinstance(text, str):
-                yield Document(text, _rating(_first(record, rating_fields)))
+                label = _label(record.get(label_field)) if label_field else None
+                yield Document(text, _rating(_first(record, rating_fields)), label)
             else:
                 yield None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -302,6 +306,15 @@ def _csv_records(
 
 def _first(record: Record, fields: tuple[str, ...]) -> object:
     return next((record[name] for name in fields if record.get(name) is not None), None)
+
+
+def _label(value: object) -> str | None:
+    """Return a label as text: 1, 1.0 and "1" are one."""
+    if isinstance(value, str):
+        return value.strip() or None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value) if isinstance(value, int | float) else None
 
 
 def _rating(value: object) -> float | None:

@@ -10,6 +10,7 @@ Nothing in either is executed. Equal parameters give equal bytes.
 """
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,6 +60,15 @@ def unflatten(arrays: Mapping[str, NDArray[Any]]) -> Parameters:
             tree = tree.setdefault(folder, {})
         tree[leaf] = value
     return params
+
+
+def fingerprint(params: Parameters) -> str:
+    """Return a sha256 of all parameters and their names."""
+    digest = hashlib.sha256()
+    for name, array in sorted(flatten(params).items()):
+        digest.update(f"{name} {array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
 
 
 def expected_shapes(model: config.Model) -> dict[str, tuple[int, ...]]:

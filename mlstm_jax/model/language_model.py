@@ -26,7 +26,13 @@ from flax import linen
 
 from mlstm_jax import config
 from mlstm_jax.model.product import product
-from mlstm_jax.model.recurrence import LayerCarry, Sequence, Weights, recurrence
+from mlstm_jax.model.recurrence import (
+    LayerCarry,
+    Sequence,
+    Weights,
+    recurrence,
+    recurrence_trace,
+)
 from mlstm_jax.model.weight_norm import column_norms, weight_norm
 
 Array = jax.Array
@@ -54,6 +60,8 @@ class Reading(NamedTuple):
     # The rating of a document that ends with each byte, float32, in standard deviations from the
     # mean of the training split; None without model.rating_head.
     ratings_BT: Array | None
+    # The state after each byte, h and c [B, T, L, H], where it was asked for.
+    trace: Carry | None = None
 
 
 def _uniform(hidden: int) -> Any:
@@ -120,16 +128,18 @@ class LanguageModel(linen.Module):
         carry: Carry,
         hold_BT: Array | None = None,
         keep_BLH: Array | None = None,
+        trace: bool = False,
     ) -> Reading:
         """Read a window of every row.
 
         Args:
             bytes_BT: the bytes read, of any integer type.
             carry: the state after the bytes before them.
-            hold_BT: bool, where c must not change: the padding behind a text's end. h and the
-                logits mean nothing there.
+            hold_BT: bool, where the state must not change: the padding behind a text's end. The
+                logits mean nothing there, and there is no gradient.
             keep_BLH: what each unit's output is multiplied by on its way up, all through the
                 window: dropout. The layer's own state is not.
+            trace: return the state after each byte, too; without a gradient.
         """
         embedding_VE = self.param(
             "embedding",
@@ -138,7 +148,7 @@ class LanguageModel(linen.Module):
         )
         x = bytes_BT.T.astype(jnp.int32)
         hold_TB = None if hold_BT is None else hold_BT.T
-        states = []
+        states, traces = [], []
         for layer in range(self.model.layers):
             inputs = self.model.hidden if layer else self.model.embedding
             weights = _Layer(self.model, name=f"layer_{layer}")(inputs)
@@ -150,7 +160,12 @@ class LanguageModel(linen.Module):
                 )
             before = LayerCarry(carry.h[:, layer], carry.c[:, layer])
             sequence = Sequence(x, hold_TB)
-            state, x = recurrence(before, sequence, weights, self.compute, self.recompute_every)
+            if trace:
+                state, steps = recurrence_trace(before, sequence, weights, self.compute)
+                traces.append(steps)
+                x = steps.h.astype(self.compute)
+            else:
+                state, x = recurrence(before, sequence, weights, self.compute, self.recompute_every)
             states.append(state)
             if keep_BLH is not None:
                 x = x * keep_BLH[None, :, layer].astype(x.dtype)
@@ -168,7 +183,12 @@ class LanguageModel(linen.Module):
             rating_H1 = self.param("rating_kernel", zeros, (self.model.hidden, 1))
             bias_1 = self.param("rating_bias", zeros, (1,))
             ratings_BT = product(x, rating_H1, self.compute)[..., 0].T + bias_1[None]
-        return Reading(carry, logits_TBV.swapaxes(0, 1), ratings_BT)
+        steps_BTLH = None
+        if trace:
+            steps_BTLH = Carry(
+                *(jnp.stack(parts, axis=2).swapaxes(0, 1) for parts in zip(*traces, strict=True))
+            )
+        return Reading(carry, logits_TBV.swapaxes(0, 1), ratings_BT, steps_BTLH)
 
     def init_parameters(self, key: Array) -> Parameters:
         """Return fresh parameters; the same key gives the same ones on every device."""

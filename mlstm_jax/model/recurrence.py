@@ -53,7 +53,7 @@ class Sequence(NamedTuple):
     """What changes from step to step.
 
     x is the bytes, int32 [T, B], or the states of the layer below, [T, B, I]. Where hold_TB (bool)
-    is true, c stays as it is and h means nothing.
+    is true, h and c stay as they are; there is no gradient through such a step.
     """
 
     x: Array
@@ -104,8 +104,10 @@ def _step(carry: LayerCarry, now: Sequence, w: Weights) -> tuple[LayerCarry, tup
         i = jnp.where(now.hold_TB[:, None], 0, i)
         f = jnp.where(now.hold_TB[:, None], 1, f)
     c = f * carry.c.astype(jnp.float32) + i * u
-    carry = LayerCarry(h=o * jnp.tanh(c), c=c.astype(carry.c.dtype))
-    return carry, (mh, (i, f, o, u))
+    h = o * jnp.tanh(c)
+    if now.hold_TB is not None:
+        h = jnp.where(now.hold_TB[:, None], carry.h, h)
+    return LayerCarry(h=h, c=c.astype(carry.c.dtype)), (mh, (i, f, o, u))
 
 
 def recurrence_reference(
@@ -117,6 +119,19 @@ def recurrence_reference(
     def step(carry: LayerCarry, now: Sequence) -> tuple[LayerCarry, Array]:
         carry, _ = _step(carry, now, weights)
         return carry, carry.h.astype(compute)
+
+    return jax.lax.scan(step, carry, sequence)
+
+
+def recurrence_trace(
+    carry: LayerCarry, sequence: Sequence, weights: Weights, compute: jnp.dtype
+) -> tuple[LayerCarry, LayerCarry]:
+    """Return the carry after the window, and that after every step, [T, B, H]; no gradient."""
+    weights = _rounded(weights, sequence.x, compute)
+
+    def step(carry: LayerCarry, now: Sequence) -> tuple[LayerCarry, LayerCarry]:
+        carry, _ = _step(carry, now, weights)
+        return carry, carry
 
     return jax.lax.scan(step, carry, sequence)
 

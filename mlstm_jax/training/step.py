@@ -239,7 +239,7 @@ def make_evaluation_step(model: LanguageModel, axis_name: str) -> EvaluationStep
     def evaluation_step(
         params: Parameters, carry: Carry, batch: EvaluationBatch
     ) -> tuple[Carry, Array]:
-        carry, logits_BTV, _ = model.apply({"params": params}, batch.inputs_BT, carry)
+        carry, logits_BTV, *_ = model.apply({"params": params}, batch.inputs_BT, carry)
         nats_BT = optax.softmax_cross_entropy_with_integer_labels(
             logits_BTV, batch.targets_BT.astype(jnp.int32)
         )

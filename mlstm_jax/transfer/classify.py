@@ -1,81 +1,191 @@
-"""A linear classifier on frozen features, and the few units that carry it.
+"""A linear classifier on frozen features: L1-regularised logistic regression by scikit-learn.
 
-Puri et al. 2018, section VI, after Radford et al. 2017: L1-regularised logistic regression by
-scikit-learn, its strength C chosen on validation data from 2^-8 ... 2^0; then the k units of
-largest |weight|, fitted again on those alone.
+Puri et al. 2018, section VI, after Radford et al. 2017: its strength C is the best of 2^-8 ... 2^0
+on validation data; then the k units of largest |weight| are fitted again on those alone. Of more
+than two classes each is told from the rest. A classifier is kept as numbers and names, never as a
+pickle.
 """
 
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import StratifiedKFold
+
+from mlstm_jax.errors import UserError
+from mlstm_jax.transfer.features import Features
 
 STRENGTHS = tuple(2.0**power for power in range(-8, 1))
-TOP_UNITS = (1, 5)
+_FOLDS = 5
+FORMAT = 1
 
-Features = NDArray[np.float32]
-Labels = NDArray[np.int64]
+Labels = NDArray[np.int64]  # indices into the classes
 
 
-@dataclass(frozen=True)
-class Labelled:
-    """Features [texts, H] and the label of each, [texts]."""
+class Examples(NamedTuple):
+    """Features [texts, D] and the class of each, an index [texts]."""
 
     features: Features
     labels: Labels
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a classifier reached; accuracies are fractions."""
+class Classifier(NamedTuple):
+    """Scores are features · weights + intercepts; of two classes, of the second alone."""
 
-    strength: float  # C
-    train: float
-    valid: float
-    test: float
-    nonzero: int  # weights that L1 left
-    units: list[int]  # by |weight|, the largest first
-    top_units: dict[int, float]  # k → test accuracy of the k first of them
+    weights_KD: NDArray[np.float64]
+    intercepts_K: NDArray[np.float64]
+    classes: list[str]
+    strength: float
+
+    def probabilities(self, features: Features) -> NDArray[np.float64]:
+        """Return those of every class, [texts, classes]; of many, each against the rest, scaled."""
+        scores_NK = features.astype(np.float64) @ self.weights_KD.T + self.intercepts_K
+        yes_NK = 1 / (1 + np.exp(-np.clip(scores_NK, -500, 500)))
+        if len(self.classes) == 2:
+            return np.concatenate([1 - yes_NK, yes_NK], axis=1)
+        return yes_NK / yes_NK.sum(axis=1, keepdims=True)
+
+    def predict(self, features: Features) -> Labels:
+        """Return the class of each text, an index; the first of equals."""
+        return self.probabilities(features).argmax(axis=1)
+
+    def accuracy(self, examples: Examples) -> float:
+        """Return the share of texts that it is right on."""
+        return float((self.predict(examples.features) == examples.labels).mean())
+
+    @property
+    def nonzero(self) -> int:
+        """How many features have a weight in some class."""
+        return int((self.weights_KD != 0).any(axis=0).sum())
+
+    @property
+    def ranking(self) -> NDArray[np.int64]:
+        """The features by their largest |weight|, the largest first."""
+        return np.argsort(-np.abs(self.weights_KD).max(axis=0), kind="stable")
 
 
-def _fit(data: Labelled, strength: float) -> LogisticRegression:
-    # l1_ratio=1 is the L1 penalty; the seed fixes the order of liblinear's coordinates.
-    model = LogisticRegression(
-        l1_ratio=1.0, C=strength, solver="liblinear", random_state=0, max_iter=1000
-    )
-    return model.fit(data.features, data.labels)
+def fit(examples: Examples, classes: list[str], strength: float) -> Classifier:
+    """Fit a classifier; every class must occur."""
+    weights, intercepts = [], []
+    for positive in range(1 if len(classes) == 2 else 0, len(classes)):
+        # l1_ratio=1 is the L1 penalty; the seed fixes the order of liblinear's coordinates.
+        model = LogisticRegression(
+            l1_ratio=1.0, C=strength, solver="liblinear", random_state=0, max_iter=1000
+        )
+        model.fit(examples.features, examples.labels == positive)
+        weights.append(model.coef_[0])
+        intercepts.append(model.intercept_[0])
+    return Classifier(np.array(weights), np.array(intercepts), classes, strength)
 
 
-def _columns(data: Labelled, units: list[int]) -> Labelled:
-    return Labelled(data.features[:, units], data.labels)
+def choose(
+    train: Examples,
+    valid: Examples | None,
+    classes: list[str],
+    on_fit: Callable[[int], None] = lambda count: None,
+) -> tuple[Classifier, float]:
+    """Return the classifier of the best strength, and its accuracy on validation data.
 
-
-def _accuracy(model: LogisticRegression, data: Labelled) -> float:
-    return float(model.score(data.features, data.labels))
-
-
-def classify(train: Labelled, valid: Labelled, test: Labelled) -> Result:
-    """Choose C on `valid`, fit on `train`, and report accuracies; two classes."""
-    fitted = [_fit(train, strength) for strength in STRENGTHS]
-    scores = [_accuracy(model, valid) for model in fitted]
+    Args:
+        train: what is fitted.
+        valid: what the strength is chosen on; None: five-fold cross-validation of `train`.
+        classes: their names.
+        on_fit: called with the number of strengths tried.
+    """
+    scores = []
+    for count, strength in enumerate(STRENGTHS, 1):
+        if valid is not None:
+            scores.append(fit(train, classes, strength).accuracy(valid))
+        else:
+            scores.append(_cross_validated(train, classes, strength))
+        on_fit(count)
     best = int(np.argmax(scores))  # the smallest C of equals: the fewest weights
-    model = fitted[best]
-    weights = np.abs(model.coef_[0])
-    units = np.argsort(-weights, kind="stable")
-    nonzero = int((weights > 0).sum())
-    top = {}
-    for count in TOP_UNITS:
-        chosen = units[:count].tolist()
-        # Few features need no shrinking: the weakest of the strengths tried.
-        few = _fit(_columns(train, chosen), STRENGTHS[-1])
-        top[count] = _accuracy(few, _columns(test, chosen))
-    return Result(
-        strength=STRENGTHS[best],
-        train=_accuracy(model, train),
-        valid=scores[best],
-        test=_accuracy(model, test),
-        nonzero=nonzero,
-        units=units[: max(TOP_UNITS)].tolist(),
-        top_units=top,
-    )
+    return fit(train, classes, STRENGTHS[best]), scores[best]
+
+
+def _cross_validated(examples: Examples, classes: list[str], strength: float) -> float:
+    fewest = int(np.bincount(examples.labels).min())
+    if fewest < 2:
+        raise UserError(
+            f"class {classes[int(np.bincount(examples.labels).argmin())]!r} has one text, too few "
+            "for cross-validation; give more, or a file of validation texts with --valid."
+        )
+    folds = StratifiedKFold(min(_FOLDS, fewest), shuffle=True, random_state=0)
+    right = 0
+    for inside, outside in folds.split(examples.features, examples.labels):
+        found = fit(_rows(examples, inside), classes, strength)
+        right += int((found.predict(examples.features[outside]) == examples.labels[outside]).sum())
+    return right / len(examples.labels)
+
+
+def _rows(examples: Examples, chosen: Any) -> Examples:
+    return Examples(examples.features[chosen], examples.labels[chosen])
+
+
+def columns(examples: Examples, units: Sequence[int]) -> Examples:
+    """Return some features alone."""
+    return Examples(examples.features[:, list(units)], examples.labels)
+
+
+def subset(examples: Examples, count: int, seed: int) -> Examples:
+    """Return `count` examples at random, at least one of each class."""
+    generator = np.random.default_rng(seed)
+    order = generator.permutation(len(examples.labels))
+    first = [order[examples.labels[order] == label][0] for label in np.unique(examples.labels)]
+    rest = order[~np.isin(order, first)]
+    return _rows(examples, np.concatenate([first, rest])[:count])
+
+
+class Description(NamedTuple):
+    """What features a classifier reads, of which model; JSON."""
+
+    state: str
+    all_layers: bool
+    model: str  # fingerprint of its parameters
+    text_column: str | None
+
+
+def save(folder: Path, classifier: Classifier, about: Description) -> None:
+    """Write classifier.safetensors and classifier.json."""
+    from safetensors.numpy import save_file
+
+    arrays = {"weights": classifier.weights_KD, "intercepts": classifier.intercepts_K}
+    save_file(arrays, folder / "classifier.safetensors")
+    fields = {
+        "format": FORMAT,
+        "classes": classifier.classes,
+        "strength": classifier.strength,
+        **about._asdict(),
+    }
+    (folder / "classifier.json").write_text(json.dumps(fields, indent=2) + "\n")
+
+
+def load(folder: Path) -> tuple[Classifier, Description]:
+    """Read what `save` wrote; UserError says what is wrong with it."""
+    from safetensors.numpy import load_file
+
+    try:
+        fields = json.loads((folder / "classifier.json").read_text())
+        if fields.pop("format") != FORMAT:
+            raise UserError(f"{folder}: classifier.json is of another version of this program.")
+        arrays = load_file(folder / "classifier.safetensors")
+        classes = [str(name) for name in fields.pop("classes")]
+        classifier = Classifier(
+            arrays["weights"], arrays["intercepts"], classes, float(fields.pop("strength"))
+        )
+        rows = 1 if len(classes) == 2 else len(classes)
+        if classifier.weights_KD.ndim != 2 or len(classifier.weights_KD) != rows:
+            raise ValueError(f"weights of shape {classifier.weights_KD.shape}")
+        return classifier, Description(**fields)
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{folder} holds no classifier ({error.filename}); `mlstm-jax transfer` makes one."
+        ) from error
+    except UserError:
+        raise
+    except Exception as error:  # JSON, safetensors and NumPy have errors of their own
+        raise UserError(f"{folder}: the classifier cannot be read ({error}).") from error

@@ -1,68 +1,148 @@
-"""Features of texts: the final cell state of the top layer of a frozen model.
+"""Features of texts: the state of a frozen model after each.
 
-Puri et al. 2018, section VI, after Radford et al. 2017: each text is cleaned as the corpus was and
-read from a zero state. Texts are sorted by length into batches of one shape and read a window at a
-time, so that any length takes the same memory; behind a text's end its cell state is held, so a
-text's features do not depend on what shares its batch.
+Puri et al. 2018, section VI, after Radford et al. 2017: a text is cleaned as the corpus was, read
+from a zero state, and its features are the cell state c of the top layer. Texts are sorted by
+length into batches of one shape, shared by all devices, and read a window at a time, so that any
+length takes the same memory. Behind a text's end its state is held, so that its features hang
+neither on what shares its batch nor on order, padding or the number of calls.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from mlstm_jax.config import Devices
 from mlstm_jax.data.documents import clean
+from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
 from mlstm_jax.run import Run
+from mlstm_jax.training import parallel
+from mlstm_jax.training.parallel import Parallel
 
-_ROWS = 64
+# c and h after the last byte, or the mean of h over all bytes (Alley et al. 2019).
+State = Literal["c", "h", "mean_h"]
+
+_ROWS = 64  # on each device
 _WINDOW = 128
 
+Features = NDArray[np.float32]
 
-@partial(jax.jit, static_argnums=0)
-def _read_window(
-    model: LanguageModel,
-    params: Parameters,
-    carry: Carry,
-    bytes_BT: jax.Array,
-    length_B: jax.Array,
-) -> Carry:
-    hold_BT = jnp.arange(bytes_BT.shape[1])[None, :] >= length_B[:, None]
-    carry, *_ = model.apply({"params": params}, bytes_BT, carry, hold_BT)
-    return carry
+
+class Featurizer:
+    """Reads texts with one compiled step.
+
+    Attributes:
+        width: how many features a text has: units of one layer or of all.
+        layer_of_column, unit_of_column: which each feature is; int32 [width].
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        state: State = "c",
+        all_layers: bool = False,
+        units: Sequence[int] | None = None,
+        devices: Parallel | None = None,
+    ) -> None:
+        """Choose what to keep of a text.
+
+        Args:
+            run: a trained model.
+            state: see `State`.
+            all_layers: keep those of every layer, the lowest first; otherwise the top one's.
+            units: keep these alone of each layer; unset: all.
+            devices: unset: all of this process.
+
+        Raises:
+            UserError: there is no such state or unit.
+        """
+        if state not in get_args(State):
+            raise UserError(f"state {state!r} is not one of {', '.join(get_args(State))}.")
+        hidden, layers = run.config.model.hidden, run.config.model.layers
+        wrong = [unit for unit in units or () if not 0 <= unit < hidden]
+        if wrong:
+            raise UserError(f"unit {wrong[0]} does not exist: the model has 0 to {hidden - 1}.")
+        self._run, self._state = run, state
+        self._layers = slice(0 if all_layers else layers - 1, layers)
+        self._units = np.arange(hidden) if units is None else np.array(units)
+        layers_kept = np.arange(layers, dtype=np.int32)[self._layers]
+        self.layer_of_column = np.repeat(layers_kept, len(self._units))
+        self.unit_of_column = np.tile(self._units.astype(np.int32), len(layers_kept))
+        self.width = len(self.unit_of_column)
+        self._devices = devices or parallel.local(Devices())
+        self._rows = _ROWS * self._devices.count
+        self._params = self._devices.replicate(run.params)
+        mean = state == "mean_h"
+        self._read = self._devices.map(_make_step(run.model, mean=mean), donate=(1,))
+
+    def __call__(
+        self, texts: Sequence[str], on_text: Callable[[int], None] = lambda count: None
+    ) -> Features:
+        """Return the features of texts, float32 [texts, width].
+
+        Args:
+            texts: any number, of any length.
+            on_text: called with the number of texts done, for a progress line.
+        """
+        cleaned = [clean(text, self._run.cleaning) for text in texts]
+        order = np.argsort([len(text) for text in cleaned], kind="stable")
+        result = np.zeros((len(texts), self.width), np.float32)
+        for start in range(0, len(order), self._rows):
+            chosen = order[start : start + self._rows]
+            batch = [cleaned[index] for index in chosen]
+            result[chosen] = self._batch(batch)[: len(chosen)]
+            on_text(start + len(chosen))
+        return result
+
+    def _batch(self, texts: list[bytes]) -> Features:
+        """Return the features of at most as many texts as there are rows."""
+        devices, rows = self._devices, self._rows
+        length_B = np.zeros(rows, np.int32)
+        length_B[: len(texts)] = [len(text) for text in texts]
+        windows = -(-int(length_B.max()) // _WINDOW)
+        zero = self._run.model.init_carry(rows)
+        carry = devices.split_rows((zero, np.zeros(zero.h.shape, np.float32)))
+        for window in range(windows):
+            at = window * _WINDOW
+            bytes_BT = np.zeros((rows, _WINDOW), np.uint8)
+            for row, text in enumerate(texts):
+                piece = text[at : at + _WINDOW]
+                bytes_BT[row, : len(piece)] = np.frombuffer(piece, np.uint8)
+            left_B = np.clip(length_B - at, 0, _WINDOW)
+            carry = self._read(self._params, carry, devices.split_rows((bytes_BT, left_B)))
+        after, sum_BLH = devices.own_rows(devices.join_rows(carry))
+        if self._state == "mean_h":
+            kept_BLH = sum_BLH / np.maximum(length_B, 1)[:, None, None]
+        else:
+            kept_BLH = after.c if self._state == "c" else after.h
+        kept_BLU = kept_BLH[:, self._layers][:, :, self._units]
+        return np.asarray(kept_BLU, np.float32).reshape(rows, -1)
+
+
+def _make_step(model: LanguageModel, *, mean: bool) -> Callable[..., Any]:
+    """Return the step of one device: a window read, and the sum of h over its bytes if `mean`."""
+
+    def step(
+        params: Parameters, carry: tuple[Carry, jax.Array], batch: tuple[jax.Array, jax.Array]
+    ) -> tuple[Carry, jax.Array]:
+        (before, sum_BLH), (bytes_BT, left_B) = carry, batch
+        hold_BT = jnp.arange(bytes_BT.shape[1])[None, :] >= left_B[:, None]
+        read = model.apply({"params": params}, bytes_BT, before, hold_BT, trace=mean)
+        if mean:
+            h_BTLH = jnp.where(hold_BT[:, :, None, None], 0, read.trace.h)
+            sum_BLH = sum_BLH + h_BTLH.sum(axis=1)
+        return read.carry, sum_BLH
+
+    return step
 
 
 def features(
     run: Run, texts: Sequence[str], on_text: Callable[[int], None] = lambda count: None
-) -> NDArray[np.float32]:
-    """Return c of the top layer after each text, float32 [texts, H].
-
-    Args:
-        run: a trained model.
-        texts: any number, of any length.
-        on_text: called with the number of texts done, for a progress line.
-    """
-    params = jax.device_put(run.params)
-    cleaned = [clean(text, run.cleaning) for text in texts]
-    order = np.argsort([len(text) for text in cleaned], kind="stable")
-    result = np.zeros((len(texts), run.config.model.hidden), np.float32)
-    for start in range(0, len(order), _ROWS):
-        chosen = order[start : start + _ROWS]
-        batch = [cleaned[index] for index in chosen]
-        windows = -(-max(map(len, batch)) // _WINDOW)
-        bytes_BS = np.zeros((_ROWS, windows * _WINDOW), np.uint8)
-        length_B = np.zeros(_ROWS, np.int32)
-        for row, text in enumerate(batch):
-            bytes_BS[row, : len(text)] = np.frombuffer(text, np.uint8)
-            length_B[row] = len(text)
-        carry = run.model.init_carry(_ROWS)
-        for window in range(windows):
-            at = window * _WINDOW
-            bytes_BT = bytes_BS[:, at : at + _WINDOW]
-            carry = _read_window(run.model, params, carry, bytes_BT, length_B - at)
-        result[chosen] = np.asarray(carry.c[:, -1], np.float32)[: len(chosen)]
-        on_text(start + len(chosen))
-    return result
+) -> Features:
+    """Return c of the top layer after each text, float32 [texts, H]."""
+    return Featurizer(run)(texts, on_text)

@@ -40,7 +40,7 @@ def _generate_block(
     ) -> tuple[tuple[Carry, jax.Array], jax.Array]:
         carry, logits_V = state
         byte = _sample(key, logits_V, temperature)
-        carry, logits_BTV, _ = model.apply({"params": params}, byte[None, None], carry)
+        carry, logits_BTV, *_ = model.apply({"params": params}, byte[None, None], carry)
         return (carry, logits_BTV[0, 0]), byte
 
     (carry, logits_V), drawn = jax.lax.scan(step, (carry, logits_V), jax.random.split(key, _BLOCK))
@@ -49,7 +49,7 @@ def _generate_block(
 
 @partial(jax.jit, static_argnums=0)
 def _read(model: LanguageModel, params: Parameters, bytes_BT: jax.Array) -> tuple[Carry, jax.Array]:
-    carry, logits_BTV, _ = model.apply({"params": params}, bytes_BT, model.init_carry(1))
+    carry, logits_BTV, *_ = model.apply({"params": params}, bytes_BT, model.init_carry(1))
     return carry, logits_BTV[0, -1]
 
 

@@ -1,36 +1,78 @@
-"""Labelled texts from a file of any format that `prepare` reads."""
+"""Texts, with or without labels, from a file of any format that `prepare` reads."""
 
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import NamedTuple
 
 from mlstm_jax.data.documents import read_documents
 from mlstm_jax.errors import UserError
 
+_SHOWN = 5
 
-def read_labelled(
-    path: Path, text_field: str | None, label_field: str
-) -> tuple[list[str], NDArray[np.int64]]:
-    """Return the texts of a file and their labels, int64 [texts].
 
-    Raises UserError where a text has no whole number in `label_field`, or all have the same.
+class Labelled(NamedTuple):
+    """Texts and the label of each, as text: "1", "positive"."""
+
+    texts: list[str]
+    labels: list[str]
+
+    @property
+    def classes(self) -> list[str]:
+        """The labels that occur, numbers by their size and others by the alphabet."""
+        return sorted(set(self.labels), key=_order)
+
+
+def _order(label: str) -> tuple[float, str]:
+    try:
+        return float(label), label
+    except ValueError:
+        return float("inf"), label
+
+
+def read_texts(path: Path, text_column: str | None) -> list[str]:
+    """Return the texts of a file, "" for a record that has none, so that places stay.
+
+    Raises UserError where the file cannot be read or holds no text.
+    """
+    documents = read_documents(path, text_field=text_column)
+    return [document.text if document else "" for document in documents]
+
+
+def read_labelled(path: Path, text_column: str | None, label_column: str) -> Labelled:
+    """Return the texts of a file and their labels; records without text are left out.
+
+    Raises UserError where a text has no label.
     """
     texts: list[str] = []
-    labels: list[int] = []
-    records = read_documents(path, text_field=text_field, rating_field=label_field)
-    for number, record in enumerate(records, 1):
-        if record is None:
+    labels: list[str] = []
+    documents = read_documents(path, text_field=text_column, label_field=label_column)
+    for number, document in enumerate(documents, 1):
+        if document is None:
             continue
-        if record.rating is None or record.rating != int(record.rating):
+        if document.label is None:
             raise UserError(
-                f"{path}: record {number:,} has no whole number in {label_field!r}; name the field "
-                "with the labels by --label-field."
+                f"{path}: record {number:,} has no label in {label_column!r}; name the field or "
+                "column of the labels with --label-column."
             )
-        texts.append(record.text)
-        labels.append(int(record.rating))
-    if len(set(labels)) != 2:
+        texts.append(document.text)
+        labels.append(document.label)
+    return Labelled(texts, labels)
+
+
+def require_classes(path: Path, found: Labelled, known: list[str] | None = None) -> None:
+    """Raise UserError unless there are two classes or more, and none that is not `known`."""
+    if known is None:
+        if len(found.classes) < 2:
+            raise UserError(
+                f"{path} has only the label {', '.join(found.classes)}; a classifier needs two."
+            )
+        if len(found.classes) > max(100, len(found.texts) // 2):
+            shown = ", ".join(found.classes[:_SHOWN])
+            raise UserError(
+                f"{path} has {len(found.classes):,} different labels ({shown}, ...) for "
+                f"{len(found.texts):,} texts; is --label-column right?"
+            )
+    elif unknown := [label for label in found.classes if label not in known]:
         raise UserError(
-            f"{path} has the labels {sorted(set(labels))}, but there must be two of them."
+            f"{path} has the label {unknown[0]!r}, which the training texts lack: they have "
+            f"{', '.join(known[:_SHOWN])}{', ...' if len(known) > _SHOWN else ''}."
         )
-    return texts, np.array(labels, np.int64)

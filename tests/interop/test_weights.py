@@ -155,7 +155,7 @@ def assert_same_model(
     run.write_imported(folder, found)
     loaded = run.load(folder)
     bytes_BT = np.frombuffer(text, np.uint8)[None]
-    carry, logits, _ = loaded.model.apply(
+    carry, logits, *_ = loaded.model.apply(
         {"params": loaded.params}, bytes_BT, loaded.model.init_carry(1)
     )
     c, expected = forward(text)

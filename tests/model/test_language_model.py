@@ -29,7 +29,7 @@ def random_carry(random: np.random.Generator, rows: int, model: LanguageModel) -
 
 
 def mean_loss(model: LanguageModel, params: dict, batch: np.ndarray, carry: Carry) -> jax.Array:
-    _, logits_BTV, _ = model.apply({"params": params}, batch[:, :-1], carry)
+    _, logits_BTV, *_ = model.apply({"params": params}, batch[:, :-1], carry)
     return optax.softmax_cross_entropy_with_integer_labels(
         logits_BTV, batch[:, 1:].astype(np.int32)
     ).mean()
@@ -50,7 +50,7 @@ def test_forward_and_gradient_agree_with_float64(random: np.random.Generator) ->
     exact_params = jax.tree.map(np.float64, params)
     inputs, targets = batch[:, :-1], batch[:, 1:]
 
-    after, logits, _ = model.apply({"params": params}, inputs, carry)
+    after, logits, *_ = model.apply({"params": params}, inputs, carry)
     exact = reference.forward(exact_params, inputs, np.float64(carry.h), np.float64(carry.c))
     assert relative_error((logits, after.h, after.c), exact) < 1e-6
 
@@ -69,9 +69,9 @@ def test_two_carried_windows_are_one_long_window(
     carry = random_carry(random, 4, model)
     apply = jax.jit(lambda b, c: model.apply({"params": params}, b, c))
 
-    whole_carry, whole, _ = apply(bytes_BT, carry)
-    half_carry, first, _ = apply(bytes_BT[:, :12], carry)
-    end_carry, second, _ = apply(bytes_BT[:, 12:], half_carry)
+    whole_carry, whole, *_ = apply(bytes_BT, carry)
+    half_carry, first, *_ = apply(bytes_BT[:, :12], carry)
+    end_carry, second, *_ = apply(bytes_BT[:, 12:], half_carry)
 
     jax.tree.map(np.testing.assert_array_equal, end_carry, whole_carry)
     # Not to the bit: the decoder is one product over T·B rows, and the sums of a product may be
@@ -85,8 +85,8 @@ def test_a_row_does_not_see_its_neighbours_or_the_future(random: np.random.Gener
     changed = bytes_BT.copy()
     changed[0, 5:] += 1
     carry = model.init_carry(2)
-    _, before, _ = model.apply({"params": params}, bytes_BT, carry)
-    _, after, _ = model.apply({"params": params}, changed, carry)
+    _, before, *_ = model.apply({"params": params}, bytes_BT, carry)
+    _, after, *_ = model.apply({"params": params}, changed, carry)
     np.testing.assert_array_equal(before[1], after[1])
     np.testing.assert_array_equal(before[0, :5], after[0, :5])
     assert np.abs(before[0, 5:] - after[0, 5:]).max() > 1e-3

@@ -221,7 +221,7 @@ def test_the_noise_of_the_gradient_is_that_of_its_parts(corpus: Path) -> None:
     @jax.jit
     @jax.grad
     def gradient(params: Any, inputs_BT: Any, targets_BT: Any, carry: Carry) -> Any:
-        _, logits, _ = model.apply({"params": params}, inputs_BT, carry)
+        _, logits, *_ = model.apply({"params": params}, inputs_BT, carry)
         return optax.softmax_cross_entropy_with_integer_labels(logits, targets_BT).mean()
 
     def square(first: int, last: int) -> float:

@@ -8,83 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mlstm_jax.config import Config, Data, Model, Optimizer, Train
-from mlstm_jax.data.documents import clean
 from mlstm_jax.errors import UserError
 from mlstm_jax.report import compressed_bpc, report
 from mlstm_jax.run import Run, load
-from mlstm_jax.training import loop
-from mlstm_jax.transfer.classify import Labelled, classify
-from mlstm_jax.transfer.features import features
 from mlstm_jax.transfer.generate import as_text, generate, prompt_bytes
-from mlstm_jax.transfer.labels import read_labelled
-
-
-@pytest.fixture(scope="module")
-def run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A small model that has learned the made-up reviews; two layers."""
-    config = Config(
-        out=str(tmp_path_factory.mktemp("model") / "run"),
-        model=Model(hidden=64, embedding=16, layers=2),
-        data=Data(corpus=str(corpus), batch=16, window=32),
-        optimizer=Optimizer(learning_rate=1e-2),
-        train=Train(steps=300, epochs=None, eval_every=300, checkpoint_every=300),
-    )
-    return load(loop.train(config))
-
-
-TEXTS = ["the guitar is good", "é", "my cable sounds great " * 40, "that strap was bad" * 9, "a"]
-
-
-def test_features_are_c_after_the_text(run: Run) -> None:
-    found = features(run, TEXTS)
-    for text, row in zip(TEXTS, found, strict=True):
-        bytes_BT = np.frombuffer(clean(text, "radford"), np.uint8)[None]
-        carry, *_ = run.model.apply({"params": run.params}, bytes_BT, run.model.init_carry(1))
-        np.testing.assert_allclose(row, carry.c[0, -1], rtol=1e-4, atol=1e-5)
-
-
-def test_features_do_not_depend_on_batch_mates_or_order(run: Run) -> None:
-    together = features(run, TEXTS * 30)
-    np.testing.assert_array_equal(together[:5], features(run, TEXTS))
-    np.testing.assert_array_equal(features(run, TEXTS[::-1])[::-1], together[:5])
-    np.testing.assert_array_equal(features(run, TEXTS[2:3]), together[2:3])
-
-
-def test_a_held_state_does_not_move_by_a_bit(run: Run) -> None:
-    carry = jax.tree.map(lambda x: np.full_like(x, 0.3), run.model.init_carry(2))
-    hold_BT = np.array([[False] * 8, [True] * 8])
-    after, *_ = run.model.apply({"params": run.params}, np.ones((2, 8), np.uint8), carry, hold_BT)
-    np.testing.assert_array_equal(after.c[1], carry.c[1])
-    assert np.abs(after.c[0] - carry.c[0]).max() > 0.01
-
-
-def test_classifier_finds_the_unit_that_knows(random: np.random.Generator) -> None:
-    def make(count: int) -> Labelled:
-        labels = random.integers(0, 2, count)
-        values = random.normal(size=(count, 40)).astype(np.float32)
-        values[:, 17] = 4 * labels - 2 + 0.5 * random.normal(size=count)
-        return Labelled(values, labels)
-
-    result = classify(make(400), make(100), make(400))
-    assert result.test > 0.97
-    assert result.units[0] == 17
-    assert result.top_units[1] > 0.97
-    assert result.nonzero < 40
-    assert result.strength in [2.0**power for power in range(-8, 1)]
-
-
-def test_labels_are_read_and_checked(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text("label,sentence\n1,good\n0,bad\n")
-    texts, labels = read_labelled(path, None, "label")
-    assert (texts, labels.tolist()) == (["good", "bad"], [1, 0])
-    path.write_text("label,sentence\n1,good\nx,bad\n")
-    with pytest.raises(UserError, match="record 2 has no whole number in 'label'"):
-        read_labelled(path, None, "label")
-    path.write_text("label,sentence\n1,good\n1,bad\n")
-    with pytest.raises(UserError, match="must be two"):
-        read_labelled(path, None, "label")
 
 
 def test_generated_text_is_of_the_corpus_and_of_the_seed(run: Run) -> None:
@@ -105,7 +32,7 @@ def test_generation_draws_from_the_model(run: Run) -> None:
     """The first byte's frequencies over many seeds are softmax of the logits."""
     prompt = prompt_bytes("the guitar ", run.cleaning)
     context = np.frombuffer(prompt, np.uint8)[None]
-    _, logits, _ = run.model.apply({"params": run.params}, context, run.model.init_carry(1))
+    _, logits, *_ = run.model.apply({"params": run.params}, context, run.model.init_carry(1))
     expected = np.asarray(jax.nn.softmax(logits[0, -1] / jnp.float32(2.0)))
     drawn = [
         next(iter(generate(run, "the guitar ", length=1, temperature=2.0, seed=seed)))[0]

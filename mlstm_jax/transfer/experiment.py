@@ -1,0 +1,271 @@
+"""The transfer experiment: how much of a label a frozen model's state tells, and which units do.
+
+Puri et al. 2018, section VI, and Radford et al. 2017, figs. 2 and 3: a classifier on all features
+and on the first k units alone, accuracy against the number of labelled examples, and the best
+unit's values by class; beside it TF-IDF and logistic regression, so that nobody is fooled.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlstm_jax.transfer import classify
+from mlstm_jax.transfer.classify import STRENGTHS, Classifier, Examples
+from mlstm_jax.transfer.labels import Labelled
+
+TOP_UNITS = (1, 2, 5, 10, 50, 100)
+_CURVE = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+_DRAWS = 3  # of the examples of a point of the curve
+_BINS = 40
+
+Texts = tuple[Labelled, Labelled | None, Labelled]
+
+# How often `run` tells how far it is.
+PARTS_OF_A_RUN = len(STRENGTHS) + 3
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What TF-IDF of words and pairs of words reaches."""
+
+    strength: float
+    train: float
+    valid: float
+    test: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was found; accuracies are fractions."""
+
+    classes: list[str]
+    texts: dict[str, int]  # of train, valid and test
+    features: int
+    strength: float  # C
+    train: float
+    valid: float  # cross-validated where there was no validation file
+    test: float
+    majority: float  # test accuracy of the commonest class of train
+    nonzero: int  # features that L1 left
+    units: list[int]  # by |weight|, the largest first
+    top_units: dict[int, float]  # k → test accuracy of the k first of them
+    confusion: list[list[int]]  # of the test texts: true class, predicted class
+    learning_curve: list[dict[str, float]]  # examples, and mean, least and largest test accuracy
+    histogram: dict[str, Any]  # of the best unit in train: edges, and counts by class
+    baseline: Baseline
+
+
+def run(
+    train: Examples,
+    valid: Examples | None,
+    test: Examples,
+    texts: Texts,
+    classes: list[str],
+    on_part: Callable[[int, str], None] = lambda number, name: None,
+) -> tuple[Classifier, Result]:
+    """Fit, measure, and return the classifier of all features and what was found.
+
+    Args:
+        train, valid, test: features and classes; without valid, cross-validation.
+        texts: the same texts, for the baseline.
+        classes: their names.
+        on_part: told which of `PARTS_OF_A_RUN` has been done, and what comes.
+    """
+    fits = len(STRENGTHS)
+    chosen, valid_accuracy = classify.choose(
+        train, valid, classes, lambda n: on_part(n, f"strength {n} of {fits}")
+    )
+    units = chosen.ranking
+    top = {}
+    on_part(fits, "the first units")
+    for count in [k for k in TOP_UNITS if k <= train.features.shape[1]]:
+        few = classify.columns(train, units[:count])
+        # Few features need no shrinking: the weakest of the strengths tried.
+        alone = classify.fit(few, classes, STRENGTHS[-1])
+        top[count] = alone.accuracy(classify.columns(test, units[:count]))
+    on_part(fits + 1, "accuracy by labelled examples")
+    curve = _learning_curve(train, test, classes, chosen.strength)
+    on_part(fits + 2, "TF-IDF")
+    baseline = _baseline(*texts)
+    confusion = np.zeros((len(classes), len(classes)), int)
+    np.add.at(confusion, (test.labels, chosen.predict(test.features)), 1)
+    commonest = int(np.bincount(train.labels).argmax())
+    sizes = {name: len(part.texts) if part else 0 for name, part in zip(_PARTS, texts, strict=True)}
+    result = Result(
+        classes=classes,
+        texts=sizes,
+        features=train.features.shape[1],
+        strength=chosen.strength,
+        train=chosen.accuracy(train),
+        valid=valid_accuracy,
+        test=chosen.accuracy(test),
+        majority=float((test.labels == commonest).mean()),
+        nonzero=chosen.nonzero,
+        units=units[: max(TOP_UNITS)].tolist(),
+        top_units=top,
+        confusion=confusion.tolist(),
+        learning_curve=curve,
+        histogram=_histogram(train, int(units[0]), classes),
+        baseline=baseline,
+    )
+    return chosen, result
+
+
+_PARTS = ("train", "valid", "test")
+
+
+def _learning_curve(
+    train: Examples, test: Examples, classes: list[str], strength: float
+) -> list[dict[str, float]]:
+    total = len(train.labels)
+    curve = []
+    for count in [n for n in _CURVE if len(classes) <= n < total] + [total]:
+        accuracies = [
+            classify.fit(classify.subset(train, count, seed), classes, strength).accuracy(test)
+            for seed in range(_DRAWS if count < total else 1)
+        ]
+        curve.append(
+            {
+                "examples": count,
+                "mean": float(np.mean(accuracies)),
+                "least": min(accuracies),
+                "largest": max(accuracies),
+            }
+        )
+    return curve
+
+
+def _histogram(train: Examples, unit: int, classes: list[str]) -> dict[str, Any]:
+    values = train.features[:, unit]
+    # Few outliers would squeeze all others into one bin.
+    low, high = (float(edge) for edge in np.percentile(values, [0.5, 99.5]))
+    edges = np.linspace(low, high, _BINS + 1)
+    inside = np.clip(values, low, high)
+    counts = {
+        name: np.histogram(inside[train.labels == label], edges)[0].tolist()
+        for label, name in enumerate(classes)
+    }
+    return {"unit": unit, "edges": edges.tolist(), "counts": counts}
+
+
+def _baseline(train: Labelled, valid: Labelled | None, test: Labelled) -> Baseline:
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import cross_val_score
+    from sklearn.pipeline import make_pipeline
+
+    def model(strength: float) -> Any:
+        words = TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True)
+        return make_pipeline(words, LogisticRegression(C=strength, max_iter=1000))
+
+    def score(strength: float) -> float:
+        if valid is None:
+            return float(cross_val_score(model(strength), *train, cv=3).mean())
+        return float(model(strength).fit(*train).score(*valid))
+
+    scores = {strength: score(strength) for strength in (1.0, 4.0, 16.0, 64.0)}
+    best = max(scores, key=lambda strength: scores[strength])
+    fitted = model(best).fit(*train)
+    return Baseline(best, float(fitted.score(*train)), scores[best], float(fitted.score(*test)))
+
+
+def write(folder: Path, result: Result, model: str) -> None:
+    """Write report.json, report.md and, where matplotlib is there, the pictures."""
+    (folder / "report.json").write_text(json.dumps({"model": model} | asdict(result), indent=2))
+    pictures = draw(folder, result)
+    (folder / "report.md").write_text(as_markdown(result, model, pictures))
+
+
+def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
+    """Return the report as text with tables."""
+    base = result.baseline
+    checked = "valid" if result.texts["valid"] else "cross-validated"
+    rows = [
+        ("all features", result.train, result.valid, result.test),
+        *((f"first {k} units", None, None, score) for k, score in result.top_units.items()),
+        ("TF-IDF, words and pairs", base.train, base.valid, base.test),
+        ("the commonest class", None, None, result.majority),
+    ]
+    lines = [
+        f"# Transfer of {model}",
+        "",
+        f"{', '.join(f'{count:,} {name}' for name, count in result.texts.items() if count)} texts "
+        f"of {len(result.classes)} classes: {', '.join(result.classes)}.",
+        "",
+        f"| | train | {checked} | **test** |",
+        "|---|---|---|---|",
+        *(
+            f"| {name} | {_percent(train)} | {_percent(valid)} | **{_percent(test)}** |"
+            for name, train, valid, test in rows
+        ),
+        "",
+        f"C = {result.strength:g}; {result.nonzero} of {result.features} features have a weight. "
+        f"Largest first: {', '.join(map(str, result.units[:10]))}.",
+        "",
+        "Confusion on the test texts, a row a true class:",
+        "",
+        "| | " + " | ".join(result.classes) + " |",
+        "|---" * (len(result.classes) + 1) + "|",
+        *(
+            f"| **{name}** | " + " | ".join(map(str, row)) + " |"
+            for name, row in zip(result.classes, result.confusion, strict=True)
+        ),
+        "",
+        "| labelled examples | test accuracy | over three draws |",
+        "|---|---|---|",
+        *(
+            f"| {int(point['examples']):,} | {_percent(point['mean'])} | "
+            f"{_percent(point['least'])} to {_percent(point['largest'])} |"
+            for point in result.learning_curve
+        ),
+        "",
+        *(f"![{Path(name).stem}]({name})" for name in pictures),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}"
+
+
+def draw(folder: Path, result: Result) -> list[str]:
+    """Draw the best unit's histogram and the learning curve; return the files, none without them.
+
+    Needs matplotlib, the extra `plot`.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return []
+    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    axes = figure.subplots()
+    edges = np.array(result.histogram["edges"])
+    for name, counts in result.histogram["counts"].items():
+        axes.stairs(counts, edges, fill=True, alpha=0.5, label=name)
+    unit = result.histogram["unit"]
+    axes.set(xlabel=f"value of unit {unit} at the end of the text", ylabel="training texts")
+    axes.legend()
+    figure.savefig(folder / "best_unit.png", dpi=110)
+
+    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    axes = figure.subplots()
+    points = result.learning_curve
+    examples = [point["examples"] for point in points]
+    least, largest = ([100 * point[end] for point in points] for end in ("least", "largest"))
+    axes.fill_between(examples, least, largest, alpha=0.25)
+    axes.plot(examples, [100 * point["mean"] for point in points], marker="o", label="all features")
+    for name, score, style in (
+        ("best unit alone", result.top_units[1], ":"),
+        ("TF-IDF, all examples", result.baseline.test, "--"),
+        ("commonest class", result.majority, "-."),
+    ):
+        axes.axhline(100 * score, ls=style, color="gray", label=name)
+    axes.set(xscale="log", xlabel="labelled examples", ylabel="test accuracy, %")
+    axes.legend()
+    axes.grid(alpha=0.3)
+    figure.savefig(folder / "learning_curve.png", dpi=110)
+    return ["best_unit.png", "learning_curve.png"]

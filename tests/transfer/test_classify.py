@@ -1,0 +1,165 @@
+"""The classifier on features, what is reported of it, and its use on new texts."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlstm_jax import cli
+from mlstm_jax.errors import UserError
+from mlstm_jax.run import Run
+from mlstm_jax.transfer import classify
+from mlstm_jax.transfer.classify import Classifier, Description, Examples
+from mlstm_jax.transfer.labels import read_labelled, require_classes
+
+NAMES = {2: ["0", "1"], 3: ["bad", "good", "so so"]}
+
+
+def make(random: np.random.Generator, count: int, classes: int = 2) -> Examples:
+    """Features in which unit 17 + k alone tells class k from the others."""
+    labels = random.integers(0, classes, count)
+    values = random.normal(size=(count, 40)).astype(np.float32)
+    for label in range(1 if classes == 2 else 0, classes):
+        own = 4.0 * (labels == label) - 2
+        values[:, 17 + label] = own + 0.5 * random.normal(size=count)
+    return Examples(values, labels)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("validated", [True, False])
+def test_the_units_that_know_are_found(
+    classes: int, validated: bool, random: np.random.Generator
+) -> None:
+    names = NAMES[classes]
+    valid = make(random, 100, classes) if validated else None
+    found, score = classify.choose(make(random, 400, classes), valid, names)
+    test = make(random, 400, classes)
+    assert found.accuracy(test) > 0.95
+    assert score > 0.95
+    telling = [18] if classes == 2 else [17, 18, 19]
+    assert sorted(found.ranking[: len(telling)].tolist()) == telling
+    assert found.nonzero < 40
+    assert found.strength in classify.STRENGTHS
+    np.testing.assert_allclose(found.probabilities(test.features).sum(axis=1), 1)
+
+
+def test_probabilities_are_scikit_learns(random: np.random.Generator) -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    data = make(random, 300)
+    found = classify.fit(data, ["0", "1"], 0.5)
+    theirs = LogisticRegression(
+        l1_ratio=1.0, C=0.5, solver="liblinear", random_state=0, max_iter=1000
+    ).fit(data.features, data.labels)
+    np.testing.assert_allclose(
+        found.probabilities(data.features), theirs.predict_proba(data.features), atol=1e-6
+    )
+
+
+def test_a_classifier_is_kept_without_pickle(tmp_path: Path, random: np.random.Generator) -> None:
+    found = classify.fit(make(random, 200, 3), NAMES[3], 0.25)
+    about = Description("c", False, "abc", None)
+    classify.save(tmp_path, found, about)
+    again, also = classify.load(tmp_path)
+    assert also == about
+    assert (again.classes, again.strength) == (found.classes, 0.25)
+    np.testing.assert_array_equal(again.weights_KD, found.weights_KD)
+    assert isinstance(again, Classifier)
+    (tmp_path / "classifier.safetensors").write_bytes(b"no")
+    with pytest.raises(UserError, match="cannot be read"):
+        classify.load(tmp_path)
+    with pytest.raises(UserError, match="holds no classifier"):
+        classify.load(tmp_path / "none")
+
+
+def test_a_subset_has_every_class(random: np.random.Generator) -> None:
+    labels = np.array([0] * 95 + [1] * 4 + [2])
+    data = Examples(np.arange(100.0, dtype=np.float32)[:, None], labels)
+    for seed in range(5):
+        few = classify.subset(data, 10, seed)
+        assert len(few.labels) == 10
+        assert set(few.labels) == {0, 1, 2}
+        np.testing.assert_array_equal(labels[few.features[:, 0].astype(int)], few.labels)
+
+
+def test_labels_are_read_and_checked(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("label,sentence\n10,good\n9,bad\n,none\n")
+    with pytest.raises(UserError, match="record 3 has no label in 'label'"):
+        read_labelled(path, None, "label")
+    path.write_text("label,sentence\n10,good\n9,bad\n")
+    found = read_labelled(path, None, "label")
+    assert (found.texts, found.labels, found.classes) == (["good", "bad"], ["10", "9"], ["9", "10"])
+    with pytest.raises(UserError, match="has the label '10', which the training texts lack"):
+        require_classes(path, found, ["9", "8"])
+    path.write_text("label,sentence\n1,good\n1,bad\n")
+    with pytest.raises(UserError, match="has only the label 1"):
+        require_classes(path, read_labelled(path, None, "label"))
+    lines = tmp_path / "b.jsonl"
+    records = [{"text": "a", "kind": 1.0}, {"text": "b", "kind": "neg"}, {"text": "c", "kind": 2}]
+    lines.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert read_labelled(lines, None, "kind").labels == ["1", "neg", "2"]
+    many = "".join(f"{n},a text\n" for n in range(300))
+    path.write_text("label,sentence\n" + many)
+    with pytest.raises(UserError, match="300 different labels"):
+        require_classes(path, read_labelled(path, None, "label"))
+
+
+def write_reviews(path: Path, random: np.random.Generator, count: int) -> Path:
+    words = {"fine": ["good", "great", "very well"], "poor": ["bad"], "fair": ["as expected"]}
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["verdict", "review"])
+        for _ in range(count):
+            verdict = str(random.choice(list(words)))
+            noun, end = random.choice(["guitar", "cable", "piano"]), random.choice(words[verdict])
+            writer.writerow([verdict, f"my {noun} is {end} {random.integers(3000)}."])
+    return path
+
+
+def test_transfer_and_classify_from_the_outside(
+    run: Run, tmp_path: Path, random: np.random.Generator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train, test = (write_reviews(tmp_path / f"{n}.csv", random, n) for n in (300, 100))
+    out = tmp_path / "out"
+    columns = ["--text-column", "review", "--label-column", "verdict"]
+    command = ["transfer", str(run.folder), "--train", str(train), "--test", str(test)]
+    cli.main([*command, *columns, "--out", str(out)])
+    said = capsys.readouterr().out
+    result = json.loads((out / "report.json").read_text())
+    assert result["classes"] == ["fair", "fine", "poor"]
+    assert result["test"] > 0.9
+    assert result["majority"] < 0.8
+    assert result["baseline"]["test"] > 0.9
+    assert sum(map(sum, result["confusion"])) == 100
+    diagonal = sum(row[n] for n, row in enumerate(result["confusion"]))
+    assert diagonal == pytest.approx(100 * result["test"])
+    assert result["learning_curve"][-1]["examples"] == 300
+    assert result["learning_curve"][-1]["mean"] == pytest.approx(result["test"])
+    assert list(result["top_units"]) == ["1", "2", "5", "10", "50"]
+    for text in ("cross-validated", "TF-IDF", f"**{100 * result['test']:.1f}**"):
+        assert text in said
+    for picture in ("best_unit.png", "learning_curve.png"):
+        assert (out / picture).read_bytes().startswith(b"\x89PNG")
+        assert picture in (out / "report.md").read_text()
+
+    labelled = tmp_path / "labelled.csv"
+    cli.main(["classify", str(run.folder), str(out), str(test), "--out", str(labelled)])
+    capsys.readouterr()
+    with labelled.open() as file, test.open() as given:
+        found, true = list(csv.DictReader(file)), list(csv.DictReader(given))
+    right = [a["label"] == b["verdict"] for a, b in zip(found, true, strict=True)]
+    assert np.mean(right) == pytest.approx(result["test"])
+    assert list(found[0]) == ["label", "p(fair)", "p(fine)", "p(poor)"]
+
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*command, *columns, "--out", str(out)])
+    assert stop.value.code == 2
+    about = json.loads((out / "classifier.json").read_text())
+    (out / "classifier.json").write_text(json.dumps(about | {"model": "another"}))
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["classify", str(run.folder), str(out), str(test)])
+    assert stop.value.code == 2
+    assert "was made with other parameters" in capsys.readouterr().err

@@ -1,0 +1,102 @@
+"""Features: the state after a text, whatever it is read with."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from mlstm_jax import cli
+from mlstm_jax.data.documents import clean
+from mlstm_jax.errors import UserError
+from mlstm_jax.run import Run
+from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.transfer.features import Featurizer, State, features
+
+TEXTS = ["the guitar is good", "é", "my cable sounds great " * 40, "that strap was bad" * 9, "a"]
+
+
+def one_device() -> Parallel:
+    return Parallel(jax.local_devices()[:1])
+
+
+@pytest.mark.parametrize("state", ["c", "h", "mean_h"])
+def test_features_are_the_state_after_the_text(run: Run, state: State) -> None:
+    found = Featurizer(run, state=state, all_layers=True, devices=one_device())(TEXTS)
+    apply = jax.jit(run.model.apply)
+    for text, row in zip(TEXTS, found, strict=True):
+        carry, states = run.model.init_carry(1), []
+        for byte in clean(text, "radford"):
+            carry, *_ = apply({"params": run.params}, np.array([[byte]], np.uint8), carry)
+            states.append(np.asarray(carry.h[0]))
+        expected = {"c": carry.c[0], "h": carry.h[0], "mean_h": np.mean(states, axis=0)}[state]
+        np.testing.assert_allclose(row, np.ravel(expected), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("state", ["c", "mean_h"])
+def test_features_do_not_depend_on_batch_mates_order_or_calls(run: Run, state: State) -> None:
+    """To the bit, on one device: the shape of a batch is always the same."""
+    read = Featurizer(run, state=state, devices=one_device())
+    together = read(TEXTS * 30)
+    np.testing.assert_array_equal(together[:5], read(TEXTS))
+    np.testing.assert_array_equal(together[-5:], together[:5])
+    np.testing.assert_array_equal(read(TEXTS[::-1])[::-1], together[:5])
+    for number, text in enumerate(TEXTS):
+        np.testing.assert_array_equal(read([text])[0], together[number])
+
+
+def test_features_are_the_same_on_more_devices(run: Run) -> None:
+    one, four = (Featurizer(run, devices=Parallel(jax.local_devices()[:n])) for n in (1, 4))
+    np.testing.assert_allclose(four(TEXTS), one(TEXTS), rtol=1e-5, atol=1e-6)
+
+
+def test_units_and_layers_are_columns_of_the_whole(run: Run) -> None:
+    whole = Featurizer(run, all_layers=True)
+    chosen = Featurizer(run, units=[40, 3])
+    assert (whole.width, chosen.width) == (128, 2)
+    np.testing.assert_array_equal(whole.unit_of_column[[0, 64, 127]], [0, 0, 63])
+    np.testing.assert_array_equal(whole.layer_of_column[[0, 63, 64]], [0, 0, 1])
+    np.testing.assert_array_equal(chosen(TEXTS), whole(TEXTS)[:, [64 + 40, 64 + 3]])
+    with pytest.raises(UserError, match="unit 64 does not exist: the model has 0 to 63"):
+        Featurizer(run, units=[64])
+
+
+def test_a_held_state_does_not_move_by_a_bit(run: Run) -> None:
+    carry = jax.tree.map(lambda x: np.full_like(x, 0.3), run.model.init_carry(2))
+    hold_BT = np.array([[False] * 8, [True] * 8])
+    after, *_ = run.model.apply({"params": run.params}, np.ones((2, 8), np.uint8), carry, hold_BT)
+    np.testing.assert_array_equal(after.c[1], carry.c[1])
+    np.testing.assert_array_equal(after.h[1], carry.h[1])
+    assert np.abs(after.c[0] - carry.c[0]).max() > 0.01
+
+
+def test_the_trace_is_the_carry_after_each_byte(run: Run) -> None:
+    bytes_BT = np.frombuffer(b"my guitar is good", np.uint8)[None]
+    read = run.model.apply({"params": run.params}, bytes_BT, run.model.init_carry(1), trace=True)
+    assert read.trace is not None
+    carry, apply = run.model.init_carry(1), jax.jit(run.model.apply)
+    for at in range(bytes_BT.shape[1]):
+        carry, *_ = apply({"params": run.params}, bytes_BT[:, at : at + 1], carry)
+        np.testing.assert_allclose(read.trace.c[:, at], carry.c, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(read.trace.h[:, at], carry.h, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(read.trace.c[:, -1], read.carry.c)
+
+
+def test_the_command_keeps_the_places_of_records(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = tmp_path / "a.csv", tmp_path / "out.npz"
+    source.write_text('review,x\nthe guitar is good,1\n"",2\nmy cable is bad,3\n')
+    command = ["features", str(run.folder), str(source), "--out", str(out)]
+    cli.main([*command, "--text-column", "review", "--units", "5", "9"])
+    assert "3 texts x 2 features" in capsys.readouterr().out
+    with np.load(out) as found:
+        read = found["features"]
+        assert found["unit"].tolist() == [5, 9]
+        assert found["state"] == "c"
+    expected = features(run, ["the guitar is good", "my cable is bad"])[:, [5, 9]]
+    np.testing.assert_array_equal(read[[0, 2]], expected)
+    assert not read[1].any()
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["features", str(run.folder), str(source), "--out", "x.csv"])
+    assert stop.value.code == 2
