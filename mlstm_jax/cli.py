@@ -234,6 +234,11 @@ def generate(
     prompt: str = "",
     length: int = 400,
     temperature: float = 0.7,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    samples: int = 1,
+    set_unit: tuple[str, ...] = (),
+    stop: str = "",
     seed: int = 0,
     checkpoint: str = "best",
 ) -> None:
@@ -242,21 +247,98 @@ def generate(
     Args:
         run: run folder.
         prompt: text to go on with; empty: a document from its beginning.
-        length: bytes to generate.
+        length: bytes to generate, at most.
         temperature: 1 is the model's own distribution, lower is safer, 0 takes the likeliest byte.
-        seed: the same seed gives the same text.
+        top_k: draw from the k likeliest bytes alone.
+        top_p: draw from the fewest bytes that have this probability together alone.
+        samples: how many texts.
+        set_unit: UNIT=VALUE, any number of them: hold a unit of the top layer's cell state.
+        stop: a byte that ends a text, as it is or as \\n, \\x02; a review ends at \\n.
+        seed: the same seed gives the same texts.
         checkpoint: best (by validation BPC), latest, or a step.
     """
     from mlstm_jax.run import load
     from mlstm_jax.transfer.generate import as_text
     from mlstm_jax.transfer.generate import generate as run_generate
 
+    held = dict(_held(text) for text in set_unit)
     loaded = load(run, checkpoint)
-    print(prompt, end="", flush=True)
-    pieces = run_generate(loaded, prompt, length=length, temperature=temperature, seed=seed)
-    for text in as_text(pieces):
-        print(text, end="", flush=True)
-    print()
+    pieces = run_generate(
+        loaded,
+        prompt,
+        length=length,
+        seed=seed,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        samples=samples,
+        held=held,
+        stop=_byte(stop),
+    )
+    if samples == 1:
+        print(prompt, end="", flush=True)
+        for text in as_text(piece for (piece,) in pieces):
+            print(text, end="", flush=True)
+        print()
+        return
+    for number, whole in enumerate(zip(*pieces, strict=True), 1):
+        print(f"--- {number} of {samples}\n{prompt}{''.join(as_text(iter(whole)))}")
+
+
+def _held(text: str) -> tuple[int, float]:
+    unit, _, value = text.partition("=")
+    try:
+        return int(unit), float(value)
+    except ValueError:
+        raise UserError(f"--set-unit {text!r} is not UNIT=VALUE, such as 2388=1.5") from None
+
+
+def _byte(text: str) -> bytes:
+    """Return one byte that is written as it is or as an escape, or none."""
+    try:
+        found = text.encode("latin-1").decode("unicode_escape").encode("latin-1")
+    except UnicodeError:
+        found = b"??"
+    if len(found) > 1:
+        raise UserError(f"--stop {text!r} is not one byte; write it as it is, or as \\n or \\x02.")
+    return found
+
+
+def heatmap(
+    run: _RunFolder,
+    unit: int,
+    out: Path,
+    text: str = "",
+    file: Path | None = None,
+    scale: float | None = None,
+    checkpoint: str = "best",
+) -> None:
+    """Colour a text by the value of one unit, as a page that needs no network or as a picture.
+
+    Args:
+        run: run folder.
+        unit: unit of the top layer's cell state; `mlstm-jax transfer` finds the ones that matter.
+        out: .html or .png to write.
+        text: what to read.
+        file: read this file instead.
+        scale: the value of the fullest colour; unset: the largest in the text.
+        checkpoint: best (by validation BPC), latest, or a step.
+    """
+    from mlstm_jax.run import load
+    from mlstm_jax.transfer.heatmap import heat, write
+    from mlstm_jax.transfer.reader import Reader
+
+    if file is not None:
+        try:
+            text = file.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise UserError(f"{file}: cannot be read: {error.strerror}") from error
+    made = heat(Reader(load(run, checkpoint)), text, unit, scale)
+    write(out, made)
+    print(
+        f"{out}: {len(made.texts):,} characters, unit {unit} from {made.values.min():.3f} to "
+        f"{made.values.max():.3f}"
+    )
 
 
 def schedule(arguments: Sequence[str]) -> None:
@@ -627,6 +709,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "train": train,
     "evaluate": evaluate,
     "generate": generate,
+    "heatmap": heatmap,
     "report": report,
     "features": features,
     "transfer": transfer,

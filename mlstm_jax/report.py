@@ -47,7 +47,8 @@ def report(folder: Path, corpus: Path | None = None) -> str:
         f", the compressors' over the first {len(text):,}" if len(text) < score.bytes_scored else ""
     )
     best_other = min(others, key=lambda name: others[name])
-    sample = "".join(as_text(generate(run, "", length=400, temperature=0.7, seed=0)))
+    pieces = generate(run, "", length=400, temperature=0.7, seed=0)
+    sample = "".join(as_text(piece for (piece,) in pieces))
     lines = [
         f"Bits per character over {len(split.bytes):,} validation bytes, none trained on{note}:",
         f"  {'this model':<12}{score.bpc:8.3f}   step {run.step:,}",

@@ -83,10 +83,11 @@ def run(
     top = {}
     on_part(fits, "the first units")
     for count in [k for k in TOP_UNITS if k <= train.features.shape[1]]:
-        few = classify.columns(train, units[:count])
+        first = units[:count].tolist()
+        few = classify.columns(train, first)
         # Few features need no shrinking: the weakest of the strengths tried.
         alone = classify.fit(few, classes, STRENGTHS[-1])
-        top[count] = alone.accuracy(classify.columns(test, units[:count]))
+        top[count] = alone.accuracy(classify.columns(test, first))
     on_part(fits + 1, "accuracy by labelled examples")
     curve = _learning_curve(train, test, classes, chosen.strength)
     on_part(fits + 2, "TF-IDF")

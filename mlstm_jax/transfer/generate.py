@@ -1,13 +1,16 @@
 """Text from a trained model, a byte at a time.
 
 The prompt is cleaned as the corpus was, without its end, and read from a zero state; then each
-byte is drawn from softmax(logits / temperature) and read in turn. The steps are compiled once, a
-block of them a call, whatever the length.
+byte is drawn from softmax(logits / temperature), cut to the likeliest where that is asked for, and
+read in turn. Units of the top layer's c can be held at a value (Radford et al. 2017, section 4.3:
+the sentiment of what is written then follows). The steps are compiled once, a block of them a call,
+whatever the length. A sample hangs on the seed and its own number alone.
 """
 
 import codecs
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +18,40 @@ import numpy as np
 
 from mlstm_jax.data.documents import Cleaning, clean
 from mlstm_jax.errors import UserError
-from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
+from mlstm_jax.model.language_model import VOCABULARY, Carry, LanguageModel, Parameters
 from mlstm_jax.run import Run
 
 _BLOCK = 64
 
 
-def _sample(key: jax.Array, logits_V: jax.Array, temperature: jax.Array) -> jax.Array:
-    drawn = jax.random.categorical(key, logits_V / jnp.maximum(temperature, 1e-6))
-    return jnp.where(temperature > 0, drawn, jnp.argmax(logits_V)).astype(jnp.uint8)
+class Sampling(NamedTuple):
+    """How a byte is drawn; scalars of the device."""
+
+    temperature: jax.Array
+    top_k: jax.Array  # int32: only from so many
+    top_p: jax.Array  # only from the fewest that have this probability together
+
+
+class Held(NamedTuple):
+    """Which units of the top layer's c are held, bool [H], and at what."""
+
+    is_held_H: jax.Array
+    values_H: jax.Array
+
+    def apply(self, carry: Carry) -> Carry:
+        """Return the carry with the held units set."""
+        top_BH = jnp.where(self.is_held_H[None], self.values_H[None], carry.c[:, -1])
+        return Carry(carry.h, carry.c.at[:, -1].set(top_BH.astype(carry.c.dtype)))
+
+
+def _sample(key: jax.Array, logits_V: jax.Array, how: Sampling) -> jax.Array:
+    logits_V = logits_V / jnp.maximum(how.temperature, 1e-6)
+    falling_V = -jnp.sort(-logits_V)
+    before_V = jnp.cumsum(jax.nn.softmax(falling_V)) - jax.nn.softmax(falling_V)
+    kept = jnp.minimum(how.top_k, jnp.sum(before_V < how.top_p))
+    least = falling_V[jnp.maximum(kept, 1) - 1]
+    drawn = jax.random.categorical(key, jnp.where(logits_V >= least, logits_V, -jnp.inf))
+    return jnp.where(how.temperature > 0, drawn, jnp.argmax(logits_V)).astype(jnp.uint8)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -31,26 +59,31 @@ def _generate_block(
     model: LanguageModel,
     params: Parameters,
     carry: Carry,
-    logits_V: jax.Array,
-    key: jax.Array,
-    temperature: jax.Array,
+    logits_BV: jax.Array,
+    keys_B: jax.Array,
+    first: jax.Array,
+    how: Sampling,
+    held: Held,
 ) -> tuple[Carry, jax.Array, jax.Array]:
     def step(
-        state: tuple[Carry, jax.Array], key: jax.Array
+        state: tuple[Carry, jax.Array], at: jax.Array
     ) -> tuple[tuple[Carry, jax.Array], jax.Array]:
-        carry, logits_V = state
-        byte = _sample(key, logits_V, temperature)
-        carry, logits_BTV, *_ = model.apply({"params": params}, byte[None, None], carry)
-        return (carry, logits_BTV[0, 0]), byte
+        carry, logits_BV = state
+        keys = jax.vmap(jax.random.fold_in, (0, None))(keys_B, at)
+        byte_B = jax.vmap(_sample, (0, 0, None))(keys, logits_BV, how)
+        carry, logits_BTV, *_ = model.apply({"params": params}, byte_B[:, None], held.apply(carry))
+        return (carry, logits_BTV[:, 0]), byte_B
 
-    (carry, logits_V), drawn = jax.lax.scan(step, (carry, logits_V), jax.random.split(key, _BLOCK))
-    return carry, logits_V, drawn
+    steps = first + jnp.arange(_BLOCK)
+    (carry, logits_BV), drawn_TB = jax.lax.scan(step, (carry, logits_BV), steps)
+    return carry, logits_BV, drawn_TB
 
 
 @partial(jax.jit, static_argnums=0)
 def _read(model: LanguageModel, params: Parameters, bytes_BT: jax.Array) -> tuple[Carry, jax.Array]:
-    carry, logits_BTV, *_ = model.apply({"params": params}, bytes_BT, model.init_carry(1))
-    return carry, logits_BTV[0, -1]
+    zero = jax.tree.map(jnp.asarray, model.init_carry(bytes_BT.shape[0]))
+    carry, logits_BTV, *_ = model.apply({"params": params}, bytes_BT, zero)
+    return carry, logits_BTV[:, -1]
 
 
 def prompt_bytes(prompt: str, cleaning: Cleaning) -> bytes:
@@ -68,31 +101,78 @@ def prompt_bytes(prompt: str, cleaning: Cleaning) -> bytes:
 
 
 def generate(
-    run: Run, prompt: str, *, length: int, temperature: float, seed: int
-) -> Iterator[bytes]:
-    """Yield the continuation of a prompt, in pieces, `length` bytes in all.
+    run: Run,
+    prompt: str,
+    *,
+    length: int,
+    seed: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    samples: int = 1,
+    held: Mapping[int, float] | None = None,
+    stop: bytes = b"",
+) -> Iterator[list[bytes]]:
+    """Yield continuations of a prompt, in pieces: of every sample the next.
 
     Args:
         run: a trained model.
         prompt: the text to go on with; may be empty.
-        length: bytes to draw.
+        length: bytes to draw, at most.
+        seed: the same seed gives the same texts; sample i is the same however many there are.
         temperature: 1 samples the model's own distribution, lower is safer, 0 takes the likeliest.
-        seed: the same seed gives the same text.
+        top_k: draw from the k likeliest bytes alone.
+        top_p: draw from the fewest bytes that have this probability together alone.
+        samples: how many texts.
+        held: units of the top layer's c, and the values that they are set to before every byte.
+        stop: one byte that ends a text; it is left out.
+
+    Raises:
+        UserError: a value makes no sense.
     """
-    if length < 0:
-        raise UserError(f"--length is {length}, but it must be 0 or more.")
-    if not 0 <= temperature < float("inf"):
-        raise UserError(f"--temperature is {temperature}, but it must be 0 or more.")
+    hidden, held = run.config.model.hidden, held or {}
+    for name, value, right, rule in (
+        ("length", length, length >= 0, "0 or more"),
+        ("temperature", temperature, 0 <= temperature < float("inf"), "0 or more"),
+        ("top-k", top_k, top_k is None or top_k >= 1, "1 or more"),
+        ("top-p", top_p, top_p is None or 0 < top_p <= 1, "above 0 and at most 1"),
+        ("samples", samples, samples >= 1, "1 or more"),
+        ("stop", stop, len(stop) <= 1, "a single byte"),
+    ):
+        if not right:
+            raise UserError(f"--{name} is {value!r}, but it must be {rule}.")
+    wrong = [unit for unit in held if not 0 <= unit < hidden]
+    if wrong:
+        raise UserError(f"--set-unit {wrong[0]}: the model has the units 0 to {hidden - 1}.")
+    how = Sampling(
+        jnp.float32(temperature),
+        jnp.int32(min(top_k or VOCABULARY, VOCABULARY)),
+        jnp.float32(2 if top_p is None else top_p),
+    )
+    is_held_H, values_H = np.zeros(hidden, bool), np.zeros(hidden, np.float32)
+    is_held_H[list(held)], values_H[list(held)] = True, list(held.values())
+    fixed = Held(jnp.asarray(is_held_H), jnp.asarray(values_H))
+
     params = jax.device_put(run.params)
-    context_BT = np.frombuffer(prompt_bytes(prompt, run.cleaning), np.uint8)[None]
-    carry, logits_V = _read(run.model, params, context_BT)
+    context_T = np.frombuffer(prompt_bytes(prompt, run.cleaning), np.uint8)
+    # All samples begin alike, so one row reads the prompt.
+    carry, logits_BV = _read(run.model, params, context_T[None])
+    carry, logits_BV = jax.tree.map(lambda x: jnp.repeat(x, samples, axis=0), (carry, logits_BV))
     key = jax.random.key(seed, impl="threefry2x32")
-    for start in range(0, length, _BLOCK):
-        key, block_key = jax.random.split(key)
-        carry, logits_V, drawn = _generate_block(
-            run.model, params, carry, logits_V, block_key, jnp.float32(temperature)
+    keys_B = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(samples))
+    ended = [False] * samples
+    for first in range(0, length, _BLOCK):
+        carry, logits_BV, drawn_TB = _generate_block(
+            run.model, params, carry, logits_BV, keys_B, jnp.int32(first), how, fixed
         )
-        yield np.asarray(drawn)[: length - start].tobytes()
+        pieces = []
+        for sample, row in enumerate(np.asarray(drawn_TB)[: length - first].T):
+            piece, end, _ = row.tobytes().partition(stop) if stop else (row.tobytes(), b"", b"")
+            pieces.append(b"" if ended[sample] else piece)
+            ended[sample] |= bool(end)
+        yield pieces
+        if all(ended):
+            return
 
 
 def as_text(pieces: Iterator[bytes]) -> Iterator[str]:

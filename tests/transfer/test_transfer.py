@@ -1,23 +1,35 @@
-"""What a trained model is used for: features, a classifier on them, and text."""
+"""What a trained model is used for beside features: text, heat maps and the report."""
 
 import dataclasses
+import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mlstm_jax import cli
 from mlstm_jax.errors import UserError
 from mlstm_jax.report import compressed_bpc, report
 from mlstm_jax.run import Run, load
-from mlstm_jax.transfer.generate import as_text, generate, prompt_bytes
+from mlstm_jax.transfer.generate import Sampling, _sample, as_text, generate, prompt_bytes
+from mlstm_jax.transfer.heatmap import as_html, colour, heat
+from mlstm_jax.transfer.reader import Reader, characters
+
+
+def whole(pieces: Iterable[list[bytes]]) -> list[bytes]:
+    """Return each sample's text."""
+    return [b"".join(sample) for sample in zip(*pieces, strict=True)]
 
 
 def test_generated_text_is_of_the_corpus_and_of_the_seed(run: Run) -> None:
     def write(seed: int, **options: float) -> bytes:
         values = {"length": 300, "temperature": 0.5} | options
-        return b"".join(generate(run, "the guitar", seed=seed, **values))
+        (text,) = whole(generate(run, "the guitar", seed=seed, **values))
+        return text
 
     assert write(1) == write(1) != write(2)
     # A prefix of a longer text, since the blocks are the same.
@@ -25,7 +37,57 @@ def test_generated_text_is_of_the_corpus_and_of_the_seed(run: Run) -> None:
     assert write(3, temperature=0) == write(4, temperature=0)
     known = "the this my guitar strap tuner cable café is was good".encode().split()
     assert len(set(known) & set(write(5).split())) >= 6
-    assert len(b"".join(generate(run, "", length=70, temperature=1.0, seed=0))) == 70
+    assert len(whole(generate(run, "", length=70, seed=0))[0]) == 70
+
+
+def test_a_sample_hangs_on_its_number_alone(run: Run) -> None:
+    three = whole(generate(run, "my ", length=100, seed=5, samples=3))
+    assert three[:2] == whole(generate(run, "my ", length=100, seed=5, samples=2))
+    assert three[:1] == whole(generate(run, "my ", length=100, seed=5))
+    assert len(set(three)) == 3
+
+
+def test_a_stop_byte_ends_each_text_by_itself(run: Run) -> None:
+    endless = whole(generate(run, "my ", length=200, seed=5, samples=3))
+    stopped = whole(generate(run, "my ", length=200, seed=5, samples=3, stop=b"."))
+    assert stopped == [text.partition(b".")[0] for text in endless]
+    assert len({len(text) for text in stopped}) > 1
+
+
+def test_draws_are_from_the_likeliest_alone(random: np.random.Generator) -> None:
+    """Against the definitions in NumPy, over many draws from one distribution."""
+    logits = random.normal(size=256).astype(np.float32) * 3
+    falling = np.argsort(-logits)
+    shares = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+    enough = int((np.cumsum(shares[falling]) < 0.6).sum()) + 1
+    keys = jax.random.split(jax.random.key(0), 3000)
+    draw = jax.jit(jax.vmap(_sample, (0, None, None)))
+    for top_k, top_p, allowed in ((3, 2.0, 3), (256, 0.6, enough), (1, 0.6, 1), (256, 1e-9, 1)):
+        how = Sampling(jnp.float32(1), jnp.int32(top_k), jnp.float32(top_p))
+        drawn = np.asarray(draw(keys, jnp.asarray(logits), how))
+        assert set(drawn) == set(falling[:allowed])
+        expected = shares[falling[0]] / shares[falling[:allowed]].sum()
+        assert (drawn == falling[0]).mean() == pytest.approx(expected, abs=0.04)
+
+
+def test_a_held_unit_stays_where_it_is_and_changes_the_text(run: Run) -> None:
+    """The likeliest text with units held is that of a model whose state is set before each byte."""
+    held = {3: 4.0, 40: -4.0}
+    (found,) = whole(generate(run, "my ", length=40, seed=0, temperature=0, held=held))
+    apply = jax.jit(run.model.apply)
+    carry, expected = run.model.init_carry(1), b""
+    prompt = prompt_bytes("my ", run.cleaning)
+    carry, logits, *_ = apply({"params": run.params}, np.frombuffer(prompt, np.uint8)[None], carry)
+    for _ in range(40):
+        byte = int(logits[0, -1].argmax())
+        expected += bytes([byte])
+        c = np.array(carry.c)
+        c[0, -1, list(held)] = list(held.values())
+        carry, logits, *_ = apply(
+            {"params": run.params}, np.array([[byte]], np.uint8), carry._replace(c=c)
+        )
+    assert found == expected
+    assert found != whole(generate(run, "my ", length=40, seed=0, temperature=0))[0]
 
 
 def test_generation_draws_from_the_model(run: Run) -> None:
@@ -35,7 +97,7 @@ def test_generation_draws_from_the_model(run: Run) -> None:
     _, logits, *_ = run.model.apply({"params": run.params}, context, run.model.init_carry(1))
     expected = np.asarray(jax.nn.softmax(logits[0, -1] / jnp.float32(2.0)))
     drawn = [
-        next(iter(generate(run, "the guitar ", length=1, temperature=2.0, seed=seed)))[0]
+        whole(generate(run, "the guitar ", length=1, temperature=2.0, seed=seed))[0][0]
         for seed in range(300)
     ]
     likeliest = int(expected.argmax())
@@ -64,11 +126,95 @@ def test_text_cut_inside_a_character_is_joined() -> None:
     assert "".join(as_text(pieces)) == "naïve — 日本�"
 
 
-def test_bad_options_are_refused(run: Run) -> None:
-    with pytest.raises(UserError, match="--length is -1"):
-        next(generate(run, "", length=-1, temperature=1, seed=0))
-    with pytest.raises(UserError, match="--temperature is nan"):
-        next(generate(run, "", length=1, temperature=float("nan"), seed=0))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"length": -1}, "--length is -1"),
+        ({"temperature": float("nan")}, "--temperature is nan"),
+        ({"top_k": 0}, "--top-k is 0"),
+        ({"top_p": 1.5}, "--top-p is 1.5"),
+        ({"samples": 0}, "--samples is 0"),
+        ({"held": {64: 1.0}}, "--set-unit 64: the model has the units 0 to 63"),
+    ],
+)
+def test_bad_options_are_refused(run: Run, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        next(generate(run, "", **{"length": 1, "seed": 0} | options))
+
+
+def test_generate_from_the_command_line(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["generate", str(run.folder), "--prompt", "my ", "--length", "30"]
+    cli.main([*command, "--samples", "2", "--stop", r"\n", "--set-unit", "3=1.5", "7=-1"])
+    said = capsys.readouterr().out
+    assert said.startswith("--- 1 of 2\nmy ")
+    assert "--- 2 of 2\nmy " in said
+    for wrong in (["--stop", "ab"], ["--set-unit", "3"]):
+        with pytest.raises(SystemExit) as stop:
+            cli.main([*command, *wrong])
+        assert stop.value.code == 2
+
+
+HEAT_TEXT = "my café is <great> & good $5"
+
+
+def test_a_heat_map_shows_the_unit_after_each_character(run: Run, tmp_path: Path) -> None:
+    reader = Reader(run)
+    made = heat(reader, HEAT_TEXT, 7)
+    text = prompt_bytes(HEAT_TEXT, run.cleaning)
+    assert "".join(made.texts) == text.decode()
+    bytes_BT = np.frombuffer(text, np.uint8)[None]
+    read = run.model.apply({"params": run.params}, bytes_BT, run.model.init_carry(1), trace=True)
+    assert read.trace is not None
+    ends = np.cumsum([len(one.encode()) for one in made.texts]) - 1
+    np.testing.assert_allclose(made.values, read.trace.c[0, ends, -1, 7], rtol=1e-4, atol=1e-6)
+    assert made.scale == pytest.approx(np.abs(made.values).max())
+    # A page of its own: nothing to fetch, nothing to run, the text escaped.
+    page = as_html(made)
+    assert "&lt;" in page
+    assert "<great>" not in page
+    assert not re.search(r"<script|src=|href=|url\(|@import", page)
+    assert page.count("<span style") == len(made.texts)
+    largest = int(np.abs(made.values).argmax())
+    full = "rgb({},{},{})".format(*colour(float(made.values[largest]), made.scale))
+    assert page.split("<span style")[largest + 1].startswith(f'="background:{full}')
+    for name, begins in (("a.html", b"<!DOCTYPE"), ("a.png", b"\x89PNG")):
+        path = str(tmp_path / name)
+        cli.main(["heatmap", str(run.folder), "--unit", "7", "--text", HEAT_TEXT, "--out", path])
+        assert (tmp_path / name).read_bytes().startswith(begins)
+
+
+def test_a_longer_text_is_read_as_a_short_one(run: Run) -> None:
+    reader = Reader(run)
+    text = b"\n my guitar is very well as expected and so is that strap" * 4
+    whole_text, part = reader(text), reader(text[:70])
+    np.testing.assert_array_equal(whole_text.c_TH[:70], part.c_TH)
+    assert whole_text.c_TH.shape == (len(text), 64)
+    assert part.next_V.sum() == pytest.approx(1, abs=1e-5)
+    assert part.next_V[text[70]] > 0.1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--unit", "64", "--text", "a"], "--unit 64 does not exist"),
+        (["--unit", "1"], "the text is empty"),
+        (["--unit", "1", "--text", "a", "--scale", "0"], "--scale is 0"),
+        (["--unit", "1", "--text", "a", "--out", "x.gif"], "an .html or a .png"),
+    ],
+)
+def test_a_heat_map_of_nothing_is_refused(
+    run: Run, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["heatmap", str(run.folder), "--out", "x.html", *arguments])
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_characters_of_damaged_text() -> None:
+    found = characters("é日".encode() + b"\xffa\xe6\x97")
+    assert [one.text for one in found] == ["é", "日", "�", "a", "�", "�"]
+    assert [one.end for one in found] == [1, 4, 5, 6, 7, 8]
 
 
 def test_report_tells_model_and_compressors_apart(run: Run, corpus: Path) -> None:

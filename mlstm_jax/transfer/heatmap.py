@@ -1,0 +1,177 @@
+"""A text coloured by one unit's value, as a page that needs no network, or as a picture.
+
+Radford et al. 2017, fig. 4. Each character has the colour of the unit after its last byte: blue
+below zero, orange above, on one declared scale; the same values are a curve beneath.
+"""
+
+import html
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlstm_jax.errors import KnownError, UserError
+from mlstm_jax.transfer.reader import Reader, characters
+
+# Blue and orange are told apart by colour-blind people, too.
+_NEGATIVE, _POSITIVE = (33, 102, 172), (230, 97, 1)
+_COLUMNS = 90  # characters a line of a picture
+_CURVE = (1000, 160)  # size of the page's curve
+
+
+class Heat(NamedTuple):
+    """A text and a unit's value after each character."""
+
+    texts: list[str]
+    values: NDArray[np.float32]
+    unit: int
+    scale: float  # the value of the fullest colour
+    title: str
+
+
+def heat(reader: Reader, text: str, unit: int, scale: float | None = None) -> Heat:
+    """Read a text as `generate` reads its prompt.
+
+    Args:
+        reader: of a trained model.
+        text: what to read.
+        unit: of the top layer's c.
+        scale: the value of the fullest colour; unset: the largest in the text.
+
+    Raises:
+        UserError: the text is empty, or there is no such unit.
+    """
+    from mlstm_jax.transfer.generate import prompt_bytes
+
+    hidden = reader.run.config.model.hidden
+    if not 0 <= unit < hidden:
+        raise UserError(f"--unit {unit} does not exist: the model has 0 to {hidden - 1}.")
+    if not text.strip():
+        raise UserError("the text is empty; give one with --text, or a file with --file.")
+    if scale is not None and not 0 < scale < float("inf"):
+        raise UserError(f"--scale is {scale}, but it must be above 0.")
+    trace = reader(prompt_bytes(text, reader.run.cleaning))
+    found = characters(trace.text)
+    values = trace.c_TH[[one.end for one in found], unit]
+    largest = float(np.abs(values).max())
+    name = f"{reader.run.folder.name}, step {reader.run.step:,}"
+    return Heat([one.text for one in found], values, unit, scale or largest or 1.0, name)
+
+
+def colour(value: float, scale: float) -> tuple[int, int, int]:
+    """Return red, green and blue of a value: white at zero, full at the scale."""
+    share = min(abs(value) / scale, 1.0)
+    full = _POSITIVE if value > 0 else _NEGATIVE
+    red, green, blue = (round(255 + (part - 255) * share) for part in full)
+    return red, green, blue
+
+
+def write(path: Path, made: Heat) -> None:
+    """Write an .html page or a .png picture; UserError for another ending."""
+    if path.suffix not in (".html", ".png"):
+        raise UserError(f"--out {path}: a heat map is an .html or a .png; name it so.")
+    try:
+        if path.suffix == ".html":
+            path.write_text(as_html(made), encoding="utf-8")
+        else:
+            _draw(path, made)
+    except OSError as error:
+        raise KnownError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def as_html(made: Heat) -> str:
+    """Return a page of its own: text, scale and curve, no script and no other file."""
+    spans = []
+    for text, value in zip(made.texts, made.values.tolist(), strict=True):
+        red, green, blue = colour(value, made.scale)
+        ink = "#fff" if 0.299 * red + 0.587 * green + 0.114 * blue < 140 else "#111"
+        shown = "↵" if text == "\n" else html.escape(text)
+        spans.append(
+            f'<span style="background:rgb({red},{green},{blue});color:{ink}" '
+            f'title="{value:.3f}">{shown}</span>'
+        )
+    stops = ", ".join(
+        "rgb({},{},{})".format(*colour(made.scale * share, made.scale))
+        for share in np.linspace(-1, 1, 9)
+    )
+    low, high = f"−{made.scale:.3g}", f"{made.scale:.3g}"
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<meta charset="utf-8">
+<title>unit {made.unit} of {html.escape(made.title)}</title>
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
+  color: #111; background: #fff }}
+.text {{ font: 16px/1.7 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere }}
+.scale {{ height: .9rem; border: 1px solid #999; background: linear-gradient(to right, {stops}) }}
+.ends {{ display: flex; justify-content: space-between }}
+svg {{ width: 100%; height: auto; border: 1px solid #ccc; margin-top: 1rem }}
+</style>
+<h1>Unit {made.unit}</h1>
+<p>Cell state of {html.escape(made.title)}, after each character.</p>
+<div class="scale"></div>
+<div class="ends"><span>{low}</span><span>0</span><span>{high}</span></div>
+<p class="text">{"".join(spans)}</p>
+{_curve(made)}
+</html>
+"""
+
+
+def _curve(made: Heat) -> str:
+    width, height = _CURVE
+    limit = max(made.scale, float(np.abs(made.values).max()))
+    across = np.linspace(0, width, len(made.values))
+    down = height / 2 - made.values / limit * (height / 2 - 6)
+    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, down, strict=True))
+    return (
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="value of the unit along the '
+        f'text"><line x1="0" x2="{width}" y1="{height / 2}" y2="{height / 2}" stroke="#bbb"/>'
+        f'<polyline points="{points}" fill="none" stroke="#111" stroke-width="1.5"/>'
+        f'<text x="4" y="14" font-size="12">{limit:.3g}</text>'
+        f'<text x="4" y="{height - 5}" font-size="12">−{limit:.3g}</text></svg>'
+    )
+
+
+def _draw(path: Path, made: Heat) -> None:
+    try:
+        from matplotlib.cm import ScalarMappable
+        from matplotlib.colors import LinearSegmentedColormap, Normalize
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UserError(
+            "a .png needs matplotlib: pip install 'mlstm-jax[plot]', or write an .html"
+        ) from error
+    lines = -(-len(made.texts) // _COLUMNS)
+    text_height = 0.28 * lines
+    figure = Figure(figsize=(12, text_height + 2.2), layout="constrained")
+    axes, curve = figure.subplots(2, 1, height_ratios=[text_height, 1.4])
+    axes.set(xlim=(0, _COLUMNS), ylim=(lines, 0), xticks=[], yticks=[])
+    for number, (text, value) in enumerate(zip(made.texts, made.values.tolist(), strict=True)):
+        row, column = divmod(number, _COLUMNS)
+        face = tuple(part / 255 for part in colour(value, made.scale))
+        axes.add_patch(_cell(column, row, face))
+        ink = "white" if sum(face) < 1.5 else "black"
+        shown = "↵" if text == "\n" else text
+        if shown.strip():
+            # A dollar would begin a formula.
+            axes.text(
+                column + 0.5, row + 0.55, shown.replace("$", r"\$"), color=ink, ha="center",
+                va="center", fontsize=9, family="monospace",
+            )  # fmt: skip
+    axes.set_title(f"unit {made.unit} of {made.title}")
+    ends = [tuple(part / 255 for part in colour(v, 1)) for v in (-1, 0, 1)]
+    scale = ScalarMappable(
+        Normalize(-made.scale, made.scale), LinearSegmentedColormap.from_list("heat", ends)
+    )
+    figure.colorbar(scale, ax=axes, label="value", aspect=8)
+    curve.plot(made.values, color="black", lw=1)
+    curve.axhline(0, color="gray", lw=0.6)
+    curve.set(xlim=(0, max(1, len(made.values) - 1)), xlabel="characters")
+    figure.savefig(path, dpi=110)
+
+
+def _cell(column: int, row: int, face: tuple[float, ...]) -> object:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((column, row), 1, 1, facecolor=face, edgecolor="none")
