@@ -611,11 +611,7 @@ def classify(
 
     chosen, about = classifiers.load(classifier)
     loaded = load(run, checkpoint)
-    if fingerprint(loaded.params) != about.model:
-        raise UserError(
-            f"{classifier} was made with other parameters than step {loaded.step:,} of {run}; name "
-            "that run and --checkpoint, or make it again with `mlstm-jax transfer`."
-        )
+    _require_same_model(classifier, about.model, fingerprint(loaded.params), run)
     texts = read_texts(source, text_column or about.text_column)
     featurizer = Featurizer(loaded, state=about.state, all_layers=about.all_layers)  # type: ignore[arg-type]
     with ProgressLine("classify", len(texts)) as progress:
@@ -628,6 +624,52 @@ def classify(
             writer.writerow([chosen.classes[best], *(f"{p:.4f}" for p in row)])
     if out:
         print(f"{out}: {len(texts):,} texts")
+
+
+def _require_same_model(classifier: Path, made_with: str, given: str, run: Path) -> None:
+    if made_with != given:
+        raise UserError(
+            f"{classifier} was made with other parameters than those of {run}; name that run and "
+            "--checkpoint, or make it again with `mlstm-jax transfer`."
+        )
+
+
+def view(
+    run: _RunFolder,
+    classifier: Path | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    checkpoint: str = "best",
+) -> None:
+    """Open a local page: write a text, and see units, classes and bytes to come; let it go on.
+
+    Args:
+        run: run folder.
+        classifier: folder of `mlstm-jax transfer` with this run, to show class probabilities.
+        host: where to listen; 127.0.0.1 is this machine alone. The page asks nobody who they are.
+        port: 0 takes a free one.
+        checkpoint: best (by validation BPC), latest, or a step.
+    """
+    try:
+        import starlette as _
+        import uvicorn as _  # noqa: F401, F811
+    except ImportError as error:
+        raise UserError(f"the page needs {error.name}: pip install 'mlstm-jax[view]'") from error
+    from mlstm_jax.interop.weights import fingerprint
+    from mlstm_jax.run import load
+    from mlstm_jax.transfer import classify as classifiers
+    from mlstm_jax.view.server import Viewer, bind, serve
+
+    loaded, chosen = load(run, checkpoint), None
+    if classifier:
+        chosen, about = classifiers.load(classifier)
+        _require_same_model(classifier, about.model, fingerprint(loaded.params), run)
+        if about.state != "c":
+            raise UserError(f"{classifier} reads {about.state}, but the page shows c alone.")
+    address = bind(host, port)
+    viewer = Viewer(loaded, chosen)
+    print(f"{address.url} shows {run}, step {loaded.step:,}; Ctrl-C ends it", flush=True)
+    serve(viewer, address, host)
 
 
 def import_(
@@ -714,6 +756,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "features": features,
     "transfer": transfer,
     "classify": classify,
+    "view": view,
     "import": import_,
     "export": export,
 }

@@ -1,0 +1,1 @@
+"""A local page that shows what a model makes of a text while it is typed."""

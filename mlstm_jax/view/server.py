@@ -1,0 +1,239 @@
+"""The server of the page: the model is loaded once, each request is one text.
+
+It answers to this machine alone unless it is told otherwise, serves the page's own three files and
+nothing else of the disk, and takes JSON of a limited size.
+"""
+
+import json
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mlstm_jax.data.documents import clean
+from mlstm_jax.errors import UserError
+from mlstm_jax.run import Run
+from mlstm_jax.transfer.classify import Classifier
+from mlstm_jax.transfer.generate import as_text, generate, prompt_bytes
+from mlstm_jax.transfer.reader import Reader, characters
+
+MOST_BYTES = 20_000  # of a text
+_MOST_BODY = 4 * MOST_BYTES  # JSON may write a byte as several
+_MOST_GENERATED = 2000
+_SHOWN = 8  # active units, and bytes to come
+
+_PAGE = Path(__file__).parent
+_FILES = {"/": "index.html", "/view.js": "view.js", "/view.css": "view.css"}
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; "
+    "style-src 'self' 'unsafe-inline'",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+
+
+class BadRequest(Exception):
+    """What a request asks makes no sense; the message is for who wrote it."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Viewer:
+    """Answers the page's questions; one at a time."""
+
+    def __init__(self, run: Run, classifier: Classifier | None) -> None:
+        hidden = run.config.model.hidden
+        if classifier and classifier.weights_KD.shape[1] != hidden:
+            raise UserError(
+                f"the classifier reads {classifier.weights_KD.shape[1]} features, but c of the top "
+                f"layer has {hidden}; make it with `mlstm-jax transfer` without --all-layers."
+            )
+        self._run, self._classifier, self._reader = run, classifier, Reader(run)
+        self._unit = int(classifier.ranking[0]) if classifier else None
+        self._lock = threading.Lock()
+        self.read({"text": ""})  # compiles
+
+    def model(self, _: dict[str, Any]) -> dict[str, Any]:
+        """Say what is loaded."""
+        model = self._run.config.model
+        return {
+            "run": self._run.folder.name,
+            "step": self._run.step,
+            "layers": model.layers,
+            "hidden": model.hidden,
+            "unit": self._unit,
+            "classes": self._classifier.classes if self._classifier else [],
+            "most_bytes": MOST_BYTES,
+        }
+
+    def read(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Read {text, unit}: values by character, classes, active units, bytes to come."""
+        text = _field(asked, "text", str, "")
+        if len(text.encode("utf-8", "replace")) > MOST_BYTES:
+            raise BadRequest(f"the text is longer than {MOST_BYTES:,} bytes; shorten it.", 413)
+        with self._lock:
+            trace = self._reader(prompt_bytes(text, self._run.cleaning))
+            classes = self._classes(text)
+        last_H = trace.c_TH[-1]
+        active = np.argsort(-np.abs(last_H))[:_SHOWN]
+        unit = self._checked(_field(asked, "unit", int, int(active[0])))
+        likeliest = np.argsort(-trace.next_V)[:_SHOWN]
+        return {
+            "unit": unit,
+            "characters": [
+                {"text": one.text, "value": round(float(trace.c_TH[one.end, unit]), 4)}
+                for one in characters(trace.text)
+            ],
+            "classes": classes,
+            "active": [{"unit": int(u), "value": round(float(last_H[u]), 4)} for u in active],
+            "next": [
+                {"byte": int(b), "text": _shown(int(b)), "probability": float(trace.next_V[b])}
+                for b in likeliest
+            ],
+        }
+
+    def generate(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Go on with {text, length, temperature, seed, unit, value}; value null holds nothing."""
+        text = _field(asked, "text", str, "")
+        length = _field(asked, "length", int, 200)
+        value = _field(asked, "value", float, None)
+        if not 1 <= length <= _MOST_GENERATED:
+            raise BadRequest(f"length is {length}, but it must be 1 to {_MOST_GENERATED}.")
+        if len(text.encode("utf-8", "replace")) > MOST_BYTES:
+            raise BadRequest(f"the text is longer than {MOST_BYTES:,} bytes; shorten it.", 413)
+        held = {}
+        if value is not None:
+            held = {self._checked(_field(asked, "unit", int, self._unit or 0)): value}
+        with self._lock:
+            pieces = generate(
+                self._run,
+                text,
+                length=length,
+                seed=_field(asked, "seed", int, 0),
+                temperature=_field(asked, "temperature", float, 0.7),
+                held=held,
+            )
+            return {"text": "".join(as_text(piece for (piece,) in pieces))}
+
+    def _classes(self, text: str) -> list[dict[str, Any]]:
+        if not self._classifier or not text.strip():
+            return []
+        trace = self._reader(clean(text, self._run.cleaning))
+        (shares,) = self._classifier.probabilities(trace.c_TH[-1:])
+        return [
+            {"name": name, "probability": float(share)}
+            for name, share in zip(self._classifier.classes, shares, strict=True)
+        ]
+
+    def _checked(self, unit: int) -> int:
+        hidden = self._run.config.model.hidden
+        if not 0 <= unit < hidden:
+            raise BadRequest(f"unit is {unit}, but the model has 0 to {hidden - 1}.")
+        return unit
+
+
+def _field(asked: dict[str, Any], name: str, kind: type, default: Any) -> Any:
+    value = asked.get(name)
+    if value is None:
+        return default
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise BadRequest(f"{name} is {value!r:.60}, but it must be a {kind.__name__}.")
+    if kind is float and not np.isfinite(value):
+        raise BadRequest(f"{name} is {value}, but it must be finite.")
+    return value
+
+
+def _shown(byte: int) -> str:
+    names = {10: "↵", 32: "␣", 2: "STX", 3: "ETX"}
+    return names.get(byte) or (chr(byte) if 32 < byte < 127 else f"0x{byte:02x}")
+
+
+def make_app(viewer: Viewer, hosts: list[str]) -> Any:
+    """Return the ASGI application; it answers to requests for these host names alone."""
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+    from starlette.requests import Request
+    from starlette.responses import FileResponse, JSONResponse
+    from starlette.routing import Route
+
+    def refuse(message: str, status: int) -> JSONResponse:
+        return JSONResponse({"error": message}, status, headers=_HEADERS)
+
+    async def page(request: Request) -> FileResponse:
+        return FileResponse(_PAGE / _FILES[request.url.path], headers=_HEADERS)
+
+    def answer(method: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+        async def handle(request: Request) -> JSONResponse:
+            try:
+                # A page elsewhere cannot send this type without asking first, and is refused then.
+                if request.headers.get("content-type") != "application/json":
+                    raise BadRequest("the content type must be application/json.", 415)
+                body = b""
+                async for piece in request.stream():
+                    body += piece
+                    if len(body) > _MOST_BODY:
+                        raise BadRequest(f"the request is larger than {_MOST_BODY:,} bytes.", 413)
+                try:
+                    asked = json.loads(body)
+                except (ValueError, RecursionError) as error:
+                    raise BadRequest(f"the request is not JSON ({error}).") from error
+                if not isinstance(asked, dict):
+                    raise BadRequest("the request must be a JSON object.")
+                return JSONResponse(await run_in_threadpool(method, asked), headers=_HEADERS)
+            except BadRequest as error:
+                return refuse(str(error), error.status)
+            except UserError as error:
+                return refuse(str(error), 400)
+
+        return handle
+
+    async def not_found(request: Request, _: Exception) -> JSONResponse:
+        return refuse(f"there is no {request.url.path} here.", 404)
+
+    return Starlette(
+        routes=[
+            *(Route(path, page) for path in _FILES),
+            *(
+                Route(f"/{method.__name__}", answer(method), methods=["POST"])
+                for method in (viewer.model, viewer.read, viewer.generate)
+            ),
+        ],
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
+        exception_handlers={404: not_found},
+    )
+
+
+class Address(NamedTuple):
+    """Where the page is."""
+
+    socket: socket.socket
+    url: str
+
+
+def bind(host: str, port: int) -> Address:
+    """Take a port, any free one for 0; UserError where it is taken or the host is not this one."""
+    try:
+        listening = socket.create_server((host, port))
+    except OSError as error:
+        raise UserError(
+            f"cannot listen at {host}:{port} ({error.strerror}); choose another with --port."
+        ) from error
+    return Address(listening, f"http://{host}:{listening.getsockname()[1]}/")
+
+
+def serve(viewer: Viewer, address: Address, host: str) -> None:
+    """Answer until the process is stopped."""
+    import uvicorn
+
+    hosts = ["*"] if host in ("0.0.0.0", "::") else [host, "localhost", "127.0.0.1"]
+    config = uvicorn.Config(make_app(viewer, hosts), log_level="warning", access_log=False)
+    uvicorn.Server(config).run(sockets=[address.socket])

@@ -1,0 +1,149 @@
+"use strict";
+
+const NEGATIVE = [33, 102, 172];
+const POSITIVE = [230, 97, 1];
+const WAIT = 120; // milliseconds without a key before the text is read
+
+const element = (id) => document.getElementById(id);
+let unit = null;
+let waiting = null;
+let reading = null;
+
+async function ask(path, body, signal) {
+  const response = await fetch(path, {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify(body),
+    signal,
+  });
+  const answer = await response.json();
+  if (!response.ok) throw new Error(answer.error);
+  return answer;
+}
+
+function show(error) {
+  if (error && error.name === "AbortError") return;
+  element("error").hidden = !error;
+  element("error").textContent = error ? error.message : "";
+}
+
+function colour(value, scale) {
+  const share = Math.min(Math.abs(value) / scale, 1);
+  const full = value > 0 ? POSITIVE : NEGATIVE;
+  return full.map((part) => Math.round(255 + (part - 255) * share));
+}
+
+function drawHeat(characters) {
+  const scale = Math.max(...characters.map((one) => Math.abs(one.value)), 1e-6);
+  element("low").textContent = "−" + scale.toPrecision(3);
+  element("high").textContent = scale.toPrecision(3);
+  element("heat").replaceChildren(
+    ...characters.map((one) => {
+      const span = document.createElement("span");
+      const [red, green, blue] = colour(one.value, scale);
+      span.textContent = one.text === "\n" ? "↵" : one.text;
+      span.title = one.value.toFixed(3);
+      span.style.background = `rgb(${red},${green},${blue})`;
+      span.style.color = 0.299 * red + 0.587 * green + 0.114 * blue < 140 ? "#fff" : "#111";
+      return span;
+    }),
+  );
+}
+
+function bars(id, rows) {
+  const largest = Math.max(...rows.map((row) => Math.abs(row.value)), 1e-9);
+  element(id).replaceChildren(
+    ...rows.map((row) => {
+      const item = document.createElement("li");
+      const bar = document.createElement("span");
+      const value = document.createElement("span");
+      bar.className = row.value > 0 ? "bar positive" : "bar";
+      bar.style.width = (100 * Math.abs(row.value)) / largest + "%";
+      value.className = "value";
+      value.textContent = row.shown;
+      item.append(row.name, bar, value);
+      return item;
+    }),
+  );
+}
+
+function unitButton(number) {
+  const button = document.createElement("button");
+  button.textContent = number;
+  button.title = "show this unit";
+  button.addEventListener("click", () => choose(number));
+  return button;
+}
+
+function label(text) {
+  const span = document.createElement("span");
+  span.textContent = text;
+  return span;
+}
+
+function choose(number) {
+  unit = number;
+  element("unit").value = number;
+  read();
+}
+
+const percent = (share) => (100 * share).toFixed(1) + "%";
+
+async function read() {
+  if (reading) reading.abort();
+  reading = new AbortController();
+  try {
+    const found = await ask("read", { text: element("text").value, unit }, reading.signal);
+    show(null);
+    if (unit === null) element("unit").value = found.unit;
+    drawHeat(found.characters);
+    element("classes-section").hidden = found.classes.length === 0;
+    bars("classes", found.classes.map((one) =>
+      ({ name: label(one.name), value: one.probability, shown: percent(one.probability) })));
+    bars("active", found.active.map((one) =>
+      ({ name: unitButton(one.unit), value: one.value, shown: one.value.toFixed(3) })));
+    bars("next", found.next.map((one) =>
+      ({ name: label(one.text), value: one.probability, shown: percent(one.probability) })));
+  } catch (error) {
+    show(error);
+  }
+}
+
+async function write() {
+  element("generate").disabled = true;
+  try {
+    const held = element("hold").checked;
+    const found = await ask("generate", {
+      text: element("text").value,
+      length: Number(element("length").value),
+      temperature: Number(element("temperature").value),
+      seed: Number(element("seed").value),
+      unit: Number(element("unit").value),
+      value: held ? Number(element("value").value) : null,
+    });
+    show(null);
+    element("written").textContent = element("text").value + found.text;
+  } catch (error) {
+    show(error);
+  } finally {
+    element("generate").disabled = false;
+  }
+}
+
+element("text").addEventListener("input", () => {
+  clearTimeout(waiting);
+  waiting = setTimeout(read, WAIT);
+});
+element("unit").addEventListener("change", () => choose(Number(element("unit").value)));
+element("generate").addEventListener("click", write);
+
+ask("model", {}).then((model) => {
+  element("model").textContent =
+    `${model.run}, step ${model.step}: ${model.layers} × ${model.hidden} units`;
+  element("unit").max = model.hidden - 1;
+  if (model.unit !== null) {
+    unit = model.unit;
+    element("unit").value = unit;
+  }
+  return read();
+}).catch(show);

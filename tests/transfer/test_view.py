@@ -1,0 +1,165 @@
+"""The page of `mlstm-jax view`: its server as a process of its own, and a real browser."""
+
+import json
+import shutil
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlstm_jax import cli
+from mlstm_jax.run import Run
+from mlstm_jax.transfer.generate import generate
+from mlstm_jax.transfer.heatmap import heat
+from mlstm_jax.transfer.reader import Reader
+from tests.transfer.test_classify import write_reviews
+
+
+@pytest.fixture(scope="module")
+def classifier(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("classifier")
+    random = np.random.default_rng(0)
+    train, test = (write_reviews(folder / f"{n}.csv", random, n) for n in (200, 50))
+    command = ["transfer", str(run.folder), "--train", str(train), "--test", str(test)]
+    columns = ["--text-column", "review", "--label-column", "verdict"]
+    cli.main([*command, *columns, "--out", str(folder / "out")])
+    return folder / "out"
+
+
+@pytest.fixture(scope="module")
+def page(run: Run, classifier: Path) -> Iterator[str]:
+    """The address of a page that a process of its own serves."""
+    command = [str(Path(sys.executable).parent / "mlstm-jax"), "view", str(run.folder)]
+    command += ["--classifier", str(classifier), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    try:
+        assert line.startswith("http://127.0.0.1:"), line + process.stdout.read()
+        yield line.split()[0]
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+def ask(url: str, body: Any, **headers: str) -> tuple[int, Any]:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(
+        url, data, {"Content-Type": "application/json"} | headers, method="POST"
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        text = error.read().decode()
+        return error.code, json.loads(text) if text.startswith("{") else text
+
+
+def test_it_answers_as_the_library_does(page: str, run: Run) -> None:
+    status, found = ask(f"{page}read", {"text": "my café is good", "unit": 7})
+    assert status == 200
+    made = heat(Reader(run), "my café is good", 7)
+    assert [one["text"] for one in found["characters"]] == made.texts
+    np.testing.assert_allclose(
+        [one["value"] for one in found["characters"]], made.values, atol=1e-3
+    )
+    shares = [one["probability"] for one in found["classes"]]
+    assert [one["name"] for one in found["classes"]] == ["fair", "fine", "poor"]
+    assert sum(shares) == pytest.approx(1)
+    assert len(found["active"]) == len(found["next"]) == 8
+    asked = {"text": "my ", "length": 20, "seed": 3, "temperature": 0, "unit": 7, "value": 2}
+    _, written = ask(f"{page}generate", asked)
+    (pieces,) = generate(run, "my ", length=20, seed=3, temperature=0, held={7: 2.0})
+    assert written["text"] == pieces[0].decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "message"),
+    [
+        ("read", b"{", 400, "is not JSON"),
+        ("read", [1], 400, "must be a JSON object"),
+        ("read", {"text": 5}, 400, "text is 5, but it must be a str"),
+        ("read", {"text": "a", "unit": 64}, 400, "unit is 64, but the model has 0 to 63"),
+        ("read", {"text": "é" * 10_001}, 413, "longer than 20,000 bytes"),
+        ("read", b'"' + b"a" * 100_000 + b'"', 413, "larger than 80,000 bytes"),
+        ("generate", {"text": "a", "length": 10**9}, 400, "length is 1000000000"),
+        ("generate", {"text": "a", "value": "x"}, 400, "value is 'x'"),
+        ("generate", {"text": "a", "temperature": -1}, 400, "temperature is -1.0"),
+        ("etc/passwd", {}, 404, "there is no /etc/passwd here"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    page: str, path: str, body: Any, status: int, message: str
+) -> None:
+    found = ask(page + path, body)
+    assert found[0] == status
+    assert message in found[1]["error"]
+
+
+def test_nothing_but_the_page_is_served(page: str) -> None:
+    for path in ("", "view.js", "view.css"):
+        with urllib.request.urlopen(page + path) as response:
+            assert response.status == 200
+            assert "default-src 'self'" in response.headers["Content-Security-Policy"]
+    for path in ("server.py", "../config.py", "%2e%2e/config.py", "view/"):
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(page + path)
+    # A site elsewhere that a name server sends here is not answered, nor a form of another page.
+    assert ask(f"{page}read", {"text": "a"}, Host="evil.example")[0] == 400
+    assert ask(f"{page}read", {"text": "a"}, **{"Content-Type": "text/plain"})[0] == 415
+
+
+def test_a_taken_port_is_named(page: str, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    port = page.rstrip("/").rpartition(":")[2]
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["view", str(run.folder), "--port", port])
+    assert stop.value.code == 2
+    assert f"cannot listen at 127.0.0.1:{port}" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore")  # of the browser's driver
+def test_in_a_browser(page: str) -> None:
+    """One types, and sees; every request stays on this machine."""
+    sync_api = pytest.importorskip("playwright.sync_api")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    chromium = next((path for name in names if (path := shutil.which(name))), None)
+    if chromium is None:
+        pytest.skip("there is no Chromium here; apt-get install chromium")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        tab = browser.new_page()
+        asked: list[str] = []
+        problems: list[str] = []
+        tab.on("request", lambda request: asked.append(request.url))
+        tab.on("pageerror", lambda error: problems.append(str(error)))
+        tab.on("console", lambda line: line.type == "error" and problems.append(line.text))
+        tab.goto(page)
+        sync_api.expect(tab.locator("#model")).to_contain_text("2 × 64 units")
+        tab.locator("#text").press_sequentially("my piano is <b>bad</b> 12.")
+        sync_api.expect(tab.locator("#heat")).to_have_text("↵ my piano is <b>bad</b> 12.")
+        assert tab.locator("#heat b").count() == 0
+        assert tab.locator("#classes li").count() == 3
+        assert tab.locator("#active li").count() == 8
+        assert tab.locator("#next li").count() == 8
+        before = tab.locator("#heat span").nth(5).get_attribute("style")
+        tab.locator("#active button").nth(3).click()
+        chosen = tab.locator("#active button").nth(3).text_content()
+        sync_api.expect(tab.locator("#unit")).to_have_value(str(chosen))
+        sync_api.expect(tab.locator("#heat span").nth(5)).not_to_have_attribute("style", before)
+        tab.locator("#hold").check()
+        tab.locator("#length").fill("30")
+        tab.locator("#generate").click()
+        sync_api.expect(tab.locator("#written")).to_contain_text("my piano is <b>bad</b> 12.")
+        assert len(tab.locator("#written").text_content() or "") > 45
+        tab.locator("#length").fill("0")
+        tab.locator("#generate").click()
+        sync_api.expect(tab.locator("#error")).to_contain_text("length is 0")
+        assert all(url.startswith(page) for url in asked)
+        assert [p for p in problems if "400" not in p] == []
+        browser.close()
