@@ -145,7 +145,7 @@ def _field(asked: dict[str, Any], name: str, kind: type, default: Any) -> Any:
         value = float(value)
     if not isinstance(value, kind) or isinstance(value, bool):
         raise BadRequest(f"{name} is {value!r:.60}, but it must be a {kind.__name__}.")
-    if kind is float and not np.isfinite(value):
+    if isinstance(value, float) and not np.isfinite(value):
         raise BadRequest(f"{name} is {value}, but it must be finite.")
     return value
 
