@@ -30,7 +30,7 @@ LABELS = {
     "grad_norm": "norm of the gradient",
     "noise_scale": "noise scale, rows",
     "kilobytes_per_second": "kB/s",
-    "rating_error": "squared error of the rating, variances",
+    "label_loss": "loss of the labels",
 }
 
 

@@ -582,6 +582,95 @@ def transfer(
     print(f"in {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
 
 
+def finetune(
+    run: _RunFolder,
+    train: Path,
+    valid: Path,
+    out: Path,
+    test: Path | None = None,
+    label_column: str = "label",
+    text_column: str | None = None,
+    epochs: float = 3.0,
+    learning_rate: float = 1e-3,
+    label_weight: float = 1000.0,
+    batch: int = 32,
+    window: int = 128,
+    dropout: float = 0.2,
+    seed: int = 0,
+    checkpoint: str = "best",
+) -> None:
+    """Train a model on to tell labels, end to end, with its language model beside.
+
+    OUT gets corpus/, run/ (a run folder), classifier/ (for `mlstm-jax classify OUT/run`) and
+    report.json. The same command goes on with a run that was stopped.
+
+    Args:
+        run: run folder, trained or imported.
+        train: texts with labels, two or more, in .csv, .tsv, .json or .jsonl, each also .gz.
+        valid: likewise; their bits per character choose the checkpoint, their accuracy is told.
+        out: folder to write, or to go on in.
+        test: likewise, to report the accuracy on.
+        label_column: field or column of the label, a number or a text.
+        text_column: field or column of the text; unset: text, reviewText, sentence, ...
+        epochs: passes over the training texts.
+        learning_rate: the largest, a tenth of the way; then it falls to a 32nd.
+        label_weight: how many bytes of the language model's loss one label counts as.
+        batch: rows in the global batch.
+        window: bytes of truncated back-propagation.
+        dropout: fraction of the units of each layer's output that are left out.
+        seed: of dropout and of the order of the text.
+        checkpoint: of the finished run, for the classifier: best (by validation BPC), or latest.
+    """
+    import numpy as np
+
+    from mlstm_jax.interop.weights import fingerprint
+    from mlstm_jax.run import load
+    from mlstm_jax.training.loop import train as run_train
+    from mlstm_jax.training.progress import ProgressLine
+    from mlstm_jax.transfer import classify as classifiers
+    from mlstm_jax.transfer import finetune as tuning
+    from mlstm_jax.transfer.features import Featurizer
+    from mlstm_jax.transfer.labels import read_labelled, require_classes
+
+    paths = {"train": train, "valid": valid} | ({"test": test} if test else {})
+    tables = {name: read_labelled(path, text_column, label_column) for name, path in paths.items()}
+    require_classes(train, tables["train"])
+    classes = tables["train"].classes
+    for name, path in paths.items():
+        require_classes(path, tables[name], classes)
+    loaded = load(run)
+    out.mkdir(parents=True, exist_ok=True)
+    tuning.write_corpus(out / "corpus", tables["train"], tables["valid"], classes, loaded.cleaning)
+    config = tuning.make_config(
+        loaded,
+        out,
+        len(classes),
+        epochs=epochs,
+        learning_rate=learning_rate,
+        label_weight=label_weight,
+        batch=batch,
+        window=window,
+        dropout=dropout,
+        seed=seed,
+    )
+    tuned = load(run_train(config), checkpoint)
+    classifier = tuning.head(tuned, classes)
+    (out / "classifier").mkdir(exist_ok=True)
+    about = classifiers.Description("h", False, fingerprint(tuned.params), text_column)
+    classifiers.save(out / "classifier", classifier, about)
+    featurizer = Featurizer(tuned, state="h")
+    accuracies = {}
+    for name, table in tables.items():
+        with ProgressLine(f"texts of {name}", len(table.texts)) as progress:
+            read = featurizer(table.texts, lambda count: progress.update(count, "texts"))
+        labels = np.array([classes.index(label) for label in table.labels])
+        accuracies[name] = classifier.accuracy(classifiers.Examples(read, labels))
+    result = {"run": str(run), "step": tuned.step, "classes": classes, "accuracy": accuracies}
+    (out / "report.json").write_text(json.dumps(result, indent=2) + "\n")
+    shown = ", ".join(f"{name} {100 * score:.1f}" for name, score in accuracies.items())
+    print(f"\naccuracy, %: {shown} (step {tuned.step:,})\nin {out}: run/, classifier/, report.json")
+
+
 def classify(
     run: _RunFolder,
     classifier: Annotated[Path, Positional, arg(metavar="DIR")],
@@ -755,6 +844,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "report": report,
     "features": features,
     "transfer": transfer,
+    "finetune": finetune,
     "classify": classify,
     "view": view,
     "import": import_,

@@ -38,13 +38,18 @@ class Model:
     # makes the columns of a uniform Wmh as long as those of an orthogonal one. Paper: 1.
     recurrent_gain: float = 1.0
     # Also tell a document's rating from the state at its end, an auxiliary objective beside the
-    # language model (see train.rating_weight); the corpus must have ratings. Paper: future work.
+    # language model (see train.label_weight); the corpus must have ratings. Paper: future work.
     rating_head: bool = False
+    # The same for a class, 0 to this less 1, where ratings are numbers of classes: `mlstm-jax
+    # finetune` sets it. 0: none.
+    classes: int = 0
 
     def __post_init__(self) -> None:
         _require(self.hidden >= 1, "model.hidden", self.hidden, "at least 1")
         _require(self.embedding >= 1, "model.embedding", self.embedding, "at least 1")
         _require(self.layers >= 1, "model.layers", self.layers, "at least 1")
+        one = self.classes == 0 or (self.classes >= 2 and not self.rating_head)
+        _require(one, "model.classes", self.classes, "0, or 2 and more without rating_head")
         _require(self.recurrent_gain > 0, "model.recurrent_gain", self.recurrent_gain, "above 0")
         _require(self.embedding_std > 0, "model.embedding_std", self.embedding_std, "above 0")
 
@@ -184,13 +189,16 @@ class Train:
     # Fraction of the units of each layer's output that training leaves out, other ones for each row
     # and window; the state itself stays whole. Paper: none.
     dropout: float = 0.0
-    # How many bytes the squared error of one rating counts as, with model.rating_head; ratings are
-    # measured in their standard deviation over the training split.
-    rating_weight: float = 100.0
+    # How many bytes one label counts as, with model.rating_head (the squared error of a rating in
+    # standard deviations of the training split) or model.classes (nats).
+    label_weight: float = 100.0
     # Parts that each device's rows are split into (gradient accumulation): one part at a time is
     # read, and their gradients make one update: the memory of 1/k of the rows, and the same result
     # to rounding.
     micro_batches: int = 1
+    # Run folder, trained or imported, whose parameters the run starts from, with a label head of
+    # its own; its sizes must be the same. Unset: from chance.
+    start_from: str | None = None
     # Seed of the initial parameters.
     seed: int = 0
     # Steps between two lines of metrics; the loss of a line is the mean over them.
@@ -233,9 +241,9 @@ class Train:
             "keep_checkpoints",
         ):
             _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "at least 1")
-        dropout, weight = self.dropout, self.rating_weight
+        dropout, weight = self.dropout, self.label_weight
         _require(0 <= dropout < 1, "train.dropout", dropout, "at least 0 and below 1")
-        _require(weight > 0, "train.rating_weight", weight, "above 0")
+        _require(weight > 0, "train.label_weight", weight, "above 0")
         factor, bpc = self.rollback_factor, self.divergence_bpc
         _require(0 < factor < 1, "train.rollback_factor", factor, "between 0 and 1")
         _require(bpc > 0, "train.divergence_bpc", bpc, "above 0")
@@ -336,7 +344,7 @@ _FIXED_IN_A_RUN = (
 # compared by its content, not by its path.)
 _FIXED_WITH_CARRY = "data."
 # These say where the run is and who works on it, not what it is.
-PLACES = ("out", "data.corpus", "distributed.")
+PLACES = ("out", "data.corpus", "train.start_from", "distributed.")
 
 
 def resolve_batch(config: Config, device_count: int) -> Config:

@@ -78,9 +78,9 @@ def prepare(
     blank = sum(source.blank for source in counts)
     with_text = sum(source.documents for source in counts)
 
-    documents = _ordered(texts, seed, keep_duplicates)
+    documents = ordered(texts, seed, keep_duplicates)
     bounds = _bounds(len(documents), split)
-    with _appearing(out, overwrite) as folder:
+    with appearing(out, overwrite) as folder:
         manifest = Manifest(
             format_version=corpus.FORMAT_VERSION,
             seed=seed,
@@ -92,11 +92,11 @@ def prepare(
             blank=blank,
             duplicates=with_text - len(documents),
             splits={
-                name: _write_split(folder, name, documents[bounds[name]], rated)
+                name: write_split(folder, name, documents[bounds[name]], rated)
                 for name in corpus.SPLITS
             },
         )
-        with _durable(folder / corpus.MANIFEST) as file:
+        with durable(folder / corpus.MANIFEST) as file:
             file.write(manifest.to_json().encode())
     return manifest
 
@@ -189,7 +189,7 @@ def _read(
     return texts, sorted(counts, key=lambda c: (c.name, c.documents, c.without_text, c.blank))
 
 
-def _ordered(texts: Texts, seed: int, keep_duplicates: bool) -> list[Written]:
+def ordered(texts: Texts, seed: int, keep_duplicates: bool) -> list[Written]:
     """Return the documents to write, sorted by (md5 of seed and text, text, rating, none last)."""
     salt = hashlib.md5(f"{seed}:".encode(), usedforsecurity=False)
 
@@ -225,20 +225,20 @@ def _bounds(documents: int, split: tuple[int, int, int]) -> dict[str, slice]:
     }
 
 
-def _write_split(
+def write_split(
     folder: Path, name: str, documents: Sequence[Written], rated: bool
 ) -> SplitManifest:
     offsets = np.fromiter(
         accumulate((len(text) for text, _ in documents), initial=0), np.uint64, len(documents) + 1
     )
-    with _durable(folder / corpus.bytes_file(name)) as file:
+    with durable(folder / corpus.bytes_file(name)) as file:
         file.writelines(text for text, _ in documents)
     arrays: dict[str, NDArray[np.generic]] = {corpus.offsets_file(name): offsets}
     if rated:
         ratings = np.array([rating for _, rating in documents], np.float32)
         arrays[corpus.ratings_file(name)] = ratings
     for file_name, array in arrays.items():
-        with _durable(folder / file_name) as file:
+        with durable(folder / file_name) as file:
             np.save(file, array, allow_pickle=False)
     return SplitManifest(
         documents=len(documents),
@@ -248,7 +248,7 @@ def _write_split(
 
 
 @contextmanager
-def _durable(path: Path) -> Iterator[BinaryIO]:
+def durable(path: Path) -> Iterator[BinaryIO]:
     """Open a file to write that is on the disk, not in a cache, when the block ends."""
     with path.open("wb") as file:
         yield file
@@ -257,7 +257,7 @@ def _durable(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _appearing(out: Path, overwrite: bool) -> Iterator[Path]:
+def appearing(out: Path, overwrite: bool) -> Iterator[Path]:
     """Give a temporary folder to fill, which becomes `out` if the block ends without an error."""
     partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
     aside = partial.with_name(f"{partial.name}.old")

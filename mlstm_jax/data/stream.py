@@ -11,7 +11,7 @@ import functools
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,9 +34,9 @@ class Batch(NamedTuple):
     inputs_BT: NDArray[np.uint8]
     targets_BT: NDArray[np.uint8]  # inputs_BT one byte later
     reset_B: NDArray[np.bool_]  # whether the row starts a shard: its state must be zero
-    # float32, at the last byte of each rated document, in standard deviations from the mean; NaN
-    # elsewhere. None if they are not asked for.
-    ratings_BT: NDArray[np.float32] | None = None
+    # float32, at the last byte of each rated document: the rating in standard deviations from the
+    # mean, or as it is, the number of a class; NaN elsewhere. None if they are not asked for.
+    labels_BT: NDArray[np.float32] | None = None
 
 
 class EvaluationBatch(NamedTuple):
@@ -93,7 +93,7 @@ class TrainStream:
         shards: int = 1000,
         shuffle: bool = False,
         seed: int = 0,
-        rated: bool = False,
+        labels: Literal["ratings", "classes"] | None = None,
     ) -> None:
         size = int(split.offsets[-1])
         wanted = -(-max(shards, batch) // batch) * batch
@@ -117,7 +117,7 @@ class TrainStream:
                 "cut at documents; lower data.batch or data.window, or prepare more text."
             )
         self.dropped = 1 - self.steps_per_epoch * batch * window / size
-        self._ratings = _Ratings(split) if rated else None
+        self._labels = _Labels(split, scaled=labels == "ratings") if labels else None
 
     def position(self, step: int) -> int:
         """Return the windows of each row that lie before `step`."""
@@ -143,8 +143,8 @@ class TrainStream:
         window_B1 = step - before_B1
         start_B1 = np.take_along_axis(starts_BK, shard_B, axis=1) + window_B1 * self._window
         bytes_BT = self._bytes[start_B1 + np.arange(self._window + 1)]
-        ratings_BT = self._ratings.of(start_B1[:, 0], self._window) if self._ratings else None
-        return Batch(bytes_BT[:, :-1], bytes_BT[:, 1:], window_B1[:, 0] == 0, ratings_BT)
+        labels_BT = self._labels.of(start_B1[:, 0], self._window) if self._labels else None
+        return Batch(bytes_BT[:, :-1], bytes_BT[:, 1:], window_B1[:, 0] == 0, labels_BT)
 
     @functools.lru_cache(maxsize=2)  # noqa: B019 - a stream lives as long as its run
     def _order(self, epoch: int) -> tuple[Int64, Int64]:
@@ -160,19 +160,21 @@ class TrainStream:
         return starts_BK, np.cumsum(windows_BK, axis=1)
 
 
-class _Ratings:
-    """The ratings of a split's documents, each at its last byte, with mean 0 and variance 1."""
+class _Labels:
+    """The ratings of a split's documents, each at its last byte; scaled: mean 0, variance 1."""
 
-    def __init__(self, split: Split) -> None:
+    def __init__(self, split: Split, *, scaled: bool) -> None:
         self._offsets, self._ratings = split.offsets, split.ratings
         ratings = np.zeros(0, np.float32) if split.ratings is None else split.ratings
         known = ratings[~np.isnan(ratings)]
         # Summed in float64: there may be as many as a hundred million.
         self._mean = float(np.mean(known, dtype=np.float64)) if len(known) else 0.0
         self._deviation = float(np.std(known, dtype=np.float64)) if len(known) else 0.0
-        if not self._deviation:
+        if not scaled:
+            self._mean, self._deviation = 0.0, 1.0
+        if not len(known) or not self._deviation:
             raise UserError(
-                f"model.rating_head needs ratings, but the {split.name} split has "
+                f"a label head needs ratings, but the {split.name} split has "
                 + ("only one of them" if len(known) else "none")
                 + "; prepare the corpus with --rating-field, or leave the option out."
             )
@@ -183,13 +185,13 @@ class _Ratings:
         # The document that ends with byte p ends before offset p + 1.
         first_B = np.searchsorted(self._offsets, (start_B + 1).astype(np.uint64))
         last_B = np.searchsorted(self._offsets, (start_B + window + 1).astype(np.uint64))
-        ratings_BT = np.full((len(start_B), window), np.nan, np.float32)
+        labels_BT = np.full((len(start_B), window), np.nan, np.float32)
         row_D = np.repeat(np.arange(len(start_B)), last_B - first_B)
         end_D = np.concatenate([np.arange(a, b) for a, b in zip(first_B, last_B, strict=True)])
         end_D = end_D.astype(np.int64)
         place_D = self._offsets[end_D].astype(np.int64) - 1 - start_B[row_D]
-        ratings_BT[row_D, place_D] = (self._ratings[end_D - 1] - self._mean) / self._deviation
-        return ratings_BT
+        labels_BT[row_D, place_D] = (self._ratings[end_D - 1] - self._mean) / self._deviation
+        return labels_BT
 
 
 class EvaluationStream:

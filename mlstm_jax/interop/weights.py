@@ -87,8 +87,9 @@ def expected_shapes(model: config.Model) -> dict[str, tuple[int, ...]]:
             shapes[f"layer_{layer}/{name}_g"] = (columns,)
         shapes[f"layer_{layer}/b"] = (4 * hidden,)
     shapes |= {"decoder_kernel": (hidden, VOCABULARY), "decoder_bias": (VOCABULARY,)}
-    if model.rating_head:
-        shapes |= {"rating_kernel": (hidden, 1), "rating_bias": (1,)}
+    width = model.classes or int(model.rating_head)
+    if width:
+        shapes |= {"label_kernel": (hidden, width), "label_bias": (width,)}
     return shapes
 
 

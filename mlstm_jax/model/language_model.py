@@ -13,7 +13,7 @@ Parameters, all float32::
     layer_0/wh_v,  wh_g           [H, G], [G]
     layer_0/b                     [G]      zero
     decoder_kernel, decoder_bias  [H, V], [V]
-    rating_kernel, rating_bias    [H, 1], [1]      with model.rating_head; zero
+    label_kernel, label_bias      [H, K], [K]      with model.rating_head (K = 1) or classes; zero
 """
 
 import math
@@ -57,9 +57,9 @@ class Reading(NamedTuple):
 
     carry: Carry  # after it
     logits_BTV: Array  # of each next byte, float32
-    # The rating of a document that ends with each byte, float32, in standard deviations from the
-    # mean of the training split; None without model.rating_head.
-    ratings_BT: Array | None
+    # Of a document that ends with each byte: its rating, float32, in standard deviations from the
+    # mean of the training split, or the logit of each class; None without a label head.
+    labels_BTK: Array | None
     # The state after each byte, h and c [B, T, L, H], where it was asked for.
     trace: Carry | None = None
 
@@ -177,18 +177,19 @@ class LanguageModel(linen.Module):
             h=jnp.stack([state.h for state in states], axis=1),
             c=jnp.stack([state.c for state in states], axis=1),
         )
-        ratings_BT = None
-        if self.model.rating_head:
+        labels_BTK = None
+        width = self.model.classes or int(self.model.rating_head)
+        if width:
             zeros = linen.initializers.zeros
-            rating_H1 = self.param("rating_kernel", zeros, (self.model.hidden, 1))
-            bias_1 = self.param("rating_bias", zeros, (1,))
-            ratings_BT = product(x, rating_H1, self.compute)[..., 0].T + bias_1[None]
+            label_HK = self.param("label_kernel", zeros, (self.model.hidden, width))
+            bias_K = self.param("label_bias", zeros, (width,))
+            labels_BTK = product(x, label_HK, self.compute).swapaxes(0, 1) + bias_K[None, None]
         steps_BTLH = None
         if trace:
             steps_BTLH = Carry(
                 *(jnp.stack(parts, axis=2).swapaxes(0, 1) for parts in zip(*traces, strict=True))
             )
-        return Reading(carry, logits_TBV.swapaxes(0, 1), ratings_BT, steps_BTLH)
+        return Reading(carry, logits_TBV.swapaxes(0, 1), labels_BTK, steps_BTLH)
 
     def init_parameters(self, key: Array) -> Parameters:
         """Return fresh parameters; the same key gives the same ones on every device."""

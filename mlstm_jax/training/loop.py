@@ -37,6 +37,7 @@ from mlstm_jax.training.progress import ProgressLine
 from mlstm_jax.training.reporter import Diverged, Reporter
 from mlstm_jax.training.resume import Found
 from mlstm_jax.training.signals import WEIGHTS, Interrupted
+from mlstm_jax.training.start import start_from
 from mlstm_jax.training.state import TrainState, init_state
 from mlstm_jax.training.step import make_train_step
 from mlstm_jax.training.watchdog import Watchdog
@@ -97,7 +98,7 @@ def train(config: Config, *, resume: bool = False, reset_carry: bool = False) ->
         def find(newest: int | None = None) -> Found:
             """Return where to begin; the state before the first step if nowhere else."""
             adam = optimizer.build(config.optimizer, lambda count: 0.0)
-            fresh = init_state(config, model, adam)
+            fresh = start_from(config, init_state(config, model, adam))
 
             def rows_at(step: int) -> tuple[TrainStream, Meta, Any]:
                 part = next((part for part in parts if step <= part.last), parts[-1])

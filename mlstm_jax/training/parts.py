@@ -52,7 +52,11 @@ def train_stream(config: Config, corpus: Corpus) -> TrainStream:
         shards=data.shards,
         shuffle=data.shuffle_shards,
         seed=data.seed,
-        rated=config.model.rating_head,
+        labels="classes"
+        if config.model.classes
+        else "ratings"
+        if config.model.rating_head
+        else None,
     )
 
 

@@ -96,11 +96,11 @@ class Reporter:
         # No update since the last line: there is no mean.
         updates = int(metrics.tally.updates) or float("nan")
         loss = float(metrics.tally.loss) / updates
-        # In variances of the ratings: 1 tells nothing of them. A line may have met none.
-        rating = {}
-        if self._config.model.rating_head:
-            ratings = float(metrics.tally.ratings) or math.nan
-            rating = {"rating_error": float(metrics.tally.rating_error) / ratings}
+        label = {}
+        if self._config.model.rating_head or self._config.model.classes:
+            # A line may have met none.
+            labels = float(metrics.tally.labels) or math.nan
+            label = {"label_loss": float(metrics.tally.label_loss) / labels}
         self._log.write(
             "train",
             step,
@@ -111,7 +111,7 @@ class Reporter:
             grad_norm=float(metrics.tally.grad_norm) / updates,
             gradient_signal=float(metrics.tally.signal) / updates,
             gradient_trace=float(metrics.tally.trace) / updates,
-            **rating,
+            **label,
             noise_scale=_ratio(float(metrics.tally.trace), float(metrics.tally.signal)),
             loss_scale=float(metrics.loss_scale),
             skipped=int(metrics.skipped),

@@ -28,8 +28,8 @@ class Tally(NamedTuple):
     grad_norm: Array  # float32
     signal: Array  # float32, ‖true gradient‖²: see step.py
     trace: Array  # float32, of the covariance of one row's gradient
-    rating_error: Array  # float32, squared errors of the ratings met, a byte
-    ratings: Array  # float32, how many ratings were met, a byte
+    label_loss: Array  # float32, of the ratings or classes met, a byte
+    labels: Array  # float32, how many of these were met, a byte
     updates: Array  # int32
 
 

@@ -30,8 +30,8 @@ class Means(NamedTuple):
 
     loss: Array  # of the language model, nats a byte
     square: Array  # ‖gradient‖², the mean over micro-batches
-    rating_error: Array  # the squared errors of ratings, a byte
-    ratings: Array  # how many these are, a byte
+    label_loss: Array  # of ratings or classes, a byte
+    labels: Array  # how many these are, a byte
 
 
 class Gradient(NamedTuple):
@@ -88,13 +88,22 @@ def _noise(square: Array, mean_square: Array, batches: int, rows: int) -> tuple[
     return signal, trace
 
 
-def _rating_errors(found_BT: Array | None, ratings_BT: Any) -> tuple[Array, Array]:
-    """Return the squared errors where there is a rating, and these places: means over all bytes."""
-    if found_BT is None or ratings_BT is None:
+def _label_losses(found_BTK: Array | None, labels_BT: Any) -> tuple[Array, Array]:
+    """Return the loss where there is a label, and these places: means over all bytes.
+
+    One number a place is a rating, with a squared error; several are the logits of classes.
+    """
+    if found_BTK is None or labels_BT is None:
         return jnp.float32(0), jnp.float32(0)
-    known_BT = ~jnp.isnan(ratings_BT)
-    error_BT = jnp.where(known_BT, found_BT - jnp.where(known_BT, ratings_BT, 0), 0)
-    return jnp.mean(error_BT**2), jnp.mean(known_BT, dtype=jnp.float32)
+    known_BT = ~jnp.isnan(labels_BT)
+    labels_BT = jnp.where(known_BT, labels_BT, 0)
+    if found_BTK.shape[-1] == 1:
+        loss_BT = (found_BTK[..., 0] - labels_BT) ** 2
+    else:
+        loss_BT = optax.softmax_cross_entropy_with_integer_labels(
+            found_BTK, labels_BT.astype(jnp.int32)
+        )
+    return jnp.mean(jnp.where(known_BT, loss_BT, 0)), jnp.mean(known_BT, dtype=jnp.float32)
 
 
 def make_train_step(
@@ -144,13 +153,13 @@ def make_train_step(
             loss = optax.softmax_cross_entropy_with_integer_labels(
                 read.logits_BTV, batch.targets_BT.astype(jnp.int32)
             ).mean()
-            error, ratings = _rating_errors(read.ratings_BT, batch.ratings_BT)
-            objective = loss + config.train.rating_weight * error
-            return objective * scale, ((loss, error, ratings), read.carry)
+            label_loss, labels = _label_losses(read.labels_BTK, batch.labels_BT)
+            objective = loss + config.train.label_weight * label_loss
+            return objective * scale, ((loss, label_loss, labels), read.carry)
 
-        gradient, ((loss, error, ratings), after) = jax.grad(scaled_loss, has_aux=True)(params)
+        gradient, ((loss, *more), after) = jax.grad(scaled_loss, has_aux=True)(params)
         square = optax.tree.norm(gradient, squared=True)
-        return Gradient(gradient, Means(loss, square, error, ratings), after)
+        return Gradient(gradient, Means(loss, square, *more), after)
 
     def accumulated(
         params: Parameters, scale: Array, carry: Carry, batch: Batch, keep_BLH: Array | None
@@ -204,8 +213,8 @@ def make_train_step(
             grad_norm=tally.grad_norm + grad_norm,
             signal=tally.signal + signal,
             trace=tally.trace + trace,
-            rating_error=tally.rating_error + means.rating_error,
-            ratings=tally.ratings + means.ratings,
+            label_loss=tally.label_loss + means.label_loss,
+            labels=tally.labels + means.labels,
             updates=tally.updates + 1,
         )
         new = TrainState(

@@ -7,6 +7,7 @@ pickle.
 """
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,12 +40,16 @@ class Classifier(NamedTuple):
     weights_KD: NDArray[np.float64]
     intercepts_K: NDArray[np.float64]
     classes: list[str]
-    strength: float
+    strength: float  # C; infinite for a head that was trained without a penalty
+    softmax: bool = False  # of many classes: else each is told from the rest
 
     def probabilities(self, features: Features) -> NDArray[np.float64]:
         """Return those of every class, [texts, classes]; of many, each against the rest, scaled."""
         scores_NK = features.astype(np.float64) @ self.weights_KD.T + self.intercepts_K
-        yes_NK = 1 / (1 + np.exp(-np.clip(scores_NK, -500, 500)))
+        if self.softmax:
+            yes_NK = np.exp(scores_NK - scores_NK.max(axis=1, keepdims=True))
+        else:
+            yes_NK = 1 / (1 + np.exp(-np.clip(scores_NK, -500, 500)))
         if len(self.classes) == 2:
             return np.concatenate([1 - yes_NK, yes_NK], axis=1)
         return yes_NK / yes_NK.sum(axis=1, keepdims=True)
@@ -158,7 +163,8 @@ def save(folder: Path, classifier: Classifier, about: Description) -> None:
     fields = {
         "format": FORMAT,
         "classes": classifier.classes,
-        "strength": classifier.strength,
+        "strength": None if math.isinf(classifier.strength) else classifier.strength,
+        "softmax": classifier.softmax,
         **about._asdict(),
     }
     (folder / "classifier.json").write_text(json.dumps(fields, indent=2) + "\n")
@@ -174,8 +180,13 @@ def load(folder: Path) -> tuple[Classifier, Description]:
             raise UserError(f"{folder}: classifier.json is of another version of this program.")
         arrays = load_file(folder / "classifier.safetensors")
         classes = [str(name) for name in fields.pop("classes")]
+        strength = fields.pop("strength")
         classifier = Classifier(
-            arrays["weights"], arrays["intercepts"], classes, float(fields.pop("strength"))
+            arrays["weights"],
+            arrays["intercepts"],
+            classes,
+            math.inf if strength is None else float(strength),
+            bool(fields.pop("softmax")),
         )
         rows = 1 if len(classes) == 2 else len(classes)
         if classifier.weights_KD.ndim != 2 or len(classifier.weights_KD) != rows:

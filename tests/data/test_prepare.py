@@ -210,7 +210,7 @@ def test_an_exception_midway_leaves_all_as_it_was(
     if there:
         prepare([source], out)
     before = contents(out) if there else {}
-    write, calls = module._write_split, []
+    write, calls = module.write_split, []
 
     def fail(*arguments: object) -> object:
         calls.append(arguments)
@@ -219,7 +219,7 @@ def test_an_exception_midway_leaves_all_as_it_was(
             raise error
         return write(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(module, "_write_split", fail)
+    monkeypatch.setattr(module, "write_split", fail)
     with pytest.raises(type(error)):
         prepare([source], out, seed=1, overwrite=True)
     assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl", *(["out"] if there else [])}

@@ -65,7 +65,9 @@ def test_an_epoch_is_as_long_as_its_shortest_row_and_repeats(split: Split) -> No
 
 
 def test_rows_of_processes_are_the_rows_of_the_whole(split: Split) -> None:
-    stream = TrainStream(split, batch=8, window=16, shards=16, shuffle=True, seed=4, rated=True)
+    stream = TrainStream(
+        split, batch=8, window=16, shards=16, shuffle=True, seed=4, labels="ratings"
+    )
     for step in range(0, 3 * stream.steps_per_epoch, 5):
         whole = stream.batch(step)
         parts = [stream.batch(step, slice(start, start + 2)) for start in range(0, 8, 2)]
@@ -91,7 +93,7 @@ def test_shuffle_gives_every_epoch_each_shard_once_in_another_order(split: Split
 
 def test_ratings_are_at_the_last_bytes_of_their_documents(split: Split) -> None:
     window = 48  # longer than many documents: several end in one
-    stream = TrainStream(split, batch=4, window=window, shards=8, rated=True)
+    stream = TrainStream(split, batch=4, window=window, shards=8, labels="ratings")
     assert split.ratings is not None
     at_end = np.full(len(split.bytes), np.nan)
     at_end[split.offsets[1:].astype(int) - 1] = split.ratings
@@ -100,8 +102,8 @@ def test_ratings_are_at_the_last_bytes_of_their_documents(split: Split) -> None:
     text, several = split.bytes.tobytes(), 0
     for step in range(stream.steps_per_epoch):
         batch = stream.batch(step)
-        assert batch.ratings_BT is not None
-        for inputs_T, found_T in zip(batch.inputs_BT, batch.ratings_BT, strict=True):
+        assert batch.labels_BT is not None
+        for inputs_T, found_T in zip(batch.inputs_BT, batch.labels_BT, strict=True):
             start = text.index(inputs_T.tobytes())
             np.testing.assert_allclose(found_T, expected_P[start : start + window], rtol=1e-6)
             several += (~np.isnan(found_T)).sum() > 1
@@ -113,7 +115,7 @@ def test_without_two_ratings_none_can_be_learned(ratings: list[float] | None, me
     made = make_split([2000, 3000])
     column = None if ratings is None else np.array(ratings, np.float32)
     with pytest.raises(UserError, match=message):
-        TrainStream(dataclasses.replace(made, ratings=column), batch=1, window=16, rated=True)
+        TrainStream(dataclasses.replace(made, ratings=column), batch=1, window=16, labels="ratings")
 
 
 def test_a_small_corpus_gets_fewer_shards_and_a_tiny_one_is_refused(split: Split) -> None:

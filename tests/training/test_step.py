@@ -144,20 +144,22 @@ def test_dropout_and_ratings_hang_on_the_rows_not_on_who_reads_them(rated_corpus
     """1 x 8 rows = 4 x 2 rows on one device = 1 x 4 rows on two, and = a run resumed."""
     config = with_options(rated_corpus)
     whole = Trainer(config, 1)
+    first, zero = whole.host_state, whole.host_carry
     metrics = whole.run(0, 10)
-    assert metrics.tally.ratings > 0
+    assert metrics.tally.labels > 0
     for devices, micro_batches in ((2, 1), (1, 4)):
         parts = Trainer(config, devices, micro_batches=micro_batches)
         found = parts.run(0, 10)
         assert largest_error(parts.host_state.params, whole.host_state.params) < 1e-5
-        np.testing.assert_allclose(found.tally.rating_error, metrics.tally.rating_error, rtol=1e-5)
-    half = Trainer(config, 1)
-    half.run(0, 5)
-    other = Trainer(config, 1)
-    other.state = other.devices.replicate(half.host_state)
-    other.carry = other.devices.split_rows(half.host_carry)
-    other.run(5, 10)
-    assert largest_error(other.host_state.params, whole.host_state.params) == 0
+        np.testing.assert_allclose(found.tally.label_loss, metrics.tally.label_loss, rtol=1e-5)
+    expected = whole.host_state.params
+    for state, carry, begin, end in ((first, zero, 0, 5), (None, None, 5, 10)):
+        # What a checkpoint keeps.
+        state, carry = state or whole.host_state, carry or whole.host_carry
+        whole.state = whole.devices.replicate(state)
+        whole.carry = whole.devices.split_rows(carry)
+        whole.run(begin, end)
+    assert largest_error(whole.host_state.params, expected) == 0
 
 
 def test_dropout_leaves_out_other_units_at_every_step_and_keeps_the_mean(corpus: Path) -> None:
@@ -192,14 +194,14 @@ def test_the_rating_is_learned_from_the_state_at_the_end(rated_corpus: Path) -> 
     config = dataclasses.replace(
         make_config(rated_corpus),
         model=Model(hidden=24, embedding=8, rating_head=True),
-        train=Train(steps=200, log_every=20, rating_weight=30),
+        train=Train(steps=200, log_every=20, label_weight=30),
         optimizer=Optimizer(learning_rate=2e-2),
     )
     trainer = Trainer(config, 1)
     errors = []
     for first in range(0, 200, 20):
         tally = trainer.run(first, first + 20).tally
-        errors.append(tally.rating_error / tally.ratings)
+        errors.append(tally.label_loss / tally.labels)
     assert errors[0] == pytest.approx(1, abs=0.25)  # the variance: nothing is known
     assert errors[-1] < 0.4
 

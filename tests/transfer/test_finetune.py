@@ -1,0 +1,115 @@
+"""Fine-tuning: a start from another run, the label head, and the whole command."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from mlstm_jax import cli
+from mlstm_jax.config import Config, Model, Optimizer, Train
+from mlstm_jax.data.corpus import open_corpus, verify
+from mlstm_jax.errors import UserError
+from mlstm_jax.run import Run, load
+from mlstm_jax.training import optimizer
+from mlstm_jax.training.start import start_from
+from mlstm_jax.training.state import init_state
+from mlstm_jax.transfer import finetune
+from mlstm_jax.transfer.features import Featurizer
+from mlstm_jax.transfer.labels import Labelled
+from tests.transfer.test_classify import write_reviews
+
+
+def test_a_run_starts_from_the_parameters_of_another(run: Run) -> None:
+    config = Config(
+        model=dataclasses.replace(run.config.model, classes=3),
+        train=Train(start_from=str(run.folder)),
+    )
+    adam = optimizer.build(Optimizer(), lambda count: 0.0)
+
+    def begin(config: Config) -> dict[str, np.ndarray]:
+        model = type(run.model)(config.model, config.precision)
+        return start_from(config, init_state(config, model, adam)).params
+
+    params = begin(config)
+    np.testing.assert_array_equal(params["embedding"], run.params["embedding"])
+    np.testing.assert_array_equal(params["layer_1"]["wh_v"], run.params["layer_1"]["wh_v"])
+    assert params["label_kernel"].shape == (64, 3)
+    narrow = dataclasses.replace(config.model, hidden=32)
+    with pytest.raises(UserError, match="has the shape"):
+        begin(dataclasses.replace(config, model=narrow))
+    shallow = dataclasses.replace(config.model, layers=1)
+    with pytest.raises(UserError, match="which this run lacks"):
+        begin(dataclasses.replace(config, model=shallow))
+
+
+def test_the_corpus_of_labelled_texts_is_the_same_again(tmp_path: Path) -> None:
+    train = Labelled(["a b", "c", "a b", " "], ["x", "y", "y", "x"])
+    valid = Labelled(["d"], ["y"])
+    for _ in range(2):
+        finetune.write_corpus(tmp_path / "c", train, valid, ["x", "y"], "radford")
+        opened = open_corpus(tmp_path / "c")
+        assert verify(opened) == []
+        split = opened.split("train")
+        assert split.ratings is not None
+        found = {}
+        for at, rating in enumerate(split.ratings):
+            text = split.bytes[split.offsets[at] : split.offsets[at + 1]].tobytes()
+            found.setdefault(text, []).append(float(rating))
+        assert found == {b"\n a b ": [0.0, 1.0], b"\n c ": [1.0]}
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_head_is_a_classifier_of_h(run: Run, classes: int) -> None:
+    """Its probabilities are the softmax of the model's own logits at the text's end."""
+    names = [str(n) for n in range(classes)]
+    random = np.random.default_rng(0)
+    config = dataclasses.replace(run.config, model=Model(**dataclasses.asdict(run.config.model)))
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, classes=classes))
+    params = run.params | {
+        "label_kernel": random.normal(size=(64, classes)).astype(np.float32),
+        "label_bias": random.normal(size=classes).astype(np.float32),
+    }
+    model = type(run.model)(config.model, config.precision)
+    tuned = dataclasses.replace(run, config=config, params=params, model=model)
+    text = "my guitar is great"
+    bytes_BT = np.frombuffer(f"\n {text} ".encode(), np.uint8)[None]
+    read = model.apply({"params": params}, bytes_BT, model.init_carry(1))
+    assert read.labels_BTK is not None
+    expected = jax.nn.softmax(read.labels_BTK[0, -1])
+    found = finetune.head(tuned, names).probabilities(Featurizer(tuned, state="h")([text]))
+    np.testing.assert_allclose(found[0], expected, rtol=1e-4)
+
+
+def test_finetune_from_the_outside(
+    run: Run, tmp_path: Path, random: np.random.Generator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train, valid = (write_reviews(tmp_path / f"{n}.csv", random, n) for n in (600, 100))
+    out = tmp_path / "out"
+    command = ["finetune", str(run.folder), "--train", str(train), "--valid", str(valid)]
+    command += ["--text-column", "review", "--label-column", "verdict", "--out", str(out)]
+    command += ["--epochs", "12", "--batch", "16", "--window", "32", "--label-weight", "100"]
+    cli.main([*command, "--learning-rate", "5e-3", "--checkpoint", "latest"])
+    capsys.readouterr()
+    result = json.loads((out / "report.json").read_text())
+    assert result["classes"] == ["fair", "fine", "poor"]
+    assert result["accuracy"]["valid"] > 0.9
+    tuned = load(out / "run", "latest")
+    assert tuned.config.train.start_from == str(run.folder)
+    classify = ["classify", str(out / "run"), str(out / "classifier"), str(valid)]
+    cli.main([*classify, "--checkpoint", "latest"])
+    labels = [line.split(",")[0] for line in capsys.readouterr().out.splitlines()[1:]]
+    true = [line.split(",")[0] for line in valid.read_text().splitlines()[1:]]
+    right = np.mean([a == b for a, b in zip(labels, true, strict=True)])
+    assert right == pytest.approx(result["accuracy"]["valid"])
+    # The same command again finds it finished.
+    before = (out / "run/metrics.jsonl").read_text()
+    cli.main([*command, "--learning-rate", "5e-3", "--checkpoint", "latest"])
+    assert (out / "run/metrics.jsonl").read_text() == before
+
+
+def test_classes_and_a_rating_exclude_each_other() -> None:
+    with pytest.raises(UserError, match=r"model\.classes is 3"):
+        Model(classes=3, rating_head=True)
