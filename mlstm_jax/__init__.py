@@ -15,7 +15,8 @@ Data flows one way, and imports go downward only::
     model/                 recurrence, weight norm, the language model        (no data, no training)
     training/              loop, parts, step, state, optimizer, schedule, loss scale, checkpoint,
                            resume; parallel (devices); cluster, agreement, signals, watchdog
-    transfer/              generate, features, labels, classify, experiment, reader, heatmap
+    transfer/              features, labels, classify, experiment, finetune; generate, reader,
+                           heatmap
     view/                  a local page that shows units and classes as one types
     interop/               other people's weights, in and out
     analysis.py            runs as tables and curves, for the notebooks

@@ -79,3 +79,16 @@ def test_what_is_compared_computes_the_same(
         gradient = torch.autograd.grad(value, list(tree.values()))
         theirs = value.item(), dict(zip(tree, (g.cpu().numpy() for g in gradient), strict=True))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4), ours, theirs)
+
+
+def test_features_benchmark_writes_its_results(
+    tmp_path: Path, command_environment: dict[str, str]
+) -> None:
+    path = tmp_path / "results.json"
+    options = ["--hidden", "16", "--count", "20", "--rounds", "1", "--json", path]
+    command = [sys.executable, FOLDER / "features.py", *options]
+    subprocess.run(command, check=True, env=command_environment, timeout=300)
+    results = json.loads(path.read_text())
+    assert results["texts"] == 20
+    assert results["texts_per_s"] > 0
+    assert 0 < results["fraction_of_forward"] < 10

@@ -12,7 +12,8 @@ import mlstm_jax
 REPOSITORY = Path(__file__).parent.parent
 COMMANDS = [
     *("prepare", "inspect", "plan", "schedule", "train", "sweep"),
-    *("evaluate", "generate", "report", "transfer"),
+    *("evaluate", "generate", "heatmap", "report", "features", "transfer", "finetune"),
+    *("classify", "view", "import", "export"),
 ]
 
 

@@ -1,0 +1,119 @@
+"""Measure features of texts against the bare forward pass of the same model.
+
+    python benchmarks/features.py --hidden 512 --texts reviews.jsonl.gz --json results.json
+
+The forward pass reads windows of a full batch, without padding, sorting or cleaning; features do
+all of that. Both run in one process, in turn. Without --texts they are made up, as long as reviews
+are.
+"""
+
+import argparse
+import datetime
+import json
+import resource
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from measure import machine
+
+from mlstm_jax.config import Config, Model
+from mlstm_jax.data.documents import clean
+from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.run import Run
+from mlstm_jax.transfer.features import _ROWS, _WINDOW, Featurizer
+from mlstm_jax.transfer.labels import read_texts
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Return the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--texts", type=Path, help="texts in any format that `prepare` reads")
+    parser.add_argument("--count", type=int, default=2000, help="texts of them, or to make up")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results here")
+    return parser.parse_args()
+
+
+def make_texts(count: int) -> list[str]:
+    """Return texts of lengths as reviews have: log-normal, a kilobyte in the middle."""
+    random = np.random.default_rng(0)
+    words = ["good", "bad", "film", "guitar", "the", "a", "was", "never", "again", "and"]
+    lengths = np.clip(random.lognormal(6.8, 0.7, count), 50, 12_000).astype(int)
+    return [" ".join(random.choice(words, length // 5)) for length in lengths]
+
+
+def main() -> None:
+    """Measure, print and write."""
+    arguments = parse_arguments()
+    texts = read_texts(arguments.texts, None) if arguments.texts else make_texts(arguments.count)
+    texts = texts[: arguments.count]
+    config = Config(model=Model(hidden=arguments.hidden))
+    model = LanguageModel(config.model, config.precision)
+    params = jax.device_get(model.init_parameters(jax.random.key(0)))
+    run = Run(Path("none"), config, 0, "radford", model, params)
+    read = Featurizer(run)
+    size = sum(len(clean(text, "radford")) for text in texts)
+    rows = _ROWS * jax.local_device_count()
+    windows = max(1, size // (rows * _WINDOW))
+
+    @jax.jit
+    def forward(params, carry, bytes_BT):
+        return model.apply({"params": params}, bytes_BT, carry).carry
+
+    on_device = jax.device_put(params)
+    window_BT = np.random.default_rng(0).integers(32, 127, (rows, _WINDOW), dtype=np.uint8)
+    zero = jax.tree.map(jnp.asarray, model.init_carry(rows))
+
+    def bare() -> float:
+        carry, started = zero, time.perf_counter()
+        for _ in range(windows):
+            carry = forward(on_device, carry, window_BT)
+        jax.block_until_ready(carry)
+        return windows * rows * _WINDOW / (time.perf_counter() - started)
+
+    def features() -> float:
+        started = time.perf_counter()
+        read(texts)
+        return size / (time.perf_counter() - started)
+
+    forward(on_device, zero, window_BT)
+    read(texts[:1])
+    rates = [(features(), bare()) for _ in range(arguments.rounds)]
+    own, other = (statistics.median(column) for column in zip(*rates, strict=True))
+    ratio = statistics.median(a / b for a, b in rates)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    results = {
+        "benchmark": "features",
+        "command": " ".join(["python", *sys.argv]),
+        **machine(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "hidden": arguments.hidden,
+        "texts": len(texts),
+        "bytes": size,
+        "texts_per_s": own * len(texts) / size,
+        "bytes_per_s": own,
+        "forward_bytes_per_s": other,
+        "fraction_of_forward": ratio,
+        "fractions": [a / b for a, b in rates],
+        "peak_rss_bytes": peak,
+    }
+    print(
+        f"{len(texts):,} texts, {size / 1e6:.1f} MB, {arguments.hidden}-d on "
+        f"{results['device']}: {results['texts_per_s']:.0f} texts/s, {own / 1e3:.1f} kB/s; bare "
+        f"forward {other / 1e3:.1f} kB/s; {ratio:.2f} of it; peak {peak / 1e9:.2f} GB"
+    )
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+        print(f"written to {arguments.json}")
+
+
+if __name__ == "__main__":
+    main()
