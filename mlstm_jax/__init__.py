@@ -4,7 +4,7 @@ Data flows one way, and imports go downward only::
 
     text ─prepare─▶ corpus ─stream─▶ batches ─step─▶ state ─▶ checkpoints, metrics ─▶ transfer
 
-    cli.py                 the `mlstm-jax` command
+    cli.py, commands/      the `mlstm-jax` command, and its subcommands
     config.py              what one experiment is, and the parsing of a command line
     run.py                 a run folder: config, metrics, checkpoints → a model ready to use
     report.py              what a run learned, beside gzip, bz2 and xz

@@ -1,0 +1,22 @@
+"""The commands, one function each; its docstring is the help.
+
+Heavy imports are inside the functions, so that help and errors are quick.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from mlstm_jax.errors import UserError
+
+RunFolder = Annotated[Path, Positional, arg(metavar="RUN")]
+
+
+def require_same_model(classifier: Path, made_with: str, given: str, run: Path) -> None:
+    """Raise UserError unless a classifier was made with a run's parameters: two fingerprints."""
+    if made_with != given:
+        raise UserError(
+            f"{classifier} was made with other parameters than those of {run}; name that run and "
+            "--checkpoint, or make it again with `mlstm-jax transfer`."
+        )

@@ -1,0 +1,87 @@
+"""Commands on corpora: prepare, inspect."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from mlstm_jax.errors import UserError
+
+if TYPE_CHECKING:
+    pass
+
+
+def prepare(
+    sources: Annotated[list[str], Positional, arg(metavar="SOURCE [SOURCE ...]")],
+    out: Path,
+    text_field: str | None = None,
+    rating_field: str | None = None,
+    document: Literal["line", "paragraph", "file"] | None = None,
+    split: str = "1000,1,1",
+    seed: int = 0,
+    clean: Literal["radford", "none", "protein"] = "radford",
+    keep_duplicates: bool = False,
+    overwrite: bool = False,
+) -> None:
+    """Make a corpus folder from files of text.
+
+    Args:
+        sources: .json, .jsonl, .csv, .tsv, .txt files, each also .gz; `pydoc:` is Python's docs.
+        out: folder to write; it appears whole or not at all.
+        text_field: field of the text; unset: text, reviewText, review_body, sentence or content.
+        rating_field: field of a rating to keep; unset: rating, overall, star_rating or stars.
+        document: what one document of a text file is; unset: a line.
+        split: documents in train, valid and test, as weights. Paper: 1000,1,1.
+        seed: of the order of the documents, which hangs on it and on their content alone.
+        clean: radford: unescape HTML, newlines to spaces, strip, pad; none: the text as it is;
+            protein: sequences of amino acids, as UniRep reads them.
+        keep_duplicates: keep documents of the same cleaned text. Paper: removed.
+        overwrite: replace the corpus that is there.
+    """
+    from mlstm_jax.data import corpus
+    from mlstm_jax.data.prepare import prepare as run_prepare
+
+    run_prepare(
+        sources,
+        out,
+        text_field=text_field,
+        rating_field=rating_field,
+        document=document,
+        split=_split(split),
+        seed=seed,
+        cleaning=clean,
+        keep_duplicates=keep_duplicates,
+        overwrite=overwrite,
+        progress=True,
+    )
+    print(corpus.describe(corpus.open_corpus(out)))
+
+
+def _split(text: str) -> tuple[int, int, int]:
+    try:
+        train, valid, test = (int(part) for part in text.split(","))
+    except ValueError:
+        raise UserError(
+            f"--split {text!r} is not three whole numbers, train, valid and test: 1000,1,1"
+        ) from None
+    return train, valid, test
+
+
+def inspect(corpus: Annotated[Path, Positional, arg(metavar="DIR")], verify: bool = False) -> None:
+    """Show what is in a corpus folder.
+
+    Args:
+        corpus: folder made by `prepare`.
+        verify: recompute the checksums, and fail if one differs.
+    """
+    from mlstm_jax.data import corpus as corpora
+
+    opened = corpora.open_corpus(corpus)
+    print(corpora.describe(opened))
+    if verify:
+        wrong = corpora.verify(opened)
+        if wrong:
+            raise UserError(
+                f"{corpus}: {', '.join(wrong)} is not what the manifest says; prepare it again."
+            )
+        print("checksums: all agree")

@@ -1,0 +1,284 @@
+"""Commands on what a model knows of labels: features, transfer, finetune, classify."""
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from mlstm_jax.commands import RunFolder, require_same_model
+from mlstm_jax.errors import UserError
+
+if TYPE_CHECKING:
+    pass
+
+
+def features(
+    run: RunFolder,
+    source: Annotated[Path, Positional, arg(metavar="INPUT")],
+    out: Path,
+    state: Literal["c", "h", "mean_h"] = "c",
+    all_layers: bool = False,
+    units: tuple[int, ...] | None = None,
+    text_column: str | None = None,
+    checkpoint: str = "best",
+) -> None:
+    """Write what a trained model makes of texts: its state after each, a row a record.
+
+    OUT is an .npz of `features` float32 [records, units], `layer` and `unit` of each column, and
+    `state`. A record without text has the state of an empty one: zeros.
+
+    Args:
+        run: run folder.
+        source: texts, in .csv, .tsv, .json, .jsonl or .txt, each also .gz.
+        out: .npz to write.
+        state: c, the cell state, or h, after the last byte; or the mean of h over all bytes.
+        all_layers: of every layer, the lowest first; otherwise the top one's.
+        units: these units alone.
+        text_column: field or column of the text; unset: text, reviewText, sentence, ...
+        checkpoint: best (by validation BPC), latest, or a step.
+    """
+    import time
+
+    import numpy as np
+
+    from mlstm_jax.run import load
+    from mlstm_jax.training.progress import ProgressLine
+    from mlstm_jax.transfer.features import Featurizer
+    from mlstm_jax.transfer.labels import read_texts
+
+    if out.suffix != ".npz":
+        raise UserError(f"--out {out} does not end in .npz; name it so.")
+    texts = read_texts(source, text_column)
+    loaded = load(run, checkpoint)
+    featurizer = Featurizer(loaded, state=state, all_layers=all_layers, units=units)
+    started = time.monotonic()
+    with ProgressLine("features", len(texts)) as progress:
+        found = featurizer(texts, lambda count: progress.update(count, "texts"))
+    seconds = time.monotonic() - started
+    partial = out.with_name(f"{out.name}.partial")
+    with partial.open("wb") as file:
+        np.savez(
+            file,
+            allow_pickle=False,
+            features=found,
+            layer=featurizer.layer_of_column,
+            unit=featurizer.unit_of_column,
+            state=np.array(state),
+        )
+    partial.replace(out)
+    print(
+        f"{out}: {len(texts):,} texts x {found.shape[1]} features, {len(texts) / seconds:,.0f} "
+        f"texts/s (checkpoint of step {loaded.step:,})"
+    )
+
+
+def transfer(
+    run: RunFolder,
+    train: Path,
+    test: Path,
+    out: Path,
+    valid: Path | None = None,
+    label_column: str = "label",
+    text_column: str | None = None,
+    state: Literal["c", "h", "mean_h"] = "c",
+    all_layers: bool = False,
+    checkpoint: str = "best",
+) -> None:
+    """Classify texts by a frozen model's state: accuracies, the units that matter, a report.
+
+    OUT gets report.md, report.json and pictures, and the classifier for `mlstm-jax classify`.
+    TF-IDF and logistic regression on the same texts stand beside it.
+
+    Args:
+        run: run folder.
+        train: texts with labels, two or more, in .csv, .tsv, .json or .jsonl, each also .gz.
+        test: likewise, to report the accuracy on.
+        out: folder to write.
+        valid: likewise, to choose the strength of the L1 penalty on; unset: cross-validation.
+        label_column: field or column of the label, a number or a text.
+        text_column: field or column of the text; unset: text, reviewText, sentence, ...
+        state: c, the cell state, or h, after the last byte; or the mean of h over all bytes.
+        all_layers: of every layer; otherwise the top one's.
+        checkpoint: best (by validation BPC), latest, or a step.
+    """
+    import numpy as np
+
+    from mlstm_jax.interop.weights import fingerprint
+    from mlstm_jax.run import load
+    from mlstm_jax.training.progress import ProgressLine
+    from mlstm_jax.transfer import classify as classifiers
+    from mlstm_jax.transfer import experiment
+    from mlstm_jax.transfer.features import Featurizer
+    from mlstm_jax.transfer.labels import Labelled, read_labelled, require_classes
+
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} exists; choose another folder with --out.")
+
+    def read(path: Path) -> Labelled:
+        return read_labelled(path, text_column, label_column)
+
+    texts: experiment.Texts = (read(train), read(valid) if valid else None, read(test))
+    require_classes(train, texts[0])
+    classes = texts[0].classes
+    require_classes(test, texts[2], classes)
+    if valid and texts[1]:
+        require_classes(valid, texts[1], classes)
+    loaded = load(run, checkpoint)
+    featurizer = Featurizer(loaded, state=state, all_layers=all_layers)
+
+    def examples(name: str, table: Labelled) -> classifiers.Examples:
+        with ProgressLine(f"features of {name}", len(table.texts)) as progress:
+            read = featurizer(table.texts, lambda count: progress.update(count, "texts"))
+        labels = np.array([classes.index(label) for label in table.labels])
+        return classifiers.Examples(read, labels)
+
+    parts = (
+        examples("train", texts[0]),
+        examples("valid", texts[1]) if texts[1] else None,
+        examples("test", texts[2]),
+    )
+    with ProgressLine("classifier", experiment.PARTS_OF_A_RUN) as progress:
+        classifier, result = experiment.run(*parts, texts, classes, progress.update)
+    out.mkdir(parents=True, exist_ok=True)
+    name = f"{run.resolve().name}, step {loaded.step:,}"
+    about = classifiers.Description(state, all_layers, fingerprint(loaded.params), text_column)
+    classifiers.save(out, classifier, about)
+    experiment.write(out, result, name)
+    print((out / "report.md").read_text())
+    print(f"in {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
+
+
+def finetune(
+    run: RunFolder,
+    train: Path,
+    valid: Path,
+    out: Path,
+    test: Path | None = None,
+    label_column: str = "label",
+    text_column: str | None = None,
+    epochs: float = 3.0,
+    learning_rate: float = 1e-3,
+    label_weight: float = 1000.0,
+    batch: int = 32,
+    window: int = 128,
+    dropout: float = 0.2,
+    seed: int = 0,
+    checkpoint: str = "best",
+) -> None:
+    """Train a model on to tell labels, end to end, with its language model beside.
+
+    OUT gets corpus/, run/ (a run folder), classifier/ (for `mlstm-jax classify OUT/run`) and
+    report.json. The same command goes on with a run that was stopped.
+
+    Args:
+        run: run folder, trained or imported.
+        train: texts with labels, two or more, in .csv, .tsv, .json or .jsonl, each also .gz.
+        valid: likewise; their bits per character choose the checkpoint, their accuracy is told.
+        out: folder to write, or to go on in.
+        test: likewise, to report the accuracy on.
+        label_column: field or column of the label, a number or a text.
+        text_column: field or column of the text; unset: text, reviewText, sentence, ...
+        epochs: passes over the training texts.
+        learning_rate: the largest, a tenth of the way; then it falls to a 32nd.
+        label_weight: how many bytes of the language model's loss one label counts as.
+        batch: rows in the global batch.
+        window: bytes of truncated back-propagation.
+        dropout: fraction of the units of each layer's output that are left out.
+        seed: of dropout and of the order of the text.
+        checkpoint: of the finished run, for the classifier: best (by validation BPC), or latest.
+    """
+    import numpy as np
+
+    from mlstm_jax.interop.weights import fingerprint
+    from mlstm_jax.run import load
+    from mlstm_jax.training.loop import train as run_train
+    from mlstm_jax.training.progress import ProgressLine
+    from mlstm_jax.transfer import classify as classifiers
+    from mlstm_jax.transfer import finetune as tuning
+    from mlstm_jax.transfer.features import Featurizer
+    from mlstm_jax.transfer.labels import read_labelled, require_classes
+
+    paths = {"train": train, "valid": valid} | ({"test": test} if test else {})
+    tables = {name: read_labelled(path, text_column, label_column) for name, path in paths.items()}
+    require_classes(train, tables["train"])
+    classes = tables["train"].classes
+    for name, path in paths.items():
+        require_classes(path, tables[name], classes)
+    loaded = load(run)
+    out.mkdir(parents=True, exist_ok=True)
+    tuning.write_corpus(out / "corpus", tables["train"], tables["valid"], classes, loaded.cleaning)
+    config = tuning.make_config(
+        loaded,
+        out,
+        len(classes),
+        epochs=epochs,
+        learning_rate=learning_rate,
+        label_weight=label_weight,
+        batch=batch,
+        window=window,
+        dropout=dropout,
+        seed=seed,
+    )
+    tuned = load(run_train(config), checkpoint)
+    classifier = tuning.head(tuned, classes)
+    (out / "classifier").mkdir(exist_ok=True)
+    about = classifiers.Description("h", False, fingerprint(tuned.params), text_column)
+    classifiers.save(out / "classifier", classifier, about)
+    featurizer = Featurizer(tuned, state="h")
+    accuracies = {}
+    for name, table in tables.items():
+        with ProgressLine(f"texts of {name}", len(table.texts)) as progress:
+            read = featurizer(table.texts, lambda count: progress.update(count, "texts"))
+        labels = np.array([classes.index(label) for label in table.labels])
+        accuracies[name] = classifier.accuracy(classifiers.Examples(read, labels))
+    result = {"run": str(run), "step": tuned.step, "classes": classes, "accuracy": accuracies}
+    (out / "report.json").write_text(json.dumps(result, indent=2) + "\n")
+    shown = ", ".join(f"{name} {100 * score:.1f}" for name, score in accuracies.items())
+    print(f"\naccuracy, %: {shown} (step {tuned.step:,})\nin {out}: run/, classifier/, report.json")
+
+
+def classify(
+    run: RunFolder,
+    classifier: Annotated[Path, Positional, arg(metavar="DIR")],
+    source: Annotated[Path, Positional, arg(metavar="INPUT")],
+    out: Path | None = None,
+    text_column: str | None = None,
+    checkpoint: str = "best",
+) -> None:
+    """Label texts with a classifier that `transfer` made: CSV of label and probabilities.
+
+    Args:
+        run: run folder of the model that the classifier was made with.
+        classifier: folder of `mlstm-jax transfer`.
+        source: texts, in .csv, .tsv, .json, .jsonl or .txt, each also .gz.
+        out: .csv to write; unset: standard output.
+        text_column: field or column of the text; unset: that of the classifier's own texts.
+        checkpoint: best (by validation BPC), latest, or a step.
+    """
+    import csv
+
+    from mlstm_jax.interop.weights import fingerprint
+    from mlstm_jax.run import load
+    from mlstm_jax.training.progress import ProgressLine
+    from mlstm_jax.transfer import classify as classifiers
+    from mlstm_jax.transfer.features import Featurizer
+    from mlstm_jax.transfer.labels import read_texts
+
+    chosen, about = classifiers.load(classifier)
+    loaded = load(run, checkpoint)
+    require_same_model(classifier, about.model, fingerprint(loaded.params), run)
+    texts = read_texts(source, text_column or about.text_column)
+    featurizer = Featurizer(loaded, state=about.state, all_layers=about.all_layers)  # type: ignore[arg-type]
+    with ProgressLine("classify", len(texts)) as progress:
+        read = featurizer(texts, lambda count: progress.update(count, "texts"))
+    probabilities = chosen.probabilities(read)
+    with out.open("w", newline="") if out else contextlib.nullcontext(sys.stdout) as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["label", *(f"p({name})" for name in chosen.classes)])
+        for row, best in zip(probabilities, probabilities.argmax(axis=1), strict=True):
+            writer.writerow([chosen.classes[best], *(f"{p:.4f}" for p in row)])
+    if out:
+        print(f"{out}: {len(texts):,} texts")

@@ -1,0 +1,294 @@
+"""Commands on a trained model: evaluate, report, generate, heatmap, view; import and export."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from mlstm_jax.commands import RunFolder, require_same_model
+from mlstm_jax.errors import UserError
+
+if TYPE_CHECKING:
+    pass
+
+
+def evaluate(
+    run: RunFolder,
+    corpus: Path | None = None,
+    split: Literal["train", "valid", "test"] = "test",
+    checkpoint: str = "best",
+    json_path: Annotated[Path | None, arg(name="json")] = None,
+) -> None:
+    """Score a trained model on a split: bits per character, bytes scored, seconds.
+
+    Args:
+        run: run folder.
+        corpus: corpus folder; unset: the one it was trained on.
+        split: which part of it.
+        checkpoint: best (by validation BPC), latest, or a step.
+        json_path: also write the result here, as JSON.
+    """
+    from mlstm_jax.config import Devices
+    from mlstm_jax.data.corpus import open_corpus
+    from mlstm_jax.evaluation import Evaluator
+    from mlstm_jax.run import load
+    from mlstm_jax.training import parallel
+    from mlstm_jax.training.progress import ProgressLine
+
+    loaded = load(run, checkpoint)
+    opened = open_corpus(corpus or Path(loaded.config.data.corpus))
+    devices = parallel.local(Devices())
+    evaluator = Evaluator(loaded.model, opened.split(split), loaded.config.data.window, devices)
+    with ProgressLine("evaluate", evaluator.stream.steps) as progress:
+        score = evaluator(
+            devices.replicate(loaded.params), lambda step: progress.update(step, "windows")
+        )
+    result = {
+        "run": str(run),
+        "step": loaded.step,
+        "corpus": str(opened.path),
+        "split": split,
+        "bpc": score.bpc,
+        "loss": score.loss,
+        "bytes_scored": score.bytes_scored,
+        "seconds": score.seconds,
+    }
+    if json_path:
+        json_path.write_text(json.dumps(result, indent=2) + "\n")
+    print(
+        f"{split} bpc {score.bpc:.4f} over {score.bytes_scored:,} bytes in {score.seconds:.1f} s "
+        f"(checkpoint of step {loaded.step:,})"
+    )
+
+
+def report(run: RunFolder, corpus: Path | None = None) -> None:
+    """Show what a run learned: its BPC beside gzip, bz2 and xz, and a sample of its text.
+
+    Args:
+        run: run folder.
+        corpus: corpus folder; unset: the one it was trained on.
+    """
+    from mlstm_jax.report import report as make_report
+
+    print("\n" + make_report(run, corpus))
+
+
+def generate(
+    run: RunFolder,
+    prompt: str = "",
+    length: int = 400,
+    temperature: float = 0.7,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    samples: int = 1,
+    set_unit: tuple[str, ...] = (),
+    stop: str = "",
+    seed: int = 0,
+    checkpoint: str = "best",
+) -> None:
+    """Let a trained model go on with a prompt.
+
+    Args:
+        run: run folder.
+        prompt: text to go on with; empty: a document from its beginning.
+        length: bytes to generate, at most.
+        temperature: 1 is the model's own distribution, lower is safer, 0 takes the likeliest byte.
+        top_k: draw from the k likeliest bytes alone.
+        top_p: draw from the fewest bytes that have this probability together alone.
+        samples: how many texts.
+        set_unit: UNIT=VALUE, any number of them: hold a unit of the top layer's cell state.
+        stop: a byte that ends a text, as it is or as \\n, \\x02; a review ends at \\n.
+        seed: the same seed gives the same texts.
+        checkpoint: best (by validation BPC), latest, or a step.
+    """
+    from mlstm_jax.run import load
+    from mlstm_jax.transfer.generate import as_text
+    from mlstm_jax.transfer.generate import generate as run_generate
+
+    held = dict(_held(text) for text in set_unit)
+    loaded = load(run, checkpoint)
+    pieces = run_generate(
+        loaded,
+        prompt,
+        length=length,
+        seed=seed,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        samples=samples,
+        held=held,
+        stop=_byte(stop),
+    )
+    if samples == 1:
+        print(prompt, end="", flush=True)
+        for text in as_text(piece for (piece,) in pieces):
+            print(text, end="", flush=True)
+        print()
+        return
+    for number, whole in enumerate(zip(*pieces, strict=True), 1):
+        print(f"--- {number} of {samples}\n{prompt}{''.join(as_text(iter(whole)))}")
+
+
+def _held(text: str) -> tuple[int, float]:
+    unit, _, value = text.partition("=")
+    try:
+        return int(unit), float(value)
+    except ValueError:
+        raise UserError(f"--set-unit {text!r} is not UNIT=VALUE, such as 2388=1.5") from None
+
+
+def _byte(text: str) -> bytes:
+    """Return one byte that is written as it is or as an escape, or none."""
+    try:
+        found = text.encode("latin-1").decode("unicode_escape").encode("latin-1")
+    except UnicodeError:
+        found = b"??"
+    if len(found) > 1:
+        raise UserError(f"--stop {text!r} is not one byte; write it as it is, or as \\n or \\x02.")
+    return found
+
+
+def heatmap(
+    run: RunFolder,
+    unit: int,
+    out: Path,
+    text: str = "",
+    file: Path | None = None,
+    scale: float | None = None,
+    checkpoint: str = "best",
+) -> None:
+    """Colour a text by the value of one unit, as a page that needs no network or as a picture.
+
+    Args:
+        run: run folder.
+        unit: unit of the top layer's cell state; `mlstm-jax transfer` finds the ones that matter.
+        out: .html or .png to write.
+        text: what to read.
+        file: read this file instead.
+        scale: the value of the fullest colour; unset: the largest in the text.
+        checkpoint: best (by validation BPC), latest, or a step.
+    """
+    from mlstm_jax.run import load
+    from mlstm_jax.transfer.heatmap import heat, write
+    from mlstm_jax.transfer.reader import Reader
+
+    if file is not None:
+        try:
+            text = file.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise UserError(f"{file}: cannot be read: {error.strerror}") from error
+    made = heat(Reader(load(run, checkpoint)), text, unit, scale)
+    write(out, made)
+    print(
+        f"{out}: {len(made.texts):,} characters, unit {unit} from {made.values.min():.3f} to "
+        f"{made.values.max():.3f}"
+    )
+
+
+def view(
+    run: RunFolder,
+    classifier: Path | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    checkpoint: str = "best",
+) -> None:
+    """Open a local page: write a text, and see units, classes and bytes to come; let it go on.
+
+    Args:
+        run: run folder.
+        classifier: folder of `mlstm-jax transfer` with this run, to show class probabilities.
+        host: where to listen; 127.0.0.1 is this machine alone. The page asks nobody who they are.
+        port: 0 takes a free one.
+        checkpoint: best (by validation BPC), latest, or a step.
+    """
+    try:
+        import starlette as _
+        import uvicorn as _  # noqa: F401, F811
+    except ImportError as error:
+        raise UserError(f"the page needs {error.name}: pip install 'mlstm-jax[view]'") from error
+    from mlstm_jax.interop.weights import fingerprint
+    from mlstm_jax.run import load
+    from mlstm_jax.transfer import classify as classifiers
+    from mlstm_jax.view.server import Viewer, bind, serve
+
+    loaded, chosen = load(run, checkpoint), None
+    if classifier:
+        chosen, about = classifiers.load(classifier)
+        require_same_model(classifier, about.model, fingerprint(loaded.params), run)
+        if about.state != "c":
+            raise UserError(f"{classifier} reads {about.state}, but the page shows c alone.")
+    address = bind(host, port)
+    viewer = Viewer(loaded, chosen)
+    print(f"{address.url} shows {run}, step {loaded.step:,}; Ctrl-C ends it", flush=True)
+    serve(viewer, address, host)
+
+
+def import_(
+    kind: Annotated[
+        Literal["openai", "nvidia", "unirep", "mlstm"], Positional, arg(metavar="KIND")
+    ],
+    source: Annotated[Path, Positional, arg(metavar="SOURCE")],
+    out: Path,
+) -> None:
+    """Make a run folder of other people's weights: openai, nvidia, unirep, or what export wrote.
+
+    The folder can be used like one that was trained here: features, transfer, generate, evaluate.
+    Nothing in the files is executed.
+
+    Args:
+        kind: openai: the folder of 0.npy to 14.npy of generating-reviews-discovering-sentiment;
+            nvidia: a state_dict .pt of sentiment-discovery (needs the extra "torch"); unirep: the
+            folder of embed_matrix:0.npy and the others; mlstm: a .safetensors or .npz of export.
+        source: that folder or file.
+        out: run folder to make.
+    """
+    from mlstm_jax.interop import nvidia, openai, unirep, weights
+    from mlstm_jax.plan import parameter_count
+    from mlstm_jax.run import read_config, write_imported
+
+    readers = {
+        "openai": openai.read,
+        "nvidia": nvidia.read,
+        "unirep": unirep.read,
+        "mlstm": weights.load,
+    }
+    found = readers[kind](source)
+    write_imported(out, found)
+    config = read_config(out)
+    assert config is not None
+    print(
+        f"{out}: {found.model.layers} x {found.model.hidden}-d, {parameter_count(config):,} "
+        f"parameters, cleaning {found.cleaning}, from {found.source}"
+    )
+
+
+def export(
+    run: RunFolder,
+    out: Path | None = None,
+    format: Literal["safetensors", "npz"] | None = None,
+    checkpoint: str = "best",
+) -> None:
+    """Write a model as one file, .safetensors or .npz, that other programs can read.
+
+    The arrays are named as in language_model.py; the metadata hold the model's sizes and the
+    cleaning of its texts. `mlstm-jax import mlstm` reads it back.
+
+    Args:
+        run: run folder.
+        out: file to write; unset: the run's name, here.
+        format: unset: what the ending of `out` says, or safetensors.
+        checkpoint: best (by validation BPC), latest, or a step.
+    """
+    from mlstm_jax import run as runs
+    from mlstm_jax.interop import weights
+
+    ending = format or (out.suffix.removeprefix(".") if out else "safetensors")
+    out = out or Path(f"{run.resolve().name}.{ending}")
+    if out.suffix != f".{ending}":
+        raise UserError(f"--out {out} does not end in .{ending}, its --format; change one of them.")
+    if out.exists():
+        raise UserError(f"{out} exists; name another file, or remove it.")
+    loaded = runs.load(run, checkpoint)
+    weights.save(out, runs.as_weights(loaded))
+    print(f"{out}: {out.stat().st_size:,} bytes, the model of {run}, step {loaded.step:,}")

@@ -1,0 +1,190 @@
+"""Commands that train, or say what training would be: train, sweep, plan, schedule."""
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+from tyro.conf import Positional, arg
+
+from mlstm_jax.commands import models
+from mlstm_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from mlstm_jax.config import Config
+
+
+def train(arguments: Sequence[str], program: str) -> None:
+    """Train a model, or go on with an unfinished run; without a config, the quickstart."""
+    from mlstm_jax import config as configs
+    from mlstm_jax import quickstart
+    from mlstm_jax.training import environment
+
+    config, resume, reset_carry = configs.parse(arguments, quickstart.config, program)
+    environment.prepare(config.devices)
+    is_quickstart = config.data.corpus == quickstart.config.data.corpus
+    if is_quickstart:
+        quickstart.prepare_corpus()
+    from mlstm_jax.training.cluster import place
+    from mlstm_jax.training.loop import train as run_train
+
+    here = place(config.distributed, os.environ)
+    run = run_train(config, resume=resume, reset_carry=reset_carry)
+    if here.processes > 1:
+        if here.index == 0:
+            print(f"\ndone; `mlstm-jax report {run}` shows what it learned")
+        return
+    models.report(run)
+    if is_quickstart:
+        print("\n" + quickstart.next_steps(run))
+
+
+def sweep(
+    spec: Annotated[Path, Positional, arg(metavar="SPEC.py")],
+    out: Path,
+    table_only: bool = False,
+) -> None:
+    """Train all runs of a specification, one after the other, and make their table.
+
+    A run that is finished or has diverged is not run again; stop it at any time, and go on with
+    the same command. OUT/table.md has the validation BPC of each, OUT/table.csv every figure.
+
+    Args:
+        spec: Python file that sets `runs = {(ROW, COLUMN): Config(...)}`; see configs/sweeps/.
+        out: folder of the run folders, OUT/ROW/COLUMN, and of the tables.
+        table_only: train nothing; make the tables of what is there.
+    """
+    from mlstm_jax import sweep as sweeps
+
+    runs = sweeps.load(spec)
+
+    def write_tables() -> str:
+        results = [sweeps.result(key, sweeps.folder(out, key)) for key in runs]
+        table = sweeps.as_markdown(results)
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "table.csv").write_text(sweeps.as_csv(results))
+        (out / "table.md").write_text(table)
+        return table
+
+    if not table_only:
+        waiting = list(sweeps.pending(runs, out))
+        for number, (key, config) in enumerate(waiting, 1):
+            print(f"\n{number} of {len(waiting)}: {key[0]} / {key[1]}", file=sys.stderr)
+            _train_one(config)
+            write_tables()
+    print(write_tables())
+    print(f"every figure: {out / 'table.csv'}")
+
+
+def _train_one(config: "Config") -> None:
+    """Train a run of a sweep; one that diverges is a result, too."""
+    import jax
+
+    from mlstm_jax.training.loop import train as run_train
+    from mlstm_jax.training.reporter import Diverged
+
+    try:
+        run_train(config)
+    except Diverged as error:
+        print(f"diverged: {error}", file=sys.stderr)
+    jax.clear_caches()
+
+
+def plan(arguments: Sequence[str]) -> None:
+    """Say how long a config takes on a machine: seconds a step, hours, memory and cost."""
+    from mlstm_jax import config as configs
+    from mlstm_jax import plan as planning
+    from mlstm_jax import quickstart
+    from mlstm_jax.data.corpus import open_corpus
+
+    default, rest = configs.take_file(arguments, quickstart.config)
+
+    @dataclass(frozen=True, kw_only=True)
+    class Arguments:
+        config: Annotated[configs.Config, arg(name="")] = default
+        # Description of the machine, JSON; configs/machines/ has ready ones.
+        machine: Path
+        # Numbers of devices to plan for, over all nodes.
+        gpus: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
+        # Bytes of the training split; unset: those of data.corpus, if it is there.
+        corpus_bytes: float | None = None
+        # Results of `benchmarks/train_step.py --json` on such a device: its measured rate.
+        rates: Path | None = None
+        # Price of one device for an hour; unset: the description's.
+        price: float | None = None
+        # Also write the plan here, as JSON.
+        json: Path | None = None
+
+    given = tyro.cli(
+        Arguments,
+        args=rest,
+        prog="mlstm-jax plan [CONFIG.py]",
+        description="Seconds an iteration, bytes a second, memory, hours and cost of a config on "
+        "1 to many devices, by a roofline of the step and a ring all-reduce. CONFIG.py sets the "
+        "fields of the run, the options override them, as with train.",
+    )
+    config, machine = given.config, planning.load_machine(given.machine)
+    if given.rates:
+        machine = planning.with_measured_rate(
+            machine, given.rates, config.precision.compute, config.model.hidden
+        )
+    if given.price is not None:
+        machine = dataclasses.replace(machine, price_per_device_hour=given.price)
+    if not given.gpus or min(given.gpus) < 1:
+        raise UserError(f"--gpus is {given.gpus}, but it must be numbers of at least 1.")
+    corpus_bytes = given.corpus_bytes
+    folder = Path(config.data.corpus)
+    if corpus_bytes is None and folder.is_dir():
+        corpus_bytes = open_corpus(folder).manifest.splits["train"].bytes
+    rows = planning.plan(config, machine, list(given.gpus), corpus_bytes)
+    if given.json:
+        text = json.dumps({"machine": machine.name, "rows": planning.as_json(rows)}, indent=2)
+        given.json.write_text(text + "\n")
+    print(planning.describe(config, machine, rows, corpus_bytes))
+
+
+def schedule(arguments: Sequence[str]) -> None:
+    """Show the learning rate of a config over its run, as a table or a picture."""
+    from mlstm_jax import config as configs
+    from mlstm_jax import quickstart
+
+    default, rest = configs.take_file(arguments, quickstart.config)
+
+    @dataclass(frozen=True, kw_only=True)
+    class Arguments:
+        config: Annotated[configs.Config, arg(name="")] = default
+        # Devices that a config with data.batch_per_device runs on.
+        gpus: int = 1
+        # Bytes of the training split; unset: those of data.corpus, which must be there then.
+        corpus_bytes: float | None = None
+        # Also draw it, as a .png, .svg or .pdf (needs the extra "plot").
+        plot: Path | None = None
+
+    given = tyro.cli(
+        Arguments,
+        args=rest,
+        prog="mlstm-jax schedule [CONFIG.py]",
+        description="The learning rate of a config over its run: scaling, warm-up and decay. "
+        "CONFIG.py sets the fields, the options override them, as with train.",
+    )
+    from mlstm_jax.data.corpus import open_corpus
+    from mlstm_jax.training import schedule as schedules
+    from mlstm_jax.training.parts import total_steps, train_stream
+
+    config = configs.resolve_batch(given.config, given.gpus)
+    if given.corpus_bytes is None:
+        stream = train_stream(config, open_corpus(Path(config.data.corpus)))
+        steps_per_epoch = stream.steps_per_epoch
+    else:
+        steps_per_epoch = int(given.corpus_bytes // (config.data.batch * config.data.window))
+    total = total_steps(config.train, max(1, steps_per_epoch))
+    drawn = schedules.draw(config.optimizer, config.data.batch, total, steps_per_epoch)
+    print(drawn.text)
+    if given.plot:
+        schedules.plot(drawn, given.plot)
+        print(f"drawn: {given.plot}")
