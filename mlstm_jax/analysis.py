@@ -193,12 +193,12 @@ def grid(folder: Path | str) -> pd.DataFrame:
     return table.loc[sorted(table.index, key=number)]
 
 
-def formatted(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of BPC as text: three digits, Div where it is inf, a dash where it is NaN."""
+def formatted(table: pd.DataFrame, digits: int = 3) -> pd.DataFrame:
+    """Return a table of figures as text: Div where it is inf, a dash where it is NaN."""
 
     def cell(value: float) -> str:
         if np.isnan(value):
             return "–"
-        return "Div" if np.isinf(value) else f"{value:.3f}"
+        return "Div" if np.isinf(value) else f"{value:.{digits}f}"
 
     return table.map(cell)

@@ -136,7 +136,7 @@ class Optimizer:
         _require(self.warmup_steps >= 0, "optimizer.warmup_steps", self.warmup_steps, "at least 0")
         epochs, decay = self.warmup_epochs, self.weight_decay
         one = epochs is None or (epochs >= 0 and not self.warmup_steps)
-        _require(one, "optimizer.warmup_epochs", epochs, "at least 0, and without warmup_steps")
+        _require(one, "optimizer.warmup_epochs", epochs, "at least 0; give it or warmup_steps")
         _require(decay >= 0, "optimizer.weight_decay", decay, "at least 0")
         takes = decay == 0 or self.name != "adam"
         _require(takes, "optimizer.weight_decay", decay, "0 with adam; adamw decays weights")
@@ -498,8 +498,8 @@ def parse(arguments: Sequence[str], default: Config, program: str) -> Request:
         args=rest,
         prog=f"{program} [CONFIG.py]",
         description="Train a byte-level mLSTM. CONFIG.py sets the fields, the options override "
-        "them; without a config it is the quickstart. An unfinished run in the same folder is "
-        "resumed.",
+        "them; without a config it is the quickstart, whose values are then the defaults shown "
+        "here. An unfinished run in the same folder is resumed.",
     )
     config = dataclasses.replace(parsed.config, phases=phases)
     return Request(config, parsed.resume, parsed.reset_carry)

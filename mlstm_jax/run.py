@@ -48,6 +48,11 @@ class Run:
     model: LanguageModel
     params: Parameters  # NumPy, float32
 
+    @property
+    def imported(self) -> bool:
+        """Whether it is another program's, or an export."""
+        return (self.folder / WEIGHTS).is_file()
+
 
 def read_config(folder: Path) -> Config | None:
     """Return the config of the run in `folder`, or None where there is none."""
@@ -60,7 +65,7 @@ def claim(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterato
     """Hold the run folder of `config`, so that one process trains in it.
 
     A new folder gets its config at once: a run that is killed before its first checkpoint is
-    still known as one.
+    still known as one. While it has neither that nor a line of metrics, it may become another.
 
     Yields:
         What has changed since the run was started, where that is allowed.
@@ -76,13 +81,14 @@ def claim(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterato
             "--out."
         )
     before = read_config(folder)
+    has_begun = any((folder / "checkpoints").glob("[0-9]*")) or _size(folder / "metrics.jsonl") > 0
     changed: list[str] = []
     if before is None:
         if resume:
             raise UserError(f"--resume: {folder} holds no run; start one without --resume.")
         if folder.exists() and not (folder.is_dir() and all(map(_is_ours, folder.iterdir()))):
             raise UserError(f"{folder} exists and is not a run; choose another folder with --out.")
-    else:
+    elif has_begun:
         found = configs.differences(before, config)
         forbidden = found.forbidden + ([] if reset_carry else found.resets_carry)
         if forbidden:
@@ -102,9 +108,13 @@ def claim(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterato
             raise UserError(
                 f"another process is training in {folder}; wait for it, or use another --out."
             ) from None
-        if before is None:
+        if not has_begun:
             write_folder(config)
         yield changed
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
 
 
 def _is_ours(path: Path) -> bool:
@@ -137,13 +147,21 @@ def load(folder: Path, checkpoint: str = "best") -> Run:
     """
     config = read_config(folder)
     if config is None:
-        raise UserError(f"{folder} is not a run folder: it has no config.json.")
+        raise UserError(
+            f"{folder} is not a run folder: it has no config.json. Name the --out of `mlstm-jax "
+            "train` or `import`, such as runs/mine."
+        )
     if (folder / WEIGHTS).is_file():
+        if checkpoint not in ("best", "latest"):
+            raise UserError(f"--checkpoint {checkpoint}: {folder} holds imported weights alone.")
         found = weights.load(folder / WEIGHTS)
         model = LanguageModel(found.model, config.precision)
         return Run(folder, config, 0, found.cleaning, model, found.params)
     if not (folder / "checkpoints").is_dir():
-        raise UserError(f"{folder} has no checkpoint yet; let it train for longer.")
+        raise UserError(
+            f"{folder} holds no checkpoint: let the run train for longer, or name another (those "
+            "in results/ are metrics alone)."
+        )
     checkpoints = Checkpoints(folder, read_only=True)
     try:
         step = _choose(checkpoints, folder, checkpoint)
@@ -178,7 +196,7 @@ def write_imported(folder: Path, imported: Weights) -> None:
 
 def as_weights(run: Run) -> Weights:
     """Return a trained or imported model as what `weights.save` writes."""
-    if (run.folder / WEIGHTS).is_file():
+    if run.imported:
         return weights.load(run.folder / WEIGHTS)  # with its source
     source = f"mlstm_jax {__version__}, step {run.step}"
     return Weights(run.config.model, run.cleaning, run.params, source)

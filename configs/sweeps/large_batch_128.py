@@ -1,15 +1,16 @@
-"""Batch against the rule for the rate on a CPU: the question of Puri et al. 2018, Fig. 5, small.
+r"""Batch against the rule for the rate on a CPU: the question of Puri et al. 2018, Fig. 5, small.
 
 Corpus:    an eighth of 72 MB of Amazon and IMDB reviews, 8.7 MB:
-           mlstm-jax prepare amazon/*.json.gz imdb/unsup.jsonl.gz --split 120,3,877 --out
-           corpora/reviews_small
+           mlstm-jax prepare amazon/*.json.gz imdb/unsup.jsonl.gz \
+             --split 120,3,877 --out corpora/reviews_small
 Command:   mlstm-jax sweep configs/sweeps/large_batch_128.py --out runs/large_batch_128
 Hardware:  two CPU cores, about one and a half minutes a run
 Found:     results/large_batch_128/, notebooks/large_batch.ipynb
 
 All runs read the text once. The rules start from 4e-3 at 16 rows, a quarter of the best rate found
-there, as the paper's start from 5e-4 at 128, a sixth of the rate that it ended with; "16e-3" is
-that best rate at every batch. LEGW warms up over 40 updates. LAMB warms up over 20 and follows the
+there (rates_at_16_rows.csv), as the paper's start from 5e-4 at 128, a sixth of the rate that it
+ended with; "16e-3" is that best rate at every batch. LEGW warms up over 40 updates at 16 rows; an
+epoch of 512 rows is shorter, and the warm-up there is 29. LAMB warms up over 20 and follows the
 square root; its rate means another thing than Adam's, so it is also there from the best that was
 found for it at 16 rows, 16e-3. Micro-batches are there for the noise scale alone.
 """

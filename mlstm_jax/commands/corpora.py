@@ -11,11 +11,15 @@ if TYPE_CHECKING:
     pass
 
 
+# Below this, bits per character hang on which few documents they are.
+_LEAST_SCORED = 50_000
+
+
 def prepare(
     sources: Annotated[list[str], Positional, arg(metavar="SOURCE [SOURCE ...]")],
     out: Path,
-    text_field: str | None = None,
-    rating_field: str | None = None,
+    text_column: str | None = None,
+    rating_column: str | None = None,
     document: Literal["line", "paragraph", "file"] | None = None,
     split: str = "1000,1,1",
     seed: int = 0,
@@ -28,8 +32,9 @@ def prepare(
     Args:
         sources: .json, .jsonl, .csv, .tsv, .txt files, each also .gz; `pydoc:` is Python's docs.
         out: folder to write; it appears whole or not at all.
-        text_field: field of the text; unset: text, reviewText, review_body, sentence or content.
-        rating_field: field of a rating to keep; unset: rating, overall, star_rating or stars.
+        text_column: column or field of the text; unset: text, reviewText, review_body, sentence or
+            content.
+        rating_column: that of a rating to keep; unset: rating, overall, star_rating or stars.
         document: what one document of a text file is; unset: a line.
         split: documents in train, valid and test, as weights. Paper: 1000,1,1.
         seed: of the order of the documents, which hangs on it and on their content alone.
@@ -44,8 +49,8 @@ def prepare(
     run_prepare(
         sources,
         out,
-        text_field=text_field,
-        rating_field=rating_field,
+        text_field=text_column,
+        rating_field=rating_column,
         document=document,
         split=_split(split),
         seed=seed,
@@ -54,7 +59,15 @@ def prepare(
         overwrite=overwrite,
         progress=True,
     )
-    print(corpus.describe(corpus.open_corpus(out)))
+    made = corpus.open_corpus(out)
+    print(corpus.describe(made))
+    for name in ("valid", "test"):
+        size = made.manifest.splits[name].bytes
+        if 0 < size < _LEAST_SCORED:
+            print(
+                f"note: the {name} split has only {size:,} bytes, so its scores will be rough; "
+                "--split 18,1,1 gives a twentieth of the documents to each."
+            )
 
 
 def _split(text: str) -> tuple[int, int, int]:

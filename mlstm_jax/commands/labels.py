@@ -252,7 +252,7 @@ def classify(
 
     Args:
         run: run folder of the model that the classifier was made with.
-        classifier: folder of `mlstm-jax transfer`.
+        classifier: folder of `mlstm-jax transfer`, or classifier/ of `finetune`.
         source: texts, in .csv, .tsv, .json, .jsonl or .txt, each also .gz.
         out: .csv to write; unset: standard output.
         text_column: field or column of the text; unset: that of the classifier's own texts.

@@ -37,6 +37,8 @@ def evaluate(
     from mlstm_jax.training.progress import ProgressLine
 
     loaded = load(run, checkpoint)
+    if corpus is None and loaded.imported:
+        raise UserError(f"{run} was imported, with no corpus of its own; name one with --corpus.")
     opened = open_corpus(corpus or Path(loaded.config.data.corpus))
     devices = parallel.local(Devices())
     evaluator = Evaluator(loaded.model, opened.split(split), loaded.config.data.window, devices)
@@ -57,8 +59,8 @@ def evaluate(
     if json_path:
         json_path.write_text(json.dumps(result, indent=2) + "\n")
     print(
-        f"{split} bpc {score.bpc:.4f} over {score.bytes_scored:,} bytes in {score.seconds:.1f} s "
-        f"(checkpoint of step {loaded.step:,})"
+        f"{split} bpc {score.bpc:.4f} over {score.bytes_scored:,} bytes of {opened.path} in "
+        f"{score.seconds:.1f} s (checkpoint of step {loaded.step:,})"
     )
 
 
@@ -121,10 +123,12 @@ def generate(
         stop=_byte(stop),
     )
     if samples == 1:
-        print(prompt, end="", flush=True)
+        # The prompt comes with the first piece: a mistake in an option is found before that.
+        before = prompt
         for text in as_text(piece for (piece,) in pieces):
-            print(text, end="", flush=True)
-        print()
+            print(before + text, end="", flush=True)
+            before = ""
+        print(before)
         return
     for number, whole in enumerate(zip(*pieces, strict=True), 1):
         print(f"--- {number} of {samples}\n{prompt}{''.join(as_text(iter(whole)))}")
@@ -206,7 +210,7 @@ def view(
         import starlette as _
         import uvicorn as _  # noqa: F401, F811
     except ImportError as error:
-        raise UserError(f"the page needs {error.name}: pip install 'mlstm-jax[view]'") from error
+        raise UserError(f"the page needs {error.name}: pip install -e '.[view]'") from error
     from mlstm_jax.interop.weights import fingerprint
     from mlstm_jax.run import load
     from mlstm_jax.transfer import classify as classifiers

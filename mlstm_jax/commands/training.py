@@ -28,7 +28,7 @@ def train(arguments: Sequence[str], program: str) -> None:
     config, resume, reset_carry = configs.parse(arguments, quickstart.config, program)
     environment.prepare(config.devices)
     is_quickstart = config.data.corpus == quickstart.config.data.corpus
-    if is_quickstart:
+    if is_quickstart and not resume:
         quickstart.prepare_corpus()
     from mlstm_jax.training.cluster import place
     from mlstm_jax.training.loop import train as run_train
@@ -111,7 +111,7 @@ def plan(arguments: Sequence[str]) -> None:
         machine: Path
         # Numbers of devices to plan for, over all nodes.
         gpus: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
-        # Bytes of the training split; unset: those of data.corpus, if it is there.
+        # Bytes of the training split, such as 40e9; unset: those of data.corpus, if it is there.
         corpus_bytes: float | None = None
         # Results of `benchmarks/train_step.py --json` on such a device: its measured rate.
         rates: Path | None = None

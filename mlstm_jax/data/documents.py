@@ -141,7 +141,7 @@ def _why_no_text(records: int, text_fields: tuple[str, ...], seen: Iterable[str]
         return "holds no text at all; leave it out."
     return (
         f"none of its {records:,} records has text in {' or '.join(text_fields)}; the fields seen "
-        f"are {', '.join(seen) or '(none)'}. Name the right one with --text-field."
+        f"are {', '.join(seen) or '(none)'}. Name the right one with --text-column."
     )
 
 
@@ -299,7 +299,7 @@ def _csv_records(
         if not columns:
             raise UserError(
                 f"{source}: no column {' or '.join(text_fields)}; its columns are "
-                f"{', '.join(header)}. Name the one of the text with --text-field."
+                f"{', '.join(header)}. Name the one of the text with --text-column."
             )
         needed = columns[0]
 

@@ -73,7 +73,7 @@ def prepare(
     texts, counts = _read(sources, text_field, rating_field, document, cleaning, progress)
     rated = any(not math.isnan(rating) for ratings in texts.values() for rating in ratings)
     if rating_field and not rated:
-        raise UserError(f"no record has a number in --rating-field {rating_field!r}; check it.")
+        raise UserError(f"no record has a number in --rating-column {rating_field!r}; check it.")
     without_text = sum(source.without_text for source in counts)
     blank = sum(source.blank for source in counts)
     with_text = sum(source.documents for source in counts)

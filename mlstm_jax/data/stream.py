@@ -176,7 +176,7 @@ class _Labels:
             raise UserError(
                 f"a label head needs ratings, but the {split.name} split has "
                 + ("only one of them" if len(known) else "none")
-                + "; prepare the corpus with --rating-field, or leave the option out."
+                + "; prepare the corpus with --rating-column, or leave the option out."
             )
 
     def of(self, start_B: Int64, window: int) -> NDArray[np.float32]:

@@ -125,7 +125,7 @@ def _load(path: Path) -> dict[str, NDArray[np.float32]]:
     except ImportError as error:
         raise UserError(
             "a .pt file is read by PyTorch, of which the CPU build is enough: pip install "
-            "'mlstm-jax[torch]'"
+            "-e '.[torch]'"
         ) from error
     if not path.is_file():
         raise UserError(f"{path}: there is no such file.")

@@ -225,6 +225,7 @@ def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
         ),
         "",
         *(f"![{Path(name).stem}]({name})" for name in pictures),
+        *(() if pictures else ("(No pictures: matplotlib is not installed.)",)),
     ]
     return "\n".join(lines).rstrip() + "\n"
 

@@ -140,7 +140,7 @@ def _draw(path: Path, made: Heat) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UserError(
-            "a .png needs matplotlib: pip install 'mlstm-jax[plot]', or write an .html"
+            "a .png needs matplotlib: pip install -e '.[plot]', or write an .html"
         ) from error
     lines = -(-len(made.texts) // _COLUMNS)
     text_height = 0.28 * lines

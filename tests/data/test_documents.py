@@ -138,7 +138,7 @@ def test_the_bytes_read_add_up_to_the_file(tmp_path: Path) -> None:
         ("a.txt", b"fine\ncaf\xe9 x\n", r"line 2: not UTF-8 text \(byte 0xe9\); convert"),
         ("a.csv", b"text\nfine\ncaf\xe9\n", r"line 3: not UTF-8"),
         ("a.txt", b"fine\nPK\0\1", r"line 2: has a NUL byte, so it is a binary file"),
-        ("a.csv", "id,body\n1,t\n", r"no column text or .*columns are id, body\. .*--text-field"),
+        ("a.csv", "id,body\n1,t\n", r"no column text or .*columns are id, body\. .*--text-column"),
         ("a.csv", 'n,text\n1,"a"\n2,"b\n3,c\n', r"line 3: not CSV .*quote is stray or never"),
         ("a.csv", 'n,text\n1,"a"b\n', r"line 2: not CSV"),
         ("a.csv", "n,text\n1,a\n2\n", r"line 3: 1 columns where the header has 2"),
@@ -149,7 +149,7 @@ def test_the_bytes_read_add_up_to_the_file(tmp_path: Path) -> None:
         (
             "a.jsonl",
             '{"body": "t"}\n{"id": 1}\n',
-            r"none of its 2 records has text in text or .*seen are body, id\. .*--text-field",
+            r"none of its 2 records has text in text or .*seen are body, id\. .*--text-column",
         ),
     ],
 )

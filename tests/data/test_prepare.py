@@ -153,7 +153,7 @@ def test_the_documentation_of_python(tmp_path: Path) -> None:
         ({"split": (1, 1, 1)}, r"only 2 distinct documents, .*--split 1,1,1 .*--document line"),
         ({"document": "page"}, r"--document 'page': must be one of line, paragraph, file"),
         ({"cleaning": "all"}, r"--clean 'all': must be one of radford, none"),
-        ({"rating_field": "mark"}, r"no record has a number in --rating-field 'mark'"),
+        ({"rating_field": "mark"}, r"no record has a number in --rating-column 'mark'"),
         ({"text_field": "body"}, r"a\.jsonl: none of its 3 records has text in body"),
     ],
 )

@@ -296,6 +296,21 @@ def test_imported_weights_are_not_trained_over(tmp_path: Path, random: np.random
     assert (tmp_path / "run" / run.WEIGHTS).read_bytes() == before
 
 
+def test_imported_weights_have_no_corpus_and_one_checkpoint(
+    tmp_path: Path, random: np.random.Generator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_openai(tmp_path / "o", random)
+    run.write_imported(tmp_path / "run", openai.read(tmp_path / "o"))
+    for command, message in (
+        (["evaluate"], "name one with --corpus"),
+        (["generate", "--checkpoint", "7"], "holds imported weights alone"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            cli.main([command[0], str(tmp_path / "run"), *command[1:]])
+        assert stop.value.code == 2
+        assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

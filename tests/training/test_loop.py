@@ -233,6 +233,18 @@ def test_a_run_killed_before_its_config_was_written_can_start(corpus: Path, tmp_
     loop.train(make_config(corpus, tmp_path / "run", train=Train(steps=2)))
 
 
+def test_a_start_that_was_refused_leaves_no_run_behind(corpus: Path, tmp_path: Path) -> None:
+    """What the message advises can be done in the same folder."""
+    huge = make_config(corpus, tmp_path / "run", data=Data(corpus=str(corpus), batch=8192))
+    with pytest.raises(UserError, match=r"lower data\.batch"):
+        loop.train(huge)
+    smaller = make_config(corpus, tmp_path / "run", train=Train(steps=2))
+    loop.train(smaller)
+    config = run.read_config(tmp_path / "run")
+    assert config is not None
+    assert config.data.batch == 8
+
+
 def test_length_of_a_run() -> None:
     assert parts.total_steps(Train(steps=100_000, epochs=3), 5000) == 15_000
     assert parts.total_steps(Train(steps=100, epochs=3), 5000) == 100

@@ -148,10 +148,11 @@ def test_generate_from_the_command_line(run: Run, capsys: pytest.CaptureFixture[
     said = capsys.readouterr().out
     assert said.startswith("--- 1 of 2\nmy ")
     assert "--- 2 of 2\nmy " in said
-    for wrong in (["--stop", "ab"], ["--set-unit", "3"]):
+    for wrong in (["--stop", "ab"], ["--set-unit", "3"], ["--set-unit", "99=1"]):
         with pytest.raises(SystemExit) as stop:
             cli.main([*command, *wrong])
         assert stop.value.code == 2
+        assert capsys.readouterr().out == ""
 
 
 HEAT_TEXT = "my café is <great> & good $5"
@@ -231,7 +232,7 @@ def test_a_run_needs_checkpoints(run: Run, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a run folder"):
         load(tmp_path)
     (tmp_path / "config.json").write_text((run.folder / "config.json").read_text())
-    with pytest.raises(UserError, match="no checkpoint yet"):
+    with pytest.raises(UserError, match="holds no checkpoint"):
         load(tmp_path)
     (tmp_path / "config.json").write_text('{"model": {"hiden": 3}}')
     with pytest.raises(UserError, match=r"config\.json is not the config"):
