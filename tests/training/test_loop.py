@@ -13,7 +13,7 @@ import pytest
 
 from mlstm_jax import config as configs
 from mlstm_jax import run
-from mlstm_jax.config import Config, Model, Optimizer, Precision, Train
+from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import loop, metrics, parts
 from mlstm_jax.training.checkpoint import Checkpoints
