@@ -90,7 +90,7 @@ def transfer(
     """Classify texts by a frozen model's state: accuracies, the units that matter, a report.
 
     OUT gets report.md, report.json and pictures, and the classifier for `mlstm-jax classify`.
-    TF-IDF and logistic regression on the same texts stand beside it.
+    TF-IDF and logistic regression on the same texts stand beside it. Pictures need the extra "plot".
 
     Args:
         run: run folder.
@@ -104,6 +104,8 @@ def transfer(
         all_layers: of every layer; otherwise the top one's.
         checkpoint: best (by validation BPC), latest, or a step.
     """
+    import time
+
     import numpy as np
 
     from mlstm_jax.interop.weights import fingerprint
@@ -129,6 +131,8 @@ def transfer(
     loaded = load(run, checkpoint)
     featurizer = Featurizer(loaded, state=state, all_layers=all_layers)
 
+    started = time.monotonic()
+
     def examples(name: str, table: Labelled) -> classifiers.Examples:
         with ProgressLine(f"features of {name}", len(table.texts)) as progress:
             read = featurizer(table.texts, lambda count: progress.update(count, "texts"))
@@ -140,6 +144,8 @@ def transfer(
         examples("valid", texts[1]) if texts[1] else None,
         examples("test", texts[2]),
     )
+    count, seconds = sum(len(t.texts) for t in texts if t), time.monotonic() - started
+    print(f"features of {count:,} texts: {count / seconds:,.1f} texts/s", file=sys.stderr)
     with ProgressLine("classifier", experiment.PARTS_OF_A_RUN) as progress:
         classifier, result = experiment.run(*parts, texts, classes, progress.update)
     out.mkdir(parents=True, exist_ok=True)
