@@ -90,7 +90,7 @@ def transfer(
     """Classify texts by a frozen model's state: accuracies, the units that matter, a report.
 
     OUT gets report.md, report.json and pictures, and the classifier for `mlstm-jax classify`.
-    TF-IDF and logistic regression on the same texts stand beside it. Pictures need the extra "plot".
+    TF-IDF and logistic regression on the same texts stand beside it. (Pictures: extra "plot".)
 
     Args:
         run: run folder.
