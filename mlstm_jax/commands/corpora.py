@@ -1,5 +1,6 @@
 """Commands on corpora: prepare, inspect."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -80,21 +81,43 @@ def _split(text: str) -> tuple[int, int, int]:
     return train, valid, test
 
 
-def inspect(corpus: Annotated[Path, Positional, arg(metavar="DIR")], verify: bool = False) -> None:
-    """Show what is in a corpus folder.
+def inspect(
+    corpus: Annotated[Path, Positional, arg(metavar="DIR")],
+    verify: bool = False,
+    batch: int = 128,
+    window: int = 256,
+    samples: int = 3,
+    json_: Annotated[bool, arg(name="json")] = False,
+) -> None:
+    """Show what is in a corpus folder: counts, lengths, bytes, ratings, samples, an epoch's steps.
 
     Args:
         corpus: folder made by `prepare`.
         verify: recompute the checksums, and fail if one differs.
+        batch: rows of the step whose epoch is told.
+        window: its bytes.
+        samples: documents to show.
+        json_: write all of it, and the count of every byte, as JSON instead.
     """
     from mlstm_jax.data import corpus as corpora
+    from mlstm_jax.data import summary
 
+    for name, value in (("batch", batch), ("window", window)):
+        if value < 1:
+            raise UserError(f"--{name} is {value}, but it must be at least 1.")
     opened = corpora.open_corpus(corpus)
-    print(corpora.describe(opened))
     if verify:
         wrong = corpora.verify(opened)
         if wrong:
             raise UserError(
                 f"{corpus}: {', '.join(wrong)} is not what the manifest says; prepare it again."
             )
+    made = summary.summarise(opened, batch=batch, window=window, samples=max(0, samples))
+    if json_:
+        print(json.dumps(made | ({"checksums": "all agree"} if verify else {}), indent=2))
+        return
+    print(corpora.describe(opened))
+    print()
+    print(summary.describe(made))
+    if verify:
         print("checksums: all agree")

@@ -9,6 +9,7 @@ all of this and decides alike, from the same numbers; process 0 alone writes the
 import dataclasses
 import errno
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -247,7 +248,10 @@ def _train_part(training: _Run, part: Part, found: Found, reporter: Reporter) ->
                 raise Interrupted(which, step, training.total, code)
             if step < last:
                 watchdog.beat(f"batch {step} is read")
-                batch = devices.split_rows(next(batches))
+                asked_at = time.monotonic()
+                batch = next(batches)
+                reporter.waited(time.monotonic() - asked_at)
+                batch = devices.split_rows(batch)
                 weight = WEIGHTS[training.signals[0]] if training.signals else 0.0
                 state, carry, metrics = train_step(state, carry, batch, asked[weight])
                 if pending:

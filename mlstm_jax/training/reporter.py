@@ -54,7 +54,7 @@ class Reporter:
 
     def restart_clock(self, step: int) -> None:
         """Measure the training rate from `step` and now on; called after anything else."""
-        self._clock, self._clock_step = time.monotonic(), step
+        self._clock, self._clock_step, self._waited = time.monotonic(), step, 0.0
 
     def step(self, step: int, metrics: StepMetrics) -> None:
         """Report the step that made `step` batches seen; its metrics are on the host.
@@ -69,6 +69,10 @@ class Reporter:
         if diverged:
             self.event(step, "diverged", reason=diverged.reason)
             raise diverged
+
+    def waited(self, seconds: float) -> None:
+        """Count time in which the loop stood still because the next batch was not read yet."""
+        self._waited += seconds
 
     def _diverged(self, step: int, metrics: StepMetrics) -> Diverged | None:
         train = self._config.train
@@ -116,6 +120,7 @@ class Reporter:
             loss_scale=float(metrics.loss_scale),
             skipped=int(metrics.skipped),
             bytes_per_second=speed,
+            data_wait_fraction=min(1.0, self._waited / max(now - self._clock, 1e-9)),
             seconds=now - self._started,
         )
         skipped = f"  {int(metrics.skipped)} skipped" if int(metrics.skipped) else ""

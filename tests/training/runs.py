@@ -18,7 +18,7 @@ from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.state import init_state
 
 # Fields that tell the time, and so differ from run to run.
-TIMES = ("seconds", "bytes_per_second", "evaluation_seconds")
+TIMES = ("seconds", "bytes_per_second", "data_wait_fraction", "evaluation_seconds")
 
 
 def make_config(corpus: Path, out: Path, **sections: Any) -> Config:

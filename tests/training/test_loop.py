@@ -14,6 +14,7 @@ import pytest
 from mlstm_jax import config as configs
 from mlstm_jax import run
 from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train
+from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import loop, metrics, parts
 from mlstm_jax.training.checkpoint import Checkpoints
@@ -91,7 +92,7 @@ def test_the_run_folder_holds_what_it_says(undisturbed: Path) -> None:
     assert [line["step"] for line in evals] == [60, 120, 180, 240, 300]
     assert set(train[0]) == {
         *("kind", "step", "epoch", "bytes_seen", "loss", "bpc", "learning_rate", "grad_norm"),
-        *("loss_scale", "skipped", "bytes_per_second", "seconds"),
+        *("loss_scale", "skipped", "bytes_per_second", "data_wait_fraction", "seconds"),
         *("noise_scale", "gradient_signal", "gradient_trace"),
     }
     assert train[-1]["bytes_seen"] == 294 * 8 * 16
@@ -231,6 +232,25 @@ def test_a_run_killed_before_its_config_was_written_can_start(corpus: Path, tmp_
     (tmp_path / "run/.lock").touch()
     (tmp_path / "run/config.partial").write_text('{"out"')
     loop.train(make_config(corpus, tmp_path / "run", train=Train(steps=2)))
+
+
+def test_waiting_for_data_is_told(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that takes 50 ms a batch, where a step takes a few."""
+    plain = TrainStream.batch
+
+    def slow(self: TrainStream, *arguments: Any) -> Any:
+        time.sleep(0.05)
+        return plain(self, *arguments)
+
+    monkeypatch.setattr(TrainStream, "batch", slow)
+    config = make_config(corpus, tmp_path / "run", train=Train(steps=40, log_every=10))
+    loop.train(config)
+    lines = metrics.read(tmp_path / "run/metrics.jsonl")
+    waits = [line["data_wait_fraction"] for line in lines if line["kind"] == "train"]
+    assert all(0 <= wait <= 1 for wait in waits)
+    assert waits[-1] > 0.5
 
 
 def test_a_start_that_was_refused_leaves_no_run_behind(corpus: Path, tmp_path: Path) -> None:

@@ -1,0 +1,152 @@
+"""What is in a corpus: lengths, bytes, ratings, samples, and the steps of an epoch."""
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlstm_jax.data.corpus import Corpus, Split
+from mlstm_jax.data.stream import TrainStream
+from mlstm_jax.errors import UserError
+
+_CHUNK = 1 << 26  # bytes counted at a time
+_SHOWN = 200  # bytes of a document
+_MOST_RATINGS = 20
+
+
+def summarise(corpus: Corpus, *, batch: int, window: int, samples: int = 3) -> dict[str, Any]:
+    """Return a JSON-ready description of a corpus.
+
+    Args:
+        corpus: an opened one.
+        batch, window: rows and bytes of the training step whose epoch is told.
+        samples: documents of the training split to show, spread over it.
+
+    Raises:
+        UserError: a split's files are not what the manifest says.
+    """
+    manifest, train = corpus.manifest, corpus.split("train")
+    lengths = np.diff(np.asarray(train.offsets)).astype(np.int64)
+    counts = _byte_counts(train.bytes)
+    chosen = np.linspace(0, len(lengths) - 1, min(samples, len(lengths))).astype(int)
+    return {
+        "identity": corpus.identity,
+        "cleaning": manifest.cleaning,
+        "seed": manifest.seed,
+        "records": manifest.records,
+        "without_text": manifest.without_text,
+        "blank": manifest.blank,
+        "duplicates": manifest.duplicates,
+        "sources": [vars(source) for source in manifest.sources],
+        "splits": {
+            name: {"documents": split.documents, "bytes": split.bytes}
+            for name, split in manifest.splits.items()
+        },
+        "document_bytes": {
+            "shortest": int(lengths.min()),
+            "median": float(np.median(lengths)),
+            "mean": float(lengths.mean()),
+            "longest": int(lengths.max()),
+        },
+        "shortest": _text(train, int(lengths.argmin())),
+        "longest": _text(train, int(lengths.argmax())),
+        "byte_counts": counts.tolist(),
+        "bits_per_byte": _entropy(counts),
+        "not_ascii": float(counts[128:].sum() / counts.sum()),
+        "ratings": _ratings(train),
+        "epoch": _epoch(train, batch, window),
+        "samples": [_text(train, index) for index in chosen],
+    }
+
+
+def _byte_counts(data: NDArray[np.uint8]) -> NDArray[np.int64]:
+    counts = np.zeros(256, np.int64)
+    for start in range(0, len(data), _CHUNK):
+        counts += np.bincount(data[start : start + _CHUNK], minlength=256)
+    return counts
+
+
+def _entropy(counts: NDArray[np.int64]) -> float:
+    """Return the bits of a byte that is known by its frequency alone: a model must do better."""
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log2(shares)).sum())
+
+
+def _text(split: Split, index: int) -> str:
+    start, end = (int(split.offsets[index + n]) for n in (0, 1))
+    return split.bytes[start : min(end, start + _SHOWN)].tobytes().decode("utf-8", "replace")
+
+
+def _ratings(split: Split) -> dict[str, Any] | None:
+    """Return how many documents have each rating, the commonest ones, and how many have none."""
+    if split.ratings is None:
+        return None
+    known = np.asarray(split.ratings)[~np.isnan(split.ratings)]
+    values, counts = np.unique(known, return_counts=True)
+    kept = np.sort(np.argsort(-counts, kind="stable")[:_MOST_RATINGS])
+    return {
+        "counts": {f"{values[n]:g}": int(counts[n]) for n in kept},
+        "other": int(counts.sum() - counts[kept].sum()),
+        "without": len(split.ratings) - len(known),
+    }
+
+
+def _epoch(split: Split, batch: int, window: int) -> dict[str, Any]:
+    try:
+        stream = TrainStream(split, batch=batch, window=window)
+    except UserError as error:
+        return {"batch": batch, "window": window, "error": str(error)}
+    return {
+        "batch": batch,
+        "window": window,
+        "steps": stream.steps_per_epoch,
+        "shards": stream.shards,
+        "dropped": stream.dropped,
+    }
+
+
+def describe(summary: dict[str, Any]) -> str:
+    """Return a summary as text for people, without what `corpus.describe` says."""
+    lengths, epoch = summary["document_bytes"], summary["epoch"]
+    counts = np.array(summary["byte_counts"])
+    common = [int(byte) for byte in np.argsort(-counts, kind="stable")[:12]]
+    shares = "  ".join(f"{_name(byte)} {100 * counts[byte] / counts.sum():.1f}%" for byte in common)
+    lines = [
+        f"documents: {lengths['shortest']:,} to {lengths['longest']:,} bytes, median "
+        f"{lengths['median']:,.0f}, mean {lengths['mean']:,.0f}",
+        f"bytes: {int((counts > 0).sum())} values, {100 * summary['not_ascii']:.2f}% not ASCII, "
+        f"{summary['bits_per_byte']:.3f} bits a byte by frequency alone",
+        f"  {shares}",
+    ]
+    if summary["ratings"]:
+        ratings = summary["ratings"]
+        most = max(ratings["counts"].values(), default=1)
+        others = f", {ratings['other']:,} with rarer ones" if ratings["other"] else ""
+        lines.append(f"ratings: {ratings['without']:,} documents without{others}")
+        lines += [
+            f"  {value:>6} {count:>12,} {'#' * math.ceil(40 * count / most)}"
+            for value, count in ratings["counts"].items()
+        ]
+    if "error" in epoch:
+        lines.append(f"epoch: {epoch['error']}")
+    else:
+        lines.append(
+            f"epoch: {epoch['steps']:,} steps of {epoch['batch']:,} rows x {epoch['window']:,} "
+            f"bytes, from {epoch['shards']:,} shards; {100 * epoch['dropped']:.1f}% of the text is "
+            "in tails that an epoch leaves out"
+        )
+    for name in ("shortest", "longest"):
+        lines.append(f"{name}: {_line(summary[name])}")
+    lines += [f"sample: {_line(text)}" for text in summary["samples"]]
+    return "\n".join(lines)
+
+
+def _name(byte: int) -> str:
+    names = {9: "tab", 10: "newline", 32: "space"}
+    return names.get(byte) or (repr(chr(byte))[1:-1] if 32 < byte < 127 else f"0x{byte:02x}")
+
+
+def _line(text: str) -> str:
+    shown = " ".join(text.split())
+    return shown if len(shown) <= 100 else f"{shown[:100]} …"
