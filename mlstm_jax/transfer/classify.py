@@ -4,6 +4,10 @@ Puri et al. 2018, section VI, after Radford et al. 2017: its strength C is the b
 on validation data; then the k units of largest |weight| are fitted again on those alone. Of more
 than two classes each is told from the rest. A classifier is kept as numbers and names, never as a
 pickle.
+
+# Paper: the features as they are. Here each is divided by its standard deviation for the fit, and
+the weights are those of the features as they are again: the cell state of a small model deviates by
+a tenth, and the same strengths would shrink all of its weights to nothing.
 """
 
 import json
@@ -42,6 +46,7 @@ class Classifier(NamedTuple):
     classes: list[str]
     strength: float  # C; infinite for a head that was trained without a penalty
     softmax: bool = False  # of many classes: else each is told from the rest
+    deviations_D: NDArray[np.float64] | None = None  # of the features, in the texts of the fit
 
     def probabilities(self, features: Features) -> NDArray[np.float64]:
         """Return those of every class, [texts, classes]; of many, each against the rest, scaled."""
@@ -69,22 +74,30 @@ class Classifier(NamedTuple):
 
     @property
     def ranking(self) -> NDArray[np.int64]:
-        """The features by their largest |weight|, the largest first."""
-        return np.argsort(-np.abs(self.weights_KD).max(axis=0), kind="stable")
+        """The features by their largest |weight| a standard deviation, the largest first."""
+        scale_D = 1 if self.deviations_D is None else self.deviations_D
+        return np.argsort(-np.abs(self.weights_KD * scale_D).max(axis=0), kind="stable")
 
 
 def fit(examples: Examples, classes: list[str], strength: float) -> Classifier:
     """Fit a classifier; every class must occur."""
+    values = examples.features.astype(np.float64)
+    mean_D, deviation_D = values.mean(axis=0), values.std(axis=0)
+    # A feature that never changes tells nothing, and has no scale.
+    deviation_D[deviation_D < 1e-12] = 1
+    scaled = (values - mean_D) / deviation_D
     weights, intercepts = [], []
     for positive in range(1 if len(classes) == 2 else 0, len(classes)):
         # l1_ratio=1 is the L1 penalty; the seed fixes the order of liblinear's coordinates.
         model = LogisticRegression(
             l1_ratio=1.0, C=strength, solver="liblinear", random_state=0, max_iter=1000
         )
-        model.fit(examples.features, examples.labels == positive)
-        weights.append(model.coef_[0])
-        intercepts.append(model.intercept_[0])
-    return Classifier(np.array(weights), np.array(intercepts), classes, strength)
+        model.fit(scaled, examples.labels == positive)
+        weights.append(model.coef_[0] / deviation_D)
+        intercepts.append(model.intercept_[0] - weights[-1] @ mean_D)
+    return Classifier(
+        np.array(weights), np.array(intercepts), classes, strength, deviations_D=deviation_D
+    )
 
 
 def choose(
@@ -159,6 +172,8 @@ def save(folder: Path, classifier: Classifier, about: Description) -> None:
     from safetensors.numpy import save_file
 
     arrays = {"weights": classifier.weights_KD, "intercepts": classifier.intercepts_K}
+    if classifier.deviations_D is not None:
+        arrays["deviations"] = classifier.deviations_D
     save_file(arrays, folder / "classifier.safetensors")
     fields = {
         "format": FORMAT,
@@ -187,6 +202,7 @@ def load(folder: Path) -> tuple[Classifier, Description]:
             classes,
             math.inf if strength is None else float(strength),
             bool(fields.pop("softmax")),
+            arrays.get("deviations"),
         )
         rows = 1 if len(classes) == 2 else len(classes)
         if classifier.weights_KD.ndim != 2 or len(classifier.weights_KD) != rows:

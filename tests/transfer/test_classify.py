@@ -47,15 +47,23 @@ def test_the_units_that_know_are_found(
 
 def test_probabilities_are_scikit_learns(random: np.random.Generator) -> None:
     from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
 
     data = make(random, 300)
+    # Units of any scale and place, and one that never moves.
+    data.features[:, :20] = data.features[:, :20] * 0.01 + 5
+    data.features[:, 30] = 2
     found = classify.fit(data, ["0", "1"], 0.5)
-    theirs = LogisticRegression(
-        l1_ratio=1.0, C=0.5, solver="liblinear", random_state=0, max_iter=1000
-    ).fit(data.features, data.labels)
+    theirs = make_pipeline(
+        StandardScaler(),
+        LogisticRegression(l1_ratio=1.0, C=0.5, solver="liblinear", random_state=0, max_iter=1000),
+    ).fit(data.features.astype(np.float64), data.labels)
+    # liblinear stops at a tolerance of 1e-4.
     np.testing.assert_allclose(
-        found.probabilities(data.features), theirs.predict_proba(data.features), atol=1e-6
+        found.probabilities(data.features), theirs.predict_proba(data.features), atol=1e-4
     )
+    assert found.ranking[0] == 18
 
 
 def test_a_classifier_is_kept_without_pickle(tmp_path: Path, random: np.random.Generator) -> None:
