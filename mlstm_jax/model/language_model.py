@@ -136,7 +136,7 @@ class LanguageModel(linen.Module):
             bytes_BT: the bytes read, of any integer type.
             carry: the state after the bytes before them.
             hold_BT: bool, where the state must not change: the padding behind a text's end. The
-                logits mean nothing there, and there is no gradient.
+                logits mean nothing there.
             keep_BLH: what each unit's output is multiplied by on its way up, all through the
                 window: dropout. The layer's own state is not.
             trace: return the state after each byte, too; without a gradient.

@@ -53,7 +53,7 @@ class Sequence(NamedTuple):
     """What changes from step to step.
 
     x is the bytes, int32 [T, B], or the states of the layer below, [T, B, I]. Where hold_TB (bool)
-    is true, h and c stay as they are; there is no gradient through such a step.
+    is true, h and c stay as they are, and their gradient passes.
     """
 
     x: Array
@@ -220,6 +220,8 @@ def _backward(
 ) -> tuple[LayerCarry, Sequence, Weights]:
     first, sequence, weights, saved = residuals
     dlast, dh_TBH = cotangents
+    hold_TB = sequence.hold_TB
+    held_steps = () if hold_TB is None else (hold_TB,)
     mx_TBH = _read(sequence.x, weights.wmx_IH)
     # Transposed once: on a CPU a product with a transposed right side is a third slower.
     wmh_transposed, wh_transposed = weights.wmh_HH.T, weights.wh_HG.T
@@ -228,9 +230,14 @@ def _backward(
         later: tuple[Array, Array], now: tuple[Array, ...]
     ) -> tuple[tuple[Array, Array], tuple[Array, Array, Array]]:
         dh, dc = later
-        dh_out, mx, before_c, mh, i, f, o, u = (x.astype(jnp.float32) for x in now)
+        dh_out, mx, before_c, mh, i, f, o, u = (x.astype(jnp.float32) for x in now[:8])
         tanh_c = jnp.tanh(f * before_c + i * u)
         dh = dh + dh_out
+        held = None
+        if hold_TB is not None:
+            # With i = 0 and f = 1 all else of such a step is zero already.
+            hold_B1 = now[8][:, None]
+            held, dh = jnp.where(hold_B1, dh, 0), jnp.where(hold_B1, 0, dh)
         dc = dc + dh * o * (1 - tanh_c * tanh_c)
         di = dc * u * i * (1 - i)
         df = dc * before_c * f * (1 - f)
@@ -240,12 +247,15 @@ def _backward(
         dm = dot(dz_BG, wh_transposed)
         dmh = (dm * mx).astype(compute)
         dmx = (dm * mh).astype(compute)
-        return (dot(dmh, wmh_transposed), dc * f), (dz_BG, dmh, dmx)
+        dh = dot(dmh, wmh_transposed)
+        if held is not None:
+            dh = dh + held
+        return (dh, dc * f), (dz_BG, dmh, dmx)
 
     (dh0_BH, dc0_BH), (dz_TBG, dmh_TBH, dmx_TBH) = _scan(
         step,
         (dlast.h, dlast.c.astype(jnp.float32)),
-        (dh_TBH, mx_TBH, saved.before_c, saved.mh, *saved.gates),
+        (dh_TBH, mx_TBH, saved.before_c, saved.mh, *saved.gates, *held_steps),
         compute,
         reverse=True,
     )
