@@ -2,15 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
 from mlstm_jax.errors import UserError
-
-if TYPE_CHECKING:
-    pass
-
 
 # Below this, bits per character hang on which few documents they are.
 _LEAST_SCORED = 50_000

@@ -2,15 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
 from mlstm_jax.commands import RunFolder, require_same_model
 from mlstm_jax.errors import UserError
-
-if TYPE_CHECKING:
-    pass
 
 
 def evaluate(

@@ -64,14 +64,13 @@ def characters(text: bytes) -> list[Character]:
     """Return the characters of UTF-8 text; a byte that is part of none is a � of its own."""
     found, start = [], 0
     while start < len(text):
-        for length in range(1, min(4, len(text) - start) + 1):
-            try:
-                found.append(Character(text[start : start + length].decode(), start + length - 1))
-                start += length
-                break
-            except UnicodeDecodeError:
-                pass
+        piece = text[start : start + 4]
+        # The decoder drops what is damaged or cut: a first character that is left whole fits.
+        first = piece.decode("utf-8", "ignore")[:1]
+        if first and piece.startswith(first.encode()):
+            start += len(first.encode())
         else:
-            found.append(Character("�", start))
+            first = "�"
             start += 1
+        found.append(Character(first, start - 1))
     return found
