@@ -4,12 +4,37 @@ import contextlib
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
 from mlstm_jax.commands import RunFolder, require_same_model
 from mlstm_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from mlstm_jax.transfer.classify import Examples
+    from mlstm_jax.transfer.features import Features, Featurizer
+    from mlstm_jax.transfer.labels import Labelled
+
+
+def _read(featurizer: "Featurizer", name: str, texts: list[str]) -> "Features":
+    """Return the features of texts, with a progress line of a name."""
+    from mlstm_jax.training.progress import ProgressLine
+
+    with ProgressLine(name, len(texts)) as progress:
+        return featurizer(texts, lambda count: progress.update(count, "texts"))
+
+
+def _examples(
+    featurizer: "Featurizer", name: str, table: "Labelled", classes: list[str]
+) -> "Examples":
+    """Return the features of labelled texts, and the number of each label's class."""
+    import numpy as np
+
+    from mlstm_jax.transfer.classify import Examples
+
+    read = _read(featurizer, f"features of {name}", table.texts)
+    return Examples(read, np.array([classes.index(label) for label in table.labels]))
 
 
 def features(
@@ -42,7 +67,6 @@ def features(
     import numpy as np
 
     from mlstm_jax.run import load
-    from mlstm_jax.training.progress import ProgressLine
     from mlstm_jax.transfer.features import Featurizer
     from mlstm_jax.transfer.labels import read_texts
 
@@ -52,8 +76,7 @@ def features(
     loaded = load(run, checkpoint)
     featurizer = Featurizer(loaded, state=state, all_layers=all_layers, units=units)
     started = time.monotonic()
-    with ProgressLine("features", len(texts)) as progress:
-        found = featurizer(texts, lambda count: progress.update(count, "texts"))
+    found = _read(featurizer, "features", texts)
     seconds = time.monotonic() - started
     partial = out.with_name(f"{out.name}.partial")
     with partial.open("wb") as file:
@@ -103,8 +126,6 @@ def transfer(
     """
     import time
 
-    import numpy as np
-
     from mlstm_jax.interop.weights import fingerprint
     from mlstm_jax.run import load
     from mlstm_jax.training.progress import ProgressLine
@@ -130,16 +151,10 @@ def transfer(
 
     started = time.monotonic()
 
-    def examples(name: str, table: Labelled) -> classifiers.Examples:
-        with ProgressLine(f"features of {name}", len(table.texts)) as progress:
-            read = featurizer(table.texts, lambda count: progress.update(count, "texts"))
-        labels = np.array([classes.index(label) for label in table.labels])
-        return classifiers.Examples(read, labels)
-
     parts = (
-        examples("train", texts[0]),
-        examples("valid", texts[1]) if texts[1] else None,
-        examples("test", texts[2]),
+        _examples(featurizer, "train", texts[0], classes),
+        _examples(featurizer, "valid", texts[1], classes) if texts[1] else None,
+        _examples(featurizer, "test", texts[2], classes),
     )
     count, seconds = sum(len(t.texts) for t in texts if t), time.monotonic() - started
     print(f"features of {count:,} texts: {count / seconds:,.1f} texts/s", file=sys.stderr)
@@ -193,12 +208,10 @@ def finetune(
         seed: of dropout and of the order of the text.
         checkpoint: of the finished run, for the classifier: best (by validation BPC), or latest.
     """
-    import numpy as np
 
     from mlstm_jax.interop.weights import fingerprint
     from mlstm_jax.run import load
     from mlstm_jax.training.loop import train as run_train
-    from mlstm_jax.training.progress import ProgressLine
     from mlstm_jax.transfer import classify as classifiers
     from mlstm_jax.transfer import finetune as tuning
     from mlstm_jax.transfer.features import Featurizer
@@ -233,10 +246,7 @@ def finetune(
     featurizer = Featurizer(tuned, state="h")
     accuracies = {}
     for name, table in tables.items():
-        with ProgressLine(f"texts of {name}", len(table.texts)) as progress:
-            read = featurizer(table.texts, lambda count: progress.update(count, "texts"))
-        labels = np.array([classes.index(label) for label in table.labels])
-        accuracies[name] = classifier.accuracy(classifiers.Examples(read, labels))
+        accuracies[name] = classifier.accuracy(_examples(featurizer, name, table, classes))
     result = {"run": str(run), "step": tuned.step, "classes": classes, "accuracy": accuracies}
     (out / "report.json").write_text(json.dumps(result, indent=2) + "\n")
     shown = ", ".join(f"{name} {100 * score:.1f}" for name, score in accuracies.items())
@@ -265,7 +275,6 @@ def classify(
 
     from mlstm_jax.interop.weights import fingerprint
     from mlstm_jax.run import load
-    from mlstm_jax.training.progress import ProgressLine
     from mlstm_jax.transfer import classify as classifiers
     from mlstm_jax.transfer.features import Featurizer
     from mlstm_jax.transfer.labels import read_texts
@@ -275,9 +284,7 @@ def classify(
     require_same_model(classifier, about.model, fingerprint(loaded.params), run)
     texts = read_texts(source, text_column or about.text_column)
     featurizer = Featurizer(loaded, state=about.state, all_layers=about.all_layers)  # type: ignore[arg-type]
-    with ProgressLine("classify", len(texts)) as progress:
-        read = featurizer(texts, lambda count: progress.update(count, "texts"))
-    probabilities = chosen.probabilities(read)
+    probabilities = chosen.probabilities(_read(featurizer, "classify", texts))
     with out.open("w", newline="") if out else contextlib.nullcontext(sys.stdout) as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["label", *(f"p({name})" for name in chosen.classes)])
