@@ -13,6 +13,12 @@ from mlstm_jax.errors import UserError
 RunFolder = Annotated[Path, Positional, arg(metavar="RUN")]
 
 
+def require_folder_of(path: Path) -> None:
+    """Raise UserError unless a file can be made there: before the work for it, not after."""
+    if not path.resolve().parent.is_dir():
+        raise UserError(f"--out {path}: there is no folder {path.parent}; make it first.")
+
+
 def require_same_model(classifier: Path, made_with: str, given: str, run: Path) -> None:
     """Raise UserError unless a classifier was made with a run's parameters: two fingerprints."""
     if made_with != given:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from mlstm_jax.commands import RunFolder, require_same_model
+from mlstm_jax.commands import RunFolder, require_folder_of, require_same_model
 from mlstm_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def features(
 
     if out.suffix != ".npz":
         raise UserError(f"--out {out} does not end in .npz; name it so.")
+    require_folder_of(out)
     texts = read_texts(source, text_column)
     loaded = load(run, checkpoint)
     featurizer = Featurizer(loaded, state=state, all_layers=all_layers, units=units)
@@ -279,6 +280,8 @@ def classify(
     from mlstm_jax.transfer.features import Featurizer
     from mlstm_jax.transfer.labels import read_texts
 
+    if out:
+        require_folder_of(out)
     chosen, about = classifiers.load(classifier)
     loaded = load(run, checkpoint)
     require_same_model(classifier, about.model, fingerprint(loaded.params), run)

@@ -221,6 +221,8 @@ class Address(NamedTuple):
 
 def bind(host: str, port: int) -> Address:
     """Take a port, any free one for 0; UserError where it is taken or the host is not this one."""
+    if not 0 <= port <= 65535:
+        raise UserError(f"--port is {port}, but it must be 0 to 65535.")
     try:
         listening = socket.create_server((host, port))
     except OSError as error:

@@ -97,6 +97,7 @@ def test_the_command_keeps_the_places_of_records(
     expected = features(run, ["the guitar is good", "my cable is bad"])[:, [5, 9]]
     np.testing.assert_array_equal(read[[0, 2]], expected)
     assert not read[1].any()
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["features", str(run.folder), str(source), "--out", "x.csv"])
-    assert stop.value.code == 2
+    for wrong in ("x.csv", str(tmp_path / "absent/x.npz")):
+        with pytest.raises(SystemExit) as stop:
+            cli.main([*command[:3], "--text-column", "review", "--out", wrong])
+        assert stop.value.code == 2

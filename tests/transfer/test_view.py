@@ -121,6 +121,9 @@ def test_a_taken_port_is_named(page: str, run: Run, capsys: pytest.CaptureFixtur
         cli.main(["view", str(run.folder), "--port", port])
     assert stop.value.code == 2
     assert f"cannot listen at 127.0.0.1:{port}" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["view", str(run.folder), "--port", "99999"])
+    assert stop.value.code == 2
 
 
 @pytest.mark.filterwarnings("ignore")  # of the browser's driver
