@@ -21,13 +21,20 @@ def prepare(
     split: str = "1000,1,1",
     seed: int = 0,
     clean: Literal["radford", "none", "protein"] = "radford",
-    keep_duplicates: bool = False,
+    dedupe: Literal["exact", "normalized", "none"] = "normalized",
     overwrite: bool = False,
+    memory_limit: str = "4GB",
+    threads: int | None = None,
+    temp_dir: Path | None = None,
+    max_reject_fraction: float = 0.001,
+    engine: Literal["duckdb", "beam"] = "duckdb",
+    beam_options: str = "",
 ) -> None:
     """Make a corpus folder from files of text.
 
     Args:
-        sources: .json, .jsonl, .csv, .tsv, .txt files, each also .gz; `pydoc:` is Python's docs.
+        sources: .json, .jsonl, .csv, .tsv, .txt files, each also .gz, and .parquet; folders and
+            patterns of them; tfds:NAME[/CONFIG]:SPLIT; `pydoc:` is Python's docs.
         out: folder to write; it appears whole or not at all.
         text_column: column or field of the text; unset: text, reviewText, review_body, sentence or
             content.
@@ -37,9 +44,19 @@ def prepare(
         seed: of the order of the documents, which hangs on it and on their content alone.
         clean: radford: unescape HTML, newlines to spaces, strip, pad; none: the text as it is;
             protein: sequences of amino acids, as UniRep reads them.
-        keep_duplicates: keep documents of the same cleaned text. Paper: removed.
+        dedupe: of documents of the same text one is kept. normalized: the same but for case and
+            white space; exact: to the byte; none: all are kept. Paper: removed.
         overwrite: replace the corpus that is there.
+        memory_limit: of DuckDB, which reads and sorts; some hundred MB come on top.
+        threads: of DuckDB; unset: all cores.
+        temp_dir: folder for temporary files, about twice the text; unset: beside the corpus.
+        max_reject_fraction: records that may be unreadable; they are in OUT.rejects.jsonl. With
+            more of them nothing is made.
+        engine: beam: as an Apache Beam pipeline, for clusters; the corpus is the same.
+        beam_options: options of Beam and its runner, such as "--runner=FlinkRunner".
     """
+    import shlex
+
     from mlstm_jax.data import corpus
     from mlstm_jax.data.prepare import prepare as run_prepare
 
@@ -52,9 +69,15 @@ def prepare(
         split=_split(split),
         seed=seed,
         cleaning=clean,
-        keep_duplicates=keep_duplicates,
+        dedupe=dedupe,
         overwrite=overwrite,
         progress=True,
+        engine=engine,
+        beam_options=shlex.split(beam_options),
+        memory_limit=memory_limit,
+        threads=threads,
+        temp_dir=temp_dir,
+        max_reject_fraction=max_reject_fraction,
     )
     made = corpus.open_corpus(out)
     print(corpus.describe(made))

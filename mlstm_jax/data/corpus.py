@@ -13,14 +13,14 @@ It has no time stamps and no paths, so the same text gives the same folder, byte
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax.data.documents import Cleaning
+from mlstm_jax.data.documents import Cleaning, Dedupe
 from mlstm_jax.errors import UserError
 
 FORMAT_VERSION = 1
@@ -86,6 +86,8 @@ class Manifest:
     blank: int
     duplicates: int
     splits: dict[str, SplitManifest]
+    dedupe: Dedupe = "exact"
+    rejected: dict[str, int] = field(default_factory=dict)  # unreadable records, by kind
 
     def to_json(self) -> str:
         """Return the text of the manifest file."""
@@ -247,7 +249,8 @@ def describe(corpus: Corpus) -> str:
             f"corpus {corpus.path}",
             f"{manifest.records:,} records: {manifest.without_text:,} without text, "
             f"{manifest.blank:,} blank, "
-            f"{manifest.duplicates:,} duplicates",
+            f"{manifest.duplicates:,} duplicates ({manifest.dedupe}), "
+            f"{sum(manifest.rejected.values()):,} unreadable",
             f"cleaning {manifest.cleaning}, seed {manifest.seed}, split "
             f"{','.join(map(str, manifest.split))}, ratings {'yes' if rated else 'no'}",
             f"identity {corpus.identity}",

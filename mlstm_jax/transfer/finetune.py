@@ -19,8 +19,8 @@ import numpy as np
 from mlstm_jax.config import Config, Data, Model, Optimizer, Train
 from mlstm_jax.data import corpus
 from mlstm_jax.data.corpus import FORMAT_VERSION, Manifest
-from mlstm_jax.data.documents import Cleaning, clean
-from mlstm_jax.data.prepare import Texts, appearing, durable, ordered, write_split
+from mlstm_jax.data.corpus_writer import appearing, durable, write_split
+from mlstm_jax.data.documents import Cleaning, clean, in_order
 from mlstm_jax.errors import UserError
 from mlstm_jax.run import Run
 from mlstm_jax.transfer.classify import Classifier
@@ -37,13 +37,13 @@ def write_corpus(
     splits = {}
     with appearing(out, overwrite=True) as folder:
         for name, part in (("train", train), ("valid", valid), ("test", None)):
-            texts: Texts = {}
-            for text, label in zip(*part, strict=True) if part else ():
-                cleaned = clean(text, cleaning)
-                if cleaned:
-                    texts.setdefault(cleaned, []).append(float(classes.index(label)))
-            documents = ordered(texts, seed=0, keep_duplicates=True)
-            splits[name] = write_split(folder, name, documents, rated=True)
+            labelled = (
+                (clean(text, cleaning), float(classes.index(label)))
+                for text, label in (zip(*part, strict=True) if part else ())
+            )
+            texts = ((text, label) for text, label in labelled if text)
+            documents = list(in_order(texts, seed=0, dedupe="none"))
+            splits[name] = write_split(folder, name, documents, len(documents), rated=True)
         manifest = Manifest(
             format_version=FORMAT_VERSION,
             seed=0,

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from mlstm_jax.data.documents import read_documents
+from mlstm_jax.data.readers import read_documents
 from mlstm_jax.errors import UserError
 
 _SHOWN = 5

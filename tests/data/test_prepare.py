@@ -14,7 +14,7 @@ import pytest
 
 from mlstm_jax.data import prepare as module
 from mlstm_jax.data.corpus import SPLITS, open_corpus
-from mlstm_jax.data.documents import clean
+from mlstm_jax.data.documents import Dedupe, clean
 from mlstm_jax.data.prepare import prepare
 from mlstm_jax.errors import UserError
 
@@ -60,7 +60,13 @@ def test_neither_files_nor_lines_have_an_order(tmp_path: Path) -> None:
 
 def test_every_document_is_once_in_the_order_of_its_md5(tmp_path: Path) -> None:
     records = [*some(95), *some(20)]
-    prepare([reviews(tmp_path / "a.jsonl", records)], tmp_path / "out", split=(8, 1, 1), seed=7)
+    prepare(
+        [reviews(tmp_path / "a.jsonl", records)],
+        tmp_path / "out",
+        split=(8, 1, 1),
+        seed=7,
+        dedupe="exact",
+    )
     found = documents(tmp_path / "out")
     assert {name: len(found[name]) for name in SPLITS} == {"train": 75, "valid": 10, "test": 10}
     expected = {clean(str(record["text"]), "radford") for record in records}
@@ -92,19 +98,23 @@ def test_counts_of_duplicates_and_of_records_without_text(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("keep", "expected"), [(False, [2.0, 3.0]), (True, [2.0, 4.0, np.nan, 3.0, 3.0])]
+    ("dedupe", "expected"), [("exact", [2.0, 3.0]), ("none", [2.0, 4.0, np.nan, 3.0, 3.0])]
 )
 def test_of_duplicates_the_lowest_rating_is_kept(
-    tmp_path: Path, keep: bool, expected: list[float]
+    tmp_path: Path, dedupe: Dedupe, expected: list[float]
 ) -> None:
     ratings = [("one", None), ("two", 3), ("one", 4), ("one", 2), ("two", 3)]
     records = [{"text": text, "rating": rating} for text, rating in ratings]
     source = reviews(tmp_path / "a.jsonl", records)
-    prepare([source], tmp_path / "out", split=(1, 0, 0), keep_duplicates=keep, seed=1)
+    prepare([source], tmp_path / "out", split=(1, 0, 0), dedupe=dedupe, seed=1)
     split = open_corpus(tmp_path / "out").split("train")
     assert split.ratings is not None
     order = documents(tmp_path / "out")["train"]
-    found = split.ratings if b"one" in order[0] else np.roll(split.ratings, -2 if keep else 1)
+    found = (
+        split.ratings
+        if b"one" in order[0]
+        else np.roll(split.ratings, -2 if dedupe == "none" else 1)
+    )
     np.testing.assert_array_equal(found, np.array(expected, np.float32))
 
 
@@ -215,7 +225,7 @@ def test_an_exception_midway_leaves_all_as_it_was(
     def fail(*arguments: object) -> object:
         calls.append(arguments)
         if len(calls) == 2:
-            assert list(tmp_path.glob(".out.partial-*/train.bin"))
+            assert list(tmp_path.glob(".out.partial-*/test.bin"))
             raise error
         return write(*arguments)  # type: ignore[arg-type]
 

@@ -1,0 +1,158 @@
+"""Write a corpus: its files as the documents come, all of them on the disk, the folder at once."""
+
+import hashlib
+import io
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from mlstm_jax.data import corpus
+from mlstm_jax.data.corpus import SplitManifest
+from mlstm_jax.data.documents import Written
+from mlstm_jax.errors import UserError
+
+_DOCUMENTS_A_WRITE = 4096
+
+
+def write_split(
+    folder: Path, name: str, documents: Iterable[Written], count: int, rated: bool
+) -> SplitManifest:
+    """Write the files of a split from `count` documents, a few of them in memory at a time."""
+    sums: dict[str, str] = {}
+    size = written = 0
+    ratings_name = corpus.ratings_file(name)
+    with (
+        _file(folder / corpus.bytes_file(name), sums) as data,
+        _file(folder / corpus.offsets_file(name), sums) as offsets,
+        _file(folder / ratings_name if rated else None, sums) as ratings,
+    ):
+        offsets.write(_npy_header(np.dtype(np.uint64), count + 1))
+        offsets.write(np.zeros(1, np.uint64).tobytes())
+        ratings.write(_npy_header(np.dtype(np.float32), count))
+        remaining = iter(documents)
+        while some := list(islice(remaining, _DOCUMENTS_A_WRITE)):
+            data.write(b"".join(text for text, _ in some))
+            ends = size + np.cumsum([len(text) for text, _ in some], dtype=np.uint64)
+            offsets.write(ends.astype(np.uint64).tobytes())
+            ratings.write(np.array([rating for _, rating in some], np.float32).tobytes())
+            size, written = int(ends[-1]), written + len(some)
+    if written != count:
+        raise RuntimeError(f"{name}: {written} documents came where {count} were counted")
+    return SplitManifest(documents=count, bytes=size, sha256=sums)
+
+
+def _npy_header(dtype: np.dtype, length: int) -> bytes:
+    """Return the beginning of a .npy file of one dimension, as `numpy.save` writes it."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": dtype.str, "fortran_order": False, "shape": (length,)}
+    )
+    return header.getvalue()
+
+
+class _Summed:
+    """A file whose checksum is known when it is written."""
+
+    def __init__(self, file: BinaryIO | None) -> None:
+        self._file = file
+        self.sha256 = hashlib.sha256()
+
+    def write(self, data: bytes) -> None:
+        if self._file:
+            self._file.write(data)
+            self.sha256.update(data)
+
+
+@contextmanager
+def _file(path: Path | None, sums: dict[str, str]) -> Iterator[_Summed]:
+    if path is None:
+        yield _Summed(None)
+        return
+    with durable(path) as file:
+        summed = _Summed(file)
+        yield summed
+    sums[path.name] = summed.sha256.hexdigest()
+
+
+@contextmanager
+def durable(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to write that is on the disk, not in a cache, when the block ends."""
+    with path.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def appearing(out: Path, overwrite: bool) -> Iterator[Path]:
+    """Give a temporary folder to fill, which becomes `out` if the block ends without an error."""
+    partial = partial_folder(out)
+    aside = partial.with_name(f"{partial.name}.old")
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        check_out(out, overwrite)  # again: someone else may have made it meanwhile
+        try:
+            if out.exists():
+                os.rename(out, aside)
+            os.rename(partial, out)
+        finally:
+            if aside.exists() and not out.exists():
+                os.rename(aside, out)
+        shutil.rmtree(aside, ignore_errors=True)
+    except OSError as error:
+        raise UserError(f"{out}: cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def check_out(out: Path, overwrite: bool) -> None:
+    """Raise UserError unless a corpus may be written to `out`."""
+    parent = next(folder for folder in out.parents if folder.exists())
+    if not (parent.is_dir() and os.access(parent, os.W_OK)):
+        raise UserError(f"{out}: cannot be written: {parent} is no folder that you may write in.")
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not (out.is_dir() and corpus.is_corpus(out)):
+        raise UserError(
+            f"{out}: exists and is not a corpus, or has other files in it, so it is left alone; "
+            "name another folder with --out."
+        )
+    if not overwrite:
+        raise UserError(
+            f"{out}: exists; name another folder with --out, or replace it with --overwrite."
+        )
+
+
+def partial_folder(out: Path) -> Path:
+    """Return the name of this process's temporary folder for `out`, beside it."""
+    return out.with_name(f".{out.name}.partial-{os.getpid()}")
+
+
+def remove_leftovers(out: Path) -> None:
+    """Remove the temporary folders for `out` of processes that were killed."""
+    if not out.parent.is_dir():
+        return
+    pattern = re.compile(re.escape(f".{out.name}.partial-") + r"(\d+)(\.old)?")
+    for folder in out.parent.iterdir():
+        match = pattern.fullmatch(folder.name)
+        # This process has made none yet: one of its number is of an earlier process.
+        if match and (int(match[1]) == os.getpid() or not _is_alive(int(match[1]))):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)  # no signal, only whether one could be sent
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass  # someone else's
+    return True

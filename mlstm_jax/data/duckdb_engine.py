@@ -1,0 +1,444 @@
+"""Read, deduplicate and order documents with DuckDB, out of core and on all cores.
+
+Clean JSON lines and Parquet are parsed by DuckDB itself. A file in which it meets anything that it
+cannot read is read again by `readers.read`, which says what and where, and so are the kinds whose
+records can only be found from the file's beginning (CSV, paragraphs, arrays). Cleaning and keys are
+computed in SQL for plain ASCII text without "&", where it is easy to be the same as
+`documents.clean` and `documents.order_key`, and by those functions otherwise.
+"""
+
+import gzip
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+
+from mlstm_jax.data.corpus import SourceManifest
+from mlstm_jax.data.documents import (
+    LARGEST_RATING,
+    NUMBER,
+    Recipe,
+    Reject,
+    Written,
+    clean,
+    kept,
+    normalized,
+)
+from mlstm_jax.data.gathered import Gathered, Report
+from mlstm_jax.data.readers import read
+from mlstm_jax.data.rejects import Rejects
+from mlstm_jax.data.sources import PARQUET, TFDS, is_builtin, is_gzip_name, suffix_of
+from mlstm_jax.errors import UserError
+
+_DOCUMENTS_A_BATCH = 8192
+_ROWS_A_FETCH = 4096
+_TEXT, _NONE, _BLANK, _BAD = range(4)  # what a record is; the column `kind`
+
+# White space as str.strip and str.split know it, as far as it is ASCII.
+_SPACE = "chr(9)||chr(10)||chr(11)||chr(12)||chr(13)||chr(28)||chr(29)||chr(30)||chr(31)||' '"
+# Runs of it that are not one space already: the commonest run need not be replaced by itself.
+_RUN = r"[\x09-\x0d\x1c-\x1f][\x09-\x0d\x1c-\x20]*| [\x09-\x0d\x1c-\x20]+"
+
+
+@contextmanager
+def gather(
+    sources: Sequence[str],
+    recipe: Recipe,
+    rejects: Rejects,
+    scratch: Path,
+    *,
+    memory_limit: str,
+    threads: int | None,
+    report: Report,
+) -> Iterator[Gathered]:
+    """Read all sources into a database in the folder `scratch`, and give what is to be written.
+
+    Raises:
+        UserError: a source cannot be used, or memory or disk are not enough.
+    """
+    config: dict[str, Any] = {
+        "memory_limit": memory_limit,
+        "temp_directory": str(scratch / "spill"),
+        "preserve_insertion_order": False,
+        # Nothing is fetched from the network, not even an extension.
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+    }
+    if threads:
+        config["threads"] = threads
+    scratch.mkdir(parents=True, exist_ok=True)
+    with _complaints(scratch), duckdb.connect(scratch / "documents.duckdb", config=config) as con:
+        stage = _Stage(con, sources, recipe, rejects, report)
+        try:
+            stage.read()
+            counts = stage.counts()
+            documents, rated = stage.totals()
+            report("sort", 0)
+            yield Gathered(counts, documents, rated, stage.in_order())
+        finally:
+            stage.close()
+
+
+@contextmanager
+def _complaints(scratch: Path) -> Iterator[None]:
+    """Turn what DuckDB says of too little memory or disk into what to do about it."""
+    try:
+        yield
+    except duckdb.OutOfMemoryException as error:
+        raise UserError(
+            f"the memory limit is too low for this: {_brief(error)}\nGive more with "
+            "--memory-limit, or use fewer --threads."
+        ) from error
+    except duckdb.IOException as error:
+        raise UserError(
+            f"{scratch}: {_brief(error)}\nFree some space there, or name another folder with "
+            "--temp-dir."
+        ) from error
+    except duckdb.InvalidInputException as error:
+        raise UserError(f"DuckDB: {_brief(error)}") from error
+
+
+def _brief(error: duckdb.Error) -> str:
+    return str(error).strip().split("\n")[0]
+
+
+class _Stage:
+    """The table of all records: `documents(key, source, kind, text, rating)`."""
+
+    def __init__(
+        self,
+        con: duckdb.DuckDBPyConnection,
+        sources: Sequence[str],
+        recipe: Recipe,
+        rejects: Rejects,
+        report: Report,
+    ) -> None:
+        self._con, self._sources, self._recipe = con, list(sources), recipe
+        self._rejects, self._report = rejects, report
+        self._ordered = con.cursor()
+        con.execute(
+            "CREATE TABLE documents"
+            "(key UUID, source INTEGER, kind TINYINT, text VARCHAR, rating DOUBLE)"
+        )
+        # It is read once: what compressing it costs is more than what it saves.
+        con.execute("SET force_compression = 'uncompressed'")
+        con.execute("CREATE TABLE files(filename VARCHAR, source INTEGER)")
+        text = con.sqltype("VARCHAR")
+        self._functions = {"py_clean": self._clean, "py_normalized": normalized}
+        for name, function in self._functions.items():
+            con.create_function(name, function, [text], text, null_handling="special")
+
+    def close(self) -> None:
+        # A result that was not fetched to its end would keep the functions from being removed.
+        self._ordered.close()
+        for name in self._functions:
+            self._con.remove_function(name)
+
+    def _clean(self, text: str | None) -> str | None:
+        return clean(text, self._recipe.cleaning).decode() or None if text is not None else None
+
+    def read(self) -> None:
+        """Read every source into the table, each by the fastest way that is exact."""
+        json = [n for n, name in enumerate(self._sources) if _is_json_lines(name)]
+        for n in json:
+            self._con.execute("INSERT INTO files VALUES (?, ?)", [self._sources[n], n])
+        sizes = [Path(s).stat().st_size if not is_builtin(s) else 0 for s in self._sources]
+        total, done = sum(sizes) or 1, 0
+        slowly = [n for n in range(len(self._sources)) if n not in set(json)]
+        if json:
+            share = sum(sizes[n] for n in json) / total
+            slowly += self._read_json(json, lambda part: self._report("read", share * part))
+            done = sum(sizes[n] for n in json if n not in slowly)
+        for n in sorted(slowly):
+            read = 0
+
+            def advance(count: int, start: int = done) -> None:
+                nonlocal read
+                read += count
+                self._report("read", (start + read) / total)
+
+            if suffix_of(Path(self._sources[n])) == PARQUET and not is_builtin(self._sources[n]):
+                self._read_parquet(n)
+            else:
+                self._feed(n, advance)
+            done += sizes[n]
+        self._report("read", 1)
+
+    def _read_json(self, numbers: list[int], report: Callable[[float], None]) -> list[int]:
+        """Read JSON lines; return which files have records that DuckDB cannot read."""
+        try:
+            self._run(self._json_query(numbers), report)
+        except duckdb.OutOfMemoryException:
+            raise
+        except duckdb.Error:  # Such as a gzip cut short. It took back what it had inserted.
+            if len(numbers) == 1:
+                return numbers
+            return [bad for n in numbers for bad in self._read_json([n], report)]
+        rows = self._con.execute(
+            "SELECT DISTINCT source FROM documents WHERE kind = ? AND source IN "
+            f"({','.join(map(str, numbers))})",
+            [_BAD],
+        ).fetchall()
+        bad = [n for (n,) in rows]
+        if bad:
+            self._con.execute(f"DELETE FROM documents WHERE source IN ({','.join(map(str, bad))})")
+        return bad
+
+    def _json_query(self, numbers: list[int]) -> str:
+        fields = [*self._recipe.text_fields, *self._recipe.rating_fields]
+        pointers = ", ".join(
+            _quoted("/" + name.replace("~", "~0").replace("/", "~1")) for name in fields
+        )
+        split = len(self._recipe.text_fields)
+
+        def first(start: int, end: int) -> str:
+            each = (f"nullif(field[{n}]::VARCHAR, 'null')" for n in range(start + 1, end + 1))
+            return f"coalesce({', '.join(each)}, NULL)"
+
+        files = ", ".join(_quoted(_unglobbed(self._sources[n])) for n in numbers)
+        return self._insert(f"""
+            SELECT source,
+                json IS NULL OR json_type(json) <> 'OBJECT' OR left(value, 1) <> '"' AS bad,
+                CASE WHEN left(value, 1) = '"' THEN json_extract_string(value, '$') END AS raw,
+                {_number("json_extract_string(mark, '$')")} AS rating
+            FROM (
+                SELECT source, json, {first(0, split)} AS value, {first(split, len(fields))} AS mark
+                FROM (
+                    SELECT filename, json, json_extract(json, [{pointers}]) AS field
+                    FROM read_ndjson_objects([{files}], filename = true, ignore_errors = true)
+                ) JOIN files USING (filename)
+            )""")
+
+    def _read_parquet(self, number: int) -> None:
+        name = self._sources[number]
+        table = f"read_parquet({_quoted(_unglobbed(name))})"
+        try:
+            described = self._con.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()
+        except duckdb.Error as error:
+            raise UserError(f"{name}: cannot be read as Parquet: {_brief(error)}") from error
+        types = {row[0]: row[1] for row in described}
+        text = [field for field in self._recipe.text_fields if field in types]
+        marks = [field for field in self._recipe.rating_fields if field in types]
+        if not text:
+            raise UserError(
+                f"{name}: no column {' or '.join(self._recipe.text_fields)}; its columns are "
+                f"{', '.join(types)}. Name the one of the text with --text-column."
+            )
+        for field in text:
+            if types[field] != "VARCHAR":
+                raise UserError(
+                    f"{name}: its column {field} is {types[field]}, not text; name another with "
+                    "--text-column."
+                )
+
+        def first(fields: list[str]) -> str:
+            return f"coalesce({', '.join([f'{_name(f)}::VARCHAR' for f in fields] + ['NULL'])})"
+
+        self._run(
+            self._insert(
+                f"SELECT {number} AS source, false AS bad, {first(text)} AS raw, "
+                f"{_number(first(marks))} AS rating FROM {table}"
+            ),
+            lambda part: None,
+        )
+
+    def _feed(self, number: int, on_read: Callable[[int], None]) -> None:
+        """Read a source by Python, a batch of documents at a time."""
+        name = self._sources[number]
+        if name.startswith(TFDS):
+            from mlstm_jax.data.tfds import read_tfds
+
+            found = read_tfds(name, self._recipe)
+        else:
+            found = read(Path(name), self._recipe, on_read=on_read)
+        texts: list[str | None] = []
+        ratings: list[float] = []
+
+        def flush() -> None:
+            batch = {
+                "text": np.array([*texts, None], dtype=object)[:-1],
+                "rating": np.array(ratings, np.float64),
+                "bad": np.zeros(len(texts), np.bool_),
+            }
+            self._con.register("batch", batch)
+            self._con.execute(
+                self._insert(
+                    f"SELECT {number} AS source, bad, text AS raw, "
+                    "CASE WHEN isnan(rating) THEN NULL ELSE rating END AS rating FROM batch"
+                )
+            )
+            self._con.unregister("batch")
+            texts.clear()
+            ratings.clear()
+
+        for document in found:
+            if isinstance(document, Reject):
+                self._rejects.add(document)
+                continue
+            rating = document.rating if document else None
+            texts.append(document.text.encode("utf-8", "replace").decode() if document else None)
+            ratings.append(math.nan if rating is None else rating)
+            if len(texts) == _DOCUMENTS_A_BATCH:
+                flush()
+        if texts:
+            flush()
+
+    def _insert(self, rows: str) -> str:
+        """Return the SQL that cleans rows of (source, bad, raw, rating), and inserts them."""
+        recipe = self._recipe
+        plain = "strlen(raw) = length(raw)"  # as many bytes as characters: ASCII
+        if recipe.cleaning == "radford":
+            plain += " AND NOT contains(raw, '&')"
+            line = (
+                "CASE WHEN contains(raw, chr(10)) OR contains(raw, chr(13)) THEN replace(replace("
+                "replace(raw, chr(13)||chr(10), ' '), chr(10), ' '), chr(13), ' ') ELSE raw END"
+            )
+            body, padded = _stripped("line"), "chr(10) || ' ' || body || ' '"
+        else:
+            line, body, padded = "raw", "raw", "body || chr(10)"
+        if recipe.cleaning == "protein":
+            plain = "false"
+        comparable = "text"
+        if recipe.dedupe == "normalized":
+            # Few texts have such runs, and to look for them is quicker than to replace them.
+            comparable = (
+                f"CASE WHEN plain THEN lower(CASE WHEN regexp_matches(body, {_quoted(_RUN)}) "
+                f"THEN regexp_replace(body, {_quoted(_RUN)}, ' ', 'g') ELSE body END) "
+                "ELSE py_normalized(text) END"
+            )
+            if recipe.cleaning == "none":
+                comparable = comparable.replace("body", f"({_stripped('body')})")
+        return f"""
+            INSERT INTO documents
+            SELECT
+                CASE WHEN text IS NOT NULL
+                    THEN md5({_quoted(f"{recipe.seed}:")} || {comparable})::UUID END,
+                source,
+                CASE WHEN bad THEN {_BAD} WHEN raw IS NULL THEN {_NONE}
+                    WHEN text IS NULL THEN {_BLANK} ELSE {_TEXT} END,
+                text,
+                rating
+            FROM (
+                SELECT *, CASE
+                    WHEN NOT plain THEN py_clean(raw)
+                    WHEN {_stripped("body")} <> '' THEN {padded} END AS text
+                FROM (
+                    SELECT *, {body} AS body FROM (
+                        SELECT *, {line} AS line FROM (
+                            SELECT source, coalesce(bad, false) AS bad, raw, rating,
+                                {plain} AS plain
+                            FROM ({rows})))))"""
+
+    def _run(self, query: str, report: Callable[[float], None]) -> None:
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            running = pool.submit(self._con.execute, query)
+            try:
+                while not wait([running], timeout=0.2).done:
+                    report(max(0.0, self._con.query_progress()) / 100)
+            except BaseException:
+                self._con.interrupt()
+                raise
+            running.result().fetchall()
+
+    def counts(self) -> list[SourceManifest]:
+        """Return what each source gave; raise UserError if one gave nothing."""
+        seen: Counter[tuple[int, int]] = Counter()
+        for source, kind, count in self._con.execute(
+            "SELECT source, kind, count(*) FROM documents GROUP BY source, kind"
+        ).fetchall():
+            seen[source, kind] = count
+        counts = []
+        for n, name in enumerate(self._sources):
+            if not seen[n, _TEXT]:
+                self._say_why_none(name)
+            counts.append(
+                SourceManifest(
+                    name=name if is_builtin(name) else Path(name).name,
+                    documents=seen[n, _TEXT],
+                    without_text=seen[n, _NONE],
+                    blank=seen[n, _BLANK],
+                )
+            )
+        return sorted(counts, key=lambda c: (c.name, c.documents, c.without_text, c.blank))
+
+    def _say_why_none(self, name: str) -> None:
+        if not is_builtin(name) and suffix_of(Path(name)) != PARQUET:
+            for _ in read(Path(name), self._recipe):
+                pass  # It says which fields there are.
+        raise UserError(f"{name}: no text is left of it after cleaning; leave it out.")
+
+    def totals(self) -> tuple[int, bool]:
+        """Return how many documents will be written, and whether any has a rating."""
+        what = "*" if self._recipe.dedupe == "none" else "DISTINCT key"
+        rows = self._con.execute(
+            f"SELECT count({what}), count(rating) > 0 FROM documents WHERE kind = {_TEXT}"
+        ).fetchall()
+        return rows[0]
+
+    def in_order(self) -> Iterator[Written]:
+        """Yield the documents that are kept, in the order of their keys."""
+        self._ordered.execute(
+            f"SELECT key::VARCHAR, text, rating FROM documents WHERE kind = {_TEXT} ORDER BY key"
+        )
+        seed, dedupe = self._recipe.seed, self._recipe.dedupe
+        for _, rows in groupby(self._rows(), key=itemgetter(0)):
+            copies = [
+                (text.encode(), math.nan if rating is None else rating) for _, text, rating in rows
+            ]
+            yield from kept(copies, seed, dedupe)
+
+    def _rows(self) -> Iterator[tuple[str, str, float | None]]:
+        while rows := self._ordered.fetchmany(_ROWS_A_FETCH):
+            yield from rows
+
+
+def _stripped(column: str) -> str:
+    """Return the SQL of str.strip on ASCII text; few texts need it, and it is slow."""
+    return (
+        f"CASE WHEN left({column}, 1) <= ' ' OR right({column}, 1) <= ' ' "
+        f"THEN trim({column}, {_SPACE}) ELSE {column} END"
+    )
+
+
+def _number(text: str) -> str:
+    """Return the SQL of `rating_of` for a text."""
+    number = f"trim({text}, chr(9)||chr(10)||chr(11)||chr(12)||chr(13)||' ')"
+    return (
+        f"CASE WHEN regexp_full_match({number}, {_quoted(NUMBER)}) "
+        f"AND abs(TRY_CAST({number} AS DOUBLE)) <= {LARGEST_RATING} "
+        f"THEN TRY_CAST({number} AS DOUBLE) + 0.0 END"
+    )
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _name(column: str) -> str:
+    return '"' + column.replace('"', '""') + '"'
+
+
+def _unglobbed(path: str) -> str:
+    """Return a path in which DuckDB sees no pattern."""
+    return "".join(f"[{c}]" if c in "*?[" else c for c in path)
+
+
+def _is_json_lines(name: str) -> bool:
+    if is_builtin(name) or suffix_of(Path(name)) not in (".json", ".jsonl"):
+        return False
+    path = Path(name)
+    try:
+        with gzip.open(path) if is_gzip_name(path) else path.open("rb") as file:
+            while (byte := file.read(1)).isspace():
+                pass
+    except (OSError, EOFError):
+        return False
+    return suffix_of(path) == ".jsonl" or byte != b"["

@@ -1,0 +1,100 @@
+"""What a corpus is made from: files, folders, patterns, Python's documentation, TFDS data sets."""
+
+import glob
+from collections.abc import Sequence
+from pathlib import Path
+
+from mlstm_jax.errors import UserError
+
+PYDOC = "pydoc:"
+TFDS = "tfds:"
+
+TEXT_SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".txt")
+PARQUET = ".parquet"
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+def find_sources(names: Sequence[str]) -> list[str]:
+    """Return the sources that are named, each once: what is in folders, and what patterns match.
+
+    Args:
+        names: files, folders (what is in them, at any depth, of a known kind), patterns such as
+            ``reviews/*.json.gz``, `pydoc:`, `tfds:NAME[/CONFIG]:SPLIT`.
+
+    Raises:
+        UserError: there is no such file, it is of an unknown kind, a folder or pattern has none.
+    """
+    found: dict[str, None] = {}
+    for name in names:
+        if is_builtin(name):
+            found[name] = None
+            continue
+        path = Path(name)
+        if path.is_dir():
+            files = sorted(p for p in path.rglob("*") if p.is_file() and _is_known(p))
+            if not files:
+                raise UserError(
+                    f"{name}: this folder has no file of a known kind; known are {_known()}."
+                )
+        elif not path.exists() and glob.has_magic(name):
+            files = sorted(map(Path, glob.glob(name, recursive=True)))
+            if not files:
+                raise UserError(f"{name}: no file is named so; check the pattern.")
+        else:
+            files = [path]
+        for file in files:
+            check_source(file, parquet=True)
+            found.setdefault(str(file), None)
+    # A file that two names lead to is read once.
+    return list({k if is_builtin(k) else str(Path(k).resolve()): k for k in found}.values())
+
+
+def is_builtin(name: str) -> bool:
+    """Return whether a source is not a file: `pydoc:` or `tfds:...`."""
+    return name == PYDOC or name.startswith(TFDS)
+
+
+def check_source(source: Path, *, parquet: bool = False) -> None:
+    """Raise UserError unless `source` is a file of a known kind, or `pydoc:`; reads two bytes."""
+    if str(source) == PYDOC:
+        return
+    if not source.exists():
+        raise UserError(f"{source}: there is no such file; check the name.")
+    if source.is_dir():
+        raise UserError(f"{source}: is a folder; name the files in it, such as {source}/*.json.gz")
+    if parquet and suffix_of(source) == PARQUET:
+        return
+    if suffix_of(source) not in TEXT_SUFFIXES:
+        raise UserError(
+            f"{source}: a file of an unknown kind ({source.suffix or 'its name has no suffix'}); "
+            f"known are {_known(parquet)}."
+        )
+    try:
+        with source.open("rb") as raw:
+            is_gzip = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+    except OSError as error:
+        raise UserError(f"{source}: cannot be read: {error.strerror}") from error
+    if is_gzip and not is_gzip_name(source):
+        raise UserError(f"{source}: is compressed by gzip; rename it to {source.name}.gz")
+    if not is_gzip and is_gzip_name(source):
+        raise UserError(f"{source}: is not gzip, though its name ends in .gz; take the .gz off.")
+
+
+def suffix_of(source: Path) -> str:
+    """Return the suffix that says what is in a file, without .gz, in small letters."""
+    return (Path(source.stem) if is_gzip_name(source) else source).suffix.lower()
+
+
+def is_gzip_name(source: Path) -> bool:
+    """Return whether a file's name says that it is compressed."""
+    return source.suffix.lower() == ".gz"
+
+
+def _is_known(path: Path) -> bool:
+    return suffix_of(path) in TEXT_SUFFIXES or path.suffix.lower() == PARQUET
+
+
+def _known(parquet: bool = True) -> str:
+    return f"{', '.join(TEXT_SUFFIXES)}, each also with .gz after it" + (
+        f", and {PARQUET}" if parquet else ""
+    )

@@ -1,0 +1,139 @@
+"""Sources by name, folder and pattern, of every layout; what is said of those that cannot be."""
+
+import gzip
+import json
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from mlstm_jax.data.corpus import open_corpus
+from mlstm_jax.data.prepare import prepare
+from mlstm_jax.data.sources import find_sources
+from mlstm_jax.errors import UserError
+
+# The three layouts in which McAuley's group has published Amazon's reviews.
+LAYOUTS = {
+    "2014.json.gz": [
+        {"reviewerID": "A", "asin": "B", "helpful": [0, 0], "reviewText": "a", "overall": 5.0},
+        {"reviewerID": "A", "asin": "C", "helpful": [2, 3], "reviewText": "b", "overall": 1.0},
+    ],
+    "2018.json.gz": [
+        {"overall": 4.0, "verified": True, "style": {"Size:": " L"}, "reviewText": "c"},
+        {"overall": 3.0, "verified": False, "vote": "2", "image": ["x.jpg"]},
+    ],
+    "2023.jsonl.gz": [
+        {"rating": 2.0, "title": "t", "text": "d", "images": [], "helpful_vote": 0},
+        {"rating": 1.0, "title": "t", "text": "", "images": [], "helpful_vote": 0},
+    ],
+}
+
+
+def write_layouts(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for name, records in LAYOUTS.items():
+        with gzip.open(folder / name, "wt") as file:
+            file.writelines(json.dumps(record) + "\n" for record in records)
+
+
+def write_parquet(path: Path, query: str) -> None:
+    with duckdb.connect() as con:
+        con.execute(f"COPY ({query}) TO '{path}' (FORMAT parquet)")
+
+
+def texts(folder: Path) -> dict[str, float]:
+    split = open_corpus(folder).split("train")
+    assert split.ratings is not None
+    found = split.bytes.tobytes().decode().split(" \n ")
+    return {t.strip(): float(r) for t, r in zip(found, split.ratings, strict=True)}
+
+
+def test_all_three_layouts_of_mcauley_and_parquet(tmp_path: Path) -> None:
+    write_layouts(tmp_path / "in")
+    write_parquet(
+        tmp_path / "in/2023.parquet",
+        "SELECT 3.0 AS rating, 'e é' AS text UNION ALL SELECT 1, NULL UNION ALL SELECT 5, ' d'",
+    )
+    manifest = prepare([str(tmp_path / "in")], tmp_path / "out", split=(1, 0, 0))
+    assert texts(tmp_path / "out") == {"a": 5.0, "b": 1.0, "c": 4.0, "d": 2.0, "e é": 3.0}
+    assert (manifest.without_text, manifest.blank, manifest.duplicates) == (2, 1, 1)
+
+
+def test_folders_and_patterns_are_the_files_in_them(tmp_path: Path) -> None:
+    write_layouts(tmp_path / "in/deep")
+    (tmp_path / "in/README").write_text("no text of ours")
+    (tmp_path / "in/a[1]*.jsonl").write_text('{"text": "odd name"}\n')
+    names = [f"{tmp_path}/in/deep/{name}" for name in sorted(LAYOUTS)]
+    assert find_sources([f"{tmp_path}/in/**/20*.gz"]) == names
+    odd = f"{tmp_path}/in/a[1]*.jsonl"
+    assert sorted(find_sources([f"{tmp_path}/in", names[0], "pydoc:"])) == sorted(
+        [odd, *names, "pydoc:"]
+    )
+    manifest = prepare([odd], tmp_path / "out", split=(1, 0, 0))
+    assert manifest.sources[0].documents == 1
+
+
+def test_one_file_named_twice_is_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("one\ntwo\nthree\n")
+    (tmp_path / "link.txt").symlink_to(path)
+    manifest = prepare([str(path), str(tmp_path / "link.txt"), str(tmp_path)], tmp_path / "out")
+    assert manifest.duplicates == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("none*.jsonl", r"none\*\.jsonl: no file is named so; check the pattern"),
+        ("empty", r"empty: this folder has no file of a known kind; known are \.json, .*\.parquet"),
+        ("a.zip", r"a\.zip: a file of an unknown kind"),
+        ("bad.parquet", r"bad\.parquet: cannot be read as Parquet"),
+        ("columns.parquet", r"no column text or .*its columns are id, body.*--text-column"),
+        ("numbers.parquet", r"its column text is INTEGER, not text"),
+    ],
+)
+def test_sources_that_cannot_be(tmp_path: Path, source: str, message: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a.zip").write_bytes(b"PK")
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 and no more")
+    write_parquet(tmp_path / "columns.parquet", "SELECT 1 AS id, 'x' AS body")
+    write_parquet(tmp_path / "numbers.parquet", "SELECT 1 AS text")
+    with pytest.raises(UserError, match=message):
+        prepare([f"{tmp_path}/{source}"], tmp_path / "out")
+    assert not list(tmp_path.glob("*out*"))
+
+
+def test_room_is_checked_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("one\ntwo\nthree\n" * 1000)
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 41_999))
+    with pytest.raises(UserError, match=r"may be needed there, and .* is free; .*--temp-dir"):
+        prepare([str(path)], tmp_path / "out")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 42_000))
+    prepare([str(path)], tmp_path / "out")
+
+
+def test_temporary_files_elsewhere_are_gone_after(tmp_path: Path) -> None:
+    path, temp = tmp_path / "a.txt", tmp_path / "temp"
+    path.write_text("one\ntwo\nthree\n")
+    # Of a process that was killed; no process has so high a number.
+    left = temp / ".out.partial-4999999" / "scratch"
+    left.mkdir(parents=True)
+    prepare([str(path)], tmp_path / "out", temp_dir=temp)
+    assert list(temp.iterdir()) == []
+    assert {p.name for p in tmp_path.iterdir()} == {"a.txt", "out", "temp"}
+
+
+def test_a_memory_limit_that_is_no_size_or_too_low(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": f"{i} " * 200}) + "\n" for i in range(20_000)))
+    for limit, message in (
+        ("much", r"--memory-limit 'much': must be a size such as 4GB"),
+        ("1MB", r"memory limit is too low.*\n.*--threads"),
+    ):
+        with pytest.raises(UserError, match=message):
+            prepare([str(path)], tmp_path / "out", memory_limit=limit)
+        assert {p.name for p in tmp_path.iterdir()} == {"a.jsonl"}
