@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mlstm_jax.data.corpus import Split
 from mlstm_jax.errors import UserError
 
-# Shorter shards spend much of their time on a state just reset, and lose more bytes in tails:
+# Shorter shards spend much of their time on a state just reset, and more of it on padding:
 _LEAST_WINDOWS = 64
 
 EVALUATION_ROWS = 16
@@ -37,6 +37,11 @@ class Batch(NamedTuple):
     # float32, at the last byte of each rated document: the rating in standard deviations from the
     # mean, or as it is, the number of a class; NaN elsewhere. None if they are not asked for.
     labels_BT: NDArray[np.float32] | None = None
+    # int32: how many of a row's targets, from its first on, count in the loss; the rest is padding.
+    # And float32, the same for all rows: the weight of each, which makes the mean over all
+    # positions of the global batch the mean over all that count. None: all count.
+    targets_B: NDArray[np.int32] | None = None
+    weight_B: NDArray[np.float32] | None = None
 
 
 class EvaluationBatch(NamedTuple):
@@ -76,12 +81,15 @@ class Origin(NamedTuple):
 class TrainStream:
     """The contiguous windows of every row, epoch after epoch.
 
+    In an epoch every byte of every shard is an input once and, save the first of each shard, a
+    target once. The last window of a shard is padded, and a row that has read its shards waits for
+    the row with the most windows: what is not a target has no weight in the loss.
+
     Attributes:
         origin: the run's step and the place in this stream where it was taken up; set by the loop.
         shards: how many the split was cut into.
-        steps_per_epoch: windows of the row that has fewest; the rows' tails beyond it, and the
-            shards' tails shorter than a window, are not trained on in that epoch.
-        dropped: the fraction of the split's bytes that those tails are.
+        steps_per_epoch: windows of the row that has most.
+        idle: the fraction of an epoch's positions that are no target: padding and waiting.
     """
 
     def __init__(
@@ -107,16 +115,17 @@ class TrainStream:
         per_row = (self.shards // batch, batch)
         # Shard k·B + j is the k-th of row j.
         self._starts_BK = bounds[:-1].reshape(per_row).T
-        lengths_BK = np.diff(bounds).reshape(per_row).T
-        self._windows_BK = np.maximum(lengths_BK - 1, 0) // window
-        self.steps_per_epoch = int(self._windows_BK.sum(axis=1).min())
-        if self.steps_per_epoch == 0:
+        self._lengths_BK = np.diff(bounds).reshape(per_row).T
+        self.steps_per_epoch = int((-(-self._lengths_BK // window)).sum(axis=1).max())
+        targets_BK = np.maximum(self._lengths_BK - 1, 0)
+        if (targets_BK // window).sum(axis=1).min() == 0:
             raise UserError(
                 f"the {split.name} split has {size:,} bytes in {len(split.offsets) - 1:,} "
                 f"documents, too few for data.batch {batch} rows of data.window {window} bytes, "
                 "cut at documents; lower data.batch or data.window, or prepare more text."
             )
-        self.dropped = 1 - self.steps_per_epoch * batch * window / size
+        self._targets = int(targets_BK.sum())
+        self.idle = 1 - self._targets / (self.steps_per_epoch * batch * window)
         self._labels = _Labels(split, scaled=labels == "ratings") if labels else None
 
     def position(self, step: int) -> int:
@@ -128,36 +137,73 @@ class TrainStream:
         return self.position(step) / self.steps_per_epoch
 
     def bytes_seen(self, step: int) -> int:
-        """Return the bytes read in `step` steps."""
-        return self.origin.bytes_seen + (step - self.origin.step) * self._batch * self._window
+        """Return the targets read in `step` steps."""
+        since = self._targets_before(self.position(step))
+        return self.origin.bytes_seen + since - self._targets_before(self.origin.position)
+
+    def _targets_before(self, position: int) -> int:
+        epoch, step = divmod(position, self.steps_per_epoch)
+        _, lengths_BK, before_BK = self._order(epoch if self._shuffle else 0)
+        read_BK = np.maximum(step - before_BK, 0) * self._window
+        return epoch * self._targets + int(np.minimum(read_BK, np.maximum(lengths_BK - 1, 0)).sum())
 
     def batch(self, step: int, rows: slice = slice(None)) -> Batch:
         """Return what `rows` of the global batch read at `step`, counted from 0 over all epochs."""
         epoch, step = divmod(self.position(step), self.steps_per_epoch)
-        starts_BK, ends_BK = self._order(epoch if self._shuffle else 0)
-        starts_BK, ends_BK = starts_BK[rows], ends_BK[rows]
-        shard_B = (ends_BK <= step).sum(axis=1)[:, None]
-        before_B1 = np.where(
-            shard_B > 0, np.take_along_axis(ends_BK, np.maximum(shard_B - 1, 0), axis=1), 0
+        starts_BK, lengths_BK, before_BK = self._order(epoch if self._shuffle else 0)
+        # The last shard that has begun; empty ones begin where the next does.
+        shard_B1 = ((before_BK <= step).sum(axis=1) - 1)[:, None]
+        first_B, length_B, before_B = (
+            np.take_along_axis(x_BK, shard_B1, axis=1)[:, 0]
+            for x_BK in (starts_BK, lengths_BK, before_BK)
         )
-        window_B1 = step - before_B1
-        start_B1 = np.take_along_axis(starts_BK, shard_B, axis=1) + window_B1 * self._window
-        bytes_BT = self._bytes[start_B1 + np.arange(self._window + 1)]
-        labels_BT = self._labels.of(start_B1[:, 0], self._window) if self._labels else None
-        return Batch(bytes_BT[:, :-1], bytes_BT[:, 1:], window_B1[:, 0] == 0, labels_BT)
+        # A row that has read all waits at the end of its last shard.
+        read_B = np.minimum((step - before_B) * self._window, length_B)
+        targets_B = np.clip(length_B - 1 - read_B, 0, self._window)
+        weight = self._batch * self._window / max(1, int(targets_B.sum()))
+        start_B = (first_B + read_B)[rows]
+        bytes_BT = self._windows(start_B)
+        labels_BT = None
+        if self._labels:
+            inputs_B = np.clip((length_B - read_B)[rows], 0, self._window)
+            labels_BT = self._labels.of(start_B, inputs_B, self._window)
+        return Batch(
+            bytes_BT[:, :-1],
+            bytes_BT[:, 1:],
+            (read_B == 0)[rows],
+            labels_BT,
+            targets_B[rows].astype(np.int32),
+            np.full(len(start_B), weight, np.float32),
+        )
+
+    def _windows(self, start_B: Int64) -> NDArray[np.uint8]:
+        """Return the bytes from each start on, and one more than a window has; zeros past the end.
+
+        A view of all windows is indexed by their starts: that copies each in one go, where indices
+        of all bytes would be eight times as large as the bytes themselves.
+        """
+        width = self._window + 1
+        last = len(self._bytes) - width
+        views = np.lib.stride_tricks.sliding_window_view(self._bytes, width)
+        bytes_BT = views[np.minimum(start_B, last)]
+        for row in np.flatnonzero(start_B > last):
+            tail = self._bytes[start_B[row] :]
+            bytes_BT[row] = np.pad(tail, (0, width - len(tail)))
+        return bytes_BT
 
     @functools.lru_cache(maxsize=2)  # noqa: B019 - a stream lives as long as its run
-    def _order(self, epoch: int) -> tuple[Int64, Int64]:
-        """Return each row's shard starts in reading order, and its windows up to their ends."""
-        starts_BK, windows_BK = self._starts_BK, self._windows_BK
+    def _order(self, epoch: int) -> tuple[Int64, Int64, Int64]:
+        """Return each row's shards in reading order: starts, lengths, and windows before each."""
+        starts_BK, lengths_BK = self._starts_BK, self._lengths_BK
         if self._shuffle:
             # Within a row, so that a row's number of windows, and so an epoch's, never changes.
             order_BK = np.random.default_rng([self._seed, epoch]).permuted(
                 np.tile(np.arange(starts_BK.shape[1]), (self._batch, 1)), axis=1
             )
             starts_BK = np.take_along_axis(starts_BK, order_BK, axis=1)
-            windows_BK = np.take_along_axis(windows_BK, order_BK, axis=1)
-        return starts_BK, np.cumsum(windows_BK, axis=1)
+            lengths_BK = np.take_along_axis(lengths_BK, order_BK, axis=1)
+        windows_BK = -(-lengths_BK // self._window)
+        return starts_BK, lengths_BK, np.cumsum(windows_BK, axis=1) - windows_BK
 
 
 class _Labels:
@@ -179,12 +225,12 @@ class _Labels:
                 + "; prepare the corpus with --rating-column, or leave the option out."
             )
 
-    def of(self, start_B: Int64, window: int) -> NDArray[np.float32]:
-        """Return the ratings of the documents that end in a window of each row."""
+    def of(self, start_B: Int64, inputs_B: Int64, window: int) -> NDArray[np.float32]:
+        """Return the ratings of the documents that end in the inputs of each row's window."""
         assert self._ratings is not None
         # The document that ends with byte p ends before offset p + 1.
         first_B = np.searchsorted(self._offsets, (start_B + 1).astype(np.uint64))
-        last_B = np.searchsorted(self._offsets, (start_B + window + 1).astype(np.uint64))
+        last_B = np.searchsorted(self._offsets, (start_B + inputs_B + 1).astype(np.uint64))
         labels_BT = np.full((len(start_B), window), np.nan, np.float32)
         row_D = np.repeat(np.arange(len(start_B)), last_B - first_B)
         end_D = np.concatenate([np.arange(a, b) for a, b in zip(first_B, last_B, strict=True)])

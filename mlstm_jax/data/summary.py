@@ -102,7 +102,7 @@ def _epoch(split: Split, batch: int, window: int) -> dict[str, Any]:
         "window": window,
         "steps": stream.steps_per_epoch,
         "shards": stream.shards,
-        "dropped": stream.dropped,
+        "idle": stream.idle,
     }
 
 
@@ -133,8 +133,8 @@ def describe(summary: dict[str, Any]) -> str:
     else:
         lines.append(
             f"epoch: {epoch['steps']:,} steps of {epoch['batch']:,} rows x {epoch['window']:,} "
-            f"bytes, from {epoch['shards']:,} shards; {100 * epoch['dropped']:.1f}% of the text is "
-            "in tails that an epoch leaves out"
+            f"bytes, from {epoch['shards']:,} shards; {100 * epoch['idle']:.1f}% of these are "
+            "padding, and rows that wait for the longest"
         )
     for name in ("shortest", "longest"):
         lines.append(f"{name}: {_line(summary[name])}")

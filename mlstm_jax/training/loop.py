@@ -288,10 +288,10 @@ def _summary(training: _Run, parts: list[Part], found: Found) -> str:
                 f"the corpus is too small for {stream.wanted_shards:,} shards: {stream.shards:,} "
                 "used"
             )
-        if stream.dropped > 0.1:
+        if stream.idle > 0.1:
             lines.append(
-                f"{stream.dropped:.0%} of the text is in tails that an epoch leaves out; a smaller "
-                "data.batch or data.window uses more of it"
+                f"{stream.idle:.0%} of an epoch is padding, and rows that wait for the longest; a "
+                "smaller data.batch or data.window wastes less"
             )
     return "\n".join(lines)
 

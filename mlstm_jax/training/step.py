@@ -88,13 +88,22 @@ def _noise(square: Array, mean_square: Array, batches: int, rows: int) -> tuple[
     return signal, trace
 
 
-def _label_losses(found_BTK: Array | None, labels_BT: Any) -> tuple[Array, Array]:
+def _weights(batch: Batch) -> Array:
+    """Return the weight of each position in the loss, [B, T]: 0 where there is no target."""
+    if batch.targets_B is None or batch.weight_B is None:
+        return jnp.ones((1, 1), jnp.float32)
+    place_T = jnp.arange(batch.inputs_BT.shape[1])
+    return jnp.where(place_T < batch.targets_B[:, None], batch.weight_B[:, None], 0)
+
+
+def _label_losses(found_BTK: Array | None, batch: Batch) -> tuple[Array, Array]:
     """Return the loss where there is a label, and these places: means over all bytes.
 
     One number a place is a rating, with a squared error; several are the logits of classes.
     """
-    if found_BTK is None or labels_BT is None:
+    if found_BTK is None or batch.labels_BT is None:
         return jnp.float32(0), jnp.float32(0)
+    labels_BT = jnp.asarray(batch.labels_BT)
     known_BT = ~jnp.isnan(labels_BT)
     labels_BT = jnp.where(known_BT, labels_BT, 0)
     if found_BTK.shape[-1] == 1:
@@ -103,7 +112,10 @@ def _label_losses(found_BTK: Array | None, labels_BT: Any) -> tuple[Array, Array
         loss_BT = optax.softmax_cross_entropy_with_integer_labels(
             found_BTK, labels_BT.astype(jnp.int32)
         )
-    return jnp.mean(jnp.where(known_BT, loss_BT, 0)), jnp.mean(known_BT, dtype=jnp.float32)
+    # As the language model's loss is, where rows wait for others.
+    weight_B1 = jnp.float32(1) if batch.weight_B is None else batch.weight_B[:, None]
+    known_BT = known_BT * weight_B1
+    return jnp.mean(known_BT * loss_BT), jnp.mean(known_BT)
 
 
 def make_train_step(
@@ -150,10 +162,11 @@ def make_train_step(
 
         def scaled_loss(params: Parameters) -> tuple[Array, tuple[Any, Carry]]:
             read = model.apply({"params": params}, batch.inputs_BT, carry, None, keep_BLH)
-            loss = optax.softmax_cross_entropy_with_integer_labels(
+            nats_BT = optax.softmax_cross_entropy_with_integer_labels(
                 read.logits_BTV, batch.targets_BT.astype(jnp.int32)
-            ).mean()
-            label_loss, labels = _label_losses(read.labels_BTK, batch.labels_BT)
+            )
+            loss = jnp.mean(nats_BT * _weights(batch))
+            label_loss, labels = _label_losses(read.labels_BTK, batch)
             objective = loss + config.train.label_weight * label_loss
             return objective * scale, ((loss, label_loss, labels), read.carry)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -42,26 +43,70 @@ def test_steps_of_a_row_are_contiguous_and_reset_where_a_shard_starts(split: Spl
         expected = []
         for shard in range(row, 12, batch):
             start, end = bounds[shard], bounds[shard + 1]
-            windows = (end - start - 1) // window
-            expected += [(start + w * window, w == 0) for w in range(windows)]
+            windows = -(-(end - start) // window)
+            expected += [(start + w * window, end, w == 0) for w in range(windows)]
+        assert len(expected) <= stream.steps_per_epoch
         for step in range(stream.steps_per_epoch):
             got = stream.batch(step)
-            start, reset = expected[step]
-            np.testing.assert_array_equal(got.inputs_BT[row], split.bytes[start : start + window])
-            np.testing.assert_array_equal(
-                got.targets_BT[row], split.bytes[start + 1 : start + window + 1]
-            )
+            assert got.targets_B is not None
+            if step >= len(expected):  # The row waits.
+                assert got.targets_B[row] == 0
+                continue
+            start, end, reset = expected[step]
+            stop = min(end, start + window + 1)
+            assert got.targets_B[row] == max(0, stop - start - 1)
+            text = np.concatenate([got.inputs_BT[row], got.targets_BT[row, -1:]])
+            np.testing.assert_array_equal(text[: stop - start], split.bytes[start:stop])
             assert got.reset_B[row] == reset
 
 
-def test_an_epoch_is_as_long_as_its_shortest_row_and_repeats(split: Split) -> None:
+@pytest.mark.parametrize("processes", [1, 2, 8])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_an_epoch_gives_every_byte_once(split: Split, processes: int, shuffle: bool) -> None:
+    batch, window, shards = 8, 32, 32
+    stream = TrainStream(split, batch=batch, window=window, shards=shards, shuffle=shuffle)
+    bounds = cut(split.offsets, shards)
+    wanted = sorted(split.bytes[a:b].tobytes() for a, b in pairwise(bounds))
+    share = batch // processes
+    found, targets = [], 0
+    for process in range(processes):
+        rows = slice(process * share, (process + 1) * share)
+        shard: list[bytearray] = [bytearray() for _ in range(share)]
+        for step in range(stream.steps_per_epoch, 2 * stream.steps_per_epoch):
+            got = stream.batch(step, rows)
+            assert got.targets_B is not None
+            targets += int(got.targets_B.sum())
+            for row, count in enumerate(got.targets_B):
+                if got.reset_B[row]:
+                    found.append(bytes(shard[row]))
+                    shard[row] = bytearray(got.inputs_BT[row, :1])
+                shard[row] += got.targets_BT[row, :count].tobytes()
+        found += [bytes(one) for one in shard]
+    assert sorted(one for one in found if one) == wanted
+    assert targets == len(split.bytes) - shards
+    assert stream.bytes_seen(3 * stream.steps_per_epoch) == 3 * targets
+    assert stream.bytes_seen(stream.steps_per_epoch + 1) - targets == batch * window
+
+
+def test_the_weights_make_the_mean_over_positions_that_over_targets(split: Split) -> None:
+    stream = TrainStream(split, batch=8, window=32, shards=16)
+    for step in range(0, stream.steps_per_epoch, 7):
+        got = stream.batch(step)
+        assert got.targets_B is not None
+        assert got.weight_B is not None
+        weights = np.repeat(got.weight_B, got.targets_B)
+        assert weights.sum() / (8 * 32) == pytest.approx(1)
+        assert len(set(got.weight_B)) == 1
+
+
+def test_an_epoch_is_as_long_as_its_longest_row_and_repeats(split: Split) -> None:
     stream = TrainStream(split, batch=4, window=16, shards=8)
     first, again = stream.batch(5), stream.batch(5 + 3 * stream.steps_per_epoch)
     np.testing.assert_array_equal(first.inputs_BT, again.inputs_BT)
     assert stream.epoch(3 * stream.steps_per_epoch) == 3
-    trained = stream.steps_per_epoch * 4 * 16
-    assert stream.dropped == pytest.approx(1 - trained / len(split.bytes))
-    assert 0 <= stream.dropped < 0.1
+    positions = stream.steps_per_epoch * 4 * 16
+    assert stream.idle == pytest.approx(1 - (len(split.bytes) - 8) / positions)
+    assert 0 <= stream.idle < 0.1
 
 
 def test_rows_of_processes_are_the_rows_of_the_whole(split: Split) -> None:
@@ -86,8 +131,7 @@ def test_shuffle_gives_every_epoch_each_shard_once_in_another_order(split: Split
             if stream.batch(epoch * stream.steps_per_epoch + step).reset_B[0]
         ]
         orders.append(starts)
-    # The last shard of an epoch may begin past the shortest row's end.
-    assert all(len(order) == len(set(order)) and len(order) in (9, 10) for order in orders)
+    assert all(len(order) == len(set(order)) == 10 for order in orders)
     assert len({tuple(order) for order in orders}) == 3
 
 
@@ -99,15 +143,26 @@ def test_ratings_are_at_the_last_bytes_of_their_documents(split: Split) -> None:
     at_end[split.offsets[1:].astype(int) - 1] = split.ratings
     known = split.ratings[~np.isnan(split.ratings)].astype(np.float64)
     expected_P = (at_end - known.mean()) / known.std()
-    text, several = split.bytes.tobytes(), 0
+    text, several, labels = split.bytes.tobytes() + bytes(window + 1), 0, 0
+    bounds = cut(split.offsets, 8)
+    place_P = np.arange(len(text))
+    expected_P = np.pad(expected_P, (0, window + 1), constant_values=np.nan)
     for step in range(stream.steps_per_epoch):
         batch = stream.batch(step)
         assert batch.labels_BT is not None
-        for inputs_T, found_T in zip(batch.inputs_BT, batch.labels_BT, strict=True):
+        for row, (inputs_T, found_T) in enumerate(
+            zip(batch.inputs_BT, batch.labels_BT, strict=True)
+        ):
             start = text.index(inputs_T.tobytes())
-            np.testing.assert_allclose(found_T, expected_P[start : start + window], rtol=1e-6)
-            several += (~np.isnan(found_T)).sum() > 1
+            shard = int(np.searchsorted(bounds, start, "right")) - 1
+            # None past the end of the shard, and none while a row waits.
+            end = bounds[shard + 1] if shard < 8 and shard % 4 == row else 0
+            wanted_P = np.where(place_P < end, expected_P, np.nan)
+            np.testing.assert_allclose(found_T, wanted_P[start : start + window], rtol=1e-6)
+            count = int((~np.isnan(found_T)).sum())
+            several, labels = several + (count > 1), labels + count
     assert several
+    assert labels == len(known)
 
 
 @pytest.mark.parametrize(("ratings", "message"), [(None, "has none"), ([3.0, 3.0], "only one")])
