@@ -92,8 +92,8 @@ def _weights(batch: Batch) -> Array:
     """Return the weight of each position in the loss, [B, T]: 0 where there is no target."""
     if batch.targets_B is None or batch.weight_B is None:
         return jnp.ones((1, 1), jnp.float32)
-    place_T = jnp.arange(batch.inputs_BT.shape[1])
-    return jnp.where(place_T < batch.targets_B[:, None], batch.weight_B[:, None], 0)
+    place_1T = jnp.arange(batch.inputs_BT.shape[1])[None]
+    return jnp.where(place_1T < batch.targets_B[:, None], batch.weight_B[:, None], 0)
 
 
 def _label_losses(found_BTK: Array | None, batch: Batch) -> tuple[Array, Array]:
@@ -113,7 +113,7 @@ def _label_losses(found_BTK: Array | None, batch: Batch) -> tuple[Array, Array]:
             found_BTK, labels_BT.astype(jnp.int32)
         )
     # As the language model's loss is, where rows wait for others.
-    weight_B1 = jnp.float32(1) if batch.weight_B is None else batch.weight_B[:, None]
+    weight_B1 = jnp.ones((1, 1)) if batch.weight_B is None else batch.weight_B[:, None]
     known_BT = known_BT * weight_B1
     return jnp.mean(known_BT * loss_BT), jnp.mean(known_BT)
 

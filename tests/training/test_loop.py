@@ -95,7 +95,8 @@ def test_the_run_folder_holds_what_it_says(undisturbed: Path) -> None:
         *("loss_scale", "skipped", "bytes_per_second", "data_wait_fraction", "seconds"),
         *("noise_scale", "gradient_signal", "gradient_trace"),
     }
-    assert train[-1]["bytes_seen"] == 294 * 8 * 16
+    # A little less than 8 rows of 16 bytes a step: some are padding at the end of a shard.
+    assert 0.99 * 294 * 8 * 16 < train[-1]["bytes_seen"] < 294 * 8 * 16
     assert train[-1]["bpc"] == pytest.approx(train[-1]["loss"] / np.log(2))
     assert evals[-1]["bpc"] < evals[0]["bpc"] < 8
     environment = json.loads((undisturbed / "environment.json").read_text())

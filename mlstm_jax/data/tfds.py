@@ -1,0 +1,83 @@
+"""Read documents of a TensorFlow Datasets data set, without TensorFlow.
+
+The data set must have been prepared, as ArrayRecord files: nothing is downloaded here. Where it
+lies is TFDS's own affair (`TFDS_DATA_DIR`, by default ~/tensorflow_datasets).
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mlstm_jax.data.documents import Document, Recipe, first, rating_of
+from mlstm_jax.data.sources import TFDS
+from mlstm_jax.errors import UserError
+
+
+def read_tfds(source: str, recipe: Recipe) -> Iterator[Document | None]:
+    """Yield the documents of `tfds:NAME[/CONFIG]:SPLIT`, and None for each record without text.
+
+    Args:
+        source: such as ``tfds:imdb_reviews:unsupervised`` or ``tfds:glue/sst2:train[:10%]``.
+        recipe: the features of text and rating, by default the first of `TEXT_FIELDS` and
+            `RATING_FIELDS` that there are.
+
+    Raises:
+        UserError: there is no such data set, it is not prepared or not as ArrayRecord files, or it
+            has no such split or feature.
+    """
+    name, _, split = source.removeprefix(TFDS).partition(":")
+    if not name or not split:
+        raise UserError(f"{source}: must be tfds:NAME[/CONFIG]:SPLIT, as tfds:imdb_reviews:train")
+    examples, features = _open(source, name, split)
+    text_fields = tuple(field for field in recipe.text_fields if field in features)
+    if not text_fields:
+        raise UserError(
+            f"{source}: no feature {' or '.join(recipe.text_fields)}; its features are "
+            f"{', '.join(features)}. Name the one of the text with --text-column."
+        )
+    for example in examples:
+        text = first(example, text_fields)
+        if isinstance(text, bytes):
+            text = text.decode(errors="replace")
+        rating = first(example, recipe.rating_fields)
+        number = rating.item() if hasattr(rating, "item") else rating
+        yield Document(text, rating_of(number)) if isinstance(text, str) else None
+
+
+def _open(source: str, name: str, split: str) -> tuple[Any, Mapping[str, Any]]:
+    try:
+        import tensorflow_datasets as tfds
+        from tensorflow_datasets.core.read_only_builder import builder_from_files
+    except ImportError as error:
+        raise UserError(
+            f"{source}: needs TensorFlow Datasets: pip install 'mlstm-jax[tfds]' ({error})"
+        ) from error
+    make = (
+        f"in Python, tensorflow_datasets.builder({name!r}, file_format='array_record')"
+        ".download_and_prepare()"
+    )
+    folder = os.environ.get("TFDS_DATA_DIR") or tfds.core.constants.DATA_DIR
+    # Found by its files: the code that made them, which may need TensorFlow, is not run.
+    try:
+        builder = builder_from_files(name, data_dir=folder)
+    except tfds.core.DatasetNotFoundError as error:
+        raise UserError(
+            f"{source}: no such data set is prepared in {folder}. Prepare it once, which may "
+            f"download it: {make}; or name its folder in TFDS_DATA_DIR."
+        ) from error
+    try:
+        return builder.as_data_source(split), builder.info.features
+    except NotImplementedError as error:
+        raise UserError(
+            f"{source}: is prepared, but not as ArrayRecord files, which alone can be read without "
+            f"TensorFlow. Remove {builder.data_dir}, and prepare it again: {make}"
+        ) from error
+    except (ValueError, KeyError) as error:
+        known = ", ".join(builder.info.splits)
+        raise UserError(
+            f"{source}: has no split {split}; it has {known} ({_line(error)})"
+        ) from error
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
