@@ -23,8 +23,6 @@ import numpy as np
 
 from mlstm_jax.data.corpus import SourceManifest
 from mlstm_jax.data.documents import (
-    LARGEST_RATING,
-    NUMBER,
     Recipe,
     Reject,
     Written,
@@ -33,9 +31,10 @@ from mlstm_jax.data.documents import (
     normalized,
 )
 from mlstm_jax.data.gathered import Gathered, Report
-from mlstm_jax.data.readers import read
+from mlstm_jax.data.parquet import number, parquet_query, quoted, unglobbed
+from mlstm_jax.data.readers import read, read_source
 from mlstm_jax.data.rejects import Rejects
-from mlstm_jax.data.sources import PARQUET, TFDS, is_builtin, is_gzip_name, suffix_of
+from mlstm_jax.data.sources import PARQUET, is_builtin, is_gzip_name, suffix_of
 from mlstm_jax.errors import UserError
 
 _DOCUMENTS_A_BATCH = 8192
@@ -165,8 +164,11 @@ class _Stage:
                 read += count
                 self._report("read", (start + read) / total)
 
-            if suffix_of(Path(self._sources[n])) == PARQUET and not is_builtin(self._sources[n]):
-                self._read_parquet(n)
+            name = self._sources[n]
+            if not is_builtin(name) and suffix_of(Path(name)) == PARQUET:
+                query = parquet_query(self._con, Path(name), self._recipe)
+                rows = f"SELECT {n} AS source, false AS bad, * FROM ({query})"
+                self._run(self._insert(rows), lambda part: None)
             else:
                 self._feed(n, advance)
             done += sizes[n]
@@ -195,7 +197,7 @@ class _Stage:
     def _json_query(self, numbers: list[int]) -> str:
         fields = [*self._recipe.text_fields, *self._recipe.rating_fields]
         pointers = ", ".join(
-            _quoted("/" + name.replace("~", "~0").replace("/", "~1")) for name in fields
+            quoted("/" + name.replace("~", "~0").replace("/", "~1")) for name in fields
         )
         split = len(self._recipe.text_fields)
 
@@ -203,12 +205,12 @@ class _Stage:
             each = (f"nullif(field[{n}]::VARCHAR, 'null')" for n in range(start + 1, end + 1))
             return f"coalesce({', '.join(each)}, NULL)"
 
-        files = ", ".join(_quoted(_unglobbed(self._sources[n])) for n in numbers)
+        files = ", ".join(quoted(unglobbed(self._sources[n])) for n in numbers)
         return self._insert(f"""
             SELECT source,
                 json IS NULL OR json_type(json) <> 'OBJECT' OR left(value, 1) <> '"' AS bad,
                 CASE WHEN left(value, 1) = '"' THEN json_extract_string(value, '$') END AS raw,
-                {_number("json_extract_string(mark, '$')")} AS rating
+                {number("json_extract_string(mark, '$')")} AS rating
             FROM (
                 SELECT source, json, {first(0, split)} AS value, {first(split, len(fields))} AS mark
                 FROM (
@@ -217,48 +219,8 @@ class _Stage:
                 ) JOIN files USING (filename)
             )""")
 
-    def _read_parquet(self, number: int) -> None:
-        name = self._sources[number]
-        table = f"read_parquet({_quoted(_unglobbed(name))})"
-        try:
-            described = self._con.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()
-        except duckdb.Error as error:
-            raise UserError(f"{name}: cannot be read as Parquet: {_brief(error)}") from error
-        types = {row[0]: row[1] for row in described}
-        text = [field for field in self._recipe.text_fields if field in types]
-        marks = [field for field in self._recipe.rating_fields if field in types]
-        if not text:
-            raise UserError(
-                f"{name}: no column {' or '.join(self._recipe.text_fields)}; its columns are "
-                f"{', '.join(types)}. Name the one of the text with --text-column."
-            )
-        for field in text:
-            if types[field] != "VARCHAR":
-                raise UserError(
-                    f"{name}: its column {field} is {types[field]}, not text; name another with "
-                    "--text-column."
-                )
-
-        def first(fields: list[str]) -> str:
-            return f"coalesce({', '.join([f'{_name(f)}::VARCHAR' for f in fields] + ['NULL'])})"
-
-        self._run(
-            self._insert(
-                f"SELECT {number} AS source, false AS bad, {first(text)} AS raw, "
-                f"{_number(first(marks))} AS rating FROM {table}"
-            ),
-            lambda part: None,
-        )
-
     def _feed(self, number: int, on_read: Callable[[int], None]) -> None:
         """Read a source by Python, a batch of documents at a time."""
-        name = self._sources[number]
-        if name.startswith(TFDS):
-            from mlstm_jax.data.tfds import read_tfds
-
-            found = read_tfds(name, self._recipe)
-        else:
-            found = read(Path(name), self._recipe, on_read=on_read)
         texts: list[str | None] = []
         ratings: list[float] = []
 
@@ -279,7 +241,7 @@ class _Stage:
             texts.clear()
             ratings.clear()
 
-        for document in found:
+        for document in read_source(self._sources[number], self._recipe, on_read):
             if isinstance(document, Reject):
                 self._rejects.add(document)
                 continue
@@ -310,8 +272,8 @@ class _Stage:
         if recipe.dedupe == "normalized":
             # Few texts have such runs, and to look for them is quicker than to replace them.
             comparable = (
-                f"CASE WHEN plain THEN lower(CASE WHEN regexp_matches(body, {_quoted(_RUN)}) "
-                f"THEN regexp_replace(body, {_quoted(_RUN)}, ' ', 'g') ELSE body END) "
+                f"CASE WHEN plain THEN lower(CASE WHEN regexp_matches(body, {quoted(_RUN)}) "
+                f"THEN regexp_replace(body, {quoted(_RUN)}, ' ', 'g') ELSE body END) "
                 "ELSE py_normalized(text) END"
             )
             if recipe.cleaning == "none":
@@ -320,7 +282,7 @@ class _Stage:
             INSERT INTO documents
             SELECT
                 CASE WHEN text IS NOT NULL
-                    THEN md5({_quoted(f"{recipe.seed}:")} || {comparable})::UUID END,
+                    THEN md5({quoted(f"{recipe.seed}:")} || {comparable})::UUID END,
                 source,
                 CASE WHEN bad THEN {_BAD} WHEN raw IS NULL THEN {_NONE}
                     WHEN text IS NULL THEN {_BLANK} ELSE {_TEXT} END,
@@ -406,29 +368,6 @@ def _stripped(column: str) -> str:
         f"CASE WHEN left({column}, 1) <= ' ' OR right({column}, 1) <= ' ' "
         f"THEN trim({column}, {_SPACE}) ELSE {column} END"
     )
-
-
-def _number(text: str) -> str:
-    """Return the SQL of `rating_of` for a text."""
-    number = f"trim({text}, chr(9)||chr(10)||chr(11)||chr(12)||chr(13)||' ')"
-    return (
-        f"CASE WHEN regexp_full_match({number}, {_quoted(NUMBER)}) "
-        f"AND abs(TRY_CAST({number} AS DOUBLE)) <= {LARGEST_RATING} "
-        f"THEN TRY_CAST({number} AS DOUBLE) + 0.0 END"
-    )
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
-def _name(column: str) -> str:
-    return '"' + column.replace('"', '""') + '"'
-
-
-def _unglobbed(path: str) -> str:
-    """Return a path in which DuckDB sees no pattern."""
-    return "".join(f"[{c}]" if c in "*?[" else c for c in path)
 
 
 def _is_json_lines(name: str) -> bool:

@@ -24,7 +24,15 @@ from mlstm_jax.data.documents import (
     label_of,
     rating_of,
 )
-from mlstm_jax.data.sources import PYDOC, check_source, is_gzip_name, suffix_of
+from mlstm_jax.data.sources import (
+    PARQUET,
+    PYDOC,
+    TFDS,
+    check_source,
+    is_builtin,
+    is_gzip_name,
+    suffix_of,
+)
 from mlstm_jax.errors import UserError
 
 _LINES_A_REPORT = 1000
@@ -59,6 +67,21 @@ def read_documents(
 
 
 NOT_TEXT = "text of another type"
+
+
+def read_source(
+    name: str, recipe: Recipe, on_read: Callable[[int], None] | None = None
+) -> Iterator[Document | Reject | None]:
+    """Yield what `read` does, of any source that `find_sources` finds."""
+    if name.startswith(TFDS):
+        from mlstm_jax.data.tfds import read_tfds
+
+        return read_tfds(name, recipe)
+    if not is_builtin(name) and suffix_of(Path(name)) == PARQUET:
+        from mlstm_jax.data.parquet import read_parquet
+
+        return read_parquet(Path(name), recipe)
+    return read(Path(name), recipe, on_read=on_read)
 
 
 def read(

@@ -1,0 +1,178 @@
+"""Read, deduplicate and order documents as an Apache Beam pipeline, on any of its runners.
+
+The documents are grouped by the first digits of their keys; each group is put in order by one
+worker and becomes a part file, and the parts in the order of their digits are the corpus. Workers
+read the sources and write the parts by their paths, so both must lie where all of them see them.
+"""
+
+import json
+import math
+import os
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlstm_jax.data.corpus import SourceManifest
+from mlstm_jax.data.documents import Recipe, Reject, Written, clean, in_order, order_key
+from mlstm_jax.data.gathered import Gathered, Report
+from mlstm_jax.data.readers import read_source
+from mlstm_jax.data.rejects import Rejects
+from mlstm_jax.data.sources import is_builtin
+from mlstm_jax.errors import UserError
+
+_BYTES_A_PART = 1 << 25
+_MOST_DIGITS = 4
+_ERRORS, _COUNTS, _REJECTS, _PARTS = "errors", "counts", "rejects", "parts"
+
+
+@contextmanager
+def gather(
+    sources: Sequence[str],
+    recipe: Recipe,
+    rejects: Rejects,
+    scratch: Path,
+    *,
+    options: Sequence[str],
+    report: Report,
+) -> Iterator[Gathered]:
+    """Run the pipeline, with its files in the folder `scratch`, and give what is to be written.
+
+    Args:
+        options: of Beam and its runner, such as ``--runner=FlinkRunner``.
+
+    Raises:
+        UserError: Beam is not installed, or a source cannot be used.
+    """
+    try:
+        import apache_beam as beam
+        from apache_beam.options.pipeline_options import PipelineOptions
+    except ImportError as error:
+        raise UserError(
+            f"--engine beam needs Apache Beam: pip install 'mlstm-jax[beam]' ({error})"
+        ) from error
+    (scratch / _PARTS).mkdir(parents=True)
+    digits = _digits(sources)
+    report("read", 0)
+
+    def write(lines: Any, name: str) -> None:
+        target = str(scratch / name)
+        text = lines | f"{name} as JSON" >> beam.Map(json.dumps)
+        text | f"write {name}" >> beam.io.WriteToText(target, shard_name_template="")
+
+    with beam.Pipeline(options=PipelineOptions(list(options))) as pipeline:
+        read = (
+            pipeline
+            | "sources" >> beam.Create(list(enumerate(sources)))
+            | "spread" >> beam.Reshuffle()
+            | "read"
+            >> beam.FlatMap(_read, recipe, digits).with_outputs(
+                _ERRORS, _COUNTS, _REJECTS, main="documents"
+            )
+        )
+        write(read[_ERRORS], _ERRORS)
+        write(read[_COUNTS], _COUNTS)
+        write(read[_REJECTS], _REJECTS)
+        parts = (
+            read["documents"]
+            | "by first digits" >> beam.GroupByKey()
+            | "order" >> beam.Map(_write_part, recipe, str(scratch / _PARTS))
+        )
+        write(parts, "totals")
+    errors = sorted(message for (message,) in _lines(scratch / _ERRORS))
+    if errors:
+        raise UserError(errors[0])
+    for reject in _lines(scratch / _REJECTS):
+        rejects.add(Reject(*reject))
+    totals = list(_lines(scratch / "totals"))
+    report("read", 1)
+    yield Gathered(
+        _counts(sources, _lines(scratch / _COUNTS)),
+        sum(documents for documents, _ in totals),
+        any(rated for _, rated in totals),
+        _in_order(scratch / _PARTS),
+    )
+
+
+def _digits(sources: Sequence[str]) -> int:
+    """Return by how many hex digits to group, for groups that a worker can hold."""
+    size = sum(Path(name).stat().st_size for name in sources if not is_builtin(name))
+    groups = 4 * size / _BYTES_A_PART  # as if all were compressed
+    return next((n for n in range(1, _MOST_DIGITS) if 16**n >= groups), _MOST_DIGITS)
+
+
+def _read(source: tuple[int, str], recipe: Recipe, digits: int) -> Iterator[Any]:
+    """Yield the documents of a source by their first digits, and what else there is to say."""
+    from apache_beam.pvalue import TaggedOutput
+
+    number, name = source
+    seen: Counter[str] = Counter()
+    try:
+        for found in read_source(name, recipe):
+            if isinstance(found, Reject):
+                yield TaggedOutput(_REJECTS, list(found))
+                continue
+            text = clean(found.text, recipe.cleaning) if found else b""
+            seen["text" if text else "blank" if found else "none"] += 1
+            if found and text:
+                rating = math.nan if found.rating is None else found.rating
+                yield order_key(text, recipe.seed, recipe.dedupe)[:digits], (text, rating)
+        if not seen["text"]:
+            raise UserError(f"{name}: no text is left of it after cleaning; leave it out.")
+    except UserError as error:
+        # Raised here it would reach the user in the middle of a traceback of Beam's.
+        yield TaggedOutput(_ERRORS, [str(error)])
+    yield TaggedOutput(_COUNTS, [number, seen["text"], seen["none"], seen["blank"]])
+
+
+def _write_part(group: tuple[str, Iterable[Written]], recipe: Recipe, folder: str) -> list[Any]:
+    """Put a group in order and write it; return how many documents it keeps, and if one is rated.
+
+    A worker may do it again, or two at once: the file appears whole, and is the same each time.
+    """
+    digits, documents = group
+    kept = list(in_order(documents, recipe.seed, recipe.dedupe))
+    ratings = np.array([rating for _, rating in kept], np.float64)
+    partial = Path(folder) / f".{digits}.{uuid.uuid4().hex}"
+    with partial.open("wb") as file:
+        np.savez(
+            file,
+            text=np.frombuffer(b"".join(text for text, _ in kept), np.uint8),
+            ends=np.cumsum([len(text) for text, _ in kept], dtype=np.int64),
+            ratings=ratings,
+        )
+    os.replace(partial, Path(folder) / f"{digits}.npz")
+    return [len(kept), bool((~np.isnan(ratings)).any())]
+
+
+def _lines(file: Path) -> Iterator[list[Any]]:
+    with file.open(encoding="utf-8") as lines:
+        for line in lines:
+            yield json.loads(line)
+
+
+def _counts(sources: Sequence[str], counted: Iterable[list[int]]) -> list[SourceManifest]:
+    counts = [
+        SourceManifest(
+            name=sources[n] if is_builtin(sources[n]) else Path(sources[n]).name,
+            documents=documents,
+            without_text=none,
+            blank=blank,
+        )
+        for n, documents, none, blank in counted
+    ]
+    return sorted(counts, key=lambda c: (c.name, c.documents, c.without_text, c.blank))
+
+
+def _in_order(folder: Path) -> Iterator[Written]:
+    for file in sorted(folder.glob("*.npz")):
+        with np.load(file, allow_pickle=False) as part:
+            text, ratings = part["text"].tobytes(), part["ratings"]
+            start = 0
+            for end, rating in zip(part["ends"].tolist(), ratings.tolist(), strict=True):
+                yield text[start:end], rating
+                start = end
