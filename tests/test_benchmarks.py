@@ -43,6 +43,21 @@ def test_a_benchmark_writes_its_results(
         assert row["temp_bytes"] > 0
 
 
+def test_the_benchmark_of_data_writes_its_results(
+    tmp_path: Path, command_environment: dict[str, str]
+) -> None:
+    path = tmp_path / "results.json"
+    options = "--bytes 2e6 --files 2 --gzip --rounds 1 --rows 16 --window 32"
+    command = [sys.executable, FOLDER / "data.py", *options.split(), "--json", path]
+    subprocess.run(command, check=True, env=command_environment, timeout=300)
+    results = json.loads(path.read_text())
+    assert results["machine"]["cores"] >= 1
+    assert 0.2e6 < results["bytes"] < 2e6
+    assert results["duplicates"] == pytest.approx(results["records"] / 20, rel=0.02)
+    for key in ("prepare_mb_per_s", "prepare_peak_rss_mb", "stream_mb_per_s"):
+        assert results[key] > 0
+
+
 @pytest.mark.parametrize("name", ["autodiff", "torch"])
 def test_what_is_compared_computes_the_same(
     name: str, monkeypatch: pytest.MonkeyPatch, random: np.random.Generator

@@ -4,8 +4,10 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 
 from mlstm_jax.data import prepare as module
-from mlstm_jax.data.corpus import SPLITS, open_corpus
+from mlstm_jax.data.corpus import SPLITS, open_corpus, verify
 from mlstm_jax.data.documents import Dedupe, clean
 from mlstm_jax.data.prepare import prepare
 from mlstm_jax.errors import UserError
@@ -274,6 +276,49 @@ def test_a_prepare_that_is_killed_leaves_no_corpus_and_the_next_tidies(tmp_path:
     other.mkdir()
     prepare([source], out)
     assert {p.name for p in tmp_path.iterdir()} == {"a.jsonl", "out", alive.name, other.name}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("there", [False, True])
+def test_ten_kills_at_random_moments_leave_the_old_corpus_or_none(
+    tmp_path: Path, there: bool
+) -> None:
+    generator = random.Random(there)
+    words = [f"{generator.getrandbits(64):x}" for _ in range(5000)]
+    sources = []
+    for name in ("old", "new"):
+        records = [{"text": " ".join(generator.choices(words, k=80))} for _ in range(60_000)]
+        sources.append(reviews(tmp_path / f"{name}.jsonl", records))
+    out = tmp_path / "corpora/out"
+    old = prepare([sources[0]], out) if there else None
+    command = [sys.executable, "-m", "mlstm_jax", "prepare", sources[1], "--out", out]
+    command += ["--overwrite", "--temp-dir", tmp_path / "temp"]
+    begun = time.monotonic()
+    whole = tmp_path / "corpora/whole"
+    subprocess.run([*command[:6], whole], cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
+    duration = time.monotonic() - begun
+    new = open_corpus(whole).manifest
+    left = 0
+    for _ in range(10):
+        process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
+        time.sleep(generator.uniform(0.1, 1) * duration)
+        process.kill()
+        process.wait()
+        left += bool(list(out.parent.glob(".out.*")) or list((tmp_path / "temp").glob("*")))
+        if out.exists():
+            found = open_corpus(out)
+            assert verify(found) == []
+            assert found.manifest in (old, new)
+            if found.manifest == new:  # It came through: once more from the beginning.
+                shutil.rmtree(out)
+                old = None
+        else:
+            assert old is None
+    assert left > 3
+    subprocess.run(command, cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
+    assert open_corpus(out).manifest == new
+    assert sorted(path.name for path in out.parent.iterdir()) == ["out", "whole"]
+    assert list((tmp_path / "temp").iterdir()) == []
 
 
 def test_a_log_file_gets_no_progress_bar(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

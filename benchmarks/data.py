@@ -1,0 +1,248 @@
+"""Measure how fast a corpus is prepared and read.
+
+    python benchmarks/data.py --bytes 1e9 --json results.json
+
+Makes JSON lines of the wanted size from a seed: variations of real reviews where there are some
+(MLSTM_JAX_SHARED_DATA, or ../shared/data beside the project), else of made-up words; every 20th is
+a repetition. Then `mlstm-jax prepare` runs as a user would run it, and the stream is read for an
+epoch or some hundred steps.
+"""
+
+import argparse
+import contextlib
+import datetime
+import gzip
+import json
+import os
+import platform
+import random
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+
+from mlstm_jax.data.corpus import open_corpus
+from mlstm_jax.data.stream import TrainStream
+
+REPOSITORY = Path(__file__).parents[1]
+MOST_STEPS = 300
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Return the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--bytes", type=float, default=1e9, help="size of the JSON lines")
+    parser.add_argument("--files", type=int, default=4, help="of how many files")
+    parser.add_argument("--gzip", action="store_true", help="compressed ones")
+    parser.add_argument("--rounds", type=int, default=3, help="times to prepare")
+    parser.add_argument("--memory-limit", default="4GB", help="of prepare")
+    parser.add_argument("--threads", type=int, help="of prepare; all cores if unset")
+    parser.add_argument("--engine", choices=["duckdb", "beam"], default="duckdb")
+    parser.add_argument("--rows", type=int, default=32_768, help="global batch of the stream")
+    parser.add_argument("--window", type=int, default=256)
+    parser.add_argument("--processes", type=int, default=8, help="shares of the batch to read, too")
+    parser.add_argument("--folder", type=Path, help="where to write; a temporary folder if unset")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results here")
+    return parser.parse_args()
+
+
+def real_texts() -> list[str]:
+    """Return some tens of thousands of reviews, or none."""
+    shared = Path(os.environ.get("MLSTM_JAX_SHARED_DATA") or REPOSITORY.parent / "shared/data")
+    file = shared / "imdb/unsup.jsonl.gz"
+    if not file.exists():
+        return []
+    with gzip.open(file, "rt", encoding="utf-8") as lines:
+        return [json.loads(line)["text"] for line in lines]
+
+
+def made_up_texts() -> list[str]:
+    """Return texts of words that no one has said."""
+    generator = random.Random(0)
+    letters = "etaoinshrdlucmfwypvbgkjqxz"
+    words = ["".join(generator.choices(letters, k=generator.randint(2, 9))) for _ in range(5000)]
+    return [" ".join(generator.choices(words, k=generator.randint(20, 400))) for _ in range(20_000)]
+
+
+def reviews(texts: list[str]) -> Iterator[bytes]:
+    """Yield records in McAuley's layout of 2014, without end: 700 bytes each, more or less."""
+    generator = random.Random(1)
+    line = b""
+    for number in range(1 << 62):
+        if number % 20 or not line:
+            text = generator.choice(texts)
+            start = generator.randrange(max(1, len(text) // 2))
+            text = text[start : start + int(generator.lognormvariate(6.1, 0.8))]
+            record = {
+                "reviewerID": f"A{number}",
+                "asin": f"B{generator.randrange(10**6):07}",
+                "helpful": [0, 0],
+                "reviewText": f"{text} {number}",
+                "overall": float(generator.randint(1, 5)),
+                "summary": text[:30],
+                "unixReviewTime": 1_400_000_000,
+            }
+            line = json.dumps(record).encode() + b"\n"
+        yield line
+
+
+def make_sources(arguments: argparse.Namespace, folder: Path) -> list[Path]:
+    """Write the files, unless they are there of an earlier time."""
+    suffix = ".jsonl.gz" if arguments.gzip else ".jsonl"
+    share = int(arguments.bytes) // arguments.files
+    files = [folder / f"{share}-{n}{suffix}" for n in range(arguments.files)]
+    if all(file.exists() for file in files):
+        return files
+    lines = reviews(real_texts() or made_up_texts())
+    for file in files:
+        size = 0
+        with gzip.open(file, "wb", 1) if arguments.gzip else file.open("wb") as out:
+            for line in lines:
+                size += out.write(line)
+                if size >= share:
+                    break
+    return files
+
+
+def prepare(arguments: argparse.Namespace, files: list[Path], out: Path) -> dict[str, float]:
+    """Run `mlstm-jax prepare` once; return its seconds, peak memory and page faults."""
+    shutil.rmtree(out, ignore_errors=True)
+    command = [sys.executable, "-m", "mlstm_jax", "prepare", *map(str, files), "--out", str(out)]
+    command += ["--memory-limit", arguments.memory_limit, "--engine", arguments.engine]
+    if arguments.threads:
+        command += ["--threads", str(arguments.threads)]
+    started = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    scratch = 0
+    while True:
+        pid, status, used = os.wait4(process.pid, os.WNOHANG)
+        if pid:
+            break
+        scratch = max(scratch, _size(out.parent, f".{out.name}.partial-*"))
+        time.sleep(0.1)
+    if status:
+        sys.exit(f"prepare failed: {' '.join(command)}")
+    process.returncode = 0
+    return {
+        "seconds": time.perf_counter() - started,
+        "peak_rss_mb": used.ru_maxrss / 1e3,
+        "major_page_faults": used.ru_majflt,
+        "minor_page_faults": used.ru_minflt,
+        "temporary_mb": scratch / 1e6,
+    }
+
+
+def _size(folder: Path, pattern: str) -> int:
+    size = 0
+    for top in folder.glob(pattern):
+        for path in top.rglob("*"):
+            with contextlib.suppress(FileNotFoundError):  # Renamed or removed meanwhile.
+                size += path.stat().st_size
+    return size
+
+
+def read_stream(corpus: Path, rows: int, window: int, part: slice) -> dict[str, float]:
+    """Read an epoch of the training split, or some hundred steps of it; return the rates."""
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    started = time.perf_counter()
+    split = open_corpus(corpus).split("train")
+    stream = TrainStream(split, batch=rows, window=window)
+    ready = time.perf_counter()
+    steps, size = min(stream.steps_per_epoch, MOST_STEPS), 0
+    for step in range(steps):
+        size += stream.batch(step, part).inputs_BT.size
+    seconds = time.perf_counter() - ready
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "mb_per_s": size / seconds / 1e6,
+        "batches_per_s": steps / seconds,
+        "steps": steps,
+        "start_ms": 1e3 * (ready - started),
+        "major_page_faults": after.ru_majflt - before.ru_majflt,
+        "minor_page_faults": after.ru_minflt - before.ru_minflt,
+    }
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return what the figures hang on."""
+    model = platform.processor()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [x for x in cpuinfo.read_text().splitlines() if x.startswith("model name")]
+        model = names[0].partition(":")[2].strip() if names else model
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "python": platform.python_version(),
+        "duckdb": duckdb.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def main() -> None:
+    """Measure, print and write."""
+    arguments = parse_arguments()
+    with tempfile.TemporaryDirectory(prefix="mlstm_jax-") as temporary:
+        folder = arguments.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        files = make_sources(arguments, folder)
+        size = sum(file.stat().st_size for file in files)
+        corpus = folder / "corpus"
+        rounds = []
+        for _ in range(arguments.rounds):
+            rounds.append(prepare(arguments, files, corpus))
+            print(f"prepare: {size / rounds[-1]['seconds'] / 1e6:.1f} MB/s, {rounds[-1]}")
+        opened = open_corpus(corpus)
+        streams = {}
+        share = arguments.rows // arguments.processes
+        parts = {"all": slice(None), f"a process of {arguments.processes}": slice(0, share)}
+        for name, part in parts.items():
+            read_stream(corpus, arguments.rows, arguments.window, part)  # into the page cache
+            streams[name] = read_stream(corpus, arguments.rows, arguments.window, part)
+            print(f"stream, {name}: {streams[name]}")
+    rates = [size / one["seconds"] / 1e6 for one in rounds]
+    results = {
+        "benchmark": "data",
+        "command": " ".join(["python", *sys.argv]),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "machine": describe_machine(),
+        "bytes": size,
+        "compressed": arguments.gzip,
+        "memory_limit": arguments.memory_limit,
+        "engine": arguments.engine,
+        "records": opened.manifest.records,
+        "duplicates": opened.manifest.duplicates,
+        "identity": opened.identity,
+        "prepare_mb_per_s": statistics.median(rates),
+        "prepare_mb_per_s_of_rounds": rates,
+        "prepare_peak_rss_mb": max(one["peak_rss_mb"] for one in rounds),
+        "prepare_rounds": rounds,
+        "rows": arguments.rows,
+        "window": arguments.window,
+        "stream_mb_per_s": streams["all"]["mb_per_s"],
+        "streams": streams,
+    }
+    print(
+        f"{size / 1e9:.2f} GB: prepared at {results['prepare_mb_per_s']:.1f} MB/s "
+        f"({min(rates):.1f} to {max(rates):.1f}), peak {results['prepare_peak_rss_mb']:.0f} MB; "
+        f"read at {results['stream_mb_per_s']:.0f} MB/s"
+    )
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+        print(f"written to {arguments.json}")
+
+
+if __name__ == "__main__":
+    main()
