@@ -202,7 +202,7 @@ def test_the_rating_is_learned_from_the_state_at_the_end(rated_corpus: Path) -> 
     for first in range(0, 200, 20):
         tally = trainer.run(first, first + 20).tally
         errors.append(tally.label_loss / tally.labels)
-    assert errors[0] == pytest.approx(1, abs=0.25)  # the variance: nothing is known
+    assert errors[0] == pytest.approx(1, abs=0.4)  # near the variance: little is known
     assert errors[-1] < 0.4
 
 
