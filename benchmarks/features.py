@@ -4,7 +4,8 @@
 
 The forward pass reads windows of a full batch, without padding, sorting or cleaning; features do
 all of that. Both run in one process, in turn. Without --texts they are made up, as long as reviews
-are.
+are. With --run it is a trained model's; then the features of some texts are compared over orders,
+batches and windows, too.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +26,8 @@ from measure import machine
 from mlstm_jax.config import Config, Model
 from mlstm_jax.data.documents import clean
 from mlstm_jax.model.language_model import LanguageModel
-from mlstm_jax.run import Run
+from mlstm_jax.run import Run, load
+from mlstm_jax.transfer import features
 from mlstm_jax.transfer.features import _ROWS, _WINDOW, Featurizer
 from mlstm_jax.transfer.labels import read_texts
 
@@ -34,7 +37,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--hidden", type=int, default=512, help="of a model that is not trained")
+    parser.add_argument("--run", type=Path, help="a trained model's folder")
+    parser.add_argument("--compared", type=int, default=256, help="texts to compare")
     parser.add_argument("--texts", type=Path, help="texts in any format that `prepare` reads")
     parser.add_argument("--count", type=int, default=2000, help="texts of them, or to make up")
     parser.add_argument("--rounds", type=int, default=3)
@@ -50,15 +55,42 @@ def make_texts(count: int) -> list[str]:
     return [" ".join(random.choice(words, length // 5)) for length in lengths]
 
 
+def invariance(run: Run, texts: list[str]) -> dict[str, float]:
+    """Return the largest difference of any feature, over what must not matter."""
+    wanted = Featurizer(run)(texts)
+    other = np.random.default_rng(0).permutation(len(texts))
+    largest = {"features": float(np.abs(wanted).max()), "deviation": float(wanted.std(0).mean())}
+
+    def compare(name: str, found: np.ndarray) -> None:
+        largest[name] = float(np.abs(found - wanted).max())
+
+    compare("another order", Featurizer(run)([texts[n] for n in other])[np.argsort(other)])
+    compare(
+        "a call a text",
+        np.concatenate([Featurizer(run)([text]) for text in texts[:16]] + [wanted[16:]]),
+    )
+    for rows in (1, 8, 100):
+        with patch.object(features, "_ROWS", rows):
+            compare(f"{rows} rows a batch", Featurizer(run)(texts))
+    for window in (16, 100, 1000):
+        with patch.object(features, "_WINDOW", window):
+            compare(f"{window} bytes a window", Featurizer(run)(texts))
+    return largest
+
+
 def main() -> None:
     """Measure, print and write."""
     arguments = parse_arguments()
     texts = read_texts(arguments.texts, None) if arguments.texts else make_texts(arguments.count)
     texts = texts[: arguments.count]
-    config = Config(model=Model(hidden=arguments.hidden))
-    model = LanguageModel(config.model, config.precision)
-    params = jax.device_get(model.init_parameters(jax.random.key(0)))
-    run = Run(Path("none"), config, 0, "radford", model, params)
+    if arguments.run:
+        run = load(arguments.run)
+    else:
+        config = Config(model=Model(hidden=arguments.hidden))
+        model = LanguageModel(config.model, config.precision)
+        params = jax.device_get(model.init_parameters(jax.random.key(0)))
+        run = Run(Path("none"), config, 0, "radford", model, params)
+    model, params = run.model, run.params
     read = Featurizer(run)
     size = sum(len(clean(text, "radford")) for text in texts)
     rows = _ROWS * jax.local_device_count()
@@ -79,14 +111,14 @@ def main() -> None:
         jax.block_until_ready(carry)
         return windows * rows * _WINDOW / (time.perf_counter() - started)
 
-    def features() -> float:
+    def own_rate() -> float:
         started = time.perf_counter()
         read(texts)
         return size / (time.perf_counter() - started)
 
     forward(on_device, zero, window_BT)
     read(texts[:1])
-    rates = [(features(), bare()) for _ in range(arguments.rounds)]
+    rates = [(own_rate(), bare()) for _ in range(arguments.rounds)]
     own, other = (statistics.median(column) for column in zip(*rates, strict=True))
     ratio = statistics.median(a / b for a, b in rates)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -95,7 +127,7 @@ def main() -> None:
         "command": " ".join(["python", *sys.argv]),
         **machine(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "hidden": arguments.hidden,
+        "hidden": run.config.model.hidden,
         "texts": len(texts),
         "bytes": size,
         "texts_per_s": own * len(texts) / size,
@@ -104,9 +136,10 @@ def main() -> None:
         "fraction_of_forward": ratio,
         "fractions": [a / b for a, b in rates],
         "peak_rss_bytes": peak,
+        "largest_differences": invariance(run, texts[: arguments.compared]),
     }
     print(
-        f"{len(texts):,} texts, {size / 1e6:.1f} MB, {arguments.hidden}-d on "
+        f"{len(texts):,} texts, {size / 1e6:.1f} MB, {run.config.model.hidden}-d on "
         f"{results['device']}: {results['texts_per_s']:.0f} texts/s, {own / 1e3:.1f} kB/s; bare "
         f"forward {other / 1e3:.1f} kB/s; {ratio:.2f} of it; peak {peak / 1e9:.2f} GB"
     )
