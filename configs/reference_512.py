@@ -1,6 +1,6 @@
 """The run that is compared with NVIDIA's own code: 512-d on IMDB reviews, 1,200 steps.
 
-Corpus:    mlstm-jax prepare unsup.jsonl.gz --split 99,1,0 --out corpora/imdb
+Corpus:    mlstm-jax prepare unsup.jsonl.gz --split 99,1,0 --dedupe exact --out corpora/imdb
            (the 50,000 unlabelled reviews of Maas et al. 2011: 49,507 documents)
 Command:   mlstm-jax train configs/reference_512.py
 Hardware:  two CPU cores: 12 kB/s, about seven minutes

@@ -11,7 +11,8 @@ Data flows one way, and imports go downward only::
     evaluation.py          bits per character of a split
     plan.py                how long a config takes, on what
     sweep.py               several runs and their table
-    data/                  documents → prepare → corpus → stream; summary     (no jax)
+    data/                  sources, readers, documents → prepare (duckdb_engine, beam_engine,
+                           corpus_writer) → corpus → stream; summary          (no jax)
     model/                 recurrence, weight norm, the language model        (no data, no training)
     training/              loop, parts, step, state, optimizer, schedule, loss scale, checkpoint,
                            resume; parallel (devices); cluster, agreement, signals, watchdog

@@ -42,6 +42,8 @@ _EXCERPT = 80  # characters
 _MOST_LINES_A_RECORD = 1000
 
 Line = tuple[int, str] | Reject
+# A record and its line, or where it is in words.
+Found = tuple[int | str, Record] | Reject
 
 
 def read_documents(
@@ -112,11 +114,12 @@ def read(
     seen: dict[str, None] = {}
     # What is raised where the documents are used never comes through here.
     try:
-        for record in _records(source, recipe, on_read):
-            if isinstance(record, Reject):
-                first_reject = first_reject or record
-                yield record
+        for one in _records(source, recipe, on_read):
+            if isinstance(one, Reject):
+                first_reject = first_reject or one
+                yield one
                 continue
+            where, record = one
             records += 1
             text = first(record, text_fields)
             if isinstance(text, str):
@@ -126,7 +129,7 @@ def read(
             elif text is None:
                 yield None
             else:
-                place = f"{source}, record {records:,}"
+                place = f"{source}, {f'line {where:,}' if isinstance(where, int) else where}"
                 excerpt = json.dumps(text, default=str)[:_EXCERPT]
                 yield Reject(NOT_TEXT, place, f"{place}: its text is {excerpt}", excerpt)
             if not found and len(seen) < _MOST_FIELDS_SHOWN:
@@ -159,7 +162,7 @@ def _why_no_text(records: int, text_fields: tuple[str, ...], seen: Iterable[str]
 
 def _records(
     source: Path, recipe: Recipe, on_read: Callable[[int], None] | None
-) -> Iterator[Record | Reject]:
+) -> Iterator[Found]:
     text_fields, document = recipe.text_fields, recipe.document
     if str(source) == PYDOC:
         from pydoc_data.topics import topics
@@ -167,7 +170,7 @@ def _records(
         for _, topic in sorted(topics.items()):
             numbered = enumerate(io.StringIO(topic), 1)
             for text in _units(numbered, document or "paragraph"):
-                yield text if isinstance(text, Reject) else {text_fields[0]: text}
+                yield text if isinstance(text, Reject) else (0, {text_fields[0]: text})
         return
     with source.open("rb") as raw:
         stream = gzip.GzipFile(fileobj=raw) if is_gzip_name(source) else raw
@@ -175,7 +178,7 @@ def _records(
         suffix = suffix_of(source)
         if suffix == ".txt":
             for text in _units(lines, document or "line"):
-                yield text if isinstance(text, Reject) else {text_fields[0]: text}
+                yield text if isinstance(text, Reject) else (0, {text_fields[0]: text})
         elif suffix in (".csv", ".tsv"):
             yield from _csv_records(source, lines, text_fields, "," if suffix == ".csv" else "\t")
         else:
@@ -246,9 +249,7 @@ def _units(lines: Iterable[Line], document: Unit) -> Iterator[str | Reject]:
         yield text if document == "file" else text.rstrip("\r\n")
 
 
-def _json_records(
-    source: Path, lines: Iterator[Line], may_be_array: bool
-) -> Iterator[Record | Reject]:
+def _json_records(source: Path, lines: Iterator[Line], may_be_array: bool) -> Iterator[Found]:
     for line in lines:
         if isinstance(line, Reject):
             yield line
@@ -270,14 +271,11 @@ def _json_records(
                 return
             assert isinstance(array, list)
             for index, record in enumerate(array, 1):
-                yield _object(f"{source}, element {index:,} of its array", record)
+                yield _object(source, f"element {index:,} of its array", record)
             return
         may_be_array = False
         value = _json(source, number, text)
-        if isinstance(value, dict | Reject):
-            yield value
-        else:
-            yield _object(f"{source}, line {number:,}", value)
+        yield value if isinstance(value, Reject) else _object(source, number, value)
 
 
 def _json(source: Path, line: int, text: str) -> object:
@@ -295,14 +293,15 @@ def _json(source: Path, line: int, text: str) -> object:
         )
 
 
-def _object(where: str, value: object) -> Record | Reject:
+def _object(source: Path, where: int | str, value: object) -> Found:
     if isinstance(value, dict):
-        return value
+        return where, value
     excerpt = json.dumps(value)[:_EXCERPT]
+    place = f"{source}, {f'line {where:,}' if isinstance(where, int) else where}"
     return Reject(
         "not a JSON object",
-        where,
-        f"{where}: {excerpt[:40]} is not a record; a record is a JSON object, such as "
+        place,
+        f"{place}: {excerpt[:40]} is not a record; a record is a JSON object, such as "
         '{"text": "..."}',
         excerpt,
     )
@@ -335,7 +334,7 @@ class _Lines:
 
 def _csv_records(
     source: Path, lines: Iterator[Line], text_fields: tuple[str, ...], delimiter: str
-) -> Iterator[Record | Reject]:
+) -> Iterator[Found]:
     # A review may be longer than the csv module's 131,072 characters; the limit is the process's.
     csv.field_size_limit(2**31 - 1)
     feed = _Lines(lines)
@@ -393,7 +392,7 @@ def _csv_records(
             feed.give_back(taken[1:])
             reader = csv.reader(feed, delimiter=delimiter, strict=True)
         elif row:
-            yield dict(zip(header, row, strict=False))
+            yield number, dict(zip(header, row, strict=False))
 
 
 def _numbered(line: Line) -> tuple[int, str]:

@@ -38,6 +38,8 @@ def summarise(corpus: Corpus, *, batch: int, window: int, samples: int = 3) -> d
         "without_text": manifest.without_text,
         "blank": manifest.blank,
         "duplicates": manifest.duplicates,
+        "dedupe": manifest.dedupe,
+        "rejected": manifest.rejected,
         "sources": [vars(source) for source in manifest.sources],
         "splits": {
             name: {"documents": split.documents, "bytes": split.bytes}

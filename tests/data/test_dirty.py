@@ -49,7 +49,7 @@ def same(found: list[Written], wanted: list[Written]) -> None:
     [
         ("a.jsonl", b'{"text": "cut\n', "not JSON", ", line 11", "not JSON"),
         ("a.jsonl", b"[1]\n", "not a JSON object", ", line 11", "is not a record"),
-        ("a.jsonl", b'{"text": 7}\n', "text of another type", ", record 11", "its text is 7"),
+        ("a.jsonl", b'{"text": 7}\n', "text of another type", ", line 11", "its text is 7"),
         ("a.jsonl", b'{"text": "caf\xe9"}\n', "not UTF-8", ", line 11", r"byte 0xe9"),
         ("a.jsonl", b'{"text": "a\0"}\n', "NUL byte", ", line 11", "NUL byte"),
         ("a.jsonl.gz", b"", "gzip cut short or damaged", ", after record", "cut short or damaged"),
