@@ -31,20 +31,14 @@ from mlstm_jax.data.documents import (
     normalized,
 )
 from mlstm_jax.data.gathered import Gathered, Report
-from mlstm_jax.data.parquet import number, parquet_query, quoted, unglobbed
 from mlstm_jax.data.readers import read, read_source
 from mlstm_jax.data.rejects import Rejects
 from mlstm_jax.data.sources import PARQUET, is_builtin, is_gzip_name, suffix_of
+from mlstm_jax.data.sql import BAD, BLANK, NONE, TEXT, insert, json_rows, parquet_rows
 from mlstm_jax.errors import UserError
 
 _DOCUMENTS_A_BATCH = 8192
 _ROWS_A_FETCH = 4096
-_TEXT, _NONE, _BLANK, _BAD = range(4)  # what a record is; the column `kind`
-
-# White space as str.strip and str.split know it, as far as it is ASCII.
-_SPACE = "chr(9)||chr(10)||chr(11)||chr(12)||chr(13)||chr(28)||chr(29)||chr(30)||chr(31)||' '"
-# Runs of it that are not one space already: the commonest run need not be replaced by itself.
-_RUN = r"[\x09-\x0d\x1c-\x1f][\x09-\x0d\x1c-\x20]*| [\x09-\x0d\x1c-\x20]+"
 
 
 @contextmanager
@@ -166,9 +160,9 @@ class _Stage:
 
             name = self._sources[n]
             if not is_builtin(name) and suffix_of(Path(name)) == PARQUET:
-                query = parquet_query(self._con, Path(name), self._recipe)
+                query = parquet_rows(self._con, Path(name), self._recipe)
                 rows = f"SELECT {n} AS source, false AS bad, * FROM ({query})"
-                self._run(self._insert(rows), lambda part: None)
+                self._run(insert(rows, self._recipe), lambda part: None)
             else:
                 self._feed(n, advance)
             done += sizes[n]
@@ -177,7 +171,10 @@ class _Stage:
     def _read_json(self, numbers: list[int], report: Callable[[float], None]) -> list[int]:
         """Read JSON lines; return which files have records that DuckDB cannot read."""
         try:
-            self._run(self._json_query(numbers), report)
+            self._run(
+                insert(json_rows([self._sources[n] for n in numbers], self._recipe), self._recipe),
+                report,
+            )
         except duckdb.OutOfMemoryException:
             raise
         except duckdb.Error:  # Such as a gzip cut short. It took back what it had inserted.
@@ -187,37 +184,12 @@ class _Stage:
         rows = self._con.execute(
             "SELECT DISTINCT source FROM documents WHERE kind = ? AND source IN "
             f"({','.join(map(str, numbers))})",
-            [_BAD],
+            [BAD],
         ).fetchall()
         bad = [n for (n,) in rows]
         if bad:
             self._con.execute(f"DELETE FROM documents WHERE source IN ({','.join(map(str, bad))})")
         return bad
-
-    def _json_query(self, numbers: list[int]) -> str:
-        fields = [*self._recipe.text_fields, *self._recipe.rating_fields]
-        pointers = ", ".join(
-            quoted("/" + name.replace("~", "~0").replace("/", "~1")) for name in fields
-        )
-        split = len(self._recipe.text_fields)
-
-        def first(start: int, end: int) -> str:
-            each = (f"nullif(field[{n}]::VARCHAR, 'null')" for n in range(start + 1, end + 1))
-            return f"coalesce({', '.join(each)}, NULL)"
-
-        files = ", ".join(quoted(unglobbed(self._sources[n])) for n in numbers)
-        return self._insert(f"""
-            SELECT source,
-                json IS NULL OR json_type(json) <> 'OBJECT' OR left(value, 1) <> '"' AS bad,
-                CASE WHEN left(value, 1) = '"' THEN json_extract_string(value, '$') END AS raw,
-                {number("json_extract_string(mark, '$')")} AS rating
-            FROM (
-                SELECT source, json, {first(0, split)} AS value, {first(split, len(fields))} AS mark
-                FROM (
-                    SELECT filename, json, json_extract(json, [{pointers}]) AS field
-                    FROM read_ndjson_objects([{files}], filename = true, ignore_errors = true)
-                ) JOIN files USING (filename)
-            )""")
 
     def _feed(self, number: int, on_read: Callable[[int], None]) -> None:
         """Read a source by Python, a batch of documents at a time."""
@@ -232,9 +204,10 @@ class _Stage:
             }
             self._con.register("batch", batch)
             self._con.execute(
-                self._insert(
+                insert(
                     f"SELECT {number} AS source, bad, text AS raw, "
-                    "CASE WHEN isnan(rating) THEN NULL ELSE rating END AS rating FROM batch"
+                    "CASE WHEN isnan(rating) THEN NULL ELSE rating END AS rating FROM batch",
+                    self._recipe,
                 )
             )
             self._con.unregister("batch")
@@ -252,52 +225,6 @@ class _Stage:
                 flush()
         if texts:
             flush()
-
-    def _insert(self, rows: str) -> str:
-        """Return the SQL that cleans rows of (source, bad, raw, rating), and inserts them."""
-        recipe = self._recipe
-        plain = "strlen(raw) = length(raw)"  # as many bytes as characters: ASCII
-        if recipe.cleaning == "radford":
-            plain += " AND NOT contains(raw, '&')"
-            line = (
-                "CASE WHEN contains(raw, chr(10)) OR contains(raw, chr(13)) THEN replace(replace("
-                "replace(raw, chr(13)||chr(10), ' '), chr(10), ' '), chr(13), ' ') ELSE raw END"
-            )
-            body, padded = _stripped("line"), "chr(10) || ' ' || body || ' '"
-        else:
-            line, body, padded = "raw", "raw", "body || chr(10)"
-        if recipe.cleaning == "protein":
-            plain = "false"
-        comparable = "text"
-        if recipe.dedupe == "normalized":
-            # Few texts have such runs, and to look for them is quicker than to replace them.
-            comparable = (
-                f"CASE WHEN plain THEN lower(CASE WHEN regexp_matches(body, {quoted(_RUN)}) "
-                f"THEN regexp_replace(body, {quoted(_RUN)}, ' ', 'g') ELSE body END) "
-                "ELSE py_normalized(text) END"
-            )
-            if recipe.cleaning == "none":
-                comparable = comparable.replace("body", f"({_stripped('body')})")
-        return f"""
-            INSERT INTO documents
-            SELECT
-                CASE WHEN text IS NOT NULL
-                    THEN md5({quoted(f"{recipe.seed}:")} || {comparable})::UUID END,
-                source,
-                CASE WHEN bad THEN {_BAD} WHEN raw IS NULL THEN {_NONE}
-                    WHEN text IS NULL THEN {_BLANK} ELSE {_TEXT} END,
-                text,
-                rating
-            FROM (
-                SELECT *, CASE
-                    WHEN NOT plain THEN py_clean(raw)
-                    WHEN {_stripped("body")} <> '' THEN {padded} END AS text
-                FROM (
-                    SELECT *, {body} AS body FROM (
-                        SELECT *, {line} AS line FROM (
-                            SELECT source, coalesce(bad, false) AS bad, raw, rating,
-                                {plain} AS plain
-                            FROM ({rows})))))"""
 
     def _run(self, query: str, report: Callable[[float], None]) -> None:
         with ThreadPoolExecutor(max_workers=1) as pool:
@@ -319,14 +246,14 @@ class _Stage:
             seen[source, kind] = count
         counts = []
         for n, name in enumerate(self._sources):
-            if not seen[n, _TEXT]:
+            if not seen[n, TEXT]:
                 self._say_why_none(name)
             counts.append(
                 SourceManifest(
                     name=name if is_builtin(name) else Path(name).name,
-                    documents=seen[n, _TEXT],
-                    without_text=seen[n, _NONE],
-                    blank=seen[n, _BLANK],
+                    documents=seen[n, TEXT],
+                    without_text=seen[n, NONE],
+                    blank=seen[n, BLANK],
                 )
             )
         return sorted(counts, key=lambda c: (c.name, c.documents, c.without_text, c.blank))
@@ -341,14 +268,14 @@ class _Stage:
         """Return how many documents will be written, and whether any has a rating."""
         what = "*" if self._recipe.dedupe == "none" else "DISTINCT key"
         rows = self._con.execute(
-            f"SELECT count({what}), count(rating) > 0 FROM documents WHERE kind = {_TEXT}"
+            f"SELECT count({what}), count(rating) > 0 FROM documents WHERE kind = {TEXT}"
         ).fetchall()
         return rows[0]
 
     def in_order(self) -> Iterator[Written]:
         """Yield the documents that are kept, in the order of their keys."""
         self._ordered.execute(
-            f"SELECT key::VARCHAR, text, rating FROM documents WHERE kind = {_TEXT} ORDER BY key"
+            f"SELECT key::VARCHAR, text, rating FROM documents WHERE kind = {TEXT} ORDER BY key"
         )
         seed, dedupe = self._recipe.seed, self._recipe.dedupe
         for _, rows in groupby(self._rows(), key=itemgetter(0)):
@@ -360,14 +287,6 @@ class _Stage:
     def _rows(self) -> Iterator[tuple[str, str, float | None]]:
         while rows := self._ordered.fetchmany(_ROWS_A_FETCH):
             yield from rows
-
-
-def _stripped(column: str) -> str:
-    """Return the SQL of str.strip on ASCII text; few texts need it, and it is slow."""
-    return (
-        f"CASE WHEN left({column}, 1) <= ' ' OR right({column}, 1) <= ' ' "
-        f"THEN trim({column}, {_SPACE}) ELSE {column} END"
-    )
 
 
 def _is_json_lines(name: str) -> bool:

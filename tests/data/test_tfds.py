@@ -14,6 +14,9 @@ from .test_sources import texts, write_layouts
 
 tfds = pytest.importorskip("tensorflow_datasets")
 
+# TFDS's, of its protobuf.
+pytestmark = pytest.mark.filterwarnings("ignore:label.. is deprecated:DeprecationWarning")
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

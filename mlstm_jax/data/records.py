@@ -1,0 +1,206 @@
+"""Find the records in lines of text: JSON, CSV, lines, paragraphs; and say which are none, and why.
+
+After a bad record the next line is read as if nothing had been: what is lost is that record alone.
+"""
+
+import csv
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from mlstm_jax.data.documents import Record, Reject, Unit
+from mlstm_jax.errors import UserError
+
+_EXCERPT = 80  # characters
+# A CSV record of more is a quote never closed: that it does not swallow the rest of the file.
+_MOST_LINES_A_RECORD = 1000
+
+# A line with its number and end.
+Line = tuple[int, str] | Reject
+# A record and its line, or where it is in words.
+Found = tuple[int | str, Record] | Reject
+
+
+def reject(kind: str, source: Path, line: int, why: str, excerpt: str) -> Reject:
+    """Return what stands where a record should, at a line."""
+    place = f"{source}, line {line:,}"
+    return Reject(kind, place, f"{place}: {why}", excerpt.strip()[:_EXCERPT])
+
+
+def units(lines: Iterable[Line], document: Unit) -> Iterator[str | Reject]:
+    """Yield the lines, the paragraphs or the whole of a text."""
+    parts: list[str] = []
+    for line in lines:
+        if isinstance(line, Reject):
+            yield line
+        elif line[1].strip():
+            if document == "line":
+                yield line[1].rstrip("\r\n")
+            else:
+                parts.append(line[1])
+        elif document == "file":
+            parts.append(line[1])
+        elif parts:
+            yield "".join(parts).rstrip("\r\n")
+            parts = []
+    text = "".join(parts)
+    if text.strip():
+        yield text if document == "file" else text.rstrip("\r\n")
+
+
+def json_records(source: Path, lines: Iterator[Line], may_be_array: bool) -> Iterator[Found]:
+    """Yield the objects of JSON lines, or of one array that takes the whole file."""
+    for line in lines:
+        if isinstance(line, Reject):
+            yield line
+            continue
+        number, raw = line
+        text = raw.strip()
+        if not text:
+            continue
+        if may_be_array and text.startswith("["):
+            rest: list[str] = []
+            for other in lines:
+                if isinstance(other, Reject):
+                    yield other
+                else:
+                    rest.append(other[1])
+            array = _json(source, number, "".join([raw, *rest]))
+            if isinstance(array, Reject):
+                yield array
+                return
+            assert isinstance(array, list)
+            for index, record in enumerate(array, 1):
+                yield _object(source, f"element {index:,} of its array", record)
+            return
+        may_be_array = False
+        value = _json(source, number, text)
+        yield value if isinstance(value, Reject) else _object(source, number, value)
+
+
+def _json(source: Path, line: int, text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, json.JSONDecodeError):
+            line += error.lineno - 1
+        return reject(
+            "not JSON",
+            source,
+            line,
+            f"not JSON ({error}): {text[:40]!r}; a record is one JSON object on one line.",
+            text,
+        )
+
+
+def _object(source: Path, where: int | str, value: object) -> Found:
+    if isinstance(value, dict):
+        return where, value
+    excerpt = json.dumps(value)[:_EXCERPT]
+    place = f"{source}, {f'line {where:,}' if isinstance(where, int) else where}"
+    return Reject(
+        "not a JSON object",
+        place,
+        f"{place}: {excerpt[:40]} is not a record; a record is a JSON object, such as "
+        '{"text": "..."}',
+        excerpt,
+    )
+
+
+class _Lines:
+    """The lines of a CSV file for its reader, which can be given back to be read again."""
+
+    def __init__(self, lines: Iterator[Line]) -> None:
+        self._lines = lines
+        self._returned: deque[Line] = deque()
+        self.taken: list[Line] = []  # by the record that is being read
+
+    def __iter__(self) -> "_Lines":
+        return self
+
+    def __next__(self) -> str:
+        if len(self.taken) >= _MOST_LINES_A_RECORD:
+            raise StopIteration
+        line = self._returned.popleft() if self._returned else next(self._lines)
+        self.taken.append(line)
+        # A line that is no text ends the record it is in, as the end of the file would.
+        if isinstance(line, Reject):
+            raise StopIteration
+        return line[1]
+
+    def give_back(self, lines: list[Line]) -> None:
+        self._returned.extendleft(reversed(lines))
+
+
+def csv_records(
+    source: Path, lines: Iterator[Line], text_fields: tuple[str, ...], delimiter: str
+) -> Iterator[Found]:
+    """Yield the rows of CSV by the names of its header.
+
+    Raises:
+        UserError: no column has one of the names of `text_fields`.
+    """
+    # A review may be longer than the csv module's 131,072 characters; the limit is the process's.
+    csv.field_size_limit(2**31 - 1)
+    feed = _Lines(lines)
+    header: list[str] = []
+    needed = 0  # column of the text
+    # Strict, because a quote never closed would otherwise swallow the rest of the file in silence.
+    reader = csv.reader(feed, delimiter=delimiter, strict=True)
+    while True:
+        feed.taken.clear()
+        bad: tuple[str, str] | None = None
+        row = None
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            bad = (
+                "CSV quote",
+                f'not CSV ({error}): a quote is stray or never closed; a field with a " in it is '
+                'put in quotes and each " in it doubled.',
+            )
+        taken = list(feed.taken)
+        if not taken:
+            return
+        if isinstance(taken[-1], Reject):  # A line of bytes that are no text.
+            yield taken[-1]
+            reader = csv.reader(feed, delimiter=delimiter, strict=True)
+            if len(taken) == 1:
+                continue
+            # It ended a record that had begun: that is lost up to here.
+            bad, taken = bad or ("CSV quote", "its record is broken off there."), taken[:-1]
+            number, text = _numbered(taken[0])
+            yield reject(bad[0], source, number, bad[1], text)
+            continue
+        number, text = _numbered(taken[0])
+        if not bad and not row:
+            continue
+        if not bad and row and not header:
+            header = [name.strip() for name in row]
+            columns = [header.index(name) for name in text_fields if name in header]
+            if not columns:
+                raise UserError(
+                    f"{source}: no column {' or '.join(text_fields)}; its columns are "
+                    f"{', '.join(header)}. Name the one of the text with --text-column."
+                )
+            needed = columns[0]
+            continue
+        if not bad and row and (len(row) <= needed or any(row[len(header) :])):
+            bad = (
+                "CSV columns",
+                f"{len(row)} columns where the header has {len(header)}; a field that holds the "
+                "delimiter or a newline must be quoted.",
+            )
+        if bad:
+            yield reject(bad[0], source, number, bad[1], text)
+            # What a stray quote swallowed may be whole records: only its first line is given up.
+            feed.give_back(taken[1:])
+            reader = csv.reader(feed, delimiter=delimiter, strict=True)
+        elif row:
+            yield number, dict(zip(header, row, strict=False))
+
+
+def _numbered(line: Line) -> tuple[int, str]:
+    assert not isinstance(line, Reject)
+    return line

@@ -1,0 +1,165 @@
+"""The SQL that does to records what `documents` does: find, clean, normalize, key.
+
+Plain ASCII text without "&" is done here; for all other text SQL calls the functions themselves.
+Tests hold the two against each other.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import duckdb
+
+from mlstm_jax.data.documents import LARGEST_RATING, NUMBER, Recipe
+from mlstm_jax.errors import UserError
+
+# What a record is; the column `kind`.
+TEXT, NONE, BLANK, BAD = range(4)
+
+# White space as str.strip and str.split know it, as far as it is ASCII.
+_SPACE = "chr(9)||chr(10)||chr(11)||chr(12)||chr(13)||chr(28)||chr(29)||chr(30)||chr(31)||' '"
+# Runs of it that are not one space already: the commonest run need not be replaced by itself.
+_RUN = r"[\x09-\x0d\x1c-\x1f][\x09-\x0d\x1c-\x20]*| [\x09-\x0d\x1c-\x20]+"
+
+
+def insert(rows: str, recipe: Recipe) -> str:
+    """Return the SQL that cleans rows of (source, bad, raw, rating), and inserts them.
+
+    `py_clean` and `py_normalized` must be `clean` and `normalized` of the documents.
+    """
+    plain = "strlen(raw) = length(raw)"  # as many bytes as characters: ASCII
+    if recipe.cleaning == "radford":
+        plain += " AND NOT contains(raw, '&')"
+        line = (
+            "CASE WHEN contains(raw, chr(10)) OR contains(raw, chr(13)) THEN replace(replace("
+            "replace(raw, chr(13)||chr(10), ' '), chr(10), ' '), chr(13), ' ') ELSE raw END"
+        )
+        body, padded = _stripped("line"), "chr(10) || ' ' || body || ' '"
+    else:
+        line, body, padded = "raw", "raw", "body || chr(10)"
+    if recipe.cleaning == "protein":
+        plain = "false"
+    comparable = "text"
+    if recipe.dedupe == "normalized":
+        # Few texts have such runs, and to look for them is quicker than to replace them.
+        comparable = (
+            f"CASE WHEN plain THEN lower(CASE WHEN regexp_matches(body, {quoted(_RUN)}) "
+            f"THEN regexp_replace(body, {quoted(_RUN)}, ' ', 'g') ELSE body END) "
+            "ELSE py_normalized(text) END"
+        )
+        if recipe.cleaning == "none":
+            comparable = comparable.replace("body", f"({_stripped('body')})")
+    return f"""
+        INSERT INTO documents
+        SELECT
+            CASE WHEN text IS NOT NULL
+                THEN md5({quoted(f"{recipe.seed}:")} || {comparable})::UUID END,
+            source,
+            CASE WHEN bad THEN {BAD} WHEN raw IS NULL THEN {NONE}
+                WHEN text IS NULL THEN {BLANK} ELSE {TEXT} END,
+            text,
+            rating
+        FROM (
+            SELECT *, CASE
+                WHEN NOT plain THEN py_clean(raw)
+                WHEN {_stripped("body")} <> '' THEN {padded} END AS text
+            FROM (
+                SELECT *, {body} AS body FROM (
+                    SELECT *, {line} AS line FROM (
+                        SELECT source, coalesce(bad, false) AS bad, raw, rating,
+                            {plain} AS plain
+                        FROM ({rows})))))"""
+
+
+def json_rows(files: Sequence[str], recipe: Recipe) -> str:
+    """Return the SQL of the records of files of JSON lines: source, bad, raw and rating.
+
+    The table `files` must have the number of each file.
+    """
+    fields = [*recipe.text_fields, *recipe.rating_fields]
+    pointers = ", ".join(
+        quoted("/" + name.replace("~", "~0").replace("/", "~1")) for name in fields
+    )
+    split = len(recipe.text_fields)
+
+    def first(start: int, end: int) -> str:
+        each = (f"nullif(field[{n}]::VARCHAR, 'null')" for n in range(start + 1, end + 1))
+        return f"coalesce({', '.join(each)}, NULL)"
+
+    names = ", ".join(quoted(unglobbed(file)) for file in files)
+    return f"""
+        SELECT source,
+            json IS NULL OR json_type(json) <> 'OBJECT' OR left(value, 1) <> '"' AS bad,
+            CASE WHEN left(value, 1) = '"' THEN json_extract_string(value, '$') END AS raw,
+            {number("json_extract_string(mark, '$')")} AS rating
+        FROM (
+            SELECT source, json, {first(0, split)} AS value, {first(split, len(fields))} AS mark
+            FROM (
+                SELECT filename, json, json_extract(json, [{pointers}]) AS field
+                FROM read_ndjson_objects([{names}], filename = true, ignore_errors = true)
+            ) JOIN files USING (filename)
+        )"""
+
+
+def parquet_rows(con: duckdb.DuckDBPyConnection, source: Path, recipe: Recipe) -> str:
+    """Return the SQL of the columns `raw`, the text, and `rating` of all records of a file.
+
+    Raises:
+        UserError: it is no Parquet file, or has no column of text.
+    """
+    table = f"read_parquet({quoted(unglobbed(str(source)))})"
+    try:
+        described = con.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()
+    except duckdb.Error as error:
+        why = str(error).strip().split("\n")[0]
+        raise UserError(f"{source}: cannot be read as Parquet: {why}") from error
+    types = {row[0]: row[1] for row in described}
+    text = [field for field in recipe.text_fields if field in types]
+    marks = [field for field in recipe.rating_fields if field in types]
+    if not text:
+        raise UserError(
+            f"{source}: no column {' or '.join(recipe.text_fields)}; its columns are "
+            f"{', '.join(types)}. Name the one of the text with --text-column."
+        )
+    for field in text:
+        if types[field] != "VARCHAR":
+            raise UserError(
+                f"{source}: its column {field} is {types[field]}, not text; name another with "
+                "--text-column."
+            )
+
+    def first(fields: list[str]) -> str:
+        return f"coalesce({', '.join([f'{_name(f)}::VARCHAR' for f in fields] + ['NULL'])})"
+
+    return f"SELECT {first(text)} AS raw, {number(first(marks))} AS rating FROM {table}"
+
+
+def _stripped(column: str) -> str:
+    """Return the SQL of str.strip on ASCII text; few texts need it, and it is slow."""
+    return (
+        f"CASE WHEN left({column}, 1) <= ' ' OR right({column}, 1) <= ' ' "
+        f"THEN trim({column}, {_SPACE}) ELSE {column} END"
+    )
+
+
+def number(text: str) -> str:
+    """Return the SQL of `documents.rating_of` for a text."""
+    stripped = f"trim({text}, chr(9)||chr(10)||chr(11)||chr(12)||chr(13)||' ')"
+    return (
+        f"CASE WHEN regexp_full_match({stripped}, {quoted(NUMBER)}) "
+        f"AND abs(TRY_CAST({stripped} AS DOUBLE)) <= {LARGEST_RATING} "
+        f"THEN TRY_CAST({stripped} AS DOUBLE) + 0.0 END"
+    )
+
+
+def quoted(text: str) -> str:
+    """Return a text as SQL."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _name(column: str) -> str:
+    return '"' + column.replace('"', '""') + '"'
+
+
+def unglobbed(path: str) -> str:
+    """Return a path in which DuckDB sees no pattern."""
+    return "".join(f"[{c}]" if c in "*?[" else c for c in path)
