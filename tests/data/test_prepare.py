@@ -287,7 +287,7 @@ def test_ten_kills_at_random_moments_leave_the_old_corpus_or_none(
     words = [f"{generator.getrandbits(64):x}" for _ in range(5000)]
     sources = []
     for name in ("old", "new"):
-        records = [{"text": " ".join(generator.choices(words, k=80))} for _ in range(60_000)]
+        records = [{"text": " ".join(generator.choices(words, k=80))} for _ in range(20_000)]
         sources.append(reviews(tmp_path / f"{name}.jsonl", records))
     out = tmp_path / "corpora/out"
     old = prepare([sources[0]], out) if there else None
