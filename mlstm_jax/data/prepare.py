@@ -40,6 +40,8 @@ MAX_REJECT_FRACTION = 0.001
 
 # What a compressed byte of reviews becomes, at most.
 _COMPRESSION = 4
+# DuckDB would start any number.
+_MOST_THREADS = 256
 # The table of documents and what its sort spills, in bytes of text.
 _SCRATCH = 2
 
@@ -200,8 +202,8 @@ def _check_arguments(
         raise UserError(
             f"--max-reject-fraction {max_reject_fraction:g}: must be from 0, none, to 1, all."
         )
-    if threads is not None and threads < 1:
-        raise UserError(f"--threads {threads}: must be at least 1.")
+    if threads is not None and not 1 <= threads <= _MOST_THREADS:
+        raise UserError(f"--threads {threads}: must be from 1 to {_MOST_THREADS}.")
     if not re.fullmatch(r"[0-9]+(\.[0-9]+)? ?[KMGT]i?B", memory_limit):
         raise UserError(f"--memory-limit {memory_limit!r}: must be a size such as 4GB or 500MB.")
 
