@@ -3,6 +3,8 @@
 Exit codes: 0 done, 1 failed (a run that diverged), 2 a mistake in what was given, 130 interrupted.
 """
 
+import io
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -44,6 +46,9 @@ def _usage(program: str) -> str:
 
 def main(arguments: Sequence[str] | None = None, program: str | None = None) -> None:
     """Run the command line and exit."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that is not UTF-8
     name, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help"):
         print(_usage("mlstm-jax"))
@@ -68,3 +73,6 @@ def main(arguments: Sequence[str] | None = None, program: str | None = None) -> 
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:  # As of `| head`, which has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)

@@ -1,6 +1,7 @@
 """Commands on corpora: prepare, inspect."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -56,11 +57,18 @@ def prepare(
         beam_options: options of Beam and its runner, such as "--runner=FlinkRunner".
     """
     import shlex
+    import signal
 
     from mlstm_jax.data import corpus
     from mlstm_jax.data.prepare import prepare as run_prepare
 
-    run_prepare(
+    try:
+        options = shlex.split(beam_options)
+    except ValueError as error:
+        raise UserError(f"--beam-options {beam_options!r}: {error}.") from error
+    # That temporary files go then, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    manifest = run_prepare(
         sources,
         out,
         text_field=text_column,
@@ -73,7 +81,7 @@ def prepare(
         overwrite=overwrite,
         progress=True,
         engine=engine,
-        beam_options=shlex.split(beam_options),
+        beam_options=options,
         memory_limit=memory_limit,
         threads=threads,
         temp_dir=temp_dir,
@@ -81,6 +89,11 @@ def prepare(
     )
     made = corpus.open_corpus(out)
     print(corpus.describe(made))
+    if manifest.rejected:
+        counts = ", ".join(f"{count:,} {kind}" for kind, count in manifest.rejected.items())
+        print(f"note: left out, and listed in {out}.rejects.jsonl: {counts}.")
+        if any("gzip" in kind for kind in manifest.rejected):
+            print("note: of a gzip that is cut short the rest is missing; fetch it again.")
     for name in ("valid", "test"):
         size = made.manifest.splits[name].bytes
         if 0 < size < _LEAST_SCORED:

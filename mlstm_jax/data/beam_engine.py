@@ -19,7 +19,7 @@ import numpy as np
 
 from mlstm_jax.data.corpus import SourceManifest
 from mlstm_jax.data.documents import Recipe, Reject, Written, clean, in_order, order_key
-from mlstm_jax.data.gathered import Gathered, Report
+from mlstm_jax.data.gathered import Gathered, Report, manifest_name
 from mlstm_jax.data.readers import read_source
 from mlstm_jax.data.rejects import Rejects
 from mlstm_jax.data.sources import is_builtin
@@ -64,7 +64,7 @@ def gather(
         text = lines | f"{name} as JSON" >> beam.Map(json.dumps)
         text | f"write {name}" >> beam.io.WriteToText(target, shard_name_template="")
 
-    with beam.Pipeline(options=PipelineOptions(list(options))) as pipeline:
+    with _complaints(), beam.Pipeline(options=PipelineOptions(list(options))) as pipeline:
         read = (
             pipeline
             | "sources" >> beam.Create(list(enumerate(sources)))
@@ -89,13 +89,24 @@ def gather(
     for reject in _lines(scratch / _REJECTS):
         rejects.add(Reject(*reject))
     totals = list(_lines(scratch / "totals"))
+    counted = list(_lines(scratch / _COUNTS))
     report("read", 1)
     yield Gathered(
-        _counts(sources, _lines(scratch / _COUNTS)),
-        sum(documents for documents, _ in totals),
-        any(rated for _, rated in totals),
+        _counts(sources, [line[:4] for line in counted]),
+        sum(totals),
+        any(line[4] for line in counted),
         _in_order(scratch / _PARTS),
     )
+
+
+@contextmanager
+def _complaints() -> Iterator[None]:
+    """Turn what Beam says of its options and runner into one line."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(f"Beam could not run the pipeline: {lines[0]}") from error
 
 
 def _digits(sources: Sequence[str]) -> int:
@@ -111,6 +122,7 @@ def _read(source: tuple[int, str], recipe: Recipe, digits: int) -> Iterator[Any]
 
     number, name = source
     seen: Counter[str] = Counter()
+    rated = False
     try:
         for found in read_source(name, recipe):
             if isinstance(found, Reject):
@@ -120,17 +132,18 @@ def _read(source: tuple[int, str], recipe: Recipe, digits: int) -> Iterator[Any]
             seen["text" if text else "blank" if found else "none"] += 1
             if found and text:
                 rating = math.nan if found.rating is None else found.rating
+                rated = rated or found.rating is not None
                 yield order_key(text, recipe.seed, recipe.dedupe)[:digits], (text, rating)
         if not seen["text"]:
             raise UserError(f"{name}: no text is left of it after cleaning; leave it out.")
     except UserError as error:
         # Raised here it would reach the user in the middle of a traceback of Beam's.
         yield TaggedOutput(_ERRORS, [str(error)])
-    yield TaggedOutput(_COUNTS, [number, seen["text"], seen["none"], seen["blank"]])
+    yield TaggedOutput(_COUNTS, [number, seen["text"], seen["none"], seen["blank"], rated])
 
 
-def _write_part(group: tuple[str, Iterable[Written]], recipe: Recipe, folder: str) -> list[Any]:
-    """Put a group in order and write it; return how many documents it keeps, and if one is rated.
+def _write_part(group: tuple[str, Iterable[Written]], recipe: Recipe, folder: str) -> int:
+    """Put a group in order and write it; return how many documents it keeps.
 
     A worker may do it again, or two at once: the file appears whole, and is the same each time.
     """
@@ -146,19 +159,19 @@ def _write_part(group: tuple[str, Iterable[Written]], recipe: Recipe, folder: st
             ratings=ratings,
         )
     os.replace(partial, Path(folder) / f"{digits}.npz")
-    return [len(kept), bool((~np.isnan(ratings)).any())]
+    return len(kept)
 
 
-def _lines(file: Path) -> Iterator[list[Any]]:
+def _lines(file: Path) -> Iterator[Any]:
     with file.open(encoding="utf-8") as lines:
         for line in lines:
             yield json.loads(line)
 
 
-def _counts(sources: Sequence[str], counted: Iterable[list[int]]) -> list[SourceManifest]:
+def _counts(sources: Sequence[str], counted: Iterable[Sequence[int]]) -> list[SourceManifest]:
     counts = [
         SourceManifest(
-            name=sources[n] if is_builtin(sources[n]) else Path(sources[n]).name,
+            name=manifest_name(sources[n]),
             documents=documents,
             without_text=none,
             blank=blank,

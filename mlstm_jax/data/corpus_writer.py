@@ -115,6 +115,8 @@ def appearing(out: Path, overwrite: bool) -> Iterator[Path]:
 
 def check_out(out: Path, overwrite: bool) -> None:
     """Raise UserError unless a corpus may be written to `out`."""
+    if out.is_mount():
+        raise UserError(f"{out}: cannot be replaced as a whole; name a folder in it with --out.")
     parent = next(folder for folder in out.parents if folder.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise UserError(f"{out}: cannot be written: {parent} is no folder that you may write in.")
@@ -137,7 +139,7 @@ def partial_folder(out: Path) -> Path:
 
 
 def remove_leftovers(out: Path) -> None:
-    """Remove the temporary folders for `out` of processes that were killed."""
+    """Remove the temporary folders for `out` of processes that were killed on this machine."""
     if not out.parent.is_dir():
         return
     pattern = re.compile(re.escape(f".{out.name}.partial-") + r"(\d+)(\.old)?")
@@ -145,7 +147,10 @@ def remove_leftovers(out: Path) -> None:
         match = pattern.fullmatch(folder.name)
         # This process has made none yet: one of its number is of an earlier process.
         if match and (int(match[1]) == os.getpid() or not _is_alive(int(match[1]))):
-            shutil.rmtree(folder, ignore_errors=True)
+            if match[2] and not out.exists():
+                os.rename(folder, out)  # Killed when the old corpus was aside, the new not there.
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_alive(pid: int) -> bool:

@@ -6,6 +6,7 @@ threads, changes a byte of the result. The folder appears whole or not at all, w
 is stopped.
 """
 
+import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
@@ -29,7 +30,7 @@ from mlstm_jax.data.corpus_writer import (
 )
 from mlstm_jax.data.documents import Cleaning, Dedupe, Recipe, Unit, Written
 from mlstm_jax.data.gathered import Gathered
-from mlstm_jax.data.rejects import Rejects
+from mlstm_jax.data.rejects import Rejects, check_rejects_file
 from mlstm_jax.data.sources import PARQUET, PYDOC, find_sources, is_builtin, is_gzip_name
 from mlstm_jax.errors import UserError
 
@@ -92,15 +93,20 @@ def prepare(
     out = out.resolve()  # a name to put the temporary folder beside, even for "." or a link
     recipe = Recipe(text_field, rating_field, document, cleaning, dedupe, seed)
     _check_arguments(sources, split, recipe, max_reject_fraction, threads, memory_limit)
+    if engine != "beam" and beam_options:
+        raise UserError("--beam-options are of --engine beam; name it, too.")
+    if temp_dir is not None and not (temp_dir.is_dir() and os.access(temp_dir, os.W_OK)):
+        raise UserError(f"--temp-dir {temp_dir}: is no folder that you may write in.")
+    remove_leftovers(out)  # which may bring an old corpus back
     check_out(out, overwrite)
-    found = find_sources(sources)
-    scratch_beside = out if temp_dir is None else temp_dir.resolve() / out.name
-    for place in {out, scratch_beside}:
-        remove_leftovers(place)
-    _check_disk(found, out, scratch_beside)
-
     rejects = Rejects()
     rejects_file = out.with_name(f"{out.name}.rejects.jsonl")
+    found = find_sources(sources, without=(out, rejects_file))
+    check_rejects_file(rejects_file)
+    scratch_beside = out if temp_dir is None else temp_dir.resolve() / out.name
+    remove_leftovers(scratch_beside)
+    _check_disk(found, out, scratch_beside)
+
     # Within the folder that appears, unless it is to be elsewhere.
     scratch = partial_folder(scratch_beside) / "scratch"
     with appearing(out, overwrite) as folder, _bar(progress) as bar:
@@ -128,7 +134,7 @@ def prepare(
             )
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-            if temp_dir is not None:
+            if scratch.parent != folder:
                 shutil.rmtree(scratch.parent, ignore_errors=True)
         with durable(folder / corpus.MANIFEST) as file:
             file.write(manifest.to_json().encode())
@@ -204,7 +210,7 @@ def _check_arguments(
         )
     if threads is not None and not 1 <= threads <= _MOST_THREADS:
         raise UserError(f"--threads {threads}: must be from 1 to {_MOST_THREADS}.")
-    if not re.fullmatch(r"[0-9]+(\.[0-9]+)? ?[KMGT]i?B", memory_limit):
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)? ?[KMGT]i?B", memory_limit, re.IGNORECASE):
         raise UserError(f"--memory-limit {memory_limit!r}: must be a size such as 4GB or 500MB.")
 
 

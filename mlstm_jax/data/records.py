@@ -14,7 +14,7 @@ from mlstm_jax.errors import UserError
 
 _EXCERPT = 80  # characters
 # A CSV record of more is a quote never closed: that it does not swallow the rest of the file.
-_MOST_LINES_A_RECORD = 1000
+_MOST_LINES_A_RECORD = 10_000
 
 # A line with its number and end.
 Line = tuple[int, str] | Reject
@@ -81,7 +81,8 @@ def json_records(source: Path, lines: Iterator[Line], may_be_array: bool) -> Ite
 
 def _json(source: Path, line: int, text: str) -> object:
     try:
-        return json.loads(text)
+        # Of a field that is there twice DuckDB takes the first.
+        return json.loads(text, object_pairs_hook=lambda pairs: dict(reversed(pairs)))
     except (ValueError, RecursionError) as error:
         if isinstance(error, json.JSONDecodeError):
             line += error.lineno - 1

@@ -65,6 +65,23 @@ class Rejects:
         return "\n".join(lines)
 
 
+def check_rejects_file(file: Path) -> None:
+    """Raise UserError if there is a file of this name that `Rejects.write` has not written."""
+    try:
+        with file.open(encoding="utf-8") as lines:
+            first = json.loads(next(lines, "null"))
+        ours = isinstance(first, dict) and set(first) == set(Reject._fields)
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError):
+        ours = False
+    if not ours:
+        raise UserError(
+            f"{file}: unreadable records would be written there, but it is another file; move it, "
+            "or name another --out."
+        )
+
+
 def _by_place(reject: Reject) -> tuple[str, int, str]:
     file, _, number = reject.place.rpartition(" ")
     digits = number.replace(",", "")

@@ -1,7 +1,7 @@
 """What a corpus is made from: files, folders, patterns, Python's documentation, TFDS data sets."""
 
 import glob
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from mlstm_jax.errors import UserError
@@ -14,12 +14,14 @@ PARQUET = ".parquet"
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
-def find_sources(names: Sequence[str]) -> list[str]:
+def find_sources(names: Sequence[str], without: Collection[Path] = ()) -> list[str]:
     """Return the sources that are named, each once: what is in folders, and what patterns match.
 
     Args:
-        names: files, folders (what is in them, at any depth, of a known kind), patterns such as
-            ``reviews/*.json.gz``, `pydoc:`, `tfds:NAME[/CONFIG]:SPLIT`.
+        names: files, folders (what is in them, at any depth, of a known kind; not what is empty,
+            nor what begins with a dot or an underscore), patterns such as ``reviews/*.json.gz``,
+            `pydoc:`, `tfds:NAME[/CONFIG]:SPLIT`.
+        without: absolute paths of files and folders to pass over in folders and patterns.
 
     Raises:
         UserError: there is no such file, it is of an unknown kind, a folder or pattern has none.
@@ -30,14 +32,17 @@ def find_sources(names: Sequence[str]) -> list[str]:
             found[name] = None
             continue
         path = Path(name)
+        if _is_under(path, without):
+            raise UserError(f"{name}: would be read and written at once; name another --out.")
         if path.is_dir():
-            files = sorted(p for p in path.rglob("*") if p.is_file() and _is_known(p))
+            files = sorted(p for p in path.rglob("*") if _is_wanted(p, path, without))
             if not files:
                 raise UserError(
                     f"{name}: this folder has no file of a known kind; known are {_known()}."
                 )
-        elif not path.exists() and glob.has_magic(name):
-            files = sorted(map(Path, glob.glob(name, recursive=True)))
+        elif glob.has_magic(name) and not path.exists():
+            matches = map(Path, glob.glob(name, recursive=True))
+            files = sorted(p for p in matches if p.is_file() and not _is_under(p, without))
             if not files:
                 raise UserError(f"{name}: no file is named so; check the pattern.")
         else:
@@ -58,8 +63,11 @@ def check_source(source: Path, *, parquet: bool = False) -> None:
     """Raise UserError unless `source` is a file of a known kind, or `pydoc:`; reads two bytes."""
     if str(source) == PYDOC:
         return
-    if not source.exists():
-        raise UserError(f"{source}: there is no such file; check the name.")
+    try:
+        source.stat()
+    except OSError as error:
+        why = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror
+        raise UserError(f"{source}: {why}; check the name.") from error
     if source.is_dir():
         raise UserError(f"{source}: is a folder; name the files in it, such as {source}/*.json.gz")
     if parquet and suffix_of(source) == PARQUET:
@@ -90,8 +98,19 @@ def is_gzip_name(source: Path) -> bool:
     return source.suffix.lower() == ".gz"
 
 
-def _is_known(path: Path) -> bool:
-    return suffix_of(path) in TEXT_SUFFIXES or path.suffix.lower() == PARQUET
+def _is_wanted(path: Path, folder: Path, without: Collection[Path]) -> bool:
+    """Return whether to read a file of a folder that was named."""
+    # As Spark has it: part files may be empty, and other files are marked so.
+    hidden = any(part[0] in "._" for part in path.relative_to(folder).parts)
+    known = suffix_of(path) in TEXT_SUFFIXES or path.suffix.lower() == PARQUET
+    if hidden or not known or not path.is_file() or _is_under(path, without):
+        return False
+    return path.stat().st_size > 0
+
+
+def _is_under(path: Path, folders: Collection[Path]) -> bool:
+    resolved = path.resolve()
+    return any(resolved == folder or folder in resolved.parents for folder in folders)
 
 
 def _known(parquet: bool = True) -> str:

@@ -95,7 +95,8 @@ def json_rows(files: Sequence[str], recipe: Recipe) -> str:
             SELECT source, json, {first(0, split)} AS value, {first(split, len(fields))} AS mark
             FROM (
                 SELECT filename, json, json_extract(json, [{pointers}]) AS field
-                FROM read_ndjson_objects([{names}], filename = true, ignore_errors = true)
+                FROM read_ndjson_objects([{names}], filename = true, ignore_errors = true,
+                        hive_partitioning = false)
             ) JOIN files USING (filename)
         )"""
 
@@ -106,7 +107,7 @@ def parquet_rows(con: duckdb.DuckDBPyConnection, source: Path, recipe: Recipe) -
     Raises:
         UserError: it is no Parquet file, or has no column of text.
     """
-    table = f"read_parquet({quoted(unglobbed(str(source)))})"
+    table = f"read_parquet({quoted(unglobbed(str(source)))}, hive_partitioning = false)"
     try:
         described = con.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()
     except duckdb.Error as error:

@@ -60,10 +60,10 @@ def _open(source: str, name: str, split: str) -> tuple[Any, Mapping[str, Any]]:
     # Found by its files: the code that made them, which may need TensorFlow, is not run.
     try:
         builder = builder_from_files(name, data_dir=folder)
-    except tfds.core.DatasetNotFoundError as error:
+    except (tfds.core.DatasetNotFoundError, ValueError) as error:
         raise UserError(
-            f"{source}: no such data set is prepared in {folder}. Prepare it once, which may "
-            f"download it: {make}; or name its folder in TFDS_DATA_DIR."
+            f"{source}: no such data set is prepared in {folder} ({_line(error)}). Prepare it "
+            f"once, which may download it: {make}; or name its folder in TFDS_DATA_DIR."
         ) from error
     try:
         return builder.as_data_source(split), builder.info.features

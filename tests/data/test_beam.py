@@ -1,10 +1,11 @@
 """Beam gives the corpus that DuckDB gives, byte for byte."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from mlstm_jax.data.documents import Dedupe
+from mlstm_jax.data.documents import Dedupe, in_order
 from mlstm_jax.data.prepare import prepare
 from mlstm_jax.errors import UserError
 
@@ -29,6 +30,10 @@ def sources(tmp_path: Path) -> list[str]:
         "text,stars\n" + "".join(f"MANY é {n},{n % 3}\n" for n in range(2000))
     )
     (tmp_path / "in/dirty.jsonl").write_bytes(b"".join(GOOD) + b"bad\n")
+    # Of near-duplicates the one that is kept may have no rating, where another has.
+    (tmp_path / "in/rated.jsonl").write_text(
+        "".join(f'{{"text": "twice {n}"}}\n{{"text": "TWICE {n}", "text": ""}}\n' for n in range(9))
+    )
     return [str(tmp_path / "in"), "pydoc:"]
 
 
@@ -52,12 +57,33 @@ def test_the_same_corpus(tmp_path: Path, sources: list[str], dedupe: Dedupe) -> 
 
 def test_a_source_that_cannot_be_is_said_as_by_duckdb(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"body": "text"}\n')
-    for engine in ("duckdb", "beam"):
+    for engine, options in (("duckdb", []), ("beam", LOCAL)):
         with pytest.raises(UserError, match=r"a\.jsonl: none of its 1 records has text in text"):
             prepare(
                 [str(tmp_path / "a.jsonl")],
                 tmp_path / "out",
                 engine=engine,  # type: ignore[arg-type]
-                beam_options=LOCAL,
+                beam_options=options,
             )
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+def test_ratings_of_copies_that_are_not_kept_count_alike(tmp_path: Path) -> None:
+    lines = []
+    for n in range(20):
+        kept, *_ = in_order(
+            [(b"\n review %d " % n, 0.0), (b"\n Review %d " % n, 0.0)], 0, "normalized"
+        )
+        for text in (f"review {n}", f"Review {n}"):
+            other = f"\n {text} ".encode() != kept[0]
+            lines.append(json.dumps({"text": text} | ({"rating": 5} if other else {})) + "\n")
+    (tmp_path / "a.jsonl").write_text("".join(lines))
+    prepare([str(tmp_path / "a.jsonl")], tmp_path / "duckdb")
+    prepare([str(tmp_path / "a.jsonl")], tmp_path / "beam", engine="beam", beam_options=LOCAL)
+    assert contents(tmp_path / "beam") == contents(tmp_path / "duckdb")
+
+
+def test_a_runner_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"Beam could not run the pipeline: .*Nope"):
+        prepare(["pydoc:"], tmp_path / "out", engine="beam", beam_options=["--runner=Nope"])
+    assert list(tmp_path.iterdir()) == []

@@ -182,3 +182,30 @@ def test_sql_does_what_python_does(
     wanted = expected([jsonl, table], recipe)
     assert len(wanted) > 500
     same(train_documents(tmp_path / "out"), wanted)
+
+
+def test_a_gzip_whose_checksum_is_wrong_is_damaged(tmp_path: Path) -> None:
+    # DuckDB does not look at it, so a flipped bit would be a changed text.
+    whole = bytearray(gzip.compress(b"".join(GOOD)))
+    whole[-5] ^= 1  # of the checksum
+    (tmp_path / "a.jsonl.gz").write_bytes(whole)
+    with pytest.raises(UserError, match=r"1 gzip cut short or damaged"):
+        prepare([str(tmp_path / "a.jsonl.gz")], tmp_path / "out")
+
+
+def test_a_long_field_in_quotes_is_one(tmp_path: Path) -> None:
+    text = "\n".join(f"line {n}" for n in range(5000))
+    (tmp_path / "a.csv").write_text(f'text\n"{text}"\n' + "more\nand more\n")
+    manifest = prepare([str(tmp_path / "a.csv")], tmp_path / "out", split=(1, 0, 0))
+    assert (manifest.records, manifest.rejected) == (3, {})
+
+
+def test_another_file_where_the_rejects_would_be_is_left_alone(tmp_path: Path) -> None:
+    other = tmp_path / "out.rejects.jsonl"
+    other.write_bytes(b"".join(GOOD))
+    (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
+    with pytest.raises(UserError, match=r"out\.rejects\.jsonl: .* but it is another file; move it"):
+        prepare([str(tmp_path / "a.txt")], tmp_path / "out")
+    with pytest.raises(UserError, match=r"would be read and written at once"):
+        prepare([str(other)], tmp_path / "out")
+    assert other.read_bytes() == b"".join(GOOD)

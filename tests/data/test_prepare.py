@@ -297,6 +297,7 @@ def test_ten_kills_at_random_moments_leave_the_old_corpus_or_none(
     old = prepare([sources[0]], out) if there else None
     command = [sys.executable, "-m", "mlstm_jax", "prepare", sources[1], "--out", out]
     command += ["--overwrite", "--temp-dir", tmp_path / "temp"]
+    (tmp_path / "temp").mkdir()
     begun = time.monotonic()
     whole = tmp_path / "corpora/whole"
     subprocess.run([*command[:6], whole], cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
@@ -323,6 +324,19 @@ def test_ten_kills_at_random_moments_leave_the_old_corpus_or_none(
     assert open_corpus(out).manifest == new
     assert sorted(path.name for path in out.parent.iterdir()) == ["out", "whole"]
     assert list((tmp_path / "temp").iterdir()) == []
+
+
+def test_a_kill_between_the_two_renames_loses_nothing(tmp_path: Path) -> None:
+    source, out = reviews(tmp_path / "a.jsonl", some(9)), tmp_path / "out"
+    prepare([source], out)
+    before = contents(out)
+    out.rename(tmp_path / ".out.partial-4999999.old")  # of a process that cannot be alive
+    (tmp_path / ".out.partial-4999999").mkdir()
+    (tmp_path / "b.jsonl").touch()
+    with pytest.raises(UserError, match=r"holds no text"):
+        prepare([str(tmp_path / "b.jsonl")], out, overwrite=True)
+    assert contents(out) == before
+    assert not list(tmp_path.glob(".out.*"))
 
 
 def test_a_log_file_gets_no_progress_bar(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

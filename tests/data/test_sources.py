@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import shutil
 from collections import namedtuple
 from pathlib import Path
@@ -137,3 +138,40 @@ def test_a_memory_limit_that_is_no_size_or_too_low(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=message):
             prepare([str(path)], tmp_path / "out", memory_limit=limit)
         assert {p.name for p in tmp_path.iterdir()} == {"a.jsonl"}
+
+
+def test_what_is_empty_hidden_or_our_own_in_a_folder_is_passed_over(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    write_layouts(folder)
+    (folder / "part-1.json").touch()
+    (folder / "_SUCCESS.txt").write_text("no review")
+    (folder / ".ipynb_checkpoints").mkdir()
+    (folder / ".ipynb_checkpoints/a.json").write_text("{}")
+    for _ in range(2):
+        manifest = prepare([str(folder)], folder / "corpus", split=(1, 0, 0), overwrite=True)
+        assert [source.name for source in manifest.sources] == sorted(LAYOUTS)
+
+
+def test_folder_names_are_no_columns(tmp_path: Path) -> None:
+    folder = tmp_path / "rating=1" / "text=x"
+    folder.mkdir(parents=True)
+    write_parquet(folder / "a.parquet", "SELECT 5 AS rating, 'parquet' AS text")
+    (folder / "b.jsonl").write_text('{"text": "lines", "rating": 4}\n')
+    prepare([str(tmp_path / "rating=1")], tmp_path / "out", split=(1, 0, 0))
+    assert texts(tmp_path / "out") == {"parquet": 5.0, "lines": 4.0}
+
+
+def test_temporary_files_in_the_folder_of_the_corpus(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
+    prepare([str(tmp_path / "a.txt")], tmp_path / "out", temp_dir=tmp_path)
+    assert {p.name for p in tmp_path.iterdir()} == {"a.txt", "out"}
+    with pytest.raises(UserError, match=r"--temp-dir .*none: is no folder that you may write in"):
+        prepare([str(tmp_path / "a.txt")], tmp_path / "more", temp_dir=tmp_path / "none")
+
+
+def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
+    name = os.fsencode(tmp_path) + b"/caf\xe9.jsonl"
+    with open(name, "w") as file:
+        file.write('{"text": "one"}\n{"text": "two"}\n{"text": "three"}\n')
+    manifest = prepare([os.fsdecode(name)], tmp_path / "out")
+    assert manifest.sources[0].name == "caf?.jsonl"
