@@ -51,6 +51,8 @@ class Result:
     test: float
     majority: float  # test accuracy of the commonest class of train
     nonzero: int  # features that L1 left
+    best_unit: int  # the one that alone tells the classes of train apart best
+    best_unit_test: float  # its test accuracy
     units: list[int]  # by |weight|, the largest first
     top_units: dict[int, float]  # k → test accuracy of the k first of them
     confusion: list[list[int]]  # of the test texts: true class, predicted class
@@ -80,14 +82,15 @@ def run(
         train, valid, classes, lambda n: on_part(n, f"strength {n} of {fits}")
     )
     units = chosen.ranking
-    top = {}
-    on_part(fits, "the first units")
-    for count in [k for k in TOP_UNITS if k <= train.features.shape[1]]:
-        first = units[:count].tolist()
-        few = classify.columns(train, first)
+
+    def accuracy_of(some: list[int]) -> float:
+        few = classify.columns(train, some)
         # Few features need no shrinking: the weakest of the strengths tried.
-        alone = classify.fit(few, classes, STRENGTHS[-1])
-        top[count] = alone.accuracy(classify.columns(test, first))
+        return classify.fit(few, classes, STRENGTHS[-1]).accuracy(classify.columns(test, some))
+
+    on_part(fits, "the first units")
+    top = {k: accuracy_of(units[:k].tolist()) for k in TOP_UNITS if k <= len(units)}
+    best = _best_unit(train)
     on_part(fits + 1, "accuracy by labelled examples")
     curve = _learning_curve(train, test, classes, chosen.strength)
     on_part(fits + 2, "TF-IDF")
@@ -106,17 +109,28 @@ def run(
         test=chosen.accuracy(test),
         majority=float((test.labels == commonest).mean()),
         nonzero=chosen.nonzero,
+        best_unit=best,
+        best_unit_test=accuracy_of([best]),
         units=units[: max(TOP_UNITS)].tolist(),
         top_units=top,
         confusion=confusion.tolist(),
         learning_curve=curve,
-        histogram=_histogram(train, int(units[0]), classes),
+        histogram=_histogram(train, best, classes),
         baseline=baseline,
     )
     return chosen, result
 
 
 _PARTS = ("train", "valid", "test")
+
+
+def _best_unit(train: Examples) -> int:
+    """Return the unit whose mean differs most between classes, for its spread within them."""
+    from sklearn.feature_selection import f_classif
+
+    varies = np.flatnonzero(np.ptp(train.features, axis=0) > 0)
+    scores, _ = f_classif(train.features[:, varies], train.labels)
+    return int(varies[np.argmax(scores)]) if len(varies) else 0
 
 
 def _learning_curve(
@@ -187,7 +201,8 @@ def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
     checked = "valid" if result.texts["valid"] else "cross-validated"
     rows = [
         ("all features", result.train, result.valid, result.test),
-        *((f"first {k} units", None, None, score) for k, score in result.top_units.items()),
+        (f"unit {result.best_unit}, the best alone", None, None, result.best_unit_test),
+        *((f"{k} of largest weight", None, None, score) for k, score in result.top_units.items()),
         ("TF-IDF, words and pairs", base.train, base.valid, base.test),
         ("the commonest class", None, None, result.majority),
     ]
@@ -261,7 +276,7 @@ def draw(folder: Path, result: Result) -> list[str]:
     axes.fill_between(examples, least, largest, alpha=0.25)
     axes.plot(examples, [100 * point["mean"] for point in points], marker="o", label="all features")
     for name, score, style in (
-        ("best unit alone", result.top_units[1], ":"),
+        ("best unit alone", result.best_unit_test, ":"),
         ("TF-IDF, all examples", result.baseline.test, "--"),
         ("commonest class", result.majority, "-."),
     ):

@@ -45,6 +45,15 @@ def test_the_units_that_know_are_found(
     np.testing.assert_allclose(found.probabilities(test.features).sum(axis=1), 1)
 
 
+def test_the_best_unit_alone_is_the_one_that_tells(random: np.random.Generator) -> None:
+    from mlstm_jax.transfer import experiment
+
+    data = make(random, 400)
+    data.features[:, 18] *= 1e-3  # small, and so of little weight
+    data.features[:, 3] = 7  # never moves
+    assert experiment._best_unit(data) == 18
+
+
 def test_probabilities_are_scikit_learns(random: np.random.Generator) -> None:
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
@@ -147,6 +156,9 @@ def test_transfer_and_classify_from_the_outside(
     assert result["learning_curve"][-1]["examples"] == 300
     assert result["learning_curve"][-1]["mean"] == pytest.approx(result["test"])
     assert list(result["top_units"]) == ["1", "2", "5", "10", "50"]
+    assert 1 > result["best_unit_test"] >= result["majority"] - 0.05
+    assert result["histogram"]["unit"] == result["best_unit"]
+    assert f"| unit {result['best_unit']}, the best alone |" in said
     for text in ("cross-validated", "TF-IDF", f"**{100 * result['test']:.1f}**"):
         assert text in said
     for picture in ("best_unit.png", "learning_curve.png"):
