@@ -100,3 +100,9 @@ def test_a_mistake_gets_a_message_and_exit_code_2(
 def test_import_is_quick_and_starts_no_jax(call) -> None:
     modules = "mlstm_jax, mlstm_jax.config, mlstm_jax.cli, mlstm_jax.data.prepare"
     call(sys.executable, "-c", f"import {modules}, sys; assert 'jax' not in sys.modules")
+
+
+def test_training_imports_nothing_that_only_the_data_need(call) -> None:
+    modules = "mlstm_jax.training.loop, mlstm_jax.transfer.labels, mlstm_jax.commands.training"
+    needless = ["duckdb", "tensorflow_datasets", "apache_beam", "sklearn", "matplotlib"]
+    call(sys.executable, "-c", f"import {modules}, sys; assert not sys.modules.keys() & {needless}")
