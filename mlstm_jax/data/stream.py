@@ -38,8 +38,8 @@ class Batch(NamedTuple):
     # mean, or as it is, the number of a class; NaN elsewhere. None if they are not asked for.
     labels_BT: NDArray[np.float32] | None = None
     # int32: how many of a row's targets, from its first on, count in the loss; the rest is padding.
-    # And float32, the same for all rows: the weight of each, which makes the mean over all
-    # positions of the global batch the mean over all that count. None: all count.
+    # And float32, the same for all rows: what makes a mean over all positions of the global batch
+    # the mean over all that count. None: all count.
     targets_B: NDArray[np.int32] | None = None
     weight_B: NDArray[np.float32] | None = None
 

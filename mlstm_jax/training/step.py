@@ -88,22 +88,21 @@ def _noise(square: Array, mean_square: Array, batches: int, rows: int) -> tuple[
     return signal, trace
 
 
-def _weights(batch: Batch) -> Array:
-    """Return the weight of each position in the loss, [B, T]: 0 where there is no target."""
-    if batch.targets_B is None or batch.weight_B is None:
-        return jnp.ones((1, 1), jnp.float32)
+def _counted(batch: Batch) -> Array:
+    """Return which positions have a target, bool [B, T]."""
     place_1T = jnp.arange(batch.inputs_BT.shape[1])[None]
-    return jnp.where(place_1T < batch.targets_B[:, None], batch.weight_B[:, None], 0)
+    if batch.targets_B is None:
+        return place_1T >= 0
+    return place_1T < batch.targets_B[:, None]
 
 
-def _label_losses(found_BTK: Array | None, batch: Batch) -> tuple[Array, Array]:
+def _label_losses(found_BTK: Array | None, labels_BT: Any) -> tuple[Array, Array]:
     """Return the loss where there is a label, and these places: means over all bytes.
 
     One number a place is a rating, with a squared error; several are the logits of classes.
     """
-    if found_BTK is None or batch.labels_BT is None:
+    if found_BTK is None or labels_BT is None:
         return jnp.float32(0), jnp.float32(0)
-    labels_BT = jnp.asarray(batch.labels_BT)
     known_BT = ~jnp.isnan(labels_BT)
     labels_BT = jnp.where(known_BT, labels_BT, 0)
     if found_BTK.shape[-1] == 1:
@@ -112,10 +111,7 @@ def _label_losses(found_BTK: Array | None, batch: Batch) -> tuple[Array, Array]:
         loss_BT = optax.softmax_cross_entropy_with_integer_labels(
             found_BTK, labels_BT.astype(jnp.int32)
         )
-    # As the language model's loss is, where rows wait for others.
-    weight_B1 = jnp.ones((1, 1)) if batch.weight_B is None else batch.weight_B[:, None]
-    known_BT = known_BT * weight_B1
-    return jnp.mean(known_BT * loss_BT), jnp.mean(known_BT)
+    return jnp.mean(jnp.where(known_BT, loss_BT, 0)), jnp.mean(known_BT, dtype=jnp.float32)
 
 
 def make_train_step(
@@ -165,9 +161,13 @@ def make_train_step(
             nats_BT = optax.softmax_cross_entropy_with_integer_labels(
                 read.logits_BTV, batch.targets_BT.astype(jnp.int32)
             )
-            loss = jnp.mean(nats_BT * _weights(batch))
-            label_loss, labels = _label_losses(read.labels_BTK, batch)
+            loss = jnp.mean(jnp.where(_counted(batch), nats_BT, 0))
+            label_loss, labels = _label_losses(read.labels_BTK, batch.labels_BT)
             objective = loss + config.train.label_weight * label_loss
+            # Told is the mean over what counts; the gradient is of the mean over all positions, so
+            # that every byte has the same weight, also where few rows are left at an epoch's end.
+            if batch.weight_B is not None:
+                loss = loss * jnp.mean(batch.weight_B)
             return objective * scale, ((loss, label_loss, labels), read.carry)
 
         gradient, ((loss, *more), after) = jax.grad(scaled_loss, has_aux=True)(params)

@@ -130,7 +130,11 @@ def test_the_bytes_read_add_up_to_the_file(tmp_path: Path) -> None:
     [
         ("a.parquet", "x", r"unknown kind \(\.parquet\); known are \.json, .*\.txt, each also"),
         ("README", "x", r"unknown kind \(its name has no suffix\)"),
-        ("a.jsonl", gzip.compress(b"{}"), r"compressed by gzip; rename it to a\.jsonl\.gz"),
+        (
+            "a.jsonl",
+            gzip.compress(b"{}", mtime=0),
+            r"compressed by gzip; rename it to a\.jsonl\.gz",
+        ),
         ("a.jsonl", '{"text": "t"}\n\n{"text": \n', r"line 3: not JSON .*'{\"text\":'"),
         ("a.jsonl", "[" * 100_000, r"line 1: not JSON"),
         ("a.jsonl", '{"text": "t"}\n["t"]\n', r"line 2: \[\"t\"\] is not a record"),
