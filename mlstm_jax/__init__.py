@@ -5,7 +5,9 @@ Data flows one way, and imports go downward only::
     text ─prepare─▶ corpus ─stream─▶ batches ─step─▶ state ─▶ checkpoints, metrics ─▶ transfer
 
     cli.py, commands/      the `mlstm-jax` command, and its subcommands
-    config.py              what one experiment is, and the parsing of a command line
+    config.py              what one experiment is
+    config_text.py         configs as JSON, and the parsing of a command line
+    config_differences.py  what may change when a run goes on
     run.py                 a run folder: config, metrics, checkpoints → a model ready to use
     report.py              what a run learned, beside gzip, bz2 and xz
     evaluation.py          bits per character of a split
@@ -13,9 +15,11 @@ Data flows one way, and imports go downward only::
     sweep.py               several runs and their table
     data/                  sources, readers, documents → prepare (duckdb_engine, beam_engine,
                            corpus_writer) → corpus → stream; summary          (no jax)
-    model/                 recurrence, weight norm, the language model        (no data, no training)
+    model/                 recurrence, inputs, weight norm, the language model   (no data, no
+                           training)
     training/              loop, parts, step, state, optimizer, schedule, loss scale, checkpoint,
-                           resume; parallel (devices); cluster, agreement, signals, watchdog
+                           resume; parallel (devices); cluster, peer, place, agreement, signals,
+                           watchdog
     transfer/              features, labels, classify, experiment, finetune; generate, reader,
                            heatmap
     view/                  a local page that shows units and classes as one types

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from mlstm_jax import config as configs
-from mlstm_jax import sweep
+from mlstm_jax import config_text, sweep
 from mlstm_jax.config import Config
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import metrics
@@ -75,7 +74,7 @@ def read(run: Path, name: str) -> History:
         kinds[line.pop("kind")].append(line)
     train, evaluations = (_table(kinds[kind]) for kind in ("train", "eval"))
     events = pd.DataFrame(kinds["event"], columns=["step", "event"])
-    config = configs.from_json(path.read_text(), path)
+    config = config_text.from_json(path.read_text(), path)
     return History(name, config, train, evaluations, events)
 
 

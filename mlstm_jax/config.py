@@ -1,4 +1,4 @@
-"""What one experiment is: frozen dataclasses with checks, and the one place that parses them.
+"""What one experiment is: frozen dataclasses with checks.
 
 A config file is a Python module that sets ``config = Config(...)``. A command line starts from it
 and overrides single fields: ``train.py configs/small_512.py --optimizer.learning-rate 1e-3``.
@@ -6,12 +6,10 @@ The comment above a field is its ``--help``. No jax import: a device count can s
 """
 
 import dataclasses
-import json
 import runpy
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Literal
 
 from mlstm_jax.errors import UserError
 
@@ -336,17 +334,6 @@ class Config:
     phases: tuple[Phase, ...] = ()
 
 
-# The shapes of the state and its types hang on these; a run cannot go on with another value.
-_FIXED_IN_A_RUN = (
-    *("model.", "optimizer.name", "precision.compute", "precision.cell", "train.seed"),
-)
-# What each row reads hangs on these; with another value the carry must begin anew. (The corpus is
-# compared by its content, not by its path.)
-_FIXED_WITH_CARRY = "data."
-# These say where the run is and who works on it, not what it is.
-PLACES = ("out", "data.corpus", "train.start_from", "distributed.")
-
-
 def resolve_batch(config: Config, device_count: int) -> Config:
     """Return the config with its global batch set, and checked against the number of devices.
 
@@ -379,68 +366,6 @@ def resolve_batch(config: Config, device_count: int) -> Config:
     return dataclasses.replace(config, data=data)
 
 
-def flatten(config: Config) -> dict[str, Any]:
-    """Return every field under its dotted name, as on the command line."""
-
-    def walk(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
-        if isinstance(value, dict):
-            for key, item in value.items():
-                yield from walk(f"{prefix}.{key}" if prefix else key, item)
-        else:
-            yield prefix, value
-
-    return dict(walk("", dataclasses.asdict(config)))
-
-
-class Differences(NamedTuple):
-    """Lines "field: old → new", by what they mean for a run that goes on."""
-
-    forbidden: list[str]
-    resets_carry: list[str]  # possible if the state of every stream begins anew
-    allowed: list[str]
-
-
-def differences(old: Config, new: Config) -> Differences:
-    """Compare the config of a run with one that would continue it."""
-    before, after = flatten(old), flatten(new)
-    found = Differences([], [], [])
-    for name in before:
-        if before[name] == after[name] or name.startswith(PLACES):
-            continue
-        kind = found.allowed
-        if name.startswith(_FIXED_IN_A_RUN):
-            kind = found.forbidden
-        elif name.startswith(_FIXED_WITH_CARRY):
-            kind = found.resets_carry
-        kind.append(f"{name}: {before[name]} → {after[name]}")
-    return found
-
-
-def to_json(config: Config) -> str:
-    """Return the config as JSON text, one section an object."""
-    return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
-
-
-def from_json(text: str, source: Path) -> Config:
-    """Build a config from `to_json`'s text; UserError names the file `source` and what is wrong."""
-    sections = {f.name: f.default_factory for f in dataclasses.fields(Config)}
-    try:
-        values = json.loads(text)
-        phases = tuple(Phase(**phase) for phase in values.pop("phases", ()))
-        return Config(
-            phases=phases,
-            **{
-                key: value if key == "out" else sections[key](**value)  # type: ignore[operator]
-                for key, value in values.items()
-            },
-        )
-    except (json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{source} is not the config of a run of this version ({error}); "
-            "restore the file, or start a new run in another folder."
-        ) from error
-
-
 def load_file(path: Path | str) -> Config:
     """Run a config file, the user's own Python, and return its ``config``."""
     path = Path(path)
@@ -450,56 +375,3 @@ def load_file(path: Path | str) -> Config:
     if not isinstance(config, Config):
         raise UserError(f"{path} sets no `config = Config(...)`; see configs/quickstart.py.")
     return config
-
-
-def take_file(arguments: Sequence[str], default: Config) -> tuple[Config, list[str]]:
-    """Return the config that a command line starts from, and the rest of it."""
-    rest = list(arguments)
-    if rest and not rest[0].startswith("-"):
-        default = load_file(Path(rest.pop(0)))
-    return default, rest
-
-
-class Request(NamedTuple):
-    """What a command line asks for."""
-
-    config: Config
-    resume: bool
-    reset_carry: bool
-
-
-def parse(arguments: Sequence[str], default: Config, program: str) -> Request:
-    """Return what ``[CONFIG.py] [--section.field value ...] [--resume] [--reset-carry]`` says.
-
-    Exits with 2, after a message, on a field or value that does not exist.
-
-    Args:
-        arguments: the command line without the program's name.
-        default: the config to start from when no file is named.
-        program: how the program is called, for the usage line.
-    """
-    import tyro
-
-    default, rest = take_file(arguments, default)
-    # A command line cannot say a list of phases; they come from the file alone.
-    phases, default = default.phases, dataclasses.replace(default, phases=())
-
-    @dataclass(frozen=True, kw_only=True)
-    class Arguments:
-        config: Annotated[Config, tyro.conf.arg(name="")] = default
-        # Fail unless the run folder holds a run to go on with.
-        resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-        # Go on with another data.batch, data.window or data.shards: the hidden state of every
-        # stream starts from zero, near the place in the text that was reached.
-        reset_carry: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-
-    parsed = tyro.cli(
-        Arguments,
-        args=rest,
-        prog=f"{program} [CONFIG.py]",
-        description="Train a byte-level mLSTM. CONFIG.py sets the fields, the options override "
-        "them; without a config it is the quickstart, whose values are then the defaults shown "
-        "here. An unfinished run in the same folder is resumed.",
-    )
-    config = dataclasses.replace(parsed.config, phases=phases)
-    return Request(config, parsed.resume, parsed.reset_carry)

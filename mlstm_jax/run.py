@@ -22,8 +22,7 @@ from pathlib import Path
 
 import jax
 
-from mlstm_jax import __version__
-from mlstm_jax import config as configs
+from mlstm_jax import __version__, config_differences, config_text
 from mlstm_jax.config import Config
 from mlstm_jax.data.documents import Cleaning
 from mlstm_jax.errors import KnownError, UserError
@@ -57,7 +56,7 @@ class Run:
 def read_config(folder: Path) -> Config | None:
     """Return the config of the run in `folder`, or None where there is none."""
     path = folder / "config.json"
-    return configs.from_json(path.read_text(), path) if path.is_file() else None
+    return config_text.from_json(path.read_text(), path) if path.is_file() else None
 
 
 @contextmanager
@@ -89,7 +88,7 @@ def claim(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterato
         if folder.exists() and not (folder.is_dir() and all(map(_is_ours, folder.iterdir()))):
             raise UserError(f"{folder} exists and is not a run; choose another folder with --out.")
     elif has_begun:
-        found = configs.differences(before, config)
+        found = config_differences.differences(before, config)
         forbidden = found.forbidden + ([] if reset_carry else found.resets_carry)
         if forbidden:
             way_out = "" if found.forbidden else ", or go on with the carry reset, --reset-carry"
@@ -125,7 +124,7 @@ def _is_ours(path: Path) -> bool:
 def write_folder(config: Config) -> None:
     """Write config.json and environment.json, each whole or not at all."""
     folder = Path(config.out)
-    _replace(folder / "config.json", configs.to_json(config))
+    _replace(folder / "config.json", config_text.to_json(config))
     _replace(folder / "environment.json", json.dumps(environment.describe(), indent=2) + "\n")
 
 
@@ -186,7 +185,7 @@ def write_imported(folder: Path, imported: Weights) -> None:
     try:
         partial.mkdir(parents=True)
         weights.save(partial / WEIGHTS, imported)
-        (partial / "config.json").write_text(configs.to_json(config))
+        (partial / "config.json").write_text(config_text.to_json(config))
         partial.replace(folder)
     except OSError as error:
         raise KnownError(f"{folder}: cannot be written: {error.strerror or error}") from error

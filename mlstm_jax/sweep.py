@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlstm_jax import config as configs
+from mlstm_jax import config_differences, config_text
 from mlstm_jax.config import Config
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import metrics
@@ -94,9 +95,11 @@ def pending(runs: Runs, out: Path) -> Iterator[tuple[tuple[str, str], Config]]:
         here = vary(config, out=str(folder(out, key)))
         before = folder(out, key) / "config.json"
         if before.is_file():
-            old = configs.from_json(before.read_text(), before)
+            old = config_text.from_json(before.read_text(), before)
             wanted = configs.resolve_batch(here, 1) if here.data.batch_per_device is None else here
-            different = [line for lines in configs.differences(old, wanted) for line in lines]
+            different = [
+                line for lines in config_differences.differences(old, wanted) for line in lines
+            ]
             if different:
                 raise UserError(
                     f"{folder(out, key)} holds a run of another config ({'; '.join(different)}); "
@@ -116,7 +119,7 @@ def result(key: tuple[str, str], run: Path) -> Result:
     status = "not begun"
     if (run / "config.json").is_file():
         status = "unfinished"
-        config = configs.from_json((run / "config.json").read_text(), run / "config.json")
+        config = config_text.from_json((run / "config.json").read_text(), run / "config.json")
         if "finished" in ends:
             status = "done"
         elif ends and ends[-1] == "diverged":

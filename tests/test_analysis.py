@@ -8,15 +8,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mlstm_jax import analysis
-from mlstm_jax import config as configs
+from mlstm_jax import analysis, config_text
 from mlstm_jax.config import Config, Data
 from mlstm_jax.errors import UserError
 
 
 def write_run(folder: Path, ends: str = "finished", bpc: float = 2.0) -> Path:
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(configs.to_json(Config(data=Data(batch=8))))
+    (folder / "config.json").write_text(config_text.to_json(Config(data=Data(batch=8))))
     train = [
         {
             "kind": "train",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mlstm_jax import config as configs
-from mlstm_jax import quickstart
+from mlstm_jax import config_differences, config_text, quickstart
 from mlstm_jax.config import Config, Data, Distributed, Model, Optimizer, Precision, Train
 from mlstm_jax.errors import UserError
 
@@ -30,10 +30,10 @@ def test_the_papers_run() -> None:
 
 def test_a_line_overrides_a_file_and_a_file_the_default() -> None:
     words = [str(FOLDER / "small_512.py"), "--data.batch", "64", "--optimizer.clip-norm", "None"]
-    config, resume, reset = configs.parse([*words, "--resume"], quickstart.config, "train")
+    config, resume, reset = config_text.parse([*words, "--resume"], quickstart.config, "train")
     assert (resume, reset) == (True, False)
     assert (config.model.hidden, config.data.batch, config.optimizer.clip_norm) == (512, 64, None)
-    assert configs.parse([], quickstart.config, "train") == (quickstart.config, False, False)
+    assert config_text.parse([], quickstart.config, "train") == (quickstart.config, False, False)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_differences_part_what_forbids_a_resume_from_what_does_not() -> None:
         optimizer=Optimizer(learning_rate=1.0),
         distributed=Distributed(coordinator="node1:8476", processes=4, index=2),
     )
-    found = configs.differences(old, new)
+    found = config_differences.differences(old, new)
     assert found.forbidden == ["model.hidden: 4096 → 8"]
     assert found.resets_carry == ["data.batch: 128 → 64"]
     assert found.allowed == ["optimizer.learning_rate: 0.0005 → 1.0"]
@@ -87,6 +87,6 @@ def test_differences_part_what_forbids_a_resume_from_what_does_not() -> None:
 
 def test_json_of_another_version_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not the config of a run"):
-        configs.from_json('{"model": {"depth": 3}}', tmp_path / "config.json")
+        config_text.from_json('{"model": {"depth": 3}}', tmp_path / "config.json")
     with pytest.raises(UserError, match="is not the config of a run"):
-        configs.from_json("not json", tmp_path / "config.json")
+        config_text.from_json("not json", tmp_path / "config.json")

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mlstm_jax import cli, sweep
-from mlstm_jax import config as configs
+from mlstm_jax import cli, config_text, sweep
 from mlstm_jax.config import Config, Data, Model, Optimizer, Train
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import schedule
@@ -91,7 +90,7 @@ def test_every_sweep_of_the_project_loads(path: Path) -> None:
     assert len(runs) > 1
     for word in ("Command:", "Hardware:"):
         assert word in path.read_text()
-    assert len({configs.to_json(config) for config in runs.values()}) == len(runs)
+    assert len({config_text.to_json(config) for config in runs.values()}) == len(runs)
 
 
 def test_the_rates_of_the_papers_fig_5() -> None:

@@ -21,17 +21,16 @@ if TYPE_CHECKING:
 
 def train(arguments: Sequence[str], program: str) -> None:
     """Train a model, or go on with an unfinished run; without a config, the quickstart."""
-    from mlstm_jax import config as configs
-    from mlstm_jax import quickstart
+    from mlstm_jax import config_text, quickstart
     from mlstm_jax.training import environment
 
-    config, resume, reset_carry = configs.parse(arguments, quickstart.config, program)
+    config, resume, reset_carry = config_text.parse(arguments, quickstart.config, program)
     environment.prepare(config.devices)
     is_quickstart = config.data.corpus == quickstart.config.data.corpus
     if is_quickstart and not resume:
         quickstart.prepare_corpus()
-    from mlstm_jax.training.cluster import place
     from mlstm_jax.training.loop import train as run_train
+    from mlstm_jax.training.place import place
 
     here = place(config.distributed, os.environ)
     run = run_train(config, resume=resume, reset_carry=reset_carry)
@@ -98,11 +97,11 @@ def _train_one(config: "Config") -> None:
 def plan(arguments: Sequence[str]) -> None:
     """Say how long a config takes on a machine: seconds a step, hours, memory and cost."""
     from mlstm_jax import config as configs
+    from mlstm_jax import config_text, quickstart
     from mlstm_jax import plan as planning
-    from mlstm_jax import quickstart
     from mlstm_jax.data.corpus import open_corpus
 
-    default, rest = configs.take_file(arguments, quickstart.config)
+    default, rest = config_text.take_file(arguments, quickstart.config)
 
     @dataclass(frozen=True, kw_only=True)
     class Arguments:
@@ -151,9 +150,9 @@ def plan(arguments: Sequence[str]) -> None:
 def schedule(arguments: Sequence[str]) -> None:
     """Show the learning rate of a config over its run, as a table or a picture."""
     from mlstm_jax import config as configs
-    from mlstm_jax import quickstart
+    from mlstm_jax import config_text, quickstart
 
-    default, rest = configs.take_file(arguments, quickstart.config)
+    default, rest = config_text.take_file(arguments, quickstart.config)
 
     @dataclass(frozen=True, kw_only=True)
     class Arguments:

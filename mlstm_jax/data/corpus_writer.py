@@ -159,5 +159,5 @@ def _is_alive(pid: int) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
-        pass  # someone else's
+        return True  # someone else's
     return True

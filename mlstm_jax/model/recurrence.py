@@ -37,6 +37,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
+from mlstm_jax.model.inputs import is_bytes, read, read_gradients
 from mlstm_jax.model.product import dot, sum_rows
 
 Array = jax.Array
@@ -74,21 +75,10 @@ Outputs = tuple[LayerCarry, Array]
 Gates = tuple[Array, Array, Array, Array]
 
 
-def _is_bytes(x: Array) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.integer)
-
-
-def _read(x: Array, w_IO: Array) -> Array:
-    """Return x W, float32: a lookup for bytes [...], a product for vectors [..., I]."""
-    if _is_bytes(x):
-        return jnp.take(w_IO, x, axis=0, mode="clip")
-    return dot(x, w_IO)
-
-
 def _rounded(weights: Weights, x: Array, compute: jnp.dtype) -> Weights:
     """Return the matrices of products in the compute type; tables and the bias stay as they are."""
     wmx_IH, wx_IG, wmh_HH, wh_HG, b_G = weights
-    if not _is_bytes(x):
+    if not is_bytes(x):
         wmx_IH, wx_IG = wmx_IH.astype(compute), wx_IG.astype(compute)
     return Weights(wmx_IH, wx_IG, wmh_HH.astype(compute), wh_HG.astype(compute), b_G)
 
@@ -96,8 +86,8 @@ def _rounded(weights: Weights, x: Array, compute: jnp.dtype) -> Weights:
 def _step(carry: LayerCarry, now: Sequence, w: Weights) -> tuple[LayerCarry, tuple[Array, Gates]]:
     """One step: the new carry, then mh and the four gates after their nonlinearities, [B, H]."""
     mh = dot(carry.h, w.wmh_HH)
-    m = _read(now.x, w.wmx_IH) * mh
-    z_BG = _read(now.x, w.wx_IG) + dot(m, w.wh_HG) + w.b_G[None]
+    m = read(now.x, w.wmx_IH) * mh
+    z_BG = read(now.x, w.wx_IG) + dot(m, w.wh_HG) + w.b_G[None]
     i, f, o, u = jnp.split(z_BG, 4, axis=-1)
     i, f, o, u = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jax.nn.sigmoid(o), jnp.tanh(u)
     if now.hold_TB is not None:
@@ -222,7 +212,7 @@ def _backward(
     dlast, dh_TBH = cotangents
     hold_TB = sequence.hold_TB
     held_steps = () if hold_TB is None else (hold_TB,)
-    mx_TBH = _read(sequence.x, weights.wmx_IH)
+    mx_TBH = read(sequence.x, weights.wmx_IH)
     # Transposed once: on a CPU a product with a transposed right side is a third slower.
     wmh_transposed, wh_transposed = weights.wmh_HH.T, weights.wh_HG.T
 
@@ -261,7 +251,7 @@ def _backward(
     )
     before_h_TBH = jnp.concatenate([first.h.astype(compute)[None], saved.h[:-1]])
     m_TBH = (mx_TBH * saved.mh.astype(jnp.float32)).astype(compute)
-    dx, dwmx_IH, dwx_IG = _read_gradients(sequence.x, weights, dmx_TBH, dz_TBG)
+    dx, dwmx_IH, dwx_IG = read_gradients(sequence.x, weights.wmx_IH, weights.wx_IG, dmx_TBH, dz_TBG)
     return (
         LayerCarry(h=dh0_BH, c=dc0_BH.astype(first.c.dtype)),
         Sequence(x=cast(Array, dx), hold_TB=None),
@@ -302,31 +292,3 @@ def _scan(
 
     last, ys = jax.lax.scan(step_of_bits, first, jax.tree.map(as_bits, xs), reverse=reverse)
     return last, jax.tree.map(of_bits, ys)
-
-
-def _sum_rows_by_byte(bytes_TB: Array, dy_TBO: Array, rows: int) -> Array:
-    """Return the gradient of a table: the sum of dy over the places of each byte, [rows, O]."""
-
-    def scatter(bytes_TB: Array, dy_TBO: Array) -> Array:
-        zeros = jnp.zeros((rows, dy_TBO.shape[-1]), jnp.float32)
-        return zeros.at[bytes_TB].add(dy_TBO.astype(jnp.float32), mode="promise_in_bounds")
-
-    def product(bytes_TB: Array, dy_TBO: Array) -> Array:
-        return sum_rows(jax.nn.one_hot(bytes_TB, rows, dtype=dy_TBO.dtype), dy_TBO)
-
-    # On a CPU the scatter is faster, and always adds in one order. On GPUs it adds in any order, so
-    # that no run could be repeated, and the product costs little.
-    return jax.lax.platform_dependent(bytes_TB, dy_TBO, cpu=scatter, default=product)
-
-
-def _read_gradients(
-    x: Array, weights: Weights, dmx_TBH: Array, dz_TBG: Array
-) -> tuple[Array | None, Array, Array]:
-    """Return the gradients of x (None for bytes), Wmx and Wx."""
-    wmx_IH, wx_IG = weights.wmx_IH, weights.wx_IG
-    if _is_bytes(x):
-        rows = wmx_IH.shape[0]
-        return None, _sum_rows_by_byte(x, dmx_TBH, rows), _sum_rows_by_byte(x, dz_TBG, rows)
-    dx_TBI = dot(dmx_TBH, wmx_IH.T) + dot(dz_TBG, wx_IG.T)
-    x_TBI = x.astype(wmx_IH.dtype)
-    return dx_TBI.astype(x.dtype), sum_rows(x_TBI, dmx_TBH), sum_rows(x_TBI, dz_TBG)

@@ -3,8 +3,7 @@
 from contextlib import ExitStack
 from pathlib import Path
 
-from mlstm_jax import config as configs
-from mlstm_jax import run
+from mlstm_jax import config_differences, config_text, run
 from mlstm_jax.config import Config
 from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.errors import UserError
@@ -18,9 +17,9 @@ def require_one_run(cluster: Cluster, config: Config, corpus: Corpus) -> None:
         {"the program's code": environment.code(), **environment.versions()},
         "Install the same on all.",
     )
-    fields = configs.flatten(config).items()
+    fields = config_differences.flatten(config).items()
     cluster.require_equal(
-        {name: value for name, value in fields if not name.startswith(configs.PLACES)},
+        {name: value for name, value in fields if not name.startswith(config_differences.PLACES)},
         "Give every process the same config and options.",
     )
     cluster.require_equal(
@@ -40,7 +39,7 @@ def claim(
         changed = stack.enter_context(claimed)
     changed = cluster.gather(changed)[0]
     kept = run.read_config(Path(config.out))
-    seen = "none" if kept is None else configs.to_json(kept)
+    seen = "none" if kept is None else config_text.to_json(kept)
     if any(other != seen for other in cluster.gather(seen)):
         raise UserError(
             f"the run folder {config.out} is not the same for all processes; it must lie on a file "

@@ -18,113 +18,19 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
 
 from mlstm_jax.config import Distributed
 from mlstm_jax.errors import KnownError, UserError
+from mlstm_jax.training.peer import Json, Peer, listen
+from mlstm_jax.training.place import place
 
-# What srun, mpirun and a Kubernetes Job set: (number of processes, index of this one).
-_LAUNCHERS = {
-    "srun": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
-    "mpirun": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-    "the Kubernetes Job": (None, "JOB_COMPLETION_INDEX"),
-}
-_LONGEST_LINE = 1 << 20
 # After another process has told why it stops: time to come to the same error by oneself.
 _GRACE_SECONDS = 5.0
-
-Json = Any
-
-
-@dataclass(frozen=True)
-class Place:
-    """Which process this is, of how many."""
-
-    index: int
-    processes: int
-
-
-def place(distributed: Distributed, environment: Mapping[str, str]) -> Place:
-    """Return which process this is, by the config or else by its launcher's variables.
-
-    Raises:
-        UserError: a number is missing; or a launcher has started several processes, and the config
-            names no coordinator: each would train the whole run by itself.
-    """
-    count, index = distributed.processes, distributed.index
-    for launcher, (size_name, rank_name) in _LAUNCHERS.items():
-        size = int(environment.get(size_name, "1")) if size_name else None
-        if rank_name not in environment or size == 1:
-            continue
-        if distributed.coordinator is None and count is None and size is not None:
-            raise UserError(
-                f"{launcher} has started {size} processes, but distributed.coordinator is not "
-                "set: each would train the whole run by itself. Name the host of the first with "
-                "--distributed.coordinator HOST:PORT (launch/ has ready files), or say "
-                "--distributed.processes 1."
-            )
-        count = size if count is None else count
-        index = int(environment[rank_name]) if index is None else index
-        break
-    if distributed.coordinator is None:
-        if count not in (None, 1):
-            raise UserError(
-                f"distributed.processes is {count}, but distributed.coordinator is not set; give "
-                "the address of process 0, --distributed.coordinator HOST:PORT."
-            )
-        return Place(0, 1)
-    if count is None or index is None:
-        name = "processes" if count is None else "index"
-        raise UserError(
-            f"distributed.{name} is not set, and neither srun nor mpirun says it; give "
-            f"--distributed.{name}."
-        )
-    if index >= count:
-        raise UserError(f"distributed.index is {index}, but it must be below {count}, processes.")
-    return Place(index, count)
 
 
 class Lost(KnownError):
     """A process of the run is gone."""
-
-
-class _Peer:
-    """One connection, and who is at its other end."""
-
-    def __init__(self, connection: socket.socket, index: int, host: str) -> None:
-        self.index, self.host = index, host
-        self.connection = connection
-        self.lines = connection.makefile("rb")
-        self._sending = threading.Lock()
-
-    def __str__(self) -> str:
-        return f"process {self.index} ({self.host})"
-
-    def send(self, **message: Json) -> None:
-        """Send one message; a connection that is gone is noticed by the reader."""
-        try:
-            with self._sending:
-                self.connection.sendall(json.dumps(message).encode() + b"\n")
-        except OSError:
-            pass
-
-    def receive(self) -> dict[str, Json]:
-        """Return the next message; OSError or EOFError where none will come."""
-        line = self.lines.readline(_LONGEST_LINE)
-        if not line.endswith(b"\n"):
-            raise EOFError
-        message = json.loads(line)
-        if not isinstance(message, dict):
-            raise ValueError("not an object")
-        return message
-
-    def close(self) -> None:
-        """Close the connection."""
-        self.lines.close()
-        self.connection.close()
 
 
 class Cluster:
@@ -146,7 +52,7 @@ class Cluster:
         self._address = distributed.coordinator or ""
         self._timeout = distributed.timeout_seconds
         self._silence = distributed.heartbeat_timeout_seconds
-        self._peers: dict[int, _Peer] = {}
+        self._peers: dict[int, Peer] = {}
         self._changed = threading.Condition()
         self._values: dict[int, list[Json]] = {}  # by process: what it has said, not yet taken
         self._leaving = threading.Event()
@@ -249,7 +155,7 @@ class Cluster:
     def _listen(self) -> None:
         """Wait for all others, as process 0."""
         deadline = time.monotonic() + self._timeout
-        with _server(self._address, deadline) as server:
+        with listen(self._address, deadline) as server:
             told = time.monotonic()
             while len(self._peers) < self.processes - 1:
                 left = deadline - time.monotonic()
@@ -273,7 +179,7 @@ class Cluster:
     def _welcome(self, connection: socket.socket) -> None:
         """Let a process in, unless it is none of this run."""
         connection.settimeout(5.0)
-        peer = _Peer(connection, -1, "")
+        peer = Peer(connection, -1, "")
         try:
             hello = peer.receive()
             peer.index, peer.host = int(hello["index"]), str(hello["host"])
@@ -314,7 +220,7 @@ class Cluster:
         while True:
             try:
                 connection = socket.create_connection((host.strip("[]"), int(port)), timeout=5.0)
-                peer = _Peer(connection, 0, host)
+                peer = Peer(connection, 0, host)
                 peer.send(index=self.index, processes=self.processes, host=self.host)
                 # Process 0 has as long to wait for the others.
                 connection.settimeout(self._timeout + 30)
@@ -347,7 +253,7 @@ class Cluster:
                 peer.send(alive=True)
             time.sleep(min(5.0, self._silence / 4))
 
-    def _read(self, peer: _Peer) -> None:
+    def _read(self, peer: Peer) -> None:
         """Read what a process says, until it stops or is lost."""
         try:
             while True:
@@ -411,36 +317,6 @@ class Cluster:
                         break
             except OSError:
                 continue
-
-
-def _server(address: str, deadline: float = 0.0) -> socket.socket:
-    """Listen at an address, on the interface it names and on no other.
-
-    A name that is not known yet, as that of a pod just made, is asked for until the deadline.
-    """
-    host, _, port = address.rpartition(":")
-    try:
-        while True:
-            try:
-                found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-                break
-            except socket.gaierror:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(1.0)
-        family, *_, where = found[0]
-        return socket.create_server(where, family=family, backlog=1024)
-    except OSError as error:
-        raise UserError(
-            f"process 0 cannot listen at distributed.coordinator {address} ({error}); name this "
-            "machine as the others reach it, and a port that is free."
-        ) from error
-
-
-def free_port(host: str) -> int:
-    """Return a port of this machine that nobody listens at."""
-    with _server(f"{host}:0") as server:
-        return int(server.getsockname()[1])
 
 
 def _exit(code: int) -> None:

@@ -17,7 +17,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mlstm_jax.config import Devices
 from mlstm_jax.errors import UserError
-from mlstm_jax.training.cluster import Cluster, free_port
+from mlstm_jax.training.cluster import Cluster
+from mlstm_jax.training.peer import free_port
 
 AXIS = "data"
 

@@ -17,7 +17,7 @@ from mlstm_jax.config import Config, Devices, Distributed, Optimizer
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import metrics
 from mlstm_jax.training.checkpoint import Checkpoints
-from mlstm_jax.training.cluster import place
+from mlstm_jax.training.place import place
 from tests.training import runs
 
 Process = subprocess.Popen[bytes]

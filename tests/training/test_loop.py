@@ -11,8 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from mlstm_jax import config as configs
-from mlstm_jax import run
+from mlstm_jax import config_text, run
 from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import UserError
@@ -275,4 +274,4 @@ def test_length_of_a_run() -> None:
 
 def test_config_json_round_trip(corpus: Path, tmp_path: Path) -> None:
     config = make_config(corpus, tmp_path)
-    assert configs.from_json(configs.to_json(config), tmp_path) == config
+    assert config_text.from_json(config_text.to_json(config), tmp_path) == config

@@ -1,0 +1,54 @@
+"""What differs between two configs, and what that means for a run that goes on."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from mlstm_jax.config import Config
+
+# The shapes of the state and its types hang on these; a run cannot go on with another value.
+_FIXED_IN_A_RUN = (
+    *("model.", "optimizer.name", "precision.compute", "precision.cell", "train.seed"),
+)
+# What each row reads hangs on these; with another value the carry must begin anew. (The corpus is
+# compared by its content, not by its path.)
+_FIXED_WITH_CARRY = "data."
+# These say where the run is and who works on it, not what it is.
+PLACES = ("out", "data.corpus", "train.start_from", "distributed.")
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """Return every field under its dotted name, as on the command line."""
+
+    def walk(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, dict):
+            for key, item in value.items():
+                yield from walk(f"{prefix}.{key}" if prefix else key, item)
+        else:
+            yield prefix, value
+
+    return dict(walk("", dataclasses.asdict(config)))
+
+
+class Differences(NamedTuple):
+    """Lines "field: old → new", by what they mean for a run that goes on."""
+
+    forbidden: list[str]
+    resets_carry: list[str]  # possible if the state of every stream begins anew
+    allowed: list[str]
+
+
+def differences(old: Config, new: Config) -> Differences:
+    """Compare the config of a run with one that would continue it."""
+    before, after = flatten(old), flatten(new)
+    found = Differences([], [], [])
+    for name in before:
+        if before[name] == after[name] or name.startswith(PLACES):
+            continue
+        kind = found.allowed
+        if name.startswith(_FIXED_IN_A_RUN):
+            kind = found.forbidden
+        elif name.startswith(_FIXED_WITH_CARRY):
+            kind = found.resets_carry
+        kind.append(f"{name}: {before[name]} → {after[name]}")
+    return found

@@ -1,0 +1,89 @@
+"""Configs as text: JSON in a run folder, and the one place that parses a command line."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+from mlstm_jax.config import Config, Phase, load_file
+from mlstm_jax.errors import UserError
+
+
+def to_json(config: Config) -> str:
+    """Return the config as JSON text, one section an object."""
+    return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
+
+
+def from_json(text: str, source: Path) -> Config:
+    """Build a config from `to_json`'s text; UserError names the file `source` and what is wrong."""
+    sections = {f.name: f.default_factory for f in dataclasses.fields(Config)}
+    try:
+        values = json.loads(text)
+        phases = tuple(Phase(**phase) for phase in values.pop("phases", ()))
+        return Config(
+            phases=phases,
+            **{
+                key: value if key == "out" else sections[key](**value)  # type: ignore[operator]
+                for key, value in values.items()
+            },
+        )
+    except (json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{source} is not the config of a run of this version ({error}); "
+            "restore the file, or start a new run in another folder."
+        ) from error
+
+
+def take_file(arguments: Sequence[str], default: Config) -> tuple[Config, list[str]]:
+    """Return the config that a command line starts from, and the rest of it."""
+    rest = list(arguments)
+    if rest and not rest[0].startswith("-"):
+        default = load_file(Path(rest.pop(0)))
+    return default, rest
+
+
+class Request(NamedTuple):
+    """What a command line asks for."""
+
+    config: Config
+    resume: bool
+    reset_carry: bool
+
+
+def parse(arguments: Sequence[str], default: Config, program: str) -> Request:
+    """Return what ``[CONFIG.py] [--section.field value ...] [--resume] [--reset-carry]`` says.
+
+    Exits with 2, after a message, on a field or value that does not exist.
+
+    Args:
+        arguments: the command line without the program's name.
+        default: the config to start from when no file is named.
+        program: how the program is called, for the usage line.
+    """
+    import tyro
+
+    default, rest = take_file(arguments, default)
+    # A command line cannot say a list of phases; they come from the file alone.
+    phases, default = default.phases, dataclasses.replace(default, phases=())
+
+    @dataclass(frozen=True, kw_only=True)
+    class Arguments:
+        config: Annotated[Config, tyro.conf.arg(name="")] = default
+        # Fail unless the run folder holds a run to go on with.
+        resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+        # Go on with another data.batch, data.window or data.shards: the hidden state of every
+        # stream starts from zero, near the place in the text that was reached.
+        reset_carry: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+
+    parsed = tyro.cli(
+        Arguments,
+        args=rest,
+        prog=f"{program} [CONFIG.py]",
+        description="Train a byte-level mLSTM. CONFIG.py sets the fields, the options override "
+        "them; without a config it is the quickstart, whose values are then the defaults shown "
+        "here. An unfinished run in the same folder is resumed.",
+    )
+    config = dataclasses.replace(parsed.config, phases=phases)
+    return Request(config, parsed.resume, parsed.reset_carry)

@@ -1,0 +1,47 @@
+"""What a layer reads, x W, and its gradient: of bytes a lookup, of the layer below a product."""
+
+import jax
+import jax.numpy as jnp
+
+from mlstm_jax.model.product import dot, sum_rows
+
+Array = jax.Array
+
+
+def is_bytes(x: Array) -> bool:
+    """Return whether x is bytes, and not states of the layer below."""
+    return jnp.issubdtype(x.dtype, jnp.integer)
+
+
+def read(x: Array, w_IO: Array) -> Array:
+    """Return x W, float32: a lookup for bytes [...], a product for vectors [..., I]."""
+    if is_bytes(x):
+        return jnp.take(w_IO, x, axis=0, mode="clip")
+    return dot(x, w_IO)
+
+
+def _sum_rows_by_byte(bytes_TB: Array, dy_TBO: Array, rows: int) -> Array:
+    """Return the gradient of a table: the sum of dy over the places of each byte, [rows, O]."""
+
+    def scatter(bytes_TB: Array, dy_TBO: Array) -> Array:
+        zeros = jnp.zeros((rows, dy_TBO.shape[-1]), jnp.float32)
+        return zeros.at[bytes_TB].add(dy_TBO.astype(jnp.float32), mode="promise_in_bounds")
+
+    def product(bytes_TB: Array, dy_TBO: Array) -> Array:
+        return sum_rows(jax.nn.one_hot(bytes_TB, rows, dtype=dy_TBO.dtype), dy_TBO)
+
+    # On a CPU the scatter is faster, and always adds in one order. On GPUs it adds in any order, so
+    # that no run could be repeated, and the product costs little.
+    return jax.lax.platform_dependent(bytes_TB, dy_TBO, cpu=scatter, default=product)
+
+
+def read_gradients(
+    x: Array, wmx_IH: Array, wx_IG: Array, dmx_TBH: Array, dz_TBG: Array
+) -> tuple[Array | None, Array, Array]:
+    """Return the gradients of x (None for bytes), Wmx and Wx."""
+    if is_bytes(x):
+        rows = wmx_IH.shape[0]
+        return None, _sum_rows_by_byte(x, dmx_TBH, rows), _sum_rows_by_byte(x, dz_TBG, rows)
+    dx_TBI = dot(dmx_TBH, wmx_IH.T) + dot(dz_TBG, wx_IG.T)
+    x_TBI = x.astype(wmx_IH.dtype)
+    return dx_TBI.astype(x.dtype), sum_rows(x_TBI, dmx_TBH), sum_rows(x_TBI, dz_TBG)
