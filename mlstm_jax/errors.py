@@ -1,5 +1,8 @@
 """Errors whose message is all that a user needs; the command prints it, without a traceback."""
 
+import errno
+import os
+
 
 class KnownError(Exception):
     """The message says what happened and what to do.
@@ -15,3 +18,27 @@ class UserError(KnownError):
     """A mistake in what the user gave: the message names it, where it is, and what to do."""
 
     exit_code = 2
+
+
+_REMEDIES = (
+    ((errno.ENOSPC, errno.EDQUOT), "Free some space there"),
+    ((errno.EFBIG,), "Raise the limit on the size of a file (ulimit -f)"),
+    ((errno.EROFS,), "The file system is read-only: make it writable"),
+    ((errno.EACCES, errno.EPERM), "Allow this user to write there"),
+    ((errno.EMFILE, errno.ENFILE), "Raise the limit on open files (ulimit -n)"),
+    ((errno.EIO, errno.ESTALE), "See whether the disk or its server works"),
+)
+
+
+def remedy(error: BaseException) -> str | None:
+    """Return what a user can do where a file could not be written; None where nobody knows.
+
+    Libraries wrap the system's errors, so its words count as well as its number.
+    """
+    text = str(error)
+    for numbers, advice in _REMEDIES:
+        if getattr(error, "errno", None) in numbers or any(
+            os.strerror(number) in text for number in numbers
+        ):
+            return advice
+    return None

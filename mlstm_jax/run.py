@@ -25,11 +25,11 @@ import jax
 from mlstm_jax import __version__, config_differences, config_text
 from mlstm_jax.config import Config
 from mlstm_jax.data.documents import Cleaning
-from mlstm_jax.errors import KnownError, UserError
+from mlstm_jax.errors import KnownError, UserError, remedy
 from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import Weights
 from mlstm_jax.model.language_model import LanguageModel, Parameters
-from mlstm_jax.training import environment
+from mlstm_jax.training import environment, meta
 from mlstm_jax.training.checkpoint import Checkpoints
 
 _LOCK = ".lock"
@@ -46,6 +46,7 @@ class Run:
     cleaning: Cleaning
     model: LanguageModel
     params: Parameters  # NumPy, float32
+    corpus: str | None = None  # identity of the corpus it was trained on; None if imported
 
     @property
     def imported(self) -> bool:
@@ -128,6 +129,26 @@ def write_folder(config: Config) -> None:
     _replace(folder / "environment.json", json.dumps(environment.describe(), indent=2) + "\n")
 
 
+@contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Turn what the system says of a file into what it means to the run in a folder."""
+    try:
+        yield
+    except OSError as error:
+        advice = remedy(error)
+        if advice is None:  # Of a connection, say.
+            raise
+        steps = meta.steps_in(folder)
+        ending = (
+            f"the same command goes on from the checkpoint of step {steps[-1]}"
+            if steps
+            else "or name another folder with --out"
+        )
+        raise KnownError(
+            f"{error.filename or folder}: {error.strerror or error}. {advice}; {ending}."
+        ) from error
+
+
 def _replace(path: Path, text: str) -> None:
     partial = path.with_suffix(".partial")
     partial.write_text(text)
@@ -167,7 +188,8 @@ def load(folder: Path, checkpoint: str = "best") -> Run:
         model = LanguageModel(config.model, config.precision)
         shapes = jax.eval_shape(model.init_parameters, jax.random.key(0))
         params = checkpoints.restore_params(step, shapes)
-        return Run(folder, config, step, checkpoints.meta(step).cleaning, model, params)
+        about = checkpoints.meta(step)
+        return Run(folder, config, step, about.cleaning, model, params, about.corpus)
     finally:
         checkpoints.close()
 

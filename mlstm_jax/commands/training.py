@@ -172,17 +172,16 @@ def schedule(arguments: Sequence[str]) -> None:
         "CONFIG.py sets the fields, the options override them, as with train.",
     )
     from mlstm_jax.data.corpus import open_corpus
+    from mlstm_jax.training import parts
     from mlstm_jax.training import schedule as schedules
-    from mlstm_jax.training.parts import total_steps, train_stream
 
     config = configs.resolve_batch(given.config, given.gpus)
     if given.corpus_bytes is None:
-        stream = train_stream(config, open_corpus(Path(config.data.corpus)))
-        steps_per_epoch = stream.steps_per_epoch
+        made = parts.make_parts(config, open_corpus(Path(config.data.corpus)))
+        stretches = parts.stretches(made)
     else:
-        steps_per_epoch = int(given.corpus_bytes // (config.data.batch * config.data.window))
-    total = total_steps(config.train, max(1, steps_per_epoch))
-    drawn = schedules.draw(config.optimizer, config.data.batch, total, steps_per_epoch)
+        stretches = parts.expected_stretches(config, given.corpus_bytes)
+    drawn = schedules.draw(config.optimizer, stretches)
     print(drawn.text)
     if given.plot:
         schedules.plot(drawn, given.plot)

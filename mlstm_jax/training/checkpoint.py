@@ -4,24 +4,29 @@ A checkpoint holds parameters, the rest of the state, the carry of all streams a
 [rows, L, H] array in their global order, and what it was trained on: with truncated
 back-propagation, one without the carry or the position in the corpus is wrong. Parameters are an
 item of their own, so that a reader needs nothing else.
+
+Each array has a checksum: those of parameters and state are in the JSON item `meta`, which has one
+of itself, and the carry has one a row beside it. What does not agree with its checksum is damaged,
+as is whatever cannot be read. Nothing damaged is deleted: it is set aside, in a folder beside.
 """
 
 import logging
+import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from orbax.checkpoint import checkpoint_managers as managers
 
-from mlstm_jax.data.documents import Cleaning
-from mlstm_jax.data.stream import Origin
-from mlstm_jax.errors import KnownError
+from mlstm_jax.errors import KnownError, remedy
 from mlstm_jax.model.language_model import Carry, Parameters
+from mlstm_jax.training import checksum, meta, retention
+from mlstm_jax.training.meta import FOLDER, Meta
 from mlstm_jax.training.state import TrainState
 
 # Orbax reports every save at INFO, its own thread's handling at WARNING, and errors before it
@@ -30,6 +35,13 @@ logging.getLogger("absl").setLevel(logging.CRITICAL)
 # When one file of many fails, the others report to an event loop that is gone, each with a
 # traceback, and bury the one message that matters.
 logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+
+# A file system that is out of reach for a moment is tried again after so many seconds.
+PAUSES = (0.5, 2.0)
+
+SET_ASIDE = "set-aside"
+
+Read = TypeVar("Read")
 
 
 def _quiet(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -43,23 +55,17 @@ def _quiet(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
 sys.unraisablehook = _quiet(sys.unraisablehook)
 
 
-class Meta(NamedTuple):
-    """What a checkpoint was trained on; JSON."""
-
-    corpus: str  # identity of the corpus, a sha256
-    cleaning: Cleaning  # of its documents; a prompt is cleaned alike
-    rows: dict[str, Any]  # what decides which bytes a row reads: batch, window, shards, ...
-    origin: Origin
-    epoch: float
-    bytes_seen: int
-
-
 class Damaged(KnownError):
-    """A checkpoint cannot be read."""
+    """A checkpoint cannot be read, or is not what was written."""
 
 
 class CheckpointFailed(KnownError):
     """A checkpoint could not be written."""
+
+
+def with_sums(carry: Any) -> dict[str, Any]:
+    """Return a carry of some rows, NumPy, with the checksums of these: what is saved of it."""
+    return {"carry": carry, "sums": checksum.of_rows(carry)}
 
 
 def _template(abstract: Any) -> Any:
@@ -70,58 +76,65 @@ def _template(abstract: Any) -> Any:
 class Checkpoints:
     """The checkpoints of one run folder."""
 
-    def __init__(self, folder: Path, keep: int = 2, *, read_only: bool = False) -> None:
-        self._folder = folder
+    def __init__(
+        self, folder: Path, keep: int = 2, *, reach: int = 0, read_only: bool = False
+    ) -> None:
+        """Open the folder; see retention.py for what `keep` and `reach` keep."""
+        self.folder, self._read_only = folder, read_only
         self._begun: int | None = None
         self._failed = False
-        newest = managers.LatestN(keep)
-        best = managers.BestN(
-            get_metric_fn=lambda metrics: metrics["bpc"],
-            reverse=True,  # Orbax keeps the last of the order: the lowest.
-            n=1,
-            keep_checkpoints_without_metrics=False,
-        )
+        self._scores: dict[int, float | None] = {}
+        self._policy = retention.Policy(self._scores, keep, reach)
+        self.open()
+
+    def open(self) -> None:
+        """Look at what is on the disk; all processes call it."""
+        self._scores.clear()
+        for step in meta.steps_in(self.folder):
+            self._scores[step] = meta.score(self.folder, step)
         self._manager = ocp.CheckpointManager(
-            (folder / "checkpoints").absolute(),
+            (self.folder / FOLDER).absolute(),
             options=ocp.CheckpointManagerOptions(
-                preservation_policy=managers.AnyPreservationPolicy([newest, best]),
-                # The policy decides; without this Orbax does not write the metrics.
-                best_fn=lambda metrics: metrics["bpc"],
-                create=not read_only,
-                cleanup_tmp_directories=not read_only,
-                read_only=read_only,
+                preservation_policy=self._policy,
+                create=not self._read_only,
+                cleanup_tmp_directories=not self._read_only,
+                read_only=self._read_only,
+                # Or a damaged file of any checkpoint would keep all from being opened.
+                lightweight_initialize=True,
             ),
             item_handlers={
                 "params": ocp.StandardCheckpointHandler(),
                 "state": ocp.StandardCheckpointHandler(),
                 "carry": ocp.StandardCheckpointHandler(),
-                "meta": ocp.JsonCheckpointHandler(),
+                "meta": ocp.JsonCheckpointHandler(filename=meta.FILE),
             },
         )
 
-    def save(
-        self, step: int, state: TrainState, carry: Carry, meta: Meta, bpc: float | None
-    ) -> None:
+    def save(self, step: int, state: TrainState, rows: Any, about: Meta) -> None:
         """Begin to write the state and the carry; return before it is done. All processes call it.
 
         Args:
             state: NumPy, the same in all processes.
-            carry: global arrays, of which each process writes its rows.
-            bpc: the validation BPC at this step, if it was measured.
+            rows: `with_sums` of the carry as global arrays, of which each process writes its rows.
+            about: what it was trained on.
+
+        Raises:
+            CheckpointFailed: it, or the one before it, could not be written.
         """
-        if step in self._manager.all_steps():
-            return
+        parts = {"params": state.params, "state": state._replace(params=())}
+        sums = {name: checksum.of_tree(part) for name, part in parts.items()}
+        self._scores[step] = about.bpc
         with self._failure(step):
-            self._manager.save(
+            begun = self._manager.save(
                 step,
                 args=ocp.args.Composite(
-                    params=ocp.args.StandardSave(state.params),
-                    state=ocp.args.StandardSave(state._replace(params=())),
-                    carry=ocp.args.StandardSave(carry),
-                    meta=ocp.args.JsonSave(meta._asdict()),
+                    **{name: ocp.args.StandardSave(part) for name, part in parts.items()},
+                    carry=ocp.args.StandardSave(rows),
+                    meta=ocp.args.JsonSave(meta.seal(about, sums)),
                 ),
-                metrics=None if bpc is None else {"bpc": bpc},
             )
+            if not begun:
+                raise FileExistsError(f"a checkpoint of step {self.latest()} is there already")
         self._begun = step
 
     def check(self) -> None:
@@ -135,11 +148,17 @@ class Checkpoints:
             yield
         except Exception as error:  # Of Orbax, TensorStore or the system: each has its own.
             self._failed = True
-            whole = ", ".join(map(str, sorted(self._manager.all_steps(read=True)))) or "none yet"
+            whole = ", ".join(map(str, meta.steps_in(self.folder)))
+            advice = remedy(error)
+            first = f"{advice}; the" if advice else "When that is put right, the"
+            ending = (
+                f"Whole ones: {whole}. {first} same command goes on from the last."
+                if whole
+                else f"There is none yet. {first} same command starts over."
+            )
             raise CheckpointFailed(
                 f"a checkpoint, that of step {step} or the one before it, could not be written to "
-                f"{self._folder} ({_brief(error)}). Whole ones: {whole}. Free some space there; "
-                "the same command goes on from the last of them."
+                f"{self.folder} ({_brief(error)}). {ending}"
             ) from error
 
     def latest(self) -> int | None:
@@ -148,25 +167,17 @@ class Checkpoints:
 
     def best(self) -> int | None:
         """Return the step of the lowest validation BPC, or the newest where none was measured."""
-        scored = [
-            (self._manager.metrics(step)["bpc"], step)
-            for step in self.steps()
-            if self._manager.metrics(step)
-        ]
-        return min(scored)[1] if scored else self.latest()
+        scores = {step: self._scores.get(step) for step in self.steps()}
+        best = retention.best(scores)
+        return self.latest() if best is None else best
 
     def steps(self) -> list[int]:
         """Return the steps of all whole checkpoints, in order."""
         return sorted(self._manager.all_steps())
 
     def meta(self, step: int) -> Meta:
-        """Return what the checkpoint of `step` was trained on."""
-        with _damage(step):
-            restored = self._manager.restore(
-                step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())
-            )
-            fields = restored["meta"]
-            return Meta(**fields | {"origin": Origin(*fields["origin"])})
+        """Return what the checkpoint of `step` was trained on; raise Damaged if it cannot be."""
+        return self._attempt(step, lambda: meta.read(self.folder, step)[0])
 
     def restore(
         self, step: int, state: TrainState, carry: Carry | None
@@ -177,31 +188,64 @@ class Checkpoints:
             state: the shapes of the state, which comes back as NumPy.
             carry: the shapes of the carry and where its rows lie, which come back so; or None.
         """
-        rest = state._replace(params=())
-        items = {
-            "params": ocp.args.StandardRestore(_template(state.params)),
-            "state": ocp.args.StandardRestore(_template(rest)),
-        }
-        if carry is not None:
-            items["carry"] = ocp.args.StandardRestore(carry)
-        with _damage(step):
-            restored = self._manager.restore(step, args=ocp.args.Composite(**items))
-            return restored["state"]._replace(params=restored["params"]), restored.get("carry")
 
-    def drop_after(self, step: int) -> None:
-        """Delete the checkpoints after `step`: they are damaged, or a run has diverged in them."""
-        for later in self.steps():
-            if later > step:
-                self._manager.delete(later)
+        def read() -> tuple[TrainState, Carry | None]:
+            _, sums = meta.read(self.folder, step)
+            parts = {"params": state.params, "state": state._replace(params=())}
+            items = {
+                name: ocp.args.StandardRestore(_template(part)) for name, part in parts.items()
+            }
+            if carry is not None:
+                target = carry if sums is None else {"carry": carry, "sums": _sums_of(carry)}
+                items["carry"] = ocp.args.StandardRestore(target)
+            restored = self._manager.restore(step, args=ocp.args.Composite(**items))
+            rows = restored.get("carry")
+            if sums is not None:
+                for name in parts:
+                    checksum.require(name, restored[name], sums[name])
+                if rows is not None:
+                    _require_rows(**rows)
+                    rows = rows["carry"]
+            return restored["state"]._replace(params=restored["params"]), rows
+
+        return self._attempt(step, read)
 
     def restore_params(self, step: int, params: Parameters) -> Parameters:
         """Return the parameters at `step` as a NumPy tree, shaped as the one given."""
-        with _damage(step):
+
+        def read() -> Parameters:
+            _, sums = meta.read(self.folder, step)
             restored = self._manager.restore(
                 step,
                 args=ocp.args.Composite(params=ocp.args.StandardRestore(_template(params))),
             )
+            if sums is not None:
+                checksum.require("params", restored["params"], sums["params"])
             return restored["params"]
+
+        return self._attempt(step, read)
+
+    def drop_after(self, step: int) -> None:
+        """Delete the checkpoints after `step`, because the run has diverged in them."""
+        with self._failure(self._begun):
+            self._manager.wait_until_finished()
+        for later in self.steps():
+            if later > step:
+                self._manager.delete(later)
+
+    def set_aside(self, steps: list[int]) -> list[Path]:
+        """Move checkpoints out of the way, and return where they are now.
+
+        One process calls it; then all call `close` and `open`.
+        """
+        folder, moved = self.folder / SET_ASIDE, []
+        folder.mkdir(exist_ok=True)
+        for step in steps:
+            names = (str(step) if n == 1 else f"{step}-{n}" for n in range(1, 1000))
+            target = next(folder / name for name in names if not (folder / name).exists())
+            shutil.move(self.folder / FOLDER / str(step), target)
+            moved.append(target)
+        return moved
 
     def close(self) -> None:
         """Wait for what is being written; raise CheckpointFailed if it could not be."""
@@ -211,14 +255,32 @@ class Checkpoints:
             self._manager.wait_until_finished()
             self._manager.close()
 
+    def _attempt(self, step: int, read: Callable[[], Read]) -> Read:
+        """Return what `read` does, tried again after pauses; raise Damaged if it never succeeds."""
+        for pause in (*PAUSES, None):
+            try:
+                return read()
+            except Exception as error:  # Orbax, TensorStore and JSON raise what they like.
+                if pause is None:
+                    raise Damaged(
+                        f"the checkpoint of step {step} cannot be read ({_brief(error)})"
+                    ) from error
+                time.sleep(pause)
+        raise AssertionError("unreachable")
 
-@contextmanager
-def _damage(step: int) -> Iterator[None]:
-    """Turn what Orbax, TensorStore and JSON say of a file cut short or gone into Damaged."""
-    try:
-        yield
-    except (ValueError, OSError, KeyError, TypeError) as error:
-        raise Damaged(f"the checkpoint of step {step} cannot be read ({_brief(error)})") from error
+
+def _sums_of(carry: Carry) -> jax.ShapeDtypeStruct:
+    """Return the shape of the checksums of a carry's rows, and where they lie: with the rows."""
+    leaf = jax.tree.leaves(carry)[0]
+    return jax.ShapeDtypeStruct(leaf.shape[:1], np.uint32, sharding=leaf.sharding)
+
+
+def _require_rows(carry: Carry, sums: jax.Array) -> None:
+    """Raise ValueError where a row of this process is not the one whose checksum was written."""
+    for number, shard in enumerate(sums.addressable_shards):
+        rows = jax.tree.map(lambda x, n=number: np.asarray(x.addressable_shards[n].data), carry)
+        if not np.array_equal(checksum.of_rows(rows), np.asarray(shard.data)):
+            raise ValueError("a row of carry has another checksum")
 
 
 def _brief(error: BaseException) -> str:

@@ -7,39 +7,38 @@ all of this and decides alike, from the same numbers; process 0 alone writes the
 """
 
 import dataclasses
-import errno
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
 from mlstm_jax import run
 from mlstm_jax.config import Config, resolve_batch
 from mlstm_jax.data.corpus import Corpus, open_corpus
-from mlstm_jax.data.stream import TrainStream, prefetch
-from mlstm_jax.errors import KnownError
+from mlstm_jax.data.stream import prefetch
 from mlstm_jax.evaluation import Evaluator
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.training import agreement, optimizer, parallel, schedule, signals
 from mlstm_jax.training import resume as resuming
-from mlstm_jax.training.checkpoint import Checkpoints, Meta
+from mlstm_jax.training import start as starting
+from mlstm_jax.training.announcement import announcement
+from mlstm_jax.training.checkpoint import Checkpoints, with_sums
 from mlstm_jax.training.cluster import Cluster
 from mlstm_jax.training.metrics import MetricsLog, Silent
-from mlstm_jax.training.parts import Part, describe, make_parts, total_steps
+from mlstm_jax.training.parts import Part, describe, make_parts, stretches, total_steps
 from mlstm_jax.training.progress import ProgressLine
+from mlstm_jax.training.replicas import make_comparison
 from mlstm_jax.training.reporter import Diverged, Reporter
-from mlstm_jax.training.resume import Found
+from mlstm_jax.training.resume import Found, Here
 from mlstm_jax.training.signals import WEIGHTS, Interrupted
-from mlstm_jax.training.start import start_from
-from mlstm_jax.training.state import TrainState, init_state
+from mlstm_jax.training.state import TrainState
 from mlstm_jax.training.step import make_train_step
 from mlstm_jax.training.watchdog import Watchdog
 
@@ -59,8 +58,11 @@ class _Run:
     model: LanguageModel
     evaluator: Evaluator
     checkpoints: Checkpoints
+    require_equal_replicas: Callable[[int, Any], None]
+    start: str | None  # the fingerprint of train.start_from's parameters
     total: int
-    rate: optax.Schedule
+    parts: list[Part]
+    rates: list[optax.Schedule]  # of each part
 
 
 def train(config: Config, *, resume: bool = False, reset_carry: bool = False) -> Path:
@@ -81,44 +83,54 @@ def train(config: Config, *, resume: bool = False, reset_carry: bool = False) ->
     folder = Path(config.out)
     with ExitStack() as stack:
         cluster = stack.enter_context(Cluster(config.distributed))
-        watchdog = stack.enter_context(Watchdog(config.train.watchdog_seconds, cluster.stop))
+        watchdog = stack.enter_context(
+            Watchdog(config.train.watchdog_seconds, cluster.stop, cluster.index)
+        )
         received = stack.enter_context(signals.collect())
-        stack.enter_context(_disk_errors(folder))
+        stack.enter_context(run.disk_errors(folder))
         corpus = open_corpus(Path(config.data.corpus))
         agreement.require_one_run(cluster, config, corpus)
         devices = stack.enter_context(parallel.started(cluster, config.devices))
         config = resolve_batch(config, devices.count)
         changed = agreement.claim(stack, cluster, config, resume=resume, reset_carry=reset_carry)
-        watchdog.stacks = folder / f"stacks-{cluster.index}.txt"
+        watchdog.folder = folder
         model = LanguageModel(config.model, config.precision, config.train.recompute_every)
+        # A divergence is found so many steps after it began.
+        reach = max(config.train.divergence_steps, config.precision.max_consecutive_skips)
         checkpoints = stack.enter_context(
-            closing(Checkpoints(folder, config.train.keep_checkpoints))
+            closing(Checkpoints(folder, config.train.keep_checkpoints, reach=reach))
         )
         parts = make_parts(config, corpus)
+        adam = optimizer.build(config.optimizer, lambda count: 0.0)
+        given, notes = starting.load(cluster, config, required=not checkpoints.steps())
+
+        def at(step: int) -> Here:
+            part = next((part for part in parts if step <= part.last), parts[-1])
+            batch = part.config.data.batch
+            shapes = jax.eval_shape(lambda: model.init_carry(batch))
+            about = describe(part, corpus, step)._replace(start=given and given.fingerprint)
+            return Here(part.stream, about, shapes, bool(config.phases))
 
         def find(newest: int | None = None) -> Found:
             """Return where to begin; the state before the first step if nowhere else."""
-            adam = optimizer.build(config.optimizer, lambda count: 0.0)
-            fresh = start_from(config, init_state(config, model, adam))
-
-            def rows_at(step: int) -> tuple[TrainStream, Meta, Any]:
-                part = next((part for part in parts if step <= part.last), parts[-1])
-                batch = part.config.data.batch
-                shapes = jax.eval_shape(lambda: model.init_carry(batch))
-                return part.stream, describe(part, corpus, step), shapes
-
             found = resuming.find(
                 cluster,
                 checkpoints,
                 devices,
-                fresh,
-                rows_at,
+                starting.state_shapes(config, model, adam),
+                at,
                 newest=newest,
                 reset_carry=reset_carry,
             )
-            return found or Found(0, fresh, None, parts[0].stream.origin, [])
+            if found is not None:
+                return found
+            if newest is None:
+                resuming.require_new(folder, config, resume=resume)
+            fresh = starting.fresh_state(config, model, adam, given)
+            return Found(0, devices.of_first_process(fresh), None, parts[0].stream.origin, [])
 
         found = find()
+        found = found._replace(notes=[*notes, *found.notes])
         if not config.phases:
             stream = parts[0].stream
             stream.origin = found.origin
@@ -139,15 +151,16 @@ def train(config: Config, *, resume: bool = False, reset_carry: bool = False) ->
             model=model,
             evaluator=Evaluator(model, corpus.split("valid"), config.data.window, devices),
             checkpoints=checkpoints,
+            require_equal_replicas=make_comparison(cluster, devices),
+            start=given and given.fingerprint,
             total=total,
-            rate=schedule.learning_rate(
-                config.optimizer, config.data.batch, total, parts[0].stream.steps_per_epoch
-            ),
+            parts=parts,
+            rates=schedule.rates(config.optimizer, stretches(parts)),
         )
         progress = stack.enter_context(
             ProgressLine("train", total, found.step, quiet=not cluster.is_first)
         )
-        progress.say(_summary(training, parts, found))
+        progress.say(announcement(config, parts, devices, cluster, corpus, found))
         if changed:
             progress.say("changed since the run began: " + ", ".join(changed))
         event: dict[str, Any] = {"event": "resumed", "changed": changed}
@@ -159,13 +172,13 @@ def train(config: Config, *, resume: bool = False, reset_carry: bool = False) ->
             for note in found.notes:
                 progress.say(note)
             with closing(MetricsLog(folder, found.step) if cluster.is_first else Silent()) as log:
-                reporter = Reporter(part.config, part.stream, log, progress, found.step)
+                reporter = Reporter(part.config, part.stream, log, progress, found)
                 if announced:
                     reporter.event(found.step, **event, notes=found.notes)
                 try:
                     state = _train_part(training, part, found, reporter)
                 except Diverged as diverged:
-                    found, event = _roll_back(config, diverged, found, find)
+                    found, event = _roll_back(config, checkpoints, diverged, found, find)
                     announced = True
                     continue
             if part is parts[-1]:
@@ -176,19 +189,27 @@ def train(config: Config, *, resume: bool = False, reset_carry: bool = False) ->
 
 
 def _roll_back(
-    config: Config, diverged: Diverged, began: Found, find: Callable[[int], Found]
+    config: Config,
+    checkpoints: Checkpoints,
+    diverged: Diverged,
+    began: Found,
+    find: Callable[[int], Found],
 ) -> tuple[Found, dict[str, Any]]:
-    """Return where a run that has diverged goes on, and the event; raise it again if nowhere."""
+    """Return where a run that has diverged goes on, and the event; raise it again if nowhere.
+
+    What it has diverged in is deleted, so that a later session does not go on from that.
+    """
     scale = float(began.state.rate_scale) * config.train.rollback_factor
     if config.train.on_divergence == "stop" or scale < _LEAST_RATE_SCALE:
-        raise diverged
+        checkpoints.drop_after(diverged.since)
+        raise diverged.going_on_from(checkpoints.latest())
     found = find(diverged.since)
     scale = min(scale, float(found.state.rate_scale) * config.train.rollback_factor)
     note = (
         f"diverged at step {diverged.step}: {diverged.reason}. Back to step {found.step}, with the "
         f"learning rate times {scale:g}"
     )
-    state = found.state._replace(rate_scale=jnp.float32(scale))
+    state = found.state._replace(rate_scale=cast(jax.Array, np.float32(scale)))
     event = {"event": "rolled_back", "diverged_at": diverged.step, "rate_scale": scale}
     return found._replace(state=state, notes=[*found.notes, note]), event
 
@@ -197,14 +218,16 @@ def _train_part(training: _Run, part: Part, found: Found, reporter: Reporter) ->
     """Train from a checkpoint, or the beginning, to the end of a part; return the state, NumPy."""
     config, stream, last = part.config, part.stream, part.last
     devices, checkpoints, watchdog = training.devices, training.checkpoints, training.watchdog
-    adam = optimizer.build(config.optimizer, training.rate)
-    one_step = make_train_step(config, training.model, adam, training.rate, parallel.AXIS)
+    rate = training.rates[training.parts.index(part)]
+    adam = optimizer.build(config.optimizer, rate)
+    one_step = make_train_step(config, training.model, adam, rate, parallel.AXIS)
     train_step = devices.map(one_step, donate=(0, 1))
     rows = devices.rows(config.data.batch)
     carry = found.carry
     if carry is None:
         carry = jax.tree.map(lambda x: x[rows], training.model.init_carry(config.data.batch))
     state, carry = devices.replicate(found.state), devices.split_rows(carry)
+    training.require_equal_replicas(found.step, state)
     asked = {weight: devices.replicate(np.float32(weight)) for weight in (0.0, *WEIGHTS.values())}
     pending, stop = None, 0.0
 
@@ -229,14 +252,16 @@ def _train_part(training: _Run, part: Part, found: Found, reporter: Reporter) ->
                     )
                     reporter.evaluation(step, score)
                 watchdog.beat(f"the checkpoint of step {step} is written")
-                bpc = score.bpc if score else None
-                checkpoints.save(
-                    step,
-                    devices.unreplicate(state),
-                    devices.join_rows(carry),
-                    describe(part, training.corpus, step),
-                    bpc,
+                training.require_equal_replicas(step, state)
+                about = describe(part, training.corpus, step)._replace(
+                    start=training.start,
+                    high_steps=reporter.high_steps,
+                    bpc=score.bpc if score else None,
                 )
+                saved = devices.join_rows(with_sums(devices.fetch_rows(carry)))
+                # Orbax copies to the host in its own way.
+                with jax.transfer_guard("allow"):
+                    checkpoints.save(step, devices.unreplicate(state), saved, about)
                 reporter.restart_clock(step)
             if step == training.total:
                 reporter.finished(step)
@@ -259,52 +284,3 @@ def _train_part(training: _Run, part: Part, found: Found, reporter: Reporter) ->
                     checkpoints.check()
                 pending = metrics
     return devices.unreplicate(state)
-
-
-def _summary(training: _Run, parts: list[Part], found: Found) -> str:
-    """Say what is about to be trained, on what."""
-    config, total, first = parts[0].config, training.total, found.step
-    if first >= total:
-        return f"{config.out} is finished: {first:,} steps. More of them: --train.steps"
-    count = sum(leaf.size for leaf in jax.tree.leaves(found.state.params))
-    start = f"resuming at step {first:,} of" if first else "training"
-    devices = f"{training.devices.count} {training.devices.devices[0].platform} device(s)"
-    if training.cluster.processes > 1:
-        devices += f" of {training.cluster.processes} processes"
-    size = training.corpus.manifest.splits["train"].bytes
-    lines = [
-        f"{start} {total:,} steps, {parts[-1].stream.epoch(total):.2f} epochs: {count:,} "
-        f"parameters in {config.precision.compute} on {devices}; run folder {config.out}",
-    ]
-    for part in parts:
-        data, stream = part.config.data, part.stream
-        steps = f"steps {part.first:,} to {part.last:,}: " if len(parts) > 1 else ""
-        lines.append(
-            f"{steps}{data.batch} rows x {data.window} bytes a step, from {size:,} bytes in "
-            f"{stream.shards:,} shards"
-        )
-        if stream.shards < stream.wanted_shards:
-            lines.append(
-                f"the corpus is too small for {stream.wanted_shards:,} shards: {stream.shards:,} "
-                "used"
-            )
-        if stream.idle > 0.1:
-            lines.append(
-                f"{stream.idle:.0%} of an epoch is padding, and rows that wait for the longest; a "
-                "smaller data.batch or data.window wastes less"
-            )
-    return "\n".join(lines)
-
-
-@contextmanager
-def _disk_errors(folder: Path) -> Iterator[None]:
-    """Say what a full disk means to a run."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
-            raise
-        raise KnownError(
-            f"could not write to {error.filename or folder} ({error.strerror}). The checkpoints in "
-            f"{folder} are whole; free some space, and the same command goes on from the last."
-        ) from error

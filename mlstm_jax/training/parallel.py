@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mlstm_jax.config import Devices
@@ -77,12 +78,28 @@ class Parallel:
 
         return jax.tree.map(put, tree)
 
-    def join_rows(self, tree: Any) -> Any:
-        """Return the rows of all processes as one global array: [N, B, ...] → [rows, ...]."""
+    def of_first_process(self, tree: Any) -> Any:
+        """Return process 0's copy of a tree of NumPy arrays, in all processes.
 
-        def join(x: jax.Array) -> jax.Array:
+        What each computes from one seed may differ in its last bits, where their machines do.
+        """
+        if jax.process_count() == 1:
+            return tree
+        return jax.tree.map(np.asarray, multihost_utils.broadcast_one_to_all(tree))
+
+    def fetch_rows(self, tree: Any) -> Any:
+        """Fetch this process's rows to the host: [N, B, ...] → NumPy [N·B, ...]."""
+
+        def fetch(x: jax.Array) -> np.ndarray:
             local = jax.device_get(x)
-            local = local.reshape(-1, *local.shape[2:])
+            return local.reshape(-1, *local.shape[2:])
+
+        return jax.tree.map(fetch, tree)
+
+    def join_rows(self, tree: Any) -> Any:
+        """Return the rows of all processes as global arrays: NumPy [N·B, ...] → [rows, ...]."""
+
+        def join(local: np.ndarray) -> jax.Array:
             rows = len(local) // len(self.local) * self.count
             shards = zip(np.split(local, len(self.local)), self.local, strict=True)
             return jax.make_array_from_single_device_arrays(

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from mlstm_jax.config import Config, Train
 from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.data.stream import Origin, TrainStream
-from mlstm_jax.training.checkpoint import Meta
+from mlstm_jax.training.meta import Meta
+from mlstm_jax.training.schedule import Stretch
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,28 @@ def make_parts(config: Config, corpus: Corpus) -> list[Part]:
             stream.origin = Origin(first, position, before.bytes_seen(first))
         parts.append(Part(here, stream, first, first + phase.steps))
     return parts
+
+
+def stretches(parts: list[Part]) -> list[Stretch]:
+    """Return what the learning rate must know of the parts of a run."""
+    return [
+        Stretch(part.first, part.last, part.config.data.batch, part.stream.steps_per_epoch)
+        for part in parts
+    ]
+
+
+def expected_stretches(config: Config, corpus_bytes: float) -> list[Stretch]:
+    """Return about the same for a corpus that is known by its size alone."""
+    made: list[Stretch] = []
+    for phase in config.phases:
+        first = made[-1].last if made else 0
+        per_epoch = corpus_bytes / (phase.batch * phase.window)
+        made.append(Stretch(first, first + phase.steps, phase.batch, per_epoch))
+    if made:
+        return made
+    data = config.data
+    per_epoch = max(1.0, corpus_bytes // (data.batch * data.window))
+    return [Stretch(0, total_steps(config.train, int(per_epoch)), data.batch, per_epoch)]
 
 
 def train_stream(config: Config, corpus: Corpus) -> TrainStream:

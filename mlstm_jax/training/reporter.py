@@ -9,6 +9,7 @@ from mlstm_jax.errors import KnownError
 from mlstm_jax.evaluation import Score
 from mlstm_jax.training.metrics import BITS_PER_NAT, MetricsLog, Silent
 from mlstm_jax.training.progress import ProgressLine, rate
+from mlstm_jax.training.resume import Found
 from mlstm_jax.training.step import StepMetrics
 
 
@@ -16,18 +17,31 @@ class Diverged(KnownError):
     """The loss or the gradient was inf or NaN for too long, or the loss far too high.
 
     Attributes:
-        since: the last step before it began.
+        step: when it was found.
         reason: what was seen, without advice.
+        since: the last step before it began.
     """
 
-    def __init__(self, step: int, reason: str, since: int) -> None:
-        super().__init__(
-            f"stopped at step {step}: {reason}. The checkpoints up to step {since} are good. Go on "
-            "from the last of them with a lower optimizer.learning_rate or optimizer.clip_norm and "
-            "the same --out, or let the run do so itself with --train.on-divergence rollback; or "
-            "start anew in --precision.compute bf16."
-        )
+    def __init__(self, step: int, reason: str, since: int, advice: str = "") -> None:
+        super().__init__(f"stopped at step {step}: {reason}. {advice}")
         self.step, self.reason, self.since = step, reason, since
+
+    def going_on_from(self, checkpoint: int | None) -> "Diverged":
+        """Return the same with what to do, where this is the newest checkpoint from before it."""
+        begin = (
+            "There is no checkpoint from before that, so the same command starts over"
+            if checkpoint is None
+            else f"The checkpoints after step {self.since} are deleted; the same command goes on "
+            f"from that of step {checkpoint}"
+        )
+        return Diverged(
+            self.step,
+            self.reason,
+            self.since,
+            f"{begin}. Give it a lower optimizer.learning_rate or optimizer.clip_norm, or "
+            "--train.on-divergence rollback, which lowers the rate by itself; or start anew in "
+            "--precision.compute bf16.",
+        )
 
 
 def _ratio(trace: float, signal: float) -> float:
@@ -36,7 +50,11 @@ def _ratio(trace: float, signal: float) -> float:
 
 
 class Reporter:
-    """Turns what the steps return into lines, and stops a run that has diverged."""
+    """Turns what the steps return into lines, and stops a run that has diverged.
+
+    Attributes:
+        high_steps: steps on end, up to the last, whose loss was above train.divergence_bpc.
+    """
 
     def __init__(
         self,
@@ -44,13 +62,13 @@ class Reporter:
         stream: TrainStream,
         log: MetricsLog | Silent,
         progress: ProgressLine,
-        first: int,
+        found: Found,
     ) -> None:
         self._config, self._stream, self._log, self._progress = config, stream, log, progress
         self._started = time.monotonic() - log.seconds
-        self._first = first
-        self._too_high = 0  # steps on end
-        self.restart_clock(first)
+        self._first = found.step
+        self.high_steps = found.high_steps
+        self.restart_clock(found.step)
 
     def restart_clock(self, step: int) -> None:
         """Measure the training rate from `step` and now on; called after anything else."""
@@ -84,14 +102,14 @@ class Reporter:
             )
             return Diverged(step, reason, step - skips)
         bpc = float(metrics.loss) * BITS_PER_NAT
-        self._too_high = 0 if bpc <= train.divergence_bpc else self._too_high + 1
-        if self._too_high < train.divergence_steps:
+        self.high_steps = 0 if bpc <= train.divergence_bpc else self.high_steps + 1
+        if self.high_steps < train.divergence_steps:
             return None
         reason = (
             f"the training loss was above {train.divergence_bpc:g} bits per character "
-            f"(train.divergence_bpc) for {self._too_high} steps on end, {bpc:.3g} at the last"
+            f"(train.divergence_bpc) for {self.high_steps} steps on end, {bpc:.3g} at the last"
         )
-        return Diverged(step, reason, step - self._too_high)
+        return Diverged(step, reason, step - self.high_steps)
 
     def _write_line(self, step: int, metrics: StepMetrics) -> None:
         data = self._config.data

@@ -1,12 +1,16 @@
 """Where a run begins or goes on: from the newest whole checkpoint, agreed on by all processes."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from mlstm_jax.config import Config
 from mlstm_jax.data.stream import Origin, TrainStream
 from mlstm_jax.errors import UserError
-from mlstm_jax.training.checkpoint import Checkpoints, Damaged, Meta
+from mlstm_jax.training import metrics
+from mlstm_jax.training.checkpoint import SET_ASIDE, Checkpoints, Damaged
 from mlstm_jax.training.cluster import Cluster
+from mlstm_jax.training.meta import FOLDER, Meta
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.state import TrainState
 
@@ -19,6 +23,16 @@ class Found(NamedTuple):
     carry: Any  # NumPy, this process's rows; None: the rows are others now, and begin at zero
     origin: Origin
     notes: list[str]  # what a person should know
+    high_steps: int = 0  # see Meta
+
+
+class Here(NamedTuple):
+    """What a run trains on now at a step."""
+
+    stream: TrainStream
+    meta: Meta
+    carry: Any  # the shapes of the carry of all rows
+    is_phase: bool  # of several: where it reads is decided by the config, not by a checkpoint
 
 
 def find(
@@ -26,78 +40,138 @@ def find(
     checkpoints: Checkpoints,
     devices: Parallel,
     state: TrainState,
-    rows_at: Callable[[int], tuple[TrainStream, Meta, Any]],
+    at: Callable[[int], Here],
     *,
     newest: int | None = None,
     reset_carry: bool = False,
 ) -> Found | None:
     """Return the newest checkpoint that every process can read, or None where there is none.
 
-    Newer ones are deleted: they are damaged, or the run has diverged in them.
+    Newer ones that cannot be read are set aside. Those after `newest` are deleted.
 
     Args:
         state: the shapes of the state.
-        rows_at: what the run trains on now at a step: stream, meta, and the shapes of the carry of
-            all rows.
-        newest: do not look at later steps.
+        at: what the run trains on now at a step.
+        newest: the last step before the run diverged; do not look at later ones.
         reset_carry: accept one whose rows were others.
 
     Raises:
-        UserError: none of several can be read; or it was trained on another corpus, or rows.
+        UserError: none of several can be read; or it was trained on another corpus, from other
+            parameters, or on other rows.
     """
     cluster.require_equal(
         {"checkpoints": checkpoints.steps()},
         "The run folder must lie on a file system that all processes share.",
     )
     notes: list[str] = []
+    damaged: list[int] = []
     for step in reversed(checkpoints.steps()):
         if newest is not None and step > newest:
             continue
         try:
-            stream, meta, carry = rows_at(step)
+            here = at(step)
             before, problem = checkpoints.meta(step), None
-            same_rows = before.rows == meta.rows
-            _require_fit(before, meta, reset_carry=reset_carry)
-            shapes = devices.abstract_rows(carry) if same_rows else None
+            same_rows = _fits(before, here, reset_carry=reset_carry)
+            shapes = devices.abstract_rows(here.carry) if same_rows else None
             restored, rows = checkpoints.restore(step, state, shapes)
         except Damaged as error:
             problem = str(error)
         problems = [one for one in cluster.gather(problem) if one]
         if problems:
             notes.append(problems[0])
+            damaged.append(step)
             continue
-        checkpoints.drop_after(step)
-        if notes:
-            notes.append(f"going on from step {step}, the newest whole one")
+        if newest is not None:
+            checkpoints.drop_after(newest)
+        if damaged:
+            folder = _set_aside(cluster, checkpoints, damaged)
+            notes.append(
+                f"going on from step {step}, the newest whole one; what cannot be read is kept in "
+                f"{folder}"
+            )
         if same_rows:
-            return Found(step, restored, devices.own_rows(rows), before.origin, notes)
-        position = round(before.epoch * stream.steps_per_epoch)
+            carry = devices.own_rows(rows)
+            return Found(step, restored, carry, before.origin, notes, before.high_steps)
+        position = round(before.epoch * here.stream.steps_per_epoch)
         origin = Origin(step, position, before.bytes_seen)
+        epoch = here.meta.epoch if here.is_phase else before.epoch
         notes.append(
             f"the carry is reset at step {step}: the rows were {_describe(before.rows)}, and are "
-            f"{_describe(meta.rows)}; they begin {before.epoch:.2f} epochs into the text"
+            f"{_describe(here.meta.rows)}; they begin {epoch:.2f} epochs into the text"
         )
-        return Found(step, restored, None, origin, notes)
+        return Found(step, restored, None, origin, notes, before.high_steps)
     if notes:
         raise UserError(
             "; ".join(notes) + ". No other is there to go on from; restore one from a copy, or "
             "start a new run with --out."
         )
+    if newest is not None:
+        checkpoints.drop_after(newest)
     return None
 
 
-def _require_fit(before: Meta, now: Meta, *, reset_carry: bool) -> None:
+def require_new(folder: Path, config: Config, *, resume: bool) -> None:
+    """Raise UserError where a run without a checkpoint should not start from its first step.
+
+    A run that was killed before its first checkpoint was whole, or that diverged before it, starts
+    over. One whose metrics tell of more had a checkpoint, and has lost it.
+    """
+    lines = metrics.read(folder / "metrics.jsonl")
+    newest = max((line["step"] for line in lines), default=0)
+    train = config.train
+    saved = {n * every for n in (1, 2) for every in (train.eval_every, train.checkpoint_every)}
+    # A save begins when the one before it has ended.
+    lost = newest > sorted(saved)[1] and lines[-1].get("event") != "diverged"
+    if resume or lost:
+        raise UserError(
+            f"{folder} has no checkpoint to go on from"
+            + (f", though metrics.jsonl tells of {newest:,} steps" if newest else "")
+            + f". Restore {folder / FOLDER}, or start a new run with --out"
+            + ("." if lost else ", or this one again without --resume.")
+        )
+
+
+def _set_aside(cluster: Cluster, checkpoints: Checkpoints, steps: list[int]) -> Path:
+    """Move checkpoints out of the way of all processes; return the folder that they are in."""
+    checkpoints.close()
+    if cluster.is_first:
+        checkpoints.set_aside(steps)
+    cluster.gather(None)  # The others look again when they are moved.
+    checkpoints.open()
+    return checkpoints.folder / SET_ASIDE
+
+
+def _fits(before: Meta, here: Here, *, reset_carry: bool) -> bool:
+    """Return whether the rows are the same; raise UserError where the run cannot go on."""
+    now = here.meta
     if (before.corpus, before.cleaning) != (now.corpus, now.cleaning):
         raise UserError(
             f"the run was trained on another corpus: identity {before.corpus[:12]}…, cleaning "
             f"{before.cleaning}; this one has {now.corpus[:12]}…, {now.cleaning}. Name the first "
             "corpus with --data.corpus, or start a new run with --out."
         )
-    if before.rows != now.rows and not reset_carry:
+    if now.start is not None and before.start not in (None, now.start):
         raise UserError(
-            f"the checkpoint's rows are {_describe(before.rows)}, not {_describe(now.rows)}; use "
-            "the same, or go on with the carry reset, --reset-carry."
+            f"the run started from other parameters (fingerprint {before.start[:12]}…) than those "
+            f"that train.start_from gives now ({now.start[:12]}…). Name the first with "
+            "--train.start-from, or start a new run with --out."
         )
+    if before.rows != now.rows:
+        if not reset_carry:
+            raise UserError(
+                f"the checkpoint's rows are {_describe(before.rows)}, not {_describe(now.rows)}; "
+                "use the same, or go on with the carry reset, --reset-carry."
+            )
+        return False
+    if here.is_phase and before.origin != now.origin:
+        if not reset_carry:
+            raise UserError(
+                f"the phases that ended before the checkpoint have been changed: it had read "
+                f"{before.epoch:.3f} epochs of the text, and would go on at {now.epoch:.3f}. Undo "
+                "the change, or go on with the carry reset, --reset-carry."
+            )
+        return False
+    return True
 
 
 def _describe(rows: dict[str, Any]) -> str:

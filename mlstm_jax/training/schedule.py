@@ -6,6 +6,7 @@ decay runs over the N − W that are left.
 """
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,15 @@ from mlstm_jax.errors import UserError
 _TRIANGULAR_RATIO = 32
 
 
+class Stretch(NamedTuple):
+    """A part of a run with one global batch: a phase, or the whole of it."""
+
+    first: int  # the step it begins at
+    last: int  # and the one that the next begins at
+    batch: int
+    steps_per_epoch: float
+
+
 class Plan(NamedTuple):
     """What the rules make of a config and a batch."""
 
@@ -26,17 +36,22 @@ class Plan(NamedTuple):
     decay: int  # the update at which the decay ends
 
 
-def resolve(optimizer: Optimizer, batch: int, steps: int, steps_per_epoch: int) -> Plan:
-    """Return the peak rate and the warm-up of a global batch, in a run of `steps` updates.
-
-    The scalings grow the rate with k = B / B0. LEGW (You et al. 2019, arXiv 1901.08256) grows it by
-    √k and the warm-up, in epochs, by k: so the warm-up has the same number of updates at any batch.
-    """
+def peak_rate(optimizer: Optimizer, batch: int) -> float:
+    """Return the largest rate of a global batch B: that of B0, scaled with k = B / B0, capped."""
     k = batch / optimizer.base_batch
     factors = {"none": 1.0, "linear": k, "sqrt": math.sqrt(k), "legw": math.sqrt(k)}
     peak = optimizer.learning_rate * factors[optimizer.scaling]
-    if optimizer.learning_rate_cap is not None:
-        peak = min(peak, optimizer.learning_rate_cap)
+    cap = optimizer.learning_rate_cap
+    return peak if cap is None else min(peak, cap)
+
+
+def resolve(optimizer: Optimizer, batch: int, steps: int, steps_per_epoch: float) -> Plan:
+    """Return the peak rate and the warm-up of a global batch, in a run of `steps` updates.
+
+    LEGW (You et al. 2019, arXiv 1901.08256) grows the rate by √k and the warm-up, in epochs, by k:
+    so the warm-up has the same number of updates at any batch.
+    """
+    k = batch / optimizer.base_batch
     decay = optimizer.decay_steps or steps
     warmup = optimizer.warmup_steps
     if optimizer.warmup_epochs:
@@ -49,11 +64,26 @@ def resolve(optimizer: Optimizer, batch: int, steps: int, steps_per_epoch: int) 
             f"the warm-up is {warmup:,} updates, but the learning rate's decay ends at {decay:,}; "
             "shorten optimizer.warmup_steps or optimizer.warmup_epochs, or train for longer."
         )
-    return Plan(peak, warmup, decay)
+    return Plan(peak_rate(optimizer, batch), warmup, decay)
+
+
+def rates(optimizer: Optimizer, stretches: Sequence[Stretch]) -> list[optax.Schedule]:
+    """Return the rate in each part of a run, as a function of all applied updates.
+
+    Warm-up and decay run through all parts, those of the first; the height is that of each part's
+    own batch.
+    """
+    first, steps = stretches[0], stretches[-1].last
+    shape = learning_rate(optimizer, first.batch, steps, first.steps_per_epoch)
+    made: list[optax.Schedule] = []
+    for stretch in stretches:
+        ratio = peak_rate(optimizer, stretch.batch) / peak_rate(optimizer, first.batch)
+        made.append(shape if ratio == 1 else lambda n, ratio=ratio: ratio * shape(n))
+    return made
 
 
 def learning_rate(
-    optimizer: Optimizer, batch: int, steps: int, steps_per_epoch: int = 0
+    optimizer: Optimizer, batch: int, steps: int, steps_per_epoch: float = 0
 ) -> optax.Schedule:
     """Return the rate as a function of the applied updates; `steps` is the length of the run."""
     peak, warmup, decay = resolve(optimizer, batch, steps, steps_per_epoch)
@@ -84,24 +114,41 @@ class Drawn(NamedTuple):
     rates: list[float]
 
 
-def draw(optimizer: Optimizer, batch: int, steps: int, steps_per_epoch: int) -> Drawn:
-    """Return the rates of a run of `steps` updates, none of them skipped."""
-    plan = resolve(optimizer, batch, steps, steps_per_epoch)
-    rate = learning_rate(optimizer, batch, steps, steps_per_epoch)
-    # The warm-up's end is seen, however short it is.
-    points = {round(steps * part / 400) for part in range(401)} | {0, plan.warmup, steps}
+def draw(optimizer: Optimizer, stretches: Sequence[Stretch]) -> Drawn:
+    """Return the rates of a run, none of whose updates is skipped."""
+    steps, first = stretches[-1].last, stretches[0]
+    plan = resolve(optimizer, first.batch, steps, first.steps_per_epoch)
+    by_part = rates(optimizer, stretches)
+
+    def rate(update: int) -> float:
+        part = sum(update >= stretch.last for stretch in stretches[:-1])
+        return float(by_part[part](update))
+
+    def epoch(update: int) -> float:
+        parts = (min(update, one.last) - one.first for one in stretches if update > one.first)
+        return sum(n / one.steps_per_epoch for n, one in zip(parts, stretches, strict=False))
+
+    # The warm-up's end and the parts' borders are seen, however short these are.
+    borders = {0, plan.warmup, steps, *(one.first for one in stretches)}
+    points = {round(steps * part / 400) for part in range(401)} | borders
     updates = sorted(point for point in points if point <= steps)
-    rates = [float(rate(update)) for update in updates]
-    head = (
-        f"{optimizer.name}, batch {batch:,}: {steps:,} updates, {steps / steps_per_epoch:.2f} "
-        f"epochs of {steps_per_epoch:,}\n"
-        f"scaling {optimizer.scaling} from {optimizer.learning_rate:g} at {optimizer.base_batch}: "
-        f"peak {plan.peak:.3g}; warm-up {plan.warmup:,} updates; {optimizer.schedule} until "
-        f"{plan.decay:,}\n\n{'update':>10} {'epoch':>8} {'rate':>10}"
-    )
-    shown = sorted({*(round(steps * part / 10) for part in range(11)), min(plan.warmup, steps)})
-    lines = [f"{n:>10,} {n / steps_per_epoch:>8.2f} {float(rate(n)):>10.3e}" for n in shown]
-    return Drawn("\n".join([head, *lines]), updates, rates)
+    lines = [f"{optimizer.name}: {steps:,} updates, {epoch(steps):.2f} epochs"]
+    for one in stretches:
+        span = f"updates {one.first:,} to {one.last:,}: " if len(stretches) > 1 else ""
+        lines.append(
+            f"{span}batch {one.batch:,}, {one.steps_per_epoch:,.0f} updates an epoch, peak "
+            f"{peak_rate(optimizer, one.batch):.3g}"
+        )
+    lines += [
+        f"scaling {optimizer.scaling} from {optimizer.learning_rate:g} at {optimizer.base_batch}; "
+        f"warm-up {plan.warmup:,} updates; {optimizer.schedule} until {plan.decay:,}",
+        "",
+        f"{'update':>10} {'epoch':>8} {'rate':>10}",
+    ]
+    tenths = {round(steps * part / 10) for part in range(11)}
+    shown = sorted(point for point in tenths | borders if point <= steps)
+    lines += [f"{n:>10,} {epoch(n):>8.2f} {rate(n):>10.3e}" for n in shown]
+    return Drawn("\n".join(lines), updates, [rate(update) for update in updates])
 
 
 def plot(drawn: Drawn, path: Path) -> None:
@@ -115,7 +162,7 @@ def plot(drawn: Drawn, path: Path) -> None:
     figure = Figure(figsize=(7, 3.5), layout="constrained")
     axes = figure.subplots()
     axes.plot(drawn.updates, drawn.rates)
-    axes.set(xlabel="applied updates", ylabel="learning rate", title=drawn.text.splitlines()[1])
+    axes.set(xlabel="applied updates", ylabel="learning rate", title=drawn.text.splitlines()[0])
     axes.title.set_fontsize(9)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: noted in one process, agreed on by all, acted on between two steps."""
+"""SIGINT, SIGTERM and SIGHUP: noted in one process, agreed on by all, acted on between steps."""
 
 import signal
 from collections.abc import Iterator
@@ -6,8 +6,9 @@ from contextlib import contextmanager
 
 from mlstm_jax.errors import KnownError
 
-# What a process adds to the sum that tells all of a signal: one SIGINT outweighs many SIGTERMs.
-WEIGHTS = {signal.SIGTERM: 1.0, signal.SIGINT: 2.0**20}
+# What a device adds to the sum that tells all of a signal: one SIGINT outweighs a million SIGTERMs,
+# and one of these as many SIGHUPs.
+WEIGHTS = {signal.SIGHUP: 1.0, signal.SIGTERM: 2.0**20, signal.SIGINT: 2.0**40}
 
 
 class Interrupted(KnownError):
@@ -23,17 +24,20 @@ class Interrupted(KnownError):
 
 def received(total: float) -> signal.Signals:
     """Return which signal a sum of weights tells of."""
-    return signal.SIGINT if total >= WEIGHTS[signal.SIGINT] else signal.SIGTERM
+    return max(WEIGHTS, key=lambda number: WEIGHTS[number] if WEIGHTS[number] <= total else 0.0)
 
 
 @contextmanager
 def collect() -> Iterator[list[signal.Signals]]:
-    """Note SIGINT and SIGTERM in a list, for the loop to stop between two steps.
+    """Note the signals in a list, for the loop to stop between two steps.
 
-    A second one acts as it would have without this: nobody is held against their will.
+    A second one acts as it would have without this: nobody is held against their will. A SIGHUP
+    that is ignored, as under nohup, stays so.
     """
     received: list[signal.Signals] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in WEIGHTS}
+    if before[signal.SIGHUP] is signal.SIG_IGN:
+        del before[signal.SIGHUP]
 
     def restore() -> None:
         for number, handler in before.items():

@@ -1,32 +1,81 @@
-"""A run that starts from the parameters of another, trained here or imported."""
+"""The state before the first step: from the seed, or from the parameters of another run."""
 
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import numpy as np
+import optax
 
 from mlstm_jax import run
 from mlstm_jax.config import Config
 from mlstm_jax.errors import UserError
-from mlstm_jax.interop.weights import flatten, unflatten
-from mlstm_jax.training.state import TrainState
+from mlstm_jax.interop.weights import Arrays, fingerprint, flatten, unflatten
+from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.training.cluster import Cluster
+from mlstm_jax.training.state import TrainState, init_state
 
 
-def start_from(config: Config, fresh: TrainState) -> TrainState:
-    """Return the state before the first step, with the parameters of `train.start_from` if set.
+class Start(NamedTuple):
+    """The parameters that a run starts from."""
 
-    Its label head stays as it is in `fresh`: what it tells is of the run that it was trained in.
+    arrays: Arrays  # by name, NumPy float32
+    fingerprint: str
+
+
+def load(cluster: Cluster, config: Config, *, required: bool) -> tuple[Start | None, list[str]]:
+    """Return what `train.start_from` gives, if it is set, and notes for a person.
+
+    Args:
+        cluster: all processes call this, and get the same.
+        config: of the run.
+        required: whether the run cannot do without. One that has checkpoints can.
+
+    Raises:
+        UserError: it is no run, or gives another process other parameters.
+    """
+    start, notes = None, []
+    if config.train.start_from is not None:
+        try:
+            params = run.load(Path(config.train.start_from)).params
+            start = Start(flatten(params), fingerprint(params))
+        except UserError as error:
+            if required:
+                raise
+            notes.append(f"what train.start_from gives cannot be compared: {error}")
+    cluster.require_equal(
+        {"the fingerprint of what train.start_from gives": start and start.fingerprint},
+        "Give every process the same parameters to start from.",
+    )
+    return start, notes
+
+
+def state_shapes(
+    config: Config, model: LanguageModel, optimizer: optax.GradientTransformation
+) -> TrainState:
+    """Return the state as shapes and types alone."""
+    return jax.eval_shape(lambda: init_state(config, model, optimizer))
+
+
+def fresh_state(
+    config: Config,
+    model: LanguageModel,
+    optimizer: optax.GradientTransformation,
+    start: Start | None,
+) -> TrainState:
+    """Return the state before the first step, NumPy: nothing of it stays on a device.
+
+    The label head stays that of the seed: what it tells is of the run that it was trained in.
 
     Raises:
         UserError: the other run has another number of units or layers.
     """
-    if config.train.start_from is None:
+    fresh = jax.device_get(jax.jit(lambda: init_state(config, model, optimizer))())
+    if start is None:
         return fresh
-    other = run.load(Path(config.train.start_from))
-    theirs = flatten(other.params)
-    ours: dict[str, Any] = {}
-    for name, array in flatten(jax.device_get(fresh.params)).items():
+    theirs = start.arrays
+    ours: Arrays = {}
+    for name, array in flatten(fresh.params).items():
         found = theirs.get(name)
         if name.startswith("label_"):
             ours[name] = array
@@ -38,12 +87,10 @@ def start_from(config: Config, fresh: TrainState) -> TrainState:
             )
         else:
             ours[name] = np.asarray(found)
-    if len(theirs) > len(ours):
-        extra = [name for name in theirs if name not in ours and not name.startswith("label_")]
-        if extra:
-            raise UserError(
-                f"train.start_from: {config.train.start_from} has {extra[0]}, which this run "
-                "lacks; give it the same model.layers."
-            )
-    params = jax.tree.map(lambda x: jax.numpy.asarray(x), unflatten(ours))
-    return fresh._replace(params=params)
+    extra = [name for name in theirs if name not in ours and not name.startswith("label_")]
+    if extra:
+        raise UserError(
+            f"train.start_from: {config.train.start_from} has {extra[0]}, which this run lacks; "
+            "give it the same model.layers."
+        )
+    return fresh._replace(params=unflatten(ours))

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from mlstm_jax.errors import KnownError
+from mlstm_jax.training import meta
 
 
 class Stuck(KnownError):
@@ -25,11 +26,15 @@ class Watchdog:
     """Ends the process unless `beat` is called every `seconds`; a context manager.
 
     Attributes:
-        stacks: file that the stacks of all threads are written to, once there is a folder for it.
+        folder: the run folder, once it is known.
+        index: number of this process.
     """
 
-    def __init__(self, seconds: float, stop: Callable[[BaseException], None]) -> None:
-        self.stacks: Path | None = None
+    def __init__(
+        self, seconds: float, stop: Callable[[BaseException], None], index: int = 0
+    ) -> None:
+        self.folder: Path | None = None
+        self.index = index
         self._seconds, self._stop = seconds, stop
         self._done = threading.Event()
         self.beat("starting")
@@ -56,16 +61,22 @@ class Watchdog:
                 self._bite()
 
     def _bite(self) -> None:
-        where = ""
+        where, steps = "", []
         faulthandler.dump_traceback(sys.stderr)
-        if self.stacks:
-            with self.stacks.open("w") as file:
+        if self.folder:
+            stacks = self.folder / f"stacks-{self.index}.txt"
+            with stacks.open("w") as file:
                 faulthandler.dump_traceback(file)
-            where = f" (also in {self.stacks})"
+            where, steps = f" (also in {stacks})", meta.steps_in(self.folder)
+        ending = (
+            f"The same command goes on from the checkpoint of step {steps[-1]}"
+            if steps
+            else "There is no checkpoint yet: the same command starts over"
+        )
         self._stop(
             Stuck(
                 f"no progress for {self._seconds:g} s while {self._doing}: what each thread was "
-                f"doing is above{where}. The checkpoints are good; the same command goes on from "
-                "the last. If this was no fault, raise train.watchdog_seconds."
+                f"doing is above{where}. {ending}. If this was no fault, raise "
+                "train.watchdog_seconds."
             )
         )

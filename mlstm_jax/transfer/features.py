@@ -115,7 +115,7 @@ class Featurizer:
                 bytes_BT[row, : len(piece)] = np.frombuffer(piece, np.uint8)
             left_B = np.clip(length_B - at, 0, _WINDOW)
             carry = self._read(self._params, carry, devices.split_rows((bytes_BT, left_B)))
-        after, sum_BLH = devices.own_rows(devices.join_rows(carry))
+        after, sum_BLH = devices.fetch_rows(carry)
         if self._state == "mean_h":
             kept_BLH = sum_BLH / np.maximum(length_B, 1)[:, None, None]
         else:

@@ -1,6 +1,7 @@
 """What can go wrong in one process: damaged checkpoints, full disks, divergence, other rows."""
 
 import dataclasses
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,24 @@ import pytest
 from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import loop, metrics
-from mlstm_jax.training.checkpoint import Checkpoints
 from mlstm_jax.training.reporter import Diverged
-from tests.training.runs import assert_same_run, lines_without_time, make_config, start
+from tests.training.runs import (
+    assert_same_run,
+    final_state,
+    lines_without_time,
+    make_config,
+    start,
+)
 
 
 def config_of(corpus: Path, out: Path, steps: int, **sections: Any) -> Config:
-    """A run whose learning rate does not hang on its length."""
+    """A run whose learning rate does not depend on its length, and that keeps few checkpoints."""
     values = {
         "optimizer": Optimizer(learning_rate=5e-3, decay_steps=1000),
-        "train": Train(steps=steps, log_every=5, eval_every=20, checkpoint_every=10),
+        "precision": Precision(max_consecutive_skips=5),
+        "train": Train(
+            steps=steps, log_every=5, eval_every=20, checkpoint_every=10, divergence_steps=5
+        ),
     }
     return make_config(corpus, out, **(values | sections))
 
@@ -34,6 +43,10 @@ def cut_short(folder: Path, step: int) -> None:
     files = [path for path in (folder / f"checkpoints/{step}").rglob("*") if path.is_file()]
     largest = max(files, key=lambda path: path.stat().st_size)
     largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
+
+
+def set_of_steps(folder: Path) -> set[int]:
+    return {int(path.name) for path in folder.glob("[0-9]*")}
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +83,8 @@ def test_a_checkpoint_cut_short_is_passed_over(
     said = capfd.readouterr().err
     assert "the checkpoint of step 40 cannot be read" in said
     assert "going on from step 30, the newest whole one" in said
-    # The damaged one has made room for a whole one of the same step.
+    # The damaged one is kept, and has made room for a whole one of the same step.
+    assert set_of_steps(tmp_path / "run/set-aside") == {40}
     loop.train(config_of(corpus, tmp_path / "run", 60))
     said = capfd.readouterr().err
     assert "resuming at step 40" in said
@@ -87,9 +101,40 @@ def test_when_no_checkpoint_is_whole_nothing_is_begun_or_deleted(
         cut_short(tmp_path / "run", step)
     with pytest.raises(UserError, match=r"step 40 cannot be read .* step 30 cannot be read"):
         loop.train(config_of(corpus, tmp_path / "run", 60))
-    checkpoints = Checkpoints(tmp_path / "run", read_only=True)
-    assert checkpoints.steps() == [30, 40]
-    checkpoints.close()
+    assert set_of_steps(tmp_path / "run/checkpoints") == {30, 40}
+
+
+@IGNORE_UNRAISABLE
+@pytest.mark.parametrize("item", ["carry", "params", "meta"])
+def test_whatever_is_damaged_the_checkpoint_before_it_is_tried(
+    item: str, corpus: Path, forty_steps: Path, sixty_steps: Path, tmp_path: Path
+) -> None:
+    """Files that are empty: other errors are raised of these than of one cut short."""
+    shutil.copytree(forty_steps, tmp_path / "run")
+    for path in (tmp_path / f"run/checkpoints/40/{item}").rglob("d/*" if item != "meta" else "*"):
+        path.write_bytes(b"")
+    loop.train(config_of(corpus, tmp_path / "run", 60))
+    assert lines_without_time(tmp_path / "run") == lines_without_time(sixty_steps)
+    assert set_of_steps(tmp_path / "run/set-aside") == {40}
+
+
+def test_a_run_that_has_lost_its_checkpoints_does_not_start_over(
+    corpus: Path, forty_steps: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(forty_steps, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/checkpoints")
+    before = (tmp_path / "run/metrics.jsonl").read_bytes()
+    for resume in (True, False):
+        with pytest.raises(UserError, match=r"no checkpoint .* tells of 40 steps\. Restore"):
+            loop.train(config_of(corpus, tmp_path / "run", 60), resume=resume)
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
+    # Killed before its first checkpoint was whole, it starts over, but not with --resume.
+    lines = before.splitlines(keepends=True)
+    (tmp_path / "run/metrics.jsonl").write_bytes(b"".join(lines[:2]))
+    with pytest.raises(UserError, match=r"no checkpoint .* 10 steps\. .* without --resume"):
+        loop.train(config_of(corpus, tmp_path / "run", 60), resume=True)
+    loop.train(config_of(corpus, tmp_path / "run", 40))
+    assert lines_without_time(tmp_path / "run") == lines_without_time(forty_steps)
 
 
 def test_a_full_disk_is_named_and_costs_only_steps(
@@ -113,23 +158,20 @@ def test_a_full_disk_is_named_and_costs_only_steps(
     assert lines_without_time(tmp_path / "run") == lines_without_time(sixty_steps)
 
 
-def test_a_run_that_diverges_can_roll_itself_back(corpus: Path, tmp_path: Path) -> None:
-    # At this rate the loss is above 50 bits per character for as long as one looks.
-    config = config_of(
+def diverging(corpus: Path, out: Path, steps: int = 80, **train: Any) -> Config:
+    """At this rate the loss is above 50 bits per character for as long as one looks."""
+    values = {"log_every": 5, "eval_every": 80, "checkpoint_every": 3, "divergence_steps": 4}
+    return config_of(
         corpus,
-        tmp_path / "run",
-        80,
+        out,
+        steps,
         optimizer=Optimizer(learning_rate=3.0, decay_steps=10**6),
-        train=Train(
-            steps=80,
-            log_every=5,
-            eval_every=80,
-            checkpoint_every=3,
-            on_divergence="rollback",
-            rollback_factor=0.04,
-            divergence_steps=4,
-        ),
+        train=Train(steps=steps, **(values | train)),
     )
+
+
+def test_a_run_that_diverges_can_roll_itself_back(corpus: Path, tmp_path: Path) -> None:
+    config = diverging(corpus, tmp_path / "run", on_divergence="rollback", rollback_factor=0.04)
     loop.train(config)
     found = [event for event in events(tmp_path / "run") if event["event"] == "rolled_back"]
     assert len(found) == 1
@@ -139,7 +181,7 @@ def test_a_run_that_diverges_can_roll_itself_back(corpus: Path, tmp_path: Path) 
     assert lines[-1]["event"] == "finished"
     assert lines[-2]["step"] == 80
     assert lines[-2]["bpc"] < 5
-    train = [line for line in metrics.read(tmp_path / "run/metrics.jsonl") if "grad_norm" in line]
+    train = [line for line in lines if "grad_norm" in line]
     assert train[-1]["learning_rate"] == pytest.approx(3.0 * 0.04, rel=1e-3)
     # The rate stays low in a later session.
     longer = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=90))
@@ -149,19 +191,55 @@ def test_a_run_that_diverges_can_roll_itself_back(corpus: Path, tmp_path: Path) 
     assert lines[-3]["learning_rate"] == pytest.approx(3.0 * 0.04, rel=1e-3)
 
 
-def test_a_run_that_diverges_stops_with_an_event(corpus: Path, tmp_path: Path) -> None:
-    config = config_of(
-        corpus,
-        tmp_path / "run",
-        80,
-        optimizer=Optimizer(learning_rate=3.0, decay_steps=10**6),
-        train=Train(steps=80, divergence_steps=4),
+def test_a_rollback_to_the_beginning_leaves_nothing_that_diverged(
+    corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It diverged at once, so every checkpoint is of after that."""
+    diverged = diverging(corpus, tmp_path / "run", 40, checkpoint_every=8)
+    rolling = dataclasses.replace(
+        diverged,
+        train=dataclasses.replace(diverged.train, on_divergence="rollback", rollback_factor=0.04),
     )
-    with pytest.raises(Diverged, match=r"was above 10 bits per character .* for 4 steps on end"):
+    with pytest.raises(Diverged, match=r"no checkpoint from before that, so the same .* over\. "):
+        loop.train(diverged)
+    assert set_of_steps(tmp_path / "run/checkpoints") == set()
+    loop.train(rolling)
+    said = capfd.readouterr().err
+    assert "Back to step 0, with the learning rate times 0.04" in said
+    steps = set_of_steps(tmp_path / "run/checkpoints")
+    assert max(steps) == 40
+    assert len(steps) >= 2
+    # What a restart takes is what was saved.
+    assert final_state(tmp_path / "run", 8)[0].rate_scale == np.float32(0.04)
+
+
+def test_a_run_that_diverges_names_the_checkpoint_that_a_restart_takes(
+    corpus: Path, forty_steps: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(forty_steps, tmp_path / "run")
+    config = diverging(corpus, tmp_path / "run")
+    with pytest.raises(Diverged, match=r"was above 10 bits .* for 4 steps on end") as stopped:
         loop.train(config)
     last = events(tmp_path / "run")[-1]
     assert last["event"] == "diverged"
     assert "train.divergence_bpc" in last["reason"]
+    step = int(re.search(r"goes on from that of step (\d+)", str(stopped.value))[1])
+    assert 40 <= step <= stopped.value.since
+    assert max(set_of_steps(tmp_path / "run/checkpoints")) == step
+    calm = config_of(corpus, tmp_path / "run", 60)
+    loop.train(calm)
+    assert f"resuming at step {step} of" in capfd.readouterr().err
+
+
+def test_how_long_the_loss_was_too_high_survives_a_restart(corpus: Path, tmp_path: Path) -> None:
+    """Stopped in the middle, it diverges at the step at which it would have."""
+    with pytest.raises(Diverged) as whole:
+        loop.train(diverging(corpus, tmp_path / "whole", divergence_steps=9))
+    half = diverging(corpus, tmp_path / "run", whole.value.step - 3, divergence_steps=9)
+    loop.train(half)
+    with pytest.raises(Diverged) as resumed:
+        loop.train(diverging(corpus, tmp_path / "run", divergence_steps=9))
+    assert resumed.value.step == whole.value.step
 
 
 @pytest.mark.slow

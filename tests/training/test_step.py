@@ -79,7 +79,7 @@ class Trainer:
 
     @property
     def host_carry(self) -> Carry:
-        return self.devices.own_rows(self.devices.join_rows(self.carry))
+        return self.devices.fetch_rows(self.carry)
 
     def assert_replicas_are_equal(self) -> None:
         for leaf in jax.tree.leaves(self.state):

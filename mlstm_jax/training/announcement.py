@@ -1,0 +1,52 @@
+"""What a run says of itself before its first step."""
+
+import jax
+
+from mlstm_jax.config import Config
+from mlstm_jax.data.corpus import Corpus
+from mlstm_jax.training.cluster import Cluster
+from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.training.parts import Part
+from mlstm_jax.training.resume import Found
+
+
+def announcement(
+    config: Config,
+    parts: list[Part],
+    devices: Parallel,
+    cluster: Cluster,
+    corpus: Corpus,
+    found: Found,
+) -> str:
+    """Say what is about to be trained, on what."""
+    total, first = parts[-1].last, found.step
+    if first >= total:
+        return f"{config.out} is finished: {first:,} steps. More of them: --train.steps"
+    count = sum(leaf.size for leaf in jax.tree.leaves(found.state.params))
+    start = f"resuming at step {first:,} of" if first else "training"
+    where = f"{devices.count} {devices.devices[0].platform} device(s)"
+    if cluster.processes > 1:
+        where += f" of {cluster.processes} processes"
+    size = corpus.manifest.splits["train"].bytes
+    lines = [
+        f"{start} {total:,} steps, {parts[-1].stream.epoch(total):.2f} epochs: {count:,} "
+        f"parameters in {config.precision.compute} on {where}; run folder {config.out}",
+    ]
+    for part in parts:
+        data, stream = part.config.data, part.stream
+        steps = f"steps {part.first:,} to {part.last:,}: " if len(parts) > 1 else ""
+        lines.append(
+            f"{steps}{data.batch} rows x {data.window} bytes a step, from {size:,} bytes in "
+            f"{stream.shards:,} shards"
+        )
+        if stream.shards < stream.wanted_shards:
+            lines.append(
+                f"the corpus is too small for {stream.wanted_shards:,} shards: {stream.shards:,} "
+                "used"
+            )
+        if stream.idle > 0.1:
+            lines.append(
+                f"{stream.idle:.0%} of an epoch is padding, and rows that wait for the longest; a "
+                "smaller data.batch or data.window wastes less"
+            )
+    return "\n".join(lines)

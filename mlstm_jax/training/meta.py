@@ -1,0 +1,79 @@
+"""What a checkpoint says of itself: JSON, with the checksums of its arrays and one of its own.
+
+It stands apart from checkpoint.py because whoever asks what a run was trained on needs no arrays,
+and so neither JAX nor Orbax.
+"""
+
+import json
+import math
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mlstm_jax.data.documents import Cleaning
+from mlstm_jax.data.stream import Origin
+
+FOLDER = "checkpoints"
+# Of a checkpoint: checkpoints/STEP/meta/metadata.
+ITEM, FILE = "meta", "metadata"
+
+# By item and by an array's place in it; None for a checkpoint of a version that had none.
+Sums = dict[str, dict[str, int]] | None
+
+
+class Meta(NamedTuple):
+    """What a checkpoint was trained on."""
+
+    corpus: str  # identity of the corpus, a sha256
+    cleaning: Cleaning  # of its documents; a prompt is cleaned alike
+    rows: dict[str, Any]  # what decides which bytes a row reads: batch, window, shards, ...
+    origin: Origin
+    epoch: float
+    bytes_seen: int
+    # A sha256 of the parameters that train.start_from gave, if it did.
+    start: str | None = None
+    high_steps: int = 0  # steps on end, up to here, whose loss was above train.divergence_bpc
+    bpc: float | None = None  # of the validation split, if it was measured here
+
+
+def steps_in(folder: Path) -> list[int]:
+    """Return the steps of the whole checkpoints of a run folder, in order, by their names."""
+    names = [path.name for path in (folder / FOLDER).glob("[0-9]*")]
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def seal(meta: Meta, sums: Sums) -> dict[str, Any]:
+    """Return the JSON of a checkpoint: its meta, the checksums of its arrays, and one of both."""
+    bpc = meta.bpc
+    fields = meta._replace(bpc=bpc if bpc is None or math.isfinite(bpc) else None)._asdict()
+    return {"meta": fields, "sums": sums, "sum": _sum_of(fields, sums)}
+
+
+def read(folder: Path, step: int) -> tuple[Meta, Sums]:
+    """Return the meta of the checkpoint of `step`, and the checksums of its arrays.
+
+    Raises OSError, ValueError, KeyError or TypeError where the file is damaged.
+    """
+    content = json.loads((folder / FOLDER / str(step) / ITEM / FILE).read_bytes())
+    if "sum" in content:
+        fields, sums = content["meta"], content["sums"]
+        if _sum_of(fields, sums) != content["sum"]:
+            raise ValueError("its meta has another checksum")
+    else:
+        fields, sums = content, None
+    return Meta(**fields | {"origin": Origin(*fields["origin"])}), sums
+
+
+def score(folder: Path, step: int) -> float | None:
+    """Return the validation BPC at a step; None where there is none, or it cannot be read."""
+    before = folder / FOLDER / str(step) / "metrics" / "metrics"  # of an older version
+    try:
+        if before.is_file():
+            return float(json.loads(before.read_bytes())["bpc"])
+        return read(folder, step)[0].bpc
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # It is damaged; whoever needs the checkpoint will say so.
+
+
+def _sum_of(fields: dict[str, Any], sums: Sums) -> int:
+    return zlib.crc32(json.dumps([fields, sums], sort_keys=True).encode())

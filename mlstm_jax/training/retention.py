@@ -1,0 +1,56 @@
+"""Which checkpoints a run keeps."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+
+def best(scores: Mapping[int, float | None]) -> int | None:
+    """Return the step of the lowest score, the earliest of several; None where none is finite."""
+    finite = [
+        (score, step)
+        for step, score in scores.items()
+        if score is not None and math.isfinite(score)
+    ]
+    return min(finite)[1] if finite else None
+
+
+def kept(
+    steps: Iterable[int], scores: Mapping[int, float | None], newest: int, reach: int
+) -> set[int]:
+    """Return the steps whose checkpoints are kept.
+
+    These are the newest, the best, and the newest that is at least `reach` steps older than the
+    last: a run that is found to have diverged within `reach` steps can go back to it. The oldest
+    of those that are not so old yet will take its place, so it stays, too.
+
+    Args:
+        steps: those that there are.
+        scores: validation BPC by step, where it was measured.
+        newest: how many of the newest to keep.
+        reach: steps in which a divergence is found.
+    """
+    ordered = sorted(steps)
+    if not ordered:
+        return set()
+    chosen = set(ordered[-newest:])
+    lowest = best({step: scores.get(step) for step in ordered})
+    if lowest is not None:
+        chosen.add(lowest)
+    limit = ordered[-1] - reach
+    chosen.update([step for step in ordered if step <= limit][-1:])
+    chosen.update([step for step in ordered if step > limit][:1])
+    return chosen
+
+
+class Policy:
+    """`kept` as Orbax asks for it; it may be told new scores at any time."""
+
+    def __init__(self, scores: Mapping[int, float | None], newest: int, reach: int) -> None:
+        self._scores, self._newest, self._reach = scores, newest, reach
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Return whether each is kept; see Orbax's PreservationPolicy."""
+        steps = [checkpoint.step for checkpoint in checkpoints]
+        chosen = kept(steps, self._scores, self._newest, self._reach)
+        return [step in chosen for step in steps]
