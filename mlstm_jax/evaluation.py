@@ -6,13 +6,16 @@ once, save the first of each shard, which nothing predicts.
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
-from mlstm_jax.data.corpus import Split
+from mlstm_jax.data.corpus import Corpus, Split, open_corpus
 from mlstm_jax.data.stream import EVALUATION_ROWS, EvaluationStream, prefetch
+from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.run import Run
 from mlstm_jax.training import parallel
 from mlstm_jax.training.metrics import BITS_PER_NAT
 from mlstm_jax.training.parallel import Parallel
@@ -26,6 +29,36 @@ class Score(NamedTuple):
     bpc: float  # bits a byte
     bytes_scored: int
     seconds: float
+
+
+class Scored(NamedTuple):
+    """A corpus to score a run on."""
+
+    corpus: Corpus
+    # Whether the run was trained on its training split, and so on nothing of the others.
+    is_own: bool
+
+
+def corpus_of(run: Run, given: Path | None) -> Scored:
+    """Open the corpus that is given, or the one that the run was trained on.
+
+    Raises:
+        UserError: none is given, and the run's own is not known or no longer what it was: a split
+            of another preparation may hold what was trained on.
+    """
+    if given is None and run.imported:
+        raise UserError(
+            f"{run.folder} was imported, with no corpus of its own; name one: --corpus."
+        )
+    opened = open_corpus(given or Path(run.config.data.corpus))
+    is_own = opened.identity == run.corpus
+    if given is None and not is_own:
+        raise UserError(
+            f"{opened.path} is not the corpus that {run.folder} was trained on: its identity is "
+            f"{opened.identity[:12]}…, not {str(run.corpus)[:12]}…. Its splits may hold text that "
+            "was trained on. Prepare it again as it was, or name a corpus to score with --corpus."
+        )
+    return Scored(opened, is_own)
 
 
 class Evaluator:

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mlstm_jax.config import Devices
-from mlstm_jax.data.corpus import open_corpus
-from mlstm_jax.evaluation import Evaluator
+from mlstm_jax.evaluation import Evaluator, corpus_of
 from mlstm_jax.run import load
 from mlstm_jax.training import parallel
 from mlstm_jax.transfer.generate import as_text, generate
@@ -37,7 +36,8 @@ def report(folder: Path, corpus: Path | None = None) -> str:
     """
     run = load(folder)
     config = run.config
-    split = open_corpus(corpus or Path(config.data.corpus)).split("valid")
+    opened, is_own = corpus_of(run, corpus)
+    split = opened.split("valid")
     devices = parallel.local(Devices())  # of this machine, not of the one that trained it
     evaluator = Evaluator(run.model, split, config.data.window, devices)
     score = evaluator(devices.replicate(run.params))
@@ -46,11 +46,12 @@ def report(folder: Path, corpus: Path | None = None) -> str:
     note = (
         f", the compressors' over the first {len(text):,}" if len(text) < score.bytes_scored else ""
     )
+    whose = ", none trained on" if is_own else f" of {opened.path}, another corpus than its own"
     best_other = min(others, key=lambda name: others[name])
     pieces = generate(run, "", length=400, temperature=0.7, seed=0)
     sample = "".join(as_text(piece for (piece,) in pieces))
     lines = [
-        f"Bits per character over {len(split.bytes):,} validation bytes, none trained on{note}:",
+        f"Bits per character over {len(split.bytes):,} validation bytes{whose}{note}:",
         f"  {'this model':<12}{score.bpc:8.3f}   step {run.step:,}",
         *(f"  {name:<12}{bpc:8.3f}" for name, bpc in others.items()),
         "",

@@ -15,7 +15,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,11 +122,17 @@ def _is_ours(path: Path) -> bool:
     return path.name == _LOCK or path.suffix == ".partial"
 
 
-def write_folder(config: Config) -> None:
-    """Write config.json and environment.json, each whole or not at all."""
+def write_folder(config: Config, inputs: Mapping[str, str | None] | None = None) -> None:
+    """Write config.json and environment.json, each whole or not at all.
+
+    Args:
+        config: the run's.
+        inputs: see environment.inputs.
+    """
     folder = Path(config.out)
     _replace(folder / "config.json", config_text.to_json(config))
-    _replace(folder / "environment.json", json.dumps(environment.describe(), indent=2) + "\n")
+    described = environment.describe() | {"inputs": dict(inputs or {})}
+    _replace(folder / environment.FILE, json.dumps(described, indent=2) + "\n")
 
 
 @contextmanager

@@ -7,6 +7,7 @@ diverged is not run again, so a sweep that was stopped goes on where it was.
 
 import csv
 import dataclasses
+import functools
 import io
 import runpy
 from collections.abc import Iterator
@@ -16,8 +17,9 @@ from typing import Any, NamedTuple
 from mlstm_jax import config as configs
 from mlstm_jax import config_differences, config_text
 from mlstm_jax.config import Config
+from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import UserError
-from mlstm_jax.training import metrics
+from mlstm_jax.training import environment, metrics
 
 Runs = dict[tuple[str, str], Config]
 
@@ -105,21 +107,50 @@ def pending(runs: Runs, out: Path) -> Iterator[tuple[tuple[str, str], Config]]:
                     f"{folder(out, key)} holds a run of another config ({'; '.join(different)}); "
                     "use another --out, or remove it."
                 )
+            _require_same_inputs(folder(out, key), here)
         if result(key, folder(out, key)).status not in ("done", "diverged"):
             yield key, here
 
 
-def result(key: tuple[str, str], run: Path) -> Result:
+def _require_same_inputs(run_folder: Path, config: Config) -> None:
+    """Raise UserError where a run was made from another corpus, or other parameters, than now.
+
+    The config names these by their places, and at a place there may be something else by now.
+    """
+    before = environment.inputs_of(run_folder)
+    if not before:
+        return
+    corpus = open_corpus(Path(config.data.corpus))
+    start = None if config.train.start_from is None else _fingerprint(config.train.start_from)
+    for name, found in environment.inputs(corpus, start).items():
+        if found != before.get(name, found):
+            raise UserError(
+                f"{run_folder} holds a run with another {name}: its fingerprint was "
+                f"{str(before[name])[:12]}…, and is {str(found)[:12]}… now; use another --out, or "
+                "remove it."
+            )
+
+
+@functools.lru_cache
+def _fingerprint(start_from: str) -> str:
+    from mlstm_jax.interop.weights import fingerprint
+    from mlstm_jax.run import load
+
+    return fingerprint(load(Path(start_from)).params)
+
+
+def result(key: tuple[str, str], run_folder: Path) -> Result:
     """Return what the files of a run folder say."""
-    lines = metrics.read(run / "metrics.jsonl")
+    lines = metrics.read(run_folder / "metrics.jsonl")
     train = [line for line in lines if line["kind"] == "train"]
     scores = [line["bpc"] for line in lines if line["kind"] == "eval"]
     ends = [line["event"] for line in lines if line["kind"] == "event"]
     last = lines[-1] if lines else {}
     status = "not begun"
-    if (run / "config.json").is_file():
+    path = run_folder / "config.json"
+    if path.is_file():
         status = "unfinished"
-        config = config_text.from_json((run / "config.json").read_text(), run / "config.json")
+        config = config_text.from_json(path.read_text(), path)
         if "finished" in ends:
             status = "done"
         elif ends and ends[-1] == "diverged":

@@ -1,12 +1,14 @@
 """A sweep: its runs, what is not run twice, and its table."""
 
 import csv
+import shutil
 from pathlib import Path
 
 import pytest
 
 from mlstm_jax import cli, config_text, sweep
 from mlstm_jax.config import Config, Data, Model, Optimizer, Train
+from mlstm_jax.data.prepare import prepare
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import schedule
 
@@ -31,7 +33,7 @@ def write_spec(path: Path, corpus: Path, **fields: object) -> Path:
 
 
 def test_a_sweep_ends_with_a_table_and_runs_nothing_twice(
-    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    corpus: Path, text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spec, out = write_spec(tmp_path / "spec.py", corpus), tmp_path / "out"
     cli.main(["sweep", str(spec), "--out", str(out)])
@@ -65,6 +67,15 @@ def test_a_sweep_ends_with_a_table_and_runs_nothing_twice(
     with pytest.raises(SystemExit):
         cli.main(["sweep", str(tmp_path / "other.py"), "--out", str(out)])
     assert "holds a run of another config (train.seed: 0 → 1)" in capsys.readouterr().err
+    # Nor one that read another corpus, though it lies at the same place.
+    again = tmp_path / "again"
+    shutil.copytree(corpus, again)
+    same = write_spec(tmp_path / "same.py", again)
+    cli.main(["sweep", str(same), "--out", str(out)])
+    prepare([str(text_file)], again, split=(20, 1, 1), seed=5, overwrite=True)
+    with pytest.raises(SystemExit):
+        cli.main(["sweep", str(same), "--out", str(out)])
+    assert "8/tame holds a run with another corpus" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

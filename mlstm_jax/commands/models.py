@@ -27,16 +27,13 @@ def evaluate(
         json_path: also write the result here, as JSON.
     """
     from mlstm_jax.config import Devices
-    from mlstm_jax.data.corpus import open_corpus
-    from mlstm_jax.evaluation import Evaluator
+    from mlstm_jax.evaluation import Evaluator, corpus_of
     from mlstm_jax.run import load
     from mlstm_jax.training import parallel
     from mlstm_jax.training.progress import ProgressLine
 
     loaded = load(run, checkpoint)
-    if corpus is None and loaded.imported:
-        raise UserError(f"{run} was imported, with no corpus of its own; name one with --corpus.")
-    opened = open_corpus(corpus or Path(loaded.config.data.corpus))
+    opened, is_own = corpus_of(loaded, corpus)
     devices = parallel.local(Devices())
     evaluator = Evaluator(loaded.model, opened.split(split), loaded.config.data.window, devices)
     with ProgressLine("evaluate", evaluator.stream.steps) as progress:
@@ -47,6 +44,7 @@ def evaluate(
         "run": str(run),
         "step": loaded.step,
         "corpus": str(opened.path),
+        "trained_on_this_corpus": is_own,
         "split": split,
         "bpc": score.bpc,
         "loss": score.loss,
@@ -59,6 +57,8 @@ def evaluate(
         f"{split} bpc {score.bpc:.4f} over {score.bytes_scored:,} bytes of {opened.path} in "
         f"{score.seconds:.1f} s (checkpoint of step {loaded.step:,})"
     )
+    if not is_own and not loaded.imported:
+        print("note: this is another corpus than the one that the run was trained on.")
 
 
 def report(run: RunFolder, corpus: Path | None = None) -> None:

@@ -5,6 +5,7 @@ how many threads serve them, is decided when jax is imported.
 """
 
 import hashlib
+import json
 import os
 import platform
 import sys
@@ -15,7 +16,10 @@ from typing import Any
 import mlstm_jax
 from mlstm_jax import __version__
 from mlstm_jax.config import Devices
+from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.errors import UserError
+
+FILE = "environment.json"
 
 
 def prepare(devices: Devices) -> None:
@@ -70,3 +74,20 @@ def describe() -> dict[str, Any]:
         "processes": jax.process_count(),
         "devices_of_all_processes": jax.device_count(),
     }
+
+
+def inputs(corpus: Corpus, start: str | None) -> dict[str, str | None]:
+    """Return the fingerprints of a run's corpus, and of the parameters that it starts from.
+
+    The config names both by their places, and at a place there may be something else one day.
+    """
+    return {"corpus": corpus.identity, "start_from": start}
+
+
+def inputs_of(folder: Path) -> dict[str, str | None]:
+    """Return those of the last session in a run folder; none where they are not known."""
+    try:
+        found = json.loads((folder / FILE).read_text())["inputs"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return found if isinstance(found, dict) else {}

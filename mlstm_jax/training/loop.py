@@ -25,7 +25,7 @@ from mlstm_jax.data.corpus import Corpus, open_corpus
 from mlstm_jax.data.stream import prefetch
 from mlstm_jax.evaluation import Evaluator
 from mlstm_jax.model.language_model import LanguageModel
-from mlstm_jax.training import agreement, optimizer, parallel, schedule, signals
+from mlstm_jax.training import agreement, environment, optimizer, parallel, schedule, signals
 from mlstm_jax.training import resume as resuming
 from mlstm_jax.training import start as starting
 from mlstm_jax.training.announcement import announcement
@@ -141,7 +141,8 @@ def train(config: Config, *, resume: bool = False, reset_carry: bool = False) ->
             {"step": found.step, "steps": total}, "The same corpus and config give the same steps."
         )
         if cluster.is_first:
-            run.write_folder(config)
+            inputs = environment.inputs(corpus, given and given.fingerprint)
+            run.write_folder(config, inputs)
         training = _Run(
             cluster=cluster,
             devices=devices,

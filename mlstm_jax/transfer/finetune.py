@@ -33,6 +33,9 @@ def write_corpus(
     """Write the corpus of two sets of labelled texts, ordered by content, duplicates kept.
 
     Writing it again gives the same bytes, so that an interrupted run goes on.
+
+    Raises:
+        UserError: there is one already, of other texts.
     """
     splits = {}
     with appearing(out, overwrite=True) as folder:
@@ -58,6 +61,12 @@ def write_corpus(
         )
         with durable(folder / corpus.MANIFEST) as file:
             file.write(manifest.to_json().encode())
+        made = corpus.open_corpus(folder)
+        if out.exists() and corpus.open_corpus(out).identity != made.identity:
+            raise UserError(
+                f"{out} is of other texts or labels than are given now; go on with the same, or "
+                "choose another folder with --out."
+            )
 
 
 def make_config(

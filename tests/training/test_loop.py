@@ -111,7 +111,15 @@ def test_the_newest_checkpoints_and_the_best_are_kept(corpus: Path, tmp_path: Pa
         corpus,
         tmp_path / "run",
         optimizer=Optimizer(learning_rate=3.0, decay_steps=10**6),
-        train=Train(steps=25, eval_every=10, checkpoint_every=5, keep_checkpoints=2),
+        precision=Precision(max_consecutive_skips=1),
+        train=Train(
+            steps=25,
+            eval_every=10,
+            checkpoint_every=5,
+            keep_checkpoints=2,
+            divergence_bpc=1000.0,
+            divergence_steps=1,
+        ),
     )
     loop.train(config)
     # What is best is known in another session, too.

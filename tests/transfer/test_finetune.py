@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from mlstm_jax import cli
-from mlstm_jax.config import Config, Model, Optimizer, Train
+from mlstm_jax.config import Config, Distributed, Model, Optimizer, Train
 from mlstm_jax.data.corpus import open_corpus, verify
 from mlstm_jax.errors import UserError
-from mlstm_jax.run import Run, load
-from mlstm_jax.training import optimizer
-from mlstm_jax.training.start import start_from
-from mlstm_jax.training.state import init_state
+from mlstm_jax.run import Run, as_weights, load, write_imported
+from mlstm_jax.training import optimizer, start
+from mlstm_jax.training.cluster import Cluster
 from mlstm_jax.transfer import finetune
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.labels import Labelled
@@ -31,7 +30,10 @@ def test_a_run_starts_from_the_parameters_of_another(run: Run) -> None:
 
     def begin(config: Config) -> dict[str, np.ndarray]:
         model = type(run.model)(config.model, config.precision)
-        return start_from(config, init_state(config, model, adam)).params
+        given, _ = start.load(Cluster(Distributed()), config, required=True)
+        fresh = start.fresh_state(config, model, adam, given)
+        assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(fresh.params))
+        return fresh.params
 
     params = begin(config)
     np.testing.assert_array_equal(params["embedding"], run.params["embedding"])
@@ -59,6 +61,11 @@ def test_the_corpus_of_labelled_texts_is_the_same_again(tmp_path: Path) -> None:
             text = split.bytes[split.offsets[at] : split.offsets[at + 1]].tobytes()
             found.setdefault(text, []).append(float(rating))
         assert found == {b"\n a b ": [0.0, 1.0], b"\n c ": [1.0]}
+    other = Labelled(["e"], ["y"])
+    with pytest.raises(UserError, match="is of other texts or labels"):
+        finetune.write_corpus(tmp_path / "c", train, other, ["x", "y"], "radford")
+    assert open_corpus(tmp_path / "c").identity == opened.identity
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -104,10 +111,18 @@ def test_finetune_from_the_outside(
     true = [line.split(",")[0] for line in valid.read_text().splitlines()[1:]]
     right = np.mean([a == b for a, b in zip(labels, true, strict=True)])
     assert right == pytest.approx(result["accuracy"]["valid"])
-    # The same command again finds it finished.
+    # The same command again finds it finished; with another model it is refused.
     before = (out / "run/metrics.jsonl").read_text()
     cli.main([*command, "--learning-rate", "5e-3", "--checkpoint", "latest"])
+    other = jax.tree.map(lambda x: 2 * x, as_weights(run).params)
+    write_imported(tmp_path / "other", as_weights(run)._replace(params=other))
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["finetune", str(tmp_path / "other"), *command[2:]])
+    assert stop.value.code == 2
+    assert "the run started from other parameters" in capsys.readouterr().err
     assert (out / "run/metrics.jsonl").read_text() == before
+    assert json.loads((out / "report.json").read_text()) == result
 
 
 def test_classes_and_a_rating_exclude_each_other() -> None:

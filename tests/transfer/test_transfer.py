@@ -1,7 +1,9 @@
 """What a trained model is used for beside features: text, heat maps and the report."""
 
 import dataclasses
+import json
 import re
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mlstm_jax import cli
+from mlstm_jax import cli, config_text
+from mlstm_jax.data.prepare import prepare
 from mlstm_jax.errors import UserError
 from mlstm_jax.report import compressed_bpc, report
 from mlstm_jax.run import Run, load
@@ -226,6 +229,32 @@ def test_report_tells_model_and_compressors_apart(run: Run, corpus: Path) -> Non
     assert f"gzip -9{gzip_bpc:13.3f}" in text
     assert "this model" in text
     assert str(run.folder) in text
+
+
+def test_a_split_of_another_preparation_is_not_taken_for_one_that_was_not_trained_on(
+    run: Run, text_file: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same place, another seed: what was trained on may be in any split now."""
+    folder, own = tmp_path / "run", tmp_path / "corpus"
+    shutil.copytree(run.folder, folder)
+    shutil.copytree(corpus, own)
+    data = dataclasses.replace(run.config.data, corpus=str(own))
+    (folder / "config.json").write_text(
+        config_text.to_json(dataclasses.replace(run.config, data=data))
+    )
+    cli.main(["evaluate", str(folder), "--json", str(tmp_path / "score.json")])
+    assert "another corpus" not in capsys.readouterr().out
+    assert json.loads((tmp_path / "score.json").read_text())["trained_on_this_corpus"] is True
+    assert "none trained on" in report(folder)
+    prepare([str(text_file)], own, split=(20, 1, 1), seed=5, overwrite=True)
+    for command in ("evaluate", "report"):
+        with pytest.raises(SystemExit) as stop:
+            cli.main([command, str(folder)])
+        assert stop.value.code == 2
+        assert "is not the corpus that" in capsys.readouterr().err
+    cli.main(["evaluate", str(folder), "--corpus", str(own)])
+    assert "note: this is another corpus than" in capsys.readouterr().out
+    assert "another corpus than its own" in report(folder, own)
 
 
 def test_a_run_needs_checkpoints(run: Run, tmp_path: Path) -> None:
