@@ -199,16 +199,25 @@ class Train:
     start_from: str | None = None
     # Seed of the initial parameters.
     seed: int = 0
+    # On GPUs: only kernels that repeat to the bit, so that a run that was stopped and resumed is, bit
+    # for bit, the run that was not. XLA then tries no kernels out to find the fastest, which costs
+    # time in each step. On CPUs it always is so.
+    deterministic: bool = False
+    # Compare the corpus's files with the checksums of its manifest before the first step: about a
+    # second a gigabyte.
+    verify_corpus: bool = False
     # Steps between two lines of metrics; the loss of a line is the mean over them.
     log_every: int = 10
     # Steps between two evaluations of the validation split, each with a checkpoint.
     eval_every: int = 1000
     # Steps between two checkpoints.
     checkpoint_every: int = 1000
-    # Newest checkpoints to keep; the best by validation BPC is kept beside them.
+    # Newest checkpoints to keep; beside them the best by validation BPC is kept, and one that is older
+    # than any divergence that can still be found.
     keep_checkpoints: int = 2
     # What to do when the run diverges: stop with an error, or rollback: go on from the last
-    # checkpoint before it, with the learning rate times `rollback_factor`.
+    # checkpoint before it, with the learning rate times `rollback_factor`. Checkpoints of after it
+    # are deleted.
     on_divergence: Literal["stop", "rollback"] = "stop"
     # The learning rate is multiplied by this at every rollback.
     rollback_factor: float = 0.5
@@ -218,8 +227,8 @@ class Train:
     divergence_bpc: float = 10.0
     # How many such steps on end.
     divergence_steps: int = 100
-    # Exit code of a run that SIGTERM has stopped with a checkpoint: 0, a success; another one for a
-    # supervisor that only starts again what has failed, as Kubernetes does.
+    # Exit code of a run that SIGTERM, or SIGHUP, has stopped with a checkpoint: 0, a success; another
+    # one for a supervisor that only starts again what has failed, as Kubernetes does.
     sigterm_exit_code: int = 0
     # Seconds without a step, a window of evaluation or a checkpoint after which the run writes what
     # every thread was doing and ends. The first step compiles within them.

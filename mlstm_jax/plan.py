@@ -14,18 +14,18 @@ devices need: inside a node or across. docs/performance.md has the flops and byt
 import dataclasses
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlstm_jax.config import Config, resolve_batch
 from mlstm_jax.errors import UserError
+from mlstm_jax.training.environment import MEMORY_FRACTION
 
 VOCABULARY = 256
 # Read and written an update by Adam and its masters: parameters, gradient and two moments.
 _OPTIMIZER_BYTES = 28
-# Left to the system, the program's code and what the allocator cannot use.
-_USABLE = 0.92
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +52,10 @@ class Machine:
 
 
 class Row(NamedTuple):
-    """A plan for one number of devices."""
+    """A plan for one number of devices, and one phase where the run has several."""
 
     devices: int
+    phase: int  # from 1; 0 where the run has none
     batch: int
     seconds_per_iteration: float
     all_reduce_seconds: float
@@ -190,53 +191,67 @@ def plan(
     """
     made = []
     for count in devices:
-        here = resolve_batch(config, count)
-        batch, window = here.data.batch, here.data.window
-        rows = batch // count
-        shared = all_reduce_seconds(here, machine, count)
-        alone = step_seconds(here, machine, rows)
-        seconds = alone + shared
-        speed = batch * window / seconds
-        epoch = None if corpus_bytes is None else corpus_bytes / speed / 3600
-        hours = _hours(here, seconds, corpus_bytes)
-        price = machine.price_per_device_hour
-        memory = memory_bytes(here, rows)
-        made.append(
-            Row(
-                devices=count,
-                batch=batch,
-                seconds_per_iteration=seconds,
-                all_reduce_seconds=shared,
-                bytes_per_second=speed,
-                efficiency=alone / seconds,
-                memory_bytes=memory,
-                fits=memory <= machine.memory_bytes * _USABLE,
-                hours_per_epoch=epoch,
-                hours=hours,
-                cost=None if hours is None or price is None else hours * price * count,
+        for phase, here in _phases(resolve_batch(config, count)):
+            batch, window = here.data.batch, here.data.window
+            rows = batch // count
+            shared = all_reduce_seconds(here, machine, count)
+            alone = step_seconds(here, machine, rows)
+            seconds = alone + shared
+            speed = batch * window / seconds
+            epoch = None if corpus_bytes is None else corpus_bytes / speed / 3600
+            hours = _hours(here, seconds, corpus_bytes)
+            price = machine.price_per_device_hour
+            memory = memory_bytes(here, rows)
+            made.append(
+                Row(
+                    devices=count,
+                    phase=phase,
+                    batch=batch,
+                    seconds_per_iteration=seconds,
+                    all_reduce_seconds=shared,
+                    bytes_per_second=speed,
+                    efficiency=alone / seconds,
+                    memory_bytes=memory,
+                    fits=memory <= machine.memory_bytes * MEMORY_FRACTION,
+                    hours_per_epoch=epoch,
+                    hours=hours,
+                    cost=None if hours is None or price is None else hours * price * count,
+                )
             )
-        )
     return made
+
+
+def _phases(config: Config) -> Iterator[tuple[int, Config]]:
+    """Yield the phases of a run, from 1, as configs of their own; or the whole of it, as 0."""
+    if not config.phases:
+        yield 0, config
+    for number, phase in enumerate(config.phases, 1):
+        data = dataclasses.replace(config.data, batch=phase.batch, window=phase.window)
+        train = dataclasses.replace(config.train, steps=phase.steps, epochs=None)
+        yield number, dataclasses.replace(config, data=data, train=train)
 
 
 def describe(config: Config, machine: Machine, rows: list[Row], corpus_bytes: float | None) -> str:
     """Return the plan as a table, and what to change where it does not fit."""
-    model = config.model
+    model, phases = config.model, config.phases
+    windows = ", ".join(str(one.window) for one in phases) or config.data.window
     lines = [
         f"{model.layers} x {model.hidden}-d, {parameter_count(config):,} parameters, windows of "
-        f"{config.data.window}, {config.precision.compute}, on {machine.name}",
+        f"{windows}, {config.precision.compute}, on {machine.name}",
         f"({machine.source})",
         "",
-        f"{'devices':>7} {'batch':>7} {'s/iteration':>11} {'all-reduce':>10} {'MB/s':>8} "
-        f"{'efficiency':>10} {'GB/device':>9} {'h/epoch':>8} {'h/run':>8} {'cost':>10}",
+        f"{'devices':>7} {'phase ' if phases else ''}{'batch':>7} {'s/iteration':>11} "
+        f"{'all-reduce':>10} {'MB/s':>8} {'efficiency':>10} {'GB/device':>9} {'h/epoch':>8} "
+        f"{'h/run':>8} {'cost':>10}",
     ]
     for row in rows:
         cells = [
             f"{row.devices:>7}",
+            *([f"{row.phase:>5}"] if phases else []),
             f"{row.batch:>7}",
-            f"{row.seconds_per_iteration:>11.3f}",
-            f"{row.all_reduce_seconds:>10.3f}",
-            f"{row.bytes_per_second / 1e6:>8.3f}",
+            f"{_digits(row.seconds_per_iteration):>11}",
+            f"{_digits(row.all_reduce_seconds):>10}",
+            f"{_digits(row.bytes_per_second / 1e6):>8}",
             f"{row.efficiency:>10.2f}",
             f"{row.memory_bytes / 1e9:>8.1f}{' ' if row.fits else '!'}",
             *(
@@ -249,7 +264,9 @@ def describe(config: Config, machine: Machine, rows: list[Row], corpus_bytes: fl
             ),
         ]
         lines.append(" ".join(cells).rstrip())
-    if corpus_bytes is None:
+        if phases and row.phase == len(phases):
+            lines.append(_sum_of_phases([one for one in rows if one.devices == row.devices]))
+    if corpus_bytes is None and not phases:
         lines.append("hours: give --corpus-bytes, or a corpus that is there")
     too_large = [row for row in rows if not row.fits]
     if too_large:
@@ -257,12 +274,26 @@ def describe(config: Config, machine: Machine, rows: list[Row], corpus_bytes: fl
     return "\n".join(lines)
 
 
+def _sum_of_phases(rows: list[Row]) -> str:
+    hours = sum(row.hours or 0.0 for row in rows)
+    costs = [row.cost for row in rows if row.cost is not None]
+    return f"{rows[0].devices:>7} all of it: {hours:.2f} hours" + (
+        f", cost {sum(costs):,.0f}" if costs else ""
+    )
+
+
+def _digits(value: float) -> str:
+    """Write a number with three decimals, or with two digits where these would be fewer."""
+    return f"{value:.3f}" if value >= 0.01 else f"{value:.2g}"
+
+
 def _advice(config: Config, machine: Machine, row: Row) -> str:
     """Say what makes a plan fit into memory."""
-    rows, limit = row.batch // row.devices, machine.memory_bytes * _USABLE
+    rows, limit = row.batch // row.devices, machine.memory_bytes * MEMORY_FRACTION
+    config = dict(_phases(config))[row.phase]
     text = (
         f"! {row.memory_bytes / 1e9:.1f} GB do not fit into the {machine.memory_bytes / 1e9:.0f} "
-        f"GB of a device ({_USABLE:.0%} usable)"
+        f"GB of a device ({MEMORY_FRACTION:.0%} usable)"
     )
     ways = []
     if config.train.recompute_every is None:
@@ -273,7 +304,12 @@ def _advice(config: Config, machine: Machine, row: Row) -> str:
             ways.append(f"--train.recompute-every {every} needs {needed / 1e9:.1f} GB")
     for fewer in range(rows - 1, 0, -1):
         if memory_bytes(config, fewer) <= limit:
-            ways.append(f"{fewer} rows on each device fit (--data.batch-per-device {fewer})")
+            how = (
+                f"a batch of {fewer * row.devices} in phase {row.phase}"
+                if row.phase
+                else f"--data.batch-per-device {fewer}"
+            )
+            ways.append(f"{fewer} rows on each device fit ({how})")
             break
     return text + (": " + "; or ".join(ways) if ways else "; take a smaller model or window") + "."
 

@@ -137,13 +137,7 @@ def inspect(
     for name, value in (("batch", batch), ("window", window)):
         if value < 1:
             raise UserError(f"--{name} is {value}, but it must be at least 1.")
-    opened = corpora.open_corpus(corpus)
-    if verify:
-        wrong = corpora.verify(opened)
-        if wrong:
-            raise UserError(
-                f"{corpus}: {', '.join(wrong)} is not what the manifest says; prepare it again."
-            )
+    opened = corpora.open_corpus(corpus, verify=verify)
     made = summary.summarise(opened, batch=batch, window=window, samples=max(0, samples))
     if json_:
         print(json.dumps(made | ({"checksums": "all agree"} if verify else {}), indent=2))

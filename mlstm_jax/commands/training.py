@@ -25,7 +25,7 @@ def train(arguments: Sequence[str], program: str) -> None:
     from mlstm_jax.training import environment
 
     config, resume, reset_carry = config_text.parse(arguments, quickstart.config, program)
-    environment.prepare(config.devices)
+    environment.prepare(config.devices, deterministic=config.train.deterministic)
     is_quickstart = config.data.corpus == quickstart.config.data.corpus
     if is_quickstart and not resume:
         quickstart.prepare_corpus()

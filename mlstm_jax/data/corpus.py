@@ -191,8 +191,16 @@ def _load(path: Path) -> NDArray[Any]:
     return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
-def open_corpus(path: Path) -> Corpus:
-    """Open a corpus folder; raise UserError if `path` is not one."""
+def open_corpus(path: Path, *, verify: bool = False) -> Corpus:
+    """Open a corpus folder.
+
+    Args:
+        path: made by `prepare`.
+        verify: also read all of its files, and compare them with the manifest's checksums.
+
+    Raises:
+        UserError: `path` is not a corpus, or a file of it is not what was written.
+    """
     manifest = path / MANIFEST
     try:
         text = manifest.read_text(encoding="utf-8")
@@ -203,7 +211,13 @@ def open_corpus(path: Path) -> Corpus:
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{manifest}: cannot be read: {error}") from error
-    return Corpus(path, Manifest.from_json(text, manifest))
+    corpus = Corpus(path, Manifest.from_json(text, manifest))
+    wrong = differing(corpus) if verify else []
+    if wrong:
+        raise UserError(
+            f"{path}: {', '.join(wrong)} is not what the manifest says; prepare it again."
+        )
+    return corpus
 
 
 def is_corpus(path: Path) -> bool:
@@ -218,7 +232,7 @@ def checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def verify(corpus: Corpus) -> list[str]:
+def differing(corpus: Corpus) -> list[str]:
     """Return the names of the files that are missing or not what the manifest says."""
     sums: Mapping[str, str] = {
         name: expected

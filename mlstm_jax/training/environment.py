@@ -22,14 +22,45 @@ from mlstm_jax.errors import UserError
 FILE = "environment.json"
 
 
-def prepare(devices: Devices) -> None:
-    """Set the variables that jax reads; do nothing unless virtual devices are asked for.
+# Of a GPU's memory, what a run takes; `plan` counts with it. JAX alone takes 0.75. The rest is left
+# to the system and the programs' code.
+MEMORY_FRACTION = 0.92
+_FRACTION_NAMES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
-    Raises UserError when jax is there already and has another number of devices.
+# No kernel whose sums may be taken in another order, and none chosen by trial at each compilation.
+_DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
+
+
+def prepare(devices: Devices, *, deterministic: bool = False) -> None:
+    """Set the variables that JAX reads when it starts, for a run; what the user has set stays.
+
+    Args:
+        devices: how many virtual ones, if any.
+        deterministic: see config.Train.
+
+    Raises:
+        UserError: JAX has started, without what is asked for.
     """
-    if devices.virtual_cpu is None:
-        return
-    count = devices.virtual_cpu
+    if not any(name in os.environ for name in _FRACTION_NAMES):
+        os.environ[_FRACTION_NAMES[0]] = str(MEMORY_FRACTION)
+    if deterministic:
+        if "jax" not in sys.modules:
+            os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DETERMINISTIC}".strip()
+        require_deterministic()
+    if devices.virtual_cpu is not None:
+        _make_virtual(devices.virtual_cpu)
+
+
+def require_deterministic() -> None:
+    """Raise UserError unless JAX has started, or will, with kernels that repeat to the bit."""
+    if _DETERMINISTIC not in os.environ.get("XLA_FLAGS", "").split():
+        raise UserError(
+            "train.deterministic is set, but JAX has started without it; set XLA_FLAGS to "
+            f"{_DETERMINISTIC} before jax is imported."
+        )
+
+
+def _make_virtual(count: int) -> None:
     if "jax" in sys.modules:
         import jax
 

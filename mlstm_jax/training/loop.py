@@ -88,7 +88,9 @@ def train(config: Config, *, resume: bool = False, reset_carry: bool = False) ->
         )
         received = stack.enter_context(signals.collect())
         stack.enter_context(run.disk_errors(folder))
-        corpus = open_corpus(Path(config.data.corpus))
+        if config.train.deterministic:
+            environment.require_deterministic()
+        corpus = open_corpus(Path(config.data.corpus), verify=config.train.verify_corpus)
         agreement.require_one_run(cluster, config, corpus)
         devices = stack.enter_context(parallel.started(cluster, config.devices))
         config = resolve_batch(config, devices.count)

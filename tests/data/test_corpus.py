@@ -11,9 +11,9 @@ from mlstm_jax.data.corpus import (
     SPLITS,
     Manifest,
     describe,
+    differing,
     is_corpus,
     open_corpus,
-    verify,
 )
 from mlstm_jax.data.prepare import prepare
 from mlstm_jax.errors import UserError
@@ -76,12 +76,14 @@ def test_an_empty_split_is_an_empty_array(tmp_path: Path) -> None:
 
 def test_verify_names_what_differs_or_is_missing(folder: Path) -> None:
     corpus = open_corpus(folder)
-    assert verify(corpus) == []
+    assert differing(corpus) == []
     data = bytearray((folder / "train.bin").read_bytes())
     data[7] ^= 1
     (folder / "train.bin").write_bytes(data)
     (folder / "test.ratings.npy").unlink()
-    assert verify(corpus) == ["train.bin", "test.ratings.npy"]
+    assert differing(corpus) == ["train.bin", "test.ratings.npy"]
+    with pytest.raises(UserError, match=r"train\.bin, test\.ratings\.npy is not what the manifest"):
+        open_corpus(folder, verify=True)
 
 
 @pytest.mark.parametrize("name", ["valid.bin", "valid.offsets.npy", "valid.ratings.npy"])

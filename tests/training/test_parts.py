@@ -1,17 +1,21 @@
 """Phases: rows of their own, one run, the same however often it is stopped."""
 
 import dataclasses
+import json
+import shutil
 import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from mlstm_jax import cli
 from mlstm_jax.config import Config, Optimizer, Phase, Train
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import UserError
-from mlstm_jax.training import loop, metrics
+from mlstm_jax.training import loop, metrics, schedule
 from mlstm_jax.training.parts import make_parts
+from mlstm_jax.training.schedule import Stretch
 from tests.training.runs import (
     assert_same_run,
     lines_without_time,
@@ -27,7 +31,7 @@ def phased(corpus: Path, out: Path, phases: tuple[Phase, ...] = PHASES) -> Confi
     config = make_config(
         corpus,
         out,
-        optimizer=Optimizer(learning_rate=5e-3, decay_steps=1000),
+        optimizer=Optimizer(learning_rate=5e-3, decay_steps=1000, scaling="linear", base_batch=16),
         train=Train(log_every=5, eval_every=20, checkpoint_every=10, micro_batches=2),
     )
     return dataclasses.replace(config, phases=phases)
@@ -58,7 +62,65 @@ def test_phases_are_one_run(straight: Path) -> None:
     assert set(np.diff(seen)[:5]) == {5 * 16 * 8}
     assert set(np.diff(seen)[5:]) == {5 * 8 * 32}
     rates = [line["learning_rate"] for line in lines if line["kind"] == "train"]
-    np.testing.assert_allclose(np.diff(rates), -5e-3 * 5 / 1000, rtol=1e-3)
+    # One line that falls to zero at step 1000, of half the height where there are half the rows.
+    heights = [5e-3] * 6 + [2.5e-3] * 6
+    steps = zip(heights, range(4, 60, 5), strict=True)
+    expected = [height * (1 - step / 1000) for height, step in steps]
+    np.testing.assert_allclose(rates, expected, rtol=1e-5)
+
+
+def test_each_phase_has_the_rate_of_its_own_batch() -> None:
+    """Where data.batch, which phases replace, is neither."""
+    chosen = Optimizer(
+        learning_rate=1e-3, scaling="linear", base_batch=8, schedule="constant", warmup_steps=10
+    )
+    stretches = [Stretch(0, 100, 8, 50.0), Stretch(100, 200, 64, 6.0)]
+    first, second = schedule.rates(chosen, stretches)
+    assert [float(first(n)) for n in (0, 9, 99)] == pytest.approx([1e-4, 1e-3, 1e-3])
+    assert float(second(150)) == pytest.approx(8e-3)
+    # A phase that begins within the warm-up goes on with it.
+    assert float(second(4)) == pytest.approx(4e-3)
+    capped = dataclasses.replace(chosen, learning_rate_cap=3e-3)
+    assert float(schedule.rates(capped, stretches)[1](150)) == pytest.approx(3e-3)
+
+
+def test_a_schedule_and_a_plan_are_of_the_phases(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "phases.py").write_text(
+        "from mlstm_jax.config import *\n"
+        "config = Config(model=Model(hidden=64), phases=(Phase(steps=900, batch=8, window=64), "
+        "Phase(steps=100, batch=64, window=128)), optimizer=Optimizer(learning_rate=1e-3, "
+        "scaling='linear', base_batch=8, schedule='constant'))\n"
+    )
+    cli.main(["schedule", str(tmp_path / "phases.py"), "--corpus-bytes", "512000"])
+    said = capsys.readouterr().out
+    assert "1,000 updates, 2.50 epochs" in said  # 0.9 and 1.6 of 512,000 bytes
+    assert "updates 0 to 900: batch 8, 1,000 updates an epoch, peak 0.001" in said
+    assert "updates 900 to 1,000: batch 64, 62 updates an epoch, peak 0.008" in said
+    rates = {line.split()[0]: line.split()[-1] for line in said.splitlines() if "e-03" in line}
+    assert (rates["800"], rates["900"], rates["1,000"]) == ("1.000e-03", "8.000e-03", "8.000e-03")
+
+    machine = Path(__file__).parents[2] / "configs/machines/h200.json"
+    bf16 = ["--precision.compute", "bf16"]
+    options = ["--machine", str(machine), "--gpus", "1", "2", "--json", str(tmp_path / "plan.json")]
+    cli.main(["plan", str(tmp_path / "phases.py"), *options, "--price", "2", *bf16])
+    said = capsys.readouterr().out
+    rows = json.loads((tmp_path / "plan.json").read_text())["rows"]
+    assert [(row["devices"], row["phase"], row["batch"]) for row in rows] == [
+        (1, 1, 8),
+        (1, 2, 64),
+        (2, 1, 8),
+        (2, 2, 64),
+    ]
+    for row, steps in zip(rows, (900, 100, 900, 100), strict=True):
+        assert row["hours"] == pytest.approx(row["seconds_per_iteration"] * steps / 3600)
+    total = sum(row["hours"] for row in rows[:2])
+    assert f"1 all of it: {total:.2f} hours" in said
+    # So small a model takes less than a millisecond a step, and that is said in digits.
+    assert rows[0]["seconds_per_iteration"] < 5e-4
+    assert f"{rows[0]['seconds_per_iteration']:.2g}" in said
+    assert " 0.000 " not in said.splitlines()[4]
 
 
 @pytest.mark.parametrize("stop", [pytest.param(20, marks=pytest.mark.slow), 30])
@@ -78,6 +140,25 @@ def test_a_past_phase_cannot_change(corpus: Path, straight: Path, tmp_path: Path
     with pytest.raises(UserError, match="rows are batch 8, window 32"):
         loop.train(phased(corpus, straight, other))
     assert (straight / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_phase_that_has_ended_cannot_change_its_length(
+    corpus: Path, straight: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The rows would be the same, and the state of one place go on with the text of another."""
+    shutil.copytree(straight, tmp_path / "run")
+    other = (Phase(steps=20, batch=16, window=8), Phase(steps=60, batch=8, window=32))
+    config = phased(corpus, tmp_path / "run", other)
+    with pytest.raises(UserError, match=r"phases that ended .* have been changed.*--reset-carry"):
+        loop.train(config)
+    loop.train(config, reset_carry=True)
+    said = capfd.readouterr().err
+    epochs = make_parts(config, open_corpus(corpus))[1].stream.epoch(60)
+    assert f"they begin {epochs:.2f} epochs into the text" in said
+    # One that is not over yet can.
+    longer = (PHASES[0], dataclasses.replace(PHASES[1], steps=40))
+    shutil.copytree(straight, tmp_path / "longer")
+    loop.train(phased(corpus, tmp_path / "longer", longer))
 
 
 @pytest.mark.slow

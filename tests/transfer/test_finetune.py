@@ -10,7 +10,7 @@ import pytest
 
 from mlstm_jax import cli
 from mlstm_jax.config import Config, Distributed, Model, Optimizer, Train
-from mlstm_jax.data.corpus import open_corpus, verify
+from mlstm_jax.data.corpus import differing, open_corpus
 from mlstm_jax.errors import UserError
 from mlstm_jax.run import Run, as_weights, load, write_imported
 from mlstm_jax.training import optimizer, start
@@ -53,7 +53,7 @@ def test_the_corpus_of_labelled_texts_is_the_same_again(tmp_path: Path) -> None:
     for _ in range(2):
         finetune.write_corpus(tmp_path / "c", train, valid, ["x", "y"], "radford")
         opened = open_corpus(tmp_path / "c")
-        assert verify(opened) == []
+        assert differing(opened) == []
         split = opened.split("train")
         assert split.ratings is not None
         found = {}
