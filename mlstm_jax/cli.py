@@ -3,6 +3,7 @@
 Exit codes: 0 done, 1 failed (a run that diverged), 2 a mistake in what was given, 130 interrupted.
 """
 
+import contextlib
 import io
 import os
 import sys
@@ -69,7 +70,8 @@ def main(arguments: Sequence[str] | None = None, program: str | None = None) -> 
             config = (FlagCreatePairsOff,)
             tyro.cli(_COMMANDS[name], args=rest, prog=f"mlstm-jax {name}", config=config)
     except KnownError as error:
-        print(f"mlstm-jax {name}: {error}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # The terminal may be gone.
+            print(f"mlstm-jax {name}: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

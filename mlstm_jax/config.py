@@ -199,9 +199,9 @@ class Train:
     start_from: str | None = None
     # Seed of the initial parameters.
     seed: int = 0
-    # On GPUs: only kernels that repeat to the bit, so that a run that was stopped and resumed is, bit
-    # for bit, the run that was not. XLA then tries no kernels out to find the fastest, which costs
-    # time in each step. On CPUs it always is so.
+    # On GPUs: use only kernels that repeat to the bit, so that a run that is stopped and resumed
+    # is, bit for bit, the run that is not. XLA then tries no kernels out to find the fastest, which
+    # costs time in each step. On CPUs it always is so.
     deterministic: bool = False
     # Compare the corpus's files with the checksums of its manifest before the first step: about a
     # second a gigabyte.
@@ -212,8 +212,8 @@ class Train:
     eval_every: int = 1000
     # Steps between two checkpoints.
     checkpoint_every: int = 1000
-    # Newest checkpoints to keep; beside them the best by validation BPC is kept, and one that is older
-    # than any divergence that can still be found.
+    # Newest checkpoints to keep; beside them the best by validation BPC is kept, and one that is
+    # older than any divergence that can still be found.
     keep_checkpoints: int = 2
     # What to do when the run diverges: stop with an error, or rollback: go on from the last
     # checkpoint before it, with the learning rate times `rollback_factor`. Checkpoints of after it
@@ -227,7 +227,7 @@ class Train:
     divergence_bpc: float = 10.0
     # How many such steps on end.
     divergence_steps: int = 100
-    # Exit code of a run that SIGTERM, or SIGHUP, has stopped with a checkpoint: 0, a success; another
+    # Exit code of a run that SIGTERM or SIGHUP has stopped with a checkpoint: 0, a success; another
     # one for a supervisor that only starts again what has failed, as Kubernetes does.
     sigterm_exit_code: int = 0
     # Seconds without a step, a window of evaluation or a checkpoint after which the run writes what

@@ -25,6 +25,7 @@ _REMEDIES = (
     ((errno.EFBIG,), "Raise the limit on the size of a file (ulimit -f)"),
     ((errno.EROFS,), "The file system is read-only: make it writable"),
     ((errno.EACCES, errno.EPERM), "Allow this user to write there"),
+    ((errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP), "Name another place"),
     ((errno.EMFILE, errno.ENFILE), "Raise the limit on open files (ulimit -n)"),
     ((errno.EIO, errno.ESTALE), "See whether the disk or its server works"),
 )

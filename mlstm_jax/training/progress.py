@@ -2,6 +2,8 @@
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
@@ -43,31 +45,42 @@ class ProgressLine:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._live:
-            self._live.stop()
+        with self._terminal():
+            if self._live:
+                self._live.stop()
 
     def update(self, step: int, status: str) -> None:
         """Show how far it is, and `status` beside it."""
-        if self._live:
-            self._live.update(self._task, completed=step, status=status)
-            return
-        now = time.monotonic()
-        if not self._quiet and now - self._printed >= _SECONDS_BETWEEN_PLAIN_LINES:
-            self._printed = now
-            done = max(step - self._first, 1)
-            left = (now - self._started) / done * (self._total - step)
-            print(
-                f"{self._name} {step}/{self._total}  {status}  {_clock(left)} left",
-                file=sys.stderr,
-                flush=True,
-            )
+        with self._terminal():
+            if self._live:
+                self._live.update(self._task, completed=step, status=status)
+                return
+            now = time.monotonic()
+            if not self._quiet and now - self._printed >= _SECONDS_BETWEEN_PLAIN_LINES:
+                self._printed = now
+                done = max(step - self._first, 1)
+                left = (now - self._started) / done * (self._total - step)
+                print(
+                    f"{self._name} {step}/{self._total}  {status}  {_clock(left)} left",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
     def say(self, text: str) -> None:
         """Print a line that stays, above the live line."""
-        if self._live:
-            self._console.print(text, markup=False, soft_wrap=True)
-        elif not self._quiet:
-            print(text, file=sys.stderr, flush=True)
+        with self._terminal():
+            if self._live:
+                self._console.print(text, markup=False, soft_wrap=True)
+            elif not self._quiet:
+                print(text, file=sys.stderr, flush=True)
+
+    @contextmanager
+    def _terminal(self) -> Iterator[None]:
+        """Fall silent when the terminal is closed: a run has more to do than to talk."""
+        try:
+            yield
+        except OSError:
+            self._live, self._quiet = None, True
 
 
 def _clock(seconds: float) -> str:

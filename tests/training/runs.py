@@ -62,15 +62,24 @@ def assert_same_run(folder: Path, other: Path, batch: int = 8) -> None:
 
 
 def start(
-    config: Config, folder: Path, environment: dict[str, str], prefix: Sequence[str] = ()
+    config: Config,
+    folder: Path,
+    environment: dict[str, str],
+    prefix: Sequence[str] = (),
+    *,
+    terminal: int | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Train in another process, as a user would."""
+    """Train in another process, as a user would, at a terminal or in a pipe."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "config.py"
     file.write_text(f"from mlstm_jax.config import *\nconfig = {config!r}\n")
     command = [*prefix, str(Path(sys.executable).parent / "mlstm-jax"), "train", str(file)]
     return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        command,
+        env=environment,
+        stdin=terminal,
+        stdout=subprocess.PIPE if terminal is None else terminal,
+        stderr=subprocess.STDOUT,
     )
 
 

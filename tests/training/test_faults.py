@@ -1,18 +1,23 @@
 """What can go wrong in one process: damaged checkpoints, full disks, divergence, other rows."""
 
 import dataclasses
+import errno
+import os
 import re
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from mlstm_jax import run
 from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.training import loop, metrics
 from mlstm_jax.training.reporter import Diverged
+from mlstm_jax.training.watchdog import Watchdog
 from tests.training.runs import (
     assert_same_run,
     final_state,
@@ -295,9 +300,65 @@ def test_a_reset_that_was_killed_before_its_first_checkpoint_is_asked_for_again(
     data = Data(corpus=str(corpus), batch=4, window=16)
     config = config_of(corpus, tmp_path / "run", 60, data=data)
     # The config is written when the session begins, the first checkpoint only later.
-    from mlstm_jax import run
-
     run.write_folder(config)
     with pytest.raises(UserError, match=r"rows are batch 8.*not batch 4.*--reset-carry"):
         loop.train(config)
     loop.train(config, reset_carry=True)
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.ENOSPC, "Free some space there; the same command goes on from the checkpoint of"),
+        (errno.EROFS, "The file system is read-only: make it writable; the same command"),
+        (errno.EACCES, "Allow this user to write there; the same command"),
+    ],
+)
+def test_a_file_that_cannot_be_written_gets_advice_that_fits(
+    number: int, advice: str, tmp_path: Path
+) -> None:
+    path, said = tmp_path / "run/metrics.jsonl", os.strerror(number)
+    (tmp_path / "run/checkpoints/40").mkdir(parents=True)
+    with (
+        pytest.raises(KnownError, match=re.escape(f"{path}: {said}. {advice}")),
+        run.disk_errors(tmp_path / "run"),
+    ):
+        raise OSError(number, said, str(path))
+    # Nothing is said of checkpoints where there are none.
+    with (
+        pytest.raises(KnownError, match="or name another folder with --out"),
+        run.disk_errors(tmp_path / "none"),
+    ):
+        raise OSError(number, said, str(path))
+
+
+def test_a_folder_that_cannot_be_made_is_named(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(KnownError, match=r"file/run: Not a directory\. Name another place"):
+        loop.train(config_of(corpus, tmp_path / "file/run", 20))
+
+
+def test_the_watchdog_says_what_a_restart_will_do(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for steps, expected in (
+        ([], "There is no checkpoint yet: the same command starts over"),
+        ([20, 100], "The same command goes on from the checkpoint of step 100"),
+    ):
+        for step in steps:
+            (tmp_path / f"checkpoints/{step}").mkdir(parents=True)
+        stopped: list[BaseException] = []
+        bitten = threading.Event()
+
+        def stop(error: BaseException, stopped=stopped, bitten=bitten) -> None:
+            stopped.append(error)
+            bitten.set()
+
+        with Watchdog(0.1, stop, index=3) as watchdog:
+            watchdog.folder = tmp_path
+            watchdog.beat("nothing happens")
+            assert bitten.wait(10)
+        assert "while nothing happens" in str(stopped[0])
+        assert expected in str(stopped[0])
+        assert "in test_the_watchdog" in (tmp_path / "stacks-3.txt").read_text()
+    assert "most recent call first" in capfd.readouterr().err

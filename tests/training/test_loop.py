@@ -1,22 +1,28 @@
 """Whole runs: killed and resumed, interrupted, diverged, refused."""
 
 import dataclasses
+import gc
 import json
+import os
+import pty
+import select
 import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from mlstm_jax import config_text, run
-from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train
+from mlstm_jax.config import Config, Data, Devices, Model, Optimizer, Precision, Train
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import UserError
-from mlstm_jax.training import loop, metrics, parts
+from mlstm_jax.training import environment, loop, metrics, parts
 from mlstm_jax.training.checkpoint import Checkpoints
+from mlstm_jax.training.meta import steps_in
 from mlstm_jax.training.reporter import Diverged
 from tests.training.runs import (
     assert_same_run,
@@ -273,6 +279,72 @@ def test_a_start_that_was_refused_leaves_no_run_behind(corpus: Path, tmp_path: P
     assert config.data.batch == 8
 
 
+def test_a_device_holds_one_copy_of_the_state_and_a_save_may_move_it(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a fresh run as in a resumed one. On GPUs Orbax copies through pinned memory."""
+    held: list[int] = []
+    whole = Checkpoints.save
+
+    def save(self: Checkpoints, step: int, state: Any, *more: Any) -> None:
+        jnp.add(jnp.ones(3), np.ones(3))  # an implicit transfer, which the loop forbids elsewhere
+        new = {place: size for place, size in buffers().items() if place not in before}
+        one = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        held.append(sum(new.values()) / one)
+        whole(self, step, state, *more)
+
+    def buffers() -> dict[int, int]:
+        """The bytes of every buffer of one device."""
+        gc.collect()
+        device = jax.local_devices()[0]
+        shards = (s.data for x in jax.live_arrays() for s in x.addressable_shards)
+        return {x.unsafe_buffer_pointer(): x.nbytes for x in shards if device in x.devices()}
+
+    before = buffers()
+    monkeypatch.setattr(Checkpoints, "save", save)
+    train = Train(steps=4, checkpoint_every=2, eval_every=4)
+    config = make_config(corpus, tmp_path / "run", train=train, model=Model(hidden=64))
+    loop.train(config)
+    loop.train(dataclasses.replace(config, train=dataclasses.replace(train, steps=8)))
+    assert len(held) == 4
+    assert max(held) < 1.25, held  # the state once, carry and batches
+
+
+def test_kernels_that_repeat_are_asked_for_before_jax_starts(
+    corpus: Path, tmp_path: Path, command_environment: dict[str, str]
+) -> None:
+    train = Train(steps=2, deterministic=True)
+    config = make_config(corpus, tmp_path / "run", train=train)
+    with pytest.raises(UserError, match=r"JAX has started without it; set XLA_FLAGS to --xla_gpu"):
+        loop.train(config)
+    process = start(config, tmp_path, command_environment | {"XLA_FLAGS": "--xla_dump_to="})
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output.decode()
+    flags = json.loads((tmp_path / "run/environment.json").read_text())["xla_flags"]
+    assert flags == "--xla_dump_to= --xla_gpu_deterministic_ops=true"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"XLA_CLIENT_MEM_FRACTION": "0.92"}),
+        ({"XLA_CLIENT_MEM_FRACTION": "0.5"}, {"XLA_CLIENT_MEM_FRACTION": "0.5"}),
+        ({"XLA_PYTHON_CLIENT_MEM_FRACTION": ".5"}, {"XLA_PYTHON_CLIENT_MEM_FRACTION": ".5"}),
+    ],
+)
+def test_a_run_takes_the_memory_that_a_plan_counts_with(
+    given: dict[str, str], expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JAX refuses to start where both names are set."""
+    names = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    environment.prepare(Devices())
+    assert {name: os.environ[name] for name in names if name in os.environ} == expected
+
+
 def test_length_of_a_run() -> None:
     assert parts.total_steps(Train(steps=100_000, epochs=3), 5000) == 15_000
     assert parts.total_steps(Train(steps=100, epochs=3), 5000) == 100
@@ -283,3 +355,23 @@ def test_length_of_a_run() -> None:
 def test_config_json_round_trip(corpus: Path, tmp_path: Path) -> None:
     config = make_config(corpus, tmp_path)
     assert config_text.from_json(config_text.to_json(config), tmp_path) == config
+
+
+def test_a_closed_terminal_stops_it_with_a_checkpoint(
+    corpus: Path, tmp_path: Path, command_environment: dict[str, str]
+) -> None:
+    """The kernel sends SIGHUP, and whatever is printed from then on fails."""
+    config = make_config(corpus, tmp_path / "run", train=Train(steps=100_000, epochs=None))
+    ours, theirs = pty.openpty()
+    # Makes the terminal its own, as a login does.
+    process = start(config, tmp_path, command_environment, ("setsid", "--ctty"), terminal=theirs)
+    os.close(theirs)
+    deadline = time.monotonic() + 120
+    while not metrics.read(tmp_path / "run/metrics.jsonl") and time.monotonic() < deadline:
+        if select.select([ours], [], [], 0.01)[0]:
+            os.read(ours, 65536)
+    os.close(ours)
+    assert process.wait(timeout=60) == 0
+    last = metrics.read(tmp_path / "run/metrics.jsonl")[-1]
+    assert (last["event"], last["signal"]) == ("interrupted", "SIGHUP")
+    assert steps_in(tmp_path / "run")[-1] == last["step"]

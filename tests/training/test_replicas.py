@@ -1,0 +1,62 @@
+"""Replicas that drift apart are found, and named."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mlstm_jax.config import Distributed
+from mlstm_jax.training.cluster import Cluster
+from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.training.replicas import ReplicasDiffer, fold, make_comparison
+
+TYPES = [np.float32, np.int32, np.uint32, jnp.bfloat16, np.float16, np.uint8]
+
+
+def tree(random: np.random.Generator) -> Any:
+    return {
+        "matrix": random.normal(size=(7, 5)).astype(np.float32),
+        "half": random.normal(size=9).astype(jnp.bfloat16),
+        "count": np.int32(3),
+    }
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_every_bit_of_every_type_counts(dtype: Any, random: np.random.Generator) -> None:
+    array = random.integers(0, 2, (3, 4)).astype(dtype)
+    folded = jax.jit(fold)
+    before = int(folded([array]))
+    for place in range(array.size):
+        for bit in range(8 * array.dtype.itemsize):
+            raw = array.copy().reshape(-1).view(f"u{array.dtype.itemsize}")
+            raw[place] ^= 1 << bit
+            assert int(folded([raw.view(array.dtype).reshape(3, 4)])) != before
+
+
+def test_places_and_order_count(random: np.random.Generator) -> None:
+    a, b = (random.normal(size=(4, 4)).astype(np.float32) for _ in range(2))
+    sums = {int(fold(one)) for one in ([a, b], [b, a], [a.T, b], [a], [a, b, b])}
+    assert len(sums) == 5
+
+
+def test_a_device_that_differs_by_a_bit_is_named(random: np.random.Generator) -> None:
+    devices = Parallel(jax.local_devices()[:4])
+    state = devices.replicate(tree(random))
+    require_equal = make_comparison(Cluster(Distributed()), devices)
+    with jax.transfer_guard("disallow"):
+        require_equal(7, state)
+    shards = [np.array(shard.data) for shard in state["matrix"].addressable_shards]
+    shards[2].reshape(-1).view(np.uint32)[13] ^= 1
+    odd = jax.make_array_from_single_device_arrays(
+        state["matrix"].shape,
+        state["matrix"].sharding,
+        [
+            jax.device_put(shard, device)
+            for shard, device in zip(shards, devices.local, strict=True)
+        ],
+    )
+    with pytest.raises(ReplicasDiffer, match=r"at step 7 .* of device 2 of process 0 \(") as found:
+        require_equal(7, state | {"matrix": odd})
+    assert "device 1" not in str(found.value)
