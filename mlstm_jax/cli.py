@@ -15,6 +15,7 @@ from tyro.conf import FlagCreatePairsOff
 from mlstm_jax import __version__
 from mlstm_jax.commands import corpora, labels, models, training
 from mlstm_jax.errors import KnownError
+from mlstm_jax.training import environment
 
 _COMMANDS: dict[str, Callable[..., None]] = {
     "prepare": corpora.prepare,
@@ -37,12 +38,22 @@ _COMMANDS: dict[str, Callable[..., None]] = {
 }
 
 
+# What computes nothing, and so compiles nothing.
+_WITHOUT_JAX = ("prepare", "inspect", "plan", "schedule", "import", "export")
+
+
 def _usage(program: str) -> str:
     lines = [f"usage: {program} COMMAND ...", ""]
     for name, function in _COMMANDS.items():
         summary = (function.__doc__ or "").splitlines()[0]
         lines.append(f"  {name:<10}{summary}")
-    return "\n".join([*lines, "", f"{program} COMMAND --help explains a command's options."])
+    lines += [
+        "",
+        f"{program} COMMAND --help explains a command's options.",
+        "Compiled programs are kept in ~/.cache/mlstm_jax, at most 1 GB a kind of processor. The",
+        f"environment variable {environment.CACHE} names another folder; empty, it turns that off.",
+    ]
+    return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None, program: str | None = None) -> None:
@@ -60,6 +71,8 @@ def main(arguments: Sequence[str] | None = None, program: str | None = None) -> 
     if name not in _COMMANDS:
         print(f"mlstm-jax: there is no command {name!r}.\n\n{_usage('mlstm-jax')}", file=sys.stderr)
         sys.exit(2)
+    if name not in _WITHOUT_JAX:
+        environment.cache_programs()
     try:
         if name == "train":
             training.train(rest, program or "mlstm-jax train")

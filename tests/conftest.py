@@ -1,14 +1,22 @@
 """Four virtual CPU devices and no silent broadcasting between ranks, for every test."""
 
+import atexit
 import json
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 from mlstm_jax.config import Devices
 from mlstm_jax.training import environment
 
-# Before jax is imported.
+# Before jax is imported. All processes of a session, those that tests start among them, share the
+# programs that they compile; the first makes the folder, and removes it.
+if environment.CACHE not in os.environ:
+    os.environ[environment.CACHE] = tempfile.mkdtemp(prefix="mlstm-jax-tests-")
+    atexit.register(shutil.rmtree, os.environ[environment.CACHE], ignore_errors=True)
+environment.cache_programs()
 environment.prepare(Devices(virtual_cpu=4))
 
 import jax  # noqa: E402

@@ -4,6 +4,7 @@ It stands alone because it must be imported before jax: how many virtual devices
 how many threads serve them, is decided when jax is imported.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -27,6 +28,11 @@ FILE = "environment.json"
 MEMORY_FRACTION = 0.92
 _FRACTION_NAMES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
+# The environment variable that names the folder of compiled programs.
+CACHE = "MLSTM_JAX_CACHE"
+_MOST_CACHED_BYTES = 1 << 30
+_LEAST_CACHED_SECONDS = 0.1  # to compile
+
 # No kernel whose sums may be taken in another order, and none chosen by trial at each compilation.
 _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 
@@ -49,6 +55,61 @@ def prepare(devices: Devices, *, deterministic: bool = False) -> None:
         require_deterministic()
     if devices.virtual_cpu is not None:
         _make_virtual(devices.virtual_cpu)
+
+
+def cache_programs() -> None:
+    """Let JAX keep compiled programs on the disk, so that each is compiled once a machine.
+
+    They are in the folder that MLSTM_JAX_CACHE names, by default mlstm_jax in the user's cache; an
+    empty name turns it off, and so does whoever has told JAX of a folder already. Machines that
+    share a home have folders of their own, because a program is made for one kind of processor.
+    Nothing happens where JAX has started, or where others may write: a program is executed.
+    """
+    name = os.environ.get(CACHE)
+    if name == "" or "jax" in sys.modules or "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = (Path(name) if name else Path(home) / "mlstm_jax").absolute() / _machine()
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        status = folder.stat()
+        if status.st_uid != os.getuid() or status.st_mode & 0o022:
+            return
+        _remove_incomplete(folder)
+    except (OSError, RuntimeError):  # RuntimeError: there is no home.
+        return
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
+    # With a limit JAX holds a lock while it reads and writes, so that no process meets a program
+    # that another has half written.
+    os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(_MOST_CACHED_BYTES))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", str(_LEAST_CACHED_SECONDS))
+
+
+def _machine() -> str:
+    """Return a name for the kind of processor, by what it can execute."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        kind = "".join(sorted({line for line in lines if line.startswith(("flags", "Features"))}))
+    except OSError:
+        kind = platform.processor()
+    flags = os.environ.get("XLA_FLAGS", "")
+    return hashlib.sha256(f"{platform.machine()} {kind} {flags}".encode()).hexdigest()[:16]
+
+
+def _remove_incomplete(folder: Path) -> None:
+    """Remove what a process that was killed has left half written.
+
+    JAX writes a program, then the time at which it was used last; one without a time is incomplete,
+    and would be neither read nor written again.
+    """
+    from filelock import FileLock, Timeout
+
+    with contextlib.suppress(Timeout), FileLock(folder / ".lockfile", timeout=10):
+        for program in folder.glob("*-cache"):
+            time = program.with_name(program.name.removesuffix("-cache") + "-atime")
+            if not time.is_file() or not program.stat().st_size:
+                program.unlink()
+                time.unlink(missing_ok=True)
 
 
 def require_deterministic() -> None:

@@ -4,7 +4,7 @@ The prompt is cleaned as the corpus was, without its end, and read from a zero s
 byte is drawn from softmax(logits / temperature), cut to the likeliest where that is asked for, and
 read in turn. Units of the top layer's c can be held at a value (Radford et al. 2017, section 4.3:
 the sentiment of what is written then follows). The steps are compiled once, a block of them a call,
-whatever the length. A sample hangs on the seed and its own number alone.
+whatever the lengths of prompt and text. A sample depends on the seed and its own number alone.
 """
 
 import codecs
@@ -20,6 +20,7 @@ from mlstm_jax.data.documents import Cleaning, clean
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import VOCABULARY, Carry, LanguageModel, Parameters
 from mlstm_jax.run import Run
+from mlstm_jax.transfer.reader import read
 
 _BLOCK = 64
 
@@ -77,13 +78,6 @@ def _generate_block(
     steps = first + jnp.arange(_BLOCK)
     (carry, logits_BV), drawn_TB = jax.lax.scan(step, (carry, logits_BV), steps)
     return carry, logits_BV, drawn_TB
-
-
-@partial(jax.jit, static_argnums=0)
-def _read(model: LanguageModel, params: Parameters, bytes_BT: jax.Array) -> tuple[Carry, jax.Array]:
-    zero = jax.tree.map(jnp.asarray, model.init_carry(bytes_BT.shape[0]))
-    carry, logits_BTV, *_ = model.apply({"params": params}, bytes_BT, zero)
-    return carry, logits_BTV[:, -1]
 
 
 def prompt_bytes(prompt: str, cleaning: Cleaning) -> bytes:
@@ -154,9 +148,8 @@ def generate(
     fixed = Held(jnp.asarray(is_held_H), jnp.asarray(values_H))
 
     params = jax.device_put(run.params)
-    context_T = np.frombuffer(prompt_bytes(prompt, run.cleaning), np.uint8)
     # All samples begin alike, so one row reads the prompt.
-    carry, logits_BV = _read(run.model, params, context_T[None])
+    carry, logits_BV, _ = read(run.model, params, prompt_bytes(prompt, run.cleaning))
     carry, logits_BV = jax.tree.map(lambda x: jnp.repeat(x, samples, axis=0), (carry, logits_BV))
     key = jax.random.key(seed, impl="threefry2x32")
     keys_B = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(samples))

@@ -22,6 +22,14 @@ class Trace(NamedTuple):
     next_V: NDArray[np.float32]  # probability of each byte to come
 
 
+class Read(NamedTuple):
+    """Where a text has left a model."""
+
+    carry: Carry  # of one row
+    logits_BV: jax.Array  # of the byte to come
+    c_TH: list[NDArray[np.float32]]  # of the top layer, after each byte, a window at a time
+
+
 class Character(NamedTuple):
     """One character of a text and the place of its last byte."""
 
@@ -35,11 +43,23 @@ def _read_window(
 ) -> tuple[Carry, jax.Array, jax.Array]:
     hold_BT = jnp.arange(bytes_BT.shape[1])[None] >= length
     read = model.apply({"params": params}, bytes_BT, carry, hold_BT, trace=True)
-    return read.carry, read.trace.c[0, :, -1], jax.nn.softmax(read.logits_BTV[0, length - 1])
+    return read.carry, read.trace.c[0, :, -1], read.logits_BTV[:, length - 1]
+
+
+def read(model: LanguageModel, params: Parameters, text: bytes) -> Read:
+    """Read at least one byte from a zero state, by one compiled step whatever the length."""
+    carry, pieces = jax.tree.map(jnp.asarray, model.init_carry(1)), []
+    for at in range(0, len(text), _WINDOW):
+        piece = text[at : at + _WINDOW]
+        bytes_BT = np.zeros((1, _WINDOW), np.uint8)
+        bytes_BT[0, : len(piece)] = np.frombuffer(piece, np.uint8)
+        carry, c_TH, logits_BV = _read_window(model, params, carry, bytes_BT, jnp.int32(len(piece)))
+        pieces.append(np.asarray(c_TH, np.float32)[: len(piece)])
+    return Read(carry, logits_BV, pieces)
 
 
 class Reader:
-    """A model that is loaded once and reads texts of any length with one compiled step."""
+    """A model that is loaded once and reads texts of any length."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -47,17 +67,9 @@ class Reader:
 
     def __call__(self, text: bytes) -> Trace:
         """Read at least one byte, from a zero state."""
-        carry = jax.tree.map(jnp.asarray, self.run.model.init_carry(1))
-        pieces = []
-        for at in range(0, len(text), _WINDOW):
-            piece = text[at : at + _WINDOW]
-            bytes_BT = np.zeros((1, _WINDOW), np.uint8)
-            bytes_BT[0, : len(piece)] = np.frombuffer(piece, np.uint8)
-            carry, c_TH, next_V = _read_window(
-                self.run.model, self._params, carry, bytes_BT, jnp.int32(len(piece))
-            )
-            pieces.append(np.asarray(c_TH, np.float32)[: len(piece)])
-        return Trace(text, np.concatenate(pieces), np.asarray(next_V, np.float32))
+        found = read(self.run.model, self._params, text)
+        next_V = np.asarray(jax.nn.softmax(found.logits_BV[0]), np.float32)
+        return Trace(text, np.concatenate(found.c_TH), next_V)
 
 
 def characters(text: bytes) -> list[Character]:

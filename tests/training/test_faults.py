@@ -15,7 +15,7 @@ import pytest
 from mlstm_jax import run
 from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train
 from mlstm_jax.errors import KnownError, UserError
-from mlstm_jax.training import loop, metrics
+from mlstm_jax.training import environment, loop, metrics
 from mlstm_jax.training.reporter import Diverged
 from mlstm_jax.training.watchdog import Watchdog
 from tests.training.runs import (
@@ -153,7 +153,8 @@ def test_a_full_disk_is_named_and_costs_only_steps(
     config = config_of(corpus, tmp_path / "run", 60)
     # No file can grow beyond 30 kB: the metrics fit, the parameters do not.
     limited = ("bash", "-c", 'ulimit -f 30; exec "$@"', "bash")
-    process = start(config, tmp_path, command_environment, limited)
+    without_cache = command_environment | {environment.CACHE: ""}
+    process = start(config, tmp_path, without_cache, limited)
     text = process.communicate(timeout=120)[0].decode()
     assert process.returncode == 1, text
     assert "could not be written to" in text

@@ -221,6 +221,27 @@ def test_characters_of_damaged_text() -> None:
     assert [one.end for one in found] == [1, 4, 5, 6, 7, 8]
 
 
+def test_no_length_of_a_prompt_or_text_is_compiled_for(run: Run) -> None:
+    compiled: list[str] = []
+
+    def note(event: str, seconds: float, **_: Any) -> None:
+        if "backend_compile" in event:
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        reader = Reader(run)
+        for prompt in ("the guitar", "", "my cable sounds great " * 9):
+            seen = len(compiled)
+            whole(generate(run, prompt, length=70, seed=0))
+            reader(prompt_bytes(prompt, run.cleaning))
+            assert compiled
+            if prompt != "the guitar":
+                assert len(compiled) == seen
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
+
+
 def test_report_tells_model_and_compressors_apart(run: Run, corpus: Path) -> None:
     text = report(run.folder)
     valid = (corpus / "valid.bin").read_bytes()

@@ -1,0 +1,86 @@
+"""The cache of compiled programs, in processes of their own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlstm_jax.training import environment
+
+PROGRAM = """
+import sys
+from mlstm_jax.training import environment
+environment.cache_programs()
+import jax, jax.numpy as jnp, numpy as np
+hits = []
+jax.monitoring.register_event_listener(lambda name, **_: hits.append(name))
+def slow_to_compile(x):
+    for n in range(40):
+        x = jnp.sort(jnp.sin(x) + n)
+    return x.sum()
+print(float(jax.jit(slow_to_compile)(np.ones(8, np.float32))))
+print("hits", sum(name.endswith("cache_hits") for name in hits))
+print("folder", jax.config.jax_compilation_cache_dir)
+"""
+
+
+def begin(folder: Path | str, surroundings: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", PROGRAM],
+        env=surroundings | {environment.CACHE: str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def end(process: subprocess.Popen[str]) -> list[str]:
+    said, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert not errors
+    return said.splitlines()
+
+
+def test_a_program_is_compiled_once_a_machine(
+    tmp_path: Path, command_environment: dict[str, str]
+) -> None:
+    """Several processes begin at once, and all write; a later one compiles nothing."""
+    together = [begin(tmp_path, command_environment) for _ in range(3)]
+    first = [end(process) for process in together]
+    (program,) = tmp_path.glob("*/jit_slow_to_compile*-cache")
+    assert program.with_name(program.name[: -len("cache")] + "atime").is_file()
+    assert program.parent.stat().st_mode & 0o077 == 0
+    later = end(begin(tmp_path, command_environment))
+    assert later[1] == "hits 1"
+    assert {said[0] for said in (*first, later)} == {later[0]}
+
+    # What a process that was killed has left half written is neither used nor in the way.
+    program.write_bytes(program.read_bytes()[:100])
+    program.with_name(program.name[: -len("cache")] + "atime").unlink()
+    assert end(begin(tmp_path, command_environment))[1] == "hits 0"
+    assert end(begin(tmp_path, command_environment))[1] == "hits 1"
+
+
+def test_where_there_is_no_cache(tmp_path: Path, command_environment: dict[str, str]) -> None:
+    """Turned off; set by the user; and where others may write what this process would execute."""
+    assert end(begin("", command_environment))[2] == "folder None"
+    own = command_environment | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "own")}
+    assert end(begin(tmp_path, own))[2] == f"folder {tmp_path / 'own'}"
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770])
+def test_a_folder_that_others_may_write_in_is_not_used(
+    mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(environment.CACHE, str(tmp_path))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    monkeypatch.delitem(sys.modules, "jax")
+    environment.cache_programs()
+    (folder,) = tmp_path.iterdir()
+    assert os.environ["JAX_COMPILATION_CACHE_DIR"] == str(folder)
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    folder.chmod(mode)
+    environment.cache_programs()
+    assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
