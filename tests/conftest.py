@@ -1,6 +1,7 @@
 """Four virtual CPU devices and no silent broadcasting between ranks, for every test."""
 
 import atexit
+import functools
 import json
 import os
 import shutil
@@ -24,6 +25,21 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@functools.cache
+def _compiles_fp16() -> bool:
+    try:
+        jax.jit(jax.numpy.sin)(np.ones(2, np.float16))
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs fp16 where XLA has none: on processors without F16C."""
+    if item.get_closest_marker("fp16") and not _compiles_fp16():
+        pytest.skip("XLA compiles no fp16 for this processor")
 
 
 @pytest.fixture

@@ -12,7 +12,12 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.run import Run
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer.features import Featurizer, State, features
+from tests.tolerance import assert_close
 
+pytestmark = pytest.mark.numeric
+
+# Two layers of three products over 64 units.
+TERMS = 2 * 3 * 64
 TEXTS = ["the guitar is good", "é", "my cable sounds great " * 40, "that strap was bad" * 9, "a"]
 
 
@@ -30,7 +35,7 @@ def test_features_are_the_state_after_the_text(run: Run, state: State) -> None:
             carry, *_ = apply({"params": run.params}, np.array([[byte]], np.uint8), carry)
             states.append(np.asarray(carry.h[0]))
         expected = {"c": carry.c[0], "h": carry.h[0], "mean_h": np.mean(states, axis=0)}[state]
-        np.testing.assert_allclose(row, np.ravel(expected), rtol=1e-4, atol=1e-5)
+        assert_close(row, np.ravel(expected), TERMS)
 
 
 @pytest.mark.parametrize("state", ["c", "mean_h"])
@@ -47,7 +52,7 @@ def test_features_do_not_depend_on_batch_mates_order_or_calls(run: Run, state: S
 
 def test_features_are_the_same_on_more_devices(run: Run) -> None:
     one, four = (Featurizer(run, devices=Parallel(jax.local_devices()[:n])) for n in (1, 4))
-    np.testing.assert_allclose(four(TEXTS), one(TEXTS), rtol=1e-5, atol=1e-6)
+    assert_close(four(TEXTS), one(TEXTS), TERMS)
 
 
 def test_units_and_layers_are_columns_of_the_whole(run: Run) -> None:
@@ -77,8 +82,7 @@ def test_the_trace_is_the_carry_after_each_byte(run: Run) -> None:
     carry, apply = run.model.init_carry(1), jax.jit(run.model.apply)
     for at in range(bytes_BT.shape[1]):
         carry, *_ = apply({"params": run.params}, bytes_BT[:, at : at + 1], carry)
-        np.testing.assert_allclose(read.trace.c[:, at], carry.c, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(read.trace.h[:, at], carry.h, rtol=1e-5, atol=1e-6)
+        assert_close((read.trace.c[:, at], read.trace.h[:, at]), (carry.c, carry.h), TERMS)
     np.testing.assert_array_equal(read.trace.c[:, -1], read.carry.c)
 
 

@@ -21,6 +21,9 @@ from mlstm_jax.run import Run, load
 from mlstm_jax.transfer.generate import Sampling, _sample, as_text, generate, prompt_bytes
 from mlstm_jax.transfer.heatmap import as_html, colour, heat
 from mlstm_jax.transfer.reader import Reader, characters
+from tests.tolerance import assert_close, bound
+
+pytestmark = pytest.mark.numeric
 
 
 def whole(pieces: Iterable[list[bytes]]) -> list[bytes]:
@@ -170,7 +173,7 @@ def test_a_heat_map_shows_the_unit_after_each_character(run: Run, tmp_path: Path
     read = run.model.apply({"params": run.params}, bytes_BT, run.model.init_carry(1), trace=True)
     assert read.trace is not None
     ends = np.cumsum([len(one.encode()) for one in made.texts]) - 1
-    np.testing.assert_allclose(made.values, read.trace.c[0, ends, -1, 7], rtol=1e-4, atol=1e-6)
+    assert_close(made.values, read.trace.c[0, ends, -1, 7], terms=2 * 3 * 64)
     assert made.scale == pytest.approx(np.abs(made.values).max())
     # A page of its own: nothing to fetch, nothing to run, the text escaped.
     page = as_html(made)
@@ -193,7 +196,7 @@ def test_a_longer_text_is_read_as_a_short_one(run: Run) -> None:
     whole_text, part = reader(text), reader(text[:70])
     np.testing.assert_array_equal(whole_text.c_TH[:70], part.c_TH)
     assert whole_text.c_TH.shape == (len(text), 64)
-    assert part.next_V.sum() == pytest.approx(1, abs=1e-5)
+    assert part.next_V.sum() == pytest.approx(1, abs=bound(256))
     assert part.next_V[text[70]] > 0.1
 
 
@@ -224,9 +227,9 @@ def test_characters_of_damaged_text() -> None:
 def test_no_length_of_a_prompt_or_text_is_compiled_for(run: Run) -> None:
     compiled: list[str] = []
 
-    def note(event: str, seconds: float, **_: Any) -> None:
+    def note(event: str, seconds: float, **about: Any) -> None:
         if "backend_compile" in event:
-            compiled.append(event)
+            compiled.append(about.get("fun_name", event))
 
     jax.monitoring.register_event_duration_secs_listener(note)
     try:
@@ -235,9 +238,7 @@ def test_no_length_of_a_prompt_or_text_is_compiled_for(run: Run) -> None:
             seen = len(compiled)
             whole(generate(run, prompt, length=70, seed=0))
             reader(prompt_bytes(prompt, run.cleaning))
-            assert compiled
-            if prompt != "the guitar":
-                assert len(compiled) == seen
+            assert prompt == "the guitar" or compiled[seen:] == []
     finally:
         jax.monitoring.unregister_event_duration_listener(note)
 
