@@ -217,7 +217,7 @@ def _damage(step: int) -> Iterator[None]:
     """Turn what Orbax, TensorStore and JSON say of a file cut short or gone into Damaged."""
     try:
         yield
-    except (ValueError, OSError, KeyError, TypeError) as error:
+    except (ValueError, OSError, KeyError, TypeError, MemoryError) as error:
         raise Damaged(f"the checkpoint of step {step} cannot be read ({_brief(error)})") from error
 
 
