@@ -286,7 +286,12 @@ def classify(
     loaded = load(run, checkpoint)
     require_same_model(classifier, about.model, fingerprint(loaded.params), run)
     texts = read_texts(source, text_column or about.text_column)
-    featurizer = Featurizer(loaded, state=about.state, all_layers=about.all_layers)  # type: ignore[arg-type]
+    featurizer = Featurizer(loaded, state=about.state, all_layers=about.all_layers)
+    if chosen.weights_KD.shape[1] != featurizer.width:
+        raise UserError(
+            f"{classifier} reads {chosen.weights_KD.shape[1]} features, but {run} has "
+            f"{featurizer.width}; make it again with `mlstm-jax transfer`."
+        )
     probabilities = chosen.probabilities(_read(featurizer, "classify", texts))
     with out.open("w", newline="") if out else contextlib.nullcontext(sys.stdout) as file:
         writer = csv.writer(file, lineterminator="\n")
