@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from mlstm_jax import fields
 from mlstm_jax.data.documents import Cleaning, Dedupe
 from mlstm_jax.errors import UserError
+from mlstm_jax.terminal import one_line
 
 FORMAT_VERSION = 1
 SPLITS = ("train", "valid", "test")
@@ -244,7 +245,8 @@ def describe(corpus: Corpus) -> str:
     rows += [(n, f"{s.documents:,}", f"{s.bytes:,}") for n, s in manifest.splits.items()]
     rows += [("", "", ""), ("source", "with text", "without")]
     rows += [
-        (s.name, f"{s.documents:,}", f"{s.without_text + s.blank:,}") for s in manifest.sources
+        (one_line(s.name), f"{s.documents:,}", f"{s.without_text + s.blank:,}")
+        for s in manifest.sources
     ]
     width = max(len(row[0]) for row in rows)
     table = [f"{a:<{width}}  {b:>13}  {c:>15}".rstrip() for a, b, c in rows]
