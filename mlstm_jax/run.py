@@ -213,9 +213,10 @@ def _choose(checkpoints: Checkpoints, folder: Path, wanted: str) -> int:
         step = checkpoints.best() if wanted == "best" else checkpoints.latest()
         assert step is not None
         return step
-    if not wanted.isdigit() or int(wanted) not in steps:
+    by_name = {str(step): step for step in steps}
+    if wanted not in by_name:
         raise UserError(
             f"--checkpoint {wanted}: {folder} has checkpoints at {', '.join(map(str, steps))}; "
             "name one of them, best or latest."
         )
-    return int(wanted)
+    return by_name[wanted]

@@ -97,14 +97,14 @@ def generate(
     Args:
         run: run folder.
         prompt: text to go on with; empty: a document from its beginning.
-        length: bytes to generate, at most.
+        length: bytes to generate, at most; of all samples together below 2 GiB.
         temperature: 1 is the model's own distribution, lower is safer, 0 takes the likeliest byte.
         top_k: draw from the k likeliest bytes alone.
         top_p: draw from the fewest bytes that have this probability together alone.
-        samples: how many texts.
+        samples: how many texts, up to 1,000.
         set_unit: UNIT=VALUE, any number of them: hold a unit of the top layer's cell state.
         stop: a byte that ends a text, as it is or as \\n, \\x02; a review ends at \\n.
-        seed: the same seed gives the same texts.
+        seed: the same seed gives the same texts; 0 to 4,294,967,295.
         checkpoint: best (by validation BPC), latest, or a step.
     """
     from mlstm_jax.run import load
@@ -206,7 +206,8 @@ def view(
     Args:
         run: run folder.
         classifier: folder of `mlstm-jax transfer` with this run, to show class probabilities.
-        host: where to listen; 127.0.0.1 is this machine alone. The page asks nobody who they are.
+        host: where to listen; 127.0.0.1 and ::1 are this machine alone. The page asks nobody who
+            they are.
         port: 0 takes a free one.
         checkpoint: best (by validation BPC), latest, or a step.
     """
@@ -229,7 +230,7 @@ def view(
     address = bind(host, port)
     viewer = Viewer(loaded, chosen)
     show(f"{address.url} shows {run}, step {loaded.step:,}; Ctrl-C ends it")
-    serve(viewer, address, host)
+    serve(viewer, address)
 
 
 def import_(

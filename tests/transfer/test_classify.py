@@ -224,8 +224,12 @@ def test_transfer_and_classify_from_the_outside(
         cli.main([*command, *columns, "--out", str(out)])
     assert stop.value.code == 2
     about = json.loads((out / "classifier.json").read_text())
-    (out / "classifier.json").write_text(json.dumps(about | {"model": "another"}))
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["classify", str(run.folder), str(out), str(test)])
-    assert stop.value.code == 2
-    assert "was made with other parameters" in capsys.readouterr().err
+    for change, message in (
+        ({"model": "another"}, "was made with other parameters"),
+        ({"all_layers": True}, "reads 64 features, but"),
+    ):
+        (out / "classifier.json").write_text(json.dumps(about | change))
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["classify", str(run.folder), str(out), str(test), "--text-column", "review"])
+        assert stop.value.code == 2
+        assert message in capsys.readouterr().err
