@@ -82,7 +82,8 @@ def load_machine(path: Path) -> Machine:
         ) from error
     rates = [*machine.step_flops_per_s.values(), machine.memory_bytes_per_s]
     links = [machine.inside_node.bytes_per_s, machine.across_nodes.bytes_per_s]
-    if not min(*rates, *links, machine.memory_bytes, machine.devices_per_node) > 0:
+    sizes = [machine.memory_bytes, machine.devices_per_node]
+    if not all(value > 0 for value in (*rates, *links, *sizes)):  # NaN is not
         raise UserError(f"{path}: every rate, size and count must be above 0.")
     return machine
 

@@ -195,13 +195,17 @@ class Checkpoints:
                 self._manager.delete(later)
 
     def restore_params(self, step: int, params: Parameters) -> Parameters:
-        """Return the parameters at `step` as a NumPy tree, shaped as the one given."""
+        """Return the parameters at `step` as a NumPy tree; raise Damaged unless shaped as given."""
         with _damage(step):
             restored = self._manager.restore(
                 step,
                 args=ocp.args.Composite(params=ocp.args.StandardRestore(_template(params))),
             )
-            return restored["params"]
+            found = restored["params"]
+            # Orbax gives what it has, whatever is asked for.
+            if jax.tree.map(np.shape, found) != jax.tree.map(np.shape, params):
+                raise ValueError("it is of a model of other sizes than config.json says")
+            return found
 
     def close(self) -> None:
         """Wait for what is being written; raise CheckpointFailed if it could not be."""

@@ -1,7 +1,9 @@
 """What a trained model is used for beside features: text, heat maps and the report."""
 
 import dataclasses
+import json
 import re
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 
 from mlstm_jax import cli
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.report import compressed_bpc, report
 from mlstm_jax.run import Run, load
 from mlstm_jax.transfer.generate import Sampling, _sample, as_text, generate, prompt_bytes
@@ -261,6 +263,19 @@ def test_a_run_needs_checkpoints(run: Run, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model": {"hiden": 3}}')
     with pytest.raises(UserError, match=r"config\.json is not the config"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"hidden": 65}, {"hidden": 2**20}, {"layers": 1}])
+def test_a_config_of_another_model_is_refused(
+    run: Run, change: dict[str, int], tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run.folder, copy)
+    config = json.loads((copy / "config.json").read_text())
+    config["model"] |= change
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(KnownError, match="the checkpoint of step 300 cannot be read"):
+        load(copy)
 
 
 def test_run_says_what_it_was_trained_on(run: Run) -> None:
