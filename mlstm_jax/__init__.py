@@ -8,6 +8,8 @@ Data flows one way, and imports go downward only::
     config.py              what one experiment is
     config_text.py         configs as JSON, and the parsing of a command line
     config_differences.py  what may change when a run goes on
+    fields.py              dataclasses from JSON, every type checked
+    terminal.py            text for people, without what steers a terminal
     run.py                 a run folder: config, metrics, checkpoints → a model ready to use
     report.py              what a run learned, beside gzip, bz2 and xz
     evaluation.py          bits per character of a split

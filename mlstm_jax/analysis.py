@@ -74,7 +74,7 @@ def read(run: Path, name: str) -> History:
         kinds[line.pop("kind")].append(line)
     train, evaluations = (_table(kinds[kind]) for kind in ("train", "eval"))
     events = pd.DataFrame(kinds["event"], columns=["step", "event"])
-    config = config_text.from_json(path.read_text(), path)
+    config = config_text.read(path)
     return History(name, config, train, evaluations, events)
 
 

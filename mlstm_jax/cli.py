@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import tyro
 from tyro.conf import FlagCreatePairsOff
 
-from mlstm_jax import __version__
+from mlstm_jax import __version__, terminal
 from mlstm_jax.commands import corpora, labels, models, training
 from mlstm_jax.errors import KnownError
 from mlstm_jax.training import environment
@@ -74,17 +74,18 @@ def main(arguments: Sequence[str] | None = None, program: str | None = None) -> 
     if name not in _WITHOUT_JAX:
         environment.cache_programs()
     try:
-        if name == "train":
-            training.train(rest, program or "mlstm-jax train")
-        elif name in ("plan", "schedule"):
-            # They read a config's options themselves.
-            _COMMANDS[name](rest)
-        else:
-            config = (FlagCreatePairsOff,)
-            tyro.cli(_COMMANDS[name], args=rest, prog=f"mlstm-jax {name}", config=config)
+        with terminal.quoting(rest):
+            if name == "train":
+                training.train(rest, program or "mlstm-jax train")
+            elif name in ("plan", "schedule"):
+                # They read a config's options themselves.
+                _COMMANDS[name](rest)
+            else:
+                config = (FlagCreatePairsOff,)
+                tyro.cli(_COMMANDS[name], args=rest, prog=f"mlstm-jax {name}", config=config)
     except KnownError as error:
         with contextlib.suppress(OSError):  # The terminal may be gone.
-            print(f"mlstm-jax {name}: {error}", file=sys.stderr)
+            print(f"mlstm-jax {name}: {terminal.message(error)}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -6,6 +6,7 @@ The comment above a field is its ``--help``. No jax import: a device count can s
 """
 
 import dataclasses
+import math
 import runpy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +14,18 @@ from typing import Literal
 
 from mlstm_jax.errors import UserError
 
+# JAX makes its keys of the last 32 bits: of two larger seeds, one might be the other.
+MOST_SEED = 2**32 - 1
+
 
 def _require(holds: bool, name: str, value: object, rule: str) -> None:
     if not holds:
         raise UserError(f"{name} is {value!r}, but it must be {rule}.")
+
+
+def require_seed(name: str, value: int) -> None:
+    """Raise UserError unless a seed is one that JAX can tell from all others."""
+    _require(0 <= value <= MOST_SEED, name, value, f"0 to {MOST_SEED:,}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,13 +52,14 @@ class Model:
     classes: int = 0
 
     def __post_init__(self) -> None:
-        _require(self.hidden >= 1, "model.hidden", self.hidden, "at least 1")
-        _require(self.embedding >= 1, "model.embedding", self.embedding, "at least 1")
-        _require(self.layers >= 1, "model.layers", self.layers, "at least 1")
-        one = self.classes == 0 or (self.classes >= 2 and not self.rating_head)
+        for name, most in (("hidden", 2**20), ("embedding", 2**20), ("layers", 1000)):
+            value = getattr(self, name)
+            _require(1 <= value <= most, f"model.{name}", value, f"1 to {most:,}")
+        one = self.classes == 0 or (2 <= self.classes <= 2**20 and not self.rating_head)
         _require(one, "model.classes", self.classes, "0, or 2 and more without rating_head")
-        _require(self.recurrent_gain > 0, "model.recurrent_gain", self.recurrent_gain, "above 0")
-        _require(self.embedding_std > 0, "model.embedding_std", self.embedding_std, "above 0")
+        for name in ("recurrent_gain", "embedding_std"):
+            value = getattr(self, name)
+            _require(0 < value < math.inf, f"model.{name}", value, "above 0, and finite")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +87,7 @@ class Data:
         _require(rows is None or rows >= 1, "data.batch_per_device", rows, "at least 1")
         _require(self.window >= 1, "data.window", self.window, "at least 1")
         _require(self.shards >= 1, "data.shards", self.shards, "at least 1")
+        require_seed("data.seed", self.seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,6 +259,7 @@ class Train:
             "keep_checkpoints",
         ):
             _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "at least 1")
+        require_seed("train.seed", self.seed)
         dropout, weight = self.dropout, self.label_weight
         _require(0 <= dropout < 1, "train.dropout", dropout, "at least 0 and below 1")
         _require(weight > 0, "train.label_weight", weight, "above 0")

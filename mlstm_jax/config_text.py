@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from mlstm_jax.config import Config, Phase, load_file
+from mlstm_jax import fields
+from mlstm_jax.config import Config, load_file
 from mlstm_jax.errors import UserError
 
 
@@ -16,24 +17,23 @@ def to_json(config: Config) -> str:
     return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
 
 
-def from_json(text: str, source: Path) -> Config:
-    """Build a config from `to_json`'s text; UserError names the file `source` and what is wrong."""
-    sections = {f.name: f.default_factory for f in dataclasses.fields(Config)}
+def from_json(text: str | bytes, source: Path) -> Config:
+    """Build a config from `to_json`'s text; UserError names the file `source` and the field."""
     try:
-        values = json.loads(text)
-        phases = tuple(Phase(**phase) for phase in values.pop("phases", ()))
-        return Config(
-            phases=phases,
-            **{
-                key: value if key == "out" else sections[key](**value)  # type: ignore[operator]
-                for key, value in values.items()
-            },
-        )
-    except (json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
+        return fields.build(Config, fields.parse(text))
+    except fields.Wrong as error:
         raise UserError(
             f"{source} is not the config of a run of this version ({error}); "
             "restore the file, or start a new run in another folder."
         ) from error
+
+
+def read(path: Path) -> Config:
+    """Read the config.json of a run; UserError names the file and the field that is wrong."""
+    try:
+        return from_json(path.read_bytes(), path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 def take_file(arguments: Sequence[str], default: Config) -> tuple[Config, list[str]]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mlstm_jax import fields
 from mlstm_jax.config import Config, resolve_batch
 from mlstm_jax.errors import UserError
 from mlstm_jax.training.environment import MEMORY_FRACTION
@@ -71,22 +72,20 @@ class Row(NamedTuple):
 def load_machine(path: Path) -> Machine:
     """Read a machine's description; UserError names the file and what is wrong."""
     try:
-        fields = json.loads(path.read_text())
-        for name in ("inside_node", "across_nodes"):
-            fields[name] = Link(**fields[name])
-        machine = Machine(**fields)
-        rates = [*machine.step_flops_per_s.values(), machine.memory_bytes_per_s]
-        links = [machine.inside_node.bytes_per_s, machine.across_nodes.bytes_per_s]
-        if min(*rates, *links, machine.memory_bytes, machine.devices_per_node) <= 0:
-            raise UserError(f"{path}: every rate, size and count must be above 0.")
+        machine = fields.build(Machine, fields.parse(path.read_bytes()))
     except OSError as error:
         raise UserError(
             f"{path} cannot be read ({error.strerror}); configs/machines/ has ready ones."
         ) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except fields.Wrong as error:
         raise UserError(
             f"{path} is not a machine's description ({error}); configs/machines/ has ready ones."
         ) from error
+    rates = [*machine.step_flops_per_s.values(), machine.memory_bytes_per_s]
+    links = [machine.inside_node.bytes_per_s, machine.across_nodes.bytes_per_s]
+    sizes = [machine.memory_bytes, machine.devices_per_node]
+    if not all(value > 0 for value in (*rates, *links, *sizes)):  # NaN is not
+        raise UserError(f"{path}: every rate, size and count must be above 0.")
     return machine
 
 
@@ -106,7 +105,7 @@ def with_measured_rate(machine: Machine, results: Path, compute: str, hidden: in
             for row in rows
             if abs(math.log(row["hidden"] / hidden)) == nearest
         ]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
         raise UserError(
             f"{results} holds no train step of ours in {compute} ({type(error).__name__}: {error});"
             " make it with `python benchmarks/train_step.py --json FILE`."

@@ -57,7 +57,7 @@ class Run:
 def read_config(folder: Path) -> Config | None:
     """Return the config of the run in `folder`, or None where there is none."""
     path = folder / "config.json"
-    return config_text.from_json(path.read_text(), path) if path.is_file() else None
+    return config_text.read(path) if path.is_file() else None
 
 
 @contextmanager
@@ -181,6 +181,10 @@ def load(folder: Path, checkpoint: str = "best") -> Run:
         if checkpoint not in ("best", "latest"):
             raise UserError(f"--checkpoint {checkpoint}: {folder} holds imported weights alone.")
         found = weights.load(folder / WEIGHTS)
+        if found.model != config.model:
+            raise UserError(
+                f"{folder}: config.json and {WEIGHTS} are of different models; import it again."
+            )
         model = LanguageModel(found.model, config.precision)
         return Run(folder, config, 0, found.cleaning, model, found.params)
     if not (folder / "checkpoints").is_dir():
@@ -237,9 +241,10 @@ def _choose(checkpoints: Checkpoints, folder: Path, wanted: str) -> int:
         step = checkpoints.best() if wanted == "best" else checkpoints.latest()
         assert step is not None
         return step
-    if not wanted.isdigit() or int(wanted) not in steps:
+    by_name = {str(step): step for step in steps}
+    if wanted not in by_name:
         raise UserError(
             f"--checkpoint {wanted}: {folder} has checkpoints at {', '.join(map(str, steps))}; "
             "name one of them, best or latest."
         )
-    return int(wanted)
+    return by_name[wanted]

@@ -97,7 +97,7 @@ def pending(runs: Runs, out: Path) -> Iterator[tuple[tuple[str, str], Config]]:
         here = vary(config, out=str(folder(out, key)))
         before = folder(out, key) / "config.json"
         if before.is_file():
-            old = config_text.from_json(before.read_text(), before)
+            old = config_text.read(before)
             wanted = configs.resolve_batch(here, 1) if here.data.batch_per_device is None else here
             different = [
                 line for lines in config_differences.differences(old, wanted) for line in lines
@@ -150,7 +150,7 @@ def result(key: tuple[str, str], run_folder: Path) -> Result:
     path = run_folder / "config.json"
     if path.is_file():
         status = "unfinished"
-        config = config_text.from_json(path.read_text(), path)
+        config = config_text.read(path)
         if "finished" in ends:
             status = "done"
         elif ends and ends[-1] == "diverged":

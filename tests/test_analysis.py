@@ -11,6 +11,7 @@ import pytest
 from mlstm_jax import analysis, config_text
 from mlstm_jax.config import Config, Data
 from mlstm_jax.errors import UserError
+from mlstm_jax.training import metrics
 
 
 def write_run(folder: Path, ends: str = "finished", bpc: float = 2.0) -> Path:
@@ -36,6 +37,13 @@ def write_run(folder: Path, ends: str = "finished", bpc: float = 2.0) -> Path:
     lines = [*train, score, {"kind": "event", "step": 40, "event": ends}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
+
+
+@pytest.mark.parametrize("line", [b"\xff", b"[" * 100_000, b"{"])
+def test_a_line_that_is_no_json_is_named(line: bytes, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(line + b"\n")
+    with pytest.raises(UserError, match=r"metrics\.jsonl holds a line that is not JSON"):
+        metrics.read(tmp_path / "metrics.jsonl")
 
 
 def test_a_run_becomes_tables(tmp_path: Path) -> None:

@@ -7,7 +7,16 @@ import pytest
 
 from mlstm_jax import config as configs
 from mlstm_jax import config_differences, config_text, quickstart
-from mlstm_jax.config import Config, Data, Distributed, Model, Optimizer, Precision, Train
+from mlstm_jax.config import (
+    Config,
+    Data,
+    Distributed,
+    Model,
+    Optimizer,
+    Phase,
+    Precision,
+    Train,
+)
 from mlstm_jax.errors import UserError
 
 FOLDER = Path(__file__).parent.parent / "configs"
@@ -39,7 +48,11 @@ def test_a_line_overrides_a_file_and_a_file_the_default() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Model(hidden=0), "model.hidden is 0, but it must be at least 1"),
+        (lambda: Model(hidden=0), "model.hidden is 0, but it must be 1 to 1,048,576"),
+        (lambda: Model(layers=10**6), "model.layers is 1000000, but it must be 1 to 1,000"),
+        (lambda: Model(embedding_std=float("inf")), "model.embedding_std is inf"),
+        (lambda: Train(seed=2**32), "train.seed is 4294967296, but it must be 0 to 4,294,967,295"),
+        (lambda: Data(seed=-1), "data.seed is -1, but it must be 0 to"),
         (lambda: Data(window=-1), "data.window is -1"),
         (lambda: Optimizer(learning_rate=0), "optimizer.learning_rate is 0"),
         (lambda: Optimizer(b2=1.0), "optimizer.b2 is 1.0"),
@@ -85,8 +98,51 @@ def test_differences_part_what_forbids_a_resume_from_what_does_not() -> None:
     assert found.allowed == ["optimizer.learning_rate: 0.0005 → 1.0"]
 
 
-def test_json_of_another_version_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is not the config of a run"):
-        config_text.from_json('{"model": {"depth": 3}}', tmp_path / "config.json")
-    with pytest.raises(UserError, match="is not the config of a run"):
-        config_text.from_json("not json", tmp_path / "config.json")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"model": {"depth": 3}}', "there is no field 'model.depth'"),
+        ('{"sections": {}}', "there is no field 'sections'"),
+        ('{"model": {"hidden": "12"}}', "model.hidden is '12', but it must be a whole number"),
+        ('{"model": {"hidden": true}}', "model.hidden is True, but it must be a whole number"),
+        ('{"model": {"hidden": 1e400}}', "model.hidden is inf, but it must be a whole number"),
+        ('{"model": {"hidden": 0}}', "model.hidden is 0, but it must be 1 to"),
+        ('{"model": {"rating_head": 1}}', "model.rating_head is 1, but it must be true or false"),
+        ('{"data": {"corpus": null}}', "data.corpus is None, but it must be a text"),
+        ('{"data": {"batch_per_device": "8"}}', "data.batch_per_device is '8', but it must be"),
+        ('{"optimizer": {"name": "sgd"}}', "optimizer.name is 'sgd', but it must be one of adam"),
+        ('{"optimizer": {"learning_rate": "1"}}', "optimizer.learning_rate is '1', but it must"),
+        ('{"optimizer": {"learning_rate": NaN}}', "optimizer.learning_rate is nan, but it must"),
+        ('{"train": {"epochs": false}}', "train.epochs is False, but it must be a number"),
+        ('{"train": {"epochs": 1' + "0" * 400 + "}}", "train.epochs is 1000"),
+        ('{"model": []}', "model is [], but it must be an object"),
+        ('{"phases": {}}', "phases is {}, but it must be a list"),
+        ('{"phases": [{"steps": 1, "batch": 2}]}', "phases[0].window is missing"),
+        ('{"phases": [{"steps": 1, "batch": 2, "window": "3"}]}', "phases[0].window is '3', but"),
+        ('{"out": 5}', "out is 5, but it must be a text"),
+        ("[]", "the whole is [], but it must be an object"),
+        ("not json", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ('{"out": ' + "9" * 5000 + "}", "not JSON"),
+        (b"\xff{}", "not JSON"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_json_that_is_no_config_is_refused(text: str | bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UserError) as error:
+        config_text.read(tmp_path / "config.json")
+    assert f"{tmp_path / 'config.json'} is not the config of a run of this" in str(error.value)
+    assert message in str(error.value)
+    assert "restore the file" in str(error.value)
+
+
+def test_json_gives_back_any_config() -> None:
+    config = Config(
+        model=Model(hidden=7, rating_head=True),
+        optimizer=Optimizer(clip_norm=None, learning_rate=1, schedule="cosine"),
+        train=Train(divergence_bpc=float("inf"), epochs=2),
+        phases=(Phase(steps=1, batch=2, window=3), Phase(steps=4, batch=5, window=6)),
+    )
+    assert config_text.from_json(config_text.to_json(config), Path("x")) == config
+    assert config_text.from_json("{}", Path("x")) == Config()

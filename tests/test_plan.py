@@ -16,6 +16,7 @@ from mlstm_jax.model.language_model import LanguageModel
 ROOT = Path(__file__).parent.parent
 MACHINES = ROOT / "configs/machines"
 RESULTS = ROOT / "benchmarks/results"
+_H200 = json.loads((MACHINES / "h200.json").read_text())
 
 # Puri et al. 2018, fig. 3b: seconds per iteration by the number of GPUs. Their headline, 109 times
 # one GPU's speed on 128, is .951 s, where the table has .91.
@@ -120,7 +121,17 @@ def test_what_does_not_fit_is_said_with_what_to_change(capsys: pytest.CaptureFix
         ("{", "is not a machine's description"),
         ('{"name": "x"}', "is not a machine's description"),
         ("[]", "is not a machine's description"),
+        ("[" * 100_000, "is not a machine's description"),
+        ('{"name": 5}', "is not a machine's description"),
+        (json.dumps(_H200 | {"name": 5}), "name is 5, but it must be a text"),
+        (
+            json.dumps(_H200 | {"inside_node": {"bytes_per_s": "9"}}),
+            "inside_node.bytes_per_s is '9'",
+        ),
+        (json.dumps(_H200 | {"step_flops_per_s": {"fp32": True}}), "step_flops_per_s.fp32 is True"),
+        (json.dumps(_H200 | {"memory_bytes": float("nan")}), "must be above 0"),
     ],
+    ids=lambda text: text[:40],
 )
 def test_a_bad_description_is_named(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "machine.json").write_text(text)
@@ -128,6 +139,14 @@ def test_a_bad_description_is_named(text: str, message: str, tmp_path: Path) -> 
         plan.load_machine(tmp_path / "machine.json")
     with pytest.raises(UserError, match="cannot be read"):
         plan.load_machine(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"rows": [{"flops": 1}]}', "[]"])
+def test_results_that_are_none_are_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text(text)
+    machine = plan.load_machine(MACHINES / "h200.json")
+    with pytest.raises(UserError, match=r"results\.json holds no train step of ours in bf16"):
+        plan.with_measured_rate(machine, tmp_path / "results.json", "bf16", 1024)
 
 
 def test_a_rate_of_zero_is_refused(tmp_path: Path) -> None:

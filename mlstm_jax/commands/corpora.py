@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from mlstm_jax.errors import UserError
+from mlstm_jax.terminal import show
 
 # Below this, bits per character hang on which few documents they are.
 _LEAST_SCORED = 50_000
@@ -88,16 +89,16 @@ def prepare(
         max_reject_fraction=max_reject_fraction,
     )
     made = corpus.open_corpus(out)
-    print(corpus.describe(made))
+    show(corpus.describe(made))
     if manifest.rejected:
         counts = ", ".join(f"{count:,} {kind}" for kind, count in manifest.rejected.items())
-        print(f"note: left out, and listed in {out}.rejects.jsonl: {counts}.")
+        show(f"note: left out, and listed in {out}.rejects.jsonl: {counts}.")
         if any("gzip" in kind for kind in manifest.rejected):
-            print("note: of a gzip that is cut short the rest is missing; fetch it again.")
+            show("note: of a gzip that is cut short the rest is missing; fetch it again.")
     for name in ("valid", "test"):
         size = made.manifest.splits[name].bytes
         if 0 < size < _LEAST_SCORED:
-            print(
+            show(
                 f"note: the {name} split has only {size:,} bytes, so its scores will be rough; "
                 "--split 18,1,1 gives a twentieth of the documents to each."
             )
@@ -142,8 +143,6 @@ def inspect(
     if json_:
         print(json.dumps(made | ({"checksums": "all agree"} if verify else {}), indent=2))
         return
-    print(corpora.describe(opened))
-    print()
-    print(summary.describe(made))
+    show(f"{corpora.describe(opened)}\n\n{summary.describe(made)}")
     if verify:
-        print("checksums: all agree")
+        show("checksums: all agree")

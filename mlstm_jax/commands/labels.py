@@ -10,6 +10,7 @@ from tyro.conf import Positional, arg
 
 from mlstm_jax.commands import RunFolder, require_folder_of, require_same_model
 from mlstm_jax.errors import UserError
+from mlstm_jax.terminal import one_line, show
 
 if TYPE_CHECKING:
     from mlstm_jax.transfer.classify import Examples
@@ -90,7 +91,7 @@ def features(
             state=np.array(state),
         )
     partial.replace(out)
-    print(
+    show(
         f"{out}: {len(texts):,} texts x {found.shape[1]} features, {len(texts) / seconds:,.0f} "
         f"texts/s (checkpoint of step {loaded.step:,})"
     )
@@ -158,7 +159,7 @@ def transfer(
         _examples(featurizer, "test", texts[2], classes),
     )
     count, seconds = sum(len(t.texts) for t in texts if t), time.monotonic() - started
-    print(f"features of {count:,} texts: {count / seconds:,.1f} texts/s", file=sys.stderr)
+    show(f"features of {count:,} texts: {count / seconds:,.1f} texts/s", file=sys.stderr)
     with ProgressLine("classifier", experiment.PARTS_OF_A_RUN) as progress:
         classifier, result = experiment.run(*parts, texts, classes, progress.update)
     out.mkdir(parents=True, exist_ok=True)
@@ -166,8 +167,8 @@ def transfer(
     about = classifiers.Description(state, all_layers, fingerprint(loaded.params), text_column)
     classifiers.save(out, classifier, about)
     experiment.write(out, result, name)
-    print((out / "report.md").read_text())
-    print(f"in {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
+    show((out / "report.md").read_text(encoding="utf-8"))
+    show(f"in {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
 
 
 def finetune(
@@ -251,7 +252,7 @@ def finetune(
     result = {"run": str(run), "step": tuned.step, "classes": classes, "accuracy": accuracies}
     (out / "report.json").write_text(json.dumps(result, indent=2) + "\n")
     shown = ", ".join(f"{name} {100 * score:.1f}" for name, score in accuracies.items())
-    print(f"\naccuracy, %: {shown} (step {tuned.step:,})\nin {out}: run/, classifier/, report.json")
+    show(f"\naccuracy, %: {shown} (step {tuned.step:,})\nin {out}: run/, classifier/, report.json")
 
 
 def classify(
@@ -286,12 +287,21 @@ def classify(
     loaded = load(run, checkpoint)
     require_same_model(classifier, about.model, fingerprint(loaded.params), run)
     texts = read_texts(source, text_column or about.text_column)
-    featurizer = Featurizer(loaded, state=about.state, all_layers=about.all_layers)  # type: ignore[arg-type]
+    featurizer = Featurizer(loaded, state=about.state, all_layers=about.all_layers)
+    if chosen.weights_KD.shape[1] != featurizer.width:
+        raise UserError(
+            f"{classifier} reads {chosen.weights_KD.shape[1]} features, but {run} has "
+            f"{featurizer.width}; make it again with `mlstm-jax transfer`."
+        )
     probabilities = chosen.probabilities(_read(featurizer, "classify", texts))
-    with out.open("w", newline="") if out else contextlib.nullcontext(sys.stdout) as file:
+    # A file or another program gets the labels as they are, a terminal what it can show.
+    to_people = not out and sys.stdout.isatty()
+    names = [one_line(name) for name in chosen.classes] if to_people else chosen.classes
+    opened = out.open("w", newline="", encoding="utf-8", errors="replace") if out else None
+    with opened or contextlib.nullcontext(sys.stdout) as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["label", *(f"p({name})" for name in chosen.classes)])
+        writer.writerow(["label", *(f"p({name})" for name in names)])
         for row, best in zip(probabilities, probabilities.argmax(axis=1), strict=True):
-            writer.writerow([chosen.classes[best], *(f"{p:.4f}" for p in row)])
+            writer.writerow([names[best], *(f"{p:.4f}" for p in row)])
     if out:
-        print(f"{out}: {len(texts):,} texts")
+        show(f"{out}: {len(texts):,} texts")

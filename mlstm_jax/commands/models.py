@@ -1,6 +1,8 @@
 """Commands on a trained model: evaluate, report, generate, heatmap, view; import and export."""
 
 import json
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -8,6 +10,7 @@ from tyro.conf import Positional, arg
 
 from mlstm_jax.commands import RunFolder, require_same_model
 from mlstm_jax.errors import UserError
+from mlstm_jax.terminal import show
 
 
 def evaluate(
@@ -53,7 +56,7 @@ def evaluate(
     }
     if json_path:
         json_path.write_text(json.dumps(result, indent=2) + "\n")
-    print(
+    show(
         f"{split} bpc {score.bpc:.4f} over {score.bytes_scored:,} bytes of {opened.path} in "
         f"{score.seconds:.1f} s (checkpoint of step {loaded.step:,})"
     )
@@ -70,7 +73,7 @@ def report(run: RunFolder, corpus: Path | None = None) -> None:
     """
     from mlstm_jax.report import report as make_report
 
-    print("\n" + make_report(run, corpus))
+    show("\n" + make_report(run, corpus))
 
 
 def generate(
@@ -88,17 +91,20 @@ def generate(
 ) -> None:
     """Let a trained model go on with a prompt.
 
+    A file or a pipe gets the text as it is drawn; in a terminal control characters are shown as
+    escapes, such as \\x1b.
+
     Args:
         run: run folder.
         prompt: text to go on with; empty: a document from its beginning.
-        length: bytes to generate, at most.
+        length: bytes to generate, at most; of all samples together below 2 GiB.
         temperature: 1 is the model's own distribution, lower is safer, 0 takes the likeliest byte.
         top_k: draw from the k likeliest bytes alone.
         top_p: draw from the fewest bytes that have this probability together alone.
-        samples: how many texts.
+        samples: how many texts, up to 1,000.
         set_unit: UNIT=VALUE, any number of them: hold a unit of the top layer's cell state.
         stop: a byte that ends a text, as it is or as \\n, \\x02; a review ends at \\n.
-        seed: the same seed gives the same texts.
+        seed: the same seed gives the same texts; 0 to 4,294,967,295.
         checkpoint: best (by validation BPC), latest, or a step.
     """
     from mlstm_jax.run import load
@@ -119,16 +125,17 @@ def generate(
         held=held,
         stop=_byte(stop),
     )
+    write = show if sys.stdout.isatty() else partial(print, flush=True)
     if samples == 1:
         # The prompt comes with the first piece: a mistake in an option is found before that.
         before = prompt
         for text in as_text(piece for (piece,) in pieces):
-            print(before + text, end="", flush=True)
+            write(before + text, end="")
             before = ""
-        print(before)
+        write(before)
         return
     for number, whole in enumerate(zip(*pieces, strict=True), 1):
-        print(f"--- {number} of {samples}\n{prompt}{''.join(as_text(iter(whole)))}")
+        write(f"--- {number} of {samples}\n{prompt}{''.join(as_text(iter(whole)))}")
 
 
 def _held(text: str) -> tuple[int, float]:
@@ -181,7 +188,7 @@ def heatmap(
             raise UserError(f"{file}: cannot be read: {error.strerror}") from error
     made = heat(Reader(load(run, checkpoint)), text, unit, scale)
     write(out, made)
-    print(
+    show(
         f"{out}: {len(made.texts):,} characters, unit {unit} from {made.values.min():.3f} to "
         f"{made.values.max():.3f}"
     )
@@ -199,7 +206,8 @@ def view(
     Args:
         run: run folder.
         classifier: folder of `mlstm-jax transfer` with this run, to show class probabilities.
-        host: where to listen; 127.0.0.1 is this machine alone. The page asks nobody who they are.
+        host: where to listen; 127.0.0.1 and ::1 are this machine alone. The page asks nobody who
+            they are.
         port: 0 takes a free one.
         checkpoint: best (by validation BPC), latest, or a step.
     """
@@ -221,8 +229,8 @@ def view(
             raise UserError(f"{classifier} reads {about.state}, but the page shows c alone.")
     address = bind(host, port)
     viewer = Viewer(loaded, chosen)
-    print(f"{address.url} shows {run}, step {loaded.step:,}; Ctrl-C ends it", flush=True)
-    serve(viewer, address, host)
+    show(f"{address.url} shows {run}, step {loaded.step:,}; Ctrl-C ends it")
+    serve(viewer, address)
 
 
 def import_(
@@ -258,7 +266,7 @@ def import_(
     write_imported(out, found)
     config = read_config(out)
     assert config is not None
-    print(
+    show(
         f"{out}: {found.model.layers} x {found.model.hidden}-d, {parameter_count(config):,} "
         f"parameters, cleaning {found.cleaning}, from {found.source}"
     )
@@ -292,4 +300,4 @@ def export(
         raise UserError(f"{out} exists; name another file, or remove it.")
     loaded = runs.load(run, checkpoint)
     weights.save(out, runs.as_weights(loaded))
-    print(f"{out}: {out.stat().st_size:,} bytes, the model of {run}, step {loaded.step:,}")
+    show(f"{out}: {out.stat().st_size:,} bytes, the model of {run}, step {loaded.step:,}")

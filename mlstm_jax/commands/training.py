@@ -14,6 +14,7 @@ from tyro.conf import Positional, arg
 
 from mlstm_jax.commands import models
 from mlstm_jax.errors import UserError
+from mlstm_jax.terminal import message, show
 
 if TYPE_CHECKING:
     from mlstm_jax.config import Config
@@ -36,11 +37,11 @@ def train(arguments: Sequence[str], program: str) -> None:
     run = run_train(config, resume=resume, reset_carry=reset_carry)
     if here.processes > 1:
         if here.index == 0:
-            print(f"\ndone; `mlstm-jax report {run}` shows what it learned")
+            show(f"\ndone; `mlstm-jax report {run}` shows what it learned")
         return
     models.report(run)
     if is_quickstart:
-        print("\n" + quickstart.next_steps(run))
+        show("\n" + quickstart.next_steps(run))
 
 
 def sweep(
@@ -73,11 +74,11 @@ def sweep(
     if not table_only:
         waiting = list(sweeps.pending(runs, out))
         for number, (key, config) in enumerate(waiting, 1):
-            print(f"\n{number} of {len(waiting)}: {key[0]} / {key[1]}", file=sys.stderr)
+            show(f"\n{number} of {len(waiting)}: {key[0]} / {key[1]}", file=sys.stderr)
             _train_one(config)
             write_tables()
-    print(write_tables())
-    print(f"every figure: {out / 'table.csv'}")
+    show(write_tables())
+    show(f"every figure: {out / 'table.csv'}")
 
 
 def _train_one(config: "Config") -> None:
@@ -90,7 +91,7 @@ def _train_one(config: "Config") -> None:
     try:
         run_train(config)
     except Diverged as error:
-        print(f"diverged: {error}", file=sys.stderr)
+        show(f"diverged: {message(error)}", file=sys.stderr)
     jax.clear_caches()
 
 
@@ -144,7 +145,7 @@ def plan(arguments: Sequence[str]) -> None:
     if given.json:
         text = json.dumps({"machine": machine.name, "rows": planning.as_json(rows)}, indent=2)
         given.json.write_text(text + "\n")
-    print(planning.describe(config, machine, rows, corpus_bytes))
+    show(planning.describe(config, machine, rows, corpus_bytes))
 
 
 def schedule(arguments: Sequence[str]) -> None:
@@ -182,7 +183,7 @@ def schedule(arguments: Sequence[str]) -> None:
     else:
         stretches = parts.expected_stretches(config, given.corpus_bytes)
     drawn = schedules.draw(config.optimizer, stretches)
-    print(drawn.text)
+    show(drawn.text)
     if given.plot:
         schedules.plot(drawn, given.plot)
-        print(f"drawn: {given.plot}")
+        show(f"drawn: {given.plot}")

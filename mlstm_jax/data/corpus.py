@@ -12,6 +12,7 @@ It has no time stamps and no paths, so the same text gives the same folder, byte
 
 import hashlib
 import json
+import reprlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,8 +21,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from mlstm_jax import fields
 from mlstm_jax.data.documents import Cleaning, Dedupe
 from mlstm_jax.errors import UserError
+from mlstm_jax.terminal import one_line
 
 FORMAT_VERSION = 1
 SPLITS = ("train", "valid", "test")
@@ -94,29 +97,30 @@ class Manifest:
         return json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
 
     @classmethod
-    def from_json(cls, text: str, where: Path) -> "Manifest":
+    def from_json(cls, text: str | bytes, where: Path) -> "Manifest":
         """Return the manifest that `text`, read from the file `where`, says.
 
         Raises:
             UserError: it is damaged, or of a version that this program does not know.
         """
         try:
-            fields: dict[str, Any] = json.loads(text)
-            version = fields["format_version"]
-            if version != FORMAT_VERSION:
+            values = fields.parse(text)
+            version = values.get("format_version") if isinstance(values, dict) else None
+            if version is not None and version != FORMAT_VERSION:
                 raise UserError(
-                    f"{where}: format_version {version!r}, but this program reads "
+                    f"{where}: format_version {reprlib.repr(version)}, but this program reads "
                     f"{FORMAT_VERSION}; prepare the corpus again with it."
                 )
-            fields["split"] = tuple(fields["split"])
-            fields["sources"] = tuple(SourceManifest(**source) for source in fields["sources"])
-            fields["splits"] = {name: SplitManifest(**fields["splits"][name]) for name in SPLITS}
-            return cls(**fields)
-        except (ValueError, KeyError, TypeError) as error:
+            manifest = fields.build(cls, values)
+            if set(manifest.splits) != set(SPLITS):
+                raise fields.Wrong(f"splits must be {', '.join(SPLITS)}")
+            if not all(split.sha256.keys() <= FILES for split in manifest.splits.values()):
+                raise fields.Wrong("sha256 names a file that no corpus has")
+        except fields.Wrong as error:
             raise UserError(
-                f"{where}: is not a whole manifest ({type(error).__name__}: {error}); prepare the "
-                "corpus again."
+                f"{where}: is not a whole manifest ({error}); prepare the corpus again."
             ) from error
+        return manifest
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,15 +169,17 @@ class Corpus:
             ratings = None
             if ratings_file(name) in expected.sha256:
                 ratings = _load(self.path / ratings_file(name))
-        except (OSError, ValueError, EOFError) as error:
+        except Exception as error:  # NumPy has many for a header that is none
             raise UserError(self._damaged(name, str(error))) from error
         if size != expected.bytes:
             raise UserError(
                 self._damaged(name, f"{path.name} has {size:,} bytes, not {expected.bytes:,}")
             )
         if (
-            offsets.shape != (expected.documents + 1,)
+            offsets.dtype.kind != "u"
+            or offsets.shape != (expected.documents + 1,)
             or (offsets[0], offsets[-1]) != (0, size)
+            or (ratings is not None and ratings.dtype.kind != "f")
             or (ratings is not None and ratings.shape != (expected.documents,))
         ):
             raise UserError(
@@ -188,7 +194,7 @@ class Corpus:
 
 
 def _load(path: Path) -> NDArray[Any]:
-    return np.load(path, mmap_mode="r", allow_pickle=False)
+    return np.lib.format.open_memmap(path, mode="r")  # which refuses pickles
 
 
 def open_corpus(path: Path, *, verify: bool = False) -> Corpus:
@@ -203,13 +209,13 @@ def open_corpus(path: Path, *, verify: bool = False) -> Corpus:
     """
     manifest = path / MANIFEST
     try:
-        text = manifest.read_text(encoding="utf-8")
+        text = manifest.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
         what = "not a corpus" if path.exists() else "there is no such folder"
         raise UserError(
             f"{path}: {what}; make one with `mlstm-jax prepare SOURCE --out {path}`"
         ) from error
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
         raise UserError(f"{manifest}: cannot be read: {error}") from error
     corpus = Corpus(path, Manifest.from_json(text, manifest))
     wrong = differing(corpus) if verify else []
@@ -253,7 +259,8 @@ def describe(corpus: Corpus) -> str:
     rows += [(n, f"{s.documents:,}", f"{s.bytes:,}") for n, s in manifest.splits.items()]
     rows += [("", "", ""), ("source", "with text", "without")]
     rows += [
-        (s.name, f"{s.documents:,}", f"{s.without_text + s.blank:,}") for s in manifest.sources
+        (one_line(s.name), f"{s.documents:,}", f"{s.without_text + s.blank:,}")
+        for s in manifest.sources
     ]
     width = max(len(row[0]) for row in rows)
     table = [f"{a:<{width}}  {b:>13}  {c:>15}".rstrip() for a, b, c in rows]

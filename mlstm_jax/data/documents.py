@@ -26,6 +26,9 @@ NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
 LARGEST_RATING = 3.4e38  # of float32, in which a corpus keeps them
 _NUMBER = re.compile(NUMBER)
 
+# The number of a character, but longer than Python reads; it is of no character.
+_LONG_REFERENCE = re.compile("&#[0-9]{4301,};?")
+
 Record = Mapping[str, object]
 # Cleaned bytes, and the rating: NaN for none.
 Written = tuple[bytes, float]
@@ -77,7 +80,7 @@ def clean(text: str, cleaning: Cleaning) -> bytes:
     capitals without white space. All are UTF-8; a lone surrogate, which has none, becomes "?".
     """
     if cleaning == "radford":
-        text = html.unescape(text)
+        text = html.unescape(_LONG_REFERENCE.sub("\ufffd", text))
         text = text.replace("\r\n", " ").replace("\n", " ").replace("\r", " ").strip()
         padded = f"\n {text} "
     elif cleaning == "protein":

@@ -210,6 +210,8 @@ def _check_arguments(
         )
     if threads is not None and not 1 <= threads <= _MOST_THREADS:
         raise UserError(f"--threads {threads}: must be from 1 to {_MOST_THREADS}.")
+    if not -(2**63) <= recipe.seed < 2**63:
+        raise UserError(f"--seed {recipe.seed}: must be a number of at most 64 bits.")
     if not re.fullmatch(r"[0-9]+(\.[0-9]+)? ?[KMGT]i?B", memory_limit, re.IGNORECASE):
         raise UserError(f"--memory-limit {memory_limit!r}: must be a size such as 4GB or 500MB.")
 

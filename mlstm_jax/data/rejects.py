@@ -73,7 +73,7 @@ def check_rejects_file(file: Path) -> None:
         ours = isinstance(first, dict) and set(first) == set(Reject._fields)
     except FileNotFoundError:
         return
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         ours = False
     if not ours:
         raise UserError(

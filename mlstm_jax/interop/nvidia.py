@@ -6,8 +6,11 @@ gates in PyTorch's order i, f, g, o with two biases that are added; weight-norma
 padding token, row 0 of embedding and decoder is that, and byte b has row b + 1.
 """
 
+import math
 import re
+import warnings
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,9 @@ from numpy.typing import NDArray
 
 from mlstm_jax import config
 from mlstm_jax.errors import UserError
-from mlstm_jax.interop.weights import Weights, require
+from mlstm_jax.interop import arrays
+from mlstm_jax.interop.arrays import Array
+from mlstm_jax.interop.weights import Weights
 from mlstm_jax.model.language_model import VOCABULARY
 
 # Ours, theirs.
@@ -26,52 +31,86 @@ _MATRICES = (("wx", "w_ih"), ("wh", "w_hh"), ("wmx", "w_mih"), ("wmh", "w_mhh"))
 def read(path: Path) -> Weights:
     """Read a .pt file; UserError names the tensor that is missing or of another shape."""
     found = _load(path)
-    tensors = _Tensors(path, found)
-    embedding = tensors.take("encoder.encoder.weight", "encoder.weight")
-    decoder = tensors.take("decoder.weight")
-    vocabulary = embedding.shape[0]
-    if embedding.ndim != 2 or vocabulary not in (VOCABULARY, VOCABULARY + 1):
+    wanted = _Wanted(path, found)
+    vocabulary, width = wanted.find("encoder.encoder.weight", "encoder.weight").sizes(2)
+    if vocabulary not in (VOCABULARY, VOCABULARY + 1):
         raise UserError(
-            f"{path}: encoder.weight has the shape {embedding.shape}, but must have 256 rows, or "
-            "257 with a padding token; a model of word pieces cannot be imported."
+            f"{path}: encoder.weight has {vocabulary:,} rows, but must have 256, or 257 with a "
+            "padding token; a model of word pieces cannot be imported."
         )
-    width = embedding.shape[1]
-    hidden = decoder.shape[1] if decoder.ndim == 2 else 0
-    require(f"{path}: decoder.weight", decoder, (vocabulary, hidden))
-    bias = tensors.take("decoder.bias")
-    require(f"{path}: decoder.bias", bias, (vocabulary,))
-    names = [re.search(r"\brnns\.(\d+)\.", name) for name in found]
-    layers = 1 + max((int(match[1]) for match in names if match), default=-1)
+    _, hidden = wanted.find("decoder.weight").sizes(2)
+    wanted.add("embedding", (vocabulary, width), "encoder.encoder.weight", "encoder.weight")
+    wanted.add("decoder", (vocabulary, hidden), "decoder.weight")
+    wanted.add("bias", (vocabulary,), "decoder.bias")
+    numbers = [re.search(r"\brnns\.([0-9]+)\.", name) for name in found]
+    layers = arrays.count_layers(str(path), {match[1] for match in numbers if match})
     if not layers:
-        raise UserError(f"{path}: holds no rnns.0 of an mLSTM; its tensors are {sorted(found)}.")
+        raise UserError(
+            f"{path}: holds no rnns.0 of an mLSTM; its tensors are {arrays.some(found)}."
+        )
+    for layer in range(layers):
+        _add_layer(wanted, layer, hidden if layer else width, hidden)
+    tensors = wanted.read()
     padding = vocabulary - VOCABULARY
     params: dict[str, Any] = {
-        "embedding": embedding[padding:],
-        "decoder_kernel": np.ascontiguousarray(decoder[padding:].T),
-        "decoder_bias": bias[padding:],
+        "embedding": tensors["embedding"][padding:],
+        "decoder_kernel": np.ascontiguousarray(tensors["decoder"][padding:].T),
+        "decoder_bias": tensors["bias"][padding:],
     }
     for layer in range(layers):
-        inputs = hidden if layer else width
-        params[f"layer_{layer}"] = _layer(tensors, layer, inputs, hidden)
+        params[f"layer_{layer}"] = _layer(path, tensors, layer, hidden)
     model = config.Model(hidden=hidden, embedding=width, layers=layers)
     return Weights(model, "radford", params, "NVIDIA/sentiment-discovery")
 
 
-def _layer(
-    tensors: "_Tensors", layer: int, inputs: int, hidden: int
-) -> dict[str, NDArray[np.float32]]:
-    made = {}
+def _add_layer(wanted: "_Wanted", layer: int, inputs: int, hidden: int) -> None:
     for ours, theirs in _MATRICES:
         rows = 4 * hidden if ours in ("wx", "wh") else hidden
         columns = inputs if ours in ("wx", "wmx") else hidden
-        v_OI, g_O = tensors.normalised(f"rnns.{layer}.{theirs}", (rows, columns))
-        if rows == 4 * hidden:
+        name = f"rnns.{layer}.{theirs}"
+        if wanted.has(name):  # the product already
+            wanted.add(f"{layer}/{ours}", (rows, columns), name)
+            continue
+        wanted.add(f"{layer}/{ours}_v", (rows, columns), f"{name}_v")
+        # Some versions of PyTorch leave the second dimension out.
+        flat = len(wanted.find(f"{name}_g").shape) == 1
+        wanted.add(f"{layer}/{ours}_g", (rows,) if flat else (rows, 1), f"{name}_g")
+    for name in ("b_ih", "b_hh"):
+        if wanted.has(f"rnns.{layer}.{name}"):
+            wanted.add(f"{layer}/{name}", (4 * hidden,), f"rnns.{layer}.{name}")
+
+
+def _layer(
+    path: Path, tensors: Mapping[str, NDArray[np.float32]], layer: int, hidden: int
+) -> dict[str, NDArray[np.float32]]:
+    made = {}
+    for ours, theirs in _MATRICES:
+        folded = tensors.get(f"{layer}/{ours}")
+        if folded is not None:
+            v_OI, g_O = folded, _checked(path, f"rnns.{layer}.{theirs}", _norms(folded))
+        else:
+            v_OI, g_O = tensors[f"{layer}/{ours}_v"], tensors[f"{layer}/{ours}_g"].reshape(-1)
+        if ours in ("wx", "wh"):
             v_OI, g_O = _reorder(v_OI), _reorder(g_O)
         made[f"{ours}_v"], made[f"{ours}_g"] = np.ascontiguousarray(v_OI.T), g_O
-    biases = [tensors.optional(f"rnns.{layer}.{name}", (4 * hidden,)) for name in ("b_ih", "b_hh")]
-    given = [bias for bias in biases if bias is not None]
-    made["b"] = _reorder(np.sum(given, axis=0)) if given else np.zeros(4 * hidden, np.float32)
+    b_G = np.zeros(4 * hidden)
+    for name in ("b_ih", "b_hh"):
+        b_G += tensors.get(f"{layer}/{name}", 0.0)
+    made["b"] = _reorder(_checked(path, f"rnns.{layer}.b_ih", b_G))
     return made
+
+
+def _norms(rows: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return the length of each row; the squares of large ones would overflow in float32."""
+    return np.linalg.norm(rows.astype(np.float64), axis=1)
+
+
+def _checked(path: Path, name: str, values: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Return what was computed as float32; UserError where it does not fit."""
+    with np.errstate(over="ignore"):
+        small = values.astype(np.float32)
+    arrays.require_finite(f"{path}: what is computed of {name}", small)
+    return small
 
 
 def _reorder(rows: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -80,46 +119,40 @@ def _reorder(rows: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.concatenate([i, f, o, g])
 
 
-class _Tensors:
-    """The tensors of a file by their dotted names; one is found by the end of its name."""
+class _Wanted:
+    """The tensors of a file that are read, by names of ours; theirs is known by its end."""
 
-    def __init__(self, path: Path, found: Mapping[str, NDArray[np.float32]]) -> None:
+    def __init__(self, path: Path, found: Mapping[str, Array]) -> None:
         self._path, self._found = path, found
+        self._arrays: dict[str, Array] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
 
-    def _find(self, end: str) -> NDArray[np.float32] | None:
+    def _named(self, end: str) -> Array | None:
         names = [name for name in self._found if name == end or name.endswith("." + end)]
         return self._found[min(names, key=len)] if names else None
 
-    def take(self, *ends: str) -> NDArray[np.float32]:
+    def has(self, end: str) -> bool:
+        return self._named(end) is not None
+
+    def find(self, *ends: str) -> Array:
+        """Return the first that is there of some names; UserError where none is."""
         for end in ends:
-            array = self._find(end)
+            array = self._named(end)
             if array is not None:
                 return array
-        raise UserError(
-            f"{self._path}: lacks {ends[0]}; it has {', '.join(sorted(self._found)) or 'nothing'}."
-        )
+        raise UserError(f"{self._path}: lacks {ends[0]}; it has {arrays.some(self._found)}.")
 
-    def optional(self, end: str, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
-        array = self._find(end)
-        if array is not None:
-            require(f"{self._path}: {end}", array, shape)
-        return array
+    def add(self, name: str, shape: tuple[int, ...], *ends: str) -> None:
+        self._arrays[name], self._shapes[name] = self.find(*ends), shape
 
-    def normalised(
-        self, end: str, shape: tuple[int, int]
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return V and the gain of each row, of a tensor that is normalised or folded."""
-        folded = self._find(end)
-        if folded is not None:
-            require(f"{self._path}: {end}", folded, shape)
-            return folded, np.linalg.norm(folded, axis=1)
-        v, g = self.take(f"{end}_v"), self.take(f"{end}_g")
-        require(f"{self._path}: {end}_v", v, shape)
-        require(f"{self._path}: {end}_g", g.reshape(-1), shape[:1])
-        return v, g.reshape(-1)
+    def read(self) -> dict[str, NDArray[np.float32]]:
+        """Read all that were added; UserError names the one that is wrong."""
+        values = sum(math.prod(shape) for shape in self._shapes.values())
+        arrays.require_room(self._path, 4 * values)
+        return arrays.read(str(self._path), self._arrays, self._shapes)
 
 
-def _load(path: Path) -> dict[str, NDArray[np.float32]]:
+def _load(path: Path) -> dict[str, Array]:
     try:
         import torch
     except ImportError as error:
@@ -130,22 +163,52 @@ def _load(path: Path) -> dict[str, NDArray[np.float32]]:
     if not path.is_file():
         raise UserError(f"{path}: there is no such file.")
     try:
+        with path.open("rb") as file:
+            is_zip = file.read(4) == b"PK\x03\x04"  # what torch goes by
+        if is_zip:
+            arrays.require_honest_zip(path)
         # Tensors and plain containers alone: nothing in the file is executed.
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a version of pickle that it may not know
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except UserError:
+        raise
     except Exception as error:  # torch has many, and this file may be anything
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
-            f"{path}: is no file of tensors alone ({text}). Save the model's state_dict() by "
-            "itself where it was trained, and import that."
+            f"{path}: is no file of tensors alone ({arrays.reason(error)}). Save the model's "
+            "state_dict() by itself where it was trained, and import that."
         ) from error
-    found: dict[str, NDArray[np.float32]] = {}
-
-    def walk(prefix: str, value: Any) -> None:
+    found: dict[str, Array] = {}
+    # A list, and a count: the dicts may hold one another, or one a thousand times.
+    waiting, seen = [("", content)], 0
+    while waiting:
+        prefix, value = waiting.pop()
+        seen += 1
+        arrays.require_count(path, seen)
         if isinstance(value, Mapping):
-            for name, item in value.items():
-                walk(f"{prefix}.{name}" if prefix else str(name), item)
+            waiting += [
+                (f"{prefix}.{name}" if prefix else str(name), value[name])
+                for name in islice(value, arrays.MOST_ARRAYS)
+            ]
         elif isinstance(value, torch.Tensor):
-            found[prefix] = value.to(torch.float32).numpy()
-
-    walk("", content)
+            found[prefix] = _array(f"{path}: {arrays.brief(prefix)}", value)
     return found
+
+
+def _array(where: str, tensor: Any) -> Array:
+    import torch
+
+    is_plain = (
+        tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and tensor.is_floating_point()
+        # One that repeats its few values would become as large as its shape says.
+        and tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
+    )
+    return Array(
+        where,
+        tuple(tensor.shape),
+        f"a tensor of {tensor.dtype}, {tensor.layout}" if not is_plain else str(tensor.dtype),
+        is_plain,
+        lambda: tensor.detach().to(torch.float32).numpy(),
+    )

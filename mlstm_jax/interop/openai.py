@@ -11,7 +11,8 @@ import numpy as np
 
 from mlstm_jax import config
 from mlstm_jax.errors import UserError
-from mlstm_jax.interop.weights import Weights, read_npy, require
+from mlstm_jax.interop import arrays
+from mlstm_jax.interop.weights import Weights
 from mlstm_jax.model.language_model import VOCABULARY
 
 
@@ -20,12 +21,9 @@ def read(folder: Path) -> Weights:
     if not folder.is_dir():
         raise UserError(f"{folder}: is no folder; name the one that holds 0.npy to 14.npy.")
     paths = [folder / f"{number}.npy" for number in range(15)]
-    arrays = [read_npy(path) for path in paths]
-    if arrays[0].ndim != 2 or arrays[12].ndim != 1:
-        # These two give the sizes that the others are held to.
-        wrong = 0 if arrays[0].ndim != 2 else 12
-        raise UserError(f"{paths[wrong]}: has the shape {arrays[wrong].shape}.")
-    embedding, hidden = arrays[0].shape[1], arrays[12].shape[0]
+    files = [arrays.npy(path) for path in paths]
+    # These two give the sizes that the others are held to.
+    (_, embedding), (hidden,) = files[0].sizes(2), files[12].sizes(1)
     gates = 4 * hidden
     shapes: list[tuple[int, ...]] = [
         (VOCABULARY, embedding),
@@ -41,25 +39,27 @@ def read(folder: Path) -> Weights:
         (hidden, VOCABULARY),
         (VOCABULARY,),
     ]
-    for path, array, shape in zip(paths, arrays, shapes, strict=True):
-        require(str(path), array, shape)
-    arrays = [np.asarray(array, np.float32) for array in arrays]
+    names = [path.name for path in paths]
+    found = arrays.read(
+        str(folder), dict(zip(names, files, strict=True)), dict(zip(names, shapes, strict=True))
+    )
+    tensors = list(found.values())
     layer = {
-        "wx_v": arrays[1],
-        "wh_v": np.concatenate(arrays[2:6], axis=1),
-        "wmx_v": arrays[6],
-        "wmh_v": arrays[7],
-        "b": arrays[8],
-        "wx_g": arrays[9],
-        "wh_g": arrays[10],
-        "wmx_g": arrays[11],
-        "wmh_g": arrays[12],
+        "wx_v": tensors[1],
+        "wh_v": np.concatenate(tensors[2:6], axis=1),
+        "wmx_v": tensors[6],
+        "wmh_v": tensors[7],
+        "b": tensors[8],
+        "wx_g": tensors[9],
+        "wh_g": tensors[10],
+        "wmx_g": tensors[11],
+        "wmh_g": tensors[12],
     }
     params = {
-        "embedding": arrays[0],
+        "embedding": tensors[0],
         "layer_0": layer,
-        "decoder_kernel": arrays[13],
-        "decoder_bias": arrays[14],
+        "decoder_kernel": tensors[13],
+        "decoder_bias": tensors[14],
     }
     model = config.Model(hidden=hidden, embedding=embedding)
     return Weights(model, "radford", params, "openai/generating-reviews-discovering-sentiment")

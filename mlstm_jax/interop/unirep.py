@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mlstm_jax import config
 from mlstm_jax.errors import UserError
-from mlstm_jax.interop.weights import Weights, read_npy, require
+from mlstm_jax.interop import arrays
+from mlstm_jax.interop.arrays import Array
+from mlstm_jax.interop.weights import Weights
 from mlstm_jax.model.language_model import VOCABULARY
 
 # Token n is the n-th, from 1; 0 is padding.
@@ -33,58 +34,57 @@ def read(folder: Path) -> Weights:
     if not folder.is_dir():
         raise UserError(f"{folder}: is no folder; name the one that holds embed_matrix:0.npy.")
     files = {path.name: path for path in folder.glob("*.npy")}
-    embedding_path, embedding = _array(folder, files, "embed_matrix")
-    width = embedding.shape[-1]
-    require(str(embedding_path), embedding, (len(_TOKENS) + 1, width))
-    stacked = [re.match(r"rnn_mlstm_stack_mlstm_stack(\d+)_", name) for name in files]
-    layers = 1 + max((int(match[1]) for match in stacked if match), default=0)
-    prefixes = (
-        [f"rnn_mlstm_stack_mlstm_stack{k}_mlstm_stack{k}_" for k in range(layers)]
-        if any(stacked)
-        else ["rnn_mlstm_mlstm_"]
-    )
-    hidden = _array(folder, files, f"{prefixes[0]}gmh")[1].size
-    params: dict[str, Any] = {}
+    found = {"embed_matrix": _array(folder, files, "embed_matrix")}
+    stacked = [re.match(r"rnn_mlstm_stack_mlstm_stack([0-9]+)_", name) for name in files]
+    layers = arrays.count_layers(str(folder), {match[1] for match in stacked if match})
+    prefixes = [f"rnn_mlstm_stack_mlstm_stack{k}_mlstm_stack{k}_" for k in range(layers)]
+    prefixes = prefixes or ["rnn_mlstm_mlstm_"]
+    for prefix in prefixes:
+        found |= {prefix + name: _array(folder, files, prefix + name) for name in _NAMES.values()}
+    for name in ("fully_connected_weights", "fully_connected_biases"):
+        found[name] = _array(folder, files, name)
+    _, width = found["embed_matrix"].sizes(2)
+    (hidden,) = found[f"{prefixes[0]}gmh"].sizes(1)
+    shapes: dict[str, tuple[int, ...]] = {
+        "embed_matrix": (len(_TOKENS) + 1, width),
+        "fully_connected_weights": (hidden, len(_TOKENS)),
+        "fully_connected_biases": (len(_TOKENS),),
+    }
     for layer, prefix in enumerate(prefixes):
         inputs = hidden if layer else width
-        shapes: dict[str, tuple[int, ...]] = {
-            "wx_v": (inputs, 4 * hidden),
-            "wh_v": (hidden, 4 * hidden),
-            "wmx_v": (inputs, hidden),
-            "wmh_v": (hidden, hidden),
-            "b": (4 * hidden,),
-            "wx_g": (4 * hidden,),
-            "wh_g": (4 * hidden,),
-            "wmx_g": (hidden,),
-            "wmh_g": (hidden,),
+        shapes |= {
+            prefix + "wx": (inputs, 4 * hidden),
+            prefix + "wh": (hidden, 4 * hidden),
+            prefix + "wmx": (inputs, hidden),
+            prefix + "wmh": (hidden, hidden),
+            prefix + "b": (4 * hidden,),
+            prefix + "gx": (4 * hidden,),
+            prefix + "gh": (4 * hidden,),
+            prefix + "gmx": (hidden,),
+            prefix + "gmh": (hidden,),
         }
-        made = {}
-        for ours, theirs in _NAMES.items():
-            path, array = _array(folder, files, prefix + theirs)
-            require(str(path), array, shapes[ours])
-            made[ours] = np.asarray(array, np.float32)
-        params[f"layer_{layer}"] = made
-    kernel_path, kernel = _array(folder, files, "fully_connected_weights")
-    require(str(kernel_path), kernel, (hidden, len(_TOKENS)))
-    bias_path, bias = _array(folder, files, "fully_connected_biases")
-    require(str(bias_path), bias, (len(_TOKENS),))
+    made = arrays.read(str(folder), found, shapes)
+    params: dict[str, Any] = {
+        f"layer_{layer}": {ours: made[prefix + theirs] for ours, theirs in _NAMES.items()}
+        for layer, prefix in enumerate(prefixes)
+    }
 
-    embedding_VE = np.tile(np.asarray(embedding[:1], np.float32), (VOCABULARY, 1))
+    embedding = made["embed_matrix"]
+    embedding_VE = np.tile(embedding[:1], (VOCABULARY, 1))
     embedding_VE[_TOKENS] = embedding[1:]
     embedding_VE[[ord(letter) for letter in _SAME_AS_X]] = embedding_VE[ord("X")]
     kernel_HV = np.zeros((hidden, VOCABULARY), np.float32)
-    kernel_HV[:, _TOKENS] = kernel
+    kernel_HV[:, _TOKENS] = made["fully_connected_weights"]
     bias_V = np.full(VOCABULARY, _NEVER, np.float32)
-    bias_V[_TOKENS] = bias
+    bias_V[_TOKENS] = made["fully_connected_biases"]
     params |= {"embedding": embedding_VE, "decoder_kernel": kernel_HV, "decoder_bias": bias_V}
-    model = config.Model(hidden=hidden, embedding=width, layers=layers)
+    model = config.Model(hidden=hidden, embedding=width, layers=len(prefixes))
     return Weights(model, "protein", params, "churchlab/UniRep")
 
 
-def _array(folder: Path, files: dict[str, Path], name: str) -> tuple[Path, NDArray[Any]]:
-    """Read NAME:0.npy, or what systems that allow no colon call it."""
+def _array(folder: Path, files: dict[str, Path], name: str) -> Array:
+    """Open NAME:0.npy, or what systems that allow no colon call it."""
     for end in (":0.npy", "_0.npy", ".npy"):
         if name + end in files:
-            path = files[name + end]
-            return path, read_npy(path)
+            return arrays.npy(files[name + end])
     raise UserError(f"{folder}: lacks {name}:0.npy; it must hold all files of one model.")

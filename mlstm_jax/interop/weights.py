@@ -12,16 +12,18 @@ Nothing in either is executed. Equal parameters give equal bytes.
 import dataclasses
 import hashlib
 import json
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax import config
+from mlstm_jax import config, fields
 from mlstm_jax.data.documents import Cleaning
 from mlstm_jax.errors import KnownError, UserError
+from mlstm_jax.interop import arrays
 from mlstm_jax.model.language_model import VOCABULARY, Parameters
 
 FORMAT = 1
@@ -41,19 +43,19 @@ class Weights(NamedTuple):
 
 def flatten(params: Parameters, prefix: str = "") -> Arrays:
     """Return the parameters by name, layer_0/wx_v and so on."""
-    arrays: Arrays = {}
+    flat: Arrays = {}
     for name, value in params.items():
         if isinstance(value, Mapping):
-            arrays |= flatten(value, f"{prefix}{name}/")
+            flat |= flatten(value, f"{prefix}{name}/")
         else:
-            arrays[f"{prefix}{name}"] = np.ascontiguousarray(value, np.float32)
-    return arrays
+            flat[f"{prefix}{name}"] = np.ascontiguousarray(value, np.float32)
+    return flat
 
 
-def unflatten(arrays: Mapping[str, NDArray[Any]]) -> Parameters:
+def unflatten(flat: Mapping[str, NDArray[Any]]) -> Parameters:
     """Undo `flatten`."""
     params: dict[str, Any] = {}
-    for name, value in arrays.items():
+    for name, value in flat.items():
         *folders, leaf = name.split("/")
         tree = params
         for folder in folders:
@@ -100,25 +102,24 @@ def save(path: Path, weights: Weights) -> None:
         UserError: it is neither .safetensors nor .npz.
         KnownError: it cannot be written.
     """
-    arrays = flatten(weights.params)
-    arrays = {name: arrays[name] for name in sorted(arrays)}
-    fields = {
+    flat = dict(sorted(flatten(weights.params).items()))
+    about = {
         "format": FORMAT,
         "model": dataclasses.asdict(weights.model),
         "cleaning": weights.cleaning,
         "source": weights.source,
     }
-    text = json.dumps(fields, sort_keys=True)
+    text = json.dumps(about, sort_keys=True)
     partial = path.with_name(f"{path.name}.partial")
     try:
         if path.suffix == ".safetensors":
             from safetensors.numpy import save_file
 
-            save_file(arrays, partial, metadata={_KEY: text})
+            save_file(flat, partial, metadata={_KEY: text})
         elif path.suffix == ".npz":
             with partial.open("wb") as file:
-                about = np.frombuffer(text.encode(), np.uint8)
-                np.savez(file, allow_pickle=False, **{_KEY: about}, **arrays)
+                as_bytes = np.frombuffer(text.encode(), np.uint8)
+                np.savez(file, allow_pickle=False, **{_KEY: as_bytes}, **flat)
         else:
             raise UserError(f"{path}: a model is written as .safetensors or .npz; name it so.")
         partial.replace(path)
@@ -127,86 +128,44 @@ def save(path: Path, weights: Weights) -> None:
         raise KnownError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _About:
+    """The metadata of a file."""
+
+    format: int
+    model: config.Model
+    cleaning: Cleaning
+    source: str
+
+
 def load(path: Path) -> Weights:
-    """Read a file that `save` wrote, checking every name and shape.
+    """Read a file that `save` wrote, or another program in its format.
 
-    Raises UserError that says what is wrong with which array.
+    Names, types and shapes of all arrays are checked before any is read.
+
+    Raises UserError that says which array or which field of the metadata is wrong.
     """
-    text, arrays = _read(path)
-    try:
-        fields = json.loads(text)
-        if fields["format"] != FORMAT:
+    kinds = {".safetensors": arrays.safetensors, ".npz": arrays.npz}
+    if path.suffix not in kinds:
+        raise UserError(f"{path}: a model is a .safetensors or an .npz file.")
+    with kinds[path.suffix](path, _KEY) as (text, found):
+        if text is None:
             raise UserError(
-                f"{path}: is of format {fields['format']!r}, but this program reads {FORMAT}."
+                f"{path}: holds no {_KEY!r} metadata, so it is not a model of this program."
             )
-        model = config.Model(**fields["model"])
-        cleaning, source = fields["cleaning"], str(fields["source"])
-    except (ValueError, KeyError, TypeError) as error:
+        about = _about(path, text)
+        params = arrays.read(str(path), found, expected_shapes(about.model))
+    return Weights(about.model, about.cleaning, unflatten(params), about.source)
+
+
+def _about(path: Path, text: str) -> _About:
+    try:
+        values = fields.parse(text)
+        version = values.get("format") if isinstance(values, dict) else None
+        if version is not None and version != FORMAT:
+            raise UserError(
+                f"{path}: is of format {reprlib.repr(version)}, but this program reads {FORMAT}."
+            )
+        return fields.build(_About, values)
+    except fields.Wrong as error:
         raise UserError(f"{path}: its metadata are not whole ({error}).") from error
-    if cleaning not in get_args(Cleaning):
-        raise UserError(f"{path}: cleaning {cleaning!r} is not one of {get_args(Cleaning)}.")
-    check(str(path), arrays, expected_shapes(model))
-    return Weights(model, cleaning, unflatten(arrays), source)
-
-
-def check(
-    where: str, arrays: Mapping[str, NDArray[Any]], shapes: Mapping[str, tuple[int, ...]]
-) -> None:
-    """Raise UserError unless the arrays are these, finite and of these shapes."""
-    missing, extra = sorted(shapes.keys() - arrays.keys()), sorted(arrays.keys() - shapes.keys())
-    if missing or extra:
-        raise UserError(
-            f"{where}: "
-            + "; ".join(
-                f"{what} {', '.join(names)}"
-                for what, names in (("lacks", missing), ("has the unknown", extra))
-                if names
-            )
-            + "."
-        )
-    for name, shape in shapes.items():
-        require(f"{where}: {name}", arrays[name], shape)
-
-
-def require(where: str, array: NDArray[Any], shape: tuple[int, ...]) -> None:
-    """Raise UserError unless an array is of a shape and of finite floating numbers."""
-    if array.shape != shape:
-        raise UserError(f"{where} has the shape {array.shape}, but must have {shape}.")
-    if array.dtype.kind != "f" or not np.isfinite(array).all():
-        raise UserError(f"{where} must be finite floating-point numbers, not {array.dtype}.")
-
-
-def read_npy(path: Path) -> NDArray[Any]:
-    """Read one .npy file of numbers; a pickle in it is refused."""
-    try:
-        return np.load(path, allow_pickle=False)
-    except FileNotFoundError:
-        raise UserError(f"{path}: is missing; the folder must hold all files.") from None
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path}: is not a .npy file of numbers ({error}).") from error
-
-
-def _read(path: Path) -> tuple[str, Arrays]:
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors import safe_open
-
-            with safe_open(path, "np") as file:
-                text = (file.metadata() or {}).get(_KEY)
-                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        elif path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as file:
-                arrays = dict(file)
-            about = arrays.pop(_KEY, None)
-            text = None if about is None else about.astype(np.uint8).tobytes().decode()
-        else:
-            raise UserError(f"{path}: a model is a .safetensors or an .npz file.")
-    except UserError:
-        raise
-    except Exception as error:  # each library has its own errors for a file that is none of its
-        raise UserError(f"{path}: cannot be read ({error}).") from error
-    if text is None:
-        raise UserError(
-            f"{path}: holds no {_KEY!r} metadata, so it is not a model of this program."
-        )
-    return text, arrays

@@ -211,7 +211,7 @@ class Checkpoints:
         return self._attempt(step, read)
 
     def restore_params(self, step: int, params: Parameters) -> Parameters:
-        """Return the parameters at `step` as a NumPy tree, shaped as the one given."""
+        """Return the parameters at `step` as a NumPy tree; raise Damaged unless shaped as given."""
 
         def read() -> Parameters:
             _, sums = meta.read(self.folder, step)
@@ -219,9 +219,13 @@ class Checkpoints:
                 step,
                 args=ocp.args.Composite(params=ocp.args.StandardRestore(_template(params))),
             )
+            found = restored["params"]
             if sums is not None:
-                checksum.require("params", restored["params"], sums["params"])
-            return restored["params"]
+                checksum.require("params", found, sums["params"])
+            # Orbax gives what it has, whatever is asked for.
+            if jax.tree.map(np.shape, found) != jax.tree.map(np.shape, params):
+                raise ValueError("it is of a model of other sizes than config.json says")
+            return found
 
         return self._attempt(step, read)
 

@@ -20,6 +20,7 @@ import time
 import traceback
 from types import TracebackType
 
+from mlstm_jax import terminal
 from mlstm_jax.config import Distributed
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.training.peer import Json, Peer, listen
@@ -148,7 +149,7 @@ class Cluster:
     def _say(self, text: str) -> None:
         me = f", process {self.index} of {self.processes} ({self.host})"
         who = me if self.processes > 1 else ""
-        print(f"mlstm-jax train{who}: {text}", file=sys.stderr, flush=True)
+        terminal.show(f"mlstm-jax train{who}: {terminal.message(text)}", file=sys.stderr)
 
     # --- finding each other
 

@@ -20,12 +20,12 @@ def read(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a metrics file; a last line cut short by a kill is left out."""
     if not path.exists():
         return []
-    lines = path.read_text().splitlines(keepends=True)
-    if lines and not lines[-1].endswith("\n"):
+    lines = path.read_bytes().splitlines(keepends=True)
+    if lines and not lines[-1].endswith(b"\n"):
         lines.pop()
     try:
         return [json.loads(line) for line in lines]
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} holds a line that is not JSON ({error}); remove it.") from error
 
 

@@ -9,6 +9,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from mlstm_jax.terminal import printable, show
+
 _SECONDS_BETWEEN_PLAIN_LINES = 10.0
 
 
@@ -60,19 +62,18 @@ class ProgressLine:
                 self._printed = now
                 done = max(step - self._first, 1)
                 left = (now - self._started) / done * (self._total - step)
-                print(
+                show(
                     f"{self._name} {step}/{self._total}  {status}  {_clock(left)} left",
                     file=sys.stderr,
-                    flush=True,
                 )
 
     def say(self, text: str) -> None:
         """Print a line that stays, above the live line."""
         with self._terminal():
             if self._live:
-                self._console.print(text, markup=False, soft_wrap=True)
+                self._console.print(printable(text), markup=False, soft_wrap=True)
             elif not self._quiet:
-                print(text, file=sys.stderr, flush=True)
+                show(text, file=sys.stderr)
 
     @contextmanager
     def _terminal(self) -> Iterator[None]:

@@ -21,8 +21,10 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 
+from mlstm_jax import fields
 from mlstm_jax.errors import UserError
-from mlstm_jax.transfer.features import Features
+from mlstm_jax.interop import arrays
+from mlstm_jax.transfer.features import Features, State
 
 STRENGTHS = tuple(2.0**power for power in range(-8, 1))
 _FOLDS = 5
@@ -161,9 +163,22 @@ def subset(examples: Examples, count: int, seed: int) -> Examples:
 class Description(NamedTuple):
     """What features a classifier reads, of which model; JSON."""
 
-    state: str
+    state: State
     all_layers: bool
     model: str  # fingerprint of its parameters
+    text_column: str | None
+
+
+class _File(NamedTuple):
+    """The fields of classifier.json."""
+
+    format: int
+    classes: list[str]
+    strength: float | None  # None: infinite
+    softmax: bool
+    state: State
+    all_layers: bool
+    model: str
     text_column: str | None
 
 
@@ -171,48 +186,52 @@ def save(folder: Path, classifier: Classifier, about: Description) -> None:
     """Write classifier.safetensors and classifier.json."""
     from safetensors.numpy import save_file
 
-    arrays = {"weights": classifier.weights_KD, "intercepts": classifier.intercepts_K}
+    values = {"weights": classifier.weights_KD, "intercepts": classifier.intercepts_K}
     if classifier.deviations_D is not None:
-        arrays["deviations"] = classifier.deviations_D
-    save_file(arrays, folder / "classifier.safetensors")
-    fields = {
+        values["deviations"] = classifier.deviations_D
+    save_file(values, folder / "classifier.safetensors")
+    written = {
         "format": FORMAT,
         "classes": classifier.classes,
         "strength": None if math.isinf(classifier.strength) else classifier.strength,
         "softmax": classifier.softmax,
         **about._asdict(),
     }
-    (folder / "classifier.json").write_text(json.dumps(fields, indent=2) + "\n")
+    (folder / "classifier.json").write_text(json.dumps(written, indent=2) + "\n")
 
 
 def load(folder: Path) -> tuple[Classifier, Description]:
-    """Read what `save` wrote; UserError says what is wrong with it."""
-    from safetensors.numpy import load_file
-
+    """Read what `save` wrote; UserError says which field or array of it is wrong."""
+    about = folder / "classifier.json"
+    if not about.is_file():
+        raise UserError(f"{folder} holds no classifier.json; `mlstm-jax transfer` makes one.")
     try:
-        fields = json.loads((folder / "classifier.json").read_text())
-        if fields.pop("format") != FORMAT:
-            raise UserError(f"{folder}: classifier.json is of another version of this program.")
-        arrays = load_file(folder / "classifier.safetensors")
-        classes = [str(name) for name in fields.pop("classes")]
-        strength = fields.pop("strength")
-        classifier = Classifier(
-            arrays["weights"],
-            arrays["intercepts"],
-            classes,
-            math.inf if strength is None else float(strength),
-            bool(fields.pop("softmax")),
-            arrays.get("deviations"),
-        )
-        rows = 1 if len(classes) == 2 else len(classes)
-        if classifier.weights_KD.ndim != 2 or len(classifier.weights_KD) != rows:
-            raise ValueError(f"weights of shape {classifier.weights_KD.shape}")
-        return classifier, Description(**fields)
-    except FileNotFoundError as error:
-        raise UserError(
-            f"{folder} holds no classifier ({error.filename}); `mlstm-jax transfer` makes one."
-        ) from error
-    except UserError:
-        raise
-    except Exception as error:  # JSON, safetensors and NumPy have errors of their own
-        raise UserError(f"{folder}: the classifier cannot be read ({error}).") from error
+        values = fields.parse(about.read_bytes())
+        if isinstance(values, dict) and values.get("format", FORMAT) != FORMAT:
+            raise UserError(f"{about}: is of another version of this program.")
+        given = fields.build(_File, values)
+        if len(set(given.classes)) != len(given.classes) or len(given.classes) < 2:
+            raise fields.Wrong("classes must be two or more different texts")
+    except fields.Wrong as error:
+        raise UserError(f"{about}: the classifier cannot be read ({error}).") from error
+    except OSError as error:
+        raise UserError(f"{about}: cannot be read: {error.strerror or error}") from error
+    rows = 1 if len(given.classes) == 2 else len(given.classes)
+    path = folder / "classifier.safetensors"
+    with arrays.safetensors(path, "") as (_, found):
+        wanted = {"weights", "intercepts"} | (found.keys() & {"deviations"})
+        arrays.check_names(str(path), found, wanted)
+        _, width = found["weights"].sizes(2)
+        shapes: dict[str, tuple[int, ...]] = {"weights": (rows, width), "intercepts": (rows,)}
+        if "deviations" in found:
+            shapes["deviations"] = (width,)
+        made = arrays.read(str(path), found, shapes, np.float64)
+    classifier = Classifier(
+        made["weights"],
+        made["intercepts"],
+        given.classes,
+        math.inf if given.strength is None else given.strength,
+        given.softmax,
+        made.get("deviations"),
+    )
+    return classifier, Description(given.state, given.all_layers, given.model, given.text_column)

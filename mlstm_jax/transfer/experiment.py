@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from mlstm_jax.terminal import one_line
 from mlstm_jax.transfer import classify
 from mlstm_jax.transfer.classify import STRENGTHS, Classifier, Examples
 from mlstm_jax.transfer.labels import Labelled
@@ -191,13 +192,14 @@ def _baseline(train: Labelled, valid: Labelled | None, test: Labelled) -> Baseli
 def write(folder: Path, result: Result, model: str) -> None:
     """Write report.json, report.md and, where matplotlib is there, the pictures."""
     (folder / "report.json").write_text(json.dumps({"model": model} | asdict(result), indent=2))
-    pictures = draw(folder, result)
-    (folder / "report.md").write_text(as_markdown(result, model, pictures))
+    report = as_markdown(result, model, draw(folder, result))
+    (folder / "report.md").write_text(report, encoding="utf-8")
 
 
 def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
     """Return the report as text with tables."""
     base = result.baseline
+    classes = [one_line(name).replace("|", r"\|") for name in result.classes]
     checked = "valid" if result.texts["valid"] else "cross-validated"
     rows = [
         ("all features", result.train, result.valid, result.test),
@@ -207,10 +209,10 @@ def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
         ("the commonest class", None, None, result.majority),
     ]
     lines = [
-        f"# Transfer of {model}",
+        f"# Transfer of {one_line(model)}",
         "",
         f"{', '.join(f'{count:,} {name}' for name, count in result.texts.items() if count)} texts "
-        f"of {len(result.classes)} classes: {', '.join(result.classes)}.",
+        f"of {len(classes)} classes: {', '.join(classes)}.",
         "",
         f"| | train | {checked} | **test** |",
         "|---|---|---|---|",
@@ -224,11 +226,11 @@ def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
         "",
         "Confusion on the test texts, a row a true class:",
         "",
-        "| | " + " | ".join(result.classes) + " |",
-        "|---" * (len(result.classes) + 1) + "|",
+        "| | " + " | ".join(classes) + " |",
+        "|---" * (len(classes) + 1) + "|",
         *(
             f"| **{name}** | " + " | ".join(map(str, row)) + " |"
-            for name, row in zip(result.classes, result.confusion, strict=True)
+            for name, row in zip(classes, result.confusion, strict=True)
         ),
         "",
         "| labelled examples | test accuracy | over three draws |",
@@ -262,10 +264,11 @@ def draw(folder: Path, result: Result) -> list[str]:
     axes = figure.subplots()
     edges = np.array(result.histogram["edges"])
     for name, counts in result.histogram["counts"].items():
-        axes.stairs(counts, edges, fill=True, alpha=0.5, label=name)
+        axes.stairs(counts, edges, fill=True, alpha=0.5, label=one_line(name))
     unit = result.histogram["unit"]
     axes.set(xlabel=f"value of unit {unit} at the end of the text", ylabel="training texts")
-    axes.legend()
+    for text in axes.legend().get_texts():
+        text.set_parse_math(False)  # a dollar is a dollar
     figure.savefig(folder / "best_unit.png", dpi=110)
 
     figure = Figure(figsize=(7, 3.6), layout="constrained")

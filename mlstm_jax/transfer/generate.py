@@ -8,6 +8,7 @@ whatever the lengths of prompt and text. A sample depends on the seed and its ow
 """
 
 import codecs
+import reprlib
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mlstm_jax.config import MOST_SEED
 from mlstm_jax.data.documents import Cleaning, clean
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import VOCABULARY, Carry, LanguageModel, Parameters
@@ -23,6 +25,9 @@ from mlstm_jax.run import Run
 from mlstm_jax.transfer.reader import read
 
 _BLOCK = 64
+_MOST_DRAWN = 2**31 - 1  # bytes; the place of each is an int32 of the device
+_MOST_SAMPLES = 1000  # are in memory together
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 class Sampling(NamedTuple):
@@ -112,12 +117,13 @@ def generate(
     Args:
         run: a trained model.
         prompt: the text to go on with; may be empty.
-        length: bytes to draw, at most.
-        seed: the same seed gives the same texts; sample i is the same however many there are.
+        length: bytes to draw, at most; of all samples together below 2 GiB.
+        seed: the same seed gives the same texts; sample i is the same however many there are. From
+            0 to MOST_SEED.
         temperature: 1 samples the model's own distribution, lower is safer, 0 takes the likeliest.
         top_k: draw from the k likeliest bytes alone.
         top_p: draw from the fewest bytes that have this probability together alone.
-        samples: how many texts.
+        samples: how many texts, up to 1,000.
         held: units of the top layer's c, and the values that they are set to before every byte.
         stop: one byte that ends a text; it is left out.
 
@@ -125,19 +131,26 @@ def generate(
         UserError: a value makes no sense.
     """
     hidden, held = run.config.model.hidden, held or {}
+    longest = _MOST_DRAWN // max(samples, 1)
+    together = f" with --samples {samples}" if samples > 1 else ""
     for name, value, right, rule in (
-        ("length", length, length >= 0, "0 or more"),
-        ("temperature", temperature, 0 <= temperature < float("inf"), "0 or more"),
+        ("samples", samples, 1 <= samples <= _MOST_SAMPLES, f"1 to {_MOST_SAMPLES:,}"),
+        ("length", length, 0 <= length <= longest, f"0 to {longest:,}{together}"),
+        ("seed", seed, 0 <= seed <= MOST_SEED, f"0 to {MOST_SEED:,}"),
+        ("temperature", temperature, 0 <= temperature <= _LARGEST, "0 or more, and finite"),
         ("top-k", top_k, top_k is None or top_k >= 1, "1 or more"),
         ("top-p", top_p, top_p is None or 0 < top_p <= 1, "above 0 and at most 1"),
-        ("samples", samples, samples >= 1, "1 or more"),
         ("stop", stop, len(stop) <= 1, "a single byte"),
     ):
         if not right:
-            raise UserError(f"--{name} is {value!r}, but it must be {rule}.")
-    wrong = [unit for unit in held if not 0 <= unit < hidden]
-    if wrong:
-        raise UserError(f"--set-unit {wrong[0]}: the model has the units 0 to {hidden - 1}.")
+            raise UserError(f"--{name} is {reprlib.repr(value)}, but it must be {rule}.")
+    for unit, value in held.items():
+        if not 0 <= unit < hidden:
+            raise UserError(
+                f"--set-unit {reprlib.repr(unit)}: the model has the units 0 to {hidden - 1}."
+            )
+        if not abs(value) <= _LARGEST:
+            raise UserError(f"--set-unit {unit}={value}: the value must be a number of float32.")
     how = Sampling(
         jnp.float32(temperature),
         jnp.int32(min(top_k or VOCABULARY, VOCABULARY)),

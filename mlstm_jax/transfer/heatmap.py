@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax.errors import KnownError, UserError
+from mlstm_jax.terminal import one_line
 from mlstm_jax.transfer.reader import Reader, characters
 
 # Blue and orange are told apart by colour-blind people, too.
@@ -55,7 +56,7 @@ def heat(reader: Reader, text: str, unit: int, scale: float | None = None) -> He
     found = characters(trace.text)
     values = trace.c_TH[[one.end for one in found], unit]
     largest = float(np.abs(values).max())
-    name = f"{reader.run.folder.name}, step {reader.run.step:,}"
+    name = f"{one_line(reader.run.folder.name)}, step {reader.run.step:,}"
     return Heat([one.text for one in found], values, unit, scale or largest or 1.0, name)
 
 
@@ -65,6 +66,11 @@ def colour(value: float, scale: float) -> tuple[int, int, int]:
     full = _POSITIVE if value > 0 else _NEGATIVE
     red, green, blue = (round(255 + (part - 255) * share) for part in full)
     return red, green, blue
+
+
+def _shown(text: str) -> str:
+    """Return what stands for a character: itself, or an escape for one that is not seen."""
+    return "↵" if text == "\n" else one_line(text)
 
 
 def write(path: Path, made: Heat) -> None:
@@ -86,7 +92,7 @@ def as_html(made: Heat) -> str:
     for text, value in zip(made.texts, made.values.tolist(), strict=True):
         red, green, blue = colour(value, made.scale)
         ink = "#fff" if 0.299 * red + 0.587 * green + 0.114 * blue < 140 else "#111"
-        shown = "↵" if text == "\n" else html.escape(text)
+        shown = html.escape(_shown(text))
         spans.append(
             f'<span style="background:rgb({red},{green},{blue});color:{ink}" '
             f'title="{value:.3f}">{shown}</span>'
@@ -152,14 +158,14 @@ def _draw(path: Path, made: Heat) -> None:
         face = tuple(part / 255 for part in colour(value, made.scale))
         axes.add_patch(_cell(column, row, face))
         ink = "white" if sum(face) < 1.5 else "black"
-        shown = "↵" if text == "\n" else text
+        shown = _shown(text)
         if shown.strip():
-            # A dollar would begin a formula.
             axes.text(
-                column + 0.5, row + 0.55, shown.replace("$", r"\$"), color=ink, ha="center",
-                va="center", fontsize=9, family="monospace",
+                column + 0.5, row + 0.55, shown if len(shown) == 1 else "�", color=ink, ha="center",
+                va="center", fontsize=9, family="monospace", parse_math=False,
             )  # fmt: skip
-    axes.set_title(f"unit {made.unit} of {made.title}")
+    # A dollar is a dollar, not the beginning of a formula.
+    axes.set_title(f"unit {made.unit} of {made.title}", parse_math=False)
     ends = [tuple(part / 255 for part in colour(v, 1)) for v in (-1, 0, 1)]
     scale = ScalarMappable(
         Normalize(-made.scale, made.scale), LinearSegmentedColormap.from_list("heat", ends)

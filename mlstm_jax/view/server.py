@@ -5,9 +5,13 @@ nothing else of the disk, and takes JSON of a limited size.
 """
 
 import json
+import re
+import reprlib
 import socket
+import sys
 import threading
 from collections.abc import Callable
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,7 +107,9 @@ class Viewer:
         length = _field(asked, "length", int, 200)
         value = _field(asked, "value", float, None)
         if not 1 <= length <= _MOST_GENERATED:
-            raise BadRequest(f"length is {length}, but it must be 1 to {_MOST_GENERATED}.")
+            raise BadRequest(
+                f"length is {reprlib.repr(length)}, but it must be 1 to {_MOST_GENERATED}."
+            )
         if len(text.encode("utf-8", "replace")) > MOST_BYTES:
             raise BadRequest(f"the text is longer than {MOST_BYTES:,} bytes; shorten it.", 413)
         held = {}
@@ -121,9 +127,12 @@ class Viewer:
             return {"text": "".join(as_text(piece for (piece,) in pieces))}
 
     def _classes(self, text: str) -> list[dict[str, Any]]:
-        if not self._classifier or not text.strip():
+        if not self._classifier:
             return []
-        trace = self._reader(clean(text, self._run.cleaning))
+        cleaned = clean(text, self._run.cleaning)
+        if not cleaned:
+            return []
+        trace = self._reader(cleaned)
         (shares,) = self._classifier.probabilities(trace.c_TH[-1:])
         return [
             {"name": name, "probability": float(share)}
@@ -133,21 +142,20 @@ class Viewer:
     def _checked(self, unit: int) -> int:
         hidden = self._run.config.model.hidden
         if not 0 <= unit < hidden:
-            raise BadRequest(f"unit is {unit}, but the model has 0 to {hidden - 1}.")
+            raise BadRequest(f"unit is {reprlib.repr(unit)}, but the model has 0 to {hidden - 1}.")
         return unit
 
 
-def _field(asked: dict[str, Any], name: str, kind: type, default: Any) -> Any:
-    value = asked.get(name)
+def _field(asked: dict[str, Any], name: str, kind: type[Any], default: Any) -> Any:
+    value: Any = asked.get(name)
     if value is None:
         return default
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise BadRequest(f"{name} is {value!r:.60}, but it must be a {kind.__name__}.")
-    if isinstance(value, float) and not np.isfinite(value):
-        raise BadRequest(f"{name} is {value}, but it must be finite.")
-    return value
+    # A bool is an int to Python.
+    if type(value) is not kind and not (kind is float and type(value) is int):
+        raise BadRequest(f"{name} is {reprlib.repr(value)}, but it must be a {kind.__name__}.")
+    if kind is float and not abs(value) <= sys.float_info.max:
+        raise BadRequest(f"{name} is {reprlib.repr(value)}, but it must be finite.")
+    return kind(value)
 
 
 def _shown(byte: int) -> str:
@@ -155,24 +163,48 @@ def _shown(byte: int) -> str:
     return names.get(byte) or (chr(byte) if 32 < byte < 127 else f"0x{byte:02x}")
 
 
-def make_app(viewer: Viewer, hosts: list[str]) -> Any:
-    """Return the ASGI application; it answers to requests for these host names alone."""
+def make_app(viewer: Viewer, hosts: set[str] | None) -> Any:
+    """Return the ASGI application.
+
+    Args:
+        viewer: what answers.
+        hosts: the host names that it answers to, as they are in a URL; None: any.
+    """
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
+    from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
-    from starlette.requests import Request
-    from starlette.responses import FileResponse, JSONResponse
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import FileResponse, Response
     from starlette.routing import Route
 
-    def refuse(message: str, status: int) -> JSONResponse:
-        return JSONResponse({"error": message}, status, headers=_HEADERS)
+    def reply(content: dict[str, Any], status: int = 200) -> Response:
+        # All in ASCII: a name of a stranger may hold what UTF-8 has not.
+        text = json.dumps(content, allow_nan=False)
+        return Response(text, status, headers=_HEADERS, media_type="application/json")
+
+    def refuse(message: str, status: int) -> Response:
+        return reply({"error": message}, status)
+
+    class KnownHosts:
+        """Refuse what was sent to another name: a site elsewhere may have its own lead here."""
+
+        def __init__(self, app: Any) -> None:
+            self._app = app
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            app = self._app
+            if scope["type"] == "http" and hosts is not None:
+                named = [value for name, value in scope["headers"] if name == b"host"]
+                if [_without_port(value.decode("latin-1")) in hosts for value in named] != [True]:
+                    app = refuse("this page has another address.", 400)
+            await app(scope, receive, send)
 
     async def page(request: Request) -> FileResponse:
         return FileResponse(_PAGE / _FILES[request.url.path], headers=_HEADERS)
 
     def answer(method: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-        async def handle(request: Request) -> JSONResponse:
+        async def handle(request: Request) -> Response:
             try:
                 # A page elsewhere cannot send this type without asking first, and is refused then.
                 if request.headers.get("content-type") != "application/json":
@@ -188,16 +220,26 @@ def make_app(viewer: Viewer, hosts: list[str]) -> Any:
                     raise BadRequest(f"the request is not JSON ({error}).") from error
                 if not isinstance(asked, dict):
                     raise BadRequest("the request must be a JSON object.")
-                return JSONResponse(await run_in_threadpool(method, asked), headers=_HEADERS)
+                found = await run_in_threadpool(method, asked)
+                try:
+                    return reply(found)
+                except ValueError as error:  # JSON has no inf and no NaN
+                    message = "the model makes inf or NaN of this; its weights are too large."
+                    raise BadRequest(message, 422) from error
             except BadRequest as error:
                 return refuse(str(error), error.status)
             except UserError as error:
                 return refuse(str(error), 400)
+            except ClientDisconnect:
+                return refuse("the request was cut short.", 400)  # which nobody reads
 
         return handle
 
-    async def not_found(request: Request, _: Exception) -> JSONResponse:
-        return refuse(f"there is no {request.url.path} here.", 404)
+    async def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == 404:
+            return refuse(f"there is no {request.url.path} here.", 404)
+        return refuse(f"{request.method} {request.url.path}: {error.detail}.", error.status_code)
 
     return Starlette(
         routes=[
@@ -207,9 +249,14 @@ def make_app(viewer: Viewer, hosts: list[str]) -> Any:
                 for method in (viewer.model, viewer.read, viewer.generate)
             ),
         ],
-        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
-        exception_handlers={404: not_found},
+        middleware=[Middleware(KnownHosts)],
+        exception_handlers={HTTPException: refused},
     )
+
+
+def _without_port(host: str) -> str:
+    found = re.fullmatch(r"(\[[^\]]*\]|[^:]*)(:[0-9]*)?", host)
+    return found[1].lower() if found else ""
 
 
 class Address(NamedTuple):
@@ -217,25 +264,45 @@ class Address(NamedTuple):
 
     socket: socket.socket
     url: str
+    hosts: set[str] | None  # that a request may name; None: any
 
 
 def bind(host: str, port: int) -> Address:
-    """Take a port, any free one for 0; UserError where it is taken or the host is not this one."""
+    """Take a port, any free one for 0; UserError where it is taken or the host is not this one.
+
+    An IPv6 address may stand in brackets, as it does in a URL.
+    """
     if not 0 <= port <= 65535:
-        raise UserError(f"--port is {port}, but it must be 0 to 65535.")
+        raise UserError(f"--port is {reprlib.repr(port)}, but it must be 0 to 65535.")
+    name = host.removeprefix("[").removesuffix("]")
+    if not name:
+        raise UserError("--host is empty; name an address of this machine, such as 127.0.0.1.")
     try:
-        listening = socket.create_server((host, port))
-    except OSError as error:
+        address = ip_address(name)
+    except ValueError:
+        address = None
+    is_v6 = address is not None and address.version == 6
+    try:
+        name.encode("idna")  # what the socket does, but leaves itself open where it fails
+        family = socket.AF_INET6 if is_v6 else socket.AF_INET
+        listening = socket.create_server((name, port), family=family)
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
         raise UserError(
-            f"cannot listen at {host}:{port} ({error.strerror}); choose another with --port."
+            f"cannot listen at {host}:{port} ({why}); choose another with --host or --port."
         ) from error
-    return Address(listening, f"http://{host}:{listening.getsockname()[1]}/")
+    # Browsers write an address in its short form.
+    in_url = f"[{address}]" if is_v6 else name.lower()
+    hosts = {in_url, "localhost", "127.0.0.1", "[::1]"}
+    everywhere = address is not None and address.is_unspecified
+    url = f"http://{in_url}:{listening.getsockname()[1]}/"
+    return Address(listening, url, None if everywhere else hosts)
 
 
-def serve(viewer: Viewer, address: Address, host: str) -> None:
+def serve(viewer: Viewer, address: Address) -> None:
     """Answer until the process is stopped."""
     import uvicorn
 
-    hosts = ["*"] if host in ("0.0.0.0", "::") else [host, "localhost", "127.0.0.1"]
-    config = uvicorn.Config(make_app(viewer, hosts), log_level="warning", access_log=False)
+    app = make_app(viewer, address.hosts)
+    config = uvicorn.Config(app, log_level="warning", access_log=False)
     uvicorn.Server(config).run(sockets=[address.socket])

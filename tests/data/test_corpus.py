@@ -136,6 +136,15 @@ def test_what_is_not_a_corpus(tmp_path: Path, folder: Path) -> None:
         ({"seed": None}, r"not a whole manifest .*seed"),
         ({"splits": {"train": {}}}, r"not a whole manifest .*documents"),
         ({"splits": {}}, r"not a whole manifest .*train"),
+        ({"records": "40"}, r"not a whole manifest .*records is '40', but it must be a whole"),
+        ({"records": True}, r"not a whole manifest .*records is True"),
+        (
+            {"split": [1, 2]},
+            r"not a whole manifest .*split is \[1, 2\], but it must be a list of 3",
+        ),
+        ({"rejected": {"gzip": "1"}}, r"not a whole manifest .*rejected\.gzip is '1'"),
+        ({"cleaning": "soap"}, r"not a whole manifest .*cleaning is 'soap'"),
+        ({"sources": [5]}, r"not a whole manifest .*sources\[0\] is 5"),
         ({"unknown": 1}, r"not a whole manifest .*unknown"),
     ],
 )
@@ -145,9 +154,46 @@ def test_a_manifest_of_another_kind(folder: Path, change: dict, message: str) ->
     path.write_text(json.dumps({key: value for key, value in fields.items() if value is not None}))
     with pytest.raises(UserError, match=rf"manifest\.json: .*{message}"):
         open_corpus(folder)
-    path.write_text("{")
-    with pytest.raises(UserError, match=r"manifest\.json: is not a whole manifest"):
+    for text in (b"{", b"\xff", b"[" * 100_000):
+        path.write_bytes(text)
+        with pytest.raises(UserError, match=r"manifest\.json: is not a whole manifest"):
+            open_corpus(folder)
+
+
+def test_a_manifest_names_no_file_elsewhere(folder: Path) -> None:
+    path = folder / "manifest.json"
+    fields = json.loads(path.read_text())
+    fields["splits"]["train"]["sha256"]["../elsewhere"] = "0"
+    path.write_text(json.dumps(fields))
+    with pytest.raises(UserError, match="sha256 names a file that no corpus has"):
         open_corpus(folder)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x93NUMPY\x01\x00\x10\x00{'descr': ('<u8'",  # tokenize.TokenError
+        b"\x93NUMPY\x01\x00\x88\x13" + b"-" * 4999 + b"1",  # RecursionError
+        b"PK\x03\x04",
+    ],
+    ids=["cut", "deep", "zip"],
+)
+def test_offsets_that_are_none_are_named(folder: Path, content: bytes) -> None:
+    (folder / "train.offsets.npy").write_bytes(content)
+    with pytest.raises(UserError, match="the train split is truncated or damaged"):
+        open_corpus(folder).split("train")
+
+
+def test_offsets_of_another_type_are_named(folder: Path) -> None:
+    offsets = np.load(folder / "train.offsets.npy")
+    np.save(folder / "train.offsets.npy", offsets.astype(float))
+    with pytest.raises(UserError, match="the train split is truncated or damaged"):
+        open_corpus(folder).split("train")
+
+
+def test_a_path_that_cannot_be_one_is_named() -> None:
+    with pytest.raises(UserError, match="embedded null byte"):
+        open_corpus(Path("a\0b"))
 
 
 def test_describe_counts(folder: Path) -> None:

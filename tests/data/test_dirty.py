@@ -209,3 +209,6 @@ def test_another_file_where_the_rejects_would_be_is_left_alone(tmp_path: Path) -
     with pytest.raises(UserError, match=r"would be read and written at once"):
         prepare([str(other)], tmp_path / "out")
     assert other.read_bytes() == b"".join(GOOD)
+    other.write_bytes(b"[" * 100_000)
+    with pytest.raises(UserError, match="but it is another file"):
+        prepare([str(tmp_path / "a.txt")], tmp_path / "out")

@@ -209,3 +209,9 @@ def test_gzip_that_is_not_or_is_cut_short_or_damaged(tmp_path: Path) -> None:
 def test_cleaning(text: str, radford: bytes, none: bytes) -> None:
     assert clean(text, "radford") == radford
     assert clean(text, "none") == none
+
+
+def test_a_reference_of_too_many_digits_is_of_no_character() -> None:
+    for digits in (4300, 4301, 10_000):
+        assert clean(f"a &#{'9' * digits}; b", "radford") == "\n a \ufffd b ".encode()
+    assert clean("a &#65; &#x41; &amp; &#0065;", "radford") == b"\n a A A & A "

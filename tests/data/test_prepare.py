@@ -166,6 +166,7 @@ def test_the_documentation_of_python(tmp_path: Path) -> None:
         ({"document": "page"}, r"--document 'page': must be one of line, paragraph, file"),
         ({"threads": 0}, r"--threads 0: must be from 1 to 256"),
         ({"threads": 99999}, r"--threads 99999: must be from 1 to 256"),
+        ({"seed": 10**30}, r"--seed 10+: must be a number of at most 64 bits"),
         ({"max_reject_fraction": 1.5}, r"--max-reject-fraction 1\.5: must be from 0"),
         ({"dedupe": "fuzzy"}, r"--dedupe 'fuzzy': must be one of exact, normalized, none"),
         ({"cleaning": "all"}, r"--clean 'all': must be one of radford, none"),

@@ -296,6 +296,17 @@ def test_imported_weights_are_not_trained_over(tmp_path: Path, random: np.random
     assert (tmp_path / "run" / run.WEIGHTS).read_bytes() == before
 
 
+def test_weights_of_another_model_than_the_config_are_refused(
+    tmp_path: Path, random: np.random.Generator
+) -> None:
+    write_openai(tmp_path / "o", random)
+    run.write_imported(tmp_path / "run", openai.read(tmp_path / "o"))
+    file = tmp_path / "run/config.json"
+    file.write_text(file.read_text().replace('"hidden": 7', '"hidden": 8'))
+    with pytest.raises(UserError, match=r"config\.json and weights\.safetensors are of different"):
+        run.load(tmp_path / "run")
+
+
 def test_imported_weights_have_no_corpus_and_one_checkpoint(
     tmp_path: Path, random: np.random.Generator, capsys: pytest.CaptureFixture[str]
 ) -> None:

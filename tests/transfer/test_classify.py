@@ -3,9 +3,11 @@
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from mlstm_jax import cli
 from mlstm_jax.errors import UserError
@@ -89,6 +91,50 @@ def test_a_classifier_is_kept_without_pickle(tmp_path: Path, random: np.random.G
         classify.load(tmp_path)
     with pytest.raises(UserError, match="holds no classifier"):
         classify.load(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"classes": ["a"]}, "classes must be two or more different texts"),
+        ({"classes": ["a", "a", "b"]}, "classes must be two or more different texts"),
+        ({"classes": ["a", 2, "c"]}, r"classes\[1\] is 2, but it must be a text"),
+        ({"classes": "abc"}, "classes is 'abc', but it must be a list"),
+        ({"classes": ["a", "b"]}, r"weights has the shape \(3, 4\), but must have \(1, 4\)"),
+        ({"state": "z"}, "state is 'z', but it must be one of c, h, mean_h"),
+        ({"softmax": "no"}, "softmax is 'no', but it must be true or false"),
+        ({"strength": []}, r"strength is \[\], but it must be a number"),
+        ({"format": 2}, "is of another version of this program"),
+        ({"more": 1}, "there is no field 'more'"),
+        ({"weights": np.zeros((3, 0))}, "weights has the shape"),
+        ({"weights": np.zeros((3, 9))}, r"deviations has the shape \(4,\), but must have \(9,\)"),
+        ({"intercepts": np.full(3, np.nan)}, "intercepts must be finite numbers"),
+        ({"weights": np.zeros((3, 4), int)}, "weights must be finite floating-point numbers"),
+        ({"other": np.zeros(3)}, "has the unknown other"),
+    ],
+)
+def test_a_classifier_of_a_stranger_is_checked(
+    change: dict[str, Any], message: str, tmp_path: Path, random: np.random.Generator
+) -> None:
+    found = classify.fit(make(random, 200, 3), NAMES[3], 0.25)
+    classify.save(tmp_path, found, Description("c", False, "abc", None))
+    fields = json.loads((tmp_path / "classifier.json").read_text())
+    arrays = load_file(tmp_path / "classifier.safetensors")
+    arrays = {name: array[..., :4] if array.ndim else array for name, array in arrays.items()}
+    for name, value in change.items():
+        (arrays if isinstance(value, np.ndarray) else fields)[name] = value
+    (tmp_path / "classifier.json").write_text(json.dumps(fields))
+    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    save_file(arrays, tmp_path / "classifier.safetensors")
+    with pytest.raises(UserError, match=message):
+        classify.load(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]", "{", "\xff"])
+def test_a_description_that_is_no_json_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "classifier.json").write_text(text, encoding="latin-1")
+    with pytest.raises(UserError, match="the classifier cannot be read"):
+        classify.load(tmp_path)
 
 
 def test_a_subset_has_every_class(random: np.random.Generator) -> None:
@@ -178,8 +224,12 @@ def test_transfer_and_classify_from_the_outside(
         cli.main([*command, *columns, "--out", str(out)])
     assert stop.value.code == 2
     about = json.loads((out / "classifier.json").read_text())
-    (out / "classifier.json").write_text(json.dumps(about | {"model": "another"}))
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["classify", str(run.folder), str(out), str(test)])
-    assert stop.value.code == 2
-    assert "was made with other parameters" in capsys.readouterr().err
+    for change, message in (
+        ({"model": "another"}, "was made with other parameters"),
+        ({"all_layers": True}, "reads 64 features, but"),
+    ):
+        (out / "classifier.json").write_text(json.dumps(about | change))
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["classify", str(run.folder), str(out), str(test), "--text-column", "review"])
+        assert stop.value.code == 2
+        assert message in capsys.readouterr().err

@@ -15,7 +15,7 @@ import pytest
 
 from mlstm_jax import cli, config_text
 from mlstm_jax.data.prepare import prepare
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.report import compressed_bpc, report
 from mlstm_jax.run import Run, load
 from mlstm_jax.transfer.generate import Sampling, _sample, as_text, generate, prompt_bytes
@@ -141,11 +141,35 @@ def test_text_cut_inside_a_character_is_joined() -> None:
         ({"top_p": 1.5}, "--top-p is 1.5"),
         ({"samples": 0}, "--samples is 0"),
         ({"held": {64: 1.0}}, "--set-unit 64: the model has the units 0 to 63"),
+        ({"held": {3: float("nan")}}, "--set-unit 3=nan: the value must be a number of float32"),
+        ({"held": {3: 1e39}}, r"--set-unit 3=1e\+39: the value must be a number of float32"),
+        ({"held": {10**30: 1.0}}, "--set-unit 10+: the model has the units 0 to 63"),
+        ({"temperature": 1e39}, r"--temperature is 1e\+39, but it must be 0 or more, and finite"),
+        ({"seed": -1}, "--seed is -1, but it must be 0 to 4,294,967,295"),
+        ({"seed": 2**32}, "--seed is 4294967296, but it must be 0 to 4,294,967,295"),
+        ({"seed": 10**30}, "--seed is 10+, but it must be 0 to 4,294,967,295"),
+        ({"length": 10**12}, "--length is 1000000000000, but it must be 0 to 2,147,483,647"),
+        ({"length": 2**30, "samples": 3}, "must be 0 to 715,827,882 with --samples 3"),
+        ({"samples": 10**9}, "--samples is 1000000000, but it must be 1 to 1,000"),
     ],
 )
 def test_bad_options_are_refused(run: Run, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         next(generate(run, "", **{"length": 1, "seed": 0} | options))
+
+
+def test_seeds_to_the_last_draw_different_texts(run: Run) -> None:
+    seeds = (0, 1, 2**31, 2**32 - 1)
+    drawn = [
+        whole(generate(run, "my ", length=40, temperature=2.0, seed=seed))[0] for seed in seeds
+    ]
+    assert len(set(drawn)) == len(seeds)
+
+
+@pytest.mark.parametrize("wanted", ["\u00b2", "9" * 5000, "+1", "1_0", "-1"])
+def test_a_checkpoint_that_is_none_is_named(run: Run, wanted: str) -> None:
+    with pytest.raises(UserError, match="has checkpoints at 300; name one of them"):
+        load(run.folder, wanted)
 
 
 def test_generate_from_the_command_line(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -288,6 +312,19 @@ def test_a_run_needs_checkpoints(run: Run, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model": {"hiden": 3}}')
     with pytest.raises(UserError, match=r"config\.json is not the config"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"hidden": 65}, {"hidden": 2**20}, {"layers": 1}])
+def test_a_config_of_another_model_is_refused(
+    run: Run, change: dict[str, int], tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run.folder, copy)
+    config = json.loads((copy / "config.json").read_text())
+    config["model"] |= change
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(KnownError, match="the checkpoint of step 300 cannot be read"):
+        load(copy)
 
 
 def test_run_says_what_it_was_trained_on(run: Run) -> None:

@@ -1,19 +1,27 @@
 """The page of `mlstm-jax view`: its server as a process of its own, and a real browser."""
 
+import asyncio
+import dataclasses
 import json
+import random
+import re
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 from mlstm_jax import cli
+from mlstm_jax.errors import UserError
 from mlstm_jax.run import Run
 from mlstm_jax.transfer.generate import generate
 from mlstm_jax.transfer.heatmap import heat
@@ -91,6 +99,20 @@ def test_it_answers_as_the_library_does(page: str, run: Run) -> None:
         ("generate", {"text": "a", "length": 10**9}, 400, "length is 1000000000"),
         ("generate", {"text": "a", "value": "x"}, 400, "value is 'x'"),
         ("generate", {"text": "a", "temperature": -1}, 400, "temperature is -1.0"),
+        ("generate", {"text": "a", "temperature": 10**400}, 400, "temperature is 1000"),
+        ("generate", {"text": "a", "temperature": float("nan")}, 400, "temperature is nan"),
+        ("generate", {"text": "a", "temperature": True}, 400, "temperature is True"),
+        ("generate", {"text": "a", "seed": 10**30}, 400, "must be 0 to 4,294,967,295"),
+        ("generate", {"text": "a", "seed": 2**32}, 400, "must be 0 to 4,294,967,295"),
+        ("generate", {"text": "a", "seed": -1}, 400, "seed is -1, but it must be 0 to"),
+        ("generate", {"text": "a", "seed": 1.0}, 400, "seed is 1.0, but it must be a int"),
+        ("generate", {"text": "a", "length": 10**4000}, 400, "length is 1000"),
+        ("generate", {"text": "a", "value": 1e300}, 400, "must be a number of float32"),
+        ("generate", {"text": "a", "value": 1, "unit": 10**30}, 400, "unit is 1000"),
+        ("read", {"text": "a", "unit": -1}, 400, "unit is -1"),
+        ("read", b'{"text": ' + b"9" * 5000 + b"}", 400, "is not JSON"),
+        ("read", b"[" * 70_000, 400, "is not JSON"),
+        ("read", b"\xff\xfe\x00", 400, "is not JSON"),
         ("etc/passwd", {}, 404, "there is no /etc/passwd here"),
     ],
 )
@@ -100,6 +122,117 @@ def test_what_makes_no_sense_is_refused(
     found = ask(page + path, body)
     assert found[0] == status
     assert message in found[1]["error"]
+
+
+def test_any_text_is_read(page: str) -> None:
+    """Lone surrogates, nothing but references, and numbers that Python does not read."""
+    for text in ("\ud800", "a\udfff", "&nbsp;", "&#32;", "&#" + "9" * 5000 + ";", "\0\x1b", " "):
+        for path in ("read", "generate"):
+            status, found = ask(page + path, {"text": text, "length": 1})
+            assert status == 200, found
+
+
+def test_a_request_is_answered_whatever_it_is(page: str) -> None:
+    """Two hundred drawn ones: a result, or what is wrong with them as JSON."""
+    draw = random.Random(0)
+    values: list[Any] = [None, True, "", "a", "my ", "\ud800", "&nbsp;", [], {}, [[1]], {"a": 1}]
+    values += [0, 1, -1, 63, 64, 2**31, 2**32 - 1, 2**63, 10**30, 10**400, 10**4000]
+    values += [0.0, 0.7, -1e-9, 1e-300, 1e39, 1e300, float("nan"), float("inf"), -float("inf")]
+    whole = {"text": "a", "length": 3, "temperature": 0.7, "seed": 0, "unit": 3, "value": 1.0}
+    seen = set()
+    for _ in range(200):
+        changed = draw.sample([*whole, "other"], draw.randrange(4))
+        asked = whole | {name: draw.choice(values) for name in changed}
+        body = json.dumps(asked).encode()
+        if draw.random() < 0.2:
+            at = draw.randrange(len(body))
+            body = body[:at] + draw.randbytes(draw.randrange(3)) + body[at + draw.randrange(3) :]
+        status, found = ask(page + draw.choice(["read", "generate", "model"]), body)
+        assert status == 200 or (400 <= status < 500 and found["error"]), (body, found)
+        seen.add(status)
+    assert seen == {200, 400}
+
+
+def test_refusals_are_json(page: str) -> None:
+    with pytest.raises(urllib.error.HTTPError) as error:
+        urllib.request.urlopen(f"{page}read")
+    assert error.value.code == 405
+    assert json.load(error.value) == {"error": "GET /read: Method Not Allowed."}
+    status, found = ask(f"{page}read", {"text": "a"}, Host="evil.example")
+    assert (status, found) == (400, {"error": "this page has another address."})
+    assert ask(f"{page}read", {"text": "a"}, Host="localhost:1")[0] == 200
+
+
+def test_values_that_are_no_numbers_are_said(run: Run) -> None:
+    """Weights that are finite, and what is made of them is not."""
+    from mlstm_jax.view.server import Viewer, make_app
+
+    large = jax.tree.map(lambda array: np.full_like(array, 1e38), run.params)
+    viewer = Viewer(dataclasses.replace(run, params=large), None)
+    app = make_app(viewer, None)
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b'{"text": "a"}'}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"host", b"x"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/read", "query_string": b""}
+    asyncio.run(app(scope | {"headers": headers}, receive, send))
+    assert sent[0]["status"] == 422
+    assert "makes inf or NaN of this" in json.loads(sent[1]["body"])["error"]
+
+
+def test_a_page_by_ipv6(run: Run) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    from mlstm_jax.view.server import Viewer, bind, serve
+
+    viewer = Viewer(run, None)
+    for host in ("::1", "[::1]", "0:0:0:0:0:0:0:1"):
+        address = bind(host, 0)
+        assert re.fullmatch(r"http://\[::1\]:[0-9]+/", address.url)
+        assert address.hosts == {"[::1]", "localhost", "127.0.0.1"}
+        address.socket.close()
+    address = bind("::1", 0)
+    threading.Thread(target=serve, args=(viewer, address), daemon=True).start()
+    assert ask(f"{address.url}read", {"text": "a"})[0] == 200
+    assert ask(f"{address.url}read", {"text": "a"}, Host="[::1]")[0] == 200
+    for name in ("[::2]", "::1", "[::1", "evil[::1]", ""):
+        assert ask(f"{address.url}read", {"text": "a"}, Host=name)[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("host", "message"),
+    [
+        ("", "--host is empty"),
+        ("[]", "--host is empty"),
+        ("é" * 70, "cannot listen at"),
+        ("192.0.2.1", "cannot listen at"),
+        ("2001:db8::1", "cannot listen at"),
+    ],
+)
+def test_a_host_that_is_not_this_one_is_named(host: str, message: str) -> None:
+    from mlstm_jax.view.server import bind
+
+    with pytest.raises(UserError, match=message):
+        bind(host, 0)
+
+
+def test_any_name_reaches_a_page_for_all() -> None:
+    from mlstm_jax.view.server import bind
+
+    for host in ("0.0.0.0", "::"):
+        try:
+            address = bind(host, 0)
+        except UserError:
+            continue  # without IPv6
+        address.socket.close()
+        assert address.hosts is None
 
 
 def test_nothing_but_the_page_is_served(page: str) -> None:

@@ -1,0 +1,99 @@
+"""Dataclasses from JSON that a stranger may have written: every name and every type is checked."""
+
+import dataclasses
+import inspect
+import json
+import reprlib
+from collections.abc import Mapping
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from mlstm_jax.errors import UserError
+
+Made = TypeVar("Made")
+
+_RULES = {
+    int: "a whole number of at most 64 bits",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+}
+
+
+class Wrong(UserError):
+    """The message says which field is wrong, and what it must be; the caller adds the file."""
+
+
+def parse(text: str | bytes) -> Any:
+    """Return what a JSON text says; raise Wrong where it is not JSON, or nested too deeply."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Wrong(f"not JSON: {error}") from error
+
+
+def build(kind: type[Made], values: object, name: str = "") -> Made:
+    """Return a dataclass or NamedTuple of the values of a parsed JSON object.
+
+    Its fields may be int, float, bool, str, Literal of texts, another dataclass, lists, tuples and
+    dicts of these, and any of them or None. A field that has a default may be absent.
+
+    Args:
+        kind: what to make.
+        values: an object, by the names of the fields.
+        name: what the object is called in messages, such as "model"; empty for a whole file.
+
+    Raises:
+        Wrong: a field is unknown, absent, of another type, or refused by `kind` itself.
+    """
+    if not isinstance(values, Mapping):
+        raise _wrong(name or "the whole", values, "an object with named fields")
+    prefix = f"{name}." if name else ""
+    types = get_type_hints(kind)
+    for key in values:
+        if key not in types:
+            raise Wrong(f"there is no field {reprlib.repr(prefix + str(key))}")
+    for key, parameter in inspect.signature(kind).parameters.items():
+        if parameter.default is parameter.empty and key not in values:
+            raise Wrong(f"{prefix}{key} is missing")
+    made = {key: _checked(types[key], value, prefix + key) for key, value in values.items()}
+    try:
+        return kind(**made)
+    except UserError as error:
+        raise Wrong(str(error).rstrip(".")) from error
+
+
+def _checked(kind: Any, value: Any, name: str) -> Any:
+    """Return a value as `kind`, or raise Wrong."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        return build(kind, value, name)  # type: ignore[arg-type]
+    if origin in (Union, UnionType):
+        some = next(part for part in inner if part is not NoneType)
+        return None if value is None else _checked(some, value, name)
+    if origin is Literal:
+        if isinstance(value, str) and value in inner:
+            return value
+        raise _wrong(name, value, f"one of {', '.join(inner)}")
+    if origin is dict:
+        if isinstance(value, dict):
+            return {key: _checked(inner[1], item, f"{name}.{key}") for key, item in value.items()}
+        raise _wrong(name, value, "an object")
+    if origin in (list, tuple):
+        if not isinstance(value, list):
+            raise _wrong(name, value, "a list")
+        if origin is list or inner[-1] is Ellipsis:
+            inner = inner[:1] * len(value)
+        if len(value) != len(inner):
+            raise _wrong(name, value, f"a list of {len(inner)}")
+        parts = zip(inner, value, strict=True)
+        return origin(_checked(part, item, f"{name}[{n}]") for n, (part, item) in enumerate(parts))
+    # A bool is an int to Python, and 1 is a float to people.
+    right = type(value) is kind or (kind is float and type(value) is int)
+    if not right or (type(value) is int and not -(2**63) <= value < 2**63):
+        raise _wrong(name, value, _RULES[kind])
+    return value
+
+
+def _wrong(name: str, value: object, rule: str) -> Wrong:
+    return Wrong(f"{name} is {reprlib.repr(value)}, but it must be {rule}")

@@ -1,0 +1,64 @@
+"""Text for people: a character that would steer the terminal is shown as an escape.
+
+Corpora, labels, file names and what a model writes come from strangers. An escape sequence among
+them could clear the screen or set the window's title, a direction mark could turn a message around.
+"""
+
+import io
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
+from typing import TextIO
+
+# C0 but for tab and newline; DEL and C1; lines and directions of Unicode; lone surrogates.
+_STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_COLOUR = re.compile("\x1b\\[[0-9;]*m")
+
+
+def printable(text: object) -> str:
+    r"""Return a text with escapes, such as \x1b or \u202e; newlines and tabs stay."""
+    return _STEERS.sub(lambda found: ascii(found[0])[1:-1], str(text))
+
+
+def one_line(text: object) -> str:
+    r"""Return a text with escapes, \n and \t among them: for a cell of a table."""
+    return printable(text).replace("\n", r"\n").replace("\t", r"\t")
+
+
+def message(text: object) -> str:
+    """Return a message with its further lines indented, so that none passes for another."""
+    return printable(text).replace("\n", "\n  ")
+
+
+def show(text: object, *, file: TextIO | None = None, end: str = "\n") -> None:
+    """Print for people, at once; to standard output unless a file is named."""
+    print(printable(text), file=file, end=end, flush=True)
+
+
+class _Printable(io.TextIOBase):
+    """A stream that is no terminal, and passes on what is printable."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(printable(_COLOUR.sub("", text)))
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+
+@contextmanager
+def quoting(words: Sequence[str]) -> Iterator[None]:
+    """Keep standard error printable where it may repeat these words of a command line.
+
+    The parser of command lines writes there by itself, with colours. Nothing changes unless one of
+    the words needs escapes, so progress lines stay live.
+    """
+    if all(printable(word) == word for word in words):
+        yield
+        return
+    with redirect_stderr(_Printable(sys.stderr)):
+        yield

@@ -1,0 +1,427 @@
+"""Weights from strangers: damaged, hostile or odd, they are imported whole or refused in words."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tracemalloc
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlstm_jax import config
+from mlstm_jax.errors import UserError
+from mlstm_jax.interop import nvidia, openai, unirep, weights
+from mlstm_jax.interop.weights import Weights
+from tests.interop.test_weights import write_nvidia, write_openai, write_unirep
+
+MODEL = config.Model(hidden=4, embedding=3, layers=2)
+
+
+def draw(random: np.random.Generator) -> Weights:
+    shapes = weights.expected_shapes(MODEL)
+    flat = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    return Weights(MODEL, "radford", weights.unflatten(flat), "a test")
+
+
+def write(path: Path, flat: dict[str, np.ndarray], about: Any) -> None:
+    """Write a file of the format of weights.py, whatever is in it."""
+    if path.suffix == ".npz":
+        np.savez(path, mlstm_jax=np.frombuffer(json.dumps(about).encode(), np.uint8), **flat)
+    else:
+        from safetensors.numpy import save_file
+
+        save_file(flat, path, metadata={"mlstm_jax": json.dumps(about)})
+
+
+@pytest.fixture(params=["npz", "safetensors"])
+def exported(
+    request: pytest.FixtureRequest, tmp_path: Path, random: np.random.Generator
+) -> tuple[Path, dict[str, np.ndarray], dict[str, Any]]:
+    """A whole export, its arrays and its metadata."""
+    path = tmp_path / f"m.{request.param}"
+    made = draw(random)
+    weights.save(path, made)
+    about = {"format": 1, "cleaning": "radford", "source": "a test"}
+    about["model"] = {"hidden": 4, "embedding": 3, "layers": 2}
+    return path, weights.flatten(made.params), about
+
+
+@contextmanager
+def at_most(size: int) -> Iterator[None]:
+    """Fail where Python and NumPy take more memory within."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < size
+    finally:
+        tracemalloc.stop()
+
+
+def write_bomb(path: Path, name: str, size: int) -> None:
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open(name, "w", force_zip64=True) as file,
+    ):
+        header = {"descr": "<f4", "fortran_order": False, "shape": (size // 4,)}
+        np.lib.format.write_array_header_1_0(file, header)
+        for _ in range(size // 1_000_000):
+            file.write(bytes(1_000_000))
+
+
+def test_a_zip_bomb_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    write_bomb(tmp_path / "m.npz", "anything.npy", 100_000_000)
+    message = r"m\.npz: claims 100,000,128 bytes of arrays, but has"
+    with at_most(5_000_000), pytest.raises(UserError, match=message):
+        weights.load(tmp_path / "m.npz")
+
+
+def test_shapes_are_checked_before_anything_is_read(
+    tmp_path: Path, random: np.random.Generator
+) -> None:
+    """Beside one array that no model of these sizes has, and that is as large as it says."""
+    about = {"format": 1, "cleaning": "radford", "source": "", "model": {"hidden": 4}}
+    about["model"] |= {"embedding": 3, "layers": 2}
+    flat = weights.flatten(draw(random).params)
+    flat["layer_1/wh_v"] = np.zeros((4, 5_000_000), np.float32)
+    for ending in ("npz", "safetensors"):
+        path = tmp_path / f"m.{ending}"
+        write(path, flat, about)
+        message = r"layer_1/wh_v has the shape \(4, 5000000\), but must"
+        with at_most(5_000_000), pytest.raises(UserError, match=message):
+            weights.load(path)
+    write_openai(tmp_path / "o", random)
+    np.save(tmp_path / "o/14.npy", np.zeros(5_000_000))
+    message = r"14\.npy has the shape \(5000000,\), but must have"
+    with at_most(5_000_000), pytest.raises(UserError, match=message):
+        openai.read(tmp_path / "o")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layers": 1_000_000}, r"model\.layers is 1000000, but it must be 1 to 1,000"),
+        ({"hidden": "12"}, r"model\.hidden is '12', but it must be a whole number"),
+        ({"hidden": True}, r"model\.hidden is True, but it must be a whole number"),
+        ({"hidden": 4.0}, r"model\.hidden is 4\.0, but it must be a whole number"),
+        ({"hidden": 10**30}, r"model\.hidden is 10+, but it must be a whole number"),
+        ({"hidden": float("inf")}, r"model\.hidden is inf, but it must be a whole number"),
+        ({"embedding_std": 10**400}, r"model\.embedding_std is 10+\.\.\.0+, but it must be"),
+        ({"embedding_std": float("inf")}, r"model\.embedding_std is inf, but it must be above 0"),
+        ({"rating_head": "yes"}, r"model\.rating_head is 'yes', but it must be true or false"),
+        ({"recurrent_init": []}, r"model\.recurrent_init is \[\], but it must be one of uniform"),
+        ({"depth": 1}, r"there is no field 'model\.depth'"),
+    ],
+)
+def test_metadata_of_another_type_are_named(
+    change: dict[str, Any], message: str, exported: Any
+) -> None:
+    path, flat, about = exported
+    write(path, flat, about | {"model": about["model"] | change})
+    with pytest.raises(UserError, match=rf"m\.\w+: its metadata are not whole \({message}"):
+        weights.load(path)
+
+
+@pytest.mark.parametrize(
+    ("about", "message"),
+    [
+        ([], "the whole is"),
+        ({"model": []}, "model is"),
+        ({"model": None}, "model is None"),
+        ({"cleaning": "soap"}, "cleaning is 'soap', but it must be one of radford"),
+        ({"source": {"a": 1}}, "source is"),
+        ({"format": 2}, "is of format 2, but this program reads 1"),
+        ({"format": True}, "format is True"),
+    ],
+)
+def test_metadata_of_another_form_are_named(about: Any, message: str, exported: Any) -> None:
+    path, flat, whole = exported
+    write(path, flat, whole | about if isinstance(about, dict) else about)
+    with pytest.raises(UserError, match=message):
+        weights.load(path)
+
+
+def test_metadata_nested_too_deeply_are_refused(exported: Any) -> None:
+    path, flat, _ = exported
+    deep = "[" * 100_000
+    if path.suffix == ".npz":
+        np.savez(path, mlstm_jax=np.frombuffer(deep.encode(), np.uint8), **flat)
+    else:
+        from safetensors.numpy import save_file
+
+        save_file(flat, path, metadata={"mlstm_jax": deep})
+    with pytest.raises(UserError, match="its metadata are not whole"):
+        weights.load(path)
+
+
+def test_metadata_that_are_no_text_are_refused(exported: Any) -> None:
+    _, flat, _ = exported
+    for about in (np.array([255, 254], np.uint8), np.zeros(3), np.array(3, np.uint8)):
+        path = exported[0].with_suffix(".npz")
+        np.savez(path, mlstm_jax=about, **flat)
+        with pytest.raises(UserError, match=r"m\.npz: mlstm_jax"):
+            weights.load(path)
+
+
+def test_other_floats_become_float32(exported: Any) -> None:
+    path, flat, about = exported
+    small = {name: array.astype(np.float16) for name, array in flat.items()}
+    write(path, small, about)
+    found = weights.flatten(weights.load(path).params)
+    for name, array in small.items():
+        np.testing.assert_array_equal(found[name], array.astype(np.float32))
+    loaded = weights.load(path).params["layer_0"]
+    assert {array.dtype.name for array in loaded.values()} == {"float32"}
+    # What float32 cannot hold is inf there.
+    large = {name: array.astype(np.float64) * 1e300 for name, array in flat.items()}
+    write(path, large, about)
+    with pytest.raises(UserError, match="must be finite numbers of float32"):
+        weights.load(path)
+
+
+def test_many_unknown_names_make_a_short_message(exported: Any) -> None:
+    path, flat, about = exported
+    write(path, flat | {f"x{n}": np.zeros(1) for n in range(2000)}, about)
+    with pytest.raises(UserError, match="and 1,995 more") as error:
+        weights.load(path)
+    assert len(str(error.value)) < 300
+
+
+# --- .npy
+
+_GOOD = b"{'descr': '<f4', 'fortran_order': False, 'shape': (7,), }"
+
+
+def npy(header: bytes, data: bytes = bytes(28), version: tuple[int, int] = (1, 0)) -> bytes:
+    length = len(header).to_bytes(2 if version == (1, 0) else 4, "little")
+    return b"\x93NUMPY" + bytes(version) + length + header + data
+
+
+def zipped() -> bytes:
+    made = io.BytesIO()
+    np.savez(made, a=np.zeros(7))
+    return made.getvalue()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        npy(b"{'descr': ('<f4'"),  # tokenize.TokenError
+        npy(b"(" * 5000),
+        npy(b"-" * 9000 + b"1"),  # RecursionError
+        npy(b"\xff\xfe" * 30, version=(3, 0)),  # UnicodeDecodeError
+        npy(_GOOD.replace(b"7", b"7" * 30)),
+        npy(_GOOD.replace(b"7", b"-7")),
+        npy(_GOOD.replace(b"f4", b"zz")),
+        npy(_GOOD, data=bytes(27)),
+        b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + bytes(1000),
+        b"\x93NUMPY\x09\x00" + bytes(1000),
+        b"\x93NUMPY",
+        b"",
+        b"PK\x03\x04",
+        zipped(),
+        b"\x80\x04N.",  # a pickle
+    ],
+    ids=lambda content: repr(content[8:30]),
+)
+def test_a_npy_that_is_none_is_named(
+    content: bytes, tmp_path: Path, random: np.random.Generator
+) -> None:
+    write_openai(tmp_path / "o", random)
+    (tmp_path / "o/12.npy").write_bytes(content)
+    with pytest.raises(UserError, match=r"12\.npy: is not a \.npy file of numbers"):
+        openai.read(tmp_path / "o")
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, random: np.random.Generator) -> None:
+    write_openai(tmp_path / "o", random)
+    (tmp_path / "o/3.npy").unlink()
+    os.mkfifo(tmp_path / "o/3.npy")
+    os.mkfifo(tmp_path / "m.npz")
+    os.mkfifo(tmp_path / "m.safetensors")
+    for call in (
+        "openai.read(Path('o'))",
+        "weights.load(Path('m.npz'))",
+        "weights.load(Path('m.safetensors'))",
+    ):
+        code = "from pathlib import Path; from mlstm_jax.interop import openai, weights; " + call
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+        assert "UserError" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["<f2", "<f8", ">f4", ">f8"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_any_float_in_any_order_is_imported(
+    kind: str, order: str, tmp_path: Path, random: np.random.Generator
+) -> None:
+    write_openai(tmp_path / "o", random)
+    for path in (tmp_path / "o").iterdir():  # to numbers that all of the types hold
+        np.save(path, np.load(path).astype(np.float16).astype(np.float32))
+    expected = weights.flatten(openai.read(tmp_path / "o").params)
+    for path in (tmp_path / "o").iterdir():
+        np.save(path, np.array(np.load(path), kind, order=order))
+    found = openai.read(tmp_path / "o")
+    for name, array in weights.flatten(found.params).items():
+        np.testing.assert_array_equal(array, expected[name])
+    assert {array.dtype.str for array in found.params["layer_0"].values()} == {"<f4"}
+
+
+@pytest.mark.parametrize("kind", ["i4", "c8", "?", "S4", "f4,f4"])
+def test_what_is_no_float_is_refused(
+    kind: str, tmp_path: Path, random: np.random.Generator
+) -> None:
+    write_openai(tmp_path / "o", random)
+    np.save(tmp_path / "o/12.npy", np.zeros(7, kind))
+    with pytest.raises(UserError, match=r"12\.npy must be finite floating-point numbers, not"):
+        openai.read(tmp_path / "o")
+
+
+def test_no_array_may_hold_nan(tmp_path: Path, random: np.random.Generator) -> None:
+    write_openai(tmp_path / "o", random)
+    write_unirep(tmp_path / "u", random, 2)
+    for folder, read in (("o", openai.read), ("u", unirep.read)):
+        for path in sorted((tmp_path / folder).iterdir()):
+            before = path.read_bytes()
+            array = np.load(path)
+            array.flat[-1] = np.nan
+            np.save(tmp_path / "x.npy", array)
+            (tmp_path / "x.npy").replace(path)
+            with pytest.raises(UserError) as error:
+                read(tmp_path / folder)
+            assert f"{path} must be finite numbers" in str(error.value)
+            path.write_bytes(before)
+
+
+def test_a_stack_has_all_of_its_layers(tmp_path: Path, random: np.random.Generator) -> None:
+    write_unirep(tmp_path / "u", random, 2)
+    end = "wmx:0.npy"
+    stack = "rnn_mlstm_stack_mlstm_stack{0}_mlstm_stack{0}_"
+    os.link(
+        tmp_path / "u" / (stack.format(1) + end), tmp_path / "u" / (stack.format(10_000_000) + end)
+    )
+    with pytest.raises(UserError, match="has a layer 10000000, but not all before it"):
+        unirep.read(tmp_path / "u")
+
+
+# --- .pt
+
+
+def tensors_of(path: Path, random: np.random.Generator) -> dict[str, Any]:
+    """Return a whole state_dict, flat."""
+    torch = pytest.importorskip("torch")
+    write_nvidia(path, random, padding=1, folded=False)
+    nested = torch.load(path, weights_only=True)
+    return {
+        "encoder.encoder.weight": nested["encoder"]["encoder"]["weight"],
+        "decoder.weight": nested["decoder"]["weight"],
+        "decoder.bias": nested["decoder"]["bias"],
+    } | {f"encoder.rnn.{name}": value for name, value in nested["encoder"]["rnn"].items()}
+
+
+def test_no_tensor_may_hold_nan(tmp_path: Path, random: np.random.Generator) -> None:
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "m.pt"
+    tensors = tensors_of(path, random)
+    for name, tensor in tensors.items():
+        wrong = tensor.clone()
+        wrong.view(-1)[0] = float("nan")  # of the embedding: in the row of the padding
+        torch.save(tensors | {name: wrong}, path)
+        with pytest.raises(UserError, match=rf"{name} must be finite numbers"):
+            nvidia.read(path)
+    large = {"encoder.rnn.rnns.0.b_ih": torch.full_like(tensors["encoder.rnn.rnns.0.b_ih"], 3e38)}
+    large["encoder.rnn.rnns.0.b_hh"] = large["encoder.rnn.rnns.0.b_ih"]
+    torch.save(tensors | large, path)
+    with pytest.raises(UserError, match=r"computed of rnns\.0\.b_ih must be finite"):
+        nvidia.read(path)
+
+
+def test_a_gap_in_the_layers_of_a_state_dict_is_named(
+    tmp_path: Path, random: np.random.Generator
+) -> None:
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "m.pt"
+    for number in ("99999999", "9" * 5000):
+        more = {f"encoder.rnn.rnns.{number}.w_ih": torch.zeros(1)}
+        torch.save(tensors_of(path, random) | more, path)
+        with pytest.raises(UserError, match="has a layer 999"):
+            nvidia.read(path)
+
+
+def test_a_state_dict_claims_no_more_than_it_holds(
+    tmp_path: Path, random: np.random.Generator
+) -> None:
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "m.pt"
+    tensors = tensors_of(path, random)
+    name = "encoder.rnn.rnns.0.w_hh_v"
+    torch.save(tensors | {name: torch.zeros(1).expand(28, 7)}, path)
+    with pytest.raises(UserError, match=f"{name} must be finite floating-point numbers"):
+        nvidia.read(path)
+    torch.save(tensors | {name: torch.zeros(28, 7).to_sparse()}, path)
+    with pytest.raises(UserError, match=r"must be finite floating-point numbers|tensors alone"):
+        nvidia.read(path)
+    torch.save({"a": torch.zeros(30_000_000)}, path)
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(tmp_path / "b.pt", "w", 8) as bomb:
+        for member in archive.infolist():
+            bomb.writestr(member.filename, archive.read(member))
+    with pytest.raises(UserError, match=r"b\.pt: claims .* bytes of arrays, but has"):
+        nvidia.read(tmp_path / "b.pt")
+
+
+def test_dicts_within_one_another_end(tmp_path: Path, random: np.random.Generator) -> None:
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "m.pt"
+    doubled: dict[str, Any] = tensors_of(path, random)
+    for _ in range(60):
+        doubled = {"a": doubled, "b": doubled}
+    round_: dict[str, Any] = {}
+    round_["again"] = round_
+    for content in (doubled, round_):
+        torch.save(content, path)
+        with pytest.raises(UserError, match="a model has at most 10,000"):
+            nvidia.read(path)
+
+
+def test_parameters_are_imported_like_tensors(tmp_path: Path, random: np.random.Generator) -> None:
+    """As of a dict that was made without state_dict()."""
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "m.pt"
+    tensors = tensors_of(path, random)
+    expected = weights.flatten(nvidia.read(path).params)
+    torch.save({name: torch.nn.Parameter(tensor) for name, tensor in tensors.items()}, path)
+    for name, array in weights.flatten(nvidia.read(path).params).items():
+        np.testing.assert_array_equal(array, expected[name])
+
+
+# --- anything
+
+_FUZZ = Path(__file__).parent / "fuzz.py"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["npz", "safetensors", "openai", "unirep", "nvidia", "classifier"])
+def test_any_change_is_imported_or_refused(kind: str, tmp_path: Path) -> None:
+    """Hundreds of changed files, each within memory and time that are bounded."""
+    if kind == "nvidia":
+        pytest.importorskip("torch")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.interop.fuzz", kind, str(tmp_path)],
+        cwd=_FUZZ.parent.parent.parent,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    print(done.stdout)
+    counts = json.loads(done.stdout.splitlines()[-1])
+    assert counts["refused"] > 50
+    assert counts["imported"] > 0
+    assert counts["longest_message"] < 2000

@@ -1,0 +1,230 @@
+r"""What strangers wrote is shown with escapes: in a real terminal, nothing but \n, \t and text."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlstm_jax import cli, config, run, terminal
+from mlstm_jax.interop import weights
+from mlstm_jax.interop.weights import Weights
+from mlstm_jax.training.progress import ProgressLine
+from mlstm_jax.transfer import classify
+from tests.interop.test_weights import write_openai
+
+# It clears the screen, sets the title, deletes a line, and turns the direction.
+HOSTILE = "\x1b[2J\x1b]0;title\x07\x9b2K\r\x7f\u202e"
+SHOWN = r"\x1b[2J\x1b]0;title\x07\x9b2K\r\x7f\u202e"
+
+
+def steers(text: str) -> set[str]:
+    return {c for c in text if not c.isprintable() and c not in "\n\t" and not c.isspace()} | {
+        c for c in text if c in "\r\x0b\x0c\x1c\x1d\x1e\x1f\x85\u2028\u2029"
+    }
+
+
+def test_what_is_printable_stays() -> None:
+    text = "a\tb\nc é 漢字 \u200f\u05d0 👩\u200d🚀\ufeff"
+    assert terminal.printable(text) == text
+    assert terminal.one_line("a\tb\nc") == r"a\tb\nc"
+    assert terminal.message("a\nb: c") == "a\n  b: c"
+
+
+def test_what_would_steer_becomes_an_escape() -> None:
+    every = "".join(map(chr, [*range(32), *range(127, 160), *range(0x2028, 0x202F)]))
+    every += "\u2066\u2069\ud800\udfff"
+    shown = terminal.printable(every)
+    assert not steers(shown)
+    assert shown.encode().decode() == shown  # lone surrogates are gone, too
+    assert terminal.printable(HOSTILE) == SHOWN
+    assert terminal.printable("\x00\udc80\u2066") == r"\x00\udc80\u2066"
+
+
+@pytest.fixture
+def in_terminal(tmp_path: Path, command_environment: dict[str, str]) -> Callable[..., str]:
+    """Run the command with a terminal for its output, and return all that it wrote."""
+
+    def call(*words: object, code: int = 0) -> str:
+        ours, theirs = pty.openpty()
+        command = [str(Path(sys.executable).parent / "mlstm-jax"), *map(str, words)]
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env=command_environment, stdout=theirs, stderr=theirs
+        )
+        os.close(theirs)
+        written = b""
+        try:
+            while piece := os.read(ours, 1 << 16):
+                written += piece
+        except OSError:  # the other end is closed
+            pass
+        os.close(ours)
+        assert process.wait(timeout=120) == code, written.decode()
+        return written.decode().replace("\r\n", "\n")  # which the terminal made
+
+    return call
+
+
+@pytest.fixture
+def hostile_run(tmp_path: Path) -> Path:
+    """A model that writes an escape, and nothing else, whatever it has read."""
+    model = config.Model(hidden=2, embedding=2)
+    shapes = weights.expected_shapes(model)
+    flat = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    flat["decoder_bias"][0x1B] = 100
+    run.write_imported(tmp_path / "run", Weights(model, "none", weights.unflatten(flat), HOSTILE))
+    return tmp_path / "run"
+
+
+def test_a_terminal_gets_escapes_and_a_pipe_the_text(
+    hostile_run: Path, in_terminal: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["generate", str(hostile_run), "--prompt", "a\x1bb\nc\t", "--length", "3"]
+    assert in_terminal(*words) == "a\\x1bb\nc\t" + r"\x1b" * 3 + "\n"
+    cli.main(words)
+    assert capsys.readouterr().out == "a\x1bb\nc\t\x1b\x1b\x1b\n"
+
+
+def test_labels_are_escaped_in_a_terminal_alone(
+    hostile_run: Path,
+    tmp_path: Path,
+    in_terminal: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    classes = [HOSTILE, "a\nb"]
+    made = classify.Classifier(np.ones((1, 2)), np.zeros(1), classes, 1.0)
+    fingerprint = weights.fingerprint(run.load(hostile_run).params)
+    (tmp_path / "dir").mkdir()
+    about = classify.Description("c", False, fingerprint, None)
+    classify.save(tmp_path / "dir", made, about)
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    words = ["classify", str(hostile_run), str(tmp_path / "dir"), str(tmp_path / "a.txt")]
+    written = in_terminal(*words)
+    assert f"label,p({SHOWN}),p(a\\nb)" in written
+    cli.main(words)
+    assert HOSTILE in capsys.readouterr().out
+    cli.main([*words, "--out", str(tmp_path / "out.csv")])
+    assert HOSTILE.encode() in (tmp_path / "out.csv").read_bytes()
+
+
+def test_a_corpus_is_shown_with_escapes(tmp_path: Path, in_terminal: Callable[..., str]) -> None:
+    """The name of a file, the text in it, and what cannot be read of it."""
+    source = tmp_path / f"{HOSTILE}\nforged.jsonl"
+    texts = [f"{HOSTILE} text {n}" for n in range(50)]
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    out = tmp_path / "corpus"
+    written = in_terminal("prepare", source, "--out", out, "--split", "8,1,1", "--clean", "none")
+    assert f"{SHOWN}\\nforged.jsonl" in written
+    assert "\x1b]0;" not in written  # sequences of another kind move its progress bar
+    assert "\u202e" not in written
+    written = in_terminal("inspect", out)
+    assert not steers(written)
+    assert f"{SHOWN}\\nforged.jsonl" in written
+    assert SHOWN.replace("\\r", " ") in written
+    data = json.loads(in_terminal("inspect", out, "--json"))
+    assert data["sources"][0]["name"] == source.name
+    assert HOSTILE in data["samples"][0]
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["inspect", f"{HOSTILE}\nmlstm-jax: all is well"], 2),
+        (["train", f"{HOSTILE}.py"], 2),
+        (["generate", HOSTILE, "--length", "3"], 2),
+        (["generate", "run", "--length", HOSTILE], 2),  # what the parser itself says
+        (["generate", "run", f"--{HOSTILE}"], 2),
+        (["inspect", "a", f"b{HOSTILE}"], 2),
+        (["train", f"--data.window={HOSTILE}"], 2),
+        (["plan", f"--{HOSTILE}"], 2),
+    ],
+)
+def test_a_message_is_one_message(
+    words: list[str], code: int, in_terminal: Callable[..., str]
+) -> None:
+    written = in_terminal(*words, code=code)
+    assert r"\x1b[2J" in written
+    assert not steers(written)
+    assert "\nmlstm-jax: all is well" not in written
+
+
+def test_the_error_of_a_label_is_one_message(
+    hostile_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["transfer", str(hostile_run), "--label-column", "label", "--out", str(tmp_path / "o")]
+    for name, labels in (("train", ("a", f"{HOSTILE}\nmlstm-jax: ok")), ("test", ("a", "b"))):
+        lines = [json.dumps({"text": "t", "label": label}) + "\n" for label in labels]
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+        words += [f"--{name}", str(tmp_path / f"{name}.jsonl")]
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words)
+    assert stop.value.code == 2
+    written = capsys.readouterr().err
+    assert SHOWN in written
+    assert not steers(written)
+    assert "\nmlstm-jax: ok" not in written
+
+
+def test_an_import_tells_its_source_with_escapes(
+    hostile_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli.main(["export", str(hostile_run), "--out", str(tmp_path / "m.npz")])
+    cli.main(["import", "mlstm", str(tmp_path / "m.npz"), "--out", str(tmp_path / "again")])
+    written = capsys.readouterr().out
+    assert f"from {SHOWN}\n" in written
+    assert not steers(written)
+    assert weights.load(tmp_path / "m.npz").source == HOSTILE
+
+
+def test_a_progress_line_says_nothing_that_steers(capsys: pytest.CaptureFixture[str]) -> None:
+    with ProgressLine("name", 3) as progress:
+        progress.say(f"changed: {HOSTILE}")
+    assert capsys.readouterr().err == f"changed: {SHOWN}\n"
+
+
+def test_a_picture_of_a_run_in_an_odd_folder(
+    hostile_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A dollar begins no formula, a lone surrogate of a file name ends no page."""
+    odd = tmp_path / "run $\\frac{ \udcff\x1b"
+    hostile_run.rename(odd)
+    for ending in ("html", "png"):
+        words = ["heatmap", str(odd), "--unit", "1", "--text", f"$a$ {HOSTILE}"]
+        cli.main([*words, "--out", str(tmp_path / f"h.{ending}")])
+    page = (tmp_path / "h.html").read_text(encoding="utf-8")
+    assert r"run $\frac{ \udcff\x1b, step 0" in page
+    assert not steers(page)
+    assert r">\x1b</span>" in page
+
+
+def write_labelled(path: Path, random: np.random.Generator, names: list[str]) -> None:
+    lines = [{"text": f"word {n % 7} text", "label": names[n % len(names)]} for n in range(60)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_a_report_of_odd_labels(
+    tmp_path: Path, random: np.random.Generator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_openai(tmp_path / "o", random)
+    cli.main(["import", "openai", str(tmp_path / "o"), "--out", str(tmp_path / "run")])
+    names = [HOSTILE, "$\\frac{", "a|b\nc", "lone \ud800"]
+    for name in ("train", "test"):
+        write_labelled(tmp_path / f"{name}.jsonl", random, names)
+    words = ["transfer", str(tmp_path / "run"), "--out", str(tmp_path / "out")]
+    words += ["--label-column", "label"]
+    words += ["--train", str(tmp_path / "train.jsonl"), "--test", str(tmp_path / "test.jsonl")]
+    capsys.readouterr()
+    cli.main(words)
+    report = (tmp_path / "out/report.md").read_text(encoding="utf-8")
+    for text in (capsys.readouterr().out, report):
+        assert not steers(text)
+        assert SHOWN in text
+        assert r"a\|b\nc" in text
+        assert r"lone \ud800" in text
+    found = json.loads((tmp_path / "out/report.json").read_text())
+    assert set(found["classes"]) == set(names)
