@@ -4,7 +4,8 @@ The arrays have the names of language_model.py, float32 and in [in, out] order: 
 ``layer_0/wmx_v``, ... Beside them is one JSON text, the metadata ``mlstm_jax`` of a .safetensors
 and the uint8 array ``mlstm_jax`` of an .npz::
 
-    {"format": 1, "model": {"hidden": 64, ...}, "cleaning": "radford", "source": "..."}
+    {"format": 1, "model": {"hidden": 64, ...}, "cleaning": "radford", "source": "...",
+     "fingerprint": a sha256 of all arrays; may be left out}
 
 Nothing in either is executed. Equal parameters give equal bytes.
 """
@@ -108,6 +109,7 @@ def save(path: Path, weights: Weights) -> None:
         "model": dataclasses.asdict(weights.model),
         "cleaning": weights.cleaning,
         "source": weights.source,
+        "fingerprint": fingerprint(weights.params),
     }
     text = json.dumps(about, sort_keys=True)
     partial = path.with_name(f"{path.name}.partial")
@@ -136,6 +138,7 @@ class _About:
     model: config.Model
     cleaning: Cleaning
     source: str
+    fingerprint: str | None = None  # another program may leave it out
 
 
 def load(path: Path) -> Weights:
@@ -154,8 +157,13 @@ def load(path: Path) -> Weights:
                 f"{path}: holds no {_KEY!r} metadata, so it is not a model of this program."
             )
         about = _about(path, text)
-        params = arrays.read(str(path), found, expected_shapes(about.model))
-    return Weights(about.model, about.cleaning, unflatten(params), about.source)
+        params = unflatten(arrays.read(str(path), found, expected_shapes(about.model)))
+    if about.fingerprint not in (None, fingerprint(params)):
+        raise UserError(
+            f"{path}: its arrays are not those that were written, by their fingerprint; copy it "
+            "again from where it came."
+        )
+    return Weights(about.model, about.cleaning, params, about.source)
 
 
 def _about(path: Path, text: str) -> _About:

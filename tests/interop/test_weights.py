@@ -213,6 +213,23 @@ def test_import_export_import_gives_the_same_bytes(
     assert weights.load(file).source == "openai/generating-reviews-discovering-sentiment"
 
 
+def test_one_flipped_bit_in_an_export_is_found(
+    tmp_path: Path, random: np.random.Generator
+) -> None:
+    write_openai(tmp_path / "o", random)
+    file = tmp_path / "model.safetensors"
+    weights.save(file, openai.read(tmp_path / "o"))
+    whole = file.read_bytes()
+    for place in (-1, -1000):  # in arrays, which come last
+        changed = bytearray(whole)
+        changed[place] ^= 1
+        file.write_bytes(changed)
+        with pytest.raises(UserError, match="arrays are not those that were written"):
+            weights.load(file)
+    file.write_bytes(whole)
+    weights.load(file)
+
+
 def test_an_export_is_read_without_this_package(
     tmp_path: Path, random: np.random.Generator
 ) -> None:
