@@ -19,6 +19,7 @@ from mlstm_jax.config import Devices
 from mlstm_jax.errors import UserError
 from mlstm_jax.training.cluster import Cluster
 from mlstm_jax.training.peer import free_port
+from mlstm_jax.training.place import local_device_ids
 
 AXIS = "data"
 
@@ -131,7 +132,7 @@ def started(cluster: Cluster, devices: Devices) -> Iterator[Parallel]:
             f"{host}:{port}",
             cluster.processes,
             cluster.index,
-            local_device_ids=_local_device_ids(),
+            local_device_ids=local_device_ids(os.environ),
             cluster_detection_method="deactivate",
             # Later than our own: a lost process is to be known by its name.
             heartbeat_timeout_seconds=600,
@@ -160,22 +161,6 @@ def _chosen(found: list[jax.Device], devices: Devices) -> list[jax.Device]:
             f"({found[0].platform}); lower it, or try virtual ones with --devices.virtual-cpu."
         )
     return found[: devices.count]
-
-
-def _local_device_ids() -> list[int] | None:
-    """Return which of the visible GPUs is this process's, where its machine runs one for each."""
-    environment = os.environ
-    for size, rank in (
-        ("SLURM_STEP_TASKS_PER_NODE", "SLURM_LOCALID"),
-        ("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    ):
-        # SLURM writes 4(x2) for two nodes of four each.
-        several = environment.get(size, "1").split("(")[0].split(",")[0] != "1"
-        visible = environment.get("CUDA_VISIBLE_DEVICES", "")
-        # The launcher may have given each process a GPU of its own already.
-        if rank in environment and several and (not visible or "," in visible):
-            return [int(environment[rank])]
-    return None
 
 
 def _test_all_reduce(parallel: Parallel) -> None:

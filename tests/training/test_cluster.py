@@ -13,11 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlstm_jax.config import Config, Devices, Distributed, Optimizer
-from mlstm_jax.errors import UserError
+from mlstm_jax.config import Config, Devices, Optimizer
 from mlstm_jax.training import metrics
 from mlstm_jax.training.checkpoint import Checkpoints
-from mlstm_jax.training.place import place
 from tests.training import runs
 
 Process = subprocess.Popen[bytes]
@@ -421,52 +419,6 @@ def test_a_stranger_at_the_port_is_sent_away(
         except ConnectionRefusedError:
             time.sleep(0.1)
     assert "process 1 of 2 did not come" in end(started)[0]
-
-
-NONE = Distributed()
-HEAD = Distributed(coordinator="node1:8476")
-SRUN = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3"}
-MPIRUN = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
-JOB = {"JOB_COMPLETION_INDEX": "5"}
-
-
-@pytest.mark.parametrize(
-    ("distributed", "environment", "expected"),
-    [
-        (NONE, {}, (0, 1)),
-        (NONE, {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, (0, 1)),
-        (NONE, JOB, (0, 1)),
-        (HEAD, SRUN, (3, 4)),
-        (HEAD, MPIRUN, (1, 2)),
-        (Distributed(coordinator="node1:8476", processes=8), JOB, (5, 8)),
-        (Distributed(coordinator="node1:8476", processes=4, index=2), SRUN, (2, 4)),
-        (Distributed(processes=1), SRUN, (0, 1)),
-    ],
-)
-def test_the_launcher_says_which_process_this_is(
-    distributed: Distributed, environment: dict[str, str], expected: tuple[int, int]
-) -> None:
-    here = place(distributed, environment)
-    assert (here.index, here.processes) == expected
-
-
-@pytest.mark.parametrize(
-    ("distributed", "environment", "message"),
-    [
-        (NONE, SRUN, "srun has started 4 processes, but distributed.coordinator is not set"),
-        (NONE, MPIRUN, "mpirun has started 2 processes"),
-        (Distributed(processes=2), {}, "distributed.processes is 2, but distributed.coordinator"),
-        (HEAD, {}, "distributed.processes is not set"),
-        (HEAD, JOB, "distributed.processes is not set"),
-        (Distributed(coordinator="a:1", processes=2), {}, "distributed.index is not set"),
-        (Distributed(coordinator="a:1", processes=2), JOB, "distributed.index is 5"),
-    ],
-)
-def test_what_a_launcher_does_not_say_is_asked_for(
-    distributed: Distributed, environment: dict[str, str], message: str
-) -> None:
-    with pytest.raises(UserError, match=message):
-        place(distributed, environment)
 
 
 @pytest.mark.slow
