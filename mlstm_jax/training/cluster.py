@@ -11,6 +11,7 @@ inside an all-reduce that nothing can interrupt. Whoever must stop therefore say
 others, and leaves by `os._exit`.
 """
 
+import hashlib
 import json
 import os
 import socket
@@ -30,6 +31,8 @@ from mlstm_jax.training.rendezvous import Greeting, Lobby
 
 # After another process has told why it stops: time to come to the same error by oneself.
 _GRACE_SECONDS = 5.0
+# Of a difference: in so many ways it is told, if each process differs in its own.
+_KINDS = 5
 
 
 class Cluster:
@@ -118,17 +121,31 @@ class Cluster:
         Args:
             advice: what to do about a difference.
         """
+        text = json.dumps(values, sort_keys=True)
+        digests = self.gather(hashlib.sha256(text.encode()).hexdigest())
+        # The first process of each kind speaks for it: the values of all are too many.
+        speakers = {str(digest): index for index, digest in reversed(list(enumerate(digests)))}
+        if len(speakers) == 1:
+            return
+        chosen = sorted(speakers.values())[: _KINDS + 1]
         # As the others see it: a tuple becomes a list on its way.
-        everyone = self.gather([self.host, json.loads(json.dumps(values))])
+        everyone = self.gather([self.host, json.loads(text)] if self.index in chosen else None)
         _, first = everyone[0]
-        different = [
-            f"{name} is {other.get(name)} on process {index} ({host}), but {first.get(name)} on "
-            "process 0"
-            for index, (host, other) in enumerate(everyone)
-            for name in sorted({*first, *other})
-            if other.get(name) != first.get(name)
-        ]
+        different: list[str] = []
+        for index in chosen[1:]:
+            host, other = everyone[index]
+            more = digests.count(digests[index]) - 1
+            who = f"process {index} ({host})" + (f" and {more} more" if more else "")
+            different += [
+                f"{name} is {other.get(name)} on {who}, but {first.get(name)} on process 0"
+                for name in sorted({*first, *other})
+                if other.get(name) != first.get(name)
+            ]
         if different:
+            shown = [digests[index] for index in chosen]
+            others = sum(digest not in shown for digest in digests)
+            if others:
+                different.append(f"{others} more processes differ in other ways")
             raise UserError("; ".join(different) + f". {advice}")
 
     def stop(self, error: BaseException) -> None:
