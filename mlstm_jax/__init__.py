@@ -6,6 +6,7 @@ Data flows one way, and imports go downward only::
 
     cli.py, commands/      the `mlstm-jax` command, and its subcommands
     config.py              what one experiment is
+    address.py             HOST:PORT
     config_text.py         configs as JSON, and the parsing of a command line
     config_differences.py  what may change when a run goes on
     fields.py              dataclasses from JSON, every type checked
@@ -20,8 +21,8 @@ Data flows one way, and imports go downward only::
     model/                 recurrence, inputs, weight norm, the language model   (no data, no
                            training)
     training/              loop, parts, step, state, optimizer, schedule, loss scale, checkpoint,
-                           resume; parallel (devices); cluster, peer, place, agreement, signals,
-                           watchdog
+                           resume; parallel (devices); cluster, rendezvous, listener, peer, place,
+                           agreement, signals, watchdog
     transfer/              features, labels, classify, experiment, finetune; generate, reader,
                            heatmap
     view/                  a local page that shows units and classes as one types

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from mlstm_jax import address
 from mlstm_jax.errors import UserError
 
 # JAX makes its keys of the last 32 bits: of two larger seeds, one might be the other.
@@ -288,7 +289,8 @@ class Devices:
 
 @dataclass(frozen=True, kw_only=True)
 class Distributed:
-    # Address of process 0, HOST:PORT, the same for all; unset: the run is one process.
+    # Address of process 0, HOST:PORT (an IPv6 address in brackets, [fd00::1]:8476), the same for
+    # all; unset: the run is one process.
     coordinator: str | None = None
     # Number of processes; unset: what srun or mpirun says.
     processes: int | None = None
@@ -300,10 +302,11 @@ class Distributed:
     heartbeat_timeout_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        where = self.coordinator
-        host, _, port = (where or "host:1").rpartition(":")
-        valid = bool(host) and port.isdigit() and 0 < int(port) < 65536
-        _require(valid, "distributed.coordinator", where, "HOST:PORT, as node1:8476")
+        if self.coordinator is not None:
+            try:
+                address.parse(self.coordinator)
+            except ValueError as error:
+                _require(False, "distributed.coordinator", self.coordinator, str(error))
         count, index = self.processes, self.index
         _require(count is None or count >= 1, "distributed.processes", count, "at least 1")
         _require(index is None or index >= 0, "distributed.index", index, "at least 0")

@@ -11,10 +11,12 @@
 What `mlstm-jax import` makes is a run folder, too, of config.json and weights.safetensors alone.
 """
 
+import errno
 import fcntl
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,10 +31,12 @@ from mlstm_jax.errors import KnownError, UserError, remedy
 from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import Weights
 from mlstm_jax.model.language_model import LanguageModel, Parameters
+from mlstm_jax.terminal import show
 from mlstm_jax.training import environment, meta
 from mlstm_jax.training.checkpoint import Checkpoints
 
 _LOCK = ".lock"
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 WEIGHTS = "weights.safetensors"
 
 
@@ -101,16 +105,36 @@ def claim(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterato
         changed = found.resets_carry + found.allowed
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / _LOCK).open("w") as lock:
-        try:
-            # The system lets go of it when the process ends, however it ends.
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"another process is training in {folder}; wait for it, or use another --out."
-            ) from None
+        _lock(lock.fileno(), folder)
         if not has_begun:
             write_folder(config)
         yield changed
+
+
+def _lock(file: int, folder: Path) -> None:
+    """Lock the run folder's file, or warn where its file system has no locks.
+
+    Raises UserError where another process has locked it, or may have.
+    """
+    try:
+        # The system lets go of it when the process ends, however it ends.
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(
+            f"another process is training in {folder}; wait for it, or use another --out."
+        ) from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            # NFS answers so also where another has the lock (EACCES).
+            raise UserError(
+                f"{folder} cannot be locked ({error.strerror}): another process may be training in "
+                "it. If none is, the file system refuses locks; use another --out."
+            ) from error
+        show(
+            f"mlstm-jax: warning: the file system of {folder} has no locks "
+            f"({error.strerror}); see to it that no second run trains in this folder.",
+            file=sys.stderr,
+        )
 
 
 def _size(path: Path) -> int:

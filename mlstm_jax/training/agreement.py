@@ -1,6 +1,7 @@
 """What all processes of a run must have in common, looked at before anything is compiled."""
 
 from contextlib import ExitStack
+from hashlib import sha256
 from pathlib import Path
 
 from mlstm_jax import config_differences, config_text, run
@@ -39,7 +40,8 @@ def claim(
         changed = stack.enter_context(claimed)
     changed = cluster.gather(changed)[0]
     kept = run.read_config(Path(config.out))
-    seen = "none" if kept is None else config_text.to_json(kept)
+    # A digest: the configs that all have seen would be long, in one message.
+    seen = "none" if kept is None else sha256(config_text.to_json(kept).encode()).hexdigest()
     if any(other != seen for other in cluster.gather(seen)):
         raise UserError(
             f"the run folder {config.out} is not the same for all processes; it must lie on a file "

@@ -11,6 +11,7 @@ inside an all-reduce that nothing can interrupt. Whoever must stop therefore say
 others, and leaves by `os._exit`.
 """
 
+import hashlib
 import json
 import os
 import socket
@@ -21,17 +22,18 @@ import traceback
 from types import TracebackType
 
 from mlstm_jax import terminal
+from mlstm_jax.address import is_loopback, parse
 from mlstm_jax.config import Distributed
 from mlstm_jax.errors import KnownError, UserError
-from mlstm_jax.training.peer import Json, Peer, listen
+from mlstm_jax.training import listener, rendezvous
+from mlstm_jax.training.peer import Json, Peer, Stop
 from mlstm_jax.training.place import place
+from mlstm_jax.training.rendezvous import Greeting, Lobby
 
 # After another process has told why it stops: time to come to the same error by oneself.
 _GRACE_SECONDS = 5.0
-
-
-class Lost(KnownError):
-    """A process of the run is gone."""
+# Of a difference: in so many ways it is told, if each process differs in its own.
+_KINDS = 5
 
 
 class Cluster:
@@ -44,13 +46,16 @@ class Cluster:
         index: which process this is, from 0.
         processes: how many there are.
         host: this machine's name.
+        first_host: the numeric address at which this process has reached process 0, or process 0
+            was reached; "" in a cluster of one.
     """
 
     def __init__(self, distributed: Distributed) -> None:
         here = place(distributed, os.environ)
         self.index, self.processes = here.index, here.processes
         self.host = socket.gethostname()
-        self._address = distributed.coordinator or ""
+        self.first_host = ""
+        self._coordinator = distributed.coordinator
         self._timeout = distributed.timeout_seconds
         self._silence = distributed.heartbeat_timeout_seconds
         self._peers: dict[int, Peer] = {}
@@ -58,22 +63,25 @@ class Cluster:
         self._values: dict[int, list[Json]] = {}  # by process: what it has said, not yet taken
         self._leaving = threading.Event()
 
+    def __str__(self) -> str:
+        return f"process {self.index} ({self.host})"
+
     @property
     def is_first(self) -> bool:
         """Whether this is process 0, which writes what only one may write."""
         return self.index == 0
 
     @property
-    def coordinator_host(self) -> str:
-        """The host of process 0, as the config names it."""
-        return self._address.rpartition(":")[0].strip("[]")
+    def is_elsewhere(self) -> bool:
+        """Whether this process runs on another machine than process 0."""
+        if self.is_first or is_loopback(self.first_host):
+            return False
+        own = self._peers[0].connection.getsockname()
+        return listener.numeric_host(own) != self.first_host
 
     def __enter__(self) -> "Cluster":
         if self.processes > 1:
-            if self.is_first:
-                self._listen()
-            else:
-                self._connect()
+            self._meet()
             for peer in self._peers.values():
                 peer.connection.settimeout(self._silence)
                 threading.Thread(target=self._read, args=(peer,), daemon=True).start()
@@ -114,17 +122,31 @@ class Cluster:
         Args:
             advice: what to do about a difference.
         """
+        text = json.dumps(values, sort_keys=True)
+        digests = self.gather(hashlib.sha256(text.encode()).hexdigest())
+        # The first process of each kind speaks for it: the values of all are too many.
+        speakers = {str(digest): index for index, digest in reversed(list(enumerate(digests)))}
+        if len(speakers) == 1:
+            return
+        chosen = sorted(speakers.values())[: _KINDS + 1]
         # As the others see it: a tuple becomes a list on its way.
-        everyone = self.gather([self.host, json.loads(json.dumps(values))])
+        everyone = self.gather([self.host, json.loads(text)] if self.index in chosen else None)
         _, first = everyone[0]
-        different = [
-            f"{name} is {other.get(name)} on process {index} ({host}), but {first.get(name)} on "
-            "process 0"
-            for index, (host, other) in enumerate(everyone)
-            for name in sorted({*first, *other})
-            if other.get(name) != first.get(name)
-        ]
+        different: list[str] = []
+        for index in chosen[1:]:
+            host, other = everyone[index]
+            more = digests.count(digests[index]) - 1
+            who = f"process {index} ({host})" + (f" and {more} more" if more else "")
+            different += [
+                f"{name} is {other.get(name)} on {who}, but {first.get(name)} on process 0"
+                for name in sorted({*first, *other})
+                if other.get(name) != first.get(name)
+            ]
         if different:
+            shown = [digests[index] for index in chosen]
+            others = sum(digest not in shown for digest in digests)
+            if others:
+                different.append(f"{others} more processes differ in other ways")
             raise UserError("; ".join(different) + f". {advice}")
 
     def stop(self, error: BaseException) -> None:
@@ -138,8 +160,9 @@ class Cluster:
             code, text = 1, f"{type(error).__name__}: {error}"
             traceback.print_exception(error)
         self._say(text)
+        stop = Stop(text, str(self), code)
         for peer in self._peers.values():
-            peer.send(stop=text, source=f"process {self.index} ({self.host})", code=code)
+            peer.send(**stop.message())
         if self.is_first:
             self._outlive_others()
         else:
@@ -151,94 +174,17 @@ class Cluster:
         who = me if self.processes > 1 else ""
         terminal.show(f"mlstm-jax train{who}: {terminal.message(text)}", file=sys.stderr)
 
-    # --- finding each other
-
-    def _listen(self) -> None:
-        """Wait for all others, as process 0."""
-        deadline = time.monotonic() + self._timeout
-        with listen(self._address, deadline) as server:
-            told = time.monotonic()
-            while len(self._peers) < self.processes - 1:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    error = UserError(self._missing())
-                    for peer in self._peers.values():
-                        peer.send(stop=str(error), source="process 0", code=error.exit_code)
-                    raise error
-                if time.monotonic() - told > 10:
-                    told = time.monotonic()
-                    self._say(f"waits for {self._absent()}, {left:.0f} s more")
-                server.settimeout(min(left, 1.0))
-                try:
-                    connection, _ = server.accept()
-                except TimeoutError:
-                    continue
-                self._welcome(connection)
-        for peer in self._peers.values():
-            peer.send(value="all are here")
-
-    def _welcome(self, connection: socket.socket) -> None:
-        """Let a process in, unless it is none of this run."""
-        connection.settimeout(5.0)
-        peer = Peer(connection, -1, "")
-        try:
-            hello = peer.receive()
-            peer.index, peer.host = int(hello["index"]), str(hello["host"])
-            processes = int(hello["processes"])
-        except (OSError, EOFError, ValueError, KeyError, TypeError):
-            peer.close()  # Not one of ours.
-            return
-        why = None
-        if processes != self.processes:
-            why = f"{peer} was told of {processes} processes, but process 0 of {self.processes}"
-        elif not 0 < peer.index < self.processes or peer.index in self._peers:
-            why = f"a second process on {peer.host} says that it is number {peer.index}"
-        if why:
-            error = UserError(f"{why}. Start every process with its own --distributed.index.")
-            for told in [peer, *self._peers.values()]:
-                told.send(stop=str(error), source="process 0", code=error.exit_code)
-            raise error
-        self._peers[peer.index] = peer
-
-    def _absent(self) -> str:
-        absent = [n for n in range(1, self.processes) if n not in self._peers]
-        return f"process{'es' if len(absent) > 1 else ''} {', '.join(map(str, absent))}"
-
-    def _missing(self) -> str:
-        here = {0: self.host} | {peer.index: peer.host for peer in self._peers.values()}
-        present = ", ".join(f"{index} ({host})" for index, host in sorted(here.items()))
-        return (
-            f"{self._absent()} of {self.processes} did not come within {self._timeout:g} s; here "
-            f"are {present}. Look into the logs of the missing; they must reach "
-            f"{self._address}, and get the same --distributed.processes. More time: "
-            "--distributed.timeout-seconds."
-        )
-
-    def _connect(self) -> None:
-        """Find process 0, and wait until it has found all."""
-        deadline = time.monotonic() + self._timeout
-        host, _, port = self._address.rpartition(":")
-        while True:
-            try:
-                connection = socket.create_connection((host.strip("[]"), int(port)), timeout=5.0)
-                peer = Peer(connection, 0, host)
-                peer.send(index=self.index, processes=self.processes, host=self.host)
-                # Process 0 has as long to wait for the others.
-                connection.settimeout(self._timeout + 30)
-                first = peer.receive()
-                break
-            except (OSError, EOFError, ValueError) as error:
-                if time.monotonic() > deadline:
-                    raise UserError(
-                        f"process 0 did not answer at {self._address} within {self._timeout:g} s "
-                        f"({error or type(error).__name__}). Is it started, is that its address, "
-                        "and does a firewall let the port through?"
-                    ) from error
-                time.sleep(0.2)
-        if "stop" in first:
-            self._say(str(first["stop"]))
-            _exit(int(first["code"]))
-        self._peers[0] = peer
+    def _meet(self) -> None:
+        """Find the others; see rendezvous.py."""
+        assert self._coordinator
+        where = parse(self._coordinator)
+        if self.is_first:
+            lobby = Lobby(where, self.host, self.processes, self._timeout, self._say)
+            self._peers = lobby.wait()
+            self.first_host = rendezvous.reached_at(self._peers.values())
+        else:
+            greeting = Greeting(self.index, self.processes, self.host)
+            self._peers[0], self.first_host = rendezvous.find_first(where, greeting, self._timeout)
 
     # --- while it runs
 
@@ -247,6 +193,17 @@ class Cluster:
         with self._changed:
             self._changed.wait_for(lambda: self._values.get(index))
             return self._values[index].pop(0)
+
+    def _put(self, index: int, value: Json) -> None:
+        """Keep what a process has said for `_take`; ValueError where it cannot be that."""
+        if not self.is_first and (not isinstance(value, list) or len(value) != self.processes):
+            raise ValueError("not a value of every process")
+        with self._changed:
+            # Whoever sends one waits for what all have sent.
+            if self._values.get(index):
+                raise ValueError("a second value")
+            self._values.setdefault(index, []).append(value)
+            self._changed.notify_all()
 
     def _beat(self) -> None:
         while True:
@@ -258,47 +215,48 @@ class Cluster:
         """Read what a process says, until it stops or is lost."""
         try:
             while True:
-                message = peer.receive()
+                message = peer.receive(self._silence)
                 if "value" in message:
-                    with self._changed:
-                        self._values.setdefault(peer.index, []).append(message["value"])
-                        self._changed.notify_all()
+                    self._put(peer.index, message["value"])
                 elif "bye" in message:
                     return
-                elif "stop" in message:
-                    self._others_stop(message)
+                elif "alive" not in message:
+                    self._others_stop(Stop.read(message))
                     return
         except TimeoutError:
             self._lost(f"{peer} has given no sign of life for {self._silence:g} s")
-        except (OSError, EOFError, ValueError):
-            if not self._leaving.is_set():
-                self._lost(f"{peer} is gone: it was killed, or its machine was")
+        except (OSError, EOFError):
+            self._lost(f"{peer} is gone: it was killed, or its machine was")
+        except ValueError as error:
+            self._lost(f"{peer} sent something that is not a message of this run ({error})")
 
     def _lost(self, what: str) -> None:
+        if self._leaving.is_set():
+            return
         text = (
             f"{what}. Nothing is lost but the steps since the last checkpoint: start all "
             "processes again with the same command."
         )
-        self._end(text, source=f"process {self.index} ({self.host})", code=1, now=True)
+        self._end(Stop(text, str(self), 1, now=True))
 
-    def _others_stop(self, message: dict[str, Json]) -> None:
+    def _others_stop(self, stop: Stop) -> None:
         """End this process too, unless it comes to the same end by itself."""
-        text = f"{message['source']} stopped: {message['stop']}"
         if self.is_first:
             for peer in self._peers.values():
-                peer.send(**message)
-        if message.get("now") or not self._leaving.wait(_GRACE_SECONDS):
-            self._end(text, source=message["source"], code=message["code"] or 1, now=True)
+                peer.send(**stop.message())
+        if stop.now or not self._leaving.wait(_GRACE_SECONDS):
+            text = f"{stop.source} stopped: {stop.text}"
+            self._end(Stop(text, stop.source, stop.code or 1, now=True))
 
-    def _end(self, text: str, **message: Json) -> None:
+    def _end(self, stop: Stop) -> None:
         """End this process from another thread than the one that trains."""
         self._leaving.set()
-        self._say(text)
+        self._say(stop.text)
         if self.is_first:
             for peer in self._peers.values():
-                peer.send(stop=text, **message)
+                peer.send(**stop.message())
             self._outlive_others()
-        _exit(message["code"])
+        _exit(stop.code)
 
     def _leave(self) -> None:
         """Leave when all have come to the end."""

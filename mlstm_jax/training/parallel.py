@@ -16,10 +16,12 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from mlstm_jax.address import Address
 from mlstm_jax.config import Devices
 from mlstm_jax.errors import UserError
 from mlstm_jax.training.cluster import Cluster
-from mlstm_jax.training.peer import free_port
+from mlstm_jax.training.listener import free_port, loopback_of
+from mlstm_jax.training.place import local_device_ids
 
 AXIS = "data"
 
@@ -136,23 +138,25 @@ def started(cluster: Cluster, devices: Devices) -> Iterator[Parallel]:
     """Start JAX in all processes of a run, and yield the devices of all that the config asks for.
 
     Raises:
-        UserError: a process has another number of devices, or too few.
+        UserError: a process has another number of devices, or too few; or CPUs are on machines
+            that cannot connect to each other.
         RuntimeError: an all-reduce over all devices gave a wrong sum.
     """
     if cluster.processes > 1:
-        host = cluster.coordinator_host
-        port = cluster.gather(free_port(host) if cluster.is_first else None)[0]
+        where = _coordinator(cluster)
         # JAX's own handler of SIGTERM would replace ours.
         jax.config.update("jax_enable_preemption_service", False)
+        if {"grpc_proxy", "https_proxy", "http_proxy"} & set(os.environ):
+            os.environ.update(grpc_proxy="")  # Process 0 was reached without one.
         jax.distributed.initialize(
-            f"{host}:{port}",
+            where,
             cluster.processes,
             cluster.index,
-            local_device_ids=_local_device_ids(),
+            local_device_ids=local_device_ids(os.environ),
             cluster_detection_method="deactivate",
             # Later than our own: a lost process is to be known by its name.
             heartbeat_timeout_seconds=600,
-            coordinator_bind_address=f"{host}:{port}",
+            coordinator_bind_address=where,
         )
     chosen = _chosen(jax.local_devices(), devices)
     kinds = sorted({device.device_kind for device in chosen})
@@ -160,6 +164,8 @@ def started(cluster: Cluster, devices: Devices) -> Iterator[Parallel]:
         {"number of devices": len(chosen), "kind of device": ", ".join(kinds)},
         "Every process must train on as many devices; --devices.count takes fewer.",
     )
+    if chosen[0].platform == "cpu":
+        _require_outward_names(cluster)
     everyone = cluster.gather([device.id for device in chosen])
     by_id = {device.id: device for device in jax.devices()}
     parallel = Parallel([by_id[number] for numbers in everyone for number in numbers])
@@ -170,6 +176,34 @@ def started(cluster: Cluster, devices: Devices) -> Iterator[Parallel]:
         jax.distributed.shutdown()
 
 
+def _coordinator(cluster: Cluster) -> str:
+    """Return where JAX's own coordinator listens: where process 0 was reached, at a free port."""
+    here = cluster.first_host
+    host, port = cluster.gather([here, free_port(here)] if cluster.is_first else None)[0]
+    # The zone of a link-local address is each machine's own.
+    zoned = "%" in host and "%" in here
+    return str(Address(here if zoned else host, port))
+
+
+def _require_outward_names(cluster: Cluster) -> None:
+    """Raise UserError, on all processes, where CPUs of several machines cannot be joined.
+
+    Gloo connects them by the address that each machine's own name has there.
+    """
+    everyone = cluster.gather([cluster.is_elsewhere, cluster.host, loopback_of(cluster.host)])
+    hidden = [
+        f"{host}, the machine of process {index}, resolves its own name to {found}"
+        for index, (_, host, found) in enumerate(everyone)
+        if found
+    ]
+    if hidden and any(elsewhere for elsewhere, *_ in everyone):
+        raise UserError(
+            f"{'; '.join(hidden[:5])}. JAX connects the CPUs of several machines by those names: "
+            "in each machine's /etc/hosts, give its own name the address at which the others "
+            "reach it."
+        )
+
+
 def _chosen(found: list[jax.Device], devices: Devices) -> list[jax.Device]:
     if devices.count is not None and devices.count > len(found):
         raise UserError(
@@ -177,22 +211,6 @@ def _chosen(found: list[jax.Device], devices: Devices) -> list[jax.Device]:
             f"({found[0].platform}); lower it, or try virtual ones with --devices.virtual-cpu."
         )
     return found[: devices.count]
-
-
-def _local_device_ids() -> list[int] | None:
-    """Return which of the visible GPUs is this process's, where its machine runs one for each."""
-    environment = os.environ
-    for size, rank in (
-        ("SLURM_STEP_TASKS_PER_NODE", "SLURM_LOCALID"),
-        ("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    ):
-        # SLURM writes 4(x2) for two nodes of four each.
-        several = environment.get(size, "1").split("(")[0].split(",")[0] != "1"
-        visible = environment.get("CUDA_VISIBLE_DEVICES", "")
-        # The launcher may have given each process a GPU of its own already.
-        if rank in environment and several and (not visible or "," in visible):
-            return [int(environment[rank])]
-    return None
 
 
 def _test_all_reduce(parallel: Parallel) -> None:

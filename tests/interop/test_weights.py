@@ -213,9 +213,7 @@ def test_import_export_import_gives_the_same_bytes(
     assert weights.load(file).source == "openai/generating-reviews-discovering-sentiment"
 
 
-def test_one_flipped_bit_in_an_export_is_found(
-    tmp_path: Path, random: np.random.Generator
-) -> None:
+def test_one_flipped_bit_in_an_export_is_found(tmp_path: Path, random: np.random.Generator) -> None:
     write_openai(tmp_path / "o", random)
     file = tmp_path / "model.safetensors"
     weights.save(file, openai.read(tmp_path / "o"))

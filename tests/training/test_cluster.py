@@ -13,11 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlstm_jax.config import Config, Devices, Distributed, Optimizer
-from mlstm_jax.errors import UserError
+from mlstm_jax.config import Config, Devices, Optimizer
 from mlstm_jax.training import metrics
 from mlstm_jax.training.checkpoint import Checkpoints
-from mlstm_jax.training.place import place
 from tests.training import runs
 
 Process = subprocess.Popen[bytes]
@@ -333,140 +331,6 @@ def test_another_number_of_devices_on_one_process_is_named(
         )
     for text in end(started):
         assert "number of devices is 1 on process 1" in text
-
-
-def test_a_missing_process_is_named(
-    corpus: Path, tmp_path: Path, command_environment: dict[str, str], started: list[Process]
-) -> None:
-    config, address = runs.make_config(corpus, tmp_path / "run"), free_address()
-    for index in (0, 2):
-        spawn(
-            started,
-            config,
-            tmp_path,
-            command_environment,
-            "--distributed.timeout-seconds",
-            "6",
-            index=index,
-            processes=3,
-            address=address,
-        )
-    for text in end(started):
-        assert "process 1 of 3 did not come within 6 s" in text
-    assert [process.returncode for process in started] == [2, 2]
-
-
-def test_a_missing_first_process_is_named(
-    corpus: Path, tmp_path: Path, command_environment: dict[str, str], started: list[Process]
-) -> None:
-    config, address = runs.make_config(corpus, tmp_path / "run"), free_address()
-    options = ("--distributed.timeout-seconds", "2")
-    spawn(started, config, tmp_path, command_environment, *options, index=1, address=address)
-    assert f"process 0 did not answer at {address} within 2 s" in end(started)[0]
-    assert started[0].returncode == 2
-
-
-def test_two_of_one_number_are_refused(
-    corpus: Path, tmp_path: Path, command_environment: dict[str, str], started: list[Process]
-) -> None:
-    config, address = runs.make_config(corpus, tmp_path / "run"), free_address()
-    for index in (0, 1, 1):
-        spawn(
-            started,
-            config,
-            tmp_path,
-            command_environment,
-            index=index,
-            processes=3,
-            address=address,
-        )
-    for text in end(started):
-        assert "says that it is number 1" in text
-    assert [process.returncode for process in started] == [2, 2, 2]
-
-
-def test_another_number_of_processes_is_refused(
-    corpus: Path, tmp_path: Path, command_environment: dict[str, str], started: list[Process]
-) -> None:
-    config, address = runs.make_config(corpus, tmp_path / "run"), free_address()
-    for index, processes in ((0, 2), (1, 3)):
-        spawn(
-            started,
-            config,
-            tmp_path,
-            command_environment,
-            index=index,
-            processes=processes,
-            address=address,
-        )
-    for text in end(started):
-        assert "was told of 3 processes, but process 0 of 2" in text
-    assert [process.returncode for process in started] == [2, 2]
-
-
-def test_a_stranger_at_the_port_is_sent_away(
-    corpus: Path, tmp_path: Path, command_environment: dict[str, str], started: list[Process]
-) -> None:
-    config, address = runs.make_config(corpus, tmp_path / "run"), free_address()
-    options = ("--distributed.timeout-seconds", "4")
-    spawn(started, config, tmp_path, command_environment, *options, address=address)
-    host, _, port = address.partition(":")
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        try:
-            with socket.create_connection((host, int(port)), timeout=5) as stranger:
-                stranger.sendall(b'GET / HTTP/1.1\r\n\r\n{"index": "one"}\n')
-                assert stranger.recv(100) == b""
-            break
-        except ConnectionRefusedError:
-            time.sleep(0.1)
-    assert "process 1 of 2 did not come" in end(started)[0]
-
-
-NONE = Distributed()
-HEAD = Distributed(coordinator="node1:8476")
-SRUN = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3"}
-MPIRUN = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
-JOB = {"JOB_COMPLETION_INDEX": "5"}
-
-
-@pytest.mark.parametrize(
-    ("distributed", "environment", "expected"),
-    [
-        (NONE, {}, (0, 1)),
-        (NONE, {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, (0, 1)),
-        (NONE, JOB, (0, 1)),
-        (HEAD, SRUN, (3, 4)),
-        (HEAD, MPIRUN, (1, 2)),
-        (Distributed(coordinator="node1:8476", processes=8), JOB, (5, 8)),
-        (Distributed(coordinator="node1:8476", processes=4, index=2), SRUN, (2, 4)),
-        (Distributed(processes=1), SRUN, (0, 1)),
-    ],
-)
-def test_the_launcher_says_which_process_this_is(
-    distributed: Distributed, environment: dict[str, str], expected: tuple[int, int]
-) -> None:
-    here = place(distributed, environment)
-    assert (here.index, here.processes) == expected
-
-
-@pytest.mark.parametrize(
-    ("distributed", "environment", "message"),
-    [
-        (NONE, SRUN, "srun has started 4 processes, but distributed.coordinator is not set"),
-        (NONE, MPIRUN, "mpirun has started 2 processes"),
-        (Distributed(processes=2), {}, "distributed.processes is 2, but distributed.coordinator"),
-        (HEAD, {}, "distributed.processes is not set"),
-        (HEAD, JOB, "distributed.processes is not set"),
-        (Distributed(coordinator="a:1", processes=2), {}, "distributed.index is not set"),
-        (Distributed(coordinator="a:1", processes=2), JOB, "distributed.index is 5"),
-    ],
-)
-def test_what_a_launcher_does_not_say_is_asked_for(
-    distributed: Distributed, environment: dict[str, str], message: str
-) -> None:
-    with pytest.raises(UserError, match=message):
-        place(distributed, environment)
 
 
 @pytest.mark.slow

@@ -1,0 +1,267 @@
+"""How the processes of a run find each other: process 0 waits, the others come to it.
+
+Whoever connects has seconds to greet, all at the same time, so that nobody who is silent or strange
+delays the rest. A process that dies while it waits may come back: it takes the place of its
+connection that is gone.
+"""
+
+import errno
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+
+from mlstm_jax.address import Address, is_loopback
+from mlstm_jax.errors import KnownError, UserError
+from mlstm_jax.training import listener
+from mlstm_jax.training.peer import Json, Peer, Stop
+
+_WELCOME = "all are here"
+_GREETING_SECONDS = 10.0
+_LONGEST_GREETING = 4096
+_LONGEST_HOST = 255  # of DNS
+# At once; the oldest has to go for one more.
+_MOST_GUESTS = 256
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """What a process says first."""
+
+    index: int
+    processes: int
+    host: str
+
+
+def read_greeting(message: dict[str, Json]) -> Greeting:
+    """Return the greeting that a message is; ValueError where no process of ours sends it."""
+    index, processes, host = (message.get(name) for name in ("index", "processes", "host"))
+    # isinstance would let True through.
+    if not (type(index) is int and type(processes) is int and 0 < index < processes < 1 << 31):
+        raise ValueError("not the numbers of a process")
+    if not (isinstance(host, str) and len(host) <= _LONGEST_HOST):
+        raise ValueError("not the name of a host")
+    return Greeting(index, processes, host)
+
+
+class Lobby:
+    """Where process 0 waits for the others.
+
+    Args:
+        address: the coordinator's.
+        host: this machine's name.
+        processes: how many there are, with process 0.
+        seconds: how long to wait, whoever connects.
+        say: tells the user.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        host: str,
+        processes: int,
+        seconds: float,
+        say: Callable[[str], None],
+    ) -> None:
+        self._address, self._host, self._processes = address, host, processes
+        self._seconds, self._say = seconds, say
+        self._peers: dict[int, Peer] = {}
+        self._guests: dict[Peer, float] = {}  # who has not greeted, and until when they may
+        self._selector = selectors.DefaultSelector()
+        self._note = ""
+
+    def wait(self) -> dict[int, Peer]:
+        """Return the others by their index, once all are here at one time.
+
+        Raises UserError, and tells it to those that are here, where one is missing when the time is
+        over, a number is taken twice, or a process was told of another number of processes.
+        """
+        deadline = time.monotonic() + self._seconds
+        try:
+            with self._selector, ExitStack() as stack:
+                servers = listener.listen(self._address, deadline)
+                for server in servers:
+                    stack.enter_context(server).setblocking(False)
+                    self._selector.register(server, selectors.EVENT_READ)
+                hosts = [server.getsockname()[0] for server in servers]
+                self._note = listener.note(self._address.host, hosts)
+                self._meet(deadline)
+        except UserError as error:
+            for peer in self._peers.values():
+                peer.send(**Stop(str(error), "process 0", error.exit_code).message())
+                peer.close()
+            raise
+        finally:
+            for guest in self._guests:
+                guest.close()
+        for peer in self._peers.values():
+            peer.send(value=_WELCOME)
+        return self._peers
+
+    def _meet(self, deadline: float) -> None:
+        told, note = time.monotonic(), f"; {self._note}" if self._note else ""
+        while not self._all_are_here():
+            now = time.monotonic()
+            if now > deadline:
+                raise UserError(self._missing())
+            if now - told > 10:
+                self._say(f"waits for {self._absent()}, {deadline - now:.0f} s more{note}")
+                told, note = now, ""
+            for key, _ in self._selector.select(min(deadline - now, 1.0)):
+                peer = key.data
+                if peer is None:
+                    self._accept(key.fileobj)  # type: ignore[arg-type]
+                elif peer in self._guests:
+                    self._hear(peer)
+                elif peer in self._peers.values():
+                    # It has nothing to say before the welcome: it is gone, or none of ours.
+                    self._lose(peer)
+            for guest in [one for one, until in self._guests.items() if until < now]:
+                self._send_away(guest)
+
+    def _all_are_here(self) -> bool:
+        if len(self._peers) < self._processes - 1:
+            return False
+        gone = [peer for peer in self._peers.values() if not peer.is_silent()]
+        for peer in gone:
+            self._lose(peer)
+        return not gone
+
+    def _accept(self, server: socket.socket) -> None:
+        try:
+            connection, _ = server.accept()
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                return  # It has gone, or the network had an error that will be seen again.
+            if not self._guests:
+                raise UserError(
+                    f"process 0 cannot take more than {len(self._peers)} connections ({error}); "
+                    "raise its limit of open files, `ulimit -n`."
+                ) from error
+            self._send_away(next(iter(self._guests)))
+            return
+        if len(self._guests) == _MOST_GUESTS:
+            self._send_away(next(iter(self._guests)))
+        connection.setblocking(False)
+        guest = Peer(connection, -1, "")
+        self._guests[guest] = time.monotonic() + _GREETING_SECONDS
+        self._selector.register(connection, selectors.EVENT_READ, guest)
+
+    def _hear(self, guest: Peer) -> None:
+        """Let a process in that has greeted, unless it is none of this run."""
+        try:
+            message = guest.take(_LONGEST_GREETING)
+            if message is None:
+                return
+            greeting = read_greeting(message)
+            if not guest.is_silent():
+                raise ValueError("it has not waited for the welcome")
+        except (OSError, EOFError, ValueError):
+            self._send_away(guest)
+            return
+        del self._guests[guest]
+        guest.index, guest.host = greeting.index, greeting.host
+        before, why = self._peers.get(guest.index), None
+        if greeting.processes != self._processes:
+            why = (
+                f"{guest} was told of {greeting.processes} processes, but process 0 of "
+                f"{self._processes}"
+            )
+        elif before and before.is_silent():
+            why = f"a second process on {guest.host} says that it is number {guest.index}"
+        if why:
+            error = UserError(f"{why}. Start every process with its own --distributed.index.")
+            guest.send(**Stop(str(error), "process 0", error.exit_code).message())
+            guest.close()
+            raise error
+        if before:
+            self._lose(before)
+        self._peers[guest.index] = guest
+
+    def _send_away(self, guest: Peer) -> None:
+        del self._guests[guest]
+        self._selector.unregister(guest.connection)
+        guest.close()
+
+    def _lose(self, peer: Peer) -> None:
+        self._say(f"{peer} has gone; waiting for it to come back")
+        del self._peers[peer.index]
+        self._selector.unregister(peer.connection)
+        peer.close()
+
+    def _absent(self) -> str:
+        absent = [n for n in range(1, self._processes) if n not in self._peers]
+        return f"process{'es' if len(absent) > 1 else ''} {', '.join(map(str, absent))}"
+
+    def _missing(self) -> str:
+        here = {0: self._host} | {peer.index: peer.host for peer in self._peers.values()}
+        present = ", ".join(f"{index} ({host})" for index, host in sorted(here.items()))
+        return (
+            f"{self._absent()} of {self._processes} did not come within {self._seconds:g} s; here "
+            f"are {present}. Look into the logs of the missing; they must reach "
+            f"{self._address}, and get the same --distributed.processes. More time: "
+            f"--distributed.timeout-seconds.{f' ({self._note}.)' if self._note else ''}"
+        )
+
+
+def reached_at(peers: Iterable[Peer]) -> str:
+    """Return the numeric host of this machine at which the others have reached it.
+
+    One that is no loopback is good for all of them.
+    """
+    hosts = [listener.numeric_host(peer.connection.getsockname()) for peer in peers]
+    return max(hosts, key=lambda host: (not is_loopback(host), hosts.count(host)))
+
+
+def find_first(address: Address, greeting: Greeting, seconds: float) -> tuple[Peer, str]:
+    """Find process 0, and wait until it has found all.
+
+    Returns:
+        The connection to it, and the numeric host that it was reached at.
+
+    Raises:
+        UserError: nothing that is process 0 answered within these seconds.
+        KnownError: process 0 has ended the start; its message and exit code.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            connection = socket.create_connection(address, timeout=5.0)
+            with ExitStack() as stack:
+                stack.callback(connection.close)
+                peer = Peer(connection, 0, address.host)
+                host = listener.numeric_host(connection.getpeername())
+                peer.send(**asdict(greeting))
+                # Process 0 has as long to wait for the others.
+                first = peer.receive(seconds + 30)
+                if "stop" in first:
+                    raise _refusal(Stop.read(first))
+                if first.get("value") != _WELCOME:
+                    raise ValueError("something else answers there")
+                stack.pop_all()
+                return peer, host
+        except (OSError, EOFError, ValueError) as error:
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"process 0 did not answer at {address} within {seconds:g} s "
+                    f"({error or type(error).__name__}). Is it started, is that its address, "
+                    f"and does a firewall let the port through?{_hint(address.host)}"
+                ) from error
+            time.sleep(0.2)
+
+
+def _hint(host: str) -> str:
+    """Say that the coordinator's name stands for the machine that asks, where it does."""
+    found = listener.loopback_of(host)
+    if not found:
+        return ""
+    name = f"{host} is" if host == found else f"{host} resolves to {found} here, which is"
+    return f" {name} this machine itself: process 0 would have to run on it, too."
+
+
+def _refusal(stop: Stop) -> KnownError:
+    error = KnownError(stop.text)
+    error.exit_code = stop.code
+    return error

@@ -1,0 +1,45 @@
+"""The run folder's lock, where the file system has none."""
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from mlstm_jax import run
+from mlstm_jax.config import Config
+from mlstm_jax.errors import UserError
+
+
+@pytest.fixture
+def flock_fails(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(request.param, os.strerror(request.param))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+
+@pytest.mark.usefixtures("flock_fails")
+@pytest.mark.parametrize(
+    "flock_fails", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP], indirect=True
+)
+def test_a_file_system_without_locks_is_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with run.claim(Config(out=str(tmp_path / "run")), resume=False):
+        assert (tmp_path / "run/config.json").is_file()
+    said = capsys.readouterr().err
+    assert f"the file system of {tmp_path / 'run'} has no locks" in said
+    assert "see to it that no second run trains" in said
+
+
+@pytest.mark.usefixtures("flock_fails")
+@pytest.mark.parametrize("flock_fails", [errno.EACCES, errno.EPERM, errno.EIO], indirect=True)
+def test_a_lock_that_is_refused_may_be_held_by_another(tmp_path: Path) -> None:
+    with (
+        pytest.raises(UserError, match=r"cannot be locked .* another process may be training"),
+        run.claim(Config(out=str(tmp_path / "run")), resume=False),
+    ):
+        pass
+    assert not (tmp_path / "run/config.json").exists()

@@ -1,0 +1,106 @@
+"""What processes tell each other to see that they are alike: hundreds of them, as threads."""
+
+import json
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mlstm_jax.config import Config, Distributed
+from mlstm_jax.config_differences import flatten
+from mlstm_jax.errors import UserError
+from mlstm_jax.training import parallel, peer
+from mlstm_jax.training.cluster import Cluster
+
+COUNT = 600
+
+
+class Simulated(Cluster):
+    """One of many processes; what they gather goes over no connection, but is as long."""
+
+    def __init__(self, index: int, meeting: threading.Barrier, values: list[Any]) -> None:
+        super().__init__(Distributed())
+        self.index, self.processes, self.host = index, COUNT, f"node{index}"
+        self.longest = 0
+        self._meeting, self._gathered = meeting, values
+
+    def gather(self, value: Any) -> list[Any]:
+        self._gathered[self.index] = value
+        self._meeting.wait()
+        values = list(self._gathered)
+        # All have to have taken theirs before the next.
+        self._meeting.wait()
+        if self.is_first:
+            self.longest = max(self.longest, len(json.dumps(values)))
+        return values
+
+
+def require_equal(values: list[dict[str, Any]]) -> tuple[list[str], int]:
+    """Return what each process says, "" for nothing, and the length of the longest message."""
+    meeting, gathered = threading.Barrier(COUNT, timeout=60), [None] * COUNT
+    processes = [Simulated(index, meeting, gathered) for index in range(COUNT)]
+    said = [""] * COUNT
+
+    def agree(process: Simulated) -> None:
+        try:
+            process.require_equal(values[process.index], "Make them equal.")
+        except UserError as error:
+            said[process.index] = str(error)
+
+    threads = [threading.Thread(target=agree, args=(process,)) for process in processes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return said, processes[0].longest
+
+
+def test_many_configs_are_compared_in_short_messages() -> None:
+    fields = flatten(Config())
+    assert len(json.dumps([fields] * COUNT)) > 1 << 20
+    said, longest = require_equal([fields] * COUNT)
+    assert not any(said)
+    assert longest < peer.LONGEST / 100
+
+
+def test_when_process_0_differs_from_all_one_speaks_for_them() -> None:
+    fields = flatten(Config())
+    said, longest = require_equal([fields | {"train.seed": 1}] + [fields] * (COUNT - 1))
+    expected = "train.seed is 0 on process 1 (node1) and 598 more, but 1 on process 0"
+    assert said == [f"{expected}. Make them equal."] * COUNT
+    assert longest < peer.LONGEST / 100
+
+
+def test_when_all_differ_some_are_named_and_the_rest_counted() -> None:
+    said, longest = require_equal([flatten(Config()) | {"train.seed": n} for n in range(COUNT)])
+    assert "train.seed is 5 on process 5 (node5), but 0 on process 0" in said[7]
+    assert "node6" not in said[7]
+    assert said[7].endswith("594 more processes differ in other ways. Make them equal.")
+    assert longest < peer.LONGEST / 100
+
+
+@pytest.mark.parametrize("other", [{"a": 1.0, "b": [2]}, {"b": (2,), "a": 1}])
+def test_what_is_equal_in_python_is_no_difference(other: dict[str, Any]) -> None:
+    said, _ = require_equal([{"a": 1, "b": (2,)}] * (COUNT - 1) + [other])
+    assert not any(said)
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "found", "named"),
+    [(True, "", False), (False, "127.0.1.1", False), (True, "127.0.1.1", True)],
+)
+def test_cpus_that_gloo_cannot_join_are_named(
+    elsewhere: bool, found: str, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parallel, "loopback_of", lambda host: found)
+    cluster: Any = SimpleNamespace(is_elsewhere=False, host="node1")
+    cluster.gather = lambda value: [value, [elsewhere, "node2", ""]]
+    said = ""
+    try:
+        parallel._require_outward_names(cluster)
+    except UserError as error:
+        said = str(error)
+    expected = "node1, the machine of process 0, resolves its own name to 127.0.1.1. JAX connects"
+    assert (expected in said) == named
+    assert bool(said) == named

@@ -1,0 +1,198 @@
+"""Processes on two machines, each a network namespace of this one with an /etc/hosts of its own."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from mlstm_jax.config import Train
+from tests.training import runs
+
+A, B = "10.77.0.1", "10.77.0.2"
+LINK_LOCAL = "fe80::1"
+PORT = 8476
+
+
+class Machine:
+    """A network namespace with one link to another."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.hosts = name, folder / name
+        # The bind mount is seen by this command alone.
+        script = 'mount --bind "$0" /etc/hosts && exec "$@"'
+        self.prefix = ["ip", "netns", "exec", name, "sh", "-c", script, str(self.hosts)]
+        self.set_hosts()
+
+    def set_hosts(self, **addresses: str) -> None:
+        lines = [f"{address} {name}\n" for name, address in addresses.items()]
+        self.hosts.write_text("127.0.0.1 localhost\n" + "".join(lines))
+
+    def start(self, environment: dict[str, str], *words: str) -> subprocess.Popen[bytes]:
+        command = [*self.prefix, *words]
+        return subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+
+
+def ip(words: str) -> None:
+    done = subprocess.run(["ip", *words.split()], capture_output=True, text=True)
+    if done.returncode:
+        raise OSError(f"`ip {words}`: {done.stderr.strip()}")
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machine, Machine]]:
+    """Two machines, A and B, on one link, which is also their default route."""
+    if os.geteuid() or not shutil.which("ip") or not shutil.which("mount"):
+        pytest.skip("network namespaces need root and iproute2")
+    folder = tmp_path_factory.mktemp("hosts")
+    a, b = (Machine(f"mlstm-{letter}-{os.getpid()}", folder) for letter in "ab")
+    try:
+        try:
+            for machine in (a, b):
+                ip(f"netns add {machine.name}")
+            ip(f"link add eth0 netns {a.name} type veth peer name eth0 netns {b.name}")
+            for machine, address, other in ((a, A, B), (b, B, A)):
+                ip(f"-n {machine.name} link set lo up")
+                ip(f"-n {machine.name} addr add {address}/24 dev eth0")
+                ip(f"-n {machine.name} link set eth0 up")
+                ip(f"-n {machine.name} route add default via {other}")
+            ip(f"-n {a.name} addr add {LINK_LOCAL}/64 dev eth0 nodad")
+            subprocess.run([*a.prefix, "true"], check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"no network namespaces here: {error}")
+        yield a, b
+    finally:
+        for machine in (a, b):
+            subprocess.run(["ip", "netns", "del", machine.name], capture_output=True)
+
+
+def end(processes: Sequence[subprocess.Popen[bytes]], timeout: float = 60) -> list[str]:
+    """Wait for all to end; return what each has written."""
+    try:
+        return [process.communicate(timeout=timeout)[0].decode() for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def meet(
+    environment: dict[str, str], at: str, where: Sequence[Machine], seconds: float = 20
+) -> list[str]:
+    """Start one process on each of these machines; return what they write."""
+    processes = [
+        machine.start(
+            environment,
+            *(sys.executable, "-m", "tests.training.meeting"),
+            *(at, str(len(where)), str(index), str(seconds)),
+        )
+        for index, machine in enumerate(where)
+    ]
+    return end(processes)
+
+
+def test_a_name_that_debian_gives_loopback_is_reached_from_elsewhere(
+    machines: tuple[Machine, Machine], command_environment: dict[str, str]
+) -> None:
+    a, b = machines
+    a.set_hosts(node1="127.0.1.1")
+    b.set_hosts(node1=A)
+    texts = meet(command_environment, f"node1:{PORT}", (a, b, a))
+    # What JAX is told comes from process 0: an address that is good for all.
+    for text, reached in zip(texts, (A, A, "127.0.1.1"), strict=True):
+        assert f"met [0, 1, 2] at {reached}" in text
+
+
+def test_without_a_route_the_missing_are_told_of_the_loopback(
+    machines: tuple[Machine, Machine], command_environment: dict[str, str]
+) -> None:
+    a, b = machines
+    a.set_hosts(node1="127.0.1.1")
+    b.set_hosts(node1=A)
+    ip(f"-n {a.name} route del default")
+    try:
+        first, second = meet(command_environment, f"node1:{PORT}", (a, b), seconds=1)
+    finally:
+        ip(f"-n {a.name} route add default via {B}")
+    assert "process 0 listens only at 127.0.1.1, which processes on other machines" in first
+    assert f"process 0 did not answer at node1:{PORT}" in second
+
+
+def test_localhost_is_not_reached_from_elsewhere(
+    machines: tuple[Machine, Machine], command_environment: dict[str, str]
+) -> None:
+    a, b = machines
+    a.set_hosts()
+    b.hosts.write_text(f"{A} localhost\n")
+    first, second = meet(command_environment, f"localhost:{PORT}", (a, b), seconds=1)
+    assert "did not come within 1 s" in first
+    assert "Connection refused" in second
+
+
+def test_a_link_local_address_is_met_with_its_zone(
+    machines: tuple[Machine, Machine], command_environment: dict[str, str]
+) -> None:
+    texts = meet(command_environment, f"[{LINK_LOCAL}%eth0]:{PORT}", machines)
+    for text in texts:
+        assert f"met [0, 1] at {LINK_LOCAL}%eth0" in text
+
+
+def train(
+    environment: dict[str, str], at: str, machines: Sequence[Machine], corpus: Path, folder: Path
+) -> tuple[list[int], str]:
+    """Train one run on these machines, as a user would; return exit codes and what was written."""
+    few = Train(steps=20, log_every=5, eval_every=20)
+    config = runs.make_config(corpus, folder / "run", train=few)
+    file = folder / "config.py"
+    file.write_text(f"from mlstm_jax.config import *\nconfig = {config!r}\n")
+    processes = [
+        machine.start(
+            environment,
+            *(str(Path(sys.executable).parent / "mlstm-jax"), "train", str(file)),
+            *("--distributed.coordinator", f"{at}:{PORT}", "--devices.virtual-cpu", "1"),
+            *("--distributed.processes", str(len(machines)), "--distributed.index", str(index)),
+        )
+        for index, machine in enumerate(machines)
+    ]
+    texts = end(processes, timeout=200)
+    return [process.returncode for process in processes], "\n".join(texts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", ["node1", f"[{LINK_LOCAL}%eth0]"])
+def test_two_machines_train_one_run(
+    at: str,
+    machines: tuple[Machine, Machine],
+    corpus: Path,
+    tmp_path: Path,
+    command_environment: dict[str, str],
+) -> None:
+    a, b = machines
+    own = os.uname().nodename
+    a.set_hosts(**{"node1": "127.0.1.1", own: A})
+    b.set_hosts(**{"node1": A, own: B})
+    # As of a site's proxy, which knows nothing of these machines.
+    environment = command_environment | {"http_proxy": "http://127.0.0.1:9"}
+    codes, text = train(environment, at, machines, corpus, tmp_path)
+    assert codes == [0, 0], text
+
+
+@pytest.mark.slow
+def test_cpus_whose_machine_has_no_outward_name_are_named(
+    machines: tuple[Machine, Machine],
+    corpus: Path,
+    tmp_path: Path,
+    command_environment: dict[str, str],
+) -> None:
+    a, b = machines
+    own = os.uname().nodename
+    a.set_hosts(**{"node1": "127.0.1.1", own: "127.0.1.1"})
+    b.set_hosts(**{"node1": A, own: B})
+    codes, text = train(command_environment, "node1", machines, corpus, tmp_path)
+    assert codes == [2, 2], text
+    assert f"{own}, the machine of process 0, resolves its own name to 127.0.1.1" in text
+    assert "Traceback" not in text

@@ -1,0 +1,78 @@
+"""Messages over one connection."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from mlstm_jax.errors import KnownError
+from mlstm_jax.training import peer
+from mlstm_jax.training.peer import Peer
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Peer, socket.socket]]:
+    """One end as a Peer, the other as it is."""
+    one, other = socket.socketpair()
+    with one, other:
+        yield Peer(one, 1, "node2"), other
+
+
+def test_a_message_is_read_however_it_comes(ends: tuple[Peer, socket.socket]) -> None:
+    here, there = ends
+    there.sendall(b'{"value": 1}\n{"value": 2}\n{"val')
+    assert here.receive(1) == {"value": 1}
+    assert here.receive(1) == {"value": 2}
+    there.sendall(b'ue": 3}\n')
+    assert here.receive(1) == {"value": 3}
+    there.close()
+    with pytest.raises(EOFError):
+        here.receive(1)
+
+
+def test_a_message_that_drips_has_no_more_time(ends: tuple[Peer, socket.socket]) -> None:
+    here, there = ends
+    done = threading.Event()
+
+    def drip() -> None:
+        with contextlib.suppress(OSError):
+            while not done.wait(0.05):
+                there.sendall(b" ")
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    began = time.monotonic()
+    try:
+        with pytest.raises(TimeoutError):
+            here.receive(0.5)
+    finally:
+        done.set()
+        thread.join()
+    assert time.monotonic() - began < 2
+
+
+def test_a_long_message_passes_and_one_that_is_too_long_is_the_senders_error(
+    ends: tuple[Peer, socket.socket],
+) -> None:
+    here, there = ends
+    value = "a" * (peer.LONGEST - 1000)
+    sender = threading.Thread(target=Peer(there, 0, "node1").send, kwargs={"value": value})
+    sender.start()
+    assert here.receive(20) == {"value": value}
+    sender.join()
+    with pytest.raises(KnownError, match=r"of 16,777,230 bytes to process 1 \(node2\) is too long"):
+        here.send(value="a" * peer.LONGEST)
+
+
+@pytest.mark.parametrize("line", [b"[" * 200_000, b"3", b"NaN", b"\xff", b"1" * 5000, b""])
+def test_what_is_no_message_is_an_error_of_values(
+    ends: tuple[Peer, socket.socket], line: bytes
+) -> None:
+    here, there = ends
+    there.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    there.sendall(line + b"\n")
+    with pytest.raises(ValueError, match=r".*"):
+        here.receive(1)
