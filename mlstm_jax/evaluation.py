@@ -48,7 +48,7 @@ def corpus_of(run: Run, given: Path | None) -> Scored:
     """
     if given is None and run.imported:
         raise UserError(
-            f"{run.folder} was imported, with no corpus of its own; name one: --corpus."
+            f"{run.folder} was imported, with no corpus of its own; name one with --corpus."
         )
     opened = open_corpus(given or Path(run.config.data.corpus))
     is_own = opened.identity == run.corpus

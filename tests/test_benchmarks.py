@@ -21,9 +21,10 @@ FOLDER = Path(__file__).parent.parent / "benchmarks"
     ("script", "kinds"),
     [
         ("recurrence", {"forward", "forward_backward"}),
-        pytest.param("train_step", {"train_step"}, marks=pytest.mark.slow),
+        ("train_step", {"train_step"}),
     ],
 )
+@pytest.mark.slow
 def test_a_benchmark_writes_its_results(
     script: str, kinds: set, tmp_path: Path, command_environment: dict[str, str]
 ) -> None:
@@ -100,6 +101,7 @@ def test_what_is_compared_computes_the_same(
     assert_close(ours, theirs, 3 * 9 + 2 * (2 * 12 + 1))
 
 
+@pytest.mark.slow
 def test_features_benchmark_writes_its_results(
     tmp_path: Path, command_environment: dict[str, str]
 ) -> None:

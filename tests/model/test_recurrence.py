@@ -101,7 +101,12 @@ def terms_of(t: int, b: int, h: int, inputs: int | None = None) -> int:
 @pytest.mark.parametrize("inputs", [None, 6])
 @pytest.mark.parametrize(
     ("t", "b", "h", "recompute_every"),
-    [(1, 1, 1, None), (5, 3, 7, None), (5, 3, 7, 4), (32, 4, 16, 4)],
+    [
+        pytest.param(1, 1, 1, None, marks=pytest.mark.slow),
+        (5, 3, 7, None),
+        (5, 3, 7, 4),
+        pytest.param(32, 4, 16, 4, marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("compute", TYPES)
 def test_gradient_agrees_with_the_reference(
@@ -147,7 +152,7 @@ def test_half_precision_weight_gradients_are_nearer_to_float64_than_jax_s(
 
 
 # Runs shorter than the window and longer.
-@pytest.mark.parametrize("recompute_every", [None, 1, 4])
+@pytest.mark.parametrize("recompute_every", [None, pytest.param(1, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("inputs", [None, 12])
 @pytest.mark.parametrize("compute", TYPES)
 def test_forward_is_the_same_to_the_bit_in_every_mode(

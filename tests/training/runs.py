@@ -1,5 +1,6 @@
 """Whole runs as the tests start them, in processes of their own, and what is compared of them."""
 
+import functools
 import subprocess
 import sys
 import time
@@ -15,18 +16,22 @@ from mlstm_jax.config import Config, Data, Model, Optimizer, Train
 from mlstm_jax.training import metrics, optimizer, schedule
 from mlstm_jax.training.checkpoint import Checkpoints
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.training.state import init_state
+from mlstm_jax.training.start import state_shapes
 
 # Fields that tell the time, and so differ from run to run.
 TIMES = ("seconds", "bytes_per_second", "data_wait_fraction", "evaluation_seconds")
+
+
+# Runs of one length of a line and one schedule are one program, compiled once for all tests.
+short = functools.partial(Train, log_every=5)
 
 
 def make_config(corpus: Path, out: Path, **sections: Any) -> Config:
     values = {
         "model": Model(hidden=48, embedding=16),
         "data": Data(corpus=str(corpus), batch=8, window=16),
-        "optimizer": Optimizer(learning_rate=5e-3),
-        "train": Train(steps=300, epochs=None, log_every=7, eval_every=60, checkpoint_every=20),
+        "optimizer": Optimizer(learning_rate=5e-3, decay_steps=1000),
+        "train": short(steps=300, epochs=None, eval_every=60, checkpoint_every=20),
     }
     return Config(out=str(out), **(values | sections))
 
@@ -49,7 +54,7 @@ def final_state(folder: Path, batch: int) -> Any:
     assert step is not None
     devices = Parallel(jax.local_devices()[:1])
     carry = devices.abstract_rows(model.init_carry(batch))
-    state, rows = checkpoints.restore(step, init_state(config, model, adam), carry)
+    state, rows = checkpoints.restore(step, state_shapes(config, model, adam), carry)
     checkpoints.close()
     return state, devices.own_rows(rows)
 

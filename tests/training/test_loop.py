@@ -7,6 +7,7 @@ import os
 import pty
 import select
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from tests.training.runs import (
     assert_same_run,
     lines_without_time,
     make_config,
+    short,
     start,
     wait_for_step,
 )
@@ -93,7 +95,7 @@ def test_the_run_folder_holds_what_it_says(undisturbed: Path) -> None:
     lines = metrics.read(undisturbed / "metrics.jsonl")
     train = [line for line in lines if line["kind"] == "train"]
     evals = [line for line in lines if line["kind"] == "eval"]
-    assert [line["step"] for line in train] == list(range(7, 301, 7))
+    assert [line["step"] for line in train] == list(range(5, 301, 5))
     assert [line["step"] for line in evals] == [60, 120, 180, 240, 300]
     assert set(train[0]) == {
         *("kind", "step", "epoch", "bytes_seen", "loss", "bpc", "learning_rate", "grad_norm"),
@@ -101,7 +103,7 @@ def test_the_run_folder_holds_what_it_says(undisturbed: Path) -> None:
         *("noise_scale", "gradient_signal", "gradient_trace"),
     }
     # A little less than 8 rows of 16 bytes a step: some are padding at the end of a shard.
-    assert 0.99 * 294 * 8 * 16 < train[-1]["bytes_seen"] < 294 * 8 * 16
+    assert 0.99 * 300 * 8 * 16 < train[-1]["bytes_seen"] < 300 * 8 * 16
     assert train[-1]["bpc"] == pytest.approx(train[-1]["loss"] / np.log(2))
     assert evals[-1]["bpc"] < evals[0]["bpc"] < 8
     environment = json.loads((undisturbed / "environment.json").read_text())
@@ -118,7 +120,7 @@ def test_the_newest_checkpoints_and_the_best_are_kept(corpus: Path, tmp_path: Pa
         tmp_path / "run",
         optimizer=Optimizer(learning_rate=3.0, decay_steps=10**6),
         precision=Precision(max_consecutive_skips=1),
-        train=Train(
+        train=short(
             steps=25,
             eval_every=10,
             checkpoint_every=5,
@@ -149,19 +151,27 @@ def test_the_newest_checkpoints_and_the_best_are_kept(corpus: Path, tmp_path: Pa
 
 @pytest.mark.parametrize(
     "precision",
-    [Precision(), Precision(compute="bf16", cell="compute", all_reduce="compute")],
+    [
+        Precision(),
+        pytest.param(
+            Precision(compute="bf16", cell="compute", all_reduce="compute"),
+            marks=pytest.mark.slow,
+        ),
+    ],
     ids=["fp32", "bf16"],
 )
 def test_a_finished_run_is_left_alone_and_can_be_made_longer(
     precision: Precision, corpus: Path, tmp_path: Path
 ) -> None:
-    short = Train(steps=20, eval_every=10, checkpoint_every=10, log_every=5)
-    config = make_config(corpus, tmp_path / "run", train=short, precision=precision)
+    twenty = short(steps=20, eval_every=10, checkpoint_every=10)
+    config = make_config(corpus, tmp_path / "run", train=twenty, precision=precision)
     loop.train(config)
     before = lines_without_time(tmp_path / "run")
     loop.train(config)
     assert lines_without_time(tmp_path / "run") == before
-    loop.train(dataclasses.replace(config, train=dataclasses.replace(short, steps=30)), resume=True)
+    loop.train(
+        dataclasses.replace(config, train=dataclasses.replace(twenty, steps=30)), resume=True
+    )
     lines = lines_without_time(tmp_path / "run")
     assert lines[: len(before)] == before
     assert lines[-1]["step"] == 30
@@ -185,7 +195,7 @@ def test_a_run_that_overflows_for_ever_stops_and_says_so(corpus: Path, tmp_path:
 @pytest.fixture(scope="module")
 def short_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Config:
     out = tmp_path_factory.mktemp("short") / "run"
-    config = make_config(corpus, out, train=Train(steps=4, checkpoint_every=2, eval_every=2))
+    config = make_config(corpus, out, train=short(steps=4, checkpoint_every=2, eval_every=2))
     loop.train(config)
     return config
 
@@ -245,7 +255,7 @@ def test_a_run_killed_before_its_config_was_written_can_start(corpus: Path, tmp_
     (tmp_path / "run").mkdir()
     (tmp_path / "run/.lock").touch()
     (tmp_path / "run/config.partial").write_text('{"out"')
-    loop.train(make_config(corpus, tmp_path / "run", train=Train(steps=2)))
+    loop.train(make_config(corpus, tmp_path / "run", train=short(steps=2)))
 
 
 def test_waiting_for_data_is_told(
@@ -259,7 +269,7 @@ def test_waiting_for_data_is_told(
         return plain(self, *arguments)
 
     monkeypatch.setattr(TrainStream, "batch", slow)
-    config = make_config(corpus, tmp_path / "run", train=Train(steps=40, log_every=10))
+    config = make_config(corpus, tmp_path / "run", train=short(steps=40))
     loop.train(config)
     lines = metrics.read(tmp_path / "run/metrics.jsonl")
     waits = [line["data_wait_fraction"] for line in lines if line["kind"] == "train"]
@@ -272,7 +282,7 @@ def test_a_start_that_was_refused_leaves_no_run_behind(corpus: Path, tmp_path: P
     huge = make_config(corpus, tmp_path / "run", data=Data(corpus=str(corpus), batch=8192))
     with pytest.raises(UserError, match=r"lower data\.batch"):
         loop.train(huge)
-    smaller = make_config(corpus, tmp_path / "run", train=Train(steps=2))
+    smaller = make_config(corpus, tmp_path / "run", train=short(steps=2))
     loop.train(smaller)
     config = run.read_config(tmp_path / "run")
     assert config is not None
@@ -302,8 +312,8 @@ def test_a_device_holds_one_copy_of_the_state_and_a_save_may_move_it(
 
     before = buffers()
     monkeypatch.setattr(Checkpoints, "save", save)
-    train = Train(steps=4, checkpoint_every=2, eval_every=4)
-    config = make_config(corpus, tmp_path / "run", train=train, model=Model(hidden=64))
+    train = short(steps=4, checkpoint_every=2, eval_every=4)
+    config = make_config(corpus, tmp_path / "run", train=train)
     loop.train(config)
     loop.train(dataclasses.replace(config, train=dataclasses.replace(train, steps=8)))
     assert len(held) == 4
@@ -311,12 +321,25 @@ def test_a_device_holds_one_copy_of_the_state_and_a_save_may_move_it(
 
 
 def test_kernels_that_repeat_are_asked_for_before_jax_starts(
-    corpus: Path, tmp_path: Path, command_environment: dict[str, str]
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train = Train(steps=2, deterministic=True)
+    train = short(steps=2, deterministic=True)
     config = make_config(corpus, tmp_path / "run", train=train)
     with pytest.raises(UserError, match=r"JAX has started without it; set XLA_FLAGS to --xla_gpu"):
         loop.train(config)
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=")
+    monkeypatch.delitem(sys.modules, "jax")
+    environment.prepare(Devices(), deterministic=True)
+    assert os.environ["XLA_FLAGS"] == "--xla_dump_to= --xla_gpu_deterministic_ops=true"
+
+
+@pytest.mark.slow
+def test_a_run_of_kernels_that_repeat(
+    corpus: Path, tmp_path: Path, command_environment: dict[str, str]
+) -> None:
+    train = short(steps=2, deterministic=True)
+    config = make_config(corpus, tmp_path / "run", train=train)
     process = start(config, tmp_path, command_environment | {"XLA_FLAGS": "--xla_dump_to="})
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output.decode()
@@ -361,7 +384,7 @@ def test_a_closed_terminal_stops_it_with_a_checkpoint(
     corpus: Path, tmp_path: Path, command_environment: dict[str, str]
 ) -> None:
     """The kernel sends SIGHUP, and whatever is printed from then on fails."""
-    config = make_config(corpus, tmp_path / "run", train=Train(steps=100_000, epochs=None))
+    config = make_config(corpus, tmp_path / "run", train=short(steps=100_000, epochs=None))
     ours, theirs = pty.openpty()
     # Makes the terminal its own, as a login does.
     process = start(config, tmp_path, command_environment, ("setsid", "--ctty"), terminal=theirs)

@@ -1,6 +1,7 @@
 """The training step on one and on four devices: equality, overflow, one compilation."""
 
 import dataclasses
+import functools
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,10 +17,10 @@ from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.data.stream import Batch
 from mlstm_jax.model.language_model import Carry, LanguageModel
-from mlstm_jax.training import optimizer, parallel, schedule
+from mlstm_jax.training import optimizer, parallel, schedule, start
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.parts import train_stream
-from mlstm_jax.training.state import TrainState, init_state
+from mlstm_jax.training.state import TrainState
 from mlstm_jax.training.step import StepMetrics, make_train_step
 from tests.tolerance import FP16_CONFIG, assert_close, bound
 
@@ -34,6 +35,14 @@ def make_config(corpus: Path, **precision: Any) -> Config:
         precision=Precision(**precision),
         train=Train(steps=200, log_every=5),
     )
+
+
+@functools.lru_cache
+def fresh(config: Config) -> TrainState:
+    """The state before the first step: of the model, the precision, the optimizer and the seed."""
+    model = LanguageModel(config.model, config.precision)
+    adam = optimizer.build(config.optimizer, lambda count: 0.0)
+    return start.fresh_state(config, model, adam, None)
 
 
 class Trainer:
@@ -62,8 +71,9 @@ class Trainer:
 
         self.step = self.devices.map(counted, donate=(0, 1))
         self.go_on = self.devices.replicate(np.float32(0))
-        fresh = jax.jit(lambda: init_state(config, model, adam))()
-        self.state = self.devices.replicate(fresh)
+        self.state = self.devices.replicate(
+            fresh(dataclasses.replace(config, train=Train(seed=train.seed)))
+        )
         self.carry = self.devices.split_rows(model.init_carry(config.data.batch))
 
     def run(self, first: int, last: int) -> StepMetrics:
@@ -107,7 +117,9 @@ def test_four_devices_equal_one_after_twenty_steps(corpus: Path) -> None:
     four.assert_replicas_are_equal()
 
 
-@pytest.mark.parametrize("compute", ["fp32", "bf16", FP16_CONFIG])
+@pytest.mark.parametrize(
+    "compute", ["fp32", pytest.param("bf16", marks=pytest.mark.slow), FP16_CONFIG]
+)
 def test_the_step_compiles_once_in_every_type(corpus: Path, compute: str) -> None:
     trainer = Trainer(make_config(corpus, compute=compute, all_reduce="compute"), 4)
     trainer.run(0, 4)
@@ -115,18 +127,27 @@ def test_the_step_compiles_once_in_every_type(corpus: Path, compute: str) -> Non
     trainer.assert_replicas_are_equal()
 
 
-@pytest.mark.parametrize("compute", ["fp32", FP16_CONFIG])
-def test_micro_batches_make_one_update(corpus: Path, compute: str) -> None:
+@pytest.mark.parametrize(
+    ("compute", "devices", "micro_batches"),
+    [
+        ("fp32", 1, 4),
+        pytest.param("fp32", 2, 2, marks=pytest.mark.slow),
+        pytest.param("fp16", 1, 4, marks=[pytest.mark.slow, pytest.mark.fp16]),
+        pytest.param("fp16", 2, 2, marks=[pytest.mark.slow, pytest.mark.fp16]),
+    ],
+)
+def test_micro_batches_make_one_update(
+    compute: str, devices: int, micro_batches: int, corpus: Path
+) -> None:
     """1 x 8 rows = 4 x 2 rows on one device = 2 x 2 rows on two, the carry included."""
     config = make_config(corpus, compute=compute)
     whole = Trainer(config, 1)
     expected = whole.run(0, 20)
-    for devices, micro_batches in ((1, 4), (2, 2)):
-        parts = Trainer(config, devices, micro_batches=micro_batches)
-        metrics = parts.run(0, 20)
-        assert_close(parts.host_state.params, whole.host_state.params, 20 * TERMS, compute)
-        assert_close(parts.host_carry, whole.host_carry, 20 * TERMS, compute)
-        assert_close(metrics.tally.loss, expected.tally.loss, 20 * TERMS, compute)
+    parts = Trainer(config, devices, micro_batches=micro_batches)
+    metrics = parts.run(0, 20)
+    assert_close(parts.host_state.params, whole.host_state.params, 20 * TERMS, compute)
+    assert_close(parts.host_carry, whole.host_carry, 20 * TERMS, compute)
+    assert_close(metrics.tally.loss, expected.tally.loss, 20 * TERMS, compute)
 
 
 def with_options(corpus: Path, steps: int = 200, **train: Any) -> Config:
@@ -140,19 +161,23 @@ def with_options(corpus: Path, steps: int = 200, **train: Any) -> Config:
     )
 
 
-def test_dropout_and_ratings_hang_on_the_rows_not_on_who_reads_them(rated_corpus: Path) -> None:
+@pytest.mark.parametrize(
+    ("devices", "micro_batches"), [(2, 1), pytest.param(1, 4, marks=pytest.mark.slow)]
+)
+def test_dropout_and_ratings_go_with_the_rows_not_with_who_reads_them(
+    devices: int, micro_batches: int, rated_corpus: Path
+) -> None:
     """1 x 8 rows = 4 x 2 rows on one device = 1 x 4 rows on two, and = a run resumed."""
     config = with_options(rated_corpus)
     whole = Trainer(config, 1)
     first, zero = whole.host_state, whole.host_carry
     metrics = whole.run(0, 10)
     assert metrics.tally.labels > 0
-    for devices, micro_batches in ((2, 1), (1, 4)):
-        parts = Trainer(config, devices, micro_batches=micro_batches)
-        found = parts.run(0, 10)
-        # Of two layers.
-        assert_close(parts.host_state.params, whole.host_state.params, 10 * 2 * TERMS)
-        assert_close(found.tally.label_loss, metrics.tally.label_loss, 10 * 2 * TERMS)
+    parts = Trainer(config, devices, micro_batches=micro_batches)
+    found = parts.run(0, 10)
+    # Of two layers.
+    assert_close(parts.host_state.params, whole.host_state.params, 10 * 2 * TERMS)
+    assert_close(found.tally.label_loss, metrics.tally.label_loss, 10 * 2 * TERMS)
     expected = whole.host_state.params
     for state, carry, begin, end in ((first, zero, 0, 5), (None, None, 5, 10)):
         # What a checkpoint keeps.
@@ -246,7 +271,7 @@ def test_the_noise_of_the_gradient_is_that_of_its_parts(corpus: Path) -> None:
     assert np.isnan(trainer.run(2, 3).tally.trace)
 
 
-@pytest.mark.parametrize("recompute_every", [None, 4])
+@pytest.mark.parametrize("recompute_every", [None, pytest.param(4, marks=pytest.mark.slow)])
 def test_four_devices_share_their_gradients_once_and_outside_every_loop(
     corpus: Path, recompute_every: int | None
 ) -> None:

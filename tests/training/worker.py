@@ -6,7 +6,7 @@ Run as ``python -m tests.training.worker CORPUS OUT.npz COORDINATOR PROCESSES IN
 import sys
 from pathlib import Path
 
-from mlstm_jax.config import Config, Data, Devices, Distributed, Model, Optimizer
+from mlstm_jax.config import Config, Data, Devices, Distributed, Model, Optimizer, Train
 from mlstm_jax.training import environment
 
 STEPS = 20
@@ -18,6 +18,7 @@ def main(corpus: str, out: str, coordinator: str, processes: str, index: str, de
         model=Model(hidden=24, embedding=8),
         data=Data(corpus=corpus, batch=8, window=16, shards=16),
         optimizer=Optimizer(learning_rate=5e-3),
+        train=Train(log_every=5),
         devices=Devices(virtual_cpu=int(devices)),
         distributed=Distributed(
             coordinator=coordinator if int(processes) > 1 else None,
@@ -25,6 +26,7 @@ def main(corpus: str, out: str, coordinator: str, processes: str, index: str, de
             index=int(index),
         ),
     )
+    environment.cache_programs()
     environment.prepare(config.devices)
 
     import jax
@@ -45,7 +47,7 @@ def main(corpus: str, out: str, coordinator: str, processes: str, index: str, de
         step = all_.map(make_train_step(config, model, adam, rate, parallel.AXIS), donate=(0, 1))
         stream = train_stream(config, open_corpus(Path(corpus)))
         rows = all_.rows(config.data.batch)
-        state = all_.replicate(init_state(config, model, adam))
+        state = all_.replicate(jax.jit(lambda: init_state(config, model, adam))())
         first = jax.tree.map(lambda x: x[rows], model.init_carry(config.data.batch))
         carry = all_.split_rows(first)
         go_on = all_.replicate(np.float32(0))
