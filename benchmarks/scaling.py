@@ -68,7 +68,7 @@ def main() -> None:
     from mlstm_jax.model.language_model import LanguageModel
     from mlstm_jax.training import optimizer, parallel, schedule
     from mlstm_jax.training.parallel import Parallel
-    from mlstm_jax.training.state import init_state
+    from mlstm_jax.training.start import fresh_state
     from mlstm_jax.training.step import make_train_step
 
     def trainer(count: int) -> Any:
@@ -87,7 +87,7 @@ def main() -> None:
         text = np.random.default_rng(0).integers(0, 256, (batch, window + 1), np.uint8)
         rows = devices.split_rows(Batch(text[:, :-1], text[:, 1:], np.zeros(batch, bool)))
         now = [
-            devices.replicate(init_state(config, model, adam)),
+            devices.replicate(fresh_state(config, model, adam, None)),
             devices.split_rows(model.init_carry(batch)),
         ]
         go_on = devices.replicate(np.float32(0))

@@ -24,7 +24,7 @@ from mlstm_jax.model import language_model
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.training import optimizer, parallel, schedule
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.training.state import init_state
+from mlstm_jax.training.start import fresh_state
 from mlstm_jax.training.step import make_train_step
 
 IMPLEMENTATIONS = ["ours", "autodiff", "torch"]
@@ -53,7 +53,7 @@ def our_case(name: str, point: Point, recompute_every: int | None) -> Case:
     rate = schedule.learning_rate(config.optimizer, config.data.batch, 1_000_000)
     adam = optimizer.build(config.optimizer, rate)
     step = devices.map(make_train_step(config, model, adam, rate, parallel.AXIS), donate=(0, 1))
-    state = devices.replicate(init_state(config, model, adam))
+    state = devices.replicate(fresh_state(config, model, adam, None))
     carry = devices.split_rows(model.init_carry(point.batch))
     batch = devices.split_rows(make_batch(point))
     go_on = devices.replicate(np.float32(0))

@@ -7,9 +7,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from mlstm_jax.config import Train
 from mlstm_jax.training import loop
-from tests.training.runs import make_config
+from tests.training.runs import make_config, short
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -36,6 +35,7 @@ def pictures(notebook: Any) -> int:
     return sum("image/png" in out.get("data", {}) for out in outputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_every_notebook_runs_and_shows_what_is_committed(path: Path) -> None:
     committed = nbformat.read(path, as_version=4)
@@ -45,7 +45,7 @@ def test_every_notebook_runs_and_shows_what_is_committed(path: Path) -> None:
 
 
 def test_convergence_of_a_run_of_ones_own(corpus: Path, tmp_path: Path) -> None:
-    train = Train(steps=20, epochs=None, log_every=2, eval_every=10)
+    train = short(steps=60, epochs=None, eval_every=20)
     run = loop.train(make_config(corpus, tmp_path / "run", train=train))
     notebook = execute(
         FOLDER / "convergence.ipynb", RUNS=[str(run)], BY_BATCH=[], STARTS=[], HALF=[]

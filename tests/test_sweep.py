@@ -7,25 +7,23 @@ from pathlib import Path
 import pytest
 
 from mlstm_jax import cli, config_text, sweep
-from mlstm_jax.config import Config, Data, Model, Optimizer, Train
+from mlstm_jax.config import Config
 from mlstm_jax.data.prepare import prepare
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import schedule
+from tests.training.runs import make_config, short
 
 SPECS = sorted((Path(__file__).parent.parent / "configs/sweeps").glob("*.py"))
 
 
 def write_spec(path: Path, corpus: Path, **fields: object) -> Path:
-    base = Config(
-        model=Model(hidden=16, embedding=8),
-        data=Data(corpus=str(corpus), batch=8, window=16),
-        optimizer=Optimizer(learning_rate=5e-3),
-        train=Train(steps=12, epochs=None, log_every=2, eval_every=6, divergence_steps=3),
-    )
+    train = short(steps=12, epochs=None, eval_every=6, divergence_steps=3)
+    base = make_config(corpus, Path("runs/x"), train=train)
     path.write_text(
         "from mlstm_jax.config import *\nfrom mlstm_jax.sweep import vary\n"
         f"base = vary({base!r}, **{fields!r})\n"
-        "rules = {'tame': {}, 'wild': {'optimizer__learning_rate': 30.0}}\n"
+        "rules = {'tame': {}, 'wild': {'optimizer__learning_rate': 3.0, "
+        "'optimizer__decay_steps': 10**6}}\n"
         "runs = {(str(b), name): vary(base, data__batch=b, **rule) for b in (8,) "
         "for name, rule in rules.items()}\n"
     )

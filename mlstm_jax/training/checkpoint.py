@@ -222,12 +222,15 @@ class Checkpoints:
             found = restored["params"]
             if sums is not None:
                 checksum.require("params", found, sums["params"])
-            # Orbax gives what it has, whatever is asked for.
-            if jax.tree.map(np.shape, found) != jax.tree.map(np.shape, params):
-                raise ValueError("it is of a model of other sizes than config.json says")
             return found
 
-        return self._attempt(step, read)
+        found = self._attempt(step, read)
+        # Orbax gives what it has, whatever is asked for.
+        if jax.tree.map(np.shape, found) != jax.tree.map(np.shape, params):
+            raise Damaged(
+                f"the checkpoint of step {step} is of a model of other sizes than config.json says"
+            )
+        return found
 
     def drop_after(self, step: int) -> None:
         """Delete the checkpoints after `step`, because the run has diverged in them."""

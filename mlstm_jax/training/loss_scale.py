@@ -41,8 +41,3 @@ def adjust(loss_scale: LossScale, finite: Array, precision: Precision) -> LossSc
         scale=jnp.where(finite, jnp.where(grow, doubled, scale), halved),
         clean=jnp.where(finite & ~grow, clean + 1, 0),
     )
-
-
-def all_finite(tree: object) -> Array:
-    """Return whether every number of a tree of arrays is finite, bool scalar."""
-    return jnp.all(jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]))

@@ -10,7 +10,7 @@ import optax
 from mlstm_jax import run
 from mlstm_jax.config import Config
 from mlstm_jax.errors import UserError
-from mlstm_jax.interop.weights import Arrays, fingerprint, flatten, unflatten
+from mlstm_jax.interop.weights import Arrays, expected_shapes, fingerprint, flatten, unflatten
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.training.cluster import Cluster
 from mlstm_jax.training.state import TrainState, init_state
@@ -54,7 +54,7 @@ def state_shapes(
     config: Config, model: LanguageModel, optimizer: optax.GradientTransformation
 ) -> TrainState:
     """Return the state as shapes and types alone."""
-    return jax.eval_shape(lambda: init_state(config, model, optimizer))
+    return jax.eval_shape(lambda: init_state(config, model, optimizer, 0))
 
 
 def fresh_state(
@@ -70,27 +70,33 @@ def fresh_state(
     Raises:
         UserError: the other run has another number of units or layers.
     """
-    fresh = jax.device_get(jax.jit(lambda: init_state(config, model, optimizer))())
+    if start is not None:
+        _require_shapes(config, start.arrays)
+    seeded = jax.jit(lambda seed: init_state(config, model, optimizer, seed))
+    fresh = jax.device_get(seeded(np.uint32(config.train.seed)))
     if start is None:
         return fresh
-    theirs = start.arrays
-    ours: Arrays = {}
-    for name, array in flatten(fresh.params).items():
+    params = {
+        name: array if name.startswith("label_") else np.asarray(start.arrays[name])
+        for name, array in flatten(fresh.params).items()
+    }
+    return fresh._replace(params=unflatten(params))
+
+
+def _require_shapes(config: Config, theirs: Arrays) -> None:
+    """Raise UserError where what a run starts from is not shaped as the run's own parameters."""
+    ours = expected_shapes(config.model)
+    for name, shape in ours.items():
         found = theirs.get(name)
-        if name.startswith("label_"):
-            ours[name] = array
-        elif found is None or found.shape != array.shape:
-            shape = "none" if found is None else f"the shape {found.shape}"
+        if not name.startswith("label_") and (found is None or found.shape != shape):
+            has = "none" if found is None else f"the shape {found.shape}"
             raise UserError(
-                f"train.start_from: {config.train.start_from} has {shape} for {name}, but this run "
-                f"{array.shape}; give it the same model.hidden, embedding and layers."
+                f"train.start_from: {config.train.start_from} has {has} for {name}, but this run "
+                f"{shape}; give it the same model.hidden, embedding and layers."
             )
-        else:
-            ours[name] = np.asarray(found)
     extra = [name for name in theirs if name not in ours and not name.startswith("label_")]
     if extra:
         raise UserError(
             f"train.start_from: {config.train.start_from} has {extra[0]}, which this run lacks; "
             "give it the same model.layers."
         )
-    return fresh._replace(params=unflatten(ours))

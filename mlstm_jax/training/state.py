@@ -54,11 +54,12 @@ def zero_tally() -> Tally:
 
 
 def init_state(
-    config: Config, model: LanguageModel, optimizer: optax.GradientTransformation
+    config: Config, model: LanguageModel, optimizer: optax.GradientTransformation, seed: Array | int
 ) -> TrainState:
-    """Return the state before the first step, from `config.train.seed` alone."""
+    """Return the state before the first step, of `seed` (uint32) alone: an argument, so that runs
+    of other seeds are one program."""
     # The generator is named: JAX's default can be changed from outside the process.
-    key = jax.random.key(config.train.seed, impl="threefry2x32")
+    key = jax.random.key(seed, impl="threefry2x32")
     params = model.init_parameters(key)
     return TrainState(
         step=jnp.int32(0),

@@ -210,7 +210,8 @@ def make_train_step(
         batches = devices * micro_batches
         rows = batch.inputs_BT.shape[0] // micro_batches
         signal, trace = _noise(square, means.square / scale**2, batches, rows)
-        finite = jnp.isfinite(loss) & loss_scale.all_finite(gradient)
+        # An inf or NaN anywhere in the gradient is one in its norm, which overflows itself at 2^64.
+        finite = jnp.isfinite(loss) & jnp.isfinite(square)
 
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
         updates = jax.tree.map(lambda update: update * state.rate_scale, updates)

@@ -1,5 +1,6 @@
 """The recurrence and its written-out gradient: against float64, JAX's own, and itself in parts."""
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,12 +17,22 @@ from mlstm_jax.model.recurrence import (
     recurrence,
     recurrence_reference,
 )
-from tests.tolerance import FP16, assert_close, error
+from tests.tolerance import assert_close, error
 
 pytestmark = pytest.mark.numeric
 
-TYPES = ["float32", "bfloat16", FP16]
+TYPES = ["float32", "bfloat16", "float16"]
 Arguments = tuple[LayerCarry, Sequence, Weights]
+
+
+def combinations(*choices: Any, fast: list[tuple]) -> list[Any]:
+    """All of them as parameters; all but `fast`, where each value is at least once, are slow."""
+
+    def marked(values: tuple) -> Any:
+        marks = [] if values in fast else [pytest.mark.slow]
+        return pytest.param(*values, marks=[*marks, *[pytest.mark.fp16] * ("float16" in values)])
+
+    return [marked(values) for values in itertools.product(*choices)]
 
 
 def arguments(
@@ -98,26 +109,26 @@ def terms_of(t: int, b: int, h: int, inputs: int | None = None) -> int:
 
 
 # With 4, the first of two runs over 5 steps has one step.
-@pytest.mark.parametrize("inputs", [None, 6])
 @pytest.mark.parametrize(
-    ("t", "b", "h", "recompute_every"),
-    [
-        pytest.param(1, 1, 1, None, marks=pytest.mark.slow),
-        (5, 3, 7, None),
-        (5, 3, 7, 4),
-        pytest.param(32, 4, 16, 4, marks=pytest.mark.slow),
-    ],
+    ("compute", "inputs", "recompute_every", "sizes"),
+    combinations(
+        *(TYPES, [None, 6], [None, 4], [(5, 3, 7), (1, 1, 1), (32, 4, 16)]),
+        fast=[
+            ("float32", None, 4, (5, 3, 7)),
+            ("float32", 6, None, (5, 3, 7)),
+            ("bfloat16", None, None, (5, 3, 7)),
+            ("bfloat16", 6, 4, (5, 3, 7)),
+        ],
+    ),
 )
-@pytest.mark.parametrize("compute", TYPES)
 def test_gradient_agrees_with_the_reference(
-    t: int,
-    b: int,
-    h: int,
-    inputs: int | None,
     compute: str,
+    inputs: int | None,
     recompute_every: int | None,
+    sizes: tuple[int, int, int],
     random: np.random.Generator,
 ) -> None:
+    t, b, h = sizes
     given = arguments(random, t, b, h, inputs=inputs)
     direction = directions(random, given)
     # The reference in float32 is the judge of the half types too.
@@ -136,7 +147,9 @@ def test_float32_gradient_is_that_of_float64(random: np.random.Generator) -> Non
         assert_close(ours, exact, terms_of(256, 8, 64))
 
 
-@pytest.mark.parametrize("compute", TYPES[1:])
+@pytest.mark.parametrize(
+    "compute", ["bfloat16", pytest.param("float16", marks=[pytest.mark.slow, pytest.mark.fp16])]
+)
 def test_half_precision_weight_gradients_are_nearer_to_float64_than_jax_s(
     compute: str, random: np.random.Generator
 ) -> None:
@@ -152,9 +165,18 @@ def test_half_precision_weight_gradients_are_nearer_to_float64_than_jax_s(
 
 
 # Runs shorter than the window and longer.
-@pytest.mark.parametrize("recompute_every", [None, pytest.param(1, marks=pytest.mark.slow), 4])
-@pytest.mark.parametrize("inputs", [None, 12])
-@pytest.mark.parametrize("compute", TYPES)
+@pytest.mark.parametrize(
+    ("compute", "inputs", "recompute_every"),
+    combinations(
+        *(TYPES, [None, 12], [None, 1, 4]),
+        fast=[
+            ("float32", None, None),
+            ("float32", 12, 4),
+            ("bfloat16", None, 4),
+            ("bfloat16", 12, None),
+        ],
+    ),
+)
 def test_forward_is_the_same_to_the_bit_in_every_mode(
     compute: str,
     inputs: int | None,
@@ -247,7 +269,9 @@ def products(jaxpr: Any) -> Iterator[tuple[Any, Any]]:
 
 @pytest.mark.parametrize("recompute_every", [None, 4])
 @pytest.mark.parametrize("inputs", [None, 6])
-@pytest.mark.parametrize("compute", TYPES)
+@pytest.mark.parametrize(
+    "compute", ["float32", "bfloat16", pytest.param("float16", marks=pytest.mark.fp16)]
+)
 def test_every_product_has_operands_of_the_compute_type(
     compute: str, inputs: int | None, recompute_every: int | None, random: np.random.Generator
 ) -> None:

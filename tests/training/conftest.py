@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from mlstm_jax.training import checkpoint
 from tests.training.runs import make_config, start
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is damaged here stays so, however long one waits."""
+    monkeypatch.setattr(checkpoint, "PAUSES", (0.01, 0.01))
 
 
 @pytest.fixture(scope="session")

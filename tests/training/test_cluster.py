@@ -120,14 +120,8 @@ def replicas(
     return [np.load(file) for file in files]
 
 
-@pytest.mark.parametrize(
-    ("processes", "devices"),
-    [
-        (2, 2),
-        pytest.param(1, 4, marks=pytest.mark.slow),
-        pytest.param(4, 1, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("processes", "devices"), [(2, 2), (1, 4), (4, 1)])
+@pytest.mark.slow
 def test_processes_and_devices_do_not_change_what_is_learned(
     processes: int,
     devices: int,
@@ -181,17 +175,13 @@ def test_a_run_moves_to_other_numbers_of_devices_and_processes(
 # --- what ends them
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("victim", "number", "message"),
     [
         (1, signal.SIGKILL, "process 1 .* is gone: it was killed"),
-        pytest.param(
-            *(0, signal.SIGKILL, "process 0 .* is gone: it was killed"), marks=pytest.mark.slow
-        ),
-        pytest.param(
-            *(1, signal.SIGSTOP, "process 1 .* has given no sign of life for 3 s"),
-            marks=pytest.mark.slow,
-        ),
+        (0, signal.SIGKILL, "process 0 .* is gone: it was killed"),
+        (1, signal.SIGSTOP, "process 1 .* has given no sign of life for 3 s"),
     ],
 )
 def test_when_one_is_lost_the_other_ends_and_says_so(

@@ -26,6 +26,10 @@ from tests.training.runs import (
     start,
 )
 
+# TensorStore's other reads of a checkpoint that failed report to an event loop that is gone, some
+# of them in the test that follows.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 
 def config_of(corpus: Path, out: Path, steps: int, **sections: Any) -> Config:
     """A run whose learning rate does not depend on its length, and that keeps few checkpoints."""
@@ -70,11 +74,6 @@ def sixty_steps(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-# TensorStore's other reads of a checkpoint that failed report to an event loop that is gone.
-IGNORE_UNRAISABLE = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-
-@IGNORE_UNRAISABLE
 def test_a_checkpoint_cut_short_is_passed_over(
     corpus: Path,
     forty_steps: Path,
@@ -97,7 +96,6 @@ def test_a_checkpoint_cut_short_is_passed_over(
     assert lines_without_time(tmp_path / "run") == lines_without_time(sixty_steps)
 
 
-@IGNORE_UNRAISABLE
 def test_when_no_checkpoint_is_whole_nothing_is_begun_or_deleted(
     corpus: Path, forty_steps: Path, tmp_path: Path
 ) -> None:
@@ -109,7 +107,6 @@ def test_when_no_checkpoint_is_whole_nothing_is_begun_or_deleted(
     assert set_of_steps(tmp_path / "run/checkpoints") == {30, 40}
 
 
-@IGNORE_UNRAISABLE
 @pytest.mark.parametrize("item", ["carry", "params", "meta"])
 def test_whatever_is_damaged_the_checkpoint_before_it_is_tried(
     item: str, corpus: Path, forty_steps: Path, sixty_steps: Path, tmp_path: Path

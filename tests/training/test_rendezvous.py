@@ -142,7 +142,10 @@ def test_a_process_that_is_killed_last_is_waited_for(start: Start, address: str)
     """All have been there, but not at one time."""
     first = start(0, 2)
     with connect(address) as lost:
+        # It hears the greeting and the end at one time.
+        first.send_signal(signal.SIGSTOP)
         lost.sendall(greeting())
+    first.send_signal(signal.SIGCONT)
     assert_met(first, start(1, 2))
 
 

@@ -22,7 +22,7 @@ from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.parts import train_stream
 from mlstm_jax.training.state import TrainState
 from mlstm_jax.training.step import StepMetrics, make_train_step
-from tests.tolerance import FP16_CONFIG, assert_close, bound
+from tests.tolerance import FP16, assert_close, bound
 
 pytestmark = pytest.mark.numeric
 
@@ -118,7 +118,12 @@ def test_four_devices_equal_one_after_twenty_steps(corpus: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "compute", ["fp32", pytest.param("bf16", marks=pytest.mark.slow), FP16_CONFIG]
+    "compute",
+    [
+        "fp32",
+        pytest.param("bf16", marks=pytest.mark.slow),
+        FP16,
+    ],
 )
 def test_the_step_compiles_once_in_every_type(corpus: Path, compute: str) -> None:
     trainer = Trainer(make_config(corpus, compute=compute, all_reduce="compute"), 4)
@@ -161,9 +166,8 @@ def with_options(corpus: Path, steps: int = 200, **train: Any) -> Config:
     )
 
 
-@pytest.mark.parametrize(
-    ("devices", "micro_batches"), [(2, 1), pytest.param(1, 4, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "micro_batches"), [(2, 1), (1, 4)])
 def test_dropout_and_ratings_go_with_the_rows_not_with_who_reads_them(
     devices: int, micro_batches: int, rated_corpus: Path
 ) -> None:
@@ -188,6 +192,7 @@ def test_dropout_and_ratings_go_with_the_rows_not_with_who_reads_them(
     jax.tree.map(np.testing.assert_array_equal, whole.host_state.params, expected)
 
 
+@pytest.mark.slow
 def test_dropout_leaves_out_other_units_at_every_step_and_keeps_the_mean(corpus: Path) -> None:
     """The decoder's gradient is the outer product of what is kept and the error: one row tells."""
     config = dataclasses.replace(
@@ -216,6 +221,7 @@ def test_dropout_leaves_out_other_units_at_every_step_and_keeps_the_mean(corpus:
     assert 0.5 < (kept[0] == kept[1]).mean() < 0.75  # 0.625 of independent draws
 
 
+@pytest.mark.slow
 def test_the_rating_is_learned_from_the_state_at_the_end(rated_corpus: Path) -> None:
     config = dataclasses.replace(
         make_config(rated_corpus),
@@ -343,6 +349,14 @@ def test_an_overflow_on_one_of_four_devices_skips_one_step_everywhere(corpus: Pa
 
 
 @pytest.mark.fp16
+def test_a_gradient_that_overflows_is_skipped_though_the_loss_is_finite(corpus: Path) -> None:
+    trainer = Trainer(make_config(corpus, compute="fp16", initial_loss_scale=2.0**24), 4)
+    metrics = trainer.run(0, 1)
+    assert np.isfinite(metrics.loss)
+    assert metrics.skipped == 1
+
+
+@pytest.mark.fp16
 def test_a_skip_keeps_the_zero_state_of_rows_that_start_a_shard(corpus: Path) -> None:
     trainer = Trainer(make_config(corpus, compute="fp16"), 4)
     trainer.run(0, 3)
@@ -355,7 +369,7 @@ def test_a_skip_keeps_the_zero_state_of_rows_that_start_a_shard(corpus: Path) ->
 
 @pytest.mark.fp16
 def test_the_learning_rate_counts_applied_updates(corpus: Path) -> None:
-    trainer = Trainer(make_config(corpus, compute="fp16"), 1)
+    trainer = Trainer(make_config(corpus, compute="fp16"), 4)
     first = trainer.run(0, 3).learning_rate
     overflow(trainer, device=1)
     skipped = trainer.take(without_resets(trainer.stream.batch(3))).learning_rate
@@ -387,6 +401,7 @@ class Trained(NamedTuple):
     skipped: int
 
 
+@pytest.mark.slow
 @pytest.mark.fp16
 def test_half_types_learn_as_float32_does(corpus: Path) -> None:
     results = {}

@@ -37,7 +37,7 @@ def main(corpus: str, out: str, coordinator: str, processes: str, index: str, de
     from mlstm_jax.training import optimizer, parallel, schedule
     from mlstm_jax.training.cluster import Cluster
     from mlstm_jax.training.parts import train_stream
-    from mlstm_jax.training.state import init_state
+    from mlstm_jax.training.start import fresh_state
     from mlstm_jax.training.step import make_train_step
 
     with Cluster(config.distributed) as cluster, parallel.started(cluster, config.devices) as all_:
@@ -47,7 +47,7 @@ def main(corpus: str, out: str, coordinator: str, processes: str, index: str, de
         step = all_.map(make_train_step(config, model, adam, rate, parallel.AXIS), donate=(0, 1))
         stream = train_stream(config, open_corpus(Path(corpus)))
         rows = all_.rows(config.data.batch)
-        state = all_.replicate(jax.jit(lambda: init_state(config, model, adam))())
+        state = all_.replicate(fresh_state(config, model, adam, None))
         first = jax.tree.map(lambda x: x[rows], model.init_carry(config.data.batch))
         carry = all_.split_rows(first)
         go_on = all_.replicate(np.float32(0))

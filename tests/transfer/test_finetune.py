@@ -101,7 +101,7 @@ def test_finetune_from_the_outside(
     out = tmp_path / "out"
     command = ["finetune", str(run.folder), "--train", str(train), "--valid", str(valid)]
     command += ["--text-column", "review", "--label-column", "verdict", "--out", str(out)]
-    command += ["--epochs", "8", "--batch", "16", "--window", "32", "--label-weight", "100"]
+    command += ["--epochs", "5", "--batch", "16", "--window", "32", "--label-weight", "100"]
     cli.main([*command, "--learning-rate", "5e-3", "--checkpoint", "latest"])
     capsys.readouterr()
     result = json.loads((out / "report.json").read_text())
