@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 # One unit in the last place of 1.
-UNIT = {name: float(jnp.finfo(name).eps) for name in ("float32", "bfloat16", "float16")}
+UNIT = {name: float(jnp.finfo(name).eps) for name in ("float64", "float32", "bfloat16", "float16")}
 _SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 # XLA has no fp16 for some processors: such a test is skipped there. Where the same test runs in
@@ -36,11 +36,13 @@ def bound(terms: int, compute: str = "float32") -> float:
 
     Args:
         terms: of the longest chain of sums.
-        compute: type of the operands of products, by JAX's name or the config's.
+        compute: type of the operands of products, by JAX's name or the config's. In float64 both
+            sides are; in every other type one has float32 sums.
     """
     compute = _SHORT.get(compute, compute)
-    rounded = 0 if compute == "float32" else ROUNDINGS * UNIT[compute]
-    return terms * UNIT["float32"] + rounded
+    if compute in ("float64", "float32"):
+        return terms * UNIT[compute]
+    return terms * UNIT["float32"] + ROUNDINGS * UNIT[compute]
 
 
 def error(found: Any, expected: Any) -> float:

@@ -26,6 +26,7 @@ from mlstm_jax.run import Run
 from mlstm_jax.transfer.generate import generate
 from mlstm_jax.transfer.heatmap import heat
 from mlstm_jax.transfer.reader import Reader
+from tests.tolerance import bound
 from tests.transfer.test_classify import write_reviews
 
 
@@ -74,9 +75,10 @@ def test_it_answers_as_the_library_does(page: str, run: Run) -> None:
     assert status == 200
     made = heat(Reader(run), "my café is good", 7)
     assert [one["text"] for one in found["characters"]] == made.texts
-    np.testing.assert_allclose(
-        [one["value"] for one in found["characters"]], made.values, atol=1e-3
-    )
+    values = np.array([one["value"] for one in found["characters"]])
+    # Four decimals, of a state that two layers of three products over 64 units make.
+    rounding = 0.5e-4 + bound(2 * 3 * 64) * np.abs(made.values).max()
+    assert np.abs(values - made.values).max() <= rounding
     shares = [one["probability"] for one in found["classes"]]
     assert [one["name"] for one in found["classes"]] == ["fair", "fine", "poor"]
     assert sum(shares) == pytest.approx(1)
