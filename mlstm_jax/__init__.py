@@ -20,9 +20,10 @@ Data flows one way, and imports go downward only::
                            corpus_writer) → corpus → stream; summary          (no jax)
     model/                 recurrence, inputs, weight norm, the language model   (no data, no
                            training)
-    training/              loop, parts, step, state, optimizer, schedule, loss scale, checkpoint,
-                           resume; parallel (devices); cluster, rendezvous, listener, peer, place,
-                           agreement, signals, watchdog
+    training/              loop, parts, step, state, optimizer, schedule, loss scale; start, resume,
+                           checkpoint (meta, checksum, retention); parallel and replicas (devices);
+                           cluster, rendezvous, listener, peer, place, agreement, signals,
+                           watchdog; metrics, reporter, announcement
     transfer/              features, labels, classify, experiment, finetune; generate, reader,
                            heatmap
     view/                  a local page that shows units and classes as one types

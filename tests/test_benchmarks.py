@@ -61,6 +61,20 @@ def test_the_benchmark_of_data_writes_its_results(
         assert results[key] > 0
 
 
+@pytest.mark.slow
+def test_the_benchmark_of_starts_writes_its_results(
+    tmp_path: Path, command_environment: dict[str, str]
+) -> None:
+    path = tmp_path / "results.json"
+    options = ["--rounds", "1", "--sizes", "128 units", "--json", path]
+    command = [sys.executable, FOLDER / "start.py", *options]
+    subprocess.run(command, check=True, env=command_environment, timeout=300)
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["command"] for row in rows] == ["train", "evaluate", "generate", "features"]
+    for row in rows:
+        assert 0 < row["warm"]["median_s"] < row["cold"]["median_s"]
+
+
 @pytest.mark.numeric
 @pytest.mark.parametrize("name", ["autodiff", "torch"])
 def test_what_is_compared_computes_the_same(
