@@ -75,6 +75,7 @@ def test_the_benchmark_of_starts_writes_its_results(
         assert 0 < row["warm"]["median_s"] < row["cold"]["median_s"]
 
 
+@pytest.mark.slow
 @pytest.mark.numeric
 @pytest.mark.parametrize("name", ["autodiff", "torch"])
 def test_what_is_compared_computes_the_same(

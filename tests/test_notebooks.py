@@ -44,6 +44,7 @@ def test_every_notebook_runs_and_shows_what_is_committed(path: Path) -> None:
     assert not any("TODO" in cell.source for cell in committed.cells)
 
 
+@pytest.mark.slow
 def test_convergence_of_a_run_of_ones_own(corpus: Path, tmp_path: Path) -> None:
     train = short(steps=60, epochs=None, eval_every=20)
     run = loop.train(make_config(corpus, tmp_path / "run", train=train))

@@ -386,8 +386,9 @@ def test_a_closed_terminal_stops_it_with_a_checkpoint(
     """The kernel sends SIGHUP, and whatever is printed from then on fails."""
     config = make_config(corpus, tmp_path / "run", train=short(steps=100_000, epochs=None))
     ours, theirs = pty.openpty()
-    # Makes the terminal its own, as a login does.
-    process = start(config, tmp_path, command_environment, ("setsid", "--ctty"), terminal=theirs)
+    # Makes the terminal its own, as a login does; these tests may run under nohup.
+    login = ("env", "--default-signal=HUP", "setsid", "--ctty")
+    process = start(config, tmp_path, command_environment, login, terminal=theirs)
     os.close(theirs)
     deadline = time.monotonic() + 120
     while not metrics.read(tmp_path / "run/metrics.jsonl") and time.monotonic() < deadline:

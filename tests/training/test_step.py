@@ -239,6 +239,7 @@ def test_the_rating_is_learned_from_the_state_at_the_end(rated_corpus: Path) -> 
     assert errors[-1] < 0.4
 
 
+@pytest.mark.slow
 def test_the_noise_of_the_gradient_is_that_of_its_parts(corpus: Path) -> None:
     """Four parts, on four devices or one after the other, against the formulas in NumPy."""
     config = make_config(corpus)
