@@ -94,6 +94,7 @@ def test_the_head_is_a_classifier_of_h(run: Run, classes: int) -> None:
     assert_close(found[0], expected, terms=7 * 64)
 
 
+@pytest.mark.slow
 def test_finetune_from_the_outside(
     run: Run, tmp_path: Path, random: np.random.Generator, capsys: pytest.CaptureFixture[str]
 ) -> None:
