@@ -26,6 +26,7 @@ def test_gradient_is_finite_at_a_zero_column() -> None:
     assert all(np.isfinite(leaf).all() for leaf in gradient)
 
 
+@pytest.mark.fp16
 def test_sums_do_not_overflow_in_half_precision() -> None:
     v = jnp.full((400, 2), 30.0, jnp.float16)  # its squares sum to 360,000, past 65,504
     w = weight_norm(v, jnp.ones(2))

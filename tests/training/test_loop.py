@@ -177,6 +177,7 @@ def test_a_finished_run_is_left_alone_and_can_be_made_longer(
     assert lines[-1]["step"] == 30
 
 
+@pytest.mark.fp16
 def test_a_run_that_overflows_for_ever_stops_and_says_so(corpus: Path, tmp_path: Path) -> None:
     config = make_config(
         corpus,
