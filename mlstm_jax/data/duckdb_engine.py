@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import duckdb
@@ -143,8 +144,12 @@ class _Stage:
 
     def read(self) -> None:
         """Read every source into the table, each by the fastest way that is exact."""
+        stop = Event()
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            fit = list(pool.map(_is_json_lines, self._sources))
+            try:
+                fit = list(pool.map(lambda name: _is_json_lines(name, stop), self._sources))
+            finally:
+                stop.set()
         json = [n for n, good in enumerate(fit) if good]
         for n in json:
             self._con.execute("INSERT INTO files VALUES (?, ?)", [self._sources[n], n])
@@ -238,7 +243,10 @@ class _Stage:
                 while not wait([running], timeout=0.2).done:
                     report(max(0.0, self._con.query_progress()) / 100)
             except BaseException:
-                self._con.interrupt()
+                running.cancel()
+                # Again, for one that comes before the query has begun is forgotten.
+                while not wait([running], timeout=0.05).done:
+                    self._con.interrupt()
                 raise
             running.result().fetchall()
 
@@ -294,8 +302,11 @@ class _Stage:
             yield from rows
 
 
-def _is_json_lines(name: str) -> bool:
-    """Return whether DuckDB may read a file: JSON lines, and whole, if it is compressed."""
+def _is_json_lines(name: str, stop: Event) -> bool:
+    """Return whether DuckDB may read a file: JSON lines, and whole, if it is compressed.
+
+    Once `stop` is set the answer is of no use to anyone.
+    """
     if is_builtin(name) or suffix_of(Path(name)) not in (".json", ".jsonl"):
         return False
     path = Path(name)
@@ -305,7 +316,7 @@ def _is_json_lines(name: str) -> bool:
             while (byte := file.read(1)).isspace():
                 pass
             # DuckDB does not look at the checksum.
-            while is_gzip_name(path) and file.read(_CHUNK):
+            while is_gzip_name(path) and not stop.is_set() and file.read(_CHUNK):
                 pass
     except (OSError, EOFError, UnicodeEncodeError, zlib.error):
         return False

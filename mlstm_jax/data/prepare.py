@@ -109,7 +109,11 @@ def prepare(
 
     # Within the folder that appears, unless it is to be elsewhere.
     scratch = partial_folder(scratch_beside) / "scratch"
-    with appearing(out, overwrite) as folder, _bar(progress) as bar:
+    with (
+        _tidied(out, scratch_beside, rejects_file, rejects),
+        appearing(out, overwrite) as folder,
+        _bar(progress) as bar,
+    ):
         try:
             if engine == "beam":
                 from mlstm_jax.data import beam_engine
@@ -139,6 +143,19 @@ def prepare(
         with durable(folder / corpus.MANIFEST) as file:
             file.write(manifest.to_json().encode())
     return manifest
+
+
+@contextmanager
+def _tidied(out: Path, scratch: Path, rejects_file: Path, rejects: Rejects) -> Iterator[None]:
+    """Remove what is left where the block was interrupted, perhaps while it was tidying up."""
+    try:
+        yield
+    except BaseException as error:
+        remove_leftovers(out)
+        remove_leftovers(scratch)
+        if rejects.written and not isinstance(error, UserError):
+            rejects_file.unlink(missing_ok=True)
+        raise
 
 
 def _write(
