@@ -32,17 +32,22 @@ def handlers() -> Iterator[None]:
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_whatever_a_library_makes_of_it_the_signal_is_the_reason(number: signal.Signals) -> None:
-    with pytest.raises(Interrupted, match=f"stopped by {number.name}") as told, interruptible():
+    @interruptible()
+    def work() -> None:
         try:
             signal.raise_signal(number)
         except KeyboardInterrupt:
             raise RuntimeError("Query interrupted") from None
+
+    with pytest.raises(Interrupted, match=f"stopped by {number.name}") as told:
+        work()
     assert told.value.exit_code == 128 + number
 
 
 def test_a_second_signal_does_not_end_the_tidying_up() -> None:
     done = []
 
+    @interruptible()
     def work() -> None:
         try:
             signal.raise_signal(signal.SIGTERM)
@@ -50,16 +55,21 @@ def test_a_second_signal_does_not_end_the_tidying_up() -> None:
             signal.raise_signal(signal.SIGINT)
             done.append(1)
 
-    with pytest.raises(Interrupted), interruptible():
+    with pytest.raises(Interrupted):
         work()
     assert done == [1]
 
 
 def test_without_a_signal_errors_and_handlers_are_as_before() -> None:
     before = [signal.getsignal(number) for number in SIGNALS]
-    with pytest.raises(ZeroDivisionError), interruptible():
+
+    @interruptible()
+    def work() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        work()
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
