@@ -12,6 +12,8 @@ from mlstm_jax.terminal import show
 
 # Below this, bits per character hang on which few documents they are.
 _LEAST_SCORED = 50_000
+# Amazon's reviews have 0.0008.
+_MUCH_MARKUP = 0.1
 
 
 def prepare(
@@ -65,6 +67,7 @@ def prepare(
         raise UserError(f"--beam-options {beam_options!r}: {error}.") from error
     with interruptible():
         from mlstm_jax.data import corpus
+        from mlstm_jax.data.markup import markup_share
         from mlstm_jax.data.prepare import prepare as run_prepare
 
         manifest = run_prepare(
@@ -93,6 +96,12 @@ def prepare(
         show(f"note: left out, and listed in {out}.rejects.jsonl: {counts}.")
         if any("gzip" in kind for kind in manifest.rejected):
             show("note: of a gzip that is cut short the rest is missing; fetch it again.")
+    share = markup_share(made.split("train"))
+    if share >= _MUCH_MARKUP:
+        show(
+            f"note: {share:.0%} of the train split's bytes are in tags such as <p>, so it looks "
+            "like HTML or XML; if that is not meant, take the text out of it first."
+        )
     for name in ("valid", "test"):
         size = made.manifest.splits[name].bytes
         if 0 < size < _LEAST_SCORED:

@@ -170,9 +170,7 @@ class _Stage:
 
             name = self._sources[n]
             if not is_builtin(name) and suffix_of(Path(name)) == PARQUET:
-                query = parquet_rows(self._con, Path(name), self._recipe)
-                rows = f"SELECT {n} AS source, false AS bad, * FROM ({query})"
-                self._run(insert(rows, self._recipe), lambda part: None)
+                self._read_parquet(n)
             else:
                 self._feed(n, advance)
             done += sizes[n]
@@ -200,6 +198,16 @@ class _Stage:
         if bad:
             self._con.execute(f"DELETE FROM documents WHERE source IN ({','.join(map(str, bad))})")
         return bad
+
+    def _read_parquet(self, number: int) -> None:
+        query = parquet_rows(self._con, Path(self._sources[number]), self._recipe)
+        rows = f"SELECT {number} AS source, false AS bad, * FROM ({query})"
+        try:
+            self._run(insert(rows, self._recipe), lambda part: None)
+        except (duckdb.OutOfMemoryException, duckdb.IOException):
+            raise
+        except duckdb.Error:  # Such as a text that is not UTF-8. What it had inserted it took back.
+            self._feed(number, lambda count: None)
 
     def _feed(self, number: int, on_read: Callable[[int], None]) -> None:
         """Read a source by Python, a batch of documents at a time."""

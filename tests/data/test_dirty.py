@@ -3,10 +3,12 @@
 import gzip
 import json
 import random
+import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from mlstm_jax.data.corpus import open_corpus
@@ -256,3 +258,48 @@ def test_a_csv_of_old_macs_is_named_as_such(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"id,text\r1,one\r2,two\r")
     with pytest.raises(UserError, match=r"a carriage return that ends no line.*tr '\\r' '\\n'"):
         prepare([str(tmp_path / "a.csv")], tmp_path / "out")
+
+
+def damaged_parquet(path: Path, query: str, *texts: bytes) -> None:
+    with duckdb.connect() as con:
+        con.execute(f"COPY ({query}) TO '{path}' (FORMAT parquet, COMPRESSION uncompressed)")
+    data = path.read_bytes()
+    for text in texts:
+        assert text in data
+        data = data.replace(text, b"\xff" + text[1:])
+    path.write_bytes(data)
+
+
+def test_a_text_of_a_parquet_file_that_is_not_utf8_is_one_reject(tmp_path: Path) -> None:
+    path, out = tmp_path / "a.parquet", tmp_path / "out"
+    query = "SELECT 'good ' || i || ' é' AS text, i % 5 AS rating FROM range(10000) t(i)"
+    damaged_parquet(path, query, b"good 1234 ", b"good 9999 ")
+    with pytest.raises(UserError, match=r"2 of 10,000 .*\n  2 not UTF-8: .*, row 1,235; .*10,000"):
+        prepare([str(path)], out, max_reject_fraction=0.0001)
+    manifest = prepare([str(path)], out, split=(1, 0, 0))
+    assert (manifest.records, manifest.rejected) == (9_998, {"not UTF-8": 2})
+    assert sorted(train_documents(out)) == sorted(
+        (f"\n good {i} é ".encode(), i % 5) for i in range(10_000) if i not in (1234, 9999)
+    )
+    first = (tmp_path / "out.rejects.jsonl").read_text().splitlines()[0]
+    assert "row 1,235: not UTF-8 text" in json.loads(first)["message"]
+
+
+def test_a_parquet_file_of_few_texts_is_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"  # its texts are in a dictionary, each once
+    query = "SELECT 'good ' || (i % 50) AS text, '4.' || (i % 2) AS stars FROM range(3000) t(i)"
+    damaged_parquet(path, query, b"good 17")
+    out = tmp_path / "out"
+    manifest = prepare([str(path)], out, split=(1, 0, 0), max_reject_fraction=0.02)
+    assert (manifest.splits["train"].documents, manifest.rejected) == (49, {"not UTF-8": 60})
+    assert {round(rating, 3) for _, rating in train_documents(out)} == {4.0, 4.1}
+    damaged_parquet(path, "SELECT 'bad' AS text FROM range(3)", b"bad")
+    with pytest.raises(UserError, match=r"a\.parquet, row 1: not UTF-8 text \(byte 0xff\)"):
+        prepare([str(path)], tmp_path / "more", max_reject_fraction=1)
+
+
+def test_without_pyarrow_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    damaged_parquet(tmp_path / "a.parquet", "SELECT 'bad' AS text FROM range(3)", b"bad")
+    with pytest.raises(UserError, match=r"a text that is not UTF-8; .*'mlstm-jax\[parquet\]'"):
+        prepare([str(tmp_path / "a.parquet")], tmp_path / "out")
