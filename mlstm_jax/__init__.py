@@ -10,6 +10,7 @@ Data flows one way, and imports go downward only::
     config_text.py         configs as JSON, and the parsing of a command line
     config_differences.py  what may change when a run goes on
     fields.py              dataclasses from JSON, every type checked
+    interruption.py        SIGTERM and Ctrl-C, where nothing is kept
     terminal.py            text for people, without what steers a terminal
     run.py                 a run folder: config, metrics, checkpoints → a model ready to use
     report.py              what a run learned, beside gzip, bz2 and xz
@@ -17,7 +18,7 @@ Data flows one way, and imports go downward only::
     plan.py                how long a config takes, on what
     sweep.py               several runs and their table
     data/                  sources, readers, documents → prepare (duckdb_engine, beam_engine,
-                           corpus_writer) → corpus → stream; summary          (no jax)
+                           corpus_writer) → corpus → stream; summary, markup  (no jax)
     model/                 recurrence, inputs, weight norm, the language model   (no data, no
                            training)
     training/              loop, parts, step, state, optimizer, schedule, loss scale; start, resume,

@@ -1,6 +1,7 @@
 """The `mlstm-jax` command: finds the subcommand, and turns errors into messages and exit codes.
 
-Exit codes: 0 done, 1 failed (a run that diverged), 2 a mistake in what was given, 130 interrupted.
+Exit codes: 0 done, 1 failed (a run that diverged), 2 a mistake in what was given, 130 interrupted
+(Ctrl-C), 143 terminated.
 """
 
 import contextlib

@@ -1,17 +1,19 @@
 """Commands on corpora: prepare, inspect."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
 from mlstm_jax.errors import UserError
+from mlstm_jax.interruption import interruptible
 from mlstm_jax.terminal import show
 
 # Below this, bits per character hang on which few documents they are.
 _LEAST_SCORED = 50_000
+# Amazon's reviews have 0.0008.
+_MUCH_MARKUP = 0.1
 
 
 def prepare(
@@ -58,36 +60,35 @@ def prepare(
         beam_options: options of Beam and its runner, such as "--runner=FlinkRunner".
     """
     import shlex
-    import signal
-
-    from mlstm_jax.data import corpus
-    from mlstm_jax.data.prepare import prepare as run_prepare
 
     try:
         options = shlex.split(beam_options)
     except ValueError as error:
         raise UserError(f"--beam-options {beam_options!r}: {error}.") from error
-    # That temporary files go then, too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    manifest = run_prepare(
-        sources,
-        out,
-        text_field=text_column,
-        rating_field=rating_column,
-        document=document,
-        split=_split(split),
-        seed=seed,
-        cleaning=clean,
-        dedupe=dedupe,
-        overwrite=overwrite,
-        progress=True,
-        engine=engine,
-        beam_options=options,
-        memory_limit=memory_limit,
-        threads=threads,
-        temp_dir=temp_dir,
-        max_reject_fraction=max_reject_fraction,
-    )
+    with interruptible():
+        from mlstm_jax.data import corpus
+        from mlstm_jax.data.markup import markup_share
+        from mlstm_jax.data.prepare import prepare as run_prepare
+
+        manifest = run_prepare(
+            sources,
+            out,
+            text_field=text_column,
+            rating_field=rating_column,
+            document=document,
+            split=_split(split),
+            seed=seed,
+            cleaning=clean,
+            dedupe=dedupe,
+            overwrite=overwrite,
+            progress=True,
+            engine=engine,
+            beam_options=options,
+            memory_limit=memory_limit,
+            threads=threads,
+            temp_dir=temp_dir,
+            max_reject_fraction=max_reject_fraction,
+        )
     made = corpus.open_corpus(out)
     show(corpus.describe(made))
     if manifest.rejected:
@@ -95,6 +96,12 @@ def prepare(
         show(f"note: left out, and listed in {out}.rejects.jsonl: {counts}.")
         if any("gzip" in kind for kind in manifest.rejected):
             show("note: of a gzip that is cut short the rest is missing; fetch it again.")
+    share = markup_share(made.split("train"))
+    if share >= _MUCH_MARKUP:
+        show(
+            f"note: {share:.0%} of the train split's bytes are in tags such as <p>, so it looks "
+            "like HTML or XML; if that is not meant, take the text out of it first."
+        )
     for name in ("valid", "test"):
         size = made.manifest.splits[name].bytes
         if 0 < size < _LEAST_SCORED:

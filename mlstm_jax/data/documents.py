@@ -64,12 +64,12 @@ class Recipe(NamedTuple):
     @property
     def text_fields(self) -> tuple[str, ...]:
         """The fields of which the first that is not null is the text."""
-        return (self.text_field,) if self.text_field else TEXT_FIELDS
+        return (self.text_field,) if self.text_field is not None else TEXT_FIELDS
 
     @property
     def rating_fields(self) -> tuple[str, ...]:
         """The same for the rating."""
-        return (self.rating_field,) if self.rating_field else RATING_FIELDS
+        return (self.rating_field,) if self.rating_field is not None else RATING_FIELDS
 
 
 def clean(text: str, cleaning: Cleaning) -> bytes:

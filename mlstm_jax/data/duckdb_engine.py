@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import duckdb
@@ -143,8 +144,12 @@ class _Stage:
 
     def read(self) -> None:
         """Read every source into the table, each by the fastest way that is exact."""
+        stop = Event()
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            fit = list(pool.map(_is_json_lines, self._sources))
+            try:
+                fit = list(pool.map(lambda name: _is_json_lines(name, stop), self._sources))
+            finally:
+                stop.set()
         json = [n for n, good in enumerate(fit) if good]
         for n in json:
             self._con.execute("INSERT INTO files VALUES (?, ?)", [self._sources[n], n])
@@ -165,9 +170,7 @@ class _Stage:
 
             name = self._sources[n]
             if not is_builtin(name) and suffix_of(Path(name)) == PARQUET:
-                query = parquet_rows(self._con, Path(name), self._recipe)
-                rows = f"SELECT {n} AS source, false AS bad, * FROM ({query})"
-                self._run(insert(rows, self._recipe), lambda part: None)
+                self._read_parquet(n)
             else:
                 self._feed(n, advance)
             done += sizes[n]
@@ -195,6 +198,16 @@ class _Stage:
         if bad:
             self._con.execute(f"DELETE FROM documents WHERE source IN ({','.join(map(str, bad))})")
         return bad
+
+    def _read_parquet(self, number: int) -> None:
+        query = parquet_rows(self._con, Path(self._sources[number]), self._recipe)
+        rows = f"SELECT {number} AS source, false AS bad, * FROM ({query})"
+        try:
+            self._run(insert(rows, self._recipe), lambda part: None)
+        except (duckdb.OutOfMemoryException, duckdb.IOException):
+            raise
+        except duckdb.Error:  # Such as a text that is not UTF-8. What it had inserted it took back.
+            self._feed(number, lambda count: None)
 
     def _feed(self, number: int, on_read: Callable[[int], None]) -> None:
         """Read a source by Python, a batch of documents at a time."""
@@ -238,7 +251,10 @@ class _Stage:
                 while not wait([running], timeout=0.2).done:
                     report(max(0.0, self._con.query_progress()) / 100)
             except BaseException:
-                self._con.interrupt()
+                running.cancel()
+                # Again, for one that comes before the query has begun is forgotten.
+                while not wait([running], timeout=0.05).done:
+                    self._con.interrupt()
                 raise
             running.result().fetchall()
 
@@ -294,8 +310,11 @@ class _Stage:
             yield from rows
 
 
-def _is_json_lines(name: str) -> bool:
-    """Return whether DuckDB may read a file: JSON lines, and whole, if it is compressed."""
+def _is_json_lines(name: str, stop: Event) -> bool:
+    """Return whether DuckDB may read a file: JSON lines, and whole, if it is compressed.
+
+    Once `stop` is set the answer is of no use to anyone.
+    """
     if is_builtin(name) or suffix_of(Path(name)) not in (".json", ".jsonl"):
         return False
     path = Path(name)
@@ -305,7 +324,7 @@ def _is_json_lines(name: str) -> bool:
             while (byte := file.read(1)).isspace():
                 pass
             # DuckDB does not look at the checksum.
-            while is_gzip_name(path) and file.read(_CHUNK):
+            while is_gzip_name(path) and not stop.is_set() and file.read(_CHUNK):
                 pass
     except (OSError, EOFError, UnicodeEncodeError, zlib.error):
         return False

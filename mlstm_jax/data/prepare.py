@@ -6,6 +6,7 @@ threads, changes a byte of the result. The folder appears whole or not at all, w
 is stopped.
 """
 
+import errno
 import os
 import re
 import shutil
@@ -43,6 +44,8 @@ MAX_REJECT_FRACTION = 0.001
 _COMPRESSION = 4
 # DuckDB would start any number.
 _MOST_THREADS = 256
+# Of a file system, less what the names of temporary files have besides.
+_LONGEST_NAME = 255 - len(".partial-4194304.old") - len(".")
 # The table of documents and what its sort spills, in bytes of text.
 _SCRATCH = 2
 
@@ -90,7 +93,9 @@ def prepare(
         UserError: a source, `out` or an argument cannot be used, or there is too little disk or
             memory. Nothing is left behind, save the file of rejects.
     """
-    out = out.resolve()  # a name to put the temporary folder beside, even for "." or a link
+    out = _resolved("--out", out)  # to put the temporary folder beside, even for "." or a link
+    if temp_dir is not None:
+        temp_dir = _resolved("--temp-dir", temp_dir)
     recipe = Recipe(text_field, rating_field, document, cleaning, dedupe, seed)
     _check_arguments(sources, split, recipe, max_reject_fraction, threads, memory_limit)
     if engine != "beam" and beam_options:
@@ -103,13 +108,17 @@ def prepare(
     rejects_file = out.with_name(f"{out.name}.rejects.jsonl")
     found = find_sources(sources, without=(out, rejects_file))
     check_rejects_file(rejects_file)
-    scratch_beside = out if temp_dir is None else temp_dir.resolve() / out.name
+    scratch_beside = out if temp_dir is None else temp_dir / out.name
     remove_leftovers(scratch_beside)
     _check_disk(found, out, scratch_beside)
 
     # Within the folder that appears, unless it is to be elsewhere.
     scratch = partial_folder(scratch_beside) / "scratch"
-    with appearing(out, overwrite) as folder, _bar(progress) as bar:
+    with (
+        _tidied(out, scratch_beside, rejects_file, rejects),
+        appearing(out, overwrite) as folder,
+        _bar(progress) as bar,
+    ):
         try:
             if engine == "beam":
                 from mlstm_jax.data import beam_engine
@@ -139,6 +148,19 @@ def prepare(
         with durable(folder / corpus.MANIFEST) as file:
             file.write(manifest.to_json().encode())
     return manifest
+
+
+@contextmanager
+def _tidied(out: Path, scratch: Path, rejects_file: Path, rejects: Rejects) -> Iterator[None]:
+    """Remove what is left where the block was interrupted, perhaps while it was tidying up."""
+    try:
+        yield
+    except BaseException as error:
+        remove_leftovers(out)
+        remove_leftovers(scratch)
+        if rejects.written and not isinstance(error, UserError):
+            rejects_file.unlink(missing_ok=True)
+        raise
 
 
 def _write(
@@ -192,6 +214,12 @@ def _check_arguments(
 ) -> None:
     if not sources:
         raise UserError(f"no source given; name files of text, or {PYDOC}")
+    for option, field in (
+        ("--text-column", recipe.text_field),
+        ("--rating-column", recipe.rating_field),
+    ):
+        if field == "":
+            raise UserError(f"{option} '': names no column; name one, or leave the option out.")
     if len(split) != 3 or split[0] <= 0 or min(split) < 0:
         raise UserError(
             f"--split {','.join(map(str, split))}: must be three weights, train, valid and test, "
@@ -214,6 +242,23 @@ def _check_arguments(
         raise UserError(f"--seed {recipe.seed}: must be a number of at most 64 bits.")
     if not re.fullmatch(r"[0-9]+(\.[0-9]+)? ?[KMGT]i?B", memory_limit, re.IGNORECASE):
         raise UserError(f"--memory-limit {memory_limit!r}: must be a size such as 4GB or 500MB.")
+
+
+def _resolved(option: str, path: Path) -> Path:
+    """Return a path without links; raise UserError if it cannot be one of a corpus."""
+    try:
+        resolved = path.resolve()
+        resolved.exists()
+        if len(os.fsencode(resolved.name)) > _LONGEST_NAME:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+        str(resolved).encode()
+    except UnicodeEncodeError as error:
+        why = "its name is not UTF-8, by which DuckDB cannot open files there"
+        raise UserError(f"{option} {path}: {why}; name another folder.") from error
+    except (OSError, RuntimeError) as error:  # of Python 3.13 and before it
+        why = getattr(error, "strerror", None) or "a link that leads back to itself"
+        raise UserError(f"{option} {path}: {why}; name another folder.") from error
+    return resolved
 
 
 def _check_disk(sources: Sequence[str], out: Path, scratch: Path) -> None:

@@ -105,7 +105,7 @@ def read(
     seen: dict[str, None] = {}
     # What is raised where the documents are used never comes through here.
     try:
-        for one in _records(source, recipe, on_read):
+        for one in _records(source, recipe, label_field, on_read):
             if isinstance(one, Reject):
                 first_reject = first_reject or one
                 yield one
@@ -152,9 +152,13 @@ def _why_no_text(records: int, text_fields: tuple[str, ...], seen: Iterable[str]
 
 
 def _records(
-    source: Path, recipe: Recipe, on_read: Callable[[int], None] | None
+    source: Path,
+    recipe: Recipe,
+    label_field: str | None,
+    on_read: Callable[[int], None] | None,
 ) -> Iterator[Found]:
     text_fields, document = recipe.text_fields, recipe.document
+    fields = {*text_fields, *recipe.rating_fields, *([label_field] if label_field else [])}
     if str(source) == PYDOC:
         from pydoc_data.topics import topics
 
@@ -171,9 +175,10 @@ def _records(
             for text in units(lines, document or "line"):
                 yield text if isinstance(text, Reject) else (0, {text_fields[0]: text})
         elif suffix in (".csv", ".tsv"):
-            yield from csv_records(source, lines, text_fields, "," if suffix == ".csv" else "\t")
+            delimiter = "," if suffix == ".csv" else "\t"
+            yield from csv_records(source, lines, text_fields, fields, delimiter)
         else:
-            yield from json_records(source, lines, may_be_array=suffix == ".json")
+            yield from json_records(source, lines, fields, may_be_array=suffix == ".json")
 
 
 def _lines(

@@ -5,14 +5,15 @@ After a bad record the next line is read as if nothing had been: what is lost is
 
 import csv
 import json
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from mlstm_jax.data.documents import Record, Reject, Unit
 from mlstm_jax.errors import UserError
 
 _EXCERPT = 80  # characters
+_BARE_RETURN = "new-line character seen in unquoted field"  # in the words of the csv module
 # A CSV record of more is a quote never closed: that it does not swallow the rest of the file.
 _MOST_LINES_A_RECORD = 10_000
 
@@ -49,8 +50,26 @@ def units(lines: Iterable[Line], document: Unit) -> Iterator[str | Reject]:
         yield text if document == "file" else text.rstrip("\r\n")
 
 
-def json_records(source: Path, lines: Iterator[Line], may_be_array: bool) -> Iterator[Found]:
-    """Yield the objects of JSON lines, or of one array that takes the whole file."""
+class _Object(dict[str, object]):
+    """A JSON object that knows which of its fields are there more than once."""
+
+    twice: frozenset[str] = frozenset()
+
+
+def _object_of(pairs: list[tuple[str, object]]) -> _Object:
+    made = _Object(pairs)
+    if len(made) < len(pairs):
+        made.twice = frozenset(name for name, n in Counter(k for k, _ in pairs).items() if n > 1)
+    return made
+
+
+def json_records(
+    source: Path, lines: Iterator[Line], fields: Collection[str], may_be_array: bool
+) -> Iterator[Found]:
+    """Yield the objects of JSON lines, or of one array that takes the whole file.
+
+    One in which one of `fields` is there twice is no record: which of the two is meant?
+    """
     for line in lines:
         if isinstance(line, Reject):
             yield line
@@ -72,17 +91,16 @@ def json_records(source: Path, lines: Iterator[Line], may_be_array: bool) -> Ite
                 return
             assert isinstance(array, list)
             for index, record in enumerate(array, 1):
-                yield _object(source, f"element {index:,} of its array", record)
+                yield _object(source, f"element {index:,} of its array", record, fields)
             return
         may_be_array = False
         value = _json(source, number, text)
-        yield value if isinstance(value, Reject) else _object(source, number, value)
+        yield value if isinstance(value, Reject) else _object(source, number, value, fields)
 
 
 def _json(source: Path, line: int, text: str) -> object:
     try:
-        # Of a field that is there twice DuckDB takes the first.
-        return json.loads(text, object_pairs_hook=lambda pairs: dict(reversed(pairs)))
+        return json.loads(text, object_pairs_hook=_object_of)
     except (ValueError, RecursionError) as error:
         if isinstance(error, json.JSONDecodeError):
             line += error.lineno - 1
@@ -95,11 +113,15 @@ def _json(source: Path, line: int, text: str) -> object:
         )
 
 
-def _object(source: Path, where: int | str, value: object) -> Found:
-    if isinstance(value, dict):
+def _object(source: Path, where: int | str, value: object, fields: Collection[str]) -> Found:
+    twice = sorted(value.twice.intersection(fields)) if isinstance(value, _Object) else []
+    if isinstance(value, _Object) and not twice:
         return where, value
     excerpt = json.dumps(value)[:_EXCERPT]
     place = f"{source}, {f'line {where:,}' if isinstance(where, int) else where}"
+    if twice:
+        why = f"its field {twice[0]} is there more than once; keep the one that is meant."
+        return Reject("field twice", place, f"{place}: {why}", excerpt)
     return Reject(
         "not a JSON object",
         place,
@@ -135,12 +157,17 @@ class _Lines:
 
 
 def csv_records(
-    source: Path, lines: Iterator[Line], text_fields: tuple[str, ...], delimiter: str
+    source: Path,
+    lines: Iterator[Line],
+    text_fields: tuple[str, ...],
+    fields: Collection[str],
+    delimiter: str,
 ) -> Iterator[Found]:
     """Yield the rows of CSV by the names of its header.
 
     Raises:
-        UserError: no column has one of the names of `text_fields`.
+        UserError: no column has one of the names of `text_fields`, or one of `fields` is that of
+            several columns.
     """
     # A review may be longer than the csv module's 131,072 characters; the limit is the process's.
     csv.field_size_limit(2**31 - 1)
@@ -156,11 +183,7 @@ def csv_records(
         try:
             row = next(reader, None)
         except csv.Error as error:
-            bad = (
-                "CSV quote",
-                f'not CSV ({error}): a quote is stray or never closed; a field with a " in it is '
-                'put in quotes and each " in it doubled.',
-            )
+            bad = _not_csv(error)
         taken = list(feed.taken)
         if not taken:
             return
@@ -186,6 +209,12 @@ def csv_records(
                     f"{', '.join(header)}. Name the one of the text with --text-column."
                 )
             needed = columns[0]
+            for name in header:
+                if name in fields and header.count(name) > 1:
+                    raise UserError(
+                        f"{source}: its header has {header.count(name)} columns {name}; rename "
+                        "those that are not meant."
+                    )
             continue
         if not bad and row and (len(row) <= needed or any(row[len(header) :])):
             bad = (
@@ -205,3 +234,18 @@ def csv_records(
 def _numbered(line: Line) -> tuple[int, str]:
     assert not isinstance(line, Reject)
     return line
+
+
+def _not_csv(error: csv.Error) -> tuple[str, str]:
+    """Return the kind of a reject, and what to do about it."""
+    if _BARE_RETURN in str(error):
+        return (
+            "CSV line end",
+            "a carriage return that ends no line, as old Macs wrote them; convert the file, such "
+            r"as with: tr '\r' '\n'",
+        )
+    return (
+        "CSV quote",
+        f'not CSV ({error}): a quote is stray or never closed; a field with a " in it is '
+        'put in quotes and each " in it doubled.',
+    )

@@ -17,6 +17,7 @@ class Rejects:
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._kept: list[Reject] = []
+        self.written = False  # or begun
 
     def add(self, reject: Reject) -> None:
         """Count one, and keep it for the file."""
@@ -37,6 +38,7 @@ class Rejects:
         if not self._counts:
             file.unlink(missing_ok=True)
             return
+        self.written = True
         try:
             with file.open("w", encoding="utf-8") as lines:
                 for reject in sorted(self._kept, key=_by_place):

@@ -1,7 +1,10 @@
 """What a corpus is made from: files, folders, patterns, Python's documentation, TFDS data sets."""
 
+import errno
 import glob
-from collections.abc import Collection, Sequence
+import os
+import stat
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from mlstm_jax.errors import UserError
@@ -20,36 +23,36 @@ def find_sources(names: Sequence[str], without: Collection[Path] = ()) -> list[s
     Args:
         names: files, folders (what is in them, at any depth, of a known kind; not what is empty,
             nor what begins with a dot or an underscore), patterns such as ``reviews/*.json.gz``,
-            `pydoc:`, `tfds:NAME[/CONFIG]:SPLIT`.
+            `pydoc:`, `tfds:NAME[/CONFIG]:SPLIT`. Links to folders are followed, each folder once.
         without: absolute paths of files and folders to pass over in folders and patterns.
 
     Raises:
-        UserError: there is no such file, it is of an unknown kind, a folder or pattern has none.
+        UserError: there is no such file, it is of an unknown kind, a folder or pattern has none,
+            or has something that should be read and cannot be.
     """
     found: dict[str, None] = {}
     for name in names:
         if is_builtin(name):
             found[name] = None
             continue
+        if not name:
+            raise UserError("a source is an empty text, ''; name a file, or . for this folder.")
         path = Path(name)
-        if _is_under(path, without):
+        status = _status(path)
+        if status and _is_under(path, without):
             raise UserError(f"{name}: would be read and written at once; name another --out.")
-        if path.is_dir():
-            files = sorted(p for p in path.rglob("*") if _is_wanted(p, path, without))
-            if not files:
-                raise UserError(
-                    f"{name}: this folder has no file of a known kind; known are {_known()}."
-                )
-        elif glob.has_magic(name) and not path.exists():
-            matches = map(Path, glob.glob(name, recursive=True))
-            files = sorted(p for p in matches if p.is_file() and not _is_under(p, without))
+        if status and stat.S_ISDIR(status.st_mode):
+            files = _files_in(path, without)
+        elif glob.has_magic(name) and not status:
+            files = sorted(p for p in _matches(name) if not (p.is_dir() or _is_under(p, without)))
             if not files:
                 raise UserError(f"{name}: no file is named so; check the pattern.")
         else:
             files = [path]
         for file in files:
             check_source(file, parquet=True)
-            found.setdefault(str(file), None)
+            # DuckDB would take a ~ in front for somebody's home.
+            found.setdefault(str(file.absolute() if str(file)[0] == "~" else file), None)
     # A file that two names lead to is read once.
     return list({k if is_builtin(k) else str(Path(k).resolve()): k for k in found}.values())
 
@@ -63,14 +66,25 @@ def check_source(source: Path, *, parquet: bool = False) -> None:
     """Raise UserError unless `source` is a file of a known kind, or `pydoc:`; reads two bytes."""
     if str(source) == PYDOC:
         return
-    try:
-        source.stat()
-    except OSError as error:
-        why = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror
-        raise UserError(f"{source}: {why}; check the name.") from error
-    if source.is_dir():
+    status = _status(source)
+    if not status:
+        why = "is a link that leads nowhere" if source.is_symlink() else "there is no such file"
+        raise UserError(f"{source}: {why}; check the name.")
+    if stat.S_ISDIR(status.st_mode):
         raise UserError(f"{source}: is a folder; name the files in it, such as {source}/*.json.gz")
+    if not stat.S_ISREG(status.st_mode):  # To open a pipe would wait for whom writes to it.
+        raise UserError(
+            f"{source}: is a pipe, a socket or a device, not a file; write what it gives to a file "
+            "and name that, or leave it out."
+        )
     if parquet and suffix_of(source) == PARQUET:
+        try:
+            str(source).encode()
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"{source}: its name is not UTF-8, by which DuckDB cannot open a Parquet file; "
+                "rename it."
+            ) from error
         return
     if suffix_of(source) not in TEXT_SUFFIXES:
         raise UserError(
@@ -98,18 +112,83 @@ def is_gzip_name(source: Path) -> bool:
     return source.suffix.lower() == ".gz"
 
 
-def _is_wanted(path: Path, folder: Path, without: Collection[Path]) -> bool:
-    """Return whether to read a file of a folder that was named."""
+def _status(path: Path) -> os.stat_result | None:
+    """Return what is at a path, None for nothing; raise UserError if that cannot be told."""
+    try:
+        return path.stat()
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            return None
+        raise UserError(f"{path}: {error.strerror}; check the name.") from error
+
+
+def _files_in(folder: Path, without: Collection[Path]) -> list[Path]:
+    """Return the files to read of a folder that was named."""
     # As Spark has it: part files may be empty, and other files are marked so.
-    hidden = any(part[0] in "._" for part in path.relative_to(folder).parts)
-    known = suffix_of(path) in TEXT_SUFFIXES or path.suffix.lower() == PARQUET
-    if hidden or not known or not path.is_file() or _is_under(path, without):
-        return False
-    return path.stat().st_size > 0
+    known = [
+        path
+        for inner in _folders_in(folder, "._")
+        if not _is_under(inner, without)
+        for path in inner.iterdir()
+        if path.name[0] not in "._"
+        and (suffix_of(path) in TEXT_SUFFIXES or path.suffix.lower() == PARQUET)
+        and not (path.is_dir() or _is_under(path, without))
+    ]
+    # What is there and is no file is not passed over in silence: `check_source` says so.
+    files = sorted(path for path in known if not path.is_file() or path.stat().st_size)
+    if not files:
+        raise UserError(
+            f"{folder}: all files of a known kind in this folder are empty, such as {min(known)}."
+            if known
+            else f"{folder}: this folder has no file of a known kind; known are {_known()}."
+        )
+    return files
+
+
+def _folders_in(folder: Path, hidden: str) -> Iterator[Path]:
+    """Yield a folder and those in it, links to folders among them, each once.
+
+    Not those whose name begins with a character of `hidden`.
+    """
+    seen: set[tuple[int, int]] = set()
+
+    def stop(error: OSError) -> None:
+        raise UserError(
+            f"{error.filename}: this folder cannot be read: {error.strerror}; allow it, or name "
+            "the files to read."
+        ) from error
+
+    for root, inner, _ in os.walk(folder, followlinks=True, onerror=stop):
+        status = os.stat(root)
+        place = status.st_dev, status.st_ino
+        # A link may lead to a folder that it is in.
+        inner[:] = [] if place in seen else sorted(n for n in inner if n[0] not in hidden)
+        if place not in seen:
+            seen.add(place)
+            yield Path(root)
+
+
+def _matches(pattern: str) -> set[Path]:
+    """Return what a pattern matches, as `glob.glob` does, but each folder of a ** once."""
+    parts = Path(pattern).parts
+    if "**" not in parts:
+        return set(map(Path, glob.glob(pattern)))
+    cut = parts.index("**")
+    rest = parts[cut + 1 :] or ("*",)
+    return {
+        match
+        for top in (_matches(str(Path(*parts[:cut]))) if cut else [Path()])
+        if top.is_dir()
+        for folder in _folders_in(top, ".")
+        for match in _matches(str(Path(glob.escape(str(folder)), *rest)))
+    }
 
 
 def _is_under(path: Path, folders: Collection[Path]) -> bool:
-    resolved = path.resolve()
+    try:
+        resolved = path.resolve()
+    except (OSError, RuntimeError):  # A loop of links is under nothing.
+        return False
     return any(resolved == folder or folder in resolved.parents for folder in folders)
 
 

@@ -20,6 +20,9 @@ _SPACE = "chr(9)||chr(10)||chr(11)||chr(12)||chr(13)||chr(28)||chr(29)||chr(30)|
 # Runs of it that are not one space already: the commonest run need not be replaced by itself.
 _RUN = r"[\x09-\x0d\x1c-\x1f][\x09-\x0d\x1c-\x20]*| [\x09-\x0d\x1c-\x20]+"
 
+# What ends a name of a field; a name that has it in itself is read by Python.
+_KEY_END = '"'
+
 
 def insert(rows: str, recipe: Recipe) -> str:
     """Return the SQL that cleans rows of (source, bad, raw, rating), and inserts them.
@@ -85,16 +88,25 @@ def json_rows(files: Sequence[str], recipe: Recipe) -> str:
         each = (f"nullif(field[{n}]::VARCHAR, 'null')" for n in range(start + 1, end + 1))
         return f"coalesce({', '.join(each)}, NULL)"
 
+    # A name with % or _ in it may match others: Python then finds that nothing is there twice.
+    twice = " OR ".join(
+        f"names LIKE {quoted(f'%{_KEY_END}{name}{_KEY_END}%{_KEY_END}{name}{_KEY_END}%')}"
+        for name in fields
+    )
     names = ", ".join(quoted(unglobbed(file)) for file in files)
     return f"""
         SELECT source,
-            json IS NULL OR json_type(json) <> 'OBJECT' OR left(value, 1) <> '"' AS bad,
+            json IS NULL OR json_type(json) <> 'OBJECT' OR left(value, 1) <> '"'
+                OR {twice} AS bad,
             CASE WHEN left(value, 1) = '"' THEN json_extract_string(value, '$') END AS raw,
             {number("json_extract_string(mark, '$')")} AS rating
         FROM (
-            SELECT source, json, {first(0, split)} AS value, {first(split, len(fields))} AS mark
+            SELECT source, json, names,
+                {first(0, split)} AS value, {first(split, len(fields))} AS mark
             FROM (
-                SELECT filename, json, json_extract(json, [{pointers}]) AS field
+                SELECT filename, json, json_extract(json, [{pointers}]) AS field,
+                    CASE WHEN json_type(json) = 'OBJECT' THEN {quoted(_KEY_END)} || array_to_string(
+                        json_keys(json), {quoted(2 * _KEY_END)}) || {quoted(_KEY_END)} END AS names
                 FROM read_ndjson_objects([{names}], filename = true, ignore_errors = true,
                         hive_partitioning = false)
             ) JOIN files USING (filename)

@@ -9,7 +9,7 @@ from mlstm_jax.data.documents import Dedupe, in_order
 from mlstm_jax.data.prepare import prepare
 from mlstm_jax.errors import UserError
 
-from .test_dirty import GOOD
+from .test_dirty import GOOD, damaged_parquet
 from .test_prepare import contents
 from .test_sources import write_layouts, write_parquet
 
@@ -29,10 +29,13 @@ def sources(tmp_path: Path) -> list[str]:
     (tmp_path / "in/more.csv").write_text(
         "text,stars\n" + "".join(f"MANY é {n},{n % 3}\n" for n in range(2000))
     )
-    (tmp_path / "in/dirty.jsonl").write_bytes(b"".join(GOOD) + b"bad\n")
+    twice = b'{"text": "a", "text": "b"}\n'
+    (tmp_path / "in/dirty.jsonl").write_bytes(b"".join(GOOD) + b"bad\n" + twice)
+    query = "SELECT 'parquet ' || i AS text FROM range(99) t(i)"
+    damaged_parquet(tmp_path / "in/dirty.parquet", query, b"parquet 77")
     # Of near-duplicates the one that is kept may have no rating, where another has.
     (tmp_path / "in/rated.jsonl").write_text(
-        "".join(f'{{"text": "twice {n}"}}\n{{"text": "TWICE {n}", "text": ""}}\n' for n in range(9))
+        "".join(f'{{"text": "twice {n}"}}\n{{"text": "TWICE {n}"}}\n' for n in range(9))
     )
     return [str(tmp_path / "in"), "pydoc:"]
 

@@ -3,10 +3,12 @@
 import gzip
 import json
 import random
+import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from mlstm_jax.data.corpus import open_corpus
@@ -50,12 +52,27 @@ def same(found: list[Written], wanted: list[Written]) -> None:
         ("a.jsonl", b'{"text": "cut\n', "not JSON", ", line 11", "not JSON"),
         ("a.jsonl", b"[1]\n", "not a JSON object", ", line 11", "is not a record"),
         ("a.jsonl", b'{"text": 7}\n', "text of another type", ", line 11", "its text is 7"),
+        (
+            "a.jsonl",
+            b'{"text": "a", "n": 1, "text": "b"}\n',
+            "field twice",
+            ", line 11",
+            "field text",
+        ),
+        (
+            "a.jsonl",
+            b'{"stars": 1, "text": "b", "stars": 1}\n',
+            "field twice",
+            ", line 11",
+            "stars",
+        ),
         ("a.jsonl", b'{"text": "caf\xe9"}\n', "not UTF-8", ", line 11", r"byte 0xe9"),
         ("a.jsonl", b'{"text": "a\0"}\n', "NUL byte", ", line 11", "NUL byte"),
         ("a.jsonl.gz", b"", "gzip cut short or damaged", ", after record", "cut short or damaged"),
         ("a.csv", b'1,"a" b\n', "CSV quote", ", line 12", "quote is stray or never closed"),
         ("a.csv", b'1,"never closed\n', "CSV quote", ", line 12", "quote is stray or never closed"),
         ("a.csv", b"1,a,b,c\n", "CSV columns", ", line 12", "4 columns where the header has 2"),
+        ("a.csv", b"1,a\r2,b\n", "CSV line end", ", line 12", r"tr '\r' '\n'"),
         ("a.csv", b"1,caf\xe9\n", "not UTF-8", ", line 12", "byte 0xe9"),
         ("a.txt", b"caf\xe9\n", "not UTF-8", ", line 11", "byte 0xe9"),
     ],
@@ -212,3 +229,77 @@ def test_another_file_where_the_rejects_would_be_is_left_alone(tmp_path: Path) -
     other.write_bytes(b"[" * 100_000)
     with pytest.raises(UserError, match="but it is another file"):
         prepare([str(tmp_path / "a.txt")], tmp_path / "out")
+
+
+def test_a_field_that_is_there_twice_matters_only_where_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(
+        '{"id": 1, "id": 2, "text": "a \\"text\\"", "x": {"text": "b"}, "y": ["text", "text"]}\n'
+        '[{"text": 1}, "text", "text"]\n'
+    )
+    manifest = prepare([str(path)], tmp_path / "out", split=(1, 0, 0), max_reject_fraction=0.5)
+    assert manifest.rejected == {"not a JSON object": 1}
+    path.write_text('{"text": "a", "body": "b", "body": "c"}\n{"text": "d"}\n')
+    with pytest.raises(UserError, match=r"line 1: its field body is there more than once"):
+        prepare([str(path)], tmp_path / "more", text_field="body")
+
+
+@pytest.mark.parametrize("header", ["text,text", "id,overall,text,overall"])
+def test_a_header_that_names_a_column_twice(tmp_path: Path, header: str) -> None:
+    (tmp_path / "a.csv").write_text(f"{header}\n1,2,3,4\n")
+    column = header.rpartition(",")[2]
+    with pytest.raises(UserError, match=rf"a\.csv: its header has 2 columns {column}; rename"):
+        prepare([str(tmp_path / "a.csv")], tmp_path / "out")
+    (tmp_path / "b.csv").write_text("id,id,text\n1,2,good\n")
+    assert prepare([str(tmp_path / "b.csv")], tmp_path / "out", split=(1, 0, 0)).records == 1
+
+
+def test_a_csv_of_old_macs_is_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"id,text\r1,one\r2,two\r")
+    with pytest.raises(UserError, match=r"a carriage return that ends no line.*tr '\\r' '\\n'"):
+        prepare([str(tmp_path / "a.csv")], tmp_path / "out")
+
+
+def damaged_parquet(path: Path, query: str, *texts: bytes) -> None:
+    with duckdb.connect() as con:
+        con.execute(f"COPY ({query}) TO '{path}' (FORMAT parquet, COMPRESSION uncompressed)")
+    data = path.read_bytes()
+    for text in texts:
+        assert text in data
+        data = data.replace(text, b"\xff" + text[1:])
+    path.write_bytes(data)
+
+
+def test_a_text_of_a_parquet_file_that_is_not_utf8_is_one_reject(tmp_path: Path) -> None:
+    path, out = tmp_path / "a.parquet", tmp_path / "out"
+    query = "SELECT 'good ' || i || ' é' AS text, i % 5 AS rating FROM range(10000) t(i)"
+    damaged_parquet(path, query, b"good 1234 ", b"good 9999 ")
+    with pytest.raises(UserError, match=r"2 of 10,000 .*\n  2 not UTF-8: .*, row 1,235; .*10,000"):
+        prepare([str(path)], out, max_reject_fraction=0.0001)
+    manifest = prepare([str(path)], out, split=(1, 0, 0))
+    assert (manifest.records, manifest.rejected) == (9_998, {"not UTF-8": 2})
+    assert sorted(train_documents(out)) == sorted(
+        (f"\n good {i} é ".encode(), i % 5) for i in range(10_000) if i not in (1234, 9999)
+    )
+    first = (tmp_path / "out.rejects.jsonl").read_text().splitlines()[0]
+    assert "row 1,235: not UTF-8 text" in json.loads(first)["message"]
+
+
+def test_a_parquet_file_of_few_texts_is_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"  # its texts are in a dictionary, each once
+    query = "SELECT 'good ' || (i % 50) AS text, '4.' || (i % 2) AS stars FROM range(3000) t(i)"
+    damaged_parquet(path, query, b"good 17")
+    out = tmp_path / "out"
+    manifest = prepare([str(path)], out, split=(1, 0, 0), max_reject_fraction=0.02)
+    assert (manifest.splits["train"].documents, manifest.rejected) == (49, {"not UTF-8": 60})
+    assert {round(rating, 3) for _, rating in train_documents(out)} == {4.0, 4.1}
+    damaged_parquet(path, "SELECT 'bad' AS text FROM range(3)", b"bad")
+    with pytest.raises(UserError, match=r"a\.parquet, row 1: not UTF-8 text \(byte 0xff\)"):
+        prepare([str(path)], tmp_path / "more", max_reject_fraction=1)
+
+
+def test_without_pyarrow_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    damaged_parquet(tmp_path / "a.parquet", "SELECT 'bad' AS text FROM range(3)", b"bad")
+    with pytest.raises(UserError, match=r"a text that is not UTF-8; .*'mlstm-jax\[parquet\]'"):
+        prepare([str(tmp_path / "a.parquet")], tmp_path / "out")

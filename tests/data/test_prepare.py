@@ -171,6 +171,8 @@ def test_the_documentation_of_python(tmp_path: Path) -> None:
         ({"dedupe": "fuzzy"}, r"--dedupe 'fuzzy': must be one of exact, normalized, none"),
         ({"cleaning": "all"}, r"--clean 'all': must be one of radford, none"),
         ({"rating_field": "mark"}, r"no record has a number in --rating-column 'mark'"),
+        ({"text_field": ""}, r"--text-column '': names no column; name one, or leave"),
+        ({"rating_field": ""}, r"--rating-column '': names no column; name one, or leave"),
         ({"text_field": "body"}, r"a\.jsonl: none of its 3 records has text in body"),
     ],
 )

@@ -175,3 +175,106 @@ def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
         file.write('{"text": "one"}\n{"text": "two"}\n{"text": "three"}\n')
     manifest = prepare([os.fsdecode(name)], tmp_path / "out")
     assert manifest.sources[0].name == "caf?.jsonl"
+
+
+def test_what_cannot_be_read_in_a_folder_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    write_layouts(folder)
+    cases = {
+        "pipe.jsonl": (os.mkfifo, r"in/pipe\.jsonl: is a pipe, a socket or a device, not a file"),
+        "a.jsonl": (lambda p: p.symlink_to("nowhere"), r"in/a\.jsonl: is a link that leads nowher"),
+        "b.jsonl": (lambda p: p.symlink_to(p), r"in/b\.jsonl: Too many levels of symbolic links"),
+        "zero.txt": (lambda p: p.symlink_to("/dev/zero"), r"in/zero\.txt: is a pipe, a socket or"),
+    }
+    for name, (make, message) in cases.items():
+        make(folder / name)
+        for source in (folder, folder / name, f"{tmp_path}/*/{name}", f"{tmp_path}/**/{name}"):
+            with pytest.raises(UserError, match=message):
+                find_sources([str(source)])
+        (folder / name).unlink()
+    assert len(find_sources([str(folder)])) == 3
+
+
+def test_a_subfolder_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_layouts(tmp_path / "in/secret")
+    (tmp_path / "in/.hidden").mkdir()
+    scandir = os.scandir
+
+    def refuse(path: str) -> object:  # as to a user who is not root
+        if str(path).endswith(("secret", ".hidden")):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    for source in (tmp_path / "in", f"{tmp_path}/**/*.gz"):
+        with pytest.raises(UserError, match=r"in/secret: this folder cannot be read: Permission"):
+            find_sources([str(source)])
+
+
+def test_links_to_folders_are_followed_and_each_folder_read_once(tmp_path: Path) -> None:
+    write_layouts(tmp_path / "elsewhere")
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in ("one", "two"):
+        (folder / name).symlink_to(folder)
+    (folder / "data").symlink_to(tmp_path / "elsewhere")
+    wanted = [f"{folder}/data/{name}" for name in sorted(LAYOUTS)]
+    for source in (folder, f"{folder}/**/*.gz", f"{folder}/**", f"{tmp_path}/in/**/**/20*"):
+        assert sorted(find_sources([str(source)])) == wanted
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("", r"a source is an empty text, ''; name a file, or \. for this folder"),
+        ("loop.jsonl", r"loop\.jsonl: Too many levels of symbolic links; check the name"),
+        ("x" * 256 + ".txt", r"x\.txt: File name too long; check the name"),
+        ("x" * 256 + "*.txt", r"x\*\.txt: File name too long; check the name"),
+        ("hollow", r"hollow: all files of a known kind in this folder are empty, such as .*a\.txt"),
+        (os.fsdecode(b"caf\xe9.parquet"), r"parquet: its name is not UTF-8, .*; rename it"),
+    ],
+)
+def test_names_that_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.symlink("loop.jsonl", "loop.jsonl")
+    os.mkdir("hollow")
+    Path("hollow/a.txt").touch()
+    Path(os.fsdecode(b"caf\xe9.parquet")).touch()
+    with pytest.raises(UserError, match=message):
+        prepare([source], tmp_path / "out")
+
+
+@pytest.mark.parametrize("option", ["--out", "--temp-dir"])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("loop", "leads back to itself|Too many levels"),
+        ("x" * 240, "File name too long"),
+        ("none/" + "x" * 256, "File name too long"),
+        (os.fsdecode(b"caf\xe9"), "its name is not UTF-8"),
+    ],
+)
+def test_folders_that_cannot_be(tmp_path: Path, option: str, name: str, message: str) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
+    out = tmp_path / (name if option == "--out" else "out")
+    temp = tmp_path / name if option == "--temp-dir" else None
+    with pytest.raises(UserError, match=rf"{option} .*({message}).*; name another folder"):
+        prepare([str(tmp_path / "a.txt")], out, temp_dir=temp)
+    assert {p.name for p in tmp_path.iterdir()} == {"a.txt", "loop"}
+
+
+@pytest.mark.parametrize("name", ["~t.parquet", "~t.jsonl", "~t.csv"])
+def test_a_tilde_in_front_is_part_of_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if name.endswith("parquet"):
+        write_parquet(tmp_path / name, "SELECT 'good ' || i AS text FROM range(3) t(i)")
+    else:
+        Path(name).write_text('{"text": "good"}\n' if name.endswith("jsonl") else "text\ngood\n")
+    assert prepare([name], tmp_path / "out", split=(1, 0, 0)).sources[0].name == name

@@ -58,3 +58,19 @@ def test_inspect_as_json(made: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert found["checksums"] == "all agree"
     cli.main(["inspect", str(made), "--samples", "1"])
     assert capsys.readouterr().out.count("sample: ") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "share"),
+    [
+        ('<div class="a"><p>{:0>12}</p></div>', "65% of the train split's bytes are in tags"),
+        ("so good<br /> that I would, if a < b > c, buy it again and then once more {}", None),
+    ],
+)
+def test_prepare_says_how_much_looks_like_markup(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, share: str | None
+) -> None:
+    (tmp_path / "page.txt").write_text("".join(line.format(n) + "\n" for n in range(100)))
+    cli.main(["prepare", f"{tmp_path}/page.txt", "--out", f"{tmp_path}/out"])
+    told = capsys.readouterr().out
+    assert share in told if share else "tags" not in told

@@ -1,0 +1,158 @@
+"""A prepare that is told to stop says so in one line, and leaves nothing behind."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mlstm_jax import cli
+from mlstm_jax.data import corpus_writer, duckdb_engine, rejects
+from mlstm_jax.data import prepare as module
+from mlstm_jax.interruption import Interrupted, interruptible
+
+REPOSITORY = Path(__file__).parents[2]
+SIGNALS = [signal.SIGTERM, signal.SIGINT]
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    before = [signal.getsignal(number) for number in SIGNALS]
+    yield
+    for number, handler in zip(SIGNALS, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_whatever_a_library_makes_of_it_the_signal_is_the_reason(number: signal.Signals) -> None:
+    @interruptible()
+    def work() -> None:
+        try:
+            signal.raise_signal(number)
+        except KeyboardInterrupt:
+            raise RuntimeError("Query interrupted") from None
+
+    with pytest.raises(Interrupted, match=f"stopped by {number.name}") as told:
+        work()
+    assert told.value.exit_code == 128 + number
+
+
+def test_a_second_signal_does_not_end_the_tidying_up() -> None:
+    done = []
+
+    @interruptible()
+    def work() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.raise_signal(signal.SIGINT)
+            done.append(1)
+
+    with pytest.raises(Interrupted):
+        work()
+    assert done == [1]
+
+
+def test_without_a_signal_errors_and_handlers_are_as_before() -> None:
+    before = [signal.getsignal(number) for number in SIGNALS]
+
+    @interruptible()
+    def work() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        work()
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def stopping(function: Callable, number: signal.Signals) -> Callable:
+    def stop(*arguments: object, **options: object) -> object:
+        signal.raise_signal(number)
+        return function(*arguments, **options)
+
+    return stop
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [
+        (duckdb_engine, "clean"),  # DuckDB makes an error of its own of it
+        (duckdb_engine, "read_source"),
+        (duckdb_engine, "kept"),
+        (rejects, "_by_place"),  # while the file of rejects is written
+        (module, "write_split"),
+        (corpus_writer.shutil, "rmtree"),  # while it tidies up
+        (os, "rename"),
+    ],
+)
+def test_one_line_and_nothing_left(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals,
+    where: object,
+    name: str,
+) -> None:
+    lines = [f"review {i} é &amp;\n".encode() for i in range(40)]
+    (tmp_path / "a.txt").write_bytes(b"".join([*lines, b"caf\xe9\n", b"\xe9\n"]))
+    out = tmp_path / "corpora" / "out"
+    monkeypatch.setattr(where, name, stopping(getattr(where, name), number))
+    words = ["prepare", f"{tmp_path}/a.txt", "--out", str(out), "--max-reject-fraction", "1"]
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words)
+    assert stop.value.code == 128 + number
+    told = capsys.readouterr().err
+    assert told == f"mlstm-jax prepare: stopped by {number.name}; no temporary files are left.\n"
+    assert not out.parent.exists() or not list(out.parent.iterdir())
+
+
+@pytest.mark.slow
+def test_sixteen_signals_at_random_moments(tmp_path: Path, command_environment: dict) -> None:
+    generator = random.Random(1)
+    words = [f"{generator.getrandbits(64):x}" for _ in range(5000)]
+    texts = [" ".join(generator.choices(words, k=60)) + " é" * (i % 2) for i in range(20_000)]
+    folder, out = tmp_path / "in", tmp_path / "corpora" / "out"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts[::2]))
+    (folder / "b.txt").write_text("".join(f"{text}\n" for text in texts[1::2]), encoding="utf-8")
+    command = [sys.executable, "-m", "mlstm_jax", "prepare", folder, "--out", out]
+
+    def start() -> subprocess.Popen:
+        return subprocess.Popen(
+            command,
+            cwd=REPOSITORY,
+            env=command_environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    begun = time.monotonic()
+    assert not start().communicate()[1]
+    duration = time.monotonic() - begun
+    stopped = 0
+    for n in range(16):
+        shutil.rmtree(out.parent)
+        out.parent.mkdir()
+        process, number = start(), SIGNALS[n % 2]
+        while process.poll() is None and not list(out.parent.iterdir()):
+            time.sleep(0.005)  # not before it works
+        time.sleep(generator.uniform(0, 0.5) * duration)
+        process.send_signal(number)
+        told = process.communicate()[1]
+        if out.exists():  # It was done before.
+            assert {path.name for path in out.parent.iterdir()} == {"out"}
+            continue
+        stopped += 1
+        assert (process.returncode, told.count("\n")) == (128 + number, 1), told
+        assert not list(out.parent.iterdir())
+    assert stopped > 4
