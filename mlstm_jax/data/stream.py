@@ -104,6 +104,11 @@ class TrainStream:
         labels: Literal["ratings", "classes"] | None = None,
     ) -> None:
         size = int(split.offsets[-1])
+        if not size:
+            raise UserError(
+                f"the {split.name} split is empty: the corpus was prepared with none to train on; "
+                "prepare it with a share for it, such as --split 1000,1,1."
+            )
         wanted = -(-max(shards, batch) // batch) * batch
         affordable = size // (_LEAST_WINDOWS * window + 1) // batch * batch
         self.shards = max(batch, min(wanted, affordable))

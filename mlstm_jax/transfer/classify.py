@@ -205,12 +205,10 @@ class _File(NamedTuple):
 
 def save(folder: Path, classifier: Classifier, about: Description) -> None:
     """Write classifier.safetensors and classifier.json."""
-    from safetensors.numpy import save_file
-
     values = {"weights": classifier.weights_KD, "intercepts": classifier.intercepts_K}
     if classifier.deviations_D is not None:
         values["deviations"] = classifier.deviations_D
-    save_file(values, folder / "classifier.safetensors")
+    arrays.write_safetensors(folder / "classifier.safetensors", values)
     written = {
         "format": FORMAT,
         "classes": classifier.classes,

@@ -1,6 +1,7 @@
 """Other people's weights: each layout against a forward pass of its own in NumPy; round trips."""
 
 import json
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from mlstm_jax import cli, run
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop import nvidia, openai, unirep, weights
+from mlstm_jax.transfer import classify
 from mlstm_jax.transfer.features import features
 from tests.tolerance import assert_close
 
@@ -219,6 +221,24 @@ def test_import_export_import_gives_the_same_bytes(
     cli.main(["export", str(tmp_path / "b"), "--out", str(again)])
     assert again.read_bytes() == file.read_bytes()
     assert weights.load(file).source == "openai/generating-reviews-discovering-sentiment"
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027])
+def test_a_file_may_be_read_by_those_whom_the_umask_lets(
+    umask: int, tmp_path: Path, random: np.random.Generator
+) -> None:
+    write_openai(tmp_path / "o", random)
+    before = os.umask(umask)
+    try:
+        run.write_imported(tmp_path / "run", openai.read(tmp_path / "o"))
+        cli.main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "m.safetensors")])
+        made = classify.Classifier(np.ones((1, 3)), np.zeros(1), ["a", "b"], 1.0)
+        classify.save(tmp_path, made, classify.Description("c", False, "abc", None))
+    finally:
+        os.umask(before)
+    written = [tmp_path / "run" / run.WEIGHTS, tmp_path / "run/config.json"]
+    written += [tmp_path / "m.safetensors", tmp_path / "classifier.safetensors"]
+    assert {path.stat().st_mode & 0o777 for path in written} == {0o666 & ~umask}
 
 
 def test_one_flipped_bit_in_an_export_is_found(tmp_path: Path, random: np.random.Generator) -> None:
