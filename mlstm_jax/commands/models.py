@@ -30,7 +30,7 @@ def evaluate(
         json_path: also write the result here, as JSON.
     """
     from mlstm_jax.config import Devices
-    from mlstm_jax.evaluation import Evaluator, corpus_of
+    from mlstm_jax.evaluation import Evaluator, corpus_of, stop_of
     from mlstm_jax.run import load
     from mlstm_jax.training import parallel
     from mlstm_jax.training.progress import ProgressLine
@@ -38,7 +38,8 @@ def evaluate(
     loaded = load(run, checkpoint)
     opened, is_own = corpus_of(loaded, corpus)
     devices = parallel.local(Devices())
-    evaluator = Evaluator(loaded.model, opened.split(split), loaded.config.data.window, devices)
+    window, stop = loaded.config.data.window, stop_of(loaded)
+    evaluator = Evaluator(loaded.model, opened.split(split), window, devices, stop)
     with ProgressLine("evaluate", evaluator.stream.steps) as progress:
         score = evaluator(
             devices.replicate(loaded.params), lambda step: progress.update(step, "windows")
@@ -60,6 +61,8 @@ def evaluate(
         f"{split} bpc {score.bpc:.4f} over {score.bytes_scored:,} bytes of {opened.path} in "
         f"{score.seconds:.1f} s (checkpoint of step {loaded.step:,})"
     )
+    if stop is not None:
+        print("each protein from a zero state; its start is given, its stop is scored.")
     if not is_own and not loaded.imported:
         print("note: this is another corpus than the one that the run was trained on.")
 
@@ -266,6 +269,8 @@ def import_(
     write_imported(out, found)
     config = read_config(out)
     assert config is not None
+    for note in found.notes:
+        show(f"note: {note}")
     show(
         f"{out}: {found.model.layers} x {found.model.hidden}-d, {parameter_count(config):,} "
         f"parameters, cleaning {found.cleaning}, from {found.source}"

@@ -28,8 +28,7 @@ def summarise(corpus: Corpus, *, batch: int, window: int, samples: int = 3) -> d
     """
     manifest, train = corpus.manifest, corpus.split("train")
     # Without a training split the first that has documents is described.
-    filled = [name for name in SPLITS if manifest.splits[name].documents] or ["train"]
-    shown = corpus.split(filled[0])
+    shown = next((one for one in map(corpus.split, SPLITS) if len(one.bytes)), train)
     lengths = np.diff(np.asarray(shown.offsets)).astype(np.int64)
     counts = _byte_counts(shown.bytes)
     chosen = np.linspace(0, len(lengths) - 1, min(samples, len(lengths))).astype(int)

@@ -40,6 +40,7 @@ class Weights(NamedTuple):
     cleaning: Cleaning
     params: Parameters  # NumPy, float32
     source: str  # where it comes from, for people
+    notes: tuple[str, ...] = ()  # on what was not taken over, for people
 
 
 def flatten(params: Parameters, prefix: str = "") -> Arrays:
