@@ -1,12 +1,12 @@
 """What is in a corpus: lengths, bytes, ratings, samples, and the steps of an epoch."""
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax.data.corpus import SPLITS, Corpus, Split
+from mlstm_jax.data.corpus import Corpus, Split, SplitName
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import UserError
 
@@ -28,7 +28,7 @@ def summarise(corpus: Corpus, *, batch: int, window: int, samples: int = 3) -> d
     """
     manifest, train = corpus.manifest, corpus.split("train")
     # Without a training split the first that has documents is described.
-    shown = next((one for one in map(corpus.split, SPLITS) if len(one.bytes)), train)
+    shown = next((one for one in map(corpus.split, get_args(SplitName)) if len(one.bytes)), train)
     lengths = np.diff(np.asarray(shown.offsets)).astype(np.int64)
     counts = _byte_counts(shown.bytes)
     chosen = np.linspace(0, len(lengths) - 1, min(samples, len(lengths))).astype(int)
