@@ -179,7 +179,8 @@ def heatmap(
         out: .html or .png to write.
         text: what to read.
         file: read this file instead.
-        state: c, the cell state, or h, after each character; or mean_h, the mean of h up to it.
+        state: c, the cell state, or h, after each character; or mean_h, the mean of h up to it,
+            which is what `transfer --state mean_h` reads: h shows what each character adds to it.
         layer: 0 is the lowest; unset: the top one.
         scale: the value of the fullest colour; unset: the largest in the text, but for the
             hundredth of its characters that are largest.

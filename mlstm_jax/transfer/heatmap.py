@@ -192,7 +192,8 @@ def places(texts: list[str]) -> list[tuple[int, int]]:
             if column + width > _COLUMNS >= width:
                 row, column = row + 1, 0
         wide = cell_len(text) or 1
-        if column + wide > _COLUMNS:
+        # One space may stand behind a line's end, but not before the next line.
+        if column + wide > _COLUMNS + (text == " "):
             row, column = row + 1, 0
         found.append((row, column))
         column += wide
@@ -241,7 +242,7 @@ def _draw(path: Path, made: Heat) -> str:
     text_height = 0.28 * lines
     figure = Figure(figsize=(12, text_height + 2.2), layout="constrained")
     axes, curve = figure.subplots(2, 1, height_ratios=[text_height, 1.4])
-    axes.set(xlim=(0, _COLUMNS), ylim=(lines, 0), xticks=[], yticks=[])
+    axes.set(xlim=(0, _COLUMNS + 1), ylim=(lines, 0), xticks=[], yticks=[])
     for (row, column), mark, value in zip(found, marks, made.values.tolist(), strict=True):
         face = tuple(part / 255 for part in colour(value, made.scale))
         wide = cell_len(mark) or 1
