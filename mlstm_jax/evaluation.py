@@ -1,7 +1,8 @@
 """Bits per character of a split: mean cross-entropy · log2 e, with the state carried throughout.
 
 Puri et al. 2018, section VI: 16 shards, each from a zero state to its end; every byte is scored
-once, save the first of each shard, which nothing predicts.
+once, save the first of each shard, which nothing predicts. Imported protein models are scored as
+they were trained (Alley et al. 2019): each protein from a zero state, its stop token, too.
 """
 
 import time
@@ -12,7 +13,8 @@ from typing import Any, NamedTuple
 import jax
 
 from mlstm_jax.data.corpus import Corpus, Split, open_corpus
-from mlstm_jax.data.stream import EVALUATION_ROWS, EvaluationStream, prefetch
+from mlstm_jax.data.documents import STOP
+from mlstm_jax.data.stream import EVALUATION_ROWS, DocumentStream, EvaluationStream, prefetch
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.run import Run
@@ -51,6 +53,12 @@ def corpus_of(run: Run, given: Path | None) -> Scored:
             f"{run.folder} was imported, with no corpus of its own; name one with --corpus."
         )
     opened = open_corpus(given or Path(run.config.data.corpus))
+    cleanings = (run.cleaning, opened.manifest.cleaning)
+    if cleanings[0] != cleanings[1] and "protein" in cleanings:
+        raise UserError(
+            f"{opened.path} was cleaned by {cleanings[1]!r}, but {run.folder} reads texts cleaned "
+            f"by {cleanings[0]!r}; prepare it with --clean {cleanings[0]}."
+        )
     is_own = opened.identity == run.corpus
     if given is None and not is_own:
         raise UserError(
@@ -61,11 +69,31 @@ def corpus_of(run: Run, given: Path | None) -> Scored:
     return Scored(opened, is_own)
 
 
+def stop_of(run: Run) -> int | None:
+    """Return the byte that ends each document for a model that reads each by itself, or None.
+
+    What was trained here reads its corpus as one stream, and has seen no such byte.
+    """
+    return STOP if run.imported and run.cleaning == "protein" else None
+
+
 class Evaluator:
     """Scores one split, again and again, with one compiled step."""
 
-    def __init__(self, model: LanguageModel, split: Split, window: int, devices: Parallel) -> None:
-        self.stream = EvaluationStream(split, window=window)
+    def __init__(
+        self,
+        model: LanguageModel,
+        split: Split,
+        window: int,
+        devices: Parallel,
+        stop: int | None = None,
+    ) -> None:
+        """Choose what is scored; with `stop`, see `stop_of`, each document by itself."""
+        self.stream: EvaluationStream | DocumentStream
+        if stop is None:
+            self.stream = EvaluationStream(split, window=window)
+        else:
+            self.stream = DocumentStream(split, window=window, stop=stop)
         self._devices = devices
         self._rows = -(-EVALUATION_ROWS // devices.count) * devices.count
         self._model = model

@@ -44,7 +44,8 @@ def prepare(
             content.
         rating_column: that of a rating to keep; unset: rating, overall, star_rating or stars.
         document: what one document of a text file is; unset: a line.
-        split: documents in train, valid and test, as weights. Paper: 1000,1,1.
+        split: documents in train, valid and test, as weights; 0,0,1 is a test
+            set alone. Paper: 1000,1,1.
         seed: of the order of the documents, which hangs on it and on their content alone.
         clean: radford: unescape HTML, newlines to spaces, strip, pad; none: the text as it is;
             protein: sequences of amino acids, as UniRep reads them.

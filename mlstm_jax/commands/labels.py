@@ -13,9 +13,10 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.terminal import one_line, show
 
 if TYPE_CHECKING:
-    from mlstm_jax.transfer.classify import Examples
+    import numpy as np
+    from numpy.typing import NDArray
+
     from mlstm_jax.transfer.features import Features, Featurizer
-    from mlstm_jax.transfer.labels import Labelled
 
 
 def _read(featurizer: "Featurizer", name: str, texts: list[str]) -> "Features":
@@ -26,23 +27,11 @@ def _read(featurizer: "Featurizer", name: str, texts: list[str]) -> "Features":
         return featurizer(texts, lambda count: progress.update(count, "texts"))
 
 
-def _examples(
-    featurizer: "Featurizer", name: str, table: "Labelled", classes: list[str]
-) -> "Examples":
-    """Return the features of labelled texts, and the number of each label's class."""
-    import numpy as np
-
-    from mlstm_jax.transfer.classify import Examples
-
-    read = _read(featurizer, f"features of {name}", table.texts)
-    return Examples(read, np.array([classes.index(label) for label in table.labels]))
-
-
 def features(
     run: RunFolder,
     source: Annotated[Path, Positional, arg(metavar="INPUT")],
     out: Path,
-    state: Literal["c", "h", "mean_h"] = "c",
+    state: tuple[Literal["c", "h", "mean_h"], ...] = ("c",),
     all_layers: bool = False,
     units: tuple[int, ...] | None = None,
     text_column: str | None = None,
@@ -50,14 +39,15 @@ def features(
 ) -> None:
     """Write what a trained model makes of texts: its state after each, a row a record.
 
-    OUT is an .npz of `features` float32 [records, units], `layer` and `unit` of each column, and
-    `state`. A record without text has the state of an empty one: zeros.
+    OUT is an .npz of `features` float32 [records, columns], and `state`, `layer` and `unit` of each
+    column. A record without text has the state of an empty one: zeros.
 
     Args:
         run: run folder.
         source: texts, in .csv, .tsv, .json, .jsonl or .txt, each also .gz.
         out: .npz to write.
-        state: c, the cell state, or h, after the last byte; or the mean of h over all bytes.
+        state: c, the cell state, or h, after the last byte; or mean_h, the mean of h over all
+            bytes; one or several, all in one pass over the texts.
         all_layers: of every layer, the lowest first; otherwise the top one's.
         units: these units alone.
         text_column: field or column of the text; unset: text, reviewText, sentence, ...
@@ -65,9 +55,8 @@ def features(
     """
     import time
 
-    import numpy as np
-
     from mlstm_jax.run import load
+    from mlstm_jax.transfer import feature_file
     from mlstm_jax.transfer.features import Featurizer
     from mlstm_jax.transfer.labels import read_texts
 
@@ -76,21 +65,11 @@ def features(
     require_folder_of(out)
     texts = read_texts(source, text_column)
     loaded = load(run, checkpoint)
-    featurizer = Featurizer(loaded, state=state, all_layers=all_layers, units=units)
+    featurizer = Featurizer(loaded, states=state, all_layers=all_layers, units=units)
     started = time.monotonic()
     found = _read(featurizer, "features", texts)
     seconds = time.monotonic() - started
-    partial = out.with_name(f"{out.name}.partial")
-    with partial.open("wb") as file:
-        np.savez(
-            file,
-            allow_pickle=False,
-            features=found,
-            layer=featurizer.layer_of_column,
-            unit=featurizer.unit_of_column,
-            state=np.array(state),
-        )
-    partial.replace(out)
+    feature_file.write(out, found, featurizer)
     show(
         f"{out}: {len(texts):,} texts x {found.shape[1]} features, {len(texts) / seconds:,.0f} "
         f"texts/s (checkpoint of step {loaded.step:,})"
@@ -105,14 +84,16 @@ def transfer(
     valid: Path | None = None,
     label_column: str = "label",
     text_column: str | None = None,
-    state: Literal["c", "h", "mean_h"] = "c",
+    state: tuple[Literal["c", "h", "mean_h"], ...] = ("c",),
     all_layers: bool = False,
     checkpoint: str = "best",
 ) -> None:
     """Classify texts by a frozen model's state: accuracies, the units that matter, a report.
 
     OUT gets report.md, report.json and pictures, and the classifier for `mlstm-jax classify`.
-    TF-IDF and logistic regression on the same texts stand beside it. (Pictures: extra "plot".)
+    TF-IDF and logistic regression on the same texts stand beside it. (Pictures: extra "plot".) Of
+    several states each gets a folder of its own in OUT. The features are kept in OUT/features, and
+    the same command goes on with them if it was stopped.
 
     Args:
         run: run folder.
@@ -122,21 +103,26 @@ def transfer(
         valid: likewise, to choose the strength of the L1 penalty on; unset: cross-validation.
         label_column: field or column of the label, a number or a text.
         text_column: field or column of the text; unset: text, reviewText, sentence, ...
-        state: c, the cell state, or h, after the last byte; or the mean of h over all bytes.
+        state: c, the cell state, or h, after the last byte; or mean_h, the mean of h over all
+            bytes; one or several, all in one pass over the texts.
         all_layers: of every layer; otherwise the top one's.
         checkpoint: best (by validation BPC), latest, or a step.
     """
     import time
 
+    import numpy as np
+
     from mlstm_jax.interop.weights import fingerprint
     from mlstm_jax.run import load
     from mlstm_jax.training.progress import ProgressLine
     from mlstm_jax.transfer import classify as classifiers
-    from mlstm_jax.transfer import experiment
+    from mlstm_jax.transfer import experiment, feature_file
+    from mlstm_jax.transfer.classify import Examples
     from mlstm_jax.transfer.features import Featurizer
     from mlstm_jax.transfer.labels import Labelled, read_labelled, require_classes
 
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    kept = out / "features"
+    if out.exists() and (not out.is_dir() or any(path != kept for path in out.iterdir())):
         raise UserError(f"{out} exists; choose another folder with --out.")
 
     def read(path: Path) -> Labelled:
@@ -149,26 +135,65 @@ def transfer(
     if valid and texts[1]:
         require_classes(valid, texts[1], classes)
     loaded = load(run, checkpoint)
-    featurizer = Featurizer(loaded, state=state, all_layers=all_layers)
+    model = fingerprint(loaded.params)
+    featurizer = Featurizer(loaded, states=state, all_layers=all_layers)
+    named = {name: part for name, part in zip(experiment.PARTS, texts, strict=True) if part}
+    made: dict[str, Features] = {}
+    read_now, started = 0, time.monotonic()
+    try:
+        kept.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot be made: {error.strerror or error}") from error
+    for name, part in named.items():
+        key = feature_file.key_of(model, featurizer, part.texts)
+        found = feature_file.read(kept / f"{name}.npz", key)
+        if found is None:
+            found = _read(featurizer, f"features of {name}", part.texts)
+            # Whatever fails from here on, they are the longer part of the work.
+            feature_file.write(kept / f"{name}.npz", found, featurizer, key)
+            read_now += len(part.texts)
+        made[name] = found
+    if read_now:
+        rate = read_now / (time.monotonic() - started)
+        show(f"features of {read_now:,} texts: {rate:,.1f} texts/s", file=sys.stderr)
+    if read_now < sum(len(part.texts) for part in named.values()):
+        show(f"features in {kept} of the same texts are used", file=sys.stderr)
 
-    started = time.monotonic()
-
-    parts = (
-        _examples(featurizer, "train", texts[0], classes),
-        _examples(featurizer, "valid", texts[1], classes) if texts[1] else None,
-        _examples(featurizer, "test", texts[2], classes),
-    )
-    count, seconds = sum(len(t.texts) for t in texts if t), time.monotonic() - started
-    show(f"features of {count:,} texts: {count / seconds:,.1f} texts/s", file=sys.stderr)
-    with ProgressLine("classifier", experiment.PARTS_OF_A_RUN) as progress:
-        classifier, result = experiment.run(*parts, texts, classes, progress.update)
-    out.mkdir(parents=True, exist_ok=True)
     name = f"{run.resolve().name}, step {loaded.step:,}"
-    about = classifiers.Description(state, all_layers, fingerprint(loaded.params), text_column)
-    classifiers.save(out, classifier, about)
-    experiment.write(out, result, name)
-    show((out / "report.md").read_text(encoding="utf-8"))
-    show(f"in {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
+    for one in state:
+        chosen = np.flatnonzero(featurizer.state_of_column == one)
+        columns = [
+            experiment.Unit(int(featurizer.layer_of_column[n]), int(featurizer.unit_of_column[n]))
+            for n in chosen
+        ]
+
+        def examples(part: str, chosen: "NDArray[np.intp]" = chosen) -> Examples | None:
+            if part not in named:
+                return None
+            values = made[part][:, chosen] if len(state) > 1 else made[part]
+            return Examples(values, np.array([classes.index(x) for x in named[part].labels]))
+
+        train_part, test_part = examples("train"), examples("test")
+        assert train_part
+        assert test_part
+        with ProgressLine(f"classifier of {one}", experiment.PARTS_OF_A_RUN) as progress:
+            classifier, result = experiment.run(
+                train_part,
+                examples("valid"),
+                test_part,
+                texts,
+                classes,
+                one,
+                columns,
+                progress.update,
+            )
+        folder = out / one if len(state) > 1 else out
+        folder.mkdir(exist_ok=True)
+        about = classifiers.Description(one, all_layers, model, text_column)
+        classifiers.save(folder, classifier, about)
+        experiment.write(folder, result, name)
+        show((folder / "report.md").read_text(encoding="utf-8"))
+        show(f"in {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
 
 
 def finetune(
@@ -210,6 +235,7 @@ def finetune(
         seed: of dropout and of the order of the text.
         checkpoint: of the finished run, for the classifier: best (by validation BPC), or latest.
     """
+    import numpy as np
 
     from mlstm_jax.interop.weights import fingerprint
     from mlstm_jax.run import load
@@ -245,10 +271,12 @@ def finetune(
     (out / "classifier").mkdir(exist_ok=True)
     about = classifiers.Description("h", False, fingerprint(tuned.params), text_column)
     classifiers.save(out / "classifier", classifier, about)
-    featurizer = Featurizer(tuned, state="h")
+    featurizer = Featurizer(tuned, states=("h",))
     accuracies = {}
     for name, table in tables.items():
-        accuracies[name] = classifier.accuracy(_examples(featurizer, name, table, classes))
+        read = _read(featurizer, f"features of {name}", table.texts)
+        labels = np.array([classes.index(label) for label in table.labels])
+        accuracies[name] = classifier.accuracy(classifiers.Examples(read, labels))
     result = {"run": str(run), "step": tuned.step, "classes": classes, "accuracy": accuracies}
     (out / "report.json").write_text(json.dumps(result, indent=2) + "\n")
     shown = ", ".join(f"{name} {100 * score:.1f}" for name, score in accuracies.items())
@@ -287,7 +315,7 @@ def classify(
     loaded = load(run, checkpoint)
     require_same_model(classifier, about.model, fingerprint(loaded.params), run)
     texts = read_texts(source, text_column or about.text_column)
-    featurizer = Featurizer(loaded, state=about.state, all_layers=about.all_layers)
+    featurizer = Featurizer(loaded, states=(about.state,), all_layers=about.all_layers)
     if chosen.weights_KD.shape[1] != featurizer.width:
         raise UserError(
             f"{classifier} reads {chosen.weights_KD.shape[1]} features, but {run} has "

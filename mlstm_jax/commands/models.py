@@ -30,7 +30,7 @@ def evaluate(
         json_path: also write the result here, as JSON.
     """
     from mlstm_jax.config import Devices
-    from mlstm_jax.evaluation import Evaluator, corpus_of
+    from mlstm_jax.evaluation import Evaluator, corpus_of, stop_of
     from mlstm_jax.run import load
     from mlstm_jax.training import parallel
     from mlstm_jax.training.progress import ProgressLine
@@ -38,7 +38,8 @@ def evaluate(
     loaded = load(run, checkpoint)
     opened, is_own = corpus_of(loaded, corpus)
     devices = parallel.local(Devices())
-    evaluator = Evaluator(loaded.model, opened.split(split), loaded.config.data.window, devices)
+    window, stop = loaded.config.data.window, stop_of(loaded)
+    evaluator = Evaluator(loaded.model, opened.split(split), window, devices, stop)
     with ProgressLine("evaluate", evaluator.stream.steps) as progress:
         score = evaluator(
             devices.replicate(loaded.params), lambda step: progress.update(step, "windows")
@@ -60,6 +61,8 @@ def evaluate(
         f"{split} bpc {score.bpc:.4f} over {score.bytes_scored:,} bytes of {opened.path} in "
         f"{score.seconds:.1f} s (checkpoint of step {loaded.step:,})"
     )
+    if stop is not None:
+        print("each protein from a zero state; its start is given, its stop is scored.")
     if not is_own and not loaded.imported:
         print("note: this is another corpus than the one that the run was trained on.")
 
@@ -163,6 +166,8 @@ def heatmap(
     out: Path,
     text: str = "",
     file: Path | None = None,
+    state: Literal["c", "h", "mean_h"] = "c",
+    layer: int | None = None,
     scale: float | None = None,
     checkpoint: str = "best",
 ) -> None:
@@ -170,11 +175,15 @@ def heatmap(
 
     Args:
         run: run folder.
-        unit: unit of the top layer's cell state; `mlstm-jax transfer` finds the ones that matter.
+        unit: its number in the layer; `mlstm-jax transfer` finds the ones that matter.
         out: .html or .png to write.
         text: what to read.
         file: read this file instead.
-        scale: the value of the fullest colour; unset: the largest in the text.
+        state: c, the cell state, or h, after each character; or mean_h, the mean of h up to it,
+            which is what `transfer --state mean_h` reads: h shows what each character adds to it.
+        layer: 0 is the lowest; unset: the top one.
+        scale: the value of the fullest colour; unset: the largest in the text, but for the
+            hundredth of its characters that are largest.
         checkpoint: best (by validation BPC), latest, or a step.
     """
     from mlstm_jax.run import load
@@ -186,12 +195,17 @@ def heatmap(
             text = file.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             raise UserError(f"{file}: cannot be read: {error.strerror}") from error
-    made = heat(Reader(load(run, checkpoint)), text, unit, scale)
-    write(out, made)
+    made = heat(Reader(load(run, checkpoint)), text, unit, scale, state=state, layer=layer)
+    missing = write(out, made)
     show(
-        f"{out}: {len(made.texts):,} characters, unit {unit} from {made.values.min():.3f} to "
+        f"{out}: {len(made.texts):,} characters, {made.name} from {made.values.min():.3f} to "
         f"{made.values.max():.3f}"
     )
+    if missing:
+        show(
+            f"note: no font of this machine has {missing[:20]}{'…' if missing[20:] else ''}; an "
+            ".html shows them by the reader's own fonts."
+        )
 
 
 def view(
@@ -221,14 +235,12 @@ def view(
     from mlstm_jax.transfer import classify as classifiers
     from mlstm_jax.view.server import Viewer, bind, serve
 
-    loaded, chosen = load(run, checkpoint), None
+    loaded, chosen, about = load(run, checkpoint), None, None
     if classifier:
         chosen, about = classifiers.load(classifier)
         require_same_model(classifier, about.model, fingerprint(loaded.params), run)
-        if about.state != "c":
-            raise UserError(f"{classifier} reads {about.state}, but the page shows c alone.")
     address = bind(host, port)
-    viewer = Viewer(loaded, chosen)
+    viewer = Viewer(loaded, chosen, about)
     show(f"{address.url} shows {run}, step {loaded.step:,}; Ctrl-C ends it")
     serve(viewer, address)
 
@@ -266,6 +278,8 @@ def import_(
     write_imported(out, found)
     config = read_config(out)
     assert config is not None
+    for note in found.notes:
+        show(f"note: {note}")
     show(
         f"{out}: {found.model.layers} x {found.model.hidden}-d, {parameter_count(config):,} "
         f"parameters, cleaning {found.cleaning}, from {found.source}"

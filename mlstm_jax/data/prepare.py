@@ -220,10 +220,10 @@ def _check_arguments(
     ):
         if field == "":
             raise UserError(f"{option} '': names no column; name one, or leave the option out.")
-    if len(split) != 3 or split[0] <= 0 or min(split) < 0:
+    if len(split) != 3 or sum(split) <= 0 or min(split) < 0:
         raise UserError(
             f"--split {','.join(map(str, split))}: must be three weights, train, valid and test, "
-            "none negative, and train above 0; such as 1000,1,1"
+            "none negative, and one above 0; such as 1000,1,1, or 0,0,1 for a test set alone"
         )
     for option, value, known in (
         ("--document", recipe.document, (None, *get_args(Unit))),
@@ -293,6 +293,14 @@ def _sizes(documents: int, split: tuple[int, int, int]) -> dict[str, int]:
     _, valid, test = (
         max(1, round(documents * weight / sum(split))) if weight else 0 for weight in split
     )
+    if not split[0]:  # nothing is to be trained on
+        valid = documents - test if split[1] else 0
+        if valid + test > documents or (split[1] and valid < 1):
+            raise UserError(
+                f"only {documents:,} distinct documents, too few for --split "
+                f"{','.join(map(str, split))}; give more text, or another --split."
+            )
+        return {"test": test, "valid": valid, "train": 0}
     if valid + test >= documents:
         raise UserError(
             f"only {documents:,} distinct documents, of which --split {','.join(map(str, split))} "

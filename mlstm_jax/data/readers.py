@@ -20,8 +20,17 @@ from mlstm_jax.data.documents import (
     label_of,
     rating_of,
 )
-from mlstm_jax.data.records import Found, Line, csv_records, json_records, reject, units
+from mlstm_jax.data.records import (
+    Found,
+    Line,
+    csv_records,
+    fasta_records,
+    json_records,
+    reject,
+    units,
+)
 from mlstm_jax.data.sources import (
+    FASTA,
     PARQUET,
     PYDOC,
     TFDS,
@@ -87,7 +96,7 @@ def read(
     """Yield the documents of a file, None for each record without text, and what cannot be read.
 
     Args:
-        source: .json, .jsonl, .csv, .tsv or .txt, each also .gz; or `pydoc:`, the topics of
+        source: .json, .jsonl, .csv, .tsv, .txt or .fasta, each also .gz; or `pydoc:`, the topics of
             Python's own documentation.
         recipe: the fields of text and rating, by default the first of `TEXT_FIELDS` and
             `RATING_FIELDS` that is not null (what is not a number is no rating); what a document
@@ -174,6 +183,8 @@ def _records(
         if suffix == ".txt":
             for text in units(lines, document or "line"):
                 yield text if isinstance(text, Reject) else (0, {text_fields[0]: text})
+        elif suffix in FASTA:
+            yield from fasta_records(source, lines, text_fields[0])
         elif suffix in (".csv", ".tsv"):
             delimiter = "," if suffix == ".csv" else "\t"
             yield from csv_records(source, lines, text_fields, fields, delimiter)

@@ -50,6 +50,40 @@ def units(lines: Iterable[Line], document: Unit) -> Iterator[str | Reject]:
         yield text if document == "file" else text.rstrip("\r\n")
 
 
+def fasta_records(source: Path, lines: Iterable[Line], text_field: str) -> Iterator[Found]:
+    """Yield the sequences of FASTA: a line `>name`, and lines of letters; a last `*` is no letter.
+
+    A record that has a line which cannot be read is lost with it.
+    """
+    start, name, parts, is_whole = 0, "", list[str](), True
+
+    def record() -> Found:
+        return start, {text_field: "".join(parts).removesuffix("*"), "name": name}
+
+    for line in lines:
+        if isinstance(line, Reject):
+            is_whole = False
+            yield line
+            continue
+        number, text = line[0], line[1].strip()
+        if text.startswith(">"):
+            if start and is_whole:
+                yield record()
+            start, name, parts, is_whole = number, text[1:].strip(), [], True
+        elif start:
+            parts.append(text)
+        elif text:
+            yield reject(
+                "FASTA without a name",
+                source,
+                number,
+                "a sequence needs a line '>name' before it; is this a FASTA file?",
+                text,
+            )
+    if start and is_whole:
+        yield record()
+
+
 class _Object(dict[str, object]):
     """A JSON object that knows which of its fields are there more than once."""
 

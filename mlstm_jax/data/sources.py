@@ -12,7 +12,8 @@ from mlstm_jax.errors import UserError
 PYDOC = "pydoc:"
 TFDS = "tfds:"
 
-TEXT_SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".txt")
+FASTA = (".fasta", ".fa", ".faa")
+TEXT_SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", *FASTA, ".txt")
 PARQUET = ".parquet"
 _GZIP_MAGIC = b"\x1f\x8b"
 

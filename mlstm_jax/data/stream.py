@@ -50,6 +50,7 @@ class EvaluationBatch(NamedTuple):
     inputs_BT: NDArray[np.uint8]
     targets_BT: NDArray[np.uint8]
     mask_BT: NDArray[np.bool_]  # False past a shard's end
+    reset_B: NDArray[np.bool_]  # whether the row's state must be zero before it
 
 
 def cut(offsets: NDArray[np.uint64], shards: int) -> Int64:
@@ -104,6 +105,11 @@ class TrainStream:
         labels: Literal["ratings", "classes"] | None = None,
     ) -> None:
         size = int(split.offsets[-1])
+        if not size:
+            raise UserError(
+                f"the {split.name} split is empty: the corpus was prepared with none to train on; "
+                "prepare it with a share for it, such as --split 1000,1,1."
+            )
         wanted = -(-max(shards, batch) // batch) * batch
         affordable = size // (_LEAST_WINDOWS * window + 1) // batch * batch
         self.shards = max(batch, min(wanted, affordable))
@@ -273,7 +279,59 @@ class EvaluationStream:
             inside_BT, self._bytes[np.minimum(position_BT, len(self._bytes) - 1)], 0
         )
         mask_BT[:shards] = inside_BT[:, 1:]
-        return EvaluationBatch(bytes_BT[:, :-1], bytes_BT[:, 1:], mask_BT)
+        reset_B = np.full(rows, step == 0)
+        return EvaluationBatch(bytes_BT[:, :-1], bytes_BT[:, 1:], mask_BT, reset_B)
+
+
+class DocumentStream:
+    """Every document of a split by itself, from a zero state, and the byte that ends it.
+
+    A document's first byte is given, and its others are scored, and then `stop`, which is not in
+    the corpus: as UniRep reads proteins, from their start token to their stop token.
+
+    Attributes:
+        steps: windows of the row that has most.
+        scored: bytes scored over all of them; as many as the split has.
+    """
+
+    def __init__(
+        self, split: Split, *, window: int, stop: int, rows: int = EVALUATION_ROWS
+    ) -> None:
+        offsets = np.asarray(split.offsets, np.int64)
+        self.scored = int(offsets[-1])
+        if not self.scored:
+            raise UserError(
+                f"the {split.name} split is empty, so there is nothing to score; prepare the "
+                "corpus with a share for it (--split)."
+            )
+        self._bytes, self._window, self._stop = split.bytes, window, stop
+        windows_D = -(-np.diff(offsets) // window)
+        first_D = np.concatenate([[0], np.cumsum(windows_D)])  # of the windows of all documents
+        document_W = np.repeat(np.arange(len(windows_D)), windows_D)
+        place_W = np.arange(first_D[-1]) - first_D[document_W]
+        self._starts_W = offsets[document_W] + place_W * window
+        self._ends_W = offsets[document_W + 1]
+        self._resets_W = place_W == 0
+        self._bounds = cut(first_D.astype(np.uint64), rows)
+        self.steps = int(np.diff(self._bounds).max())
+
+    def batch(self, step: int, rows: int) -> EvaluationBatch:
+        """Return the windows at `step`, with empty rows after those to make `rows` of them."""
+        at_B = self._bounds[:-1] + step
+        is_read_B = at_B < self._bounds[1:]
+        at_B = np.minimum(at_B, len(self._starts_W) - 1)
+        position_BT = self._starts_W[at_B][:, None] + np.arange(self._window + 1)
+        end_B1 = self._ends_W[at_B][:, None]
+        found_BT = self._bytes[np.minimum(position_BT, len(self._bytes) - 1)]
+        found_BT = np.where(position_BT < end_B1, found_BT, 0)
+        found_BT = np.where(position_BT == end_B1, self._stop, found_BT)
+        bytes_BT = np.zeros((rows, self._window + 1), np.uint8)
+        mask_BT = np.zeros((rows, self._window), np.bool_)
+        reset_B = np.zeros(rows, np.bool_)
+        bytes_BT[: len(at_B)] = found_BT
+        mask_BT[: len(at_B)] = is_read_B[:, None] & (position_BT[:, 1:] <= end_B1)
+        reset_B[: len(at_B)] = self._resets_W[at_B]
+        return EvaluationBatch(bytes_BT[:, :-1], bytes_BT[:, 1:], mask_BT, reset_B)
 
 
 def prefetch(

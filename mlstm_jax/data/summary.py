@@ -1,12 +1,12 @@
 """What is in a corpus: lengths, bytes, ratings, samples, and the steps of an epoch."""
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax.data.corpus import Corpus, Split
+from mlstm_jax.data.corpus import Corpus, Split, SplitName
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import UserError
 
@@ -21,14 +21,16 @@ def summarise(corpus: Corpus, *, batch: int, window: int, samples: int = 3) -> d
     Args:
         corpus: an opened one.
         batch, window: rows and bytes of the training step whose epoch is told.
-        samples: documents of the training split to show, spread over it.
+        samples: documents to show, spread over the training split, or the first that has any.
 
     Raises:
         UserError: a split's files are not what the manifest says.
     """
     manifest, train = corpus.manifest, corpus.split("train")
-    lengths = np.diff(np.asarray(train.offsets)).astype(np.int64)
-    counts = _byte_counts(train.bytes)
+    # Without a training split the first that has documents is described.
+    shown = next((one for one in map(corpus.split, get_args(SplitName)) if len(one.bytes)), train)
+    lengths = np.diff(np.asarray(shown.offsets)).astype(np.int64)
+    counts = _byte_counts(shown.bytes)
     chosen = np.linspace(0, len(lengths) - 1, min(samples, len(lengths))).astype(int)
     return {
         "identity": corpus.identity,
@@ -51,14 +53,14 @@ def summarise(corpus: Corpus, *, batch: int, window: int, samples: int = 3) -> d
             "mean": float(lengths.mean()),
             "longest": int(lengths.max()),
         },
-        "shortest": _text(train, int(lengths.argmin())),
-        "longest": _text(train, int(lengths.argmax())),
+        "shortest": _text(shown, int(lengths.argmin())),
+        "longest": _text(shown, int(lengths.argmax())),
         "byte_counts": counts.tolist(),
         "bits_per_byte": _entropy(counts),
         "not_ascii": float(counts[128:].sum() / counts.sum()),
-        "ratings": _ratings(train),
+        "ratings": _ratings(shown),
         "epoch": _epoch(train, batch, window),
-        "samples": [_text(train, index) for index in chosen],
+        "samples": [_text(shown, index) for index in chosen],
     }
 
 

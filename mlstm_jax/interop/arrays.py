@@ -48,6 +48,19 @@ class Array(NamedTuple):
         return self.shape
 
 
+def write_safetensors(
+    path: Path, values: dict[str, NDArray[Any]], metadata: dict[str, str] | None = None
+) -> None:
+    """Write a .safetensors file that those may read whom the umask lets read a new file."""
+    from safetensors.numpy import save_file
+
+    path.touch()
+    mode = path.stat().st_mode
+    # The library puts a temporary file of mode 0600 in its place.
+    save_file(values, path, metadata=metadata)
+    path.chmod(mode)
+
+
 def read(
     where: str,
     arrays: Mapping[str, Array],

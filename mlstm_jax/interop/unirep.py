@@ -63,6 +63,15 @@ def read(folder: Path) -> Weights:
             prefix + "gmx": (hidden,),
             prefix + "gmh": (hidden,),
         }
+    used = {one for name in found for one in _names(name)}
+    unread = [name for name in files if name not in used]
+    notes: tuple[str, ...] = ()
+    if unread:
+        notes = (
+            f"{folder}: not read, since they are no part of the language model: "
+            f"{arrays.some(unread)}. A head on the mean of h is fitted again by `mlstm-jax "
+            "transfer --state mean_h`.",
+        )
     made = arrays.read(str(folder), found, shapes)
     params: dict[str, Any] = {
         f"layer_{layer}": {ours: made[prefix + theirs] for ours, theirs in _NAMES.items()}
@@ -79,12 +88,17 @@ def read(folder: Path) -> Weights:
     bias_V[_TOKENS] = made["fully_connected_biases"]
     params |= {"embedding": embedding_VE, "decoder_kernel": kernel_HV, "decoder_bias": bias_V}
     model = config.Model(hidden=hidden, embedding=width, layers=len(prefixes))
-    return Weights(model, "protein", params, "churchlab/UniRep")
+    return Weights(model, "protein", params, "churchlab/UniRep", notes)
+
+
+def _names(name: str) -> tuple[str, ...]:
+    """Return the names that the file of an array may have: some systems allow no colon."""
+    return f"{name}:0.npy", f"{name}_0.npy", f"{name}.npy"
 
 
 def _array(folder: Path, files: dict[str, Path], name: str) -> Array:
     """Open NAME:0.npy, or what systems that allow no colon call it."""
-    for end in (":0.npy", "_0.npy", ".npy"):
-        if name + end in files:
-            return arrays.npy(files[name + end])
+    for file in _names(name):
+        if file in files:
+            return arrays.npy(files[file])
     raise UserError(f"{folder}: lacks {name}:0.npy; it must hold all files of one model.")

@@ -40,6 +40,7 @@ class Weights(NamedTuple):
     cleaning: Cleaning
     params: Parameters  # NumPy, float32
     source: str  # where it comes from, for people
+    notes: tuple[str, ...] = ()  # on what was not taken over, for people
 
 
 def flatten(params: Parameters, prefix: str = "") -> Arrays:
@@ -115,9 +116,7 @@ def save(path: Path, weights: Weights) -> None:
     partial = path.with_name(f"{path.name}.partial")
     try:
         if path.suffix == ".safetensors":
-            from safetensors.numpy import save_file
-
-            save_file(flat, partial, metadata={_KEY: text})
+            arrays.write_safetensors(partial, flat, {_KEY: text})
         elif path.suffix == ".npz":
             with partial.open("wb") as file:
                 as_bytes = np.frombuffer(text.encode(), np.uint8)

@@ -64,7 +64,7 @@ def _select(condition: Array, yes: Any, no: Any) -> Any:
 
 
 def _reset(carry: Carry, reset_B: Any) -> Carry:
-    """Zero the state of the rows that start a shard."""
+    """Zero the state of the rows that start a shard, or a document that is read by itself."""
     return jax.tree.map(lambda x: jnp.where(reset_B[:, None, None], 0, x).astype(x.dtype), carry)
 
 
@@ -262,6 +262,7 @@ def make_evaluation_step(model: LanguageModel, axis_name: str) -> EvaluationStep
     def evaluation_step(
         params: Parameters, carry: Carry, batch: EvaluationBatch
     ) -> tuple[Carry, Array]:
+        carry = _reset(carry, batch.reset_B)
         carry, logits_BTV, *_ = model.apply({"params": params}, batch.inputs_BT, carry)
         nats_BT = optax.softmax_cross_entropy_with_integer_labels(
             logits_BTV, batch.targets_BT.astype(jnp.int32)

@@ -118,13 +118,33 @@ def choose(
     """
     scores = []
     for count, strength in enumerate(STRENGTHS, 1):
-        if valid is not None:
-            scores.append(fit(train, classes, strength).accuracy(valid))
-        else:
-            scores.append(_cross_validated(train, classes, strength))
+        scores.append(_checked(train, valid, classes, strength))
         on_fit(count)
     best = int(np.argmax(scores))  # the smallest C of equals: the fewest weights
     return fit(train, classes, STRENGTHS[best]), scores[best]
+
+
+def best_strength(draws: Sequence[Examples], valid: Examples | None, classes: list[str]) -> float:
+    """Return the strength, every second of them tried, that is best over draws of as many examples.
+
+    Without validation data each draw is cross-validated; one with a single example of a class
+    cannot be, and has no say. Where none can, it is the weakest penalty: few examples with a strong
+    one have no weights at all.
+    """
+    if valid is None:
+        draws = [draw for draw in draws if np.bincount(draw.labels).min() > 1]
+    if not draws:
+        return STRENGTHS[-1]
+    tried = STRENGTHS[::2]
+    scores = [sum(_checked(draw, valid, classes, strength) for draw in draws) for strength in tried]
+    return tried[int(np.argmax(scores))]
+
+
+def _checked(train: Examples, valid: Examples | None, classes: list[str], strength: float) -> float:
+    """Return the accuracy on validation data, or where there is none by cross-validation."""
+    if valid is None:
+        return _cross_validated(train, classes, strength)
+    return fit(train, classes, strength).accuracy(valid)
 
 
 def _cross_validated(examples: Examples, classes: list[str], strength: float) -> float:
@@ -184,12 +204,10 @@ class _File(NamedTuple):
 
 def save(folder: Path, classifier: Classifier, about: Description) -> None:
     """Write classifier.safetensors and classifier.json."""
-    from safetensors.numpy import save_file
-
     values = {"weights": classifier.weights_KD, "intercepts": classifier.intercepts_K}
     if classifier.deviations_D is not None:
         values["deviations"] = classifier.deviations_D
-    save_file(values, folder / "classifier.safetensors")
+    arrays.write_safetensors(folder / "classifier.safetensors", values)
     written = {
         "format": FORMAT,
         "classes": classifier.classes,

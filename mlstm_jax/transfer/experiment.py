@@ -6,6 +6,7 @@ unit's values by class; beside it TF-IDF and logistic regression, so that nobody
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 from mlstm_jax.terminal import one_line
 from mlstm_jax.transfer import classify
 from mlstm_jax.transfer.classify import STRENGTHS, Classifier, Examples
+from mlstm_jax.transfer.features import STATE_NAMES, State
 from mlstm_jax.transfer.labels import Labelled
 
 TOP_UNITS = (1, 2, 5, 10, 50, 100)
@@ -27,6 +29,17 @@ Texts = tuple[Labelled, Labelled | None, Labelled]
 
 # How often `run` tells how far it is.
 PARTS_OF_A_RUN = len(STRENGTHS) + 3
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A feature, as `heatmap --layer L --unit U` takes it."""
+
+    layer: int
+    unit: int
+
+    def __str__(self) -> str:
+        return f"unit {self.unit} of layer {self.layer}"
 
 
 @dataclass(frozen=True)
@@ -45,6 +58,7 @@ class Result:
 
     classes: list[str]
     texts: dict[str, int]  # of train, valid and test
+    state: State
     features: int
     strength: float  # C
     train: float
@@ -52,14 +66,16 @@ class Result:
     test: float
     majority: float  # test accuracy of the commonest class of train
     nonzero: int  # features that L1 left
-    best_unit: int  # the one that alone tells the classes of train apart best
+    best_unit: Unit  # the one that alone tells the classes of train apart best
     best_unit_test: float  # its test accuracy
-    units: list[int]  # by |weight|, the largest first
+    units: list[Unit]  # by |weight|, the largest first
     top_units: dict[int, float]  # k → test accuracy of the k first of them
     confusion: list[list[int]]  # of the test texts: true class, predicted class
-    learning_curve: list[dict[str, float]]  # examples, and mean, least and largest test accuracy
+    # Examples, C, and mean, least and largest test accuracy.
+    learning_curve: list[dict[str, float]]
     histogram: dict[str, Any]  # of the best unit in train: edges, and counts by class
-    baseline: Baseline
+    baseline: Baseline | None  # None: it cannot be fitted
+    baseline_failure: str | None  # why
 
 
 def run(
@@ -68,6 +84,8 @@ def run(
     test: Examples,
     texts: Texts,
     classes: list[str],
+    state: State,
+    columns: list[Unit],
     on_part: Callable[[int, str], None] = lambda number, name: None,
 ) -> tuple[Classifier, Result]:
     """Fit, measure, and return the classifier of all features and what was found.
@@ -76,6 +94,8 @@ def run(
         train, valid, test: features and classes; without valid, cross-validation.
         texts: the same texts, for the baseline.
         classes: their names.
+        state: what the features are of each unit.
+        columns: the unit that each feature is.
         on_part: told which of `PARTS_OF_A_RUN` has been done, and what comes.
     """
     fits = len(STRENGTHS)
@@ -93,16 +113,17 @@ def run(
     top = {k: accuracy_of(units[:k].tolist()) for k in TOP_UNITS if k <= len(units)}
     best = _best_unit(train)
     on_part(fits + 1, "accuracy by labelled examples")
-    curve = _learning_curve(train, test, classes, chosen.strength)
+    curve = _learning_curve(train, valid, test, chosen)
     on_part(fits + 2, "TF-IDF")
-    baseline = _baseline(*texts)
+    baseline, failure = _baseline(*texts)
     confusion = np.zeros((len(classes), len(classes)), int)
     np.add.at(confusion, (test.labels, chosen.predict(test.features)), 1)
     commonest = int(np.bincount(train.labels).argmax())
-    sizes = {name: len(part.texts) if part else 0 for name, part in zip(_PARTS, texts, strict=True)}
+    sizes = {name: len(part.texts) if part else 0 for name, part in zip(PARTS, texts, strict=True)}
     result = Result(
         classes=classes,
         texts=sizes,
+        state=state,
         features=train.features.shape[1],
         strength=chosen.strength,
         train=chosen.accuracy(train),
@@ -110,19 +131,20 @@ def run(
         test=chosen.accuracy(test),
         majority=float((test.labels == commonest).mean()),
         nonzero=chosen.nonzero,
-        best_unit=best,
+        best_unit=columns[best],
         best_unit_test=accuracy_of([best]),
-        units=units[: max(TOP_UNITS)].tolist(),
+        units=[columns[column] for column in units[: max(TOP_UNITS)]],
         top_units=top,
         confusion=confusion.tolist(),
         learning_curve=curve,
         histogram=_histogram(train, best, classes),
         baseline=baseline,
+        baseline_failure=failure,
     )
     return chosen, result
 
 
-_PARTS = ("train", "valid", "test")
+PARTS = ("train", "valid", "test")
 
 
 def _best_unit(train: Examples) -> int:
@@ -135,24 +157,28 @@ def _best_unit(train: Examples) -> int:
 
 
 def _learning_curve(
-    train: Examples, test: Examples, classes: list[str], strength: float
+    train: Examples, valid: Examples | None, test: Examples, chosen: Classifier
 ) -> list[dict[str, float]]:
-    total = len(train.labels)
+    """Return the test accuracy by number of examples, with the C that is best for that number."""
+    classes, total = chosen.classes, len(train.labels)
     curve = []
-    for count in [n for n in _CURVE if len(classes) <= n < total] + [total]:
-        accuracies = [
-            classify.fit(classify.subset(train, count, seed), classes, strength).accuracy(test)
-            for seed in range(_DRAWS if count < total else 1)
-        ]
-        curve.append(
-            {
-                "examples": count,
-                "mean": float(np.mean(accuracies)),
-                "least": min(accuracies),
-                "largest": max(accuracies),
-            }
-        )
-    return curve
+    for count in [n for n in _CURVE if len(classes) <= n < total]:
+        draws = [classify.subset(train, count, seed) for seed in range(_DRAWS)]
+        strength = classify.best_strength(draws, valid, classes)
+        scores = [classify.fit(draw, classes, strength).accuracy(test) for draw in draws]
+        curve.append(_point(count, strength, scores))
+    return [*curve, _point(total, chosen.strength, [chosen.accuracy(test)])]
+
+
+def _point(count: int, strength: float, scores: list[float]) -> dict[str, float]:
+    mean = float(np.mean(scores))
+    return {
+        "examples": count,
+        "strength": strength,
+        "mean": mean,
+        "least": min(scores),
+        "largest": max(scores),
+    }
 
 
 def _histogram(train: Examples, unit: int, classes: list[str]) -> dict[str, Any]:
@@ -165,13 +191,16 @@ def _histogram(train: Examples, unit: int, classes: list[str]) -> dict[str, Any]
         name: np.histogram(inside[train.labels == label], edges)[0].tolist()
         for label, name in enumerate(classes)
     }
-    return {"unit": unit, "edges": edges.tolist(), "counts": counts}
+    return {"edges": edges.tolist(), "counts": counts}
 
 
-def _baseline(train: Labelled, valid: Labelled | None, test: Labelled) -> Baseline:
+def _baseline(
+    train: Labelled, valid: Labelled | None, test: Labelled
+) -> tuple[Baseline | None, str | None]:
+    """Return what TF-IDF reaches, or why it cannot be fitted: of proteins there are no words."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import cross_val_score
+    from sklearn.model_selection import StratifiedKFold, cross_val_score
     from sklearn.pipeline import make_pipeline
 
     def model(strength: float) -> Any:
@@ -180,13 +209,21 @@ def _baseline(train: Labelled, valid: Labelled | None, test: Labelled) -> Baseli
 
     def score(strength: float) -> float:
         if valid is None:
-            return float(cross_val_score(model(strength), *train, cv=3).mean())
+            fewest = min(Counter(train.labels).values())
+            folds = StratifiedKFold(min(3, fewest))
+            found = cross_val_score(model(strength), *train, cv=folds, error_score="raise")
+            return float(found.mean())
         return float(model(strength).fit(*train).score(*valid))
 
-    scores = {strength: score(strength) for strength in (1.0, 4.0, 16.0, 64.0)}
-    best = max(scores, key=lambda strength: scores[strength])
-    fitted = model(best).fit(*train)
-    return Baseline(best, float(fitted.score(*train)), scores[best], float(fitted.score(*test)))
+    try:
+        scores = {strength: score(strength) for strength in (1.0, 4.0, 16.0, 64.0)}
+        best = max(scores, key=lambda strength: scores[strength])
+        fitted = model(best).fit(*train)
+        reached = (float(fitted.score(*part)) for part in (train, test))
+    except ValueError as error:  # scikit-learn's, where no word is left to count
+        return None, str(error).partition("\n")[0]
+    on_train, on_test = reached
+    return Baseline(best, on_train, scores[best], on_test), None
 
 
 def write(folder: Path, result: Result, model: str) -> None:
@@ -199,20 +236,22 @@ def write(folder: Path, result: Result, model: str) -> None:
 def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
     """Return the report as text with tables."""
     base = result.baseline
+    tfidf = [("TF-IDF, words and pairs", base.train, base.valid, base.test)] if base else []
     classes = [one_line(name).replace("|", r"\|") for name in result.classes]
     checked = "valid" if result.texts["valid"] else "cross-validated"
     rows = [
         ("all features", result.train, result.valid, result.test),
-        (f"unit {result.best_unit}, the best alone", None, None, result.best_unit_test),
+        (f"{result.best_unit}, the best alone", None, None, result.best_unit_test),
         *((f"{k} of largest weight", None, None, score) for k, score in result.top_units.items()),
-        ("TF-IDF, words and pairs", base.train, base.valid, base.test),
+        *tfidf,
         ("the commonest class", None, None, result.majority),
     ]
     lines = [
         f"# Transfer of {one_line(model)}",
         "",
         f"{', '.join(f'{count:,} {name}' for name, count in result.texts.items() if count)} texts "
-        f"of {len(classes)} classes: {', '.join(classes)}.",
+        f"of {len(classes)} classes: {', '.join(classes)}. Features: the "
+        f"{STATE_NAMES[result.state]} (`{result.state}`).",
         "",
         f"| | train | {checked} | **test** |",
         "|---|---|---|---|",
@@ -221,8 +260,20 @@ def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
             for name, train, valid, test in rows
         ),
         "",
+        *(
+            ()
+            if base
+            else (
+                "TF-IDF is left out, since it cannot be fitted to these texts: "
+                f"{one_line(result.baseline_failure or '')}",
+                "",
+            )
+        ),
         f"C = {result.strength:g}; {result.nonzero} of {result.features} features have a weight. "
         f"Largest first: {', '.join(map(str, result.units[:10]))}.",
+        "",
+        f"To see the best: `mlstm-jax heatmap RUN --state {result.state} --layer "
+        f"{result.best_unit.layer} --unit {result.best_unit.unit} --text TEXT --out heat.html`.",
         "",
         "Confusion on the test texts, a row a true class:",
         "",
@@ -233,10 +284,10 @@ def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
             for name, row in zip(classes, result.confusion, strict=True)
         ),
         "",
-        "| labelled examples | test accuracy | over three draws |",
-        "|---|---|---|",
+        "| labelled examples | C | test accuracy | over three draws |",
+        "|---|---|---|---|",
         *(
-            f"| {int(point['examples']):,} | {_percent(point['mean'])} | "
+            f"| {int(point['examples']):,} | {point['strength']:g} | {_percent(point['mean'])} | "
             f"{_percent(point['least'])} to {_percent(point['largest'])} |"
             for point in result.learning_curve
         ),
@@ -265,8 +316,7 @@ def draw(folder: Path, result: Result) -> list[str]:
     edges = np.array(result.histogram["edges"])
     for name, counts in result.histogram["counts"].items():
         axes.stairs(counts, edges, fill=True, alpha=0.5, label=one_line(name))
-    unit = result.histogram["unit"]
-    axes.set(xlabel=f"value of unit {unit} at the end of the text", ylabel="training texts")
+    axes.set(xlabel=f"{result.best_unit}: {STATE_NAMES[result.state]}", ylabel="training texts")
     for text in axes.legend().get_texts():
         text.set_parse_math(False)  # a dollar is a dollar
     figure.savefig(folder / "best_unit.png", dpi=110)
@@ -278,11 +328,10 @@ def draw(folder: Path, result: Result) -> list[str]:
     least, largest = ([100 * point[end] for point in points] for end in ("least", "largest"))
     axes.fill_between(examples, least, largest, alpha=0.25)
     axes.plot(examples, [100 * point["mean"] for point in points], marker="o", label="all features")
-    for name, score, style in (
-        ("best unit alone", result.best_unit_test, ":"),
-        ("TF-IDF, all examples", result.baseline.test, "--"),
-        ("commonest class", result.majority, "-."),
-    ):
+    lines = [("best unit alone", result.best_unit_test, ":")]
+    if result.baseline:
+        lines.append(("TF-IDF, all examples", result.baseline.test, "--"))
+    for name, score, style in (*lines, ("commonest class", result.majority, "-.")):
         axes.axhline(100 * score, ls=style, color="gray", label=name)
     axes.set(xscale="log", xlabel="labelled examples", ylabel="test accuracy, %")
     axes.legend()

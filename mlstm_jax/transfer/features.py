@@ -4,7 +4,8 @@ Puri et al. 2018, section VI, after Radford et al. 2017: a text is cleaned as th
 from a zero state, and its features are the cell state c of the top layer. Texts are sorted by
 length into batches of one shape, shared by all devices, and read a window at a time, so that any
 length takes the same memory. Behind a text's end its state is held, so that its features hang
-neither on what shares its batch nor on order, padding or the number of calls.
+neither on what shares its batch nor on order, padding or the number of calls. One pass makes any
+number of states: c, h and the mean of h are there at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,6 +26,11 @@ from mlstm_jax.training.parallel import Parallel
 
 # c and h after the last byte, or the mean of h over all bytes (Alley et al. 2019).
 State = Literal["c", "h", "mean_h"]
+STATE_NAMES: dict[State, str] = {
+    "c": "cell state c after the last byte",
+    "h": "h after the last byte",
+    "mean_h": "mean of h over the text",
+}
 
 _ROWS = 64  # on each device
 _WINDOW = 128
@@ -36,15 +42,16 @@ class Featurizer:
     """Reads texts with one compiled step.
 
     Attributes:
-        width: how many features a text has: units of one layer or of all.
-        layer_of_column, unit_of_column: which each feature is; int32 [width].
+        width: how many features a text has: units of one layer or of all, in each state.
+        state_of_column, layer_of_column, unit_of_column: which each feature is: text, int32 and
+            int32 [width].
     """
 
     def __init__(
         self,
         run: Run,
         *,
-        state: State = "c",
+        states: Sequence[State] = ("c",),
         all_layers: bool = False,
         units: Sequence[int] | None = None,
         devices: Parallel | None = None,
@@ -53,31 +60,36 @@ class Featurizer:
 
         Args:
             run: a trained model.
-            state: see `State`.
+            states: see `State`; the columns of the first come first.
             all_layers: keep those of every layer, the lowest first; otherwise the top one's.
             units: keep these alone of each layer; unset: all.
             devices: unset: all of this process.
 
         Raises:
-            UserError: there is no such state or unit.
+            UserError: there is no such state or unit, or a state is named twice.
         """
-        if state not in get_args(State):
-            raise UserError(f"state {state!r} is not one of {', '.join(get_args(State))}.")
+        for state in states:
+            if state not in get_args(State):
+                raise UserError(f"state {state!r} is not one of {', '.join(get_args(State))}.")
+        if not states or len(set(states)) < len(states):
+            raise UserError(f"--state {' '.join(states)}: name each state once, at least one.")
         hidden, layers = run.config.model.hidden, run.config.model.layers
         wrong = [unit for unit in units or () if not 0 <= unit < hidden]
         if wrong:
             raise UserError(f"unit {wrong[0]} does not exist: the model has 0 to {hidden - 1}.")
-        self._run, self._state = run, state
+        self._run, self._states = run, tuple(states)
         self._layers = slice(0 if all_layers else layers - 1, layers)
         self._units = np.arange(hidden) if units is None else np.array(units)
         layers_kept = np.arange(layers, dtype=np.int32)[self._layers]
-        self.layer_of_column = np.repeat(layers_kept, len(self._units))
-        self.unit_of_column = np.tile(self._units.astype(np.int32), len(layers_kept))
+        layers_of_state = np.repeat(layers_kept, len(self._units))
+        self.layer_of_column = np.tile(layers_of_state, len(states))
+        self.unit_of_column = np.tile(self._units.astype(np.int32), len(layers_kept) * len(states))
+        self.state_of_column = np.repeat(np.array(self._states), len(layers_of_state))
         self.width = len(self.unit_of_column)
         self._devices = devices or parallel.local(Devices())
         self._rows = _ROWS * self._devices.count
         self._params = self._devices.replicate(run.params)
-        mean = state == "mean_h"
+        mean = "mean_h" in states
         self._read = self._devices.map(_make_step(run.model, mean=mean), donate=(1,))
 
     def __call__(
@@ -116,12 +128,12 @@ class Featurizer:
             left_B = np.clip(length_B - at, 0, _WINDOW)
             carry = self._read(self._params, carry, devices.split_rows((bytes_BT, left_B)))
         after, sum_BLH = devices.fetch_rows(carry)
-        if self._state == "mean_h":
-            kept_BLH = sum_BLH / np.maximum(length_B, 1)[:, None, None]
-        else:
-            kept_BLH = after.c if self._state == "c" else after.h
-        kept_BLU = kept_BLH[:, self._layers][:, :, self._units]
-        return np.asarray(kept_BLU, np.float32).reshape(rows, -1)
+        mean_BLH = sum_BLH / np.maximum(length_B, 1)[:, None, None]
+        made = {"c": after.c, "h": after.h, "mean_h": mean_BLH}
+        kept = [made[state][:, self._layers][:, :, self._units] for state in self._states]
+        return np.concatenate(
+            [np.asarray(kept_BLU, np.float32).reshape(rows, -1) for kept_BLU in kept], axis=1
+        )
 
 
 def _make_step(model: LanguageModel, *, mean: bool) -> Callable[..., Any]:

@@ -162,7 +162,7 @@ def generate(
 
     params = jax.device_put(run.params)
     # All samples begin alike, so one row reads the prompt.
-    carry, logits_BV, _ = read(run.model, params, prompt_bytes(prompt, run.cleaning))
+    carry, logits_BV, *_ = read(run.model, params, prompt_bytes(prompt, run.cleaning))
     carry, logits_BV = jax.tree.map(lambda x: jnp.repeat(x, samples, axis=0), (carry, logits_BV))
     key = jax.random.key(seed, impl="threefry2x32")
     keys_B = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(samples))

@@ -10,15 +10,23 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.cells import cell_len
 
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.terminal import one_line
+from mlstm_jax.transfer.features import State
 from mlstm_jax.transfer.reader import Reader, characters
 
 # Blue and orange are told apart by colour-blind people, too.
 _NEGATIVE, _POSITIVE = (33, 102, 172), (230, 97, 1)
 _COLUMNS = 90  # characters a line of a picture
 _CURVE = (1000, 160)  # size of the page's curve
+_FONT = "DejaVu Sans Mono"  # comes with matplotlib
+_STATES: dict[State, str] = {
+    "c": "cell state c",
+    "h": "h",
+    "mean_h": "mean of h so far",
+}
 
 
 class Heat(NamedTuple):
@@ -26,38 +34,61 @@ class Heat(NamedTuple):
 
     texts: list[str]
     values: NDArray[np.float32]
+    state: State
+    layer: int
     unit: int
     scale: float  # the value of the fullest colour
     title: str
 
+    @property
+    def name(self) -> str:
+        """What is shown, in words."""
+        return f"{_STATES[self.state]} of unit {self.unit} of layer {self.layer}"
 
-def heat(reader: Reader, text: str, unit: int, scale: float | None = None) -> Heat:
+
+def heat(
+    reader: Reader,
+    text: str,
+    unit: int,
+    scale: float | None = None,
+    *,
+    state: State = "c",
+    layer: int | None = None,
+) -> Heat:
     """Read a text as `generate` reads its prompt.
 
     Args:
         reader: of a trained model.
         text: what to read.
-        unit: of the top layer's c.
-        scale: the value of the fullest colour; unset: the largest in the text.
+        unit: its number in the layer.
+        scale: the value of the fullest colour; unset: the largest in the text, but for
+            the hundredth of its characters that are largest.
+        state: c or h after each character, or the mean of h up to it.
+        layer: unset: the top one.
 
     Raises:
-        UserError: the text is empty, or there is no such unit.
+        UserError: the text is empty, or there is no such unit or layer.
     """
     from mlstm_jax.transfer.generate import prompt_bytes
 
-    hidden = reader.run.config.model.hidden
+    hidden, layers = reader.run.config.model.hidden, reader.run.config.model.layers
+    layer = layers - 1 if layer is None else layer
+    if not 0 <= layer < layers:
+        raise UserError(f"--layer {layer} does not exist: the model has 0 to {layers - 1}.")
     if not 0 <= unit < hidden:
         raise UserError(f"--unit {unit} does not exist: the model has 0 to {hidden - 1}.")
     if not text.strip():
         raise UserError("the text is empty; give one with --text, or a file with --file.")
     if scale is not None and not 0 < scale < float("inf"):
         raise UserError(f"--scale is {scale}, but it must be above 0.")
-    trace = reader(prompt_bytes(text, reader.run.cleaning))
+    trace = reader(prompt_bytes(text, reader.run.cleaning), state, layer)
     found = characters(trace.text)
-    values = trace.c_TH[[one.end for one in found], unit]
-    largest = float(np.abs(values).max())
+    values = trace.values_TH[[one.end for one in found], unit]
+    # A few outliers would make all others of a long text white.
+    largest = float(np.percentile(np.abs(values), 99, method="higher"))
     name = f"{one_line(reader.run.folder.name)}, step {reader.run.step:,}"
-    return Heat([one.text for one in found], values, unit, scale or largest or 1.0, name)
+    texts = [one.text for one in found]
+    return Heat(texts, values, state, layer, unit, scale or largest or 1.0, name)
 
 
 def colour(value: float, scale: float) -> tuple[int, int, int]:
@@ -70,18 +101,24 @@ def colour(value: float, scale: float) -> tuple[int, int, int]:
 
 def _shown(text: str) -> str:
     """Return what stands for a character: itself, or an escape for one that is not seen."""
-    return "↵" if text == "\n" else one_line(text)
+    if text == "\n":
+        return "↵"
+    # Unicode has a picture of each control character: ␂ for STX.
+    return chr(0x2400 + ord(text)) if text < " " else one_line(text)
 
 
-def write(path: Path, made: Heat) -> None:
-    """Write an .html page or a .png picture; UserError for another ending."""
+def write(path: Path, made: Heat) -> str:
+    """Write an .html page or a .png picture; UserError for another ending.
+
+    Returns the characters that no font of this machine has for a picture; "" if there are none.
+    """
     if path.suffix not in (".html", ".png"):
         raise UserError(f"--out {path}: a heat map is an .html or a .png; name it so.")
     try:
         if path.suffix == ".html":
             path.write_text(as_html(made), encoding="utf-8")
-        else:
-            _draw(path, made)
+            return ""
+        return _draw(path, made)
     except OSError as error:
         raise KnownError(f"{path}: cannot be written: {error.strerror or error}") from error
 
@@ -105,7 +142,7 @@ def as_html(made: Heat) -> str:
     return f"""<!DOCTYPE html>
 <html lang="en">
 <meta charset="utf-8">
-<title>unit {made.unit} of {html.escape(made.title)}</title>
+<title>{made.name}, {html.escape(made.title)}</title>
 <style>
 body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
   color: #111; background: #fff }}
@@ -114,8 +151,8 @@ body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem aut
 .ends {{ display: flex; justify-content: space-between }}
 svg {{ width: 100%; height: auto; border: 1px solid #ccc; margin-top: 1rem }}
 </style>
-<h1>Unit {made.unit}</h1>
-<p>Cell state of {html.escape(made.title)}, after each character.</p>
+<h1>Unit {made.unit} of layer {made.layer}</h1>
+<p>{_STATES[made.state]} of {html.escape(made.title)}, after each character.</p>
 <div class="scale"></div>
 <div class="ends"><span>{low}</span><span>0</span><span>{high}</span></div>
 <p class="text">{"".join(spans)}</p>
@@ -139,7 +176,57 @@ def _curve(made: Heat) -> str:
     )
 
 
-def _draw(path: Path, made: Heat) -> None:
+def places(texts: list[str]) -> list[tuple[int, int]]:
+    """Return row and column of each character of a picture: lines break between words."""
+    found: list[tuple[int, int]] = []
+    row = column = 0
+    for number, text in enumerate(texts):
+        is_start = text != " " and (not number or texts[number - 1] in " \n")
+        if is_start and column:
+            # To the end of the word; of one longer than a line as much as is needed to know it.
+            width = 0
+            for other in texts[number : number + _COLUMNS + 1]:
+                if other in " \n":
+                    break
+                width += cell_len(other) or 1
+            if column + width > _COLUMNS >= width:
+                row, column = row + 1, 0
+        wide = cell_len(text) or 1
+        # One space may stand behind a line's end, but not before the next line.
+        if column + wide > _COLUMNS + (text == " "):
+            row, column = row + 1, 0
+        found.append((row, column))
+        column += wide
+        if text == "\n" and number:
+            row, column = row + 1, 0
+    return found
+
+
+def _fonts(shown: set[str]) -> tuple[list[str], str]:
+    """Return the font families that have these characters, and those that none of them has."""
+    from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
+
+    def lacked(path: str, wanted: set[str]) -> set[str]:
+        known = get_font(path).get_charmap()
+        return {text for text in wanted if ord(text) not in known}
+
+    families, missing = [_FONT], lacked(findfont(FontProperties(family=_FONT)), shown)
+    for entry in fontManager.ttflist:
+        if not missing:
+            break
+        # matplotlib's own last resort has a box for everything.
+        if entry.name in families or entry.name.startswith("Last Resort"):
+            continue
+        if (entry.style, entry.weight) != ("normal", 400):
+            continue
+        left = lacked(entry.fname, missing)
+        if left < missing:
+            families.append(entry.name)
+            missing = left
+    return families, "".join(sorted(missing))
+
+
+def _draw(path: Path, made: Heat) -> str:
     try:
         from matplotlib.cm import ScalarMappable
         from matplotlib.colors import LinearSegmentedColormap, Normalize
@@ -148,24 +235,26 @@ def _draw(path: Path, made: Heat) -> None:
         raise UserError(
             "a .png needs matplotlib: pip install -e '.[plot]', or write an .html"
         ) from error
-    lines = -(-len(made.texts) // _COLUMNS)
+    found = places(made.texts)
+    lines = found[-1][0] + 1
+    marks = [mark if len(mark) == 1 else "�" for mark in map(_shown, made.texts)]
+    families, missing = _fonts(set(marks))
     text_height = 0.28 * lines
     figure = Figure(figsize=(12, text_height + 2.2), layout="constrained")
     axes, curve = figure.subplots(2, 1, height_ratios=[text_height, 1.4])
-    axes.set(xlim=(0, _COLUMNS), ylim=(lines, 0), xticks=[], yticks=[])
-    for number, (text, value) in enumerate(zip(made.texts, made.values.tolist(), strict=True)):
-        row, column = divmod(number, _COLUMNS)
+    axes.set(xlim=(0, _COLUMNS + 1), ylim=(lines, 0), xticks=[], yticks=[])
+    for (row, column), mark, value in zip(found, marks, made.values.tolist(), strict=True):
         face = tuple(part / 255 for part in colour(value, made.scale))
-        axes.add_patch(_cell(column, row, face))
+        wide = cell_len(mark) or 1
+        axes.add_patch(_cell(column, row, wide, face))
         ink = "white" if sum(face) < 1.5 else "black"
-        shown = _shown(text)
-        if shown.strip():
+        if mark.strip():
             axes.text(
-                column + 0.5, row + 0.55, shown if len(shown) == 1 else "�", color=ink, ha="center",
-                va="center", fontsize=9, family="monospace", parse_math=False,
+                column + wide / 2, row + 0.55, "�" if mark in missing else mark, color=ink,
+                ha="center", va="center", fontsize=9, family=families, parse_math=False,
             )  # fmt: skip
     # A dollar is a dollar, not the beginning of a formula.
-    axes.set_title(f"unit {made.unit} of {made.title}", parse_math=False)
+    axes.set_title(f"{made.name}, {made.title}", parse_math=False)
     ends = [tuple(part / 255 for part in colour(v, 1)) for v in (-1, 0, 1)]
     scale = ScalarMappable(
         Normalize(-made.scale, made.scale), LinearSegmentedColormap.from_list("heat", ends)
@@ -175,9 +264,10 @@ def _draw(path: Path, made: Heat) -> None:
     curve.axhline(0, color="gray", lw=0.6)
     curve.set(xlim=(0, max(1, len(made.values) - 1)), xlabel="characters")
     figure.savefig(path, dpi=110)
+    return missing
 
 
-def _cell(column: int, row: int, face: tuple[float, ...]) -> object:
+def _cell(column: int, row: int, wide: int, face: tuple[float, ...]) -> object:
     from matplotlib.patches import Rectangle
 
-    return Rectangle((column, row), 1, 1, facecolor=face, edgecolor="none")
+    return Rectangle((column, row), wide, 1, facecolor=face, edgecolor="none")

@@ -1,4 +1,4 @@
-"""One text, byte by byte: the top layer's cell state after each, and what may come next."""
+"""One text, byte by byte: a layer's state after each, and what may come next."""
 
 from functools import partial
 from typing import NamedTuple
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
 from mlstm_jax.run import Run
+from mlstm_jax.transfer.features import State
 
 _WINDOW = 64
 
@@ -18,8 +19,9 @@ class Trace(NamedTuple):
     """What a model made of some bytes."""
 
     text: bytes
-    c_TH: NDArray[np.float32]  # of the top layer, after each byte
+    values_TH: NDArray[np.float32]  # of the state and layer asked for, after each byte
     next_V: NDArray[np.float32]  # probability of each byte to come
+    end_LH: dict[State, NDArray[np.float32]]  # every state after the last byte
 
 
 class Read(NamedTuple):
@@ -27,7 +29,8 @@ class Read(NamedTuple):
 
     carry: Carry  # of one row
     logits_BV: jax.Array  # of the byte to come
-    c_TH: list[NDArray[np.float32]]  # of the top layer, after each byte, a window at a time
+    values_TH: list[NDArray[np.float32]]  # after each byte, a window at a time
+    mean_h_LH: NDArray[np.float64]
 
 
 class Character(NamedTuple):
@@ -40,22 +43,37 @@ class Character(NamedTuple):
 @partial(jax.jit, static_argnums=0)
 def _read_window(
     model: LanguageModel, params: Parameters, carry: Carry, bytes_BT: jax.Array, length: jax.Array
-) -> tuple[Carry, jax.Array, jax.Array]:
+) -> tuple[Carry, Carry, jax.Array]:
     hold_BT = jnp.arange(bytes_BT.shape[1])[None] >= length
     read = model.apply({"params": params}, bytes_BT, carry, hold_BT, trace=True)
-    return read.carry, read.trace.c[0, :, -1], read.logits_BTV[:, length - 1]
+    return read.carry, read.trace, read.logits_BTV[:, length - 1]
 
 
-def read(model: LanguageModel, params: Parameters, text: bytes) -> Read:
-    """Read at least one byte from a zero state, by one compiled step whatever the length."""
+def read(
+    model: LanguageModel, params: Parameters, text: bytes, state: State = "c", layer: int = -1
+) -> Read:
+    """Read at least one byte from a zero state, by one compiled step whatever the length.
+
+    The mean of h after a byte is that over the text up to it: after the last it is the feature.
+    """
     carry, pieces = jax.tree.map(jnp.asarray, model.init_carry(1)), []
+    sum_LH = np.zeros(carry.h.shape[1:])
     for at in range(0, len(text), _WINDOW):
         piece = text[at : at + _WINDOW]
         bytes_BT = np.zeros((1, _WINDOW), np.uint8)
         bytes_BT[0, : len(piece)] = np.frombuffer(piece, np.uint8)
-        carry, c_TH, logits_BV = _read_window(model, params, carry, bytes_BT, jnp.int32(len(piece)))
-        pieces.append(np.asarray(c_TH, np.float32)[: len(piece)])
-    return Read(carry, logits_BV, pieces)
+        length = jnp.int32(len(piece))
+        carry, trace, logits_BV = _read_window(model, params, carry, bytes_BT, length)
+        h_TLH = np.asarray(trace.h[0], np.float64)[: len(piece)]
+        if state == "mean_h":
+            count_T1 = np.arange(at + 1, at + len(piece) + 1)[:, None]
+            values_TH = (sum_LH[layer] + h_TLH[:, layer].cumsum(axis=0)) / count_T1
+        else:
+            found = trace.c if state == "c" else trace.h
+            values_TH = np.asarray(found[0, :, layer])[: len(piece)]
+        sum_LH += h_TLH.sum(axis=0)
+        pieces.append(np.asarray(values_TH, np.float32))
+    return Read(carry, logits_BV, pieces, sum_LH / len(text))
 
 
 class Reader:
@@ -65,11 +83,16 @@ class Reader:
         self.run = run
         self._params = jax.device_put(run.params)
 
-    def __call__(self, text: bytes) -> Trace:
-        """Read at least one byte, from a zero state."""
-        found = read(self.run.model, self._params, text)
+    def __call__(self, text: bytes, state: State = "c", layer: int = -1) -> Trace:
+        """Read at least one byte, from a zero state; trace a state of a layer, -1 for the top."""
+        found = read(self.run.model, self._params, text, state, layer)
         next_V = np.asarray(jax.nn.softmax(found.logits_BV[0]), np.float32)
-        return Trace(text, np.concatenate(found.c_TH), next_V)
+        end_LH: dict[State, NDArray[np.float32]] = {
+            "c": np.asarray(found.carry.c[0], np.float32),
+            "h": np.asarray(found.carry.h[0], np.float32),
+            "mean_h": found.mean_h_LH.astype(np.float32),
+        }
+        return Trace(text, np.concatenate(found.values_TH), next_V, end_LH)
 
 
 def characters(text: bytes) -> list[Character]:

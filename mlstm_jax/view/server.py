@@ -13,14 +13,15 @@ import threading
 from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
 from mlstm_jax.data.documents import clean
 from mlstm_jax.errors import UserError
 from mlstm_jax.run import Run
-from mlstm_jax.transfer.classify import Classifier
+from mlstm_jax.transfer.classify import Classifier, Description
+from mlstm_jax.transfer.features import State
 from mlstm_jax.transfer.generate import as_text, generate, prompt_bytes
 from mlstm_jax.transfer.reader import Reader, characters
 
@@ -28,6 +29,10 @@ MOST_BYTES = 20_000  # of a text
 _MOST_BODY = 4 * MOST_BYTES  # JSON may write a byte as several
 _MOST_GENERATED = 2000
 _SHOWN = 8  # active units, and bytes to come
+
+# What the empty page suggests to write.
+_EXAMPLE = "This guitar strap is"
+_EXAMPLES = {"protein": "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ"}
 
 _PAGE = Path(__file__).parent
 _FILES = {"/": "index.html", "/view.js": "view.js", "/view.css": "view.css"}
@@ -50,15 +55,24 @@ class BadRequest(Exception):
 class Viewer:
     """Answers the page's questions; one at a time."""
 
-    def __init__(self, run: Run, classifier: Classifier | None) -> None:
-        hidden = run.config.model.hidden
-        if classifier and classifier.weights_KD.shape[1] != hidden:
-            raise UserError(
-                f"the classifier reads {classifier.weights_KD.shape[1]} features, but c of the top "
-                f"layer has {hidden}; make it with `mlstm-jax transfer` without --all-layers."
-            )
+    def __init__(
+        self, run: Run, classifier: Classifier | None, about: Description | None = None
+    ) -> None:
+        """Take a model, and a classifier with what features it reads."""
+        model = run.config.model
         self._run, self._classifier, self._reader = run, classifier, Reader(run)
-        self._unit = int(classifier.ranking[0]) if classifier else None
+        self._state: State = about.state if about else "c"
+        self._lowest = 0 if about and about.all_layers else model.layers - 1
+        self._layer, self._unit = model.layers - 1, None
+        if classifier:
+            width = (model.layers - self._lowest) * model.hidden
+            if classifier.weights_KD.shape[1] != width:
+                raise UserError(
+                    f"the classifier reads {classifier.weights_KD.shape[1]} features, but the "
+                    f"model has {width} of its kind; make it again with `mlstm-jax transfer`."
+                )
+            layer, self._unit = divmod(int(classifier.ranking[0]), model.hidden)
+            self._layer = self._lowest + layer
         self._lock = threading.Lock()
         self.read({"text": ""})  # compiles
 
@@ -70,27 +84,44 @@ class Viewer:
             "step": self._run.step,
             "layers": model.layers,
             "hidden": model.hidden,
+            "state": self._state,
+            "layer": self._layer,
             "unit": self._unit,
+            "example": _EXAMPLES.get(self._run.cleaning, _EXAMPLE),
             "classes": self._classifier.classes if self._classifier else [],
             "most_bytes": MOST_BYTES,
         }
 
     def read(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Read {text, unit}: values by character, classes, active units, bytes to come."""
+        """Read {text, state, layer, unit}: values by character, classes, active units, next bytes.
+
+        What is not said is the classifier's: its state, and its first unit's layer.
+        """
         text = _field(asked, "text", str, "")
         if len(text.encode("utf-8", "replace")) > MOST_BYTES:
             raise BadRequest(f"the text is longer than {MOST_BYTES:,} bytes; shorten it.", 413)
+        state: State = _field(asked, "state", str, self._state)
+        if state not in get_args(State):
+            known = ", ".join(get_args(State))
+            raise BadRequest(f"state is {reprlib.repr(state)}, but it must be one of {known}.")
+        layer, layers = _field(asked, "layer", int, self._layer), self._run.config.model.layers
+        if not 0 <= layer < layers:
+            raise BadRequest(
+                f"layer is {reprlib.repr(layer)}, but the model has 0 to {layers - 1}."
+            )
         with self._lock:
-            trace = self._reader(prompt_bytes(text, self._run.cleaning))
+            trace = self._reader(prompt_bytes(text, self._run.cleaning), state, layer)
             classes = self._classes(text)
-        last_H = trace.c_TH[-1]
+        last_H = trace.values_TH[-1]
         active = np.argsort(-np.abs(last_H))[:_SHOWN]
         unit = self._checked(_field(asked, "unit", int, int(active[0])))
         likeliest = np.argsort(-trace.next_V)[:_SHOWN]
         return {
+            "state": state,
+            "layer": layer,
             "unit": unit,
             "characters": [
-                {"text": one.text, "value": round(float(trace.c_TH[one.end, unit]), 4)}
+                {"text": one.text, "value": round(float(trace.values_TH[one.end, unit]), 4)}
                 for one in characters(trace.text)
             ],
             "classes": classes,
@@ -132,8 +163,8 @@ class Viewer:
         cleaned = clean(text, self._run.cleaning)
         if not cleaned:
             return []
-        trace = self._reader(cleaned)
-        (shares,) = self._classifier.probabilities(trace.c_TH[-1:])
+        end_LH = self._reader(cleaned).end_LH[self._state]
+        (shares,) = self._classifier.probabilities(end_LH[self._lowest :].reshape(1, -1))
         return [
             {"name": name, "probability": float(share)}
             for name, share in zip(self._classifier.classes, shares, strict=True)

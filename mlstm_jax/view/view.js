@@ -2,19 +2,21 @@
 
 const NEGATIVE = [33, 102, 172];
 const POSITIVE = [230, 97, 1];
-const WAIT = 120; // milliseconds without a key before the text is read
+const WAIT = 120; // milliseconds after a key before the text is read, whatever is typed meanwhile
 
 const element = (id) => document.getElementById(id);
 let unit = null;
 let waiting = null;
-let reading = null;
+let reading = false; // one question at a time: the next is of what the text is then
+let again = false;
+let scale = 1e-6; // grows with the texts, and is kept until another unit is shown
+let drawn = "";
 
-async function ask(path, body, signal) {
+async function ask(path, body) {
   const response = await fetch(path, {
     method: "POST",
     headers: { "Content-Type": "application/json" },
     body: JSON.stringify(body),
-    signal,
   });
   const answer = await response.json();
   if (!response.ok) throw new Error(answer.error);
@@ -22,7 +24,6 @@ async function ask(path, body, signal) {
 }
 
 function show(error) {
-  if (error && error.name === "AbortError") return;
   element("error").hidden = !error;
   element("error").textContent = error ? error.message : "";
 }
@@ -33,15 +34,24 @@ function colour(value, scale) {
   return full.map((part) => Math.round(255 + (part - 255) * share));
 }
 
-function drawHeat(characters) {
-  const scale = Math.max(...characters.map((one) => Math.abs(one.value)), 1e-6);
+function shown(text) {
+  if (text === "\n") return "↵";
+  const code = text.charCodeAt(0); // a control character has a picture: ␂ for STX
+  return code < 32 ? String.fromCharCode(0x2400 + code) : text;
+}
+
+function drawHeat({ characters, ...found }) {
+  const what = `${found.state} ${found.layer} ${found.unit}`;
+  if (what !== drawn) scale = 1e-6;
+  drawn = what;
+  scale = Math.max(scale, ...characters.map((one) => Math.abs(one.value)));
   element("low").textContent = "−" + scale.toPrecision(3);
   element("high").textContent = scale.toPrecision(3);
   element("heat").replaceChildren(
     ...characters.map((one) => {
       const span = document.createElement("span");
       const [red, green, blue] = colour(one.value, scale);
-      span.textContent = one.text === "\n" ? "↵" : one.text;
+      span.textContent = shown(one.text);
       span.title = one.value.toFixed(3);
       span.style.background = `rgb(${red},${green},${blue})`;
       span.style.color = 0.299 * red + 0.587 * green + 0.114 * blue < 140 ? "#fff" : "#111";
@@ -90,13 +100,19 @@ function choose(number) {
 const percent = (share) => (100 * share).toFixed(1) + "%";
 
 async function read() {
-  if (reading) reading.abort();
-  reading = new AbortController();
+  again = reading;
+  if (reading) return;
+  reading = true;
   try {
-    const found = await ask("read", { text: element("text").value, unit }, reading.signal);
+    const found = await ask("read", {
+      text: element("text").value,
+      state: element("state").value,
+      layer: Number(element("layer").value),
+      unit,
+    });
     show(null);
     if (unit === null) element("unit").value = found.unit;
-    drawHeat(found.characters);
+    drawHeat(found);
     element("classes-section").hidden = found.classes.length === 0;
     bars("classes", found.classes.map((one) =>
       ({ name: label(one.name), value: one.probability, shown: percent(one.probability) })));
@@ -106,6 +122,9 @@ async function read() {
       ({ name: label(one.text), value: one.probability, shown: percent(one.probability) })));
   } catch (error) {
     show(error);
+  } finally {
+    reading = false;
+    if (again) read();
   }
 }
 
@@ -131,9 +150,15 @@ async function write() {
 }
 
 element("text").addEventListener("input", () => {
-  clearTimeout(waiting);
-  waiting = setTimeout(read, WAIT);
+  if (waiting !== null) return;
+  waiting = setTimeout(() => {
+    waiting = null;
+    read();
+  }, WAIT);
 });
+for (const id of ["state", "layer"]) {
+  element(id).addEventListener("change", read);
+}
 element("unit").addEventListener("change", () => choose(Number(element("unit").value)));
 element("generate").addEventListener("click", write);
 
@@ -141,6 +166,10 @@ ask("model", {}).then((model) => {
   element("model").textContent =
     `${model.run}, step ${model.step}: ${model.layers} × ${model.hidden} units`;
   element("unit").max = model.hidden - 1;
+  element("layer").max = model.layers - 1;
+  element("layer").value = model.layer;
+  element("state").value = model.state;
+  element("text").placeholder = model.example;
   if (model.unit !== null) {
     unit = model.unit;
     element("unit").value = unit;

@@ -108,6 +108,14 @@ def test_units_of_a_text_file(tmp_path: Path, document: str | None, expected: li
     assert texts(path, document=document) == expected
 
 
+def test_sequences_of_a_fasta_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.fa", ">one\nMK\nV*\n\n>two words\r\nac\r\n>empty\n>last\nW")
+    assert texts(path) == ["MKV", "ac", "", "W"]
+    path = write(tmp_path / "b.fasta", "MKV\n>one\nMK\n")
+    with pytest.raises(UserError, match=r"line 1: a sequence needs a line '>name' before it"):
+        texts(path)
+
+
 def test_the_documentation_of_python_is_built_in() -> None:
     paragraphs, topics = texts(Path("pydoc:")), texts(Path("pydoc:"), document="file")
     assert len(paragraphs) > 10 * len(topics) > 500

@@ -14,10 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mlstm_jax import cli
 from mlstm_jax.data import prepare as module
 from mlstm_jax.data.corpus import SPLITS, differing, open_corpus
 from mlstm_jax.data.documents import Dedupe, clean
 from mlstm_jax.data.prepare import prepare
+from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import UserError
 
 REPOSITORY = Path(__file__).parents[2]
@@ -140,6 +142,8 @@ def test_no_cleaning_joins_documents_by_newlines(tmp_path: Path) -> None:
         ((3, 1, 0), (8, 2, 0)),
         ((3, 0, 2), (6, 0, 4)),
         ((1, 0, 0), (10, 0, 0)),
+        ((0, 0, 1), (0, 0, 10)),
+        ((0, 1, 3), (0, 2, 8)),
     ],
 )
 def test_split_is_by_number_of_documents(
@@ -148,6 +152,19 @@ def test_split_is_by_number_of_documents(
     source = reviews(tmp_path / "a.jsonl", some(10))
     manifest = prepare([source], tmp_path / "out", split=split)
     assert tuple(manifest.splits[name].documents for name in SPLITS) == expected
+
+
+def test_a_corpus_to_score_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Described by what it has; nothing trains on it."""
+    source = reviews(tmp_path / "a.jsonl", some(10))
+    cli.main(["prepare", source, "--split", "0,0,1", "--out", str(tmp_path / "out")])
+    cli.main(["inspect", str(tmp_path / "out")])
+    capsys.readouterr()
+    with pytest.raises(UserError, match="the train split is empty: the corpus was prepared with"):
+        TrainStream(open_corpus(tmp_path / "out").split("train"), batch=2, window=8)
+    source = reviews(tmp_path / "b.jsonl", some(1))
+    with pytest.raises(UserError, match="only 1 distinct documents, too few for --split 0,1,1"):
+        prepare([source], tmp_path / "more", split=(0, 1, 1))
 
 
 def test_the_documentation_of_python(tmp_path: Path) -> None:
@@ -159,7 +176,7 @@ def test_the_documentation_of_python(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"split": (0, 1, 1)}, r"--split 0,1,1: must be three weights"),
+        ({"split": (0, 0, 0)}, r"--split 0,0,0: must be three weights"),
         ({"split": (9, -1, 1)}, r"--split 9,-1,1: must be three weights"),
         ({"split": (9, 1)}, r"--split 9,1: must be three weights"),
         ({"split": (1, 1, 1)}, r"only 2 distinct documents, .*--split 1,1,1 .*--document line"),

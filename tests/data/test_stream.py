@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlstm_jax.data.corpus import Split
-from mlstm_jax.data.stream import EvaluationStream, TrainStream, cut, prefetch
+from mlstm_jax.data.stream import DocumentStream, EvaluationStream, TrainStream, cut, prefetch
 from mlstm_jax.errors import UserError
 from tests.tolerance import assert_close
 
@@ -211,9 +211,34 @@ def test_evaluation_of_very_small_splits(lengths: list[int]) -> None:
     assert scored == stream.scored > 0
 
 
+@pytest.mark.parametrize("lengths", [[2], [5, 1], [1000, 1, 1, 1], [8, 16, 7, 9] * 9])
+def test_documents_are_read_each_by_itself_to_its_stop(lengths: list[int]) -> None:
+    split = make_split(lengths)
+    stream = DocumentStream(split, window=8, stop=3)
+    rows: list[list[bytes]] = [[] for _ in range(20)]
+    scored = 0
+    for step in range(stream.steps):
+        batch = stream.batch(step, rows=20)
+        scored += batch.mask_BT.sum()
+        for row in np.flatnonzero(batch.mask_BT[:, 0]):
+            mask = batch.mask_BT[row]
+            if batch.reset_B[row]:
+                rows[row].append(batch.inputs_BT[row, :1].tobytes())
+            rows[row][-1] += batch.targets_BT[row][mask].tobytes()
+            np.testing.assert_array_equal(
+                batch.inputs_BT[row][mask][1:], batch.targets_BT[row][mask][:-1]
+            )
+    data, ends = split.bytes.tobytes(), np.cumsum(lengths)
+    documents = [data[e - n : e] + b"\x03" for e, n in zip(ends, lengths, strict=True)]
+    assert [text for row in rows for text in row] == documents
+    assert scored == stream.scored == sum(lengths)
+
+
 def test_evaluation_of_nothing_is_refused() -> None:
     with pytest.raises(UserError, match="too few to score"):
         EvaluationStream(make_split([]), window=8)
+    with pytest.raises(UserError, match="nothing to score"):
+        DocumentStream(make_split([]), window=8, stop=3)
 
 
 def test_prefetch_keeps_the_order_and_passes_errors_on() -> None:

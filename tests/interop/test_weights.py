@@ -1,6 +1,7 @@
 """Other people's weights: each layout against a forward pass of its own in NumPy; round trips."""
 
 import json
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from mlstm_jax import cli, run
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop import nvidia, openai, unirep, weights
+from mlstm_jax.transfer import classify
 from mlstm_jax.transfer.features import features
 from tests.tolerance import assert_close
 
@@ -203,6 +205,40 @@ def test_unirep(layers: int, end: str, tmp_path: Path, random: np.random.Generat
     assert_close(row, forward(PROTEIN)[0], terms_of(loaded))
 
 
+def test_proteins_of_a_fasta_cost_what_they_cost_unirep(
+    tmp_path: Path, random: np.random.Generator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each from a zero state and its start token; its letters and its stop token are scored."""
+    forward = write_unirep(tmp_path / "u", random, 1)
+    np.save(tmp_path / "u/fully_connected_1_weights:0.npy", np.zeros((H, 1)))
+    cli.main(["import", "unirep", str(tmp_path / "u"), "--out", str(tmp_path / "run")])
+    assert "not read, since they are no part" in (said := capsys.readouterr().out)
+    assert "fully_connected_1_weights:0.npy" in said
+    proteins = ["MKX", "LO" * 90, "RHKDEST" * 20 + "N", "VIFYW"]
+    fasta = "".join(
+        f">sp|{n}| name {n}\n{text[:50].lower()}\n{text[50:]}*\n" for n, text in enumerate(proteins)
+    )
+    (tmp_path / "p.fasta").write_text(fasta)
+    corpus = ["prepare", str(tmp_path / "p.fasta"), "--split", "0,0,1"]
+    cli.main([*corpus, "--clean", "protein", "--out", str(tmp_path / "c")])
+    score = tmp_path / "score.json"
+    command = ["evaluate", str(tmp_path / "run"), "--json", str(score), "--corpus"]
+    cli.main([*command, str(tmp_path / "c")])
+    nats = []
+    for text in proteins:
+        whole = b"\x02" + text.encode() + b"\x03"
+        for end in range(1, len(whole)):
+            logits = forward(whole[:end])[1]
+            nats.append(np.log(np.exp(logits).sum()) - logits[whole[end]])
+    found = json.loads(score.read_text())
+    assert found["bytes_scored"] == len(nats)
+    assert found["loss"] == pytest.approx(np.mean(nats), rel=1e-5)
+    cli.main([*corpus, "--out", str(tmp_path / "d")])
+    with pytest.raises(SystemExit):
+        cli.main([*command, str(tmp_path / "d")])
+    assert "prepare it with --clean protein" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("ending", ["safetensors", "npz"])
 def test_import_export_import_gives_the_same_bytes(
     ending: str, tmp_path: Path, random: np.random.Generator, capsys: pytest.CaptureFixture[str]
@@ -219,6 +255,24 @@ def test_import_export_import_gives_the_same_bytes(
     cli.main(["export", str(tmp_path / "b"), "--out", str(again)])
     assert again.read_bytes() == file.read_bytes()
     assert weights.load(file).source == "openai/generating-reviews-discovering-sentiment"
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027])
+def test_a_file_may_be_read_by_those_whom_the_umask_lets(
+    umask: int, tmp_path: Path, random: np.random.Generator
+) -> None:
+    write_openai(tmp_path / "o", random)
+    before = os.umask(umask)
+    try:
+        run.write_imported(tmp_path / "run", openai.read(tmp_path / "o"))
+        cli.main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "m.safetensors")])
+        made = classify.Classifier(np.ones((1, 3)), np.zeros(1), ["a", "b"], 1.0)
+        classify.save(tmp_path, made, classify.Description("c", False, "abc", None))
+    finally:
+        os.umask(before)
+    written = [tmp_path / "run" / run.WEIGHTS, tmp_path / "run/config.json"]
+    written += [tmp_path / "m.safetensors", tmp_path / "classifier.safetensors"]
+    assert {path.stat().st_mode & 0o777 for path in written} == {0o666 & ~umask}
 
 
 def test_one_flipped_bit_in_an_export_is_found(tmp_path: Path, random: np.random.Generator) -> None:

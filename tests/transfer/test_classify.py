@@ -203,9 +203,16 @@ def test_transfer_and_classify_from_the_outside(
     assert result["learning_curve"][-1]["mean"] == pytest.approx(result["test"])
     assert list(result["top_units"]) == ["1", "2", "5", "10", "50"]
     assert 1 > result["best_unit_test"] >= result["majority"] - 0.05
-    assert result["histogram"]["unit"] == result["best_unit"]
-    assert f"| unit {result['best_unit']}, the best alone |" in said
-    for text in ("cross-validated", "TF-IDF", f"**{100 * result['test']:.1f}**"):
+    assert result["state"] == "c"
+    best = result["best_unit"]
+    assert best["layer"] == 1
+    assert f"| unit {best['unit']} of layer 1, the best alone |" in said
+    for text in (
+        "cross-validated",
+        "cell state c after the last byte (`c`)",
+        "TF-IDF",
+        f"**{100 * result['test']:.1f}**",
+    ):
         assert text in said
     for picture in ("best_unit.png", "learning_curve.png"):
         assert (out / picture).read_bytes().startswith(b"\x89PNG")
@@ -233,3 +240,94 @@ def test_transfer_and_classify_from_the_outside(
             cli.main(["classify", str(run.folder), str(out), str(test), "--text-column", "review"])
         assert stop.value.code == 2
         assert message in capsys.readouterr().err
+
+
+def test_texts_without_words_have_a_report_without_tfidf(
+    run: Run, tmp_path: Path, random: np.random.Generator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Proteins and the like: no term in two texts. All states of all layers, in one pass."""
+    letters = np.array(list("acdefghiklmnpqrstvwy"))
+    for name, count in (("train", 24), ("test", 10)):
+        with (tmp_path / f"{name}.csv").open("w") as file:
+            file.write("text,label\n")
+            for number in range(count):
+                text = "".join(random.choice(letters, 30)) + "ab"[number % 2] * 8
+                file.write(f"{text},{number % 2}\n")
+    out = tmp_path / "out"
+    command = ["transfer", str(run.folder), "--out", str(out), "--all-layers"]
+    command += ["--train", str(tmp_path / "train.csv"), "--test", str(tmp_path / "test.csv")]
+    command += ["--state", "mean_h", "c"]
+    cli.main(command)
+    said = capsys.readouterr().out
+    assert said.count("TF-IDF is left out, since it cannot be fitted to these texts: ") == 2
+    for state, words in (("mean_h", "mean of h over the text"), ("c", "cell state c")):
+        found = json.loads((out / state / "report.json").read_text())
+        assert (found["state"], found["features"], found["baseline"]) == (state, 128, None)
+        report = (out / state / "report.md").read_text()
+        assert words in report
+        assert {unit["layer"] for unit in found["units"]} == {0, 1}
+        assert max(unit["unit"] for unit in found["units"]) < 64
+        best = found["best_unit"]
+        assert f"--state {state} --layer {best['layer']} --unit {best['unit']} " in report
+        assert json.loads((out / state / "classifier.json").read_text())["state"] == state
+    with np.load(out / "features/train.npz") as kept:
+        assert kept["features"].shape == (24, 256)
+        assert set(kept["state"][:128]) == {"mean_h"}
+
+
+def test_features_are_kept_whatever_fails_after_them(
+    run: Run,
+    tmp_path: Path,
+    random: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from mlstm_jax.transfer import experiment, feature_file
+    from mlstm_jax.transfer.features import Featurizer
+
+    train, test = (write_reviews(tmp_path / f"{n}.csv", random, n) for n in (40, 20))
+    out = tmp_path / "out"
+    command = ["transfer", str(run.folder), "--train", str(train), "--test", str(test)]
+    command += ["--text-column", "review", "--label-column", "verdict", "--out", str(out)]
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("anything")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(experiment, "run", fail)
+        with pytest.raises(RuntimeError, match="anything"):
+            cli.main(command)
+    assert [path.name for path in out.iterdir()] == ["features"]
+    capsys.readouterr()
+
+    def not_again(*_: Any) -> None:
+        raise AssertionError("the features are there")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Featurizer, "__call__", not_again)
+        # What comes after them is another test's.
+        patch.setattr(experiment, "run", fail)
+        with pytest.raises(RuntimeError, match="anything"):
+            cli.main(command)
+    assert f"features in {out / 'features'} of the same texts are used" in capsys.readouterr().err
+    texts = read_labelled(train, "review", "verdict").texts
+    key = feature_file.key_of("abc", Featurizer(run), texts)
+    assert feature_file.read(out / "features/train.npz", key) is None  # of another model
+
+
+def test_the_strength_is_chosen_for_the_number_of_examples(random: np.random.Generator) -> None:
+    """Many examples take a C at which few would have no weights, and tell nothing."""
+    from mlstm_jax.transfer import experiment
+
+    train, test = make(random, 3000), make(random, 500)
+    few = classify.subset(train, 20, 0)
+    strong = classify.fit(train, NAMES[2], classify.STRENGTHS[0])
+    assert classify.fit(few, NAMES[2], strong.strength).accuracy(test) < 0.6
+    curve = experiment._learning_curve(train, make(random, 200), test, strong)
+    by_count = {point["examples"]: point for point in curve}
+    assert by_count[20]["strength"] > strong.strength
+    assert by_count[20]["mean"] > 0.8
+    assert by_count[3000]["strength"] == strong.strength
+    # One example of a class cannot be cross-validated.
+    one = Examples(train.features[:3], np.array([0, 0, 1]))
+    assert classify.best_strength([one], None, NAMES[2]) == classify.STRENGTHS[-1]

@@ -27,7 +27,7 @@ def one_device() -> Parallel:
 
 @pytest.mark.parametrize("state", ["c", "h", "mean_h"])
 def test_features_are_the_state_after_the_text(run: Run, state: State) -> None:
-    found = Featurizer(run, state=state, all_layers=True, devices=one_device())(TEXTS)
+    found = Featurizer(run, states=(state,), all_layers=True, devices=one_device())(TEXTS)
     apply = jax.jit(run.model.apply)
     for text, row in zip(TEXTS, found, strict=True):
         carry, states = run.model.init_carry(1), []
@@ -41,7 +41,7 @@ def test_features_are_the_state_after_the_text(run: Run, state: State) -> None:
 @pytest.mark.parametrize("state", ["c", "mean_h"])
 def test_features_do_not_depend_on_batch_mates_order_or_calls(run: Run, state: State) -> None:
     """To the bit, on one device: the shape of a batch is always the same."""
-    read = Featurizer(run, state=state, devices=one_device())
+    read = Featurizer(run, states=(state,), devices=one_device())
     together = read(TEXTS * 30)
     np.testing.assert_array_equal(together[:5], read(TEXTS))
     np.testing.assert_array_equal(together[-5:], together[:5])
@@ -97,7 +97,7 @@ def test_the_command_keeps_the_places_of_records(
     with np.load(out) as found:
         read = found["features"]
         assert found["unit"].tolist() == [5, 9]
-        assert found["state"] == "c"
+        assert found["state"].tolist() == ["c", "c"]
     expected = features(run, ["the guitar is good", "my cable is bad"])[:, [5, 9]]
     np.testing.assert_array_equal(read[[0, 2]], expected)
     assert not read[1].any()

@@ -89,7 +89,7 @@ def test_the_head_is_a_classifier_of_h(run: Run, classes: int) -> None:
     read = model.apply({"params": params}, bytes_BT, model.init_carry(1))
     assert read.labels_BTK is not None
     expected = jax.nn.softmax(read.labels_BTK[0, -1])
-    found = finetune.head(tuned, names).probabilities(Featurizer(tuned, state="h")([text]))
+    found = finetune.head(tuned, names).probabilities(Featurizer(tuned, states=("h",))([text]))
     # Two layers of three products over 64 units, and the head.
     assert_close(found[0], expected, terms=7 * 64)
 

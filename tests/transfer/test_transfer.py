@@ -19,7 +19,7 @@ from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.report import compressed_bpc, report
 from mlstm_jax.run import Run, load
 from mlstm_jax.transfer.generate import Sampling, _sample, as_text, generate, prompt_bytes
-from mlstm_jax.transfer.heatmap import as_html, colour, heat
+from mlstm_jax.transfer.heatmap import as_html, colour, heat, places, write
 from mlstm_jax.transfer.reader import Reader, characters
 from tests.tolerance import assert_close, bound
 
@@ -214,12 +214,63 @@ def test_a_heat_map_shows_the_unit_after_each_character(run: Run, tmp_path: Path
         assert (tmp_path / name).read_bytes().startswith(begins)
 
 
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_heat_map_shows_what_units_were_ranked_by(run: Run, layer: int) -> None:
+    """After the last character it is the feature of `transfer`, in each state of each layer."""
+    text = prompt_bytes(HEAT_TEXT * 5, run.cleaning)
+    bytes_BT = np.frombuffer(text, np.uint8)[None]
+    read = run.model.apply({"params": run.params}, bytes_BT, run.model.init_carry(1), trace=True)
+    assert read.trace is not None
+    c_T, h_T = (np.asarray(x[0, :, layer, 9], np.float64) for x in (read.trace.c, read.trace.h))
+    mean_T = h_T.cumsum() / np.arange(1, len(h_T) + 1)
+    reader, expected = Reader(run), {"c": c_T, "h": h_T, "mean_h": mean_T}
+    for state, values_T in expected.items():
+        trace = reader(text, state, layer)
+        assert_close(trace.values_TH[:, 9], values_T, terms=2 * 3 * 64)
+        assert_close(trace.end_LH[state][layer, 9], values_T[-1], terms=2 * 3 * 64)
+        made = heat(reader, HEAT_TEXT * 5, 9, state=state, layer=layer)
+        assert made.values[-1] == trace.values_TH[-1, 9]
+        assert f"unit 9 of layer {layer}" in (page := as_html(made)).lower()
+        assert {"c": "cell state c", "h": "<p>h of", "mean_h": "mean of h"}[state] in page
+
+
+def test_a_picture_breaks_lines_between_words() -> None:
+    words = ("wonderful " * 30 + "x" * 200 + " end").replace("wonderful wonderful", "日本語 w", 1)
+    found = places(list(words))
+    rows: dict[int, str] = {}
+    for text, (row, column) in zip(words, found, strict=True):
+        assert 0 <= column < 90 + (text == " ")
+        rows[row] = rows.get(row, "") + text
+    assert [len(row.rstrip()) < 90 for row in rows.values()].count(False) == 2  # of the x
+    assert all(set(row.split()) <= {"日本語", "w", "wonderful"} for row in list(rows.values())[:3])
+    assert found[1] == (0, 2)  # these characters are two columns wide
+
+
+@pytest.mark.filterwarnings("error")
+def test_characters_without_a_font_are_said_once(
+    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = heat(Reader(run), "good \U00012345 \x02 and \U0001f3b8", 3)
+    missing = write(tmp_path / "a.png", made)
+    assert "\U00012345" in missing
+    assert not caplog.records  # of matplotlib
+    assert "g" not in missing
+    assert write(tmp_path / "a.html", made) == ""
+    assert "␂" in (tmp_path / "a.html").read_text()
+
+
+def test_one_outlier_leaves_the_others_their_colours(run: Run) -> None:
+    made = heat(Reader(run), "my guitar is good " * 30, 3)
+    assert made.scale <= np.abs(made.values).max()
+    assert (np.abs(made.values) > made.scale).mean() <= 0.01
+
+
 def test_a_longer_text_is_read_as_a_short_one(run: Run) -> None:
     reader = Reader(run)
     text = b"\n my guitar is very well as expected and so is that strap" * 4
     whole_text, part = reader(text), reader(text[:70])
-    np.testing.assert_array_equal(whole_text.c_TH[:70], part.c_TH)
-    assert whole_text.c_TH.shape == (len(text), 64)
+    np.testing.assert_array_equal(whole_text.values_TH[:70], part.values_TH)
+    assert whole_text.values_TH.shape == (len(text), 64)
     assert part.next_V.sum() == pytest.approx(1, abs=bound(256))
     assert part.next_V[text[70]] > 0.1
 
@@ -228,6 +279,7 @@ def test_a_longer_text_is_read_as_a_short_one(run: Run) -> None:
     ("arguments", "message"),
     [
         (["--unit", "64", "--text", "a"], "--unit 64 does not exist"),
+        (["--unit", "1", "--layer", "2", "--text", "a"], "--layer 2 does not exist: the model has"),
         (["--unit", "1"], "the text is empty"),
         (["--unit", "1", "--text", "a", "--scale", "0"], "--scale is 0"),
         (["--unit", "1", "--text", "a", "--out", "x.gif"], "an .html or a .png"),

@@ -23,6 +23,8 @@ import pytest
 from mlstm_jax import cli
 from mlstm_jax.errors import UserError
 from mlstm_jax.run import Run
+from mlstm_jax.transfer import classify
+from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.generate import generate
 from mlstm_jax.transfer.heatmap import heat
 from mlstm_jax.transfer.reader import Reader
@@ -89,6 +91,30 @@ def test_it_answers_as_the_library_does(page: str, run: Run) -> None:
     assert written["text"] == pieces[0].decode("utf-8", "replace")
 
 
+@pytest.mark.parametrize("all_layers", [False, True])
+def test_a_classifier_on_the_mean_of_h_is_shown_as_it_reads(run: Run, all_layers: bool) -> None:
+    from mlstm_jax.view.server import Viewer
+
+    featurizer = Featurizer(run, states=("mean_h",), all_layers=all_layers)
+    weights = np.random.default_rng(0).normal(size=(1, featurizer.width)) * 0.1
+    weights[0, 5] = 9.0
+    chosen = classify.Classifier(weights, np.zeros(1), ["bad", "good"], 1.0)
+    about = classify.Description("mean_h", all_layers, "abc", None)
+    viewer = Viewer(run, chosen, about)
+    layer = 0 if all_layers else 1
+    told = viewer.model({})
+    assert (told["state"], told["layer"], told["unit"]) == ("mean_h", layer, 5)
+    found = viewer.read({"text": "my piano is good", "unit": 5})
+    (expected,) = chosen.probabilities(featurizer(["my piano is good"]))
+    shares = [one["probability"] for one in found["classes"]]
+    np.testing.assert_allclose(shares, expected, atol=1e-4)
+    values = [one["value"] for one in found["characters"]]
+    wanted = heat(Reader(run), "my piano is good", 5, state="mean_h", layer=layer).values
+    np.testing.assert_allclose(values, wanted, atol=1e-4)
+    other = viewer.read({"text": "my piano is good", "unit": 5, "state": "c", "layer": 1})
+    assert (other["state"], other["layer"]) == ("c", 1)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "message"),
     [
@@ -96,6 +122,8 @@ def test_it_answers_as_the_library_does(page: str, run: Run) -> None:
         ("read", [1], 400, "must be a JSON object"),
         ("read", {"text": 5}, 400, "text is 5, but it must be a str"),
         ("read", {"text": "a", "unit": 64}, 400, "unit is 64, but the model has 0 to 63"),
+        ("read", {"text": "a", "state": "z"}, 400, "state is 'z', but it must be one of c, h"),
+        ("read", {"text": "a", "layer": 2}, 400, "layer is 2, but the model has 0 to 1"),
         ("read", {"text": "é" * 10_001}, 413, "longer than 20,000 bytes"),
         ("read", b'"' + b"a" * 100_000 + b'"', 413, "larger than 80,000 bytes"),
         ("generate", {"text": "a", "length": 10**9}, 400, "length is 1000000000"),
@@ -285,6 +313,22 @@ def test_in_a_browser(page: str) -> None:
         assert tab.locator("#classes li").count() == 3
         assert tab.locator("#active li").count() == 8
         assert tab.locator("#next li").count() == 8
+        # Keys that come faster than any rest: it is shown all the same, and its scale is kept.
+        scale = tab.locator("#high").text_content()
+        tab.evaluate(
+            """() => { const box = document.getElementById("text"); let n = 0;
+            const timer = setInterval(() => { box.value += "a"; n += 1;
+              box.dispatchEvent(new Event("input")); if (n > 40) clearInterval(timer); }, 40); }"""
+        )
+        tab.wait_for_timeout(1000)
+        assert len(tab.locator("#heat").text_content() or "") > 30
+        assert len(tab.locator("#text").input_value()) < 60  # one is still typing
+        tab.wait_for_timeout(1200)
+        assert float(tab.locator("#high").text_content() or 0) >= float(scale or 1)
+        tab.locator("#text").fill("my piano is <b>bad</b> 12.")
+        sync_api.expect(tab.locator("#heat")).to_have_text("↵ my piano is <b>bad</b> 12.")
+        tab.locator("#state").select_option("mean_h")
+        tab.locator("#state").select_option("c")
         before = tab.locator("#heat span").nth(5).get_attribute("style")
         tab.locator("#active button").nth(3).click()
         chosen = tab.locator("#active button").nth(3).text_content()

@@ -1,0 +1,60 @@
+"""Features on disk: an .npz of `features` and, of each column, `state`, `layer` and `unit`.
+
+A file that is kept for the same work to be done again also has a `key`: a sha256 of all that its
+features hang on, so that a file of other texts or of another model is never taken for it.
+"""
+
+import hashlib
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mlstm_jax.errors import KnownError
+from mlstm_jax.transfer.features import Features, Featurizer
+
+
+def write(path: Path, found: Features, featurizer: Featurizer, key: str = "") -> None:
+    """Write features, whole or not at all; KnownError where that cannot be done."""
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            np.savez(
+                file,
+                allow_pickle=False,
+                features=found,
+                state=featurizer.state_of_column,
+                layer=featurizer.layer_of_column,
+                unit=featurizer.unit_of_column,
+                **({"key": np.array(key)} if key else {}),
+            )
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise KnownError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def key_of(model: str, featurizer: Featurizer, texts: Sequence[str]) -> str:
+    """Return what features hang on, as hex: the model's fingerprint, the columns, the texts."""
+    digest = hashlib.sha256(model.encode())
+    for column in (featurizer.state_of_column, featurizer.layer_of_column):
+        digest.update(repr(column.tolist()).encode())
+    for text in texts:
+        coded = text.encode("utf-8", "surrogatepass")
+        digest.update(len(coded).to_bytes(8, "little") + coded)
+    return digest.hexdigest()
+
+
+def read(path: Path, key: str) -> Features | None:
+    """Return the features that were kept under a key, or None where there are none."""
+    if not path.is_file():
+        return None
+    try:
+        with np.load(path) as found:
+            if "key" not in found or str(found["key"]) != key:
+                return None
+            features: Features = found["features"]
+            return features
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        return None  # damaged, and so made again
