@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from mlstm_jax import out_folder
 from mlstm_jax.commands import RunFolder, require_folder_of, require_same_model
 from mlstm_jax.errors import UserError
 from mlstm_jax.terminal import one_line, show
@@ -138,6 +139,7 @@ def transfer(
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists; choose another folder with --out.")
+    out_folder.require(out)
 
     def read(path: Path) -> Labelled:
         return read_labelled(path, text_column, label_column)
@@ -219,6 +221,7 @@ def finetune(
     from mlstm_jax.transfer.features import Featurizer
     from mlstm_jax.transfer.labels import read_labelled, require_classes
 
+    out_folder.require(out)
     paths = {"train": train, "valid": valid} | ({"test": test} if test else {})
     tables = {name: read_labelled(path, text_column, label_column) for name, path in paths.items()}
     require_classes(train, tables["train"])
