@@ -199,6 +199,11 @@ def load(folder: Path, checkpoint: str = "best") -> Run:
     """
     config = read_config(folder)
     if config is None:
+        if (folder / "manifest.json").is_file():
+            raise UserError(
+                f"{folder} is a corpus, not a run; train on it with `mlstm-jax train CONFIG.py "
+                f"--data.corpus {folder} --out runs/mine`, and name that run."
+            )
         raise UserError(
             f"{folder} is not a run folder: it has no config.json. Name the --out of `mlstm-jax "
             "train` or `import`, such as runs/mine."

@@ -3,15 +3,22 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
 from mlstm_jax.errors import UserError
 from mlstm_jax.terminal import show
 
+if TYPE_CHECKING:
+    from mlstm_jax.data.corpus import Manifest
+
 # Below this, bits per character hang on which few documents they are.
 _LEAST_SCORED = 50_000
+_MOST_NAMED = 5
+_LINES = (".txt", ".txt.gz")
+# Of the weight of the train split beside the others' 1: more of the text is to train on.
+_LEAST_TRAINED = 8
 
 
 def prepare(
@@ -60,8 +67,9 @@ def prepare(
     import shlex
     import signal
 
-    from mlstm_jax.data import corpus
+    from mlstm_jax.data import corpus, summary
     from mlstm_jax.data.prepare import prepare as run_prepare
+    from mlstm_jax.data.sources import passed_over
 
     try:
         options = shlex.split(beam_options)
@@ -95,13 +103,41 @@ def prepare(
         show(f"note: left out, and listed in {out}.rejects.jsonl: {counts}.")
         if any("gzip" in kind for kind in manifest.rejected):
             show("note: of a gzip that is cut short the rest is missing; fetch it again.")
-    for name in ("valid", "test"):
-        size = made.manifest.splits[name].bytes
-        if 0 < size < _LEAST_SCORED:
-            show(
-                f"note: the {name} split has only {size:,} bytes, so its scores will be rough; "
-                "--split 18,1,1 gives a twentieth of the documents to each."
-            )
+    others = passed_over(sources, without=(out.resolve(),))
+    if others:
+        names = ", ".join(path.name for path in others[:_MOST_NAMED])
+        show(
+            f"note: {len(others):,} file(s) in the folders are of no known kind and were not read: "
+            f"{names}{', ...' if len(others) > _MOST_NAMED else ''}; if one is text, rename it to "
+            "end in .txt."
+        )
+    of_lines = any(source.name.endswith(_LINES) for source in manifest.sources)
+    if document is None and of_lines and (median := summary.wrapped(made.split("train"))):
+        show(
+            f"note: half of the documents have at most {median:,} bytes, and most end within a "
+            "sentence. A document is a line of a text file: if the lines are wrapped, --document "
+            "paragraph or file keeps together what belongs together."
+        )
+    for note in _rough(manifest):
+        show(f"note: {note}")
+
+
+def _rough(manifest: "Manifest") -> list[str]:
+    """Return a note on each split that is too small to score, with what makes it large enough."""
+    sizes = {name: split.bytes for name, split in manifest.splits.items()}
+    _, valid, test = (min(weight, 1) for weight in manifest.split)
+    # A quarter more, as documents differ in length.
+    train = int(sum(sizes.values()) / (1.25 * _LEAST_SCORED)) - valid - test
+    if train >= _LEAST_TRAINED:
+        share = f"one in {train + valid + test} documents"
+        advice = f"--split {train},{valid},{test} gives {share} to each, enough for a good score."
+    else:
+        advice = f"a good score needs {_LEAST_SCORED:,}, so give more text."
+    return [
+        f"the {name} split has only {sizes[name]:,} bytes, so its scores will be rough; {advice}"
+        for name in ("valid", "test")
+        if 0 < sizes[name] < _LEAST_SCORED
+    ]
 
 
 def _split(text: str) -> tuple[int, int, int]:

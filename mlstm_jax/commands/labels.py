@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     from mlstm_jax.transfer.labels import Labelled
 
 
+def _require_files(*paths: Path | None) -> None:
+    """Raise UserError unless all files of texts can be opened: before a model is loaded."""
+    from mlstm_jax.data.sources import check_source
+
+    for path in paths:
+        if path:
+            check_source(path)
+
+
 def _read(featurizer: "Featurizer", name: str, texts: list[str]) -> "Features":
     """Return the features of texts, with a progress line of a name."""
     from mlstm_jax.training.progress import ProgressLine
@@ -64,6 +73,7 @@ def features(
         text_column: field or column of the text; unset: text, reviewText, sentence, ...
         checkpoint: best (by validation BPC), latest, or a step.
     """
+    _require_files(source)
     import time
 
     import numpy as np
@@ -127,6 +137,7 @@ def transfer(
         all_layers: of every layer; otherwise the top one's.
         checkpoint: best (by validation BPC), latest, or a step.
     """
+    _require_files(train, valid, test)
     import time
 
     from mlstm_jax.interop.weights import fingerprint
@@ -212,7 +223,7 @@ def finetune(
         seed: of dropout and of the order of the text.
         checkpoint: of the finished run, for the classifier: best (by validation BPC), or latest.
     """
-
+    _require_files(train, valid, test)
     from mlstm_jax.interop.weights import fingerprint
     from mlstm_jax.run import load
     from mlstm_jax.training.loop import train as run_train
@@ -266,7 +277,9 @@ def classify(
     text_column: str | None = None,
     checkpoint: str = "best",
 ) -> None:
-    """Label texts with a classifier that `transfer` made: CSV of label and probabilities.
+    """Label texts with a classifier that `transfer` made: CSV of text, label and probabilities.
+
+    `record` counts the records of INPUT, from 1.
 
     Args:
         run: run folder of the model that the classifier was made with.
@@ -276,6 +289,7 @@ def classify(
         text_column: field or column of the text; unset: that of the classifier's own texts.
         checkpoint: best (by validation BPC), latest, or a step.
     """
+    _require_files(source)
     import csv
 
     from mlstm_jax.interop.weights import fingerprint
@@ -287,9 +301,9 @@ def classify(
     if out:
         require_folder_of(out)
     chosen, about = classifiers.load(classifier)
+    texts = read_texts(source, text_column or about.text_column)
     loaded = load(run, checkpoint)
     require_same_model(classifier, about.model, fingerprint(loaded.params), run)
-    texts = read_texts(source, text_column or about.text_column)
     featurizer = Featurizer(loaded, state=about.state, all_layers=about.all_layers)
     if chosen.weights_KD.shape[1] != featurizer.width:
         raise UserError(
@@ -303,8 +317,9 @@ def classify(
     opened = out.open("w", newline="", encoding="utf-8", errors="replace") if out else None
     with opened or contextlib.nullcontext(sys.stdout) as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["label", *(f"p({name})" for name in names)])
-        for row, best in zip(probabilities, probabilities.argmax(axis=1), strict=True):
-            writer.writerow([names[best], *(f"{p:.4f}" for p in row)])
+        writer.writerow(["record", "text", "label", *(f"p({name})" for name in names)])
+        for number, (text, row) in enumerate(zip(texts, probabilities, strict=True), 1):
+            shown = one_line(text) if to_people else text
+            writer.writerow([number, shown, names[row.argmax()], *(f"{p:.4f}" for p in row)])
     if out:
         show(f"{out}: {len(texts):,} texts")

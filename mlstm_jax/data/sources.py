@@ -54,6 +54,20 @@ def find_sources(names: Sequence[str], without: Collection[Path] = ()) -> list[s
     return list({k if is_builtin(k) else str(Path(k).resolve()): k for k in found}.values())
 
 
+def passed_over(names: Sequence[str], without: Collection[Path] = ()) -> list[Path]:
+    """Return the files in named folders that are of no known kind, and so are not read.
+
+    Takes what `find_sources` takes. What is hidden or empty was not meant to be read.
+    """
+    folders = [Path(name) for name in names if not is_builtin(name) and Path(name).is_dir()]
+    return sorted(
+        path
+        for folder in folders
+        for path in folder.rglob("*")
+        if not _is_known(path) and _is_shown(path, folder, without)
+    )
+
+
 def is_builtin(name: str) -> bool:
     """Return whether a source is not a file: `pydoc:` or `tfds:...`."""
     return name == PYDOC or name.startswith(TFDS)
@@ -100,10 +114,18 @@ def is_gzip_name(source: Path) -> bool:
 
 def _is_wanted(path: Path, folder: Path, without: Collection[Path]) -> bool:
     """Return whether to read a file of a folder that was named."""
+    return _is_known(path) and _is_shown(path, folder, without)
+
+
+def _is_known(path: Path) -> bool:
+    return suffix_of(path) in TEXT_SUFFIXES or path.suffix.lower() == PARQUET
+
+
+def _is_shown(path: Path, folder: Path, without: Collection[Path]) -> bool:
+    """Return whether a path of a folder is a file with something in it, and not hidden."""
     # As Spark has it: part files may be empty, and other files are marked so.
     hidden = any(part[0] in "._" for part in path.relative_to(folder).parts)
-    known = suffix_of(path) in TEXT_SUFFIXES or path.suffix.lower() == PARQUET
-    if hidden or not known or not path.is_file() or _is_under(path, without):
+    if hidden or not path.is_file() or _is_under(path, without):
         return False
     return path.stat().st_size > 0
 
