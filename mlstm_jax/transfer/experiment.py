@@ -214,6 +214,8 @@ def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
         f"{', '.join(f'{count:,} {name}' for name, count in result.texts.items() if count)} texts "
         f"of {len(classes)} classes: {', '.join(classes)}.",
         "",
+        "Accuracy, % of the texts:",
+        "",
         f"| | train | {checked} | **test** |",
         "|---|---|---|---|",
         *(
@@ -233,7 +235,7 @@ def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
             for name, row in zip(classes, result.confusion, strict=True)
         ),
         "",
-        "| labelled examples | test accuracy | over three draws |",
+        "| labelled examples | test accuracy, % | over three draws |",
         "|---|---|---|",
         *(
             f"| {int(point['examples']):,} | {_percent(point['mean'])} | "

@@ -207,7 +207,13 @@ def test_transfer_and_classify_from_the_outside(
     assert 1 > result["best_unit_test"] >= result["majority"] - 0.05
     assert result["histogram"]["unit"] == result["best_unit"]
     assert f"| unit {result['best_unit']}, the best alone |" in said
-    for text in ("cross-validated", "TF-IDF", f"**{100 * result['test']:.1f}**"):
+    for text in (
+        "Accuracy, %",
+        "test accuracy, %",
+        "cross-validated",
+        "TF-IDF",
+        f"**{100 * result['test']:.1f}**",
+    ):
         assert text in said
     for picture in ("best_unit.png", "learning_curve.png"):
         assert (out / picture).read_bytes().startswith(b"\x89PNG")
