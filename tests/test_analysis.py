@@ -3,15 +3,17 @@
 import json
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 import pytest
 
-from mlstm_jax import analysis, config_text
+from mlstm_jax import config_text
 from mlstm_jax.config import Config, Data
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import metrics
+
+pd = pytest.importorskip("pandas")
+plt = pytest.importorskip("matplotlib.pyplot")
+from mlstm_jax import analysis  # noqa: E402
 
 
 def write_run(folder: Path, ends: str = "finished", bpc: float = 2.0, train: float = 2.0) -> Path:
