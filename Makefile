@@ -1,13 +1,14 @@
 # Everything runs in .venv, made from pyproject.toml and constraints.txt.
 #   make quickstart   a corpus, a small model, a report; about two minutes
-#   make test         the tests; make test-slow: the long ones
+#   make test         the tests; those that need Beam, TFDS, notebooks or a browser skip
+#   make test-all     these, too: it installs what they need; make test-slow: the long ones
 #   make test-portable   the tests of floating-point results, as other processors compute them
 #   make check        what CI checks: lint, types and tests
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart install test test-slow test-portable lint types check clean
+.PHONY: quickstart install test test-all test-slow test-portable lint types check clean
 
 quickstart: .venv/ready
 	$(BIN)/python train.py
@@ -17,7 +18,10 @@ install: .venv/ready
 test: .venv/ready-test
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-test-slow: .venv/ready-test
+test-all: .venv/ready-test-all
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-slow: .venv/ready-test-all
 	$(BIN)/python -m pytest -m slow -s
 
 # The instruction sets that XLA may use here, one after the other, the first on one core. Those that
@@ -35,7 +39,7 @@ lint: .venv/ready-dev
 types: .venv/ready-dev
 	$(BIN)/mypy
 
-check: lint types test
+check: lint types test-all
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache
@@ -50,6 +54,11 @@ clean:
 
 .venv/ready-test: .venv/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@
+
+.venv/ready-test-all: .venv/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  -e '.[test-all]'
 	@touch $@
 
 .venv/ready-dev: .venv/ready

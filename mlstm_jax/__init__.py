@@ -11,6 +11,9 @@ Data flows one way, and imports go downward only::
     config_differences.py  what may change when a run goes on
     fields.py              dataclasses from JSON, every type checked
     interruption.py        SIGTERM and Ctrl-C, where nothing is kept
+    user_python.py         config and sweep files are run, and their mistakes named
+    suggestion.py          the name that a mistyped one may stand for
+    out_folder.py          whether a folder can be made
     terminal.py            text for people, without what steers a terminal
     run.py                 a run folder: config, metrics, checkpoints → a model ready to use
     report.py              what a run learned, beside gzip, bz2 and xz

@@ -169,6 +169,31 @@ def plot(
     axes.grid(alpha=0.3)
 
 
+def limits(histories: Iterable[History], y: str) -> tuple[float, float] | None:
+    """Return the ends of an axis that shows the curves of all runs after their first tenth.
+
+    What is before it, the fall from 8 bits, would leave no room for the rest. None where no run
+    has values; `axes.set_ylim(None)` leaves matplotlib's.
+    """
+    histories = list(histories)
+    parts = [one.train.iloc[len(one.train) // 10 :][y] for one in histories if y in one.train]
+    parts += [one.evaluations[y] for one in histories if y in one.evaluations]
+    values = pd.concat(parts) if parts else pd.Series(dtype=float)
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return None
+    low, high = float(values.min()), float(values.max())
+    margin = 0.05 * (high - low) or 0.1
+    return low - margin, high + margin
+
+
+def counts(axes: Any) -> None:
+    """Let an axis of counts begin just below 0, reach at least 1, and have whole numbers alone."""
+    top = max(1, axes.get_ylim()[1])
+    axes.set_ylim(-top / 20, top)  # a line at 0 is seen
+    axes.yaxis.get_major_locator().set_params(integer=True)
+
+
 def grid(folder: Path | str) -> pd.DataFrame:
     """Return the last validation BPC of a sweep by row and column: inf has diverged, NaN not run.
 

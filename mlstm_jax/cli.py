@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 failed (a run that diverged), 2 a mistake in what was give
 """
 
 import contextlib
+import inspect
 import io
 import os
 import sys
@@ -13,8 +14,9 @@ from collections.abc import Callable, Sequence
 import tyro
 from tyro.conf import FlagCreatePairsOff
 
-from mlstm_jax import __version__, terminal
+from mlstm_jax import __version__, config_differences, suggestion, terminal
 from mlstm_jax.commands import corpora, labels, models, training
+from mlstm_jax.config import Config
 from mlstm_jax.errors import KnownError
 from mlstm_jax.training import environment
 
@@ -39,6 +41,9 @@ _COMMANDS: dict[str, Callable[..., None]] = {
 }
 
 
+# They read the fields of a config as options themselves.
+_OF_A_CONFIG = ("train", "plan", "schedule")
+
 # What computes nothing, and so compiles nothing.
 _WITHOUT_JAX = ("prepare", "inspect", "plan", "schedule", "import", "export")
 
@@ -57,6 +62,29 @@ def _usage(program: str) -> str:
     return "\n".join(lines)
 
 
+def _options(name: str) -> list[str]:
+    """Return the long options of a command, without the dashes."""
+    if name in _OF_A_CONFIG:
+        names = [*config_differences.flatten(Config())]
+    else:
+        names = [*inspect.signature(_COMMANDS[name]).parameters]
+    return [name.rstrip("_").replace("_", "-") for name in names]
+
+
+def _explain_short(name: str, rest: Sequence[str]) -> None:
+    """Say which option a shortened one may stand for; the parser knows only misspelt ones."""
+    options = _options(name)
+    for word in rest:
+        given = word.partition("=")[0]
+        if given.startswith("--") and given[2:] not in options:
+            found = [f"--{option}" for option in suggestion.of_short(given[2:], options)]
+            if found:
+                asked = suggestion.question(found)
+                terminal.show(
+                    f"mlstm-jax {name}: there is no option {given}{asked}", file=sys.stderr
+                )
+
+
 def main(arguments: Sequence[str] | None = None, program: str | None = None) -> None:
     """Run the command line and exit."""
     for stream in (sys.stdout, sys.stderr):
@@ -70,7 +98,9 @@ def main(arguments: Sequence[str] | None = None, program: str | None = None) -> 
         print(f"mlstm-jax {__version__}")
         sys.exit(0)
     if name not in _COMMANDS:
-        print(f"mlstm-jax: there is no command {name!r}.\n\n{_usage('mlstm-jax')}", file=sys.stderr)
+        asked = suggestion.question(suggestion.nearest(name, _COMMANDS)) or "."
+        wrong = terminal.message(f"mlstm-jax: there is no command {name!r}{asked}")
+        print(f"{_usage('mlstm-jax')}\n\n{wrong}", file=sys.stderr)
         sys.exit(2)
     if name not in _WITHOUT_JAX:
         environment.cache_programs()
@@ -78,8 +108,7 @@ def main(arguments: Sequence[str] | None = None, program: str | None = None) -> 
         with terminal.quoting(rest):
             if name == "train":
                 training.train(rest, program or "mlstm-jax train")
-            elif name in ("plan", "schedule"):
-                # They read a config's options themselves.
+            elif name in _OF_A_CONFIG:
                 _COMMANDS[name](rest)
             else:
                 config = (FlagCreatePairsOff,)
@@ -88,6 +117,10 @@ def main(arguments: Sequence[str] | None = None, program: str | None = None) -> 
         with contextlib.suppress(OSError):  # The terminal may be gone.
             print(f"mlstm-jax {name}: {terminal.message(error)}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except SystemExit as stop:
+        if stop.code == 2:  # The parser's, which has said what it does not know.
+            _explain_short(name, rest)
+        raise
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # As of `| head`, which has seen enough.

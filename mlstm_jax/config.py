@@ -7,12 +7,11 @@ The comment above a field is its ``--help``. No jax import: a device count can s
 
 import dataclasses
 import math
-import runpy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from mlstm_jax import address
+from mlstm_jax import address, user_python
 from mlstm_jax.errors import UserError
 
 # JAX makes its keys of the last 32 bits: of two larger seeds, one might be the other.
@@ -395,7 +394,7 @@ def load_file(path: Path | str) -> Config:
     path = Path(path)
     if not path.is_file():
         raise UserError(f"{path} does not exist; configs/ holds the ones that come with the code.")
-    config = runpy.run_path(str(path)).get("config")
+    config = user_python.run(path, "config").get("config")
     if not isinstance(config, Config):
         raise UserError(f"{path} sets no `config = Config(...)`; see configs/quickstart.py.")
     return config

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import jax
 
-from mlstm_jax import __version__, config_differences, config_text
+from mlstm_jax import __version__, config_differences, config_text, out_folder
 from mlstm_jax.config import Config
 from mlstm_jax.data.documents import Cleaning
 from mlstm_jax.errors import KnownError, UserError, remedy
@@ -103,6 +103,8 @@ def claim(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterato
                 + f". Undo the change, or start a new run with --out{way_out}."
             )
         changed = found.resets_carry + found.allowed
+    if not folder.exists():
+        out_folder.require(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / _LOCK).open("w") as lock:
         _lock(lock.fileno(), folder)
@@ -197,6 +199,11 @@ def load(folder: Path, checkpoint: str = "best") -> Run:
     """
     config = read_config(folder)
     if config is None:
+        if (folder / "manifest.json").is_file():
+            raise UserError(
+                f"{folder} is a corpus, not a run; train on it with `mlstm-jax train CONFIG.py "
+                f"--data.corpus {folder} --out runs/mine`, and name that run."
+            )
         raise UserError(
             f"{folder} is not a run folder: it has no config.json. Name the --out of `mlstm-jax "
             "train` or `import`, such as runs/mine."

@@ -9,13 +9,12 @@ import csv
 import dataclasses
 import functools
 import io
-import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlstm_jax import config as configs
-from mlstm_jax import config_differences, config_text
+from mlstm_jax import config_differences, config_text, user_python
 from mlstm_jax.config import Config
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import UserError
@@ -66,7 +65,7 @@ def load(path: Path) -> Runs:
     """
     if not path.is_file():
         raise UserError(f"{path} does not exist; configs/sweeps/ holds the ones of the project.")
-    runs = runpy.run_path(str(path)).get("runs")
+    runs = user_python.run(path, "sweep").get("runs")
     valid = isinstance(runs, dict) and all(
         isinstance(key, tuple)
         and len(key) == 2

@@ -3,27 +3,29 @@
 import json
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 import pytest
 
-from mlstm_jax import analysis, config_text
+from mlstm_jax import config_text
 from mlstm_jax.config import Config, Data
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import metrics
 
+pd = pytest.importorskip("pandas")
+plt = pytest.importorskip("matplotlib.pyplot")
+from mlstm_jax import analysis  # noqa: E402
 
-def write_run(folder: Path, ends: str = "finished", bpc: float = 2.0) -> Path:
+
+def write_run(folder: Path, ends: str = "finished", bpc: float = 2.0, train: float = 2.0) -> Path:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(config_text.to_json(Config(data=Data(batch=8))))
-    train = [
+    lines = [
         {
             "kind": "train",
             "step": step,
             "epoch": step / 40,
             "bytes_seen": step * 1000,
-            "bpc": None if step == 20 else 3 - step / 40,
+            "bpc": None if step == 20 else train + 1 - step / 40,
             "learning_rate": 1e-3,
             "gradient_signal": 2.0 if step > 20 else 50.0,
             "gradient_trace": 6.0,
@@ -34,7 +36,7 @@ def write_run(folder: Path, ends: str = "finished", bpc: float = 2.0) -> Path:
         for step in (10, 20, 30, 40)
     ]
     score = {"kind": "eval", "step": 40, "epoch": 1.0, "bytes_seen": 40_000, "bpc": bpc}
-    lines = [*train, score, {"kind": "event", "step": 40, "event": ends}]
+    lines += [score, {"kind": "event", "step": 40, "event": ends}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 
@@ -91,6 +93,17 @@ def test_smoothing_starts_at_the_first_value_and_passes_over_gaps() -> None:
     after = analysis.smooth(step, 10)[50:].to_numpy()
     # 1 − (1 − α)ⁿ with α = 2 / (span + 1)
     np.testing.assert_allclose(after, 1 - (1 - 2 / 11) ** np.arange(1, 51), atol=1e-4)
+
+
+def test_limits_leave_out_the_first_fall_and_no_curve(tmp_path: Path) -> None:
+    one, other = (
+        write_run(tmp_path / name, bpc=bpc, train=bpc) for name, bpc in (("a", 1), ("b", 6))
+    )
+    low, high = analysis.limits(analysis.load(one, other), "bpc")
+    assert 0.7 < low < 1
+    assert 6.75 < high < 7.1
+    (one / "metrics.jsonl").write_text("")
+    assert analysis.limits(analysis.load(one), "bpc") is None
 
 
 def test_the_table_of_a_sweep(tmp_path: Path) -> None:

@@ -101,6 +101,27 @@ def test_a_mistake_gets_a_message_and_exit_code_2(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trian"], "did you mean train"),
+        (["train", "--lr", "1"], "no option --lr; did you mean --optimizer.learning-rate?"),
+        (["finetune", "--lr", "1"], "no option --lr; did you mean --learning-rate?"),
+        (["train", "/proc/cpuinfo"], "/proc/cpuinfo is not a config"),
+        (["train", "--data.corpus", "absent", "--hidden=3"], "did you mean --model.hidden?"),
+        (["classify", "absent-run", "absent-classifier", "absent.csv"], "absent.csv: there is no"),
+        (["prepare", "pydoc:", "--out", "/proc/x"], "/proc/x: nothing can be written in /proc"),
+    ],
+)
+def test_a_mistake_is_told_with_what_may_have_been_meant(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+
+
 def test_import_is_quick_and_starts_no_jax(call) -> None:
     modules = "mlstm_jax, mlstm_jax.config, mlstm_jax.cli, mlstm_jax.data.prepare"
     call(sys.executable, "-c", f"import {modules}, sys; assert 'jax' not in sys.modules")

@@ -187,6 +187,19 @@ def test_a_progress_line_says_nothing_that_steers(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err == f"changed: {SHOWN}\n"
 
 
+def test_the_time_left_does_not_count_what_compiles(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = iter([0.0, 60.0, 75.0])  # the start, the first step, ten more
+    monkeypatch.setattr("time.monotonic", lambda: next(now))
+    with ProgressLine("train", 101) as progress:
+        progress.update(1, "")
+        progress.update(11, "")
+    first, second = capsys.readouterr().err.splitlines()
+    assert "left" not in first
+    assert second.endswith("0:02:15 left")  # 90 steps of 1.5 s
+
+
 def test_a_picture_of_a_run_in_an_odd_folder(
     hostile_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
@@ -10,10 +10,17 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.interruption import interruptible
 from mlstm_jax.terminal import show
 
+if TYPE_CHECKING:
+    from mlstm_jax.data.corpus import Manifest
+
 # Below this, bits per character hang on which few documents they are.
 _LEAST_SCORED = 50_000
 # Amazon's reviews have 0.0008.
 _MUCH_MARKUP = 0.1
+_MOST_NAMED = 5
+_LINES = (".txt", ".txt.gz")
+# Of the weight of the train split beside the others' 1: more of the text is to train on.
+_LEAST_TRAINED = 8
 
 
 def prepare(
@@ -67,9 +74,10 @@ def prepare(
     except ValueError as error:
         raise UserError(f"--beam-options {beam_options!r}: {error}.") from error
     with interruptible():
-        from mlstm_jax.data import corpus
+        from mlstm_jax.data import corpus, summary
         from mlstm_jax.data.markup import markup_share
         from mlstm_jax.data.prepare import prepare as run_prepare
+        from mlstm_jax.data.sources import passed_over
 
         manifest = run_prepare(
             sources,
@@ -103,13 +111,41 @@ def prepare(
             f"note: {share:.0%} of the train split's bytes are in tags such as <p>, so it looks "
             "like HTML or XML; if that is not meant, take the text out of it first."
         )
-    for name in ("valid", "test"):
-        size = made.manifest.splits[name].bytes
-        if 0 < size < _LEAST_SCORED:
-            show(
-                f"note: the {name} split has only {size:,} bytes, so its scores will be rough; "
-                "--split 18,1,1 gives a twentieth of the documents to each."
-            )
+    others = passed_over(sources, without=(out.resolve(),))
+    if others:
+        names = ", ".join(path.name for path in others[:_MOST_NAMED])
+        show(
+            f"note: {len(others):,} file(s) in the folders are of no known kind and were not read: "
+            f"{names}{', ...' if len(others) > _MOST_NAMED else ''}; if one is text, rename it to "
+            "end in .txt."
+        )
+    of_lines = any(source.name.endswith(_LINES) for source in manifest.sources)
+    if document is None and of_lines and (median := summary.wrapped(made.split("train"))):
+        show(
+            f"note: half of the documents have at most {median:,} bytes, and most end within a "
+            "sentence. A document is a line of a text file: if the lines are wrapped, --document "
+            "paragraph or file keeps together what belongs together."
+        )
+    for note in _rough(manifest):
+        show(f"note: {note}")
+
+
+def _rough(manifest: "Manifest") -> list[str]:
+    """Return a note on each split that is too small to score, with what makes it large enough."""
+    sizes = {name: split.bytes for name, split in manifest.splits.items()}
+    _, valid, test = (min(weight, 1) for weight in manifest.split)
+    # A quarter more, as documents differ in length.
+    train = int(sum(sizes.values()) / (1.25 * _LEAST_SCORED)) - valid - test
+    if train >= _LEAST_TRAINED:
+        share = f"one in {train + valid + test} documents"
+        advice = f"--split {train},{valid},{test} gives {share} to each, enough for a good score."
+    else:
+        advice = f"a good score needs {_LEAST_SCORED:,}, so give more text."
+    return [
+        f"the {name} split has only {sizes[name]:,} bytes, so its scores will be rough; {advice}"
+        for name in ("valid", "test")
+        if 0 < sizes[name] < _LEAST_SCORED
+    ]
 
 
 def _split(text: str) -> tuple[int, int, int]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from mlstm_jax import out_folder
 from mlstm_jax.commands import RunFolder, require_folder_of, require_same_model
 from mlstm_jax.errors import UserError
 from mlstm_jax.terminal import one_line, show
@@ -17,6 +18,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from mlstm_jax.transfer.features import Features, Featurizer
+
+
+def _require_files(*paths: Path | None) -> None:
+    """Raise UserError unless all files of texts can be opened: before a model is loaded."""
+    from mlstm_jax.data.sources import check_source
+
+    for path in paths:
+        if path:
+            check_source(path)
 
 
 def _read(featurizer: "Featurizer", name: str, texts: list[str]) -> "Features":
@@ -53,6 +63,7 @@ def features(
         text_column: field or column of the text; unset: text, reviewText, sentence, ...
         checkpoint: best (by validation BPC), latest, or a step.
     """
+    _require_files(source)
     import time
 
     from mlstm_jax.run import load
@@ -108,6 +119,7 @@ def transfer(
         all_layers: of every layer; otherwise the top one's.
         checkpoint: best (by validation BPC), latest, or a step.
     """
+    _require_files(train, valid, test)
     import time
 
     import numpy as np
@@ -124,6 +136,7 @@ def transfer(
     kept = out / "features"
     if out.exists() and (not out.is_dir() or any(path != kept for path in out.iterdir())):
         raise UserError(f"{out} exists; choose another folder with --out.")
+    out_folder.require(out)
 
     def read(path: Path) -> Labelled:
         return read_labelled(path, text_column, label_column)
@@ -235,6 +248,7 @@ def finetune(
         seed: of dropout and of the order of the text.
         checkpoint: of the finished run, for the classifier: best (by validation BPC), or latest.
     """
+    _require_files(train, valid, test)
     import numpy as np
 
     from mlstm_jax.interop.weights import fingerprint
@@ -245,6 +259,7 @@ def finetune(
     from mlstm_jax.transfer.features import Featurizer
     from mlstm_jax.transfer.labels import read_labelled, require_classes
 
+    out_folder.require(out)
     paths = {"train": train, "valid": valid} | ({"test": test} if test else {})
     tables = {name: read_labelled(path, text_column, label_column) for name, path in paths.items()}
     require_classes(train, tables["train"])
@@ -291,7 +306,9 @@ def classify(
     text_column: str | None = None,
     checkpoint: str = "best",
 ) -> None:
-    """Label texts with a classifier that `transfer` made: CSV of label and probabilities.
+    """Label texts with a classifier that `transfer` made: CSV of text, label and probabilities.
+
+    `record` counts the records of INPUT, from 1.
 
     Args:
         run: run folder of the model that the classifier was made with.
@@ -301,6 +318,7 @@ def classify(
         text_column: field or column of the text; unset: that of the classifier's own texts.
         checkpoint: best (by validation BPC), latest, or a step.
     """
+    _require_files(source)
     import csv
 
     from mlstm_jax.interop.weights import fingerprint
@@ -312,9 +330,9 @@ def classify(
     if out:
         require_folder_of(out)
     chosen, about = classifiers.load(classifier)
+    texts = read_texts(source, text_column or about.text_column)
     loaded = load(run, checkpoint)
     require_same_model(classifier, about.model, fingerprint(loaded.params), run)
-    texts = read_texts(source, text_column or about.text_column)
     featurizer = Featurizer(loaded, states=(about.state,), all_layers=about.all_layers)
     if chosen.weights_KD.shape[1] != featurizer.width:
         raise UserError(
@@ -328,8 +346,9 @@ def classify(
     opened = out.open("w", newline="", encoding="utf-8", errors="replace") if out else None
     with opened or contextlib.nullcontext(sys.stdout) as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["label", *(f"p({name})" for name in names)])
-        for row, best in zip(probabilities, probabilities.argmax(axis=1), strict=True):
-            writer.writerow([names[best], *(f"{p:.4f}" for p in row)])
+        writer.writerow(["record", "text", "label", *(f"p({name})" for name in names)])
+        for number, (text, row) in enumerate(zip(texts, probabilities, strict=True), 1):
+            shown = one_line(text) if to_people else text
+            writer.writerow([number, shown, names[row.argmax()], *(f"{p:.4f}" for p in row)])
     if out:
         show(f"{out}: {len(texts):,} texts")

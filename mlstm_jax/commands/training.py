@@ -59,9 +59,11 @@ def sweep(
         out: folder of the run folders, OUT/ROW/COLUMN, and of the tables.
         table_only: train nothing; make the tables of what is there.
     """
+    from mlstm_jax import out_folder
     from mlstm_jax import sweep as sweeps
 
     runs = sweeps.load(spec)
+    out_folder.require(out)
 
     def write_tables() -> str:
         results = [sweeps.result(key, sweeps.folder(out, key)) for key in runs]

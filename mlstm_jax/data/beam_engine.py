@@ -19,7 +19,7 @@ import numpy as np
 
 from mlstm_jax.data.corpus import SourceManifest
 from mlstm_jax.data.documents import Recipe, Reject, Written, clean, in_order, order_key
-from mlstm_jax.data.gathered import Gathered, Report, manifest_name
+from mlstm_jax.data.gathered import Gathered, Report, manifest_names
 from mlstm_jax.data.readers import read_source
 from mlstm_jax.data.rejects import Rejects
 from mlstm_jax.data.sources import is_builtin
@@ -169,9 +169,10 @@ def _lines(file: Path) -> Iterator[Any]:
 
 
 def _counts(sources: Sequence[str], counted: Iterable[Sequence[int]]) -> list[SourceManifest]:
+    names = manifest_names(sources)
     counts = [
         SourceManifest(
-            name=manifest_name(sources[n]),
+            name=names[n],
             documents=documents,
             without_text=none,
             blank=blank,

@@ -58,7 +58,10 @@ FILES = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class SourceManifest:
-    """What one file gave. It is known by its name alone: a path would tell whose machine it was."""
+    """What one file gave. It is known by its name alone: a path would tell whose machine it was.
+
+    Of files of one name in different folders it has what tells these apart, too.
+    """
 
     name: str
     documents: int  # with text, before duplicates are removed
@@ -211,6 +214,11 @@ def open_corpus(path: Path, *, verify: bool = False) -> Corpus:
     try:
         text = manifest.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
+        if (path / "config.json").is_file():
+            raise UserError(
+                f"{path}: is a run, not a corpus. `mlstm-jax report {path}` shows a run, evaluate "
+                "and generate use one; its config.json names its corpus, data.corpus."
+            ) from error
         what = "not a corpus" if path.exists() else "there is no such folder"
         raise UserError(
             f"{path}: {what}; make one with `mlstm-jax prepare SOURCE --out {path}`"

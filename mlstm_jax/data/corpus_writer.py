@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from mlstm_jax import out_folder
 from mlstm_jax.data import corpus
 from mlstm_jax.data.corpus import SplitManifest
 from mlstm_jax.data.documents import Written
@@ -120,6 +121,8 @@ def check_out(out: Path, overwrite: bool) -> None:
     parent = next(folder for folder in out.parents if folder.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise UserError(f"{out}: cannot be written: {parent} is no folder that you may write in.")
+    if not out.exists():
+        out_folder.require(out)
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not (out.is_dir() and corpus.is_corpus(out)):

@@ -33,7 +33,7 @@ from mlstm_jax.data.documents import (
     kept,
     normalized,
 )
-from mlstm_jax.data.gathered import Gathered, Report, manifest_name
+from mlstm_jax.data.gathered import Gathered, Report, manifest_names
 from mlstm_jax.data.readers import read, read_source
 from mlstm_jax.data.rejects import Rejects
 from mlstm_jax.data.sources import PARQUET, is_builtin, is_gzip_name, suffix_of
@@ -265,13 +265,13 @@ class _Stage:
             "SELECT source, kind, count(*) FROM documents GROUP BY source, kind"
         ).fetchall():
             seen[source, kind] = count
-        counts = []
+        counts, names = [], manifest_names(self._sources)
         for n, name in enumerate(self._sources):
             if not seen[n, TEXT]:
                 self._say_why_none(name)
             counts.append(
                 SourceManifest(
-                    name=manifest_name(name),
+                    name=names[n],
                     documents=seen[n, TEXT],
                     without_text=seen[n, NONE],
                     blank=seen[n, BLANK],

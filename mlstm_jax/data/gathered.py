@@ -1,6 +1,7 @@
 """What an engine has read and ordered, before any of it is written."""
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,11 +10,22 @@ from mlstm_jax.data.documents import Written
 from mlstm_jax.data.sources import is_builtin
 
 
-def manifest_name(source: str) -> str:
-    """Return what a manifest calls a source."""
-    if is_builtin(source):
-        return source
-    return Path(source).name.encode("utf-8", "replace").decode()  # not every name is UTF-8
+def manifest_names(sources: Sequence[str]) -> list[str]:
+    """Return what a manifest calls each source: a file's name, and where two files of different
+    folders have one, as many of the folders above it as tell them apart."""
+    parts = [(name,) if is_builtin(name) else Path(name).resolve().parts for name in sources]
+    depths = [1] * len(parts)
+    while True:
+        names = ["/".join(part[-depth:]) for part, depth in zip(parts, depths, strict=True)]
+        counted = Counter(names)
+        longer = [
+            depth + 1 if counted[name] > 1 and depth < len(part) else depth
+            for name, part, depth in zip(names, parts, depths, strict=True)
+        ]
+        if longer == depths:
+            # Not every name is UTF-8.
+            return [name.encode("utf-8", "replace").decode() for name in names]
+        depths = longer
 
 
 # Told the stage and, from 0 to 1, how much of it is done.

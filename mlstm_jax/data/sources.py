@@ -58,6 +58,20 @@ def find_sources(names: Sequence[str], without: Collection[Path] = ()) -> list[s
     return list({k if is_builtin(k) else str(Path(k).resolve()): k for k in found}.values())
 
 
+def passed_over(names: Sequence[str], without: Collection[Path] = ()) -> list[Path]:
+    """Return the files in named folders that are of no known kind, and so are not read.
+
+    Takes what `find_sources` takes. What is hidden or empty was not meant to be read.
+    """
+    folders = [Path(name) for name in names if not is_builtin(name) and Path(name).is_dir()]
+    return sorted(
+        path
+        for folder in folders
+        for path in _shown_in(folder, without)
+        if not _is_known(path) and path.is_file() and path.stat().st_size
+    )
+
+
 def is_builtin(name: str) -> bool:
     """Return whether a source is not a file: `pydoc:` or `tfds:...`."""
     return name == PYDOC or name.startswith(TFDS)
@@ -125,16 +139,7 @@ def _status(path: Path) -> os.stat_result | None:
 
 def _files_in(folder: Path, without: Collection[Path]) -> list[Path]:
     """Return the files to read of a folder that was named."""
-    # As Spark has it: part files may be empty, and other files are marked so.
-    known = [
-        path
-        for inner in _folders_in(folder, "._")
-        if not _is_under(inner, without)
-        for path in inner.iterdir()
-        if path.name[0] not in "._"
-        and (suffix_of(path) in TEXT_SUFFIXES or path.suffix.lower() == PARQUET)
-        and not (path.is_dir() or _is_under(path, without))
-    ]
+    known = [path for path in _shown_in(folder, without) if _is_known(path)]
     # What is there and is no file is not passed over in silence: `check_source` says so.
     files = sorted(path for path in known if not path.is_file() or path.stat().st_size)
     if not files:
@@ -144,6 +149,20 @@ def _files_in(folder: Path, without: Collection[Path]) -> list[Path]:
             else f"{folder}: this folder has no file of a known kind; known are {_known()}."
         )
     return files
+
+
+def _is_known(path: Path) -> bool:
+    return suffix_of(path) in TEXT_SUFFIXES or path.suffix.lower() == PARQUET
+
+
+def _shown_in(folder: Path, without: Collection[Path]) -> Iterator[Path]:
+    """Yield what is in a folder and those in it, folders left out, and what is hidden."""
+    # As Spark has it: part files may be empty, and other files are marked so.
+    for inner in _folders_in(folder, "._"):
+        if not _is_under(inner, without):
+            for path in inner.iterdir():
+                if path.name[0] not in "._" and not (path.is_dir() or _is_under(path, without)):
+                    yield path
 
 
 def _folders_in(folder: Path, hidden: str) -> Iterator[Path]:

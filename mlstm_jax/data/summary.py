@@ -13,6 +13,10 @@ from mlstm_jax.errors import UserError
 _CHUNK = 1 << 26  # bytes counted at a time
 _SHOWN = 200  # bytes of a document
 _MOST_RATINGS = 20
+# Of lines that are wrapped, as an editor does: their bytes, and what a sentence ends with.
+_LEAST_WRAPPED, _MOST_WRAPPED = 40, 130
+_ENDS = (".", "!", "?", '"', "”", ")", "。")
+_LINES = 2000  # documents looked at
 
 
 def summarise(corpus: Corpus, *, batch: int, window: int, samples: int = 3) -> dict[str, Any]:
@@ -62,6 +66,19 @@ def summarise(corpus: Corpus, *, batch: int, window: int, samples: int = 3) -> d
         "epoch": _epoch(train, batch, window),
         "samples": [_text(shown, index) for index in chosen],
     }
+
+
+def wrapped(split: Split) -> int:
+    """Return the median bytes of documents that look like lines of wrapped prose; 0 otherwise.
+
+    Such a document is a line: of nearly one length, and most end within a sentence.
+    """
+    lengths = np.diff(np.asarray(split.offsets[: _LINES + 1])).astype(np.int64)
+    texts = [_text(split, index).rstrip() for index in range(len(lengths))]
+    ended = sum(text.endswith(_ENDS) for text in texts)
+    median, long = (int(np.percentile(lengths, share)) for share in (50, 95))
+    wraps = median >= _LEAST_WRAPPED and long <= _MOST_WRAPPED and ended < len(texts) / 2
+    return median if wraps else 0
 
 
 def _byte_counts(data: NDArray[np.uint8]) -> NDArray[np.int64]:

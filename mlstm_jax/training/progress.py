@@ -20,8 +20,9 @@ class ProgressLine:
     def __init__(self, name: str, total: int, done: int = 0, *, quiet: bool = False) -> None:
         self._name, self._total, self._quiet = name, total, quiet
         self._console = Console(stderr=True, highlight=False)
-        self._first = done
-        self._started = self._printed = time.monotonic()
+        # The first step compiles, so the time left is estimated from the first update on.
+        self._since: tuple[int, float] | None = None
+        self._printed = time.monotonic()
         self._live: Progress | None = None
         if sys.stderr.isatty() and not quiet:
             self._live = Progress(
@@ -58,14 +59,15 @@ class ProgressLine:
                 self._live.update(self._task, completed=step, status=status)
                 return
             now = time.monotonic()
+            self._since = self._since or (step, now)
             if not self._quiet and now - self._printed >= _SECONDS_BETWEEN_PLAIN_LINES:
                 self._printed = now
-                done = max(step - self._first, 1)
-                left = (now - self._started) / done * (self._total - step)
-                show(
-                    f"{self._name} {step}/{self._total}  {status}  {_clock(left)} left",
-                    file=sys.stderr,
-                )
+                first, started = self._since
+                left = ""
+                if step > first:
+                    seconds = (now - started) / (step - first) * (self._total - step)
+                    left = f"  {_clock(seconds)} left"
+                show(f"{self._name} {step}/{self._total}  {status}{left}", file=sys.stderr)
 
     def say(self, text: str) -> None:
         """Print a line that stays, above the live line."""

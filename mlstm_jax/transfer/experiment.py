@@ -253,6 +253,8 @@ def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
         f"of {len(classes)} classes: {', '.join(classes)}. Features: the "
         f"{STATE_NAMES[result.state]} (`{result.state}`).",
         "",
+        "Accuracy, % of the texts:",
+        "",
         f"| | train | {checked} | **test** |",
         "|---|---|---|---|",
         *(
@@ -284,7 +286,7 @@ def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
             for name, row in zip(classes, result.confusion, strict=True)
         ),
         "",
-        "| labelled examples | C | test accuracy | over three draws |",
+        "| labelled examples | C | test accuracy, % | over three draws |",
         "|---|---|---|---|",
         *(
             f"| {int(point['examples']):,} | {point['strength']:g} | {_percent(point['mean'])} | "

@@ -240,8 +240,9 @@ def _draw(path: Path, made: Heat) -> str:
     marks = [mark if len(mark) == 1 else "�" for mark in map(_shown, made.texts)]
     families, missing = _fonts(set(marks))
     text_height = 0.28 * lines
-    figure = Figure(figsize=(12, text_height + 2.2), layout="constrained")
-    axes, curve = figure.subplots(2, 1, height_ratios=[text_height, 1.4])
+    figure = Figure(figsize=(12, text_height + 2.8), layout="constrained")
+    # The scale has a height of its own: beside one line of text it could not be read.
+    axes, bar, curve = figure.subplots(3, 1, height_ratios=[text_height, 0.15, 1.4])
     axes.set(xlim=(0, _COLUMNS + 1), ylim=(lines, 0), xticks=[], yticks=[])
     for (row, column), mark, value in zip(found, marks, made.values.tolist(), strict=True):
         face = tuple(part / 255 for part in colour(value, made.scale))
@@ -259,7 +260,7 @@ def _draw(path: Path, made: Heat) -> str:
     scale = ScalarMappable(
         Normalize(-made.scale, made.scale), LinearSegmentedColormap.from_list("heat", ends)
     )
-    figure.colorbar(scale, ax=axes, label="value", aspect=8)
+    figure.colorbar(scale, cax=bar, orientation="horizontal", label="value")
     curve.plot(made.values, color="black", lw=1)
     curve.axhline(0, color="gray", lw=0.6)
     curve.set(xlim=(0, max(1, len(made.values) - 1)), xlabel="characters")

@@ -40,21 +40,30 @@ def read_texts(path: Path, text_column: str | None) -> list[str]:
 def read_labelled(path: Path, text_column: str | None, label_column: str) -> Labelled:
     """Return the texts of a file and their labels; records without text are left out.
 
-    Raises UserError where a text has no label.
+    Raises UserError where a text has no label, or none has one.
     """
     texts: list[str] = []
     labels: list[str] = []
+    without: int | None = None
     documents = read_documents(path, text_field=text_column, label_field=label_column)
     for number, document in enumerate(documents, 1):
         if document is None:
             continue
         if document.label is None:
-            raise UserError(
-                f"{path}: record {number:,} has no label in {label_column!r}; name the field or "
-                "column of the labels with --label-column."
-            )
+            without = without or number
+            continue
         texts.append(document.text)
         labels.append(document.label)
+    if not labels:
+        raise UserError(
+            f"{path}: no record has a label in {label_column!r}; name the field or column of the "
+            "labels with --label-column."
+        )
+    if without:
+        raise UserError(
+            f"{path}: the label of record {without:,}, in {label_column!r}, is empty (or neither a "
+            "text nor a number); write one there, or take the record out."
+        )
     return Labelled(texts, labels)
 
 

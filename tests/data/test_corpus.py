@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mlstm_jax import run
 from mlstm_jax.data.corpus import (
     FORMAT_VERSION,
     SPLITS,
@@ -124,6 +125,11 @@ def test_what_is_not_a_corpus(tmp_path: Path, folder: Path) -> None:
         open_corpus(tmp_path)
     with pytest.raises(UserError, match=rf"reviews\.csv: not a corpus; {advice}"):
         open_corpus(tmp_path / "reviews.csv")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"is a run, not a corpus. `mlstm-jax report"):
+        open_corpus(tmp_path)
+    with pytest.raises(UserError, match=r"is a corpus, not a run; train on it"):
+        run.load(folder)
     assert is_corpus(folder)
     (folder / "notes.txt").write_text("mine")
     assert not is_corpus(folder)

@@ -12,7 +12,7 @@ import pytest
 
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.data.prepare import prepare
-from mlstm_jax.data.sources import find_sources
+from mlstm_jax.data.sources import find_sources, passed_over
 from mlstm_jax.errors import UserError
 
 # The three layouts in which McAuley's group has published Amazon's reviews.
@@ -150,6 +150,26 @@ def test_what_is_empty_hidden_or_our_own_in_a_folder_is_passed_over(tmp_path: Pa
     for _ in range(2):
         manifest = prepare([str(folder)], folder / "corpus", split=(1, 0, 0), overwrite=True)
         assert [source.name for source in manifest.sources] == sorted(LAYOUTS)
+
+
+def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    for place in ("a/1", "a/2", "b/2"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "text.txt").write_text(f"what is in {place}\n")
+    (tmp_path / "own.txt").write_text("its own\n")
+    manifest = prepare([str(tmp_path)], tmp_path / "out", split=(1, 0, 0))
+    assert [source.name for source in manifest.sources] == [
+        *("1/text.txt", "a/2/text.txt", "b/2/text.txt", "own.txt")
+    ]
+
+
+def test_what_is_of_no_known_kind_in_a_folder_is_told(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.md", ".hidden.md", "deep/c.doc"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("text\n")
+    (tmp_path / "empty.md").touch()
+    found = passed_over([str(tmp_path), "pydoc:", str(tmp_path / "a.txt")])
+    assert [path.name for path in found] == ["b.md", "c.doc"]
 
 
 def test_folder_names_are_no_columns(tmp_path: Path) -> None:

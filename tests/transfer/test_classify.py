@@ -150,8 +150,10 @@ def test_a_subset_has_every_class(random: np.random.Generator) -> None:
 def test_labels_are_read_and_checked(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("label,sentence\n10,good\n9,bad\n,none\n")
-    with pytest.raises(UserError, match="record 3 has no label in 'label'"):
+    with pytest.raises(UserError, match="the label of record 3, in 'label', is empty"):
         read_labelled(path, None, "label")
+    with pytest.raises(UserError, match=r"no record has a label in 'stars'.*--label-column"):
+        read_labelled(path, None, "stars")
     path.write_text("label,sentence\n10,good\n9,bad\n")
     found = read_labelled(path, None, "label")
     assert (found.texts, found.labels, found.classes) == (["good", "bad"], ["10", "9"], ["9", "10"])
@@ -208,6 +210,8 @@ def test_transfer_and_classify_from_the_outside(
     assert best["layer"] == 1
     assert f"| unit {best['unit']} of layer 1, the best alone |" in said
     for text in (
+        "Accuracy, %",
+        "test accuracy, %",
         "cross-validated",
         "cell state c after the last byte (`c`)",
         "TF-IDF",
@@ -225,7 +229,9 @@ def test_transfer_and_classify_from_the_outside(
         found, true = list(csv.DictReader(file)), list(csv.DictReader(given))
     right = [a["label"] == b["verdict"] for a, b in zip(found, true, strict=True)]
     assert np.mean(right) == pytest.approx(result["test"])
-    assert list(found[0]) == ["label", "p(fair)", "p(fine)", "p(poor)"]
+    assert [a["text"] for a in found] == [b["review"] for b in true]
+    assert [a["record"] for a in found] == [str(n) for n in range(1, 101)]
+    assert list(found[0]) == ["record", "text", "label", "p(fair)", "p(fine)", "p(poor)"]
 
     with pytest.raises(SystemExit) as stop:
         cli.main([*command, *columns, "--out", str(out)])

@@ -1,0 +1,28 @@
+"""A folder that cannot be made is refused before the work for it."""
+
+from pathlib import Path
+
+import pytest
+
+from mlstm_jax import out_folder, run
+from mlstm_jax.config import Config
+from mlstm_jax.errors import UserError
+
+
+def test_what_is_in_the_way_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "reviews.csv"
+    file.write_text("text\n")
+    with pytest.raises(UserError, match=r"reviews.csv is a file; choose another folder with --out"):
+        out_folder.require(file / "deep" / "run")
+    with (
+        pytest.raises(UserError, match=r"reviews.csv is a file"),
+        run.claim(Config(out=str(file / "run")), resume=False),
+    ):
+        pass
+    with pytest.raises(UserError, match=r"nothing can be written in /proc"):
+        out_folder.require(Path("/proc/x"))
+
+
+def test_nothing_is_left_where_it_can_be_made(tmp_path: Path) -> None:
+    out_folder.require(tmp_path / "deep" / "run")
+    assert not list(tmp_path.iterdir())
