@@ -74,6 +74,8 @@ def wrapped(split: Split) -> int:
     Such a document is a line: of nearly one length, and most end within a sentence.
     """
     lengths = np.diff(np.asarray(split.offsets[: _LINES + 1])).astype(np.int64)
+    if not lengths.size:
+        return 0
     texts = [_text(split, index).rstrip() for index in range(len(lengths))]
     ended = sum(text.endswith(_ENDS) for text in texts)
     median, long = (int(np.percentile(lengths, share)) for share in (50, 95))

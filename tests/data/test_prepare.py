@@ -159,6 +159,10 @@ def test_a_corpus_to_score_alone(tmp_path: Path, capsys: pytest.CaptureFixture[s
     source = reviews(tmp_path / "a.jsonl", some(10))
     cli.main(["prepare", source, "--split", "0,0,1", "--out", str(tmp_path / "out")])
     cli.main(["inspect", str(tmp_path / "out")])
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    cli.main(
+        ["prepare", str(tmp_path / "a.txt"), "--split", "0,0,1", "--out", str(tmp_path / "lines")]
+    )
     capsys.readouterr()
     with pytest.raises(UserError, match="the train split is empty: the corpus was prepared with"):
         TrainStream(open_corpus(tmp_path / "out").split("train"), batch=2, window=8)

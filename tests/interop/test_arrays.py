@@ -423,5 +423,6 @@ def test_any_change_is_imported_or_refused(kind: str, tmp_path: Path) -> None:
     print(done.stdout)
     counts = json.loads(done.stdout.splitlines()[-1])
     assert counts["refused"] > 50
-    assert counts["imported"] > 0
+    # Our own files have a fingerprint, by which almost every change is found.
+    assert counts["imported"] > 0 or kind in ("npz", "safetensors")
     assert counts["longest_message"] < 2000
