@@ -24,7 +24,10 @@ SIGNALS = [signal.SIGTERM, signal.SIGINT]
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
+    """As at a terminal: a shell's background job ignores SIGINT, and so does what it starts."""
     before = [signal.getsignal(number) for number in SIGNALS]
+    for number in SIGNALS:
+        signal.signal(number, signal.default_int_handler)
     yield
     for number, handler in zip(SIGNALS, before, strict=True):
         signal.signal(number, handler)
