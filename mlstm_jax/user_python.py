@@ -37,7 +37,7 @@ def run(path: Path, what: str) -> dict[str, Any]:
         raise
     except SyntaxError as error:
         place = f"{error.filename or path}{f', line {error.lineno}' if error.lineno else ''}"
-        raise UserError(f"{place} is not Python: {error.msg}; mend it there.") from error
+        raise UserError(f"{place} is not Python: {error.msg}.") from error
     except Exception as error:
         raise UserError(f"{_place(path, error)}: {_explained(error)}") from error
 
