@@ -72,7 +72,8 @@ def test_the_benchmark_of_starts_writes_its_results(
     rows = json.loads(path.read_text())["rows"]
     assert [row["command"] for row in rows] == ["train", "evaluate", "generate", "features"]
     for row in rows:
-        assert 0 < row["warm"]["median_s"] < row["cold"]["median_s"]
+        assert 0 < row["warm"]["min_s"] <= row["warm"]["median_s"] <= row["warm"]["max_s"]
+        assert row["cold"]["median_s"] > 0
 
 
 @pytest.mark.slow
