@@ -1,5 +1,6 @@
 """Fine-tuning: a start from another run, the label head, and the whole command."""
 
+import csv
 import dataclasses
 import json
 from pathlib import Path
@@ -112,7 +113,7 @@ def test_finetune_from_the_outside(
     assert tuned.config.train.start_from == str(run.folder)
     classify = ["classify", str(out / "run"), str(out / "classifier"), str(valid)]
     cli.main([*classify, "--checkpoint", "latest"])
-    labels = [line.split(",")[0] for line in capsys.readouterr().out.splitlines()[1:]]
+    labels = [row["label"] for row in csv.DictReader(capsys.readouterr().out.splitlines())]
     true = [line.split(",")[0] for line in valid.read_text().splitlines()[1:]]
     right = np.mean([a == b for a, b in zip(labels, true, strict=True)])
     assert right == pytest.approx(result["accuracy"]["valid"])
