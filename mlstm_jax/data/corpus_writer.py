@@ -107,7 +107,7 @@ def appearing(out: Path, overwrite: bool) -> Iterator[Path]:
         finally:
             if aside.exists() and not out.exists():
                 os.rename(aside, out)
-        shutil.rmtree(aside, ignore_errors=True)
+        _remove_aside(aside)
     except OSError as error:
         raise UserError(f"{out}: cannot be written: {error.strerror or error}") from error
     finally:
@@ -150,10 +150,21 @@ def remove_leftovers(out: Path) -> None:
         match = pattern.fullmatch(folder.name)
         # This process has made none yet: one of its number is of an earlier process.
         if match and (int(match[1]) == os.getpid() or not _is_alive(int(match[1]))):
-            if match[2] and not out.exists():
-                os.rename(folder, out)  # Killed when the old corpus was aside, the new not there.
-            else:
+            if not match[2]:
                 shutil.rmtree(folder, ignore_errors=True)
+            elif out.exists():
+                _remove_aside(folder)
+            else:  # Killed when the old corpus was aside, the new not there.
+                os.rename(folder, out)
+
+
+def _remove_aside(aside: Path) -> None:
+    """Remove an old corpus under a name by which no part of it can be brought back."""
+    if aside.exists():
+        partial = aside.with_suffix("")
+        shutil.rmtree(partial, ignore_errors=True)
+        os.rename(aside, partial)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _is_alive(pid: int) -> bool:

@@ -17,6 +17,7 @@ import pytest
 from mlstm_jax import cli
 from mlstm_jax.data import prepare as module
 from mlstm_jax.data.corpus import SPLITS, differing, open_corpus
+from mlstm_jax.data.corpus_writer import remove_leftovers
 from mlstm_jax.data.documents import Dedupe, clean
 from mlstm_jax.data.prepare import prepare
 from mlstm_jax.data.stream import TrainStream
@@ -306,6 +307,34 @@ def test_a_prepare_that_is_killed_leaves_no_corpus_and_the_next_tidies(tmp_path:
     assert {p.name for p in tmp_path.iterdir()} == {"a.jsonl", "out", alive.name, other.name}
 
 
+@pytest.mark.parametrize("overwritten", [True, False])
+def test_killed_while_the_old_corpus_is_removed_none_of_it_comes_back(
+    tmp_path: Path, overwritten: bool
+) -> None:
+    source, out = reviews(tmp_path / "a.jsonl", some(9)), tmp_path / "out"
+    prepare([source], out)
+    if not overwritten:  # The next to tidy up is killed, not the one that overwrites.
+        ended = subprocess.Popen([sys.executable, "-c", ""])
+        ended.wait()
+        shutil.copytree(out, tmp_path / f".out.partial-{ended.pid}.old")
+    program = (
+        "import os, shutil, signal, sys; from pathlib import Path\n"
+        "from mlstm_jax.data.prepare import prepare\n"
+        "def killed(folder, ignore_errors=False):\n"
+        "    for file in Path(folder).glob('train.*'):\n"
+        "        file.unlink()\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "shutil.rmtree = killed\n"
+        "prepare([sys.argv[1]], Path(sys.argv[2]), seed=1, overwrite=True)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program, source, out], cwd=REPOSITORY)
+    assert result.returncode == -9
+    assert open_corpus(out).manifest.seed == overwritten
+    shutil.rmtree(out)
+    remove_leftovers(out)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("there", [False, True])
 def test_ten_kills_at_random_moments_leave_the_old_corpus_or_none(
@@ -327,7 +356,7 @@ def test_ten_kills_at_random_moments_leave_the_old_corpus_or_none(
     subprocess.run([*command[:6], whole], cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
     duration = time.monotonic() - begun
     new = open_corpus(whole).manifest
-    left = 0
+    left, removed = 0, not there
     for _ in range(10):
         process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
         time.sleep(generator.uniform(0.1, 1) * duration)
@@ -340,9 +369,9 @@ def test_ten_kills_at_random_moments_leave_the_old_corpus_or_none(
             assert found.manifest in (old, new)
             if found.manifest == new:  # It came through: once more from the beginning.
                 shutil.rmtree(out)
-                old = None
+                removed = True
         else:
-            assert old is None
+            assert removed or list(out.parent.glob(".out.*.old"))
     assert left > 3
     subprocess.run(command, cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
     assert open_corpus(out).manifest == new
