@@ -1,8 +1,8 @@
 """Bits per character of a split: mean cross-entropy · log2 e, with the state carried throughout.
 
 Puri et al. 2018, section VI: 16 shards, each from a zero state to its end; every byte is scored
-once, save the first of each shard, which nothing predicts. Imported protein models are scored as
-they were trained (Alley et al. 2019): each protein from a zero state, its stop token, too.
+once, save the first of each shard, which nothing predicts. Proteins are scored as they are trained
+on (Alley et al. 2019): each from a zero state, its stop token, too.
 """
 
 import time
@@ -13,8 +13,12 @@ from typing import Any, NamedTuple
 import jax
 
 from mlstm_jax.data.corpus import Corpus, Split, open_corpus
-from mlstm_jax.data.documents import STOP
-from mlstm_jax.data.stream import EVALUATION_ROWS, DocumentStream, EvaluationStream, prefetch
+from mlstm_jax.data.evaluation_stream import (
+    EVALUATION_ROWS,
+    DocumentStream,
+    EvaluationStream,
+)
+from mlstm_jax.data.prefetch import prefetch
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.run import Run
@@ -69,14 +73,6 @@ def corpus_of(run: Run, given: Path | None) -> Scored:
     return Scored(opened, is_own)
 
 
-def stop_of(run: Run) -> int | None:
-    """Return the byte that ends each document for a model that reads each by itself, or None.
-
-    What was trained here reads its corpus as one stream, and has seen no such byte.
-    """
-    return STOP if run.imported and run.cleaning == "protein" else None
-
-
 class Evaluator:
     """Scores one split, again and again, with one compiled step."""
 
@@ -88,7 +84,7 @@ class Evaluator:
         devices: Parallel,
         stop: int | None = None,
     ) -> None:
-        """Choose what is scored; with `stop`, see `stop_of`, each document by itself."""
+        """Choose what is scored; with a `stop`, see `Corpus.stop`, each document by itself."""
         self.stream: EvaluationStream | DocumentStream
         if stop is None:
             self.stream = EvaluationStream(split, window=window)

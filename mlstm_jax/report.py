@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mlstm_jax.config import Devices
-from mlstm_jax.evaluation import Evaluator, corpus_of, stop_of
+from mlstm_jax.evaluation import Evaluator, corpus_of
 from mlstm_jax.run import load
 from mlstm_jax.training import parallel
 from mlstm_jax.transfer.generate import as_text, generate
@@ -39,7 +39,7 @@ def report(folder: Path, corpus: Path | None = None) -> str:
     opened, is_own = corpus_of(run, corpus)
     split = opened.split("valid")
     devices = parallel.local(Devices())  # of this machine, not of the one that trained it
-    evaluator = Evaluator(run.model, split, config.data.window, devices, stop_of(run))
+    evaluator = Evaluator(run.model, split, config.data.window, devices, opened.stop)
     score = evaluator(devices.replicate(run.params))
     text = split.bytes[:_MOST_BYTES].tobytes()
     others = compressed_bpc(text)

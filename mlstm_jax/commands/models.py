@@ -30,7 +30,7 @@ def evaluate(
         json_path: also write the result here, as JSON.
     """
     from mlstm_jax.config import Devices
-    from mlstm_jax.evaluation import Evaluator, corpus_of, stop_of
+    from mlstm_jax.evaluation import Evaluator, corpus_of
     from mlstm_jax.run import load
     from mlstm_jax.training import parallel
     from mlstm_jax.training.progress import ProgressLine
@@ -38,8 +38,8 @@ def evaluate(
     loaded = load(run, checkpoint)
     opened, is_own = corpus_of(loaded, corpus)
     devices = parallel.local(Devices())
-    window, stop = loaded.config.data.window, stop_of(loaded)
-    evaluator = Evaluator(loaded.model, opened.split(split), window, devices, stop)
+    window = loaded.config.data.window
+    evaluator = Evaluator(loaded.model, opened.split(split), window, devices, opened.stop)
     with ProgressLine("evaluate", evaluator.stream.steps) as progress:
         score = evaluator(
             devices.replicate(loaded.params), lambda step: progress.update(step, "windows")
@@ -61,7 +61,7 @@ def evaluate(
         f"{split} bpc {score.bpc:.4f} over {score.bytes_scored:,} bytes of {opened.path} in "
         f"{score.seconds:.1f} s (checkpoint of step {loaded.step:,})"
     )
-    if stop is not None:
+    if opened.stop is not None:
         print("each protein from a zero state; its start is given, its stop is scored.")
     if not is_own and not loaded.imported:
         print("note: this is another corpus than the one that the run was trained on.")

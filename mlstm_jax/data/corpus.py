@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax import fields
-from mlstm_jax.data.documents import Cleaning, Dedupe
+from mlstm_jax.data.documents import STOP, Cleaning, Dedupe
 from mlstm_jax.errors import UserError
 from mlstm_jax.terminal import one_line
 
@@ -155,6 +155,14 @@ class Corpus:
         sums = {name: split.sha256 for name, split in self.manifest.splits.items()}
         text = json.dumps([self.manifest.cleaning, sums], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def stop(self) -> int | None:
+        """The byte that ends a document where each is read by itself, or None: one stream.
+
+        Proteins are read by themselves, as in UniRep (Alley et al. 2019).
+        """
+        return STOP if self.manifest.cleaning == "protein" else None
 
     def split(self, name: SplitName) -> Split:
         """Open a split, memory-mapped and read-only.

@@ -21,9 +21,9 @@ Dedupe = Literal["exact", "normalized", "none"]
 TEXT_FIELDS = ("text", "reviewText", "review_body", "sentence", "content")
 RATING_FIELDS = ("rating", "overall", "star_rating", "stars")
 
-# What SQL and Python take alike; "nan", "1_000" and full-width digits would not be.
 STOP = 3  # ETX, the stop of a sequence in UniRep; a corpus does not hold it
 
+# What SQL and Python take alike; "nan", "1_000" and full-width digits would not be.
 NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
 LARGEST_RATING = 3.4e38  # of float32, in which a corpus keeps them
 _NUMBER = re.compile(NUMBER)

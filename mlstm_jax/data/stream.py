@@ -1,30 +1,22 @@
 """Shards and rows: the view of a corpus as contiguous streams.
 
-A split's bytes are cut at document boundaries into S nearly equal shards. Row j of the global
-batch reads shards j, j+B, j+2B, ... in order, a window of T bytes a step, and its state is zero at
-the start of each shard (Puri et al. 2018, section VI; the cut is a view, so one corpus serves
-every batch). ``batch(step)`` is a pure function of (split, B, T, shards, seed, step): to resume is
-one integer. Here B is the global batch; a process asks for its own rows.
+A split's bytes are cut into S nearly equal shards, see `cut`. Row j of the global batch reads
+shards j, j+B, j+2B, ... in order, a window of T bytes a step, and its state is zero at the start of
+each shard (Puri et al. 2018, section VI; the cut is a view, so one corpus serves every batch).
+``batch(step)`` is a pure function of (split, B, T, shards, seed, step): to resume is one integer.
+Here B is the global batch; a process asks for its own rows.
 """
 
 import functools
-from collections import deque
-from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax.data.corpus import Split
+from mlstm_jax.data.shards import LEAST_WINDOWS, cut
 from mlstm_jax.errors import UserError
 
-# Shorter shards spend much of their time on a state just reset, and more of it on padding:
-_LEAST_WINDOWS = 64
-
-EVALUATION_ROWS = 16
-
-Item = TypeVar("Item")
 Int64 = NDArray[np.int64]
 
 
@@ -44,33 +36,6 @@ class Batch(NamedTuple):
     weight_B: NDArray[np.float32] | None = None
 
 
-class EvaluationBatch(NamedTuple):
-    """One window of every shard of a split that is scored."""
-
-    inputs_BT: NDArray[np.uint8]
-    targets_BT: NDArray[np.uint8]
-    mask_BT: NDArray[np.bool_]  # False past a shard's end
-    reset_B: NDArray[np.bool_]  # whether the row's state must be zero before it
-
-
-def cut(offsets: NDArray[np.uint64], shards: int) -> Int64:
-    """Cut a split into `shards` nearly equal parts at document boundaries.
-
-    Args:
-        offsets: where each document starts, and the end; uint64 [documents + 1], from 0.
-
-    Returns:
-        int64 [shards + 1] byte positions, each the document boundary nearest to its equal share. A
-        document longer than a share leaves some shards empty.
-    """
-    size = int(offsets[-1])
-    targets = np.arange(shards + 1) * size // shards
-    above = np.minimum(np.searchsorted(offsets, targets.astype(np.uint64)), len(offsets) - 1)
-    high = np.asarray(offsets[above], np.int64)
-    low = np.asarray(offsets[np.maximum(above - 1, 0)], np.int64)
-    return np.where(targets - low < high - targets, low, high)
-
-
 class Origin(NamedTuple):
     """Where a run changed its batch or window: the step, and where in the new stream it began."""
 
@@ -85,6 +50,9 @@ class TrainStream:
     In an epoch every byte of every shard is an input once and, save the first of each shard, a
     target once. The last window of a shard is padded, and a row that has read its shards waits for
     the row with the most windows: what is not a target has no weight in the loss.
+
+    With `stop` each document is a shard, and the byte `stop`, which is not in the corpus, is the
+    target of its last byte: as UniRep reads proteins, from their start token to their stop token.
 
     Attributes:
         origin: the run's step and the place in this stream where it was taken up; set by the loop.
@@ -103,6 +71,7 @@ class TrainStream:
         shuffle: bool = False,
         seed: int = 0,
         labels: Literal["ratings", "classes"] | None = None,
+        stop: int | None = None,
     ) -> None:
         size = int(split.offsets[-1])
         if not size:
@@ -110,25 +79,34 @@ class TrainStream:
                 f"the {split.name} split is empty: the corpus was prepared with none to train on; "
                 "prepare it with a share for it, such as --split 1000,1,1."
             )
-        wanted = -(-max(shards, batch) // batch) * batch
-        affordable = size // (_LEAST_WINDOWS * window + 1) // batch * batch
-        self.shards = max(batch, min(wanted, affordable))
+        if stop is None:
+            wanted = -(-max(shards, batch) // batch) * batch
+            affordable = size // (LEAST_WINDOWS * window + 1) // batch * batch
+            self.shards = max(batch, min(wanted, affordable))
+            bounds = cut(split.offsets, self.shards)
+        else:
+            documents = len(split.offsets) - 1
+            wanted = self.shards = -(-documents // batch) * batch
+            # The last of them are empty.
+            bounds = np.pad(split.offsets.astype(np.int64), (0, wanted - documents), mode="edge")
         self.wanted_shards = wanted
-        bounds = cut(split.offsets, self.shards)
         self.origin = Origin()
         self._bytes, self._window, self._batch = split.bytes, window, batch
-        self._shuffle, self._seed = shuffle, seed
+        self._shuffle, self._seed, self._stop = shuffle, seed, stop
+        # What of a shard is no target: its first byte, unless there is a stop in its place.
+        self._first = stop is None
         per_row = (self.shards // batch, batch)
         # Shard k·B + j is the k-th of row j.
         self._starts_BK = bounds[:-1].reshape(per_row).T
         self._lengths_BK = np.diff(bounds).reshape(per_row).T
         self.steps_per_epoch = int((-(-self._lengths_BK // window)).sum(axis=1).max())
-        targets_BK = np.maximum(self._lengths_BK - 1, 0)
-        if (targets_BK // window).sum(axis=1).min() == 0:
+        targets_BK = np.maximum(self._lengths_BK - self._first, 0)
+        # A whole window for each row, or a document, which may be shorter.
+        if (targets_BK // (window if stop is None else 1)).sum(axis=1).min() == 0:
             raise UserError(
                 f"the {split.name} split has {size:,} bytes in {len(split.offsets) - 1:,} "
-                f"documents, too few for data.batch {batch} rows of data.window {window} bytes, "
-                "cut at documents; lower data.batch or data.window, or prepare more text."
+                f"documents, too few for data.batch {batch} rows of data.window {window} bytes; "
+                "lower data.batch or data.window, or prepare more text."
             )
         self._targets = int(targets_BK.sum())
         self.idle = 1 - self._targets / (self.steps_per_epoch * batch * window)
@@ -151,7 +129,9 @@ class TrainStream:
         epoch, step = divmod(position, self.steps_per_epoch)
         _, lengths_BK, before_BK = self._order(epoch if self._shuffle else 0)
         read_BK = np.maximum(step - before_BK, 0) * self._window
-        return epoch * self._targets + int(np.minimum(read_BK, np.maximum(lengths_BK - 1, 0)).sum())
+        return epoch * self._targets + int(
+            np.minimum(read_BK, np.maximum(lengths_BK - self._first, 0)).sum()
+        )
 
     def batch(self, step: int, rows: slice = slice(None)) -> Batch:
         """Return what `rows` of the global batch read at `step`, counted from 0 over all epochs."""
@@ -165,10 +145,14 @@ class TrainStream:
         )
         # A row that has read all waits at the end of its last shard.
         read_B = np.minimum((step - before_B) * self._window, length_B)
-        targets_B = np.clip(length_B - 1 - read_B, 0, self._window)
+        targets_B = np.clip(length_B - self._first - read_B, 0, self._window)
         weight = self._batch * self._window / max(1, int(targets_B.sum()))
         start_B = (first_B + read_B)[rows]
         bytes_BT = self._windows(start_B)
+        if self._stop is not None:
+            left_B = (length_B - read_B)[rows]
+            ending = np.flatnonzero((left_B > 0) & (left_B <= self._window))
+            bytes_BT[ending, left_B[ending]] = self._stop
         labels_BT = None
         if self._labels:
             inputs_B = np.clip((length_B - read_B)[rows], 0, self._window)
@@ -244,104 +228,3 @@ class _Labels:
         place_D = self._offsets[end_D].astype(np.int64) - 1 - start_B[row_D]
         labels_BT[row_D, place_D] = (self._ratings[end_D - 1] - self._mean) / self._deviation
         return labels_BT
-
-
-class EvaluationStream:
-    """Every byte of a split once, save the first of each shard, in at most 16 shards.
-
-    Attributes:
-        steps: windows of the longest shard.
-        scored: bytes scored over all of them.
-    """
-
-    def __init__(self, split: Split, *, window: int, rows: int = EVALUATION_ROWS) -> None:
-        size = int(split.offsets[-1])
-        bounds = np.unique(cut(split.offsets, min(rows, len(split.offsets) - 1) or 1))
-        self._bytes, self._window = split.bytes, window
-        self._starts_B, self._ends_B = bounds[:-1], bounds[1:]
-        self.scored = size - len(self._starts_B)
-        if self.scored <= 0:
-            raise UserError(
-                f"the {split.name} split has {size} bytes, too few to score; prepare the corpus "
-                "with a larger share for it (--split)."
-            )
-        self.steps = int(-(-(self._ends_B - self._starts_B - 1).max() // window))
-
-    def batch(self, step: int, rows: int) -> EvaluationBatch:
-        """Return the windows at `step`, with empty rows after the shards to make `rows` of them."""
-        shards = len(self._starts_B)
-        start_B1 = self._starts_B[:, None] + step * self._window
-        position_BT = start_B1 + np.arange(self._window + 1)
-        inside_BT = position_BT < self._ends_B[:, None]
-        bytes_BT = np.zeros((rows, self._window + 1), np.uint8)
-        mask_BT = np.zeros((rows, self._window), np.bool_)
-        bytes_BT[:shards] = np.where(
-            inside_BT, self._bytes[np.minimum(position_BT, len(self._bytes) - 1)], 0
-        )
-        mask_BT[:shards] = inside_BT[:, 1:]
-        reset_B = np.full(rows, step == 0)
-        return EvaluationBatch(bytes_BT[:, :-1], bytes_BT[:, 1:], mask_BT, reset_B)
-
-
-class DocumentStream:
-    """Every document of a split by itself, from a zero state, and the byte that ends it.
-
-    A document's first byte is given, and its others are scored, and then `stop`, which is not in
-    the corpus: as UniRep reads proteins, from their start token to their stop token.
-
-    Attributes:
-        steps: windows of the row that has most.
-        scored: bytes scored over all of them; as many as the split has.
-    """
-
-    def __init__(
-        self, split: Split, *, window: int, stop: int, rows: int = EVALUATION_ROWS
-    ) -> None:
-        offsets = np.asarray(split.offsets, np.int64)
-        self.scored = int(offsets[-1])
-        if not self.scored:
-            raise UserError(
-                f"the {split.name} split is empty, so there is nothing to score; prepare the "
-                "corpus with a share for it (--split)."
-            )
-        self._bytes, self._window, self._stop = split.bytes, window, stop
-        windows_D = -(-np.diff(offsets) // window)
-        first_D = np.concatenate([[0], np.cumsum(windows_D)])  # of the windows of all documents
-        document_W = np.repeat(np.arange(len(windows_D)), windows_D)
-        place_W = np.arange(first_D[-1]) - first_D[document_W]
-        self._starts_W = offsets[document_W] + place_W * window
-        self._ends_W = offsets[document_W + 1]
-        self._resets_W = place_W == 0
-        self._bounds = cut(first_D.astype(np.uint64), rows)
-        self.steps = int(np.diff(self._bounds).max())
-
-    def batch(self, step: int, rows: int) -> EvaluationBatch:
-        """Return the windows at `step`, with empty rows after those to make `rows` of them."""
-        at_B = self._bounds[:-1] + step
-        is_read_B = at_B < self._bounds[1:]
-        at_B = np.minimum(at_B, len(self._starts_W) - 1)
-        position_BT = self._starts_W[at_B][:, None] + np.arange(self._window + 1)
-        end_B1 = self._ends_W[at_B][:, None]
-        found_BT = self._bytes[np.minimum(position_BT, len(self._bytes) - 1)]
-        found_BT = np.where(position_BT < end_B1, found_BT, 0)
-        found_BT = np.where(position_BT == end_B1, self._stop, found_BT)
-        bytes_BT = np.zeros((rows, self._window + 1), np.uint8)
-        mask_BT = np.zeros((rows, self._window), np.bool_)
-        reset_B = np.zeros(rows, np.bool_)
-        bytes_BT[: len(at_B)] = found_BT
-        mask_BT[: len(at_B)] = is_read_B[:, None] & (position_BT[:, 1:] <= end_B1)
-        reset_B[: len(at_B)] = self._resets_W[at_B]
-        return EvaluationBatch(bytes_BT[:, :-1], bytes_BT[:, 1:], mask_BT, reset_B)
-
-
-def prefetch(
-    make: Callable[[int], Item], steps: range, depth: int = 2
-) -> Generator[Item, None, None]:
-    """Yield ``make(step)`` for each step, made up to `depth` steps ahead in one other thread."""
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch") as pool:
-        waiting = deque(pool.submit(make, step) for step in steps[:depth])
-        for step in range(steps.start, steps.stop):
-            item = waiting.popleft().result()
-            if step + depth < steps.stop:
-                waiting.append(pool.submit(make, step + depth))
-            yield item

@@ -63,7 +63,7 @@ def summarise(corpus: Corpus, *, batch: int, window: int, samples: int = 3) -> d
         "bits_per_byte": _entropy(counts),
         "not_ascii": float(counts[128:].sum() / counts.sum()),
         "ratings": _ratings(shown),
-        "epoch": _epoch(train, batch, window),
+        "epoch": _epoch(train, batch, window, corpus.stop),
         "samples": [_text(shown, index) for index in chosen],
     }
 
@@ -115,9 +115,9 @@ def _ratings(split: Split) -> dict[str, Any] | None:
     }
 
 
-def _epoch(split: Split, batch: int, window: int) -> dict[str, Any]:
+def _epoch(split: Split, batch: int, window: int, stop: int | None) -> dict[str, Any]:
     try:
-        stream = TrainStream(split, batch=batch, window=window)
+        stream = TrainStream(split, batch=batch, window=window, stop=stop)
     except UserError as error:
         return {"batch": batch, "window": window, "error": str(error)}
     return {

@@ -22,7 +22,7 @@ import optax
 from mlstm_jax import run
 from mlstm_jax.config import Config, resolve_batch
 from mlstm_jax.data.corpus import Corpus, open_corpus
-from mlstm_jax.data.stream import prefetch
+from mlstm_jax.data.prefetch import prefetch
 from mlstm_jax.evaluation import Evaluator
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.training import agreement, environment, optimizer, parallel, schedule, signals
@@ -152,7 +152,9 @@ def train(config: Config, *, resume: bool = False, reset_carry: bool = False) ->
             signals=received,
             corpus=corpus,
             model=model,
-            evaluator=Evaluator(model, corpus.split("valid"), config.data.window, devices),
+            evaluator=Evaluator(
+                model, corpus.split("valid"), config.data.window, devices, corpus.stop
+            ),
             checkpoints=checkpoints,
             require_equal_replicas=make_comparison(cluster, devices),
             start=given and given.fingerprint,

@@ -80,6 +80,7 @@ def train_stream(config: Config, corpus: Corpus) -> TrainStream:
         else "ratings"
         if config.model.rating_head
         else None,
+        stop=corpus.stop,
     )
 
 

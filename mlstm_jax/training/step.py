@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import optax
 
 from mlstm_jax.config import Config
-from mlstm_jax.data.stream import Batch, EvaluationBatch
+from mlstm_jax.data.evaluation_stream import EvaluationBatch
+from mlstm_jax.data.stream import Batch
 from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
 from mlstm_jax.training import loss_scale
 from mlstm_jax.training.state import Tally, TrainState, zero_tally

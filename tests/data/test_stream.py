@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from mlstm_jax.data.corpus import Split
-from mlstm_jax.data.stream import DocumentStream, EvaluationStream, TrainStream, cut, prefetch
+from mlstm_jax.data.evaluation_stream import DocumentStream, EvaluationStream
+from mlstm_jax.data.prefetch import prefetch
+from mlstm_jax.data.shards import cut
+from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import UserError
 from tests.tolerance import assert_close
 
@@ -33,6 +36,71 @@ def test_cut_is_at_the_nearest_documents_and_covers_all(split: Split) -> None:
     shares = np.arange(38) * len(split.bytes) // 37
     nearest = np.abs(np.asarray(split.offsets, np.int64)[:, None] - shares).min(axis=0)
     np.testing.assert_array_equal(np.abs(bounds - shares), nearest)
+
+
+@pytest.mark.parametrize("lengths", [[9001], [30, 9001, 40, 50], [3000, 200, 3000, 100, 90, 2000]])
+def test_a_long_document_is_cut_where_no_boundary_is_near(lengths: list[int]) -> None:
+    split = make_split(lengths)
+    bounds, share = cut(split.offsets, 12), len(split.bytes) / 12
+    assert (bounds[0], bounds[-1]) == (0, len(split.bytes))
+    assert (np.diff(bounds) >= 0).all()
+    assert np.diff(bounds).max() <= 2 * share + 1
+    ends = np.asarray(split.offsets, np.int64)
+    for place, target in zip(bounds, np.arange(13) * len(split.bytes) // 12, strict=True):
+        distance = np.abs(ends - target).min()
+        assert place == target if distance > share / 2 else abs(place - target) == distance
+    whole = cut(split.offsets, 12, inside_documents=False)
+    assert np.isin(whole, ends).all()
+
+
+def test_a_single_document_is_an_epoch_of_every_row() -> None:
+    split = make_split([40_000])
+    stream = TrainStream(split, batch=8, window=32, shards=16)
+    assert stream.shards == 16
+    assert stream.idle < 0.05
+    texts = [b""] * 8
+    for step in range(stream.steps_per_epoch):
+        batch = stream.batch(step)
+        assert batch.targets_B is not None
+        for row, count in enumerate(batch.targets_B):
+            start = batch.inputs_BT[row, :1].tobytes() if batch.reset_B[row] else b""
+            texts[row] += start + batch.targets_BT[row, :count].tobytes()
+    bounds = cut(split.offsets, 16)
+    parts = [split.bytes[a:b].tobytes() for a, b in pairwise(bounds)]
+    assert texts == [parts[row] + parts[row + 8] for row in range(8)]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("batch", [1, 4, 36])
+def test_with_a_stop_an_epoch_reads_every_document_to_it(batch: int, shuffle: bool) -> None:
+    lengths = [8, 16, 7, 9, 1, 40] * 6
+    split = make_split(lengths)
+    stream = TrainStream(split, batch=batch, window=8, shuffle=shuffle, stop=3)
+    assert stream.shards == 36
+    found: list[bytes] = []
+    for epoch in range(2):
+        rows: list[list[bytes]] = [[] for _ in range(batch)]
+        for step in range(stream.steps_per_epoch):
+            one = stream.batch(epoch * stream.steps_per_epoch + step)
+            assert one.targets_B is not None
+            for row, count in enumerate(one.targets_B):
+                if one.reset_B[row] and count:
+                    rows[row].append(one.inputs_BT[row, :1].tobytes())
+                if count:
+                    rows[row][-1] += one.targets_BT[row, :count].tobytes()
+                np.testing.assert_array_equal(
+                    one.inputs_BT[row, 1:count], one.targets_BT[row, : max(count - 1, 0)]
+                )
+        found = [text for row in rows for text in row]
+        assert stream.bytes_seen((epoch + 1) * stream.steps_per_epoch) == sum(lengths) * (epoch + 1)
+        data, ends = split.bytes.tobytes(), np.cumsum(lengths)
+        documents = [data[e - n : e] + b"\x03" for e, n in zip(ends, lengths, strict=True)]
+        assert sorted(found) == sorted(documents)
+
+
+def test_with_a_stop_there_must_be_a_document_for_each_row() -> None:
+    with pytest.raises(UserError, match=r"4 documents, too few for data\.batch 8 rows"):
+        TrainStream(make_split([50] * 4), batch=8, window=8, stop=3)
 
 
 def test_steps_of_a_row_are_contiguous_and_reset_where_a_shard_starts(split: Split) -> None:
@@ -201,6 +269,14 @@ def test_evaluation_scores_every_byte_once_save_each_shards_first(split: Split) 
         np.bincount(np.concatenate(seen), minlength=256),
         np.bincount(split.bytes[~firsts], minlength=256),
     )
+
+
+def test_evaluation_cuts_a_long_document_and_never_a_short_one() -> None:
+    window = 8
+    long, short = (make_split([16 * 64 * window - n]) for n in (0, 1))
+    assert EvaluationStream(long, window=window).steps == 64
+    assert EvaluationStream(long, window=window).scored == len(long.bytes) - 16
+    assert EvaluationStream(short, window=window).scored == len(short.bytes) - 1
 
 
 @pytest.mark.parametrize("lengths", [[2], [5, 1], [1000, 1, 1, 1]])

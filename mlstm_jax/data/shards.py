@@ -1,0 +1,31 @@
+"""Shards: nearly equal parts of a split, cut at document boundaries where that is possible."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Shorter shards spend much of their time on a state just reset, and more of it on padding.
+LEAST_WINDOWS = 64
+
+
+def cut(
+    offsets: NDArray[np.uint64], shards: int, *, inside_documents: bool = True
+) -> NDArray[np.int64]:
+    """Cut a split into `shards` nearly equal parts.
+
+    Args:
+        offsets: where each document starts, and the end; uint64 [documents + 1], from 0.
+        inside_documents: cut inside a document that is much longer than a part. Otherwise such a
+            document leaves some parts empty.
+
+    Returns:
+        int64 [shards + 1] byte positions: the document boundary nearest to each equal share, or,
+        where that is more than half a share away, the share itself.
+    """
+    size = int(offsets[-1])
+    shares = np.arange(shards + 1) * size // shards
+    above = np.minimum(np.searchsorted(offsets, shares.astype(np.uint64)), len(offsets) - 1)
+    high = np.asarray(offsets[above], np.int64)
+    low = np.asarray(offsets[np.maximum(above - 1, 0)], np.int64)
+    nearest = np.where(shares - low < high - shares, low, high)
+    is_far = np.abs(nearest - shares) > size / shards / 2
+    return np.where(is_far & inside_documents, shares, nearest)
