@@ -11,7 +11,7 @@ from mlstm_jax.interruption import interruptible
 from mlstm_jax.terminal import show
 
 if TYPE_CHECKING:
-    from mlstm_jax.data.corpus import Manifest
+    from mlstm_jax.data.corpus import Manifest, SplitName
 
 # Below this, bits per character hang on which few documents they are.
 _LEAST_SCORED = 50_000
@@ -23,16 +23,22 @@ _LINES = (".txt", ".txt.gz")
 _LEAST_TRAINED = 8
 
 
+_OfSplit = arg(metavar="SOURCE [SOURCE ...]", help_behavior_hint="")
+
+
 def prepare(
-    sources: Annotated[list[str], Positional, arg(metavar="SOURCE [SOURCE ...]")],
+    sources: Annotated[list[str], Positional, arg(metavar="[SOURCE ...]", help_behavior_hint="")],
     out: Path,
+    train: Annotated[list[str], _OfSplit] = [],  # noqa: B006
+    valid: Annotated[list[str], _OfSplit] = [],  # noqa: B006
+    test: Annotated[list[str], _OfSplit] = [],  # noqa: B006
     text_column: str | None = None,
     rating_column: str | None = None,
     document: Literal["line", "paragraph", "file"] | None = None,
-    split: str = "1000,1,1",
+    split: str | None = None,
     seed: int = 0,
     clean: Literal["radford", "none", "protein"] = "radford",
-    dedupe: Literal["exact", "normalized", "none"] = "normalized",
+    dedupe: Literal["exact", "normalized", "none"] | None = None,
     overwrite: bool = False,
     memory_limit: str = "4GB",
     threads: int | None = None,
@@ -47,17 +53,22 @@ def prepare(
         sources: .json, .jsonl, .csv, .tsv, .txt files, each also .gz, and .parquet; folders and
             patterns of them; tfds:NAME[/CONFIG]:SPLIT; `pydoc:` is Python's docs.
         out: folder to write; it appears whole or not at all.
+        train: sources of the train split, where a corpus comes with its splits; they are kept as
+            they are, all documents in their order, and with --clean none byte for byte.
+        valid: those of the validation split.
+        test: those of the test split.
         text_column: column or field of the text; unset: text, reviewText, review_body, sentence or
             content.
         rating_column: that of a rating to keep; unset: rating, overall, star_rating or stars.
         document: what one document of a text file is; unset: a line.
         split: documents in train, valid and test, as weights; 0,0,1 is a test
-            set alone. Paper: 1000,1,1.
+            set alone; unset: 1000,1,1, as in the paper.
         seed: of the order of the documents, which hangs on it and on their content alone.
         clean: radford: unescape HTML, newlines to spaces, strip, pad; none: the text as it is;
             protein: sequences of amino acids, as UniRep reads them.
         dedupe: of documents of the same text one is kept. normalized: the same but for case and
-            white space; exact: to the byte; none: all are kept. Paper: removed.
+            white space; exact: to the byte; none: all are kept. Paper: removed. Unset: normalized,
+            but none where --train, --valid or --test is given.
         overwrite: replace the corpus that is there.
         memory_limit: of DuckDB, which reads and sorts; some hundred MB come on top.
         threads: of DuckDB; unset: all cores.
@@ -68,6 +79,15 @@ def prepare(
         beam_options: options of Beam and its runner, such as "--runner=FlinkRunner".
     """
     import shlex
+
+    splits: dict[SplitName, list[str]] = {"train": train, "valid": valid, "test": test}
+    given = {name: some for name, some in splits.items() if some}
+    if given and sources:
+        raise UserError(
+            f"{sources[0]}: of which split is it? Name it after --train, --valid or --test, or "
+            "name all files without these."
+        )
+    sources = sources or [name for some in given.values() for name in some]
 
     try:
         options = shlex.split(beam_options)
@@ -80,12 +100,12 @@ def prepare(
         from mlstm_jax.data.sources import passed_over
 
         manifest = run_prepare(
-            sources,
+            given or sources,
             out,
             text_field=text_column,
             rating_field=rating_column,
             document=document,
-            split=_split(split),
+            split=None if split is None else _split(split),
             seed=seed,
             cleaning=clean,
             dedupe=dedupe,
@@ -120,7 +140,12 @@ def prepare(
             "end in .txt."
         )
     of_lines = any(source.name.endswith(_LINES) for source in manifest.sources)
-    if document is None and of_lines and (median := summary.wrapped(made.split("train"))):
+    if (
+        document is None
+        and not given
+        and of_lines
+        and (median := summary.wrapped(made.split("train")))
+    ):
         show(
             f"note: half of the documents have at most {median:,} bytes, and most end within a "
             "sentence. A document is a line of a text file: if the lines are wrapped, --document "
@@ -133,10 +158,12 @@ def prepare(
 def _rough(manifest: "Manifest") -> list[str]:
     """Return a note on each split that is too small to score, with what makes it large enough."""
     sizes = {name: split.bytes for name, split in manifest.splits.items()}
-    _, valid, test = (min(weight, 1) for weight in manifest.split)
+    _, valid, test = (min(weight, 1) for weight in manifest.split or (1, 1, 1))
     # A quarter more, as documents differ in length.
     train = int(sum(sizes.values()) / (1.25 * _LEAST_SCORED)) - valid - test
-    if train >= _LEAST_TRAINED:
+    if manifest.split is None:
+        advice = f"a good score needs {_LEAST_SCORED:,}."
+    elif train >= _LEAST_TRAINED:
         share = f"one in {train + valid + test} documents"
         advice = f"--split {train},{valid},{test} gives {share} to each, enough for a good score."
     else:

@@ -85,7 +85,7 @@ class Manifest:
     format_version: int
     seed: int
     cleaning: Cleaning
-    split: tuple[int, int, int]  # weights of train, valid, test
+    split: tuple[int, int, int] | None  # weights of train, valid, test; None: they were given
     sources: tuple[SourceManifest, ...]
     records: int
     without_text: int
@@ -278,6 +278,11 @@ def describe(corpus: Corpus) -> str:
         (one_line(s.name), f"{s.documents:,}", f"{s.without_text + s.blank:,}")
         for s in manifest.sources
     ]
+    how = (
+        f"seed {manifest.seed}, split {','.join(map(str, manifest.split))}"
+        if manifest.split
+        else "splits and order as given"
+    )
     width = max(len(row[0]) for row in rows)
     table = [f"{a:<{width}}  {b:>13}  {c:>15}".rstrip() for a, b, c in rows]
     rated = any(ratings_file(name) in split.sha256 for name, split in manifest.splits.items())
@@ -288,8 +293,7 @@ def describe(corpus: Corpus) -> str:
             f"{manifest.blank:,} blank, "
             f"{manifest.duplicates:,} duplicates ({manifest.dedupe}), "
             f"{sum(manifest.rejected.values()):,} unreadable",
-            f"cleaning {manifest.cleaning}, seed {manifest.seed}, split "
-            f"{','.join(map(str, manifest.split))}, ratings {'yes' if rated else 'no'}",
+            f"cleaning {manifest.cleaning}, {how}, ratings {'yes' if rated else 'no'}",
             f"identity {corpus.identity}",
             "",
             *table,

@@ -41,7 +41,7 @@ class EvaluationStream:
         if self.scored <= 0:
             raise UserError(
                 f"the {split.name} split has {size} bytes, too few to score; prepare the corpus "
-                "with a larger share for it (--split)."
+                "with a larger share for it (--split, or more files after --valid and --test)."
             )
         self.steps = int(-(-(self._ends_B - self._starts_B - 1).max() // window))
 

@@ -1,8 +1,9 @@
 """What an engine has read and ordered, before any of it is written."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from mlstm_jax.data.corpus import SourceManifest
@@ -39,3 +40,4 @@ class Gathered(NamedTuple):
     documents: int  # to be written
     rated: bool  # whether any has a rating
     in_order: Iterator[Written]  # can be gone through once
+    sizes: Mapping[str, int] = MappingProxyType({})  # documents of each split, where they are given

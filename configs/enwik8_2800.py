@@ -1,0 +1,24 @@
+"""Krause et al. 2016, the paper of the mLSTM, on enwik8: one layer of 2,800 units, 46 M parameters.
+
+Corpus:    split enwik8 (100,000,000 bytes of Wikipedia) as is usual, 90, 5 and 5 million bytes:
+               head -c 90000000 enwik8 > train.txt
+               tail -c 10000000 enwik8 | head -c 5000000 > valid.txt
+               tail -c 5000000 enwik8 > test.txt
+           mlstm-jax prepare --train train.txt --valid valid.txt --test test.txt --clean none \\
+               --out corpora/enwik8
+Command:   mlstm-jax train configs/enwik8_2800.py
+Hardware:  one GPU of 16 GB or more
+Expected:  1.24 BPC, as published for 46 M parameters with weight normalisation and variational
+           dropout. It was not run here: sizes and the target are the paper's; rate, batch and
+           dropout (of the output alone, other units each window) are ours
+"""
+
+from mlstm_jax.config import Config, Data, Model, Optimizer, Train
+
+config = Config(
+    out="runs/enwik8_2800",
+    model=Model(hidden=2800, embedding=400),
+    data=Data(corpus="corpora/enwik8", batch=128, window=256, shards=128),
+    optimizer=Optimizer(learning_rate=1e-3, clip_norm=1.0),
+    train=Train(epochs=20, dropout=0.2, log_every=50, eval_every=2000, checkpoint_every=1000),
+)

@@ -1,0 +1,146 @@
+"""What a `prepare` requires before it begins: of its arguments, its folders, the free disk."""
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import get_args
+
+from mlstm_jax.data.corpus import SPLITS, SplitName
+from mlstm_jax.data.documents import Cleaning, Dedupe, Recipe, Unit
+from mlstm_jax.data.sources import PARQUET, PYDOC, is_builtin, is_gzip_name
+from mlstm_jax.errors import UserError
+
+# What a compressed byte of reviews becomes, at most.
+_COMPRESSION = 4
+# DuckDB would start any number.
+_MOST_THREADS = 256
+# Of a file system, less what the names of temporary files have besides.
+_LONGEST_NAME = 255 - len(".partial-4194304.old") - len(".")
+# The table of documents and what its sort spills, in bytes of text.
+_SCRATCH = 2
+
+
+def check_arguments(
+    sources: Sequence[str],
+    split: tuple[int, int, int],
+    recipe: Recipe,
+    max_reject_fraction: float,
+    threads: int | None,
+    memory_limit: str,
+) -> None:
+    if not sources:
+        raise UserError(f"no source given; name files of text, or {PYDOC}")
+    for option, field in (
+        ("--text-column", recipe.text_field),
+        ("--rating-column", recipe.rating_field),
+    ):
+        if field == "":
+            raise UserError(f"{option} '': names no column; name one, or leave the option out.")
+    if len(split) != 3 or sum(split) <= 0 or min(split) < 0:
+        raise UserError(
+            f"--split {','.join(map(str, split))}: must be three weights, train, valid and test, "
+            "none negative, and one above 0; such as 1000,1,1, or 0,0,1 for a test set alone"
+        )
+    for option, value, known in (
+        ("--document", recipe.document, (None, *get_args(Unit))),
+        ("--clean", recipe.cleaning, get_args(Cleaning)),
+        ("--dedupe", recipe.dedupe, get_args(Dedupe)),
+    ):
+        if value not in known:
+            raise UserError(f"{option} {value!r}: must be one of {', '.join(filter(None, known))}")
+    if not 0 <= max_reject_fraction <= 1:
+        raise UserError(
+            f"--max-reject-fraction {max_reject_fraction:g}: must be from 0, none, to 1, all."
+        )
+    if threads is not None and not 1 <= threads <= _MOST_THREADS:
+        raise UserError(f"--threads {threads}: must be from 1 to {_MOST_THREADS}.")
+    if not -(2**63) <= recipe.seed < 2**63:
+        raise UserError(f"--seed {recipe.seed}: must be a number of at most 64 bits.")
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)? ?[KMGT]i?B", memory_limit, re.IGNORECASE):
+        raise UserError(f"--memory-limit {memory_limit!r}: must be a size such as 4GB or 500MB.")
+
+
+def check_given(
+    sources: Mapping[SplitName, Sequence[str]],
+    split: tuple[int, int, int] | None,
+    dedupe: Dedupe | None,
+    seed: int,
+    engine: str,
+) -> None:
+    """Raise UserError unless the arguments suit splits that are given."""
+    unknown = sources.keys() - set(SPLITS)
+    if unknown:
+        raise UserError(f"{min(unknown)!r} is no split; they are {', '.join(SPLITS)}.")
+    for option, is_other in (
+        ("--split", split is not None),
+        ("--dedupe", dedupe not in (None, "none")),
+        ("--seed", seed != 0),
+        ("--engine", engine != "duckdb"),
+    ):
+        if is_other:
+            raise UserError(
+                f"{option}: splits that are given with --train, --valid and --test are kept as "
+                "they are, all documents in their order; leave it out, or name the files without "
+                "saying of which split they are."
+            )
+
+
+def check_apart(found: Mapping[str, Sequence[str]]) -> None:
+    """Raise UserError if two splits have a file in common."""
+    split_of: dict[str, str] = {}
+    for split, sources in found.items():
+        for source in sources:
+            path = source if is_builtin(source) else str(Path(source).resolve())
+            other = split_of.setdefault(path, split)
+            if other != split:
+                raise UserError(
+                    f"{source}: is given for --{other} and for --{split}; a split that was trained "
+                    "on says nothing about new text, so give it for one."
+                )
+
+
+def resolved(option: str, path: Path) -> Path:
+    """Return a path without links; raise UserError if it cannot be one of a corpus."""
+    try:
+        resolved = path.resolve()
+        resolved.exists()
+        if len(os.fsencode(resolved.name)) > _LONGEST_NAME:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+        str(resolved).encode()
+    except UnicodeEncodeError as error:
+        why = "its name is not UTF-8, by which DuckDB cannot open files there"
+        raise UserError(f"{option} {path}: {why}; name another folder.") from error
+    except (OSError, RuntimeError) as error:  # of Python 3.13 and before it
+        why = getattr(error, "strerror", None) or "a link that leads back to itself"
+        raise UserError(f"{option} {path}: {why}; name another folder.") from error
+    return resolved
+
+
+def check_disk(sources: Sequence[str], out: Path, scratch: Path, *, sorts: bool = True) -> None:
+    """Raise UserError unless there is room for the corpus and, if it `sorts`, temporary files."""
+    text = 0
+    for source in sources:
+        if not is_builtin(source):
+            path = Path(source)
+            compressed = is_gzip_name(path) or path.suffix.lower() == PARQUET
+            text += path.stat().st_size * (_COMPRESSION if compressed else 1)
+    needed: dict[int, tuple[Path, int]] = {}
+    for place, size in ((out.parent, text), (scratch.parent, _SCRATCH * text * sorts)):
+        folder = next(folder for folder in (place, *place.parents) if folder.exists())
+        device = folder.stat().st_dev
+        needed[device] = (folder, needed.get(device, (folder, 0))[1] + size)
+    for folder, size in needed.values():
+        free = shutil.disk_usage(folder).free
+        if size > free:
+            raise UserError(
+                f"{folder}: about {_gigabytes(size)} may be needed there, and {_gigabytes(free)} "
+                "is free; free some, write the corpus to another disk with --out, or put the "
+                f"temporary files, about {_gigabytes(_SCRATCH * text)}, on one with --temp-dir."
+            )
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:.1f} GB"
