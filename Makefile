@@ -22,7 +22,7 @@ test-all: .venv/ready-test-all
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: .venv/ready-test-all
-	$(BIN)/python -m pytest -m slow -s
+	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile
 
 # The instruction sets that XLA may use here, one after the other, the first on one core. Those that
 # this processor lacks change nothing. With F16C missing, as in SSE4_2, fp16 is skipped.

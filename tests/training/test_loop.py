@@ -400,3 +400,25 @@ def test_a_closed_terminal_stops_it_with_a_checkpoint(
     last = metrics.read(tmp_path / "run/metrics.jsonl")[-1]
     assert (last["event"], last["signal"]) == ("interrupted", "SIGHUP")
     assert steps_in(tmp_path / "run")[-1] == last["step"]
+
+
+def test_proteins_are_learned_one_by_one_and_their_stop_with_them(tmp_path: Path) -> None:
+    from mlstm_jax.data.prepare import prepare
+
+    letters = np.random.default_rng(0).choice(list("ACDE"), (4000, 8))
+    text = "".join(f">{n}\n{''.join(protein)}\n" for n, protein in enumerate(letters))
+    (tmp_path / "p.fasta").write_text(text)
+    prepare(
+        [str(tmp_path / "p.fasta")],
+        tmp_path / "corpus",
+        split=(20, 1, 1),
+        cleaning="protein",
+    )
+    data = Data(corpus=str(tmp_path / "corpus"), batch=8, window=16)
+    loop.train(make_config(tmp_path / "corpus", tmp_path / "run", data=data))
+    lines = metrics.read(tmp_path / "run/metrics.jsonl")
+    (last,) = [line for line in lines if line["kind"] == "eval" and line["step"] == 300]
+    # Eight letters of two bits and a stop that is certain once nine bytes were counted; without
+    # that it would cost 3.2 bits, one in nine, and a stop never seen costs 8 or more.
+    assert 16 / 9 - 0.05 < last["bpc"] < 16 / 9 + 0.15
+    assert [line["bytes_seen"] for line in lines if line["kind"] == "train"][-1] == 300 * 8 * 9
