@@ -240,22 +240,24 @@ def test_a_stack_has_all_of_its_layers(tmp_path: Path, random: np.random.Generat
 # --- .pt
 
 
-def tensors_of(path: Path, random: np.random.Generator) -> dict[str, Any]:
-    """Return a whole state_dict, flat."""
+@pytest.fixture
+def state_dict(tmp_path: Path, random: np.random.Generator) -> tuple[Path, dict[str, Any]]:
+    """A file of a whole state_dict, and its tensors, flat."""
     torch = pytest.importorskip("torch")
+    path = tmp_path / "m.pt"
     write_nvidia(path, random, padding=1, folded=False)
     nested = torch.load(path, weights_only=True)
-    return {
+    return path, {
         "encoder.encoder.weight": nested["encoder"]["encoder"]["weight"],
         "decoder.weight": nested["decoder"]["weight"],
         "decoder.bias": nested["decoder"]["bias"],
     } | {f"encoder.rnn.{name}": value for name, value in nested["encoder"]["rnn"].items()}
 
 
-def test_no_tensor_may_hold_nan(tmp_path: Path, random: np.random.Generator) -> None:
-    torch = pytest.importorskip("torch")
-    path = tmp_path / "m.pt"
-    tensors = tensors_of(path, random)
+def test_no_tensor_may_hold_nan(state_dict: Any) -> None:
+    import torch
+
+    path, tensors = state_dict
     for name, tensor in tensors.items():
         wrong = tensor.clone()
         wrong.view(-1)[0] = float("nan")  # of the embedding: in the row of the padding
@@ -269,24 +271,21 @@ def test_no_tensor_may_hold_nan(tmp_path: Path, random: np.random.Generator) -> 
         nvidia.read(path)
 
 
-def test_a_gap_in_the_layers_of_a_state_dict_is_named(
-    tmp_path: Path, random: np.random.Generator
-) -> None:
-    torch = pytest.importorskip("torch")
-    path = tmp_path / "m.pt"
+def test_a_gap_in_the_layers_of_a_state_dict_is_named(state_dict: Any) -> None:
+    import torch
+
+    path, tensors = state_dict
     for number in ("99999999", "9" * 5000):
         more = {f"encoder.rnn.rnns.{number}.w_ih": torch.zeros(1)}
-        torch.save(tensors_of(path, random) | more, path)
+        torch.save(tensors | more, path)
         with pytest.raises(UserError, match="has a layer 999"):
             nvidia.read(path)
 
 
-def test_a_state_dict_claims_no_more_than_it_holds(
-    tmp_path: Path, random: np.random.Generator
-) -> None:
-    torch = pytest.importorskip("torch")
-    path = tmp_path / "m.pt"
-    tensors = tensors_of(path, random)
+def test_a_state_dict_claims_no_more_than_it_holds(state_dict: Any, tmp_path: Path) -> None:
+    import torch
+
+    path, tensors = state_dict
     name = "encoder.rnn.rnns.0.w_hh_v"
     torch.save(tensors | {name: torch.zeros(1).expand(28, 7)}, path)
     with pytest.raises(UserError, match=f"{name} must be finite floating-point numbers"):
@@ -302,10 +301,10 @@ def test_a_state_dict_claims_no_more_than_it_holds(
         nvidia.read(tmp_path / "b.pt")
 
 
-def test_dicts_within_one_another_end(tmp_path: Path, random: np.random.Generator) -> None:
-    torch = pytest.importorskip("torch")
-    path = tmp_path / "m.pt"
-    doubled: dict[str, Any] = tensors_of(path, random)
+def test_dicts_within_one_another_end(state_dict: Any) -> None:
+    import torch
+
+    path, doubled = state_dict
     for _ in range(60):
         doubled = {"a": doubled, "b": doubled}
     round_: dict[str, Any] = {}
@@ -316,11 +315,11 @@ def test_dicts_within_one_another_end(tmp_path: Path, random: np.random.Generato
             nvidia.read(path)
 
 
-def test_parameters_are_imported_like_tensors(tmp_path: Path, random: np.random.Generator) -> None:
+def test_parameters_are_imported_like_tensors(state_dict: Any) -> None:
     """As of a dict that was made without state_dict()."""
-    torch = pytest.importorskip("torch")
-    path = tmp_path / "m.pt"
-    tensors = tensors_of(path, random)
+    import torch
+
+    path, tensors = state_dict
     expected = weights.flatten(nvidia.read(path).params)
     torch.save({name: torch.nn.Parameter(tensor) for name, tensor in tensors.items()}, path)
     for name, array in weights.flatten(nvidia.read(path).params).items():
