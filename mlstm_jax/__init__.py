@@ -18,6 +18,7 @@ Data flows one way, and imports go downward only::
     run.py                 a run folder: config, metrics, checkpoints → a model ready to use
     report.py              what a run learned, beside gzip, bz2 and xz
     evaluation.py          bits per character of a split
+    machine.py             what a plan must know of the machines
     plan.py                how long a config takes, on what
     sweep.py               several runs and their table
     data/                  sources, readers, documents → prepare (duckdb_engine, beam_engine,

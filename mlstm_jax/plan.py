@@ -12,44 +12,18 @@ devices need: inside a node or across. docs/performance.md has the flops and byt
 """
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from mlstm_jax import fields
 from mlstm_jax.config import Config, resolve_batch
 from mlstm_jax.errors import UserError
+from mlstm_jax.machine import Machine
 from mlstm_jax.training.environment import MEMORY_FRACTION
 
 VOCABULARY = 256
 # Read and written an update by Adam and its masters: parameters, gradient and two moments.
 _OPTIMIZER_BYTES = 28
-
-
-@dataclass(frozen=True, kw_only=True)
-class Link:
-    """How a gradient travels: once a ring is full, and what it costs however short."""
-
-    bytes_per_s: float
-    fixed_s: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """What a plan must know of the machines; a JSON file of these fields."""
-
-    name: str
-    source: str  # where the figures come from
-    devices_per_node: int
-    memory_bytes: float  # of a device
-    step_flops_per_s: dict[str, float]  # by type of the products
-    memory_bytes_per_s: float  # of a device, as it reads its weights
-    inside_node: Link
-    across_nodes: Link
-    price_per_device_hour: float | None = None
 
 
 class Row(NamedTuple):
@@ -67,54 +41,6 @@ class Row(NamedTuple):
     hours_per_epoch: float | None
     hours: float | None
     cost: float | None
-
-
-def load_machine(path: Path) -> Machine:
-    """Read a machine's description; UserError names the file and what is wrong."""
-    try:
-        machine = fields.build(Machine, fields.parse(path.read_bytes()))
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be read ({error.strerror}); configs/machines/ has ready ones."
-        ) from error
-    except fields.Wrong as error:
-        raise UserError(
-            f"{path} is not a machine's description ({error}); configs/machines/ has ready ones."
-        ) from error
-    rates = [*machine.step_flops_per_s.values(), machine.memory_bytes_per_s]
-    links = [machine.inside_node.bytes_per_s, machine.across_nodes.bytes_per_s]
-    sizes = [machine.memory_bytes, machine.devices_per_node]
-    if not all(value > 0 for value in (*rates, *links, *sizes)):  # NaN is not
-        raise UserError(f"{path}: every rate, size and count must be above 0.")
-    return machine
-
-
-def with_measured_rate(machine: Machine, results: Path, compute: str, hidden: int) -> Machine:
-    """Return the machine with the rate that benchmarks/train_step.py measured nearest to a size."""
-    try:
-        rows = [
-            row
-            for row in json.loads(results.read_text())["rows"]
-            if (row["implementation"], row["what"]) == ("ours", "train_step")
-            and row["dtype"] == compute
-            and not row["recompute_every"]
-        ]
-        nearest = min(abs(math.log(row["hidden"] / hidden)) for row in rows)
-        rates = [
-            row["flops"] / row["median_s"]
-            for row in rows
-            if abs(math.log(row["hidden"] / hidden)) == nearest
-        ]
-    except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
-        raise UserError(
-            f"{results} holds no train step of ours in {compute} ({type(error).__name__}: {error});"
-            " make it with `python benchmarks/train_step.py --json FILE`."
-        ) from error
-    return dataclasses.replace(
-        machine,
-        source=f"{machine.source}; rate of {compute} from {results.name}",
-        step_flops_per_s=machine.step_flops_per_s | {compute: max(rates)},
-    )
 
 
 def parameter_count(config: Config) -> int:

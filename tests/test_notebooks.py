@@ -50,7 +50,6 @@ def test_every_notebook_runs_and_shows_what_is_committed(path: Path) -> None:
     committed = nbformat.read(path, as_version=4)
     found = execute(path)
     assert pictures(found) == pictures(committed) >= 2
-    assert not any("TODO" in cell.source for cell in committed.cells)
 
 
 @pytest.mark.slow

@@ -11,12 +11,12 @@ from mlstm_jax import cli, plan
 from mlstm_jax import config as configs
 from mlstm_jax.config import Config, Data, Model, Precision, Train
 from mlstm_jax.errors import UserError
+from mlstm_jax.machine import load_machine, with_measured_rate
 from mlstm_jax.model.language_model import LanguageModel
 
 ROOT = Path(__file__).parent.parent
 MACHINES = ROOT / "configs/machines"
 RESULTS = ROOT / "benchmarks/results"
-_H200 = json.loads((MACHINES / "h200.json").read_text())
 
 # Puri et al. 2018, fig. 3b: seconds per iteration by the number of GPUs. Their headline, 109 times
 # one GPU's speed on 128, is .951 s, where the table has .91.
@@ -46,7 +46,7 @@ def paper(hidden: int = 4096, rows: int = 256) -> Config:
 def test_the_papers_seconds_per_iteration(
     machine: str, hidden: int, rows: int, published: dict[int, list[float]]
 ) -> None:
-    described = plan.load_machine(MACHINES / f"{machine}.json")
+    described = load_machine(MACHINES / f"{machine}.json")
     made = plan.plan(paper(hidden, rows), described, list(published), 38.8e9)
     for row in made:
         for seconds in published[row.devices]:
@@ -55,7 +55,7 @@ def test_the_papers_seconds_per_iteration(
 
 def test_the_papers_hours() -> None:
     """Section VI's table: 8 to 128 GPUs, 3 epochs or 100,000 iterations of 38.8 GB."""
-    described = plan.load_machine(MACHINES / "dgx1_v100.json")
+    described = load_machine(MACHINES / "dgx1_v100.json")
     rows = plan.plan(paper(), described, [8, 16, 32, 64, 128], 38.8e9)
     hours = [row.hours for row in rows]
     assert hours == pytest.approx([23.7, 25.3, 14.0, 7.1, 3.5], rel=0.05)
@@ -93,15 +93,15 @@ def test_a_measured_rate_gives_the_measured_time() -> None:
         for row in json.loads(results.read_text())["rows"]
         if row["implementation"] == "ours"
     }
-    machine = plan.load_machine(MACHINES / "h200.json")
-    machine = plan.with_measured_rate(machine, results, "fp32", 1024)
+    machine = load_machine(MACHINES / "h200.json")
+    machine = with_measured_rate(machine, results, "fp32", 1024)
     for every, tolerance in ((None, 0.05), (16, 0.1)):
         train = Train(recompute_every=every)
         config = Config(model=Model(hidden=1024), data=Data(batch=32), train=train)
         seconds = plan.plan(config, machine, [1], None)[0].seconds_per_iteration
         assert seconds == pytest.approx(measured[every], rel=tolerance)
     with pytest.raises(UserError, match="holds no train step of ours in bf16"):
-        plan.with_measured_rate(machine, results, "bf16", 1024)
+        with_measured_rate(machine, results, "bf16", 1024)
 
 
 def test_what_does_not_fit_is_said_with_what_to_change(capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,45 +113,3 @@ def test_what_does_not_fit_is_said_with_what_to_change(capsys: pytest.CaptureFix
     advice = said[said.index("--train.recompute-every") :].split()
     cli.main(["plan", *words, "--data.batch-per-device", "512", *advice[:2]])
     assert "do not fit" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "is not a machine's description"),
-        ('{"name": "x"}', "is not a machine's description"),
-        ("[]", "is not a machine's description"),
-        ("[" * 100_000, "is not a machine's description"),
-        ('{"name": 5}', "is not a machine's description"),
-        (json.dumps(_H200 | {"name": 5}), "name is 5, but it must be a text"),
-        (
-            json.dumps(_H200 | {"inside_node": {"bytes_per_s": "9"}}),
-            "inside_node.bytes_per_s is '9'",
-        ),
-        (json.dumps(_H200 | {"step_flops_per_s": {"fp32": True}}), "step_flops_per_s.fp32 is True"),
-        (json.dumps(_H200 | {"memory_bytes": float("nan")}), "must be above 0"),
-    ],
-    ids=lambda text: text[:40],
-)
-def test_a_bad_description_is_named(text: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "machine.json").write_text(text)
-    with pytest.raises(UserError, match=message):
-        plan.load_machine(tmp_path / "machine.json")
-    with pytest.raises(UserError, match="cannot be read"):
-        plan.load_machine(tmp_path / "none.json")
-
-
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"rows": [{"flops": 1}]}', "[]"])
-def test_results_that_are_none_are_named(text: str, tmp_path: Path) -> None:
-    (tmp_path / "results.json").write_text(text)
-    machine = plan.load_machine(MACHINES / "h200.json")
-    with pytest.raises(UserError, match=r"results\.json holds no train step of ours in bf16"):
-        plan.with_measured_rate(machine, tmp_path / "results.json", "bf16", 1024)
-
-
-def test_a_rate_of_zero_is_refused(tmp_path: Path) -> None:
-    fields = json.loads((MACHINES / "h200.json").read_text())
-    fields["inside_node"]["bytes_per_s"] = 0
-    (tmp_path / "machine.json").write_text(json.dumps(fields))
-    with pytest.raises(UserError, match="must be above 0"):
-        plan.load_machine(tmp_path / "machine.json")

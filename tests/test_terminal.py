@@ -1,5 +1,6 @@
 r"""What strangers wrote is shown with escapes: in a real terminal, nothing but \n, \t and text."""
 
+import contextlib
 import json
 import os
 import pty
@@ -58,11 +59,9 @@ def in_terminal(tmp_path: Path, command_environment: dict[str, str]) -> Callable
         )
         os.close(theirs)
         written = b""
-        try:
+        with contextlib.suppress(OSError):  # the other end is closed
             while piece := os.read(ours, 1 << 16):
                 written += piece
-        except OSError:  # the other end is closed
-            pass
         os.close(ours)
         assert process.wait(timeout=120) == code, written.decode()
         return written.decode().replace("\r\n", "\n")  # which the terminal made

@@ -233,7 +233,8 @@ def view(
     from mlstm_jax.interop.weights import fingerprint
     from mlstm_jax.run import load
     from mlstm_jax.transfer import classify as classifiers
-    from mlstm_jax.view.server import Viewer, bind, serve
+    from mlstm_jax.view.server import bind, serve
+    from mlstm_jax.view.viewer import Viewer
 
     loaded, chosen, about = load(run, checkpoint), None, None
     if classifier:

@@ -103,6 +103,7 @@ def plan(arguments: Sequence[str]) -> None:
     from mlstm_jax import config_text, quickstart
     from mlstm_jax import plan as planning
     from mlstm_jax.data.corpus import open_corpus
+    from mlstm_jax.machine import load_machine, with_measured_rate
 
     default, rest = config_text.take_file(arguments, quickstart.config)
 
@@ -130,9 +131,9 @@ def plan(arguments: Sequence[str]) -> None:
         "1 to many devices, by a roofline of the step and a ring all-reduce. CONFIG.py sets the "
         "fields of the run, the options override them, as with train.",
     )
-    config, machine = given.config, planning.load_machine(given.machine)
+    config, machine = given.config, load_machine(given.machine)
     if given.rates:
-        machine = planning.with_measured_rate(
+        machine = with_measured_rate(
             machine, given.rates, config.precision.compute, config.model.hidden
         )
     if given.price is not None:

@@ -5,15 +5,12 @@ must be before it reads the first. A file that claims far more than it holds is 
 bounds the memory that it takes. No pickle is read.
 """
 
-import io
-import math
-import warnings
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -21,8 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 from mlstm_jax.errors import UserError
 
 MOST_ARRAYS = 10_000
-_MOST_METADATA = 1 << 20  # bytes
-_MOST_HEADER = 1 << 14  # bytes; NumPy itself takes 10,000
+MOST_METADATA = 1 << 20  # bytes
 # Weights hardly compress. A file may still hold them in few bits, or twice under two names.
 _MOST_EXPANSION = 20
 _SHOWN = 5  # names in a message
@@ -156,107 +152,9 @@ def brief(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
 
 
-def npy(path: Path) -> Array:
-    """Open one .npy file; its data are memory-mapped when they are read.
-
-    Raises UserError where it is missing, or no .npy file of numbers.
-    """
-    if not path.is_file():
-        raise UserError(f"{path}: is missing; the folder must hold all files.")
-    try:
-        with path.open("rb") as file:
-            header = _Header.read(file)
-        if header.offset + header.size > path.stat().st_size:
-            raise ValueError("it is cut short")
-    except Exception as error:  # NumPy has many for a header that is none
-        raise UserError(f"{path}: is not a .npy file of numbers ({reason(error)}).") from error
-    load = partial(
-        np.memmap, path, header.dtype, "r", header.offset, header.shape, order=header.order
-    )
-    return Array(str(path), header.shape, str(header.dtype), header.dtype.kind == "f", load)
-
-
-class _Header(NamedTuple):
-    """What a .npy file says of its array."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    order: str
-    offset: int  # of the data
-
-    @property
-    def size(self) -> int:
-        """Bytes of the data."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    @classmethod
-    def read(cls, file: IO[bytes]) -> "_Header":
-        """Read a header; an exception of any kind means that there is none."""
-        # NumPy alone would believe a header's own length, up to 4 GB.
-        start = io.BytesIO(file.read(_MOST_HEADER))
-        parsers = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }
-        version = np.lib.format.read_magic(start)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that Python 2 wrote it, or that it has odd escapes
-            shape, is_fortran, dtype = parsers[version](start)
-        if dtype.hasobject:
-            raise ValueError("it holds pickled objects")
-        if any(size < 0 for size in shape):
-            raise ValueError(f"its shape is {shape}")
-        return cls(shape, dtype, "F" if is_fortran else "C", start.tell())
-
-
 @contextmanager
-def npz(path: Path, metadata: str) -> Iterator[tuple[str | None, dict[str, Array]]]:
-    """Open an .npz: the text of its uint8 array `metadata`, None without, and the other arrays.
-
-    Raises UserError where it is no such file, or claims far more than it holds.
-    """
-    with _zip(path) as archive:
-        members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
-        if len(members) != len(archive.infolist()):
-            raise UserError(f"{path}: cannot be read (two arrays have one name).")
-        arrays = {name: _member(path, archive, name, member) for name, member in members.items()}
-        about = arrays.pop(metadata, None)
-        yield None if about is None else _text(about), arrays
-
-
-def _member(path: Path, archive: zipfile.ZipFile, name: str, member: zipfile.ZipInfo) -> Array:
-    where = f"{path}: {brief(name)}"
-    try:
-        with archive.open(member) as file:
-            header = _Header.read(file)
-        if header.offset + header.size != member.file_size:
-            raise ValueError("it is not of the size that its header says")
-    except Exception as error:  # zipfile and NumPy have many
-        raise UserError(f"{where}: cannot be read ({reason(error)}).") from error
-
-    def load() -> NDArray[Any]:
-        with archive.open(member) as file:
-            file.read(header.offset)
-            data = np.frombuffer(file.read(header.size), header.dtype)
-        return data.reshape(header.shape, order=header.order)  # type: ignore[call-overload]
-
-    return Array(where, header.shape, str(header.dtype), header.dtype.kind == "f", load)
-
-
-def _text(about: Array) -> str:
-    if about.type != "uint8" or len(about.shape) != 1 or about.shape[0] > _MOST_METADATA:
-        raise UserError(
-            f"{about.where} must be at most {_MOST_METADATA:,} bytes of text, but is {about.type} "
-            f"of shape {about.shape}."
-        )
-    try:
-        return about.load().tobytes().decode()
-    except Exception as error:  # of zipfile and zlib, and bytes that are no text
-        raise UserError(f"{about.where}: cannot be read ({reason(error)}).") from error
-
-
-@contextmanager
-def _zip(path: Path) -> Iterator[zipfile.ZipFile]:
+def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open an archive; UserError where it is none, or `require_honest_zip` would refuse it."""
     _require_file(path)
     try:
         archive = zipfile.ZipFile(path)
@@ -270,8 +168,8 @@ def _zip(path: Path) -> Iterator[zipfile.ZipFile]:
 
 def require_honest_zip(path: Path) -> None:
     """Raise UserError where an archive holds too many files, or claims far more than it holds."""
-    with _zip(path):
-        pass
+    with open_zip(path):
+        pass  # opening it checks it
 
 
 def require_count(path: Path, arrays: int) -> None:
@@ -303,8 +201,8 @@ def safetensors(path: Path, metadata: str) -> Iterator[tuple[str | None, dict[st
     except Exception as error:  # the library's own, and the system's
         raise UserError(f"{path}: cannot be read ({reason(error)}).") from error
     require_count(path, len(slices))
-    if about is not None and len(about) > _MOST_METADATA:
-        raise UserError(f"{path}: its {metadata!r} metadata are longer than {_MOST_METADATA:,}.")
+    if about is not None and len(about) > MOST_METADATA:
+        raise UserError(f"{path}: its {metadata!r} metadata are longer than {MOST_METADATA:,}.")
     with file:
         yield (
             about,

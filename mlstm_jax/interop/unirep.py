@@ -14,7 +14,7 @@ import numpy as np
 
 from mlstm_jax import config
 from mlstm_jax.errors import UserError
-from mlstm_jax.interop import arrays
+from mlstm_jax.interop import arrays, numpy_files
 from mlstm_jax.interop.arrays import Array
 from mlstm_jax.interop.weights import Weights
 from mlstm_jax.model.language_model import VOCABULARY
@@ -100,5 +100,5 @@ def _array(folder: Path, files: dict[str, Path], name: str) -> Array:
     """Open NAME:0.npy, or what systems that allow no colon call it."""
     for file in _names(name):
         if file in files:
-            return arrays.npy(files[file])
+            return numpy_files.npy(files[file])
     raise UserError(f"{folder}: lacks {name}:0.npy; it must hold all files of one model.")

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from mlstm_jax import config, fields
 from mlstm_jax.data.documents import Cleaning
 from mlstm_jax.errors import KnownError, UserError
-from mlstm_jax.interop import arrays
+from mlstm_jax.interop import arrays, numpy_files
 from mlstm_jax.model.language_model import VOCABULARY, Parameters
 
 FORMAT = 1
@@ -147,7 +147,7 @@ def load(path: Path) -> Weights:
 
     Raises UserError that says which array or which field of the metadata is wrong.
     """
-    kinds = {".safetensors": arrays.safetensors, ".npz": arrays.npz}
+    kinds = {".safetensors": arrays.safetensors, ".npz": numpy_files.npz}
     if path.suffix not in kinds:
         raise UserError(f"{path}: a model is a .safetensors or an .npz file.")
     with kinds[path.suffix](path, _KEY) as (text, found):

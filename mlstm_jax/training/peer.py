@@ -103,8 +103,8 @@ class Peer:
         except BlockingIOError:
             return not self._received
         except OSError:
-            pass
-        return False
+            return False  # it is gone
+        return False  # it has sent more, or ended
 
     def close(self) -> None:
         """Close the connection."""

@@ -1,6 +1,5 @@
 """Weights from strangers: damaged, hostile or odd, they are imported whole or refused in words."""
 
-import io
 import json
 import os
 import subprocess
@@ -193,52 +192,6 @@ def test_many_unknown_names_make_a_short_message(exported: Any) -> None:
     assert len(str(error.value)) < 300
 
 
-# --- .npy
-
-_GOOD = b"{'descr': '<f4', 'fortran_order': False, 'shape': (7,), }"
-
-
-def npy(header: bytes, data: bytes = bytes(28), version: tuple[int, int] = (1, 0)) -> bytes:
-    length = len(header).to_bytes(2 if version == (1, 0) else 4, "little")
-    return b"\x93NUMPY" + bytes(version) + length + header + data
-
-
-def zipped() -> bytes:
-    made = io.BytesIO()
-    np.savez(made, a=np.zeros(7))
-    return made.getvalue()
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        npy(b"{'descr': ('<f4'"),  # tokenize.TokenError
-        npy(b"(" * 5000),
-        npy(b"-" * 9000 + b"1"),  # RecursionError
-        npy(b"\xff\xfe" * 30, version=(3, 0)),  # UnicodeDecodeError
-        npy(_GOOD.replace(b"7", b"7" * 30)),
-        npy(_GOOD.replace(b"7", b"-7")),
-        npy(_GOOD.replace(b"f4", b"zz")),
-        npy(_GOOD, data=bytes(27)),
-        b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + bytes(1000),
-        b"\x93NUMPY\x09\x00" + bytes(1000),
-        b"\x93NUMPY",
-        b"",
-        b"PK\x03\x04",
-        zipped(),
-        b"\x80\x04N.",  # a pickle
-    ],
-    ids=lambda content: repr(content[8:30]),
-)
-def test_a_npy_that_is_none_is_named(
-    content: bytes, tmp_path: Path, random: np.random.Generator
-) -> None:
-    write_openai(tmp_path / "o", random)
-    (tmp_path / "o/12.npy").write_bytes(content)
-    with pytest.raises(UserError, match=r"12\.npy: is not a \.npy file of numbers"):
-        openai.read(tmp_path / "o")
-
-
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path, random: np.random.Generator) -> None:
     write_openai(tmp_path / "o", random)
     (tmp_path / "o/3.npy").unlink()
@@ -255,33 +208,6 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path, random: np.random.Gen
             [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
         )
         assert "UserError" in done.stderr
-
-
-@pytest.mark.parametrize("kind", ["<f2", "<f8", ">f4", ">f8"])
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_any_float_in_any_order_is_imported(
-    kind: str, order: str, tmp_path: Path, random: np.random.Generator
-) -> None:
-    write_openai(tmp_path / "o", random)
-    for path in (tmp_path / "o").iterdir():  # to numbers that all of the types hold
-        np.save(path, np.load(path).astype(np.float16).astype(np.float32))
-    expected = weights.flatten(openai.read(tmp_path / "o").params)
-    for path in (tmp_path / "o").iterdir():
-        np.save(path, np.array(np.load(path), kind, order=order))
-    found = openai.read(tmp_path / "o")
-    for name, array in weights.flatten(found.params).items():
-        np.testing.assert_array_equal(array, expected[name])
-    assert {array.dtype.str for array in found.params["layer_0"].values()} == {"<f4"}
-
-
-@pytest.mark.parametrize("kind", ["i4", "c8", "?", "S4", "f4,f4"])
-def test_what_is_no_float_is_refused(
-    kind: str, tmp_path: Path, random: np.random.Generator
-) -> None:
-    write_openai(tmp_path / "o", random)
-    np.save(tmp_path / "o/12.npy", np.zeros(7, kind))
-    with pytest.raises(UserError, match=r"12\.npy must be finite floating-point numbers, not"):
-        openai.read(tmp_path / "o")
 
 
 def test_no_array_may_hold_nan(tmp_path: Path, random: np.random.Generator) -> None:
@@ -314,22 +240,24 @@ def test_a_stack_has_all_of_its_layers(tmp_path: Path, random: np.random.Generat
 # --- .pt
 
 
-def tensors_of(path: Path, random: np.random.Generator) -> dict[str, Any]:
-    """Return a whole state_dict, flat."""
+@pytest.fixture
+def state_dict(tmp_path: Path, random: np.random.Generator) -> tuple[Path, dict[str, Any]]:
+    """A file of a whole state_dict, and its tensors, flat."""
     torch = pytest.importorskip("torch")
+    path = tmp_path / "m.pt"
     write_nvidia(path, random, padding=1, folded=False)
     nested = torch.load(path, weights_only=True)
-    return {
+    return path, {
         "encoder.encoder.weight": nested["encoder"]["encoder"]["weight"],
         "decoder.weight": nested["decoder"]["weight"],
         "decoder.bias": nested["decoder"]["bias"],
     } | {f"encoder.rnn.{name}": value for name, value in nested["encoder"]["rnn"].items()}
 
 
-def test_no_tensor_may_hold_nan(tmp_path: Path, random: np.random.Generator) -> None:
-    torch = pytest.importorskip("torch")
-    path = tmp_path / "m.pt"
-    tensors = tensors_of(path, random)
+def test_no_tensor_may_hold_nan(state_dict: Any) -> None:
+    import torch
+
+    path, tensors = state_dict
     for name, tensor in tensors.items():
         wrong = tensor.clone()
         wrong.view(-1)[0] = float("nan")  # of the embedding: in the row of the padding
@@ -343,24 +271,21 @@ def test_no_tensor_may_hold_nan(tmp_path: Path, random: np.random.Generator) -> 
         nvidia.read(path)
 
 
-def test_a_gap_in_the_layers_of_a_state_dict_is_named(
-    tmp_path: Path, random: np.random.Generator
-) -> None:
-    torch = pytest.importorskip("torch")
-    path = tmp_path / "m.pt"
+def test_a_gap_in_the_layers_of_a_state_dict_is_named(state_dict: Any) -> None:
+    import torch
+
+    path, tensors = state_dict
     for number in ("99999999", "9" * 5000):
         more = {f"encoder.rnn.rnns.{number}.w_ih": torch.zeros(1)}
-        torch.save(tensors_of(path, random) | more, path)
+        torch.save(tensors | more, path)
         with pytest.raises(UserError, match="has a layer 999"):
             nvidia.read(path)
 
 
-def test_a_state_dict_claims_no_more_than_it_holds(
-    tmp_path: Path, random: np.random.Generator
-) -> None:
-    torch = pytest.importorskip("torch")
-    path = tmp_path / "m.pt"
-    tensors = tensors_of(path, random)
+def test_a_state_dict_claims_no_more_than_it_holds(state_dict: Any, tmp_path: Path) -> None:
+    import torch
+
+    path, tensors = state_dict
     name = "encoder.rnn.rnns.0.w_hh_v"
     torch.save(tensors | {name: torch.zeros(1).expand(28, 7)}, path)
     with pytest.raises(UserError, match=f"{name} must be finite floating-point numbers"):
@@ -376,10 +301,10 @@ def test_a_state_dict_claims_no_more_than_it_holds(
         nvidia.read(tmp_path / "b.pt")
 
 
-def test_dicts_within_one_another_end(tmp_path: Path, random: np.random.Generator) -> None:
-    torch = pytest.importorskip("torch")
-    path = tmp_path / "m.pt"
-    doubled: dict[str, Any] = tensors_of(path, random)
+def test_dicts_within_one_another_end(state_dict: Any) -> None:
+    import torch
+
+    path, doubled = state_dict
     for _ in range(60):
         doubled = {"a": doubled, "b": doubled}
     round_: dict[str, Any] = {}
@@ -390,11 +315,11 @@ def test_dicts_within_one_another_end(tmp_path: Path, random: np.random.Generato
             nvidia.read(path)
 
 
-def test_parameters_are_imported_like_tensors(tmp_path: Path, random: np.random.Generator) -> None:
+def test_parameters_are_imported_like_tensors(state_dict: Any) -> None:
     """As of a dict that was made without state_dict()."""
-    torch = pytest.importorskip("torch")
-    path = tmp_path / "m.pt"
-    tensors = tensors_of(path, random)
+    import torch
+
+    path, tensors = state_dict
     expected = weights.flatten(nvidia.read(path).params)
     torch.save({name: torch.nn.Parameter(tensor) for name, tensor in tensors.items()}, path)
     for name, array in weights.flatten(nvidia.read(path).params).items():

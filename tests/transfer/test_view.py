@@ -93,7 +93,7 @@ def test_it_answers_as_the_library_does(page: str, run: Run) -> None:
 
 @pytest.mark.parametrize("all_layers", [False, True])
 def test_a_classifier_on_the_mean_of_h_is_shown_as_it_reads(run: Run, all_layers: bool) -> None:
-    from mlstm_jax.view.server import Viewer
+    from mlstm_jax.view.viewer import Viewer
 
     featurizer = Featurizer(run, states=("mean_h",), all_layers=all_layers)
     weights = np.random.default_rng(0).normal(size=(1, featurizer.width)) * 0.1
@@ -195,7 +195,8 @@ def test_refusals_are_json(page: str) -> None:
 
 def test_values_that_are_no_numbers_are_said(run: Run) -> None:
     """Weights that are finite, and what is made of them is not."""
-    from mlstm_jax.view.server import Viewer, make_app
+    from mlstm_jax.view.server import make_app
+    from mlstm_jax.view.viewer import Viewer
 
     large = jax.tree.map(lambda array: np.full_like(array, 1e38), run.params)
     viewer = Viewer(dataclasses.replace(run, params=large), None)
@@ -220,7 +221,8 @@ def test_a_page_by_ipv6(run: Run) -> None:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
         pytest.skip("this machine has no IPv6")
-    from mlstm_jax.view.server import Viewer, bind, serve
+    from mlstm_jax.view.server import bind, serve
+    from mlstm_jax.view.viewer import Viewer
 
     viewer = Viewer(run, None)
     for host in ("::1", "[::1]", "0:0:0:0:0:0:0:1"):
