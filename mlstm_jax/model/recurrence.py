@@ -30,9 +30,8 @@ forward scan is over B rows, whatever T is: two carried windows give the bits of
 docs/performance.md says what each choice bought.
 """
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -73,6 +72,7 @@ class Weights(NamedTuple):
 
 Outputs = tuple[LayerCarry, Array]
 Gates = tuple[Array, Array, Array, Array]
+Tree = TypeVar("Tree")
 
 
 def _rounded(weights: Weights, x: Array, compute: jnp.dtype) -> Weights:
@@ -83,9 +83,14 @@ def _rounded(weights: Weights, x: Array, compute: jnp.dtype) -> Weights:
     return Weights(wmx_IH, wx_IG, wmh_HH.astype(compute), wh_HG.astype(compute), b_G)
 
 
-def _step(carry: LayerCarry, now: Sequence, w: Weights) -> tuple[LayerCarry, tuple[Array, Gates]]:
-    """One step: the new carry, then mh and the four gates after their nonlinearities, [B, H]."""
-    mh = dot(carry.h, w.wmh_HH)
+def _step(
+    rounded_h: Array, carry: LayerCarry, now: Sequence, w: Weights
+) -> tuple[LayerCarry, tuple[Array, Gates]]:
+    """One step: the new carry, then mh and the four gates after their nonlinearities, [B, H].
+
+    rounded_h is h in the type of the products.
+    """
+    mh = dot(rounded_h, w.wmh_HH)
     m = read(now.x, w.wmx_IH) * mh
     z_BG = read(now.x, w.wx_IG) + dot(m, w.wh_HG) + w.b_G[None]
     i, f, o, u = jnp.split(z_BG, 4, axis=-1)
@@ -107,7 +112,7 @@ def recurrence_reference(
     weights = _rounded(weights, sequence.x, compute)
 
     def step(carry: LayerCarry, now: Sequence) -> tuple[LayerCarry, Array]:
-        carry, _ = _step(carry, now, weights)
+        carry, _ = _step(carry.h, carry, now, weights)
         return carry, carry.h.astype(compute)
 
     return jax.lax.scan(step, carry, sequence)
@@ -120,7 +125,7 @@ def recurrence_trace(
     weights = _rounded(weights, sequence.x, compute)
 
     def step(carry: LayerCarry, now: Sequence) -> tuple[LayerCarry, LayerCarry]:
-        carry, _ = _step(carry, now, weights)
+        carry, _ = _step(carry.h, carry, now, weights)
         return carry, carry
 
     return jax.lax.scan(step, carry, sequence)
@@ -177,15 +182,15 @@ def _recurrence(
 
 
 class _Saved(NamedTuple):
-    """What the backward scan needs beside the arguments: [T, B, H], the compute type, c as carried.
+    """What the backward scan needs beside the arguments, in stacks, see `_empty`.
 
-    The gates are four arrays, not one: no step has to put them together and take them apart.
+    A GPU writes all parts of one stack in one kernel, so that there are few: h after each step
+    [T, B, H], c before it [T, B, H], and of each step mh, i, f, o and u [T, 5, B, H].
     """
 
     h: Array
     before_c: Array
-    mh: Array
-    gates: Gates
+    made: Array
 
 
 Residuals = tuple[LayerCarry, Sequence, Weights, _Saved]
@@ -195,14 +200,31 @@ def _forward(
     carry: LayerCarry, sequence: Sequence, weights: Weights, compute: jnp.dtype
 ) -> tuple[Outputs, Residuals]:
     weights = _rounded(weights, sequence.x, compute)
+    window, shape = sequence.x.shape[0], carry.h.shape
 
-    def step(carry: LayerCarry, now: Sequence) -> tuple[LayerCarry, _Saved]:
-        after, made = _step(carry, now, weights)
-        h, (mh, gates) = jax.tree.map(lambda x: x.astype(compute), (after.h, made))
-        return after, _Saved(h, carry.c, mh, gates)
+    def step(
+        t: Array, before: tuple[Array, LayerCarry, _Saved]
+    ) -> tuple[Array, LayerCarry, _Saved]:
+        rounded_h, carry, saved = before
+        after, (mh, gates) = _step(rounded_h, carry, _at(sequence, t), weights)
+        rounded_h = after.h.astype(compute)
+        made = jnp.stack([x.astype(compute) for x in (mh, *gates)])
+        saved = _Saved(
+            h=_put(saved.h, rounded_h, t),
+            before_c=_put(saved.before_c, carry.c, t),
+            made=_put(saved.made, made, t),
+        )
+        return rounded_h, after, saved
 
-    last, saved = _scan(step, carry, sequence, compute)
-    return (last, saved.h), (carry, sequence, weights, saved)
+    saved = _Saved(
+        h=_empty((window, *shape), compute),
+        before_c=_empty((window, *shape), carry.c.dtype),
+        made=_empty((window, 5, *shape), compute),
+    )
+    # h goes from step to step in both types: rounded anew it would be a kernel more.
+    first = carry.h.astype(compute), carry, saved
+    _, last, saved = jax.lax.fori_loop(0, window, step, first)
+    return (last, _of_bits(saved.h, compute)), (carry, sequence, weights, saved)
 
 
 def _backward(
@@ -210,23 +232,27 @@ def _backward(
 ) -> tuple[LayerCarry, Sequence, Weights]:
     first, sequence, weights, saved = residuals
     dlast, dh_TBH = cotangents
-    hold_TB = sequence.hold_TB
-    held_steps = () if hold_TB is None else (hold_TB,)
+    window, shape = sequence.x.shape[0], first.h.shape
+    of_bytes = is_bytes(sequence.x)
     mx_TBH = read(sequence.x, weights.wmx_IH)
     # Transposed once: on a CPU a product with a transposed right side is a third slower.
     wmh_transposed, wh_transposed = weights.wmh_HH.T, weights.wh_HG.T
+    dh_bits = _as_bits(dh_TBH)
 
-    def step(
-        later: tuple[Array, Array], now: tuple[Array, ...]
-    ) -> tuple[tuple[Array, Array], tuple[Array, Array, Array]]:
-        dh, dc = later
-        dh_out, mx, before_c, mh, i, f, o, u = (x.astype(jnp.float32) for x in now[:8])
+    def step(k: Array, later: tuple[Array, ...]) -> tuple[Array, ...]:
+        dh, dc, dz_TBG, dm_T2BH = later
+        t = window - 1 - k
+        now, here = _at((sequence, saved), t)
+        # A lookup here saves a GPU from writing all of mx first.
+        mx = read(now.x, weights.wmx_IH) if of_bytes else _at(mx_TBH, t)
+        mh, i, f, o, u = _of_bits(here.made, compute).astype(jnp.float32)
+        before_c = _of_bits(here.before_c, first.c.dtype).astype(jnp.float32)
         tanh_c = jnp.tanh(f * before_c + i * u)
-        dh = dh + dh_out
+        dh = dh + _of_bits(_at(dh_bits, t), compute).astype(jnp.float32)
         held = None
-        if hold_TB is not None:
+        if now.hold_TB is not None:
             # With i = 0 and f = 1 all else of such a step is zero already.
-            hold_B1 = now[8][:, None]
+            hold_B1 = now.hold_TB[:, None]
             held, dh = jnp.where(hold_B1, dh, 0), jnp.where(hold_B1, 0, dh)
         dc = dc + dh * o * (1 - tanh_c * tanh_c)
         di = dc * u * i * (1 - i)
@@ -235,23 +261,27 @@ def _backward(
         du = dc * i * (1 - u * u)
         dz_BG = jnp.concatenate([di, df, do, du], axis=-1).astype(compute)
         dm = dot(dz_BG, wh_transposed)
-        dmh = (dm * mx).astype(compute)
-        dmx = (dm * mh).astype(compute)
+        dmh, dmx = (dm * mx).astype(compute), (dm * mh).astype(compute)
         dh = dot(dmh, wmh_transposed)
         if held is not None:
             dh = dh + held
-        return (dh, dc * f), (dz_BG, dmh, dmx)
+        return dh, dc * f, _put(dz_TBG, dz_BG, t), _put(dm_T2BH, jnp.stack([dmh, dmx]), t)
 
-    (dh0_BH, dc0_BH), (dz_TBG, dmh_TBH, dmx_TBH) = _scan(
-        step,
-        (dlast.h, dlast.c.astype(jnp.float32)),
-        (dh_TBH, mx_TBH, saved.before_c, saved.mh, *saved.gates, *held_steps),
-        compute,
-        reverse=True,
+    stacks = (
+        _empty((window, shape[0], 4 * shape[1]), compute),
+        _empty((window, 2, *shape), compute),
     )
-    before_h_TBH = jnp.concatenate([first.h.astype(compute)[None], saved.h[:-1]])
-    m_TBH = (mx_TBH * saved.mh.astype(jnp.float32)).astype(compute)
+    dh0_BH, dc0_BH, dz, dm = jax.lax.fori_loop(
+        0, window, step, (dlast.h, dlast.c.astype(jnp.float32), *stacks)
+    )
+    dz_TBG, dm_T2BH = _of_bits(dz, compute), _of_bits(dm, compute)
+    dmh_TBH, dmx_TBH = dm_T2BH[:, 0], dm_T2BH[:, 1]
+    h_TBH, mh_TBH = _of_bits(saved.h, compute), _of_bits(saved.made, compute)[:, 0]
+    before_h_TBH = jnp.concatenate([first.h.astype(compute)[None], h_TBH[:-1]])
+    m_TBH = (mx_TBH * mh_TBH.astype(jnp.float32)).astype(compute)
     dx, dwmx_IH, dwx_IG = read_gradients(sequence.x, weights.wmx_IH, weights.wx_IG, dmx_TBH, dz_TBG)
+    # Each byte adds one row of the table and the bias, so the table's gradient has the bias's.
+    b_G = jnp.sum(dwx_IG, axis=0) if of_bytes else jnp.sum(dz_TBG, (0, 1), dtype=jnp.float32)
     return (
         LayerCarry(h=dh0_BH, c=dc0_BH.astype(first.c.dtype)),
         Sequence(x=cast(Array, dx), hold_TB=None),
@@ -260,7 +290,7 @@ def _backward(
             wx_IG=dwx_IG,
             wmh_HH=sum_rows(before_h_TBH, dmh_TBH),
             wh_HG=sum_rows(m_TBH, dz_TBG),
-            b_G=jnp.sum(dz_TBG, axis=(0, 1), dtype=jnp.float32),
+            b_G=b_G,
         ),
     )
 
@@ -268,27 +298,28 @@ def _backward(
 _recurrence.defvjp(_forward, _backward)
 
 
-def _scan(
-    step: Callable[..., Any], first: Any, xs: Any, compute: jnp.dtype, *, reverse: bool = False
-) -> Any:
-    """Run `lax.scan`, with every sequence of a half type stored as integers of 16 bits.
+def _at(stacks: Tree, t: Array) -> Tree:
+    """Return step t of every array of a tree, [T, ...] → [...]."""
+    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, t, keepdims=False), stacks)
 
-    XLA for CPUs cannot write one step of a bfloat16 sequence: it converts the whole sequence, at
-    every step. To other devices the bits are the same.
+
+def _empty(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+    """Return a stack, [T, ...], that steps write with `_put`; what was not written is undefined.
+
+    Half types are stored as integers of 16 bits: XLA for CPUs cannot write one step of a bfloat16
+    stack, it converts the whole stack at every step. To other devices the bits are the same.
     """
-    half = jnp.dtype(compute).itemsize == 2
+    half = jnp.dtype(dtype).itemsize == 2
+    return jax.lax.empty(shape, jnp.uint16 if half else dtype)
 
-    def as_bits(x: Array) -> Array:
-        is_half = half and x.dtype == compute
-        return jax.lax.bitcast_convert_type(x, jnp.uint16) if is_half else x
 
-    def of_bits(x: Array) -> Array:
-        is_half = half and x.dtype == jnp.uint16
-        return jax.lax.bitcast_convert_type(x, compute) if is_half else x
+def _put(stack: Array, x: Array, t: Array) -> Array:
+    return jax.lax.dynamic_update_index_in_dim(stack, _as_bits(x), t, 0)
 
-    def step_of_bits(carry: Any, x: Any) -> tuple[Any, Any]:
-        carry, y = step(carry, jax.tree.map(of_bits, x))
-        return carry, jax.tree.map(as_bits, y)
 
-    last, ys = jax.lax.scan(step_of_bits, first, jax.tree.map(as_bits, xs), reverse=reverse)
-    return last, jax.tree.map(of_bits, ys)
+def _as_bits(x: Array) -> Array:
+    return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype.itemsize == 2 else x
+
+
+def _of_bits(x: Array, dtype: jnp.dtype) -> Array:
+    return jax.lax.bitcast_convert_type(x, dtype) if x.dtype == jnp.uint16 else x
