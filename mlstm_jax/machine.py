@@ -23,6 +23,22 @@ class Link:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A device as XLA's compiler for GPUs must know it; the names are XLA's."""
+
+    description: str  # such as NVIDIA H200 141GB HBM3e
+    compute_capability: tuple[int, int]
+    core_count: int  # streaming multiprocessors
+    fpus_per_core: int
+    clock_rate_ghz: float
+    l2_cache_size: int  # bytes, as all sizes
+    shared_memory_per_core: int
+    shared_memory_per_block_optin: int
+    memory_bandwidth: int  # bytes a second, as specified
+    device_memory_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Machine:
     """What a plan must know of the machines; a JSON file of these fields."""
 
@@ -35,6 +51,7 @@ class Machine:
     inside_node: Link
     across_nodes: Link
     price_per_device_hour: float | None = None
+    gpu: Gpu | None = None  # what `plan --compile` compiles for
 
 
 def load_machine(path: Path) -> Machine:

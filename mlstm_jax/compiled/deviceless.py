@@ -1,0 +1,170 @@
+"""Compile the step of a config for GPUs that are not there.
+
+JAX's plugin for CUDA compiles for a device that is described to it. Only the compiler is needed,
+the extra `gpu-compile`; no driver, no GPU. What it cannot know is what is tried out on a device:
+it chooses products by rules.
+"""
+
+import dataclasses
+import importlib.util
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from mlstm_jax.config import Config
+from mlstm_jax.data.stream import Batch
+from mlstm_jax.errors import UserError
+from mlstm_jax.machine import Gpu, Machine
+from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.training import optimizer, schedule
+from mlstm_jax.training.parallel import AXIS
+from mlstm_jax.training.state import init_state
+from mlstm_jax.training.step import make_train_step
+
+# The same for every GPU of today; without the version of the driver XLA makes fewer graphs.
+_COMMON = """
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  threads_per_core_limit: 2048
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+  driver_version: "12.9.0"
+  kernel_mode_driver_version: "570.86.15"
+  runtime_version: "12.9.0"
+  compile_time_toolkit_version: "12.9.0"
+  dnn_version: "9.10.0"
+"""
+_PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
+
+
+class Compiled(NamedTuple):
+    """A program for one device of several."""
+
+    text: str  # HLO after all optimisations
+    argument_bytes: int
+    temporary_bytes: int  # beside the arguments, as XLA counts them
+
+
+def require() -> None:
+    """Raise UserError unless the compiler for CUDA is installed."""
+    if not any(map(_is_installed, _PLUGINS)):
+        raise UserError(
+            "to compile for a GPU that is not there, the compiler for CUDA is needed, about 550 "
+            "MB: pip install 'mlstm-jax[gpu-compile]'."
+        )
+
+
+def compile_step(config: Config, machine: Machine, devices: int) -> Compiled:
+    """Compile a training step.
+
+    Args:
+        config: its batch is the global one, resolved for `devices`; phases are not looked at.
+        machine: its `gpu` is compiled for; its nodes decide which devices are on one.
+        devices: how many GPUs share the batch.
+
+    Raises:
+        UserError: the compiler is not installed or refuses, or the machine has no `gpu`.
+    """
+    require()
+    if machine.gpu is None:
+        raise UserError(
+            f"{machine.name}: the machine's file does not describe its GPU, the field gpu, which "
+            "--compile needs; configs/machines/h200.json has one."
+        )
+    model = LanguageModel(config.model, config.precision, config.train.recompute_every)
+    rate = schedule.learning_rate(config.optimizer, config.data.batch, _STEPS)
+    tx = optimizer.build(config.optimizer, rate)
+    step = make_train_step(config, model, tx, rate, AXIS)
+    mesh = Mesh(np.array(_devices(machine, machine.gpu, devices)), (AXIS,))
+    spec = PartitionSpec(AXIS)
+    sharding = NamedSharding(mesh, spec)
+    rows = config.data.batch // devices
+    arguments = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((devices, *x.shape), x.dtype, sharding=sharding),
+        (
+            jax.eval_shape(lambda: init_state(config, model, tx, 0)),
+            jax.eval_shape(lambda: jax.tree.map(jnp.asarray, model.init_carry(rows))),
+            _batch(config, rows),
+            jax.ShapeDtypeStruct((), jnp.float32),
+        ),
+    )
+
+    def one_device(*arguments: Any) -> Any:
+        results = step(*jax.tree.map(lambda x: x[0], arguments))
+        return jax.tree.map(lambda x: jnp.asarray(x)[None], results)
+
+    # What pmap makes of it: one program, the devices' axis in front.
+    mapped = jax.shard_map(one_device, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    traced = jax.jit(mapped, donate_argnums=(0, 1)).trace(*arguments)
+    try:
+        compiled = traced.lower(lowering_platforms=("cuda",)).compile()
+    except jax.errors.JaxRuntimeError as error:
+        raise UserError(
+            f"XLA does not compile this for {machine.gpu.description}: "
+            f"{str(error).strip().splitlines()[0]}"
+        ) from error
+    memory = compiled.memory_analysis()
+    return Compiled(
+        compiled.as_text(), memory.argument_size_in_bytes, memory.temp_size_in_bytes
+    )
+
+
+# Of the schedule: it is in the program as a number, and changes nothing else.
+_STEPS = 1_000_000
+
+
+def _batch(config: Config, rows: int) -> Batch:
+    shape = jax.ShapeDtypeStruct
+    window = config.data.window
+    has_labels = config.model.rating_head or config.model.classes
+    return Batch(
+        inputs_BT=shape((rows, window), jnp.uint8),
+        targets_BT=shape((rows, window), jnp.uint8),
+        reset_B=shape((rows,), jnp.bool_),
+        labels_BT=shape((rows, window), jnp.float32) if has_labels else None,
+        targets_B=shape((rows,), jnp.int32),
+        weight_B=shape((rows,), jnp.float32),
+    )  # type: ignore[arg-type]
+
+
+def _devices(machine: Machine, gpu: Gpu, count: int) -> list[Any]:
+    each = machine.devices_per_node
+    nodes = -(-count // each)
+    topology = topologies.get_topology_desc(
+        platform="cuda",
+        topology_name="",
+        target_config=_target(gpu),
+        topology=f"1x{nodes}x{count if nodes == 1 else each}",
+    )
+    return list(topology.devices[:count])
+
+
+def _target(gpu: Gpu) -> str:
+    """Return a description of the GPU as XLA's text format has it."""
+    values = dataclasses.asdict(gpu)
+    description = values.pop("description")
+    major, minor = values.pop("compute_capability")
+    own = "".join(f"  {name}: {value}\n" for name, value in values.items())
+    return (
+        f"gpu_device_info {{{_COMMON}{own}"
+        f"  cuda_compute_capability {{ major: {major} minor: {minor} }}\n}}\n"
+        'platform_name: "CUDA"\n'
+        "dnn_version_info { major: 9 minor: 10 }\n"
+        "runtime_version { major: 12 minor: 8 patch: 0 }\n"
+        f'device_description_str: "{description}"\n'
+    )
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False

@@ -1,0 +1,272 @@
+"""The kernels of a compiled program: how often each runs, what it reads, writes and multiplies.
+
+A kernel is an instruction that a GPU starts: a fusion, a product, a copy, a custom call. What is
+counted is bytes that it must move: of a stack that it reads or writes one step of, that step.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from mlstm_jax.compiled.hlo import Array, Computation, Instruction, Program, loops, root
+
+# They start nothing on the device.
+_FREE = frozenset(
+    [
+        *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
+        *("opt-barrier", "partition-id", "replica-id", "while", "call", "conditional"),
+    ]
+)
+# Instructions of a fusion through which a parameter is still itself.
+_SAME = frozenset(["bitcast", "reshape", "transpose", "copy", "convert", "bitcast-convert"])
+_PARTS = frozenset(["dynamic-slice", "slice", "gather"])
+_COLLECTIVES = re.compile(r"^(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)")
+
+
+class Access(NamedTuple):
+    """One array that a kernel reads or writes: the bytes moved, and those of the whole array."""
+
+    bytes: int
+    whole: int
+
+
+class Kernel(NamedTuple):
+    """A kernel of a program."""
+
+    name: str
+    opcode: str
+    source: str  # the JAX operation that it came from, where XLA says so
+    place: str  # the computation that it is in
+    is_in_loop: bool
+    times: int  # how often it runs in all
+    reads: tuple[Access, ...]
+    writes: tuple[Access, ...]
+    flops: int  # of products, once
+    operand_type: str | None  # of products, XLA's name; None where there is none
+
+    @property
+    def bytes(self) -> int:
+        """Bytes read and written once."""
+        return sum(access.bytes for access in (*self.reads, *self.writes))
+
+
+class Product(NamedTuple):
+    """A matrix product: the types of its operands and of its sums, and where it is."""
+
+    operands: tuple[str, str]
+    result: str
+    place: str
+
+
+def kernels(program: Program) -> list[Kernel]:
+    """Return all kernels, in the order of the program; those of a loop's body once."""
+    found = []
+    for place, times, is_in_loop in _places(program):
+        computation = program.computations[place]
+        for one in computation.values():
+            if one.opcode in _FREE or one.opcode.endswith("-done"):
+                continue
+            if "AllocateBuffer" in one.attributes:  # an empty array: nothing is written
+                continue
+            reads, writes = _accesses(program, computation, one)
+            flops, operand_type = _flops(program, computation, one)
+            source = re.search(r'op_name="([^"]*)"', one.attributes)
+            found.append(
+                Kernel(
+                    name=one.name,
+                    opcode=one.opcode,
+                    source=source[1] if source else "",
+                    place=place,
+                    is_in_loop=is_in_loop,
+                    times=times,
+                    reads=reads,
+                    writes=writes,
+                    flops=flops,
+                    operand_type=operand_type,
+                )
+            )
+    return found
+
+
+def collectives(found: list[Kernel]) -> list[Kernel]:
+    """Return those that devices talk by."""
+    return [one for one in found if _COLLECTIVES.match(one.opcode)]
+
+
+def zero_fills(program: Program, least: int) -> list[str]:
+    """Return the kernels that write nothing but one constant to `least` bytes or more."""
+    filled = []
+    for place, _, _ in _places(program):
+        for one in program.computations[place].values():
+            inner = program.computations[one.called[0]] if one.opcode == "fusion" else None
+            made = [root(inner)] if inner else [one]
+            if inner and made[0].opcode == "tuple":
+                made = [inner[name] for name in made[0].operands]
+            among = inner if inner else program.computations[place]
+            if any(x.bytes >= least and _is_constant(among, x) for x in made):
+                filled.append(one.name)
+    return filled
+
+
+def products(program: Program) -> list[Product]:
+    """Return every matrix product of the program, inside fusions and in library calls."""
+    found = []
+    for place, computation in program.computations.items():
+        for one in computation.values():
+            is_library = one.opcode == "custom-call" and "cublas" in one.attributes
+            if one.opcode == "dot" or is_library:
+                operands = [_before_casts(computation, name) for name in one.operands[:2]]
+                found.append(
+                    Product(
+                        (operands[0].arrays[0].dtype, operands[1].arrays[0].dtype),
+                        one.arrays[0].dtype,
+                        place,
+                    )
+                )
+    return found
+
+
+def atomic_adds(program: Program) -> list[Instruction]:
+    """Return the scatters whose places may be the same, so that the order of sums may differ."""
+    return [
+        one
+        for computation in program.computations.values()
+        for one in computation.values()
+        if one.opcode == "scatter" and "unique_indices=true" not in one.attributes
+    ]
+
+
+def _places(program: Program) -> Iterator[tuple[str, int, bool]]:
+    """Yield each computation that starts kernels: its name, how often it runs, if in a loop."""
+    waiting = [(program.entry, 1)]
+    seen = set()
+    while waiting:
+        name, times = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        yield name, times, False
+        waiting += [
+            (called, times)
+            for one in program.computations[name].values()
+            if one.opcode in ("call", "conditional", "async-start")
+            for called in one.called
+        ]
+    for name, times in loops(program):
+        if name not in seen:
+            seen.add(name)
+            yield name, times, True
+
+
+def _accesses(
+    program: Program, computation: Computation, one: Instruction
+) -> tuple[tuple[Access, ...], tuple[Access, ...]]:
+    whole = [computation[name].bytes for name in one.operands if name in computation]
+    if one.opcode == "fusion":
+        inner = program.computations[one.called[0]]
+        read = {
+            x.number: min(_bytes_read(inner, x.name), x.bytes)
+            for x in inner.values()
+            if x.opcode == "parameter"
+        }
+        reads = [Access(read.get(n, 0), size) for n, size in enumerate(whole)]
+        result = root(inner)
+        made = [inner[n] for n in result.operands] if result.opcode == "tuple" else [result]
+        writes = [_written(inner, x) for x in made]
+    elif one.opcode == "dynamic-update-slice":
+        update = computation[one.operands[1]].bytes
+        reads, writes = [Access(update, update)], [Access(update, one.bytes)]
+    elif one.opcode in _PARTS:
+        reads, writes = [Access(one.bytes, whole[0])], [Access(one.bytes, one.bytes)]
+    elif one.opcode == "custom-call":
+        reads, writes = _of_custom_call(computation, one)
+    else:
+        reads = [Access(size, size) for size in whole]
+        writes = [Access(array.bytes, array.bytes) for array in one.arrays]
+    return tuple(a for a in reads if a.bytes), tuple(a for a in writes if a.bytes)
+
+
+def _of_custom_call(
+    computation: Computation, one: Instruction
+) -> tuple[list[Access], list[Access]]:
+    """A kernel written by hand moves one step of a stack, which it takes as its own result."""
+    aliases = re.search(r"output_to_operand_aliasing=\{(.*?)\}\s*(?:,|$)", one.attributes + ",")
+    is_own = {int(n) for n in re.findall(r"\((\d+), \{", one.attributes)} if aliases else set()
+
+    def access(array: Array) -> Access:
+        steps = array.shape[0] if len(array.shape) > 2 else 1
+        return Access(array.bytes // max(1, steps), array.bytes)
+
+    reads = [
+        access(array)
+        for n, name in enumerate(one.operands)
+        if name in computation and n not in is_own
+        for array in computation[name].arrays
+    ]
+    return reads, [access(array) for array in one.arrays]
+
+
+def _users(computation: Computation, name: str) -> list[Instruction]:
+    return [one for one in computation.values() if name in one.operands]
+
+
+def _bytes_read(inner: Computation, name: str) -> int:
+    """Return the bytes that a fusion reads of what `name` is."""
+    whole, total = inner[name].bytes, 0
+    if inner[name].is_root:
+        return whole
+    for user in _users(inner, name):
+        if user.opcode in _PARTS and user.operands[0] == name:
+            total += user.bytes
+        elif user.opcode == "dynamic-update-slice" and user.operands[0] == name:
+            total += 0  # it is written in place
+        elif user.opcode in _SAME and user.bytes == whole:
+            total += _bytes_read(inner, user.name)
+        elif user.opcode == "tuple":
+            total += 0
+        else:
+            return whole
+    return total
+
+
+def _written(inner: Computation, one: Instruction) -> Access:
+    while one.opcode in _SAME and inner[one.operands[0]].bytes == one.bytes:
+        one = inner[one.operands[0]]
+    if one.opcode == "dynamic-update-slice":
+        return Access(inner[one.operands[1]].bytes, one.bytes)
+    return Access(0 if one.opcode == "parameter" else one.bytes, one.bytes)
+
+
+def _flops(
+    program: Program, computation: Computation, one: Instruction
+) -> tuple[int, str | None]:
+    if one.opcode == "fusion":
+        inner = program.computations[one.called[0]]
+        found = [_flops(program, inner, x) for x in inner.values()]
+        types = [dtype for _, dtype in found if dtype]
+        return sum(flops for flops, _ in found), types[0] if types else None
+    is_library = one.opcode == "custom-call" and "cublas" in one.attributes
+    if one.opcode != "dot" and not is_library:
+        return 0, None
+    left = computation[one.operands[0]].arrays[0]
+    contracted = re.search(
+        r'lhs_contracting_dim(?:ension)?s"?[=:][\[{]"?([0-9,]*)', one.attributes
+    )
+    inner_size = 1
+    for axis in (contracted[1] if contracted else "").split(","):
+        inner_size *= left.shape[int(axis)] if axis else 1
+    return 2 * one.arrays[0].size * inner_size, left.dtype
+
+
+def _before_casts(computation: Computation, name: str) -> Instruction:
+    """Return what an operand is before bits and shapes alone were changed."""
+    one = computation[name]
+    while one.opcode in ("bitcast", "reshape", "transpose", "copy") and one.operands:
+        one = computation[one.operands[0]]
+    return one
+
+
+def _is_constant(computation: Computation, one: Instruction) -> bool:
+    while one.opcode in (*_SAME, "broadcast") and one.operands:
+        one = computation[one.operands[0]]
+    return one.opcode == "constant"
