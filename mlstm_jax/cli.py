@@ -102,6 +102,7 @@ def main(arguments: Sequence[str] | None = None, program: str | None = None) -> 
         wrong = terminal.message(f"mlstm-jax: there is no command {name!r}{asked}")
         print(f"{_usage('mlstm-jax')}\n\n{wrong}", file=sys.stderr)
         sys.exit(2)
+    environment.without_gpus()
     if name not in _WITHOUT_JAX:
         environment.cache_programs()
     try:

@@ -116,7 +116,7 @@ def plan(
     """
     made = []
     for count in devices:
-        for phase, here in _phases(resolve_batch(config, count)):
+        for phase, here in phases(resolve_batch(config, count)):
             batch, window = here.data.batch, here.data.window
             rows = batch // count
             shared = all_reduce_seconds(here, machine, count)
@@ -146,7 +146,7 @@ def plan(
     return made
 
 
-def _phases(config: Config) -> Iterator[tuple[int, Config]]:
+def phases(config: Config) -> Iterator[tuple[int, Config]]:
     """Yield the phases of a run, from 1, as configs of their own; or the whole of it, as 0."""
     if not config.phases:
         yield 0, config
@@ -215,7 +215,7 @@ def _digits(value: float) -> str:
 def _advice(config: Config, machine: Machine, row: Row) -> str:
     """Say what makes a plan fit into memory."""
     rows, limit = row.batch // row.devices, machine.memory_bytes * MEMORY_FRACTION
-    config = dict(_phases(config))[row.phase]
+    config = dict(phases(config))[row.phase]
     text = (
         f"! {row.memory_bytes / 1e9:.1f} GB do not fit into the {machine.memory_bytes / 1e9:.0f} "
         f"GB of a device ({MEMORY_FRACTION:.0%} usable)"

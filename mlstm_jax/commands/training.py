@@ -120,6 +120,10 @@ def plan(arguments: Sequence[str]) -> None:
         rates: Path | None = None
         # Price of one device for an hour; unset: the description's.
         price: float | None = None
+        # Also compile the training step for the machine's GPU, which need not be there, and show
+        # its memory, kernels, collectives and modelled seconds: about 10 s for each of --gpus.
+        # It needs the extra "gpu-compile".
+        compile: bool = False
         # Also write the plan here, as JSON.
         json: Path | None = None
 
@@ -145,10 +149,21 @@ def plan(arguments: Sequence[str]) -> None:
     if corpus_bytes is None and folder.is_dir():
         corpus_bytes = open_corpus(folder).manifest.splits["train"].bytes
     rows = planning.plan(config, machine, list(given.gpus), corpus_bytes)
-    if given.json:
-        text = json.dumps({"machine": machine.name, "rows": planning.as_json(rows)}, indent=2)
-        given.json.write_text(text + "\n")
+    made = {"machine": machine.name, "rows": planning.as_json(rows)}
     show(planning.describe(config, machine, rows, corpus_bytes))
+    if given.compile:
+        from mlstm_jax.compiled import deviceless, summary
+        from mlstm_jax.training.progress import ProgressLine
+
+        deviceless.require()
+        with ProgressLine("compile", len(rows)) as progress:
+            compiled = summary.compile_plan(
+                config, machine, list(given.gpus), lambda done: progress.update(done, "programs")
+            )
+        made["compiled"] = summary.as_json(compiled)
+        show(f"\n{summary.describe(machine, compiled)}")
+    if given.json:
+        given.json.write_text(json.dumps(made, indent=2) + "\n")
 
 
 def schedule(arguments: Sequence[str]) -> None:

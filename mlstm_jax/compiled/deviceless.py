@@ -6,7 +6,7 @@ it chooses products by rules.
 """
 
 import dataclasses
-import importlib.util
+import importlib.metadata
 from typing import Any, NamedTuple
 
 import jax
@@ -42,7 +42,7 @@ _COMMON = """
   compile_time_toolkit_version: "12.9.0"
   dnn_version: "9.10.0"
 """
-_PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
+_PLUGIN = "jax-cuda12-pjrt"
 
 
 class Compiled(NamedTuple):
@@ -54,11 +54,18 @@ class Compiled(NamedTuple):
 
 
 def require() -> None:
-    """Raise UserError unless the compiler for CUDA is installed."""
-    if not any(map(_is_installed, _PLUGINS)):
+    """Raise UserError unless the compiler for CUDA is installed, of the version of jax."""
+    try:
+        found = importlib.metadata.version(_PLUGIN)
+    except importlib.metadata.PackageNotFoundError as error:
         raise UserError(
             "to compile for a GPU that is not there, the compiler for CUDA is needed, about 550 "
             "MB: pip install 'mlstm-jax[gpu-compile]'."
+        ) from error
+    if found != jax.__version__:
+        raise UserError(
+            f"{_PLUGIN} {found} does not compile for jax {jax.__version__}: "
+            f"pip install {_PLUGIN}=={jax.__version__}"
         )
 
 
@@ -112,9 +119,7 @@ def compile_step(config: Config, machine: Machine, devices: int) -> Compiled:
             f"{str(error).strip().splitlines()[0]}"
         ) from error
     memory = compiled.memory_analysis()
-    return Compiled(
-        compiled.as_text(), memory.argument_size_in_bytes, memory.temp_size_in_bytes
-    )
+    return Compiled(compiled.as_text(), memory.argument_size_in_bytes, memory.temp_size_in_bytes)
 
 
 # Of the schedule: it is in the program as a number, and changes nothing else.
@@ -122,17 +127,19 @@ _STEPS = 1_000_000
 
 
 def _batch(config: Config, rows: int) -> Batch:
-    shape = jax.ShapeDtypeStruct
-    window = config.data.window
+    """Return a batch as shapes and types alone."""
+    shape = (rows, config.data.window)
     has_labels = config.model.rating_head or config.model.classes
-    return Batch(
-        inputs_BT=shape((rows, window), jnp.uint8),
-        targets_BT=shape((rows, window), jnp.uint8),
-        reset_B=shape((rows,), jnp.bool_),
-        labels_BT=shape((rows, window), jnp.float32) if has_labels else None,
-        targets_B=shape((rows,), jnp.int32),
-        weight_B=shape((rows,), jnp.float32),
-    )  # type: ignore[arg-type]
+    return jax.eval_shape(
+        lambda: Batch(
+            inputs_BT=np.zeros(shape, np.uint8),
+            targets_BT=np.zeros(shape, np.uint8),
+            reset_B=np.zeros(rows, np.bool_),
+            labels_BT=np.zeros(shape, np.float32) if has_labels else None,
+            targets_B=np.zeros(rows, np.int32),
+            weight_B=np.zeros(rows, np.float32),
+        )
+    )
 
 
 def _devices(machine: Machine, gpu: Gpu, count: int) -> list[Any]:
@@ -161,10 +168,3 @@ def _target(gpu: Gpu) -> str:
         "runtime_version { major: 12 minor: 8 patch: 0 }\n"
         f'device_description_str: "{description}"\n'
     )
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False

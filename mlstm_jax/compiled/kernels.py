@@ -237,9 +237,7 @@ def _written(inner: Computation, one: Instruction) -> Access:
     return Access(0 if one.opcode == "parameter" else one.bytes, one.bytes)
 
 
-def _flops(
-    program: Program, computation: Computation, one: Instruction
-) -> tuple[int, str | None]:
+def _flops(program: Program, computation: Computation, one: Instruction) -> tuple[int, str | None]:
     if one.opcode == "fusion":
         inner = program.computations[one.called[0]]
         found = [_flops(program, inner, x) for x in inner.values()]
@@ -249,9 +247,7 @@ def _flops(
     if one.opcode != "dot" and not is_library:
         return 0, None
     left = computation[one.operands[0]].arrays[0]
-    contracted = re.search(
-        r'lhs_contracting_dim(?:ension)?s"?[=:][\[{]"?([0-9,]*)', one.attributes
-    )
+    contracted = re.search(r'lhs_contracting_dim(?:ension)?s"?[=:][\[{]"?([0-9,]*)', one.attributes)
     inner_size = 1
     for axis in (contracted[1] if contracted else "").split(","):
         inner_size *= left.shape[int(axis)] if axis else 1

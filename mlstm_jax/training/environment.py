@@ -57,6 +57,23 @@ def prepare(devices: Devices, *, deterministic: bool = False) -> None:
         _make_virtual(devices.virtual_cpu)
 
 
+def without_gpus() -> None:
+    """Keep JAX from looking for GPUs where CUDA's compiler is installed alone.
+
+    The extra `gpu-compile` has no driver's part, and JAX would print a traceback for want of it.
+    """
+    if _is_installed("jax-cuda12-pjrt") and not _is_installed("jax-cuda12-plugin"):
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
 def cache_programs() -> None:
     """Let JAX keep compiled programs on the disk, so that each is compiled once a machine.
 
