@@ -104,7 +104,7 @@ def transfer(
     OUT gets report.md, report.json and pictures, and the classifier for `mlstm-jax classify`.
     TF-IDF and logistic regression on the same texts stand beside it. (Pictures: extra "plot".) Of
     several states each gets a folder of its own in OUT. The features are kept in OUT/features, and
-    the same command goes on with them if it was stopped.
+    the same command, whenever it was stopped, goes on with them and makes all reports.
 
     Args:
         run: run folder.
@@ -134,7 +134,10 @@ def transfer(
     from mlstm_jax.transfer.labels import Labelled, read_labelled, require_classes
 
     kept = out / "features"
-    if out.exists() and (not out.is_dir() or any(path != kept for path in out.iterdir())):
+    folders = {one: out / one if len(state) > 1 else out for one in state}
+    has_more = out.is_dir() and any(path != kept for path in out.iterdir())
+    is_done = all((folder / experiment.REPORT).exists() for folder in folders.values())
+    if out.exists() and (not out.is_dir() or (has_more and (is_done or not kept.is_dir()))):
         raise UserError(f"{out} exists; choose another folder with --out.")
     out_folder.require(out)
 
@@ -151,21 +154,28 @@ def transfer(
     model = fingerprint(loaded.params)
     featurizer = Featurizer(loaded, states=state, all_layers=all_layers)
     named = {name: part for name, part in zip(experiment.PARTS, texts, strict=True) if part}
-    made: dict[str, Features] = {}
+    keys = {n: feature_file.key_of(model, featurizer, part.texts) for n, part in named.items()}
+    made = {name: feature_file.read(kept / f"{name}.npz", keys[name]) for name in named}
+    # The features of all texts come first: what is here without them is another command's.
+    if has_more and any(found is None for found in made.values()):
+        raise UserError(
+            f"{out} exists, and the features in it are not of these texts, states and parameters; "
+            "give the command that it was begun with, or choose another folder with --out."
+        )
+    features_of: dict[str, Features] = {}
     read_now, started = 0, time.monotonic()
     try:
         kept.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--out {out}: cannot be made: {error.strerror or error}") from error
     for name, part in named.items():
-        key = feature_file.key_of(model, featurizer, part.texts)
-        found = feature_file.read(kept / f"{name}.npz", key)
+        found = made[name]
         if found is None:
             found = _read(featurizer, f"features of {name}", part.texts)
             # Whatever fails from here on, they are the longer part of the work.
-            feature_file.write(kept / f"{name}.npz", found, featurizer, key)
+            feature_file.write(kept / f"{name}.npz", found, featurizer, keys[name])
             read_now += len(part.texts)
-        made[name] = found
+        features_of[name] = found
     if read_now:
         rate = read_now / (time.monotonic() - started)
         show(f"features of {read_now:,} texts: {rate:,.1f} texts/s", file=sys.stderr)
@@ -183,7 +193,9 @@ def transfer(
         def examples(part: str, chosen: "NDArray[np.intp]" = chosen) -> Examples | None:
             if part not in named:
                 return None
-            values = made[part][:, chosen] if len(state) > 1 else made[part]
+            values = features_of[part]
+            if len(state) > 1:
+                values = values[:, chosen]
             return Examples(values, np.array([classes.index(x) for x in named[part].labels]))
 
         train_part, test_part = examples("train"), examples("test")
@@ -200,12 +212,13 @@ def transfer(
                 columns,
                 progress.update,
             )
-        folder = out / one if len(state) > 1 else out
+        folder = folders[one]
         folder.mkdir(exist_ok=True)
+        (folder / experiment.REPORT).unlink(missing_ok=True)
         about = classifiers.Description(one, all_layers, model, text_column)
         classifiers.save(folder, classifier, about)
         experiment.write(folder, result, name)
-        show((folder / "report.md").read_text(encoding="utf-8"))
+        show((folder / experiment.REPORT).read_text(encoding="utf-8"))
         show(f"in {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
 
 

@@ -20,6 +20,7 @@ from mlstm_jax.transfer.classify import STRENGTHS, Classifier, Examples
 from mlstm_jax.transfer.features import STATE_NAMES, State
 from mlstm_jax.transfer.labels import Labelled
 
+REPORT = "report.md"  # the last file to be written: where it is, all are
 TOP_UNITS = (1, 2, 5, 10, 50, 100)
 _CURVE = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 _DRAWS = 3  # of the examples of a point of the curve
@@ -230,7 +231,9 @@ def write(folder: Path, result: Result, model: str) -> None:
     """Write report.json, report.md and, where matplotlib is there, the pictures."""
     (folder / "report.json").write_text(json.dumps({"model": model} | asdict(result), indent=2))
     report = as_markdown(result, model, draw(folder, result))
-    (folder / "report.md").write_text(report, encoding="utf-8")
+    partial = folder / f"{REPORT}.partial"
+    partial.write_text(report, encoding="utf-8")
+    partial.replace(folder / REPORT)
 
 
 def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
