@@ -53,6 +53,11 @@ class Run:
     corpus: str | None = None  # identity of the corpus it was trained on; None if imported
 
     @property
+    def name(self) -> str:
+        """What reports and pictures call it."""
+        return f"{self.folder.resolve().name}, step {self.step:,}"
+
+    @property
     def imported(self) -> bool:
         """Whether it is another program's, or an export."""
         return (self.folder / WEIGHTS).is_file()

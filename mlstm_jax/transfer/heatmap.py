@@ -86,9 +86,8 @@ def heat(
     values = trace.values_TH[[one.end for one in found], unit]
     # A few outliers would make all others of a long text white.
     largest = float(np.percentile(np.abs(values), 99, method="higher"))
-    name = f"{one_line(reader.run.folder.name)}, step {reader.run.step:,}"
-    texts = [one.text for one in found]
-    return Heat(texts, values, state, layer, unit, scale or largest or 1.0, name)
+    texts, title = [one.text for one in found], one_line(reader.run.name)
+    return Heat(texts, values, state, layer, unit, scale or largest or 1.0, title)
 
 
 def colour(value: float, scale: float) -> tuple[int, int, int]:

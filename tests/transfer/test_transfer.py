@@ -381,6 +381,8 @@ def test_a_config_of_another_model_is_refused(
         load(copy)
 
 
-def test_run_says_what_it_was_trained_on(run: Run) -> None:
+def test_run_says_what_it_was_trained_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run.cleaning == "radford"
+    monkeypatch.chdir(run.folder)
+    assert run.name == dataclasses.replace(run, folder=Path()).name == "run, step 300"
     assert dataclasses.asdict(run.config)["model"]["layers"] == 2
