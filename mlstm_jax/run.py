@@ -55,7 +55,8 @@ class Run:
     @property
     def name(self) -> str:
         """What reports and pictures call it."""
-        return f"{self.folder.resolve().name}, step {self.step:,}"
+        name = self.folder.resolve().name
+        return f"{name}, imported" if self.imported else f"{name}, step {self.step:,}"
 
     @property
     def imported(self) -> bool:

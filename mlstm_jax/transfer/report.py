@@ -108,7 +108,7 @@ def draw(folder: Path, result: Result) -> list[str]:
     for name, counts in result.histogram["counts"].items():
         axes.stairs(counts, edges, fill=True, alpha=0.5, label=one_line(name))
     axes.set(xlabel=f"{result.best_unit}: {STATE_NAMES[result.state]}", ylabel="training texts")
-    for text in axes.legend().get_texts():
+    for text in axes.legend(title="class").get_texts():
         text.set_parse_math(False)  # a dollar is a dollar
     figure.savefig(folder / "best_unit.png", dpi=110)
 
@@ -125,6 +125,7 @@ def draw(folder: Path, result: Result) -> list[str]:
     for name, score, style in (*lines, ("commonest class", result.majority, "-.")):
         axes.axhline(100 * score, ls=style, color="gray", label=name)
     axes.set(xscale="log", xlabel="labelled examples", ylabel="test accuracy, %")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.legend()
     axes.grid(alpha=0.3)
     figure.savefig(folder / "learning_curve.png", dpi=110)
