@@ -282,6 +282,13 @@ def test_texts_without_words_have_a_report_without_tfidf(
     with np.load(out / "features/train.npz") as kept:
         assert kept["features"].shape == (24, 256)
         assert set(kept["state"][:128]) == {"mean_h"}
+        # Each report is of its own state's columns.
+        for state in ("mean_h", "c"):
+            found = json.loads((out / state / "report.json").read_text())
+            best, edges = found["best_unit"], found["histogram"]["edges"]
+            is_best = (kept["layer"] == best["layer"]) & (kept["unit"] == best["unit"])
+            (values,) = kept["features"][:, is_best & (kept["state"] == state)].T
+            np.testing.assert_allclose(edges[:: len(edges) - 1], np.percentile(values, [0.5, 99.5]))
 
 
 def test_features_are_kept_whatever_fails_after_them(
