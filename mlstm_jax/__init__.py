@@ -29,8 +29,8 @@ Data flows one way, and imports go downward only::
                            checkpoint (meta, checksum, retention); parallel and replicas (devices);
                            cluster, rendezvous, listener, peer, place, agreement, signals,
                            watchdog; metrics, reporter, announcement
-    transfer/              features, labels, classify, experiment, finetune; generate, reader,
-                           heatmap
+    transfer/              features, feature_file, labels, classify, experiment, baseline, report,
+                           finetune; generate, reader, heatmap
     view/                  a local page that shows units and classes as one types
     interop/               other people's weights, in and out
     analysis.py            runs as tables and curves, for the notebooks

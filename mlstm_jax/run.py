@@ -53,6 +53,12 @@ class Run:
     corpus: str | None = None  # identity of the corpus it was trained on; None if imported
 
     @property
+    def name(self) -> str:
+        """What reports and pictures call it."""
+        name = self.folder.resolve().name
+        return f"{name}, imported" if self.imported else f"{name}, step {self.step:,}"
+
+    @property
     def imported(self) -> bool:
         """Whether it is another program's, or an export."""
         return (self.folder / WEIGHTS).is_file()
