@@ -60,7 +60,7 @@ class Viewer:
         """Say what is loaded."""
         model = self._run.config.model
         return {
-            "run": self._run.name,
+            "run": self._run.folder.resolve().name,
             "step": self._run.step,
             "layers": model.layers,
             "hidden": model.hidden,
