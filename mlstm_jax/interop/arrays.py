@@ -47,13 +47,21 @@ class Array(NamedTuple):
 def write_safetensors(
     path: Path, values: dict[str, NDArray[Any]], metadata: dict[str, str] | None = None
 ) -> None:
-    """Write a .safetensors file that those may read whom the umask lets read a new file."""
+    """Write a .safetensors file, with the permissions that the umask gives a new file.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     path.touch()
     mode = path.stat().st_mode
-    # The library puts a temporary file of mode 0600 in its place.
-    save_file(values, path, metadata=metadata)
+    try:
+        # The library puts a temporary file of mode 0600 in its place.
+        save_file(values, path, metadata=metadata)
+    except SafetensorError as error:  # its own, for a full disk, too
+        raise OSError(str(error)) from error
     path.chmod(mode)
 
 
