@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import io
 import os
 import re
 import shutil
@@ -362,3 +363,13 @@ def test_the_watchdog_says_what_a_restart_will_do(
         assert expected in str(stopped[0])
         assert "in test_the_watchdog" in (tmp_path / "stacks-3.txt").read_text()
     assert "most recent call first" in capfd.readouterr().err
+
+
+def test_the_watchdog_ends_a_run_though_nothing_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr", io.StringIO())  # has no file
+    bitten = threading.Event()
+    with Watchdog(0.1, lambda error: bitten.set()) as watchdog:
+        watchdog.folder = tmp_path / "is gone"
+        assert bitten.wait(10)
