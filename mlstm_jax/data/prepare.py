@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Literal
 
@@ -97,7 +97,7 @@ def prepare(
         requirements.check_given(given, split, dedupe, seed, engine)
     dedupe = dedupe or ("none" if given else "normalized")
     recipe = Recipe(text_field, rating_field, document, cleaning, dedupe, seed)
-    names = [name for some in given.values() for name in some] or list(sources)
+    names = [*chain(*given.values())] if given else list(sources)
     weights = split or SPLIT
     requirements.check_arguments(names, weights, recipe, max_reject_fraction, threads, memory_limit)
     if engine != "beam" and beam_options:
@@ -109,11 +109,11 @@ def prepare(
     rejects = Rejects()
     rejects_file = out.with_name(f"{out.name}.rejects.jsonl")
     own = (out, rejects_file)
-    found = find_sources(names, without=own)
-    found_in: dict[str, list[str]] = {}
-    for name in _ORDER if given else ():
-        found_in[name] = find_sources(given.get(name, ()), without=own)
+    found_in: dict[str, list[str]] = {
+        split: find_sources(given[split], without=own) for split in _ORDER if split in given
+    }
     requirements.check_apart(found_in)
+    found = [*chain(*found_in.values())] if given else find_sources(names, without=own)
     check_rejects_file(rejects_file)
     scratch_beside = out if temp_dir is None else temp_dir / out.name
     remove_leftovers(scratch_beside)
