@@ -40,8 +40,8 @@ def prepare(
     """Make a corpus folder from files of text.
 
     Args:
-        sources: .json, .jsonl, .csv, .tsv, .txt files, each also .gz, and .parquet; folders and
-            patterns of them; tfds:NAME[/CONFIG]:SPLIT; `pydoc:` is Python's docs.
+        sources: .json, .jsonl, .csv, .tsv, .txt and .fasta files, each also .gz, and .parquet;
+            folders and patterns of them; tfds:NAME[/CONFIG]:SPLIT; `pydoc:` is Python's docs.
         out: folder to write; it appears whole or not at all.
         train: sources of the train split, where a corpus comes with its splits; they are kept as
             they are, all documents in their order, and with --clean none byte for byte.
@@ -51,9 +51,9 @@ def prepare(
             content.
         rating_column: that of a rating to keep; unset: rating, overall, star_rating or stars.
         document: what one document of a text file is; unset: a line.
-        split: documents in train, valid and test, as weights; 0,0,1 is a test
-            set alone; unset: 1000,1,1, as in the paper.
-        seed: of the order of the documents, which hangs on it and on their content alone.
+        split: documents in train, valid and test, as weights; 0,0,1 is a test set alone; unset:
+            1000,1,1, as in the paper.
+        seed: of the order of the documents, which depends on it and on their content alone.
         clean: radford: unescape HTML, newlines to spaces, strip, pad; none: the text as it is;
             protein: sequences of amino acids, as UniRep reads them.
         dedupe: of documents of the same text one is kept. normalized: the same but for case and
