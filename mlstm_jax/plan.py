@@ -240,7 +240,7 @@ def _advice(config: Config, machine: Machine, row: Row) -> str:
 
 
 def _hours(config: Config, seconds: float, corpus_bytes: float | None) -> float | None:
-    """Return the length of the run, or None where it hangs on a corpus that is not known."""
+    """Return the length of the run, or None where it depends on an unknown corpus."""
     train, each = config.train, config.data.batch * config.data.window
     limits = [] if train.steps is None else [float(train.steps)]
     if train.epochs is not None and corpus_bytes is not None:

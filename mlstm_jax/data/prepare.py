@@ -1,9 +1,9 @@
 """Make a corpus: read, clean, deduplicate, order, split, write.
 
-The order hangs on content and seed alone: documents are sorted by md5 of seed and text, a key that
-any engine can compute. Neither the order of the files nor that of their lines, nor the number of
-threads, changes a byte of the result. The folder appears whole or not at all, whenever the program
-is stopped.
+The order depends on content and seed alone: documents are sorted by md5 of seed and text, a key
+that any engine can compute. Neither the order of the files nor that of their lines, nor the number
+of threads, changes a byte of the result. The folder appears whole or not at all, whenever the
+program is stopped.
 """
 
 import os
@@ -168,7 +168,7 @@ def prepare(
 
 @contextmanager
 def _tidied(out: Path, scratch: Path, rejects_file: Path, rejects: Rejects) -> Iterator[None]:
-    """Remove what is left where the block was interrupted, perhaps while it was tidying up."""
+    """Remove what the block has left if it fails, perhaps while it was tidying up itself."""
     try:
         yield
     except BaseException as error:

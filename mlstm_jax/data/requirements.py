@@ -17,7 +17,7 @@ from mlstm_jax.errors import UserError
 _COMPRESSION = 4
 # DuckDB would start any number.
 _MOST_THREADS = 256
-# Of a file system, less what the names of temporary files have besides.
+# Bytes of a file's name on most systems, less what is added for temporary files.
 _LONGEST_NAME = 255 - len(".partial-4194304.old") - len(".")
 # The table of documents and what its sort spills, in bytes of text.
 _SCRATCH = 2
@@ -104,10 +104,10 @@ def check_apart(found: Mapping[str, Sequence[str]]) -> None:
 
 
 def resolved(option: str, path: Path) -> Path:
-    """Return a path without links; raise UserError if it cannot be one of a corpus."""
+    """Return a path without links; raise UserError if no corpus can be there."""
     try:
         resolved = path.resolve()
-        resolved.exists()
+        resolved.exists()  # raises where a part of it is too long, or out of reach
         if len(os.fsencode(resolved.name)) > _LONGEST_NAME:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         str(resolved).encode()

@@ -27,12 +27,12 @@ class Found(NamedTuple):
 
 
 class Here(NamedTuple):
-    """What a run trains on now at a step."""
+    """What a run trains on at a step, by its present config."""
 
     stream: TrainStream
     meta: Meta
     carry: Any  # the shapes of the carry of all rows
-    is_phase: bool  # of several: where it reads is decided by the config, not by a checkpoint
+    is_phase: bool  # one of several: then the config, not a checkpoint, says where it reads
 
 
 def find(
