@@ -16,7 +16,8 @@ import pytest
 from mlstm_jax import run
 from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train
 from mlstm_jax.errors import KnownError, UserError
-from mlstm_jax.training import environment, loop, metrics
+from mlstm_jax.interop.weights import fingerprint
+from mlstm_jax.training import environment, loop, meta, metrics
 from mlstm_jax.training.reporter import Diverged
 from mlstm_jax.training.watchdog import Watchdog
 from tests.training.runs import (
@@ -244,6 +245,27 @@ def test_how_long_the_loss_was_too_high_survives_a_restart(corpus: Path, tmp_pat
     with pytest.raises(Diverged) as resumed:
         loop.train(diverging(corpus, tmp_path / "run", divergence_steps=9))
     assert resumed.value.step == whole.value.step
+
+
+def test_what_a_run_started_from_may_be_missing_until_it_is_needed(
+    corpus: Path, forty_steps: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first, folder = tmp_path / "first", tmp_path / "run"
+    shutil.copytree(forty_steps, first)
+    # Every loss is too high, so the ninth step tells that the run has diverged from the first on.
+    values = {"divergence_bpc": 0.01, "divergence_steps": 9, "start_from": str(first)}
+    config = diverging(corpus, folder, 4, on_divergence="rollback", **values)
+    loop.train(config)
+    start = meta.read(folder, 4)[0].start
+    assert start == fingerprint(run.load(first).params)
+    shutil.rmtree(first / "checkpoints/40/params")
+    loop.train(dataclasses.replace(config, train=dataclasses.replace(config.train, steps=6)))
+    assert "what train.start_from gives cannot be compared" in capfd.readouterr().err
+    assert meta.read(folder, 6)[0].start == start
+    assert environment.inputs_of(folder)["start_from"] == start
+    shutil.rmtree(first)
+    with pytest.raises(UserError, match=r"first is not a run folder"):
+        loop.train(dataclasses.replace(config, train=dataclasses.replace(config.train, steps=20)))
 
 
 @pytest.mark.slow
