@@ -22,7 +22,7 @@ Data flows one way, and imports go downward only::
     plan.py                how long a config takes, on what
     sweep.py               several runs and their table
     data/                  sources, readers, documents → prepare (duckdb_engine, beam_engine,
-                           corpus_writer) → corpus → stream; summary, markup  (no jax)
+                           corpus_writer) → corpus → stream; summary, markup, advice  (no jax)
     model/                 recurrence, inputs, weight norm, the language model   (no data, no
                            training)
     training/              loop, parts, step, state, optimizer, schedule, loss scale; start, resume,

@@ -41,10 +41,10 @@ _COMMANDS: dict[str, Callable[..., None]] = {
 }
 
 
-# They read the fields of a config as options themselves.
+# Commands that parse the fields of a config as options themselves.
 _OF_A_CONFIG = ("train", "plan", "schedule")
 
-# What computes nothing, and so compiles nothing.
+# Commands that compile nothing.
 _WITHOUT_JAX = ("prepare", "inspect", "plan", "schedule", "import", "export")
 
 

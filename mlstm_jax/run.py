@@ -169,7 +169,7 @@ def write_folder(config: Config, inputs: Mapping[str, str | None] | None = None)
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Turn what the system says of a file into what it means to the run in a folder."""
+    """Turn an OSError about a file into a KnownError that says how the run in a folder goes on."""
     try:
         yield
     except OSError as error:
