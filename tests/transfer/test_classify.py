@@ -1,6 +1,7 @@
 """The classifier on features, what is reported of it, and its use on new texts."""
 
 import csv
+import dataclasses
 import json
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from mlstm_jax import cli
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.run import Run
 from mlstm_jax.transfer import classify
 from mlstm_jax.transfer.classify import Classifier, Description, Examples
@@ -329,6 +330,43 @@ def test_features_are_kept_whatever_fails_after_them(
     texts = read_labelled(train, "review", "verdict").texts
     key = feature_file.key_of("abc", Featurizer(run), texts)
     assert feature_file.read(out / "features/train.npz", key) is None  # of another model
+
+
+def test_features_of_another_reading_or_other_units_have_another_key(run: Run) -> None:
+    from mlstm_jax.transfer import feature_file
+    from mlstm_jax.transfer.features import Featurizer
+
+    half = dataclasses.replace(run.config.precision, compute="bf16")
+    readers = [
+        Featurizer(run),
+        Featurizer(run, states=["h"]),
+        Featurizer(run, units=[1, 2]),
+        Featurizer(run, units=[1, 3]),
+        Featurizer(dataclasses.replace(run, cleaning="none")),
+        Featurizer(
+            dataclasses.replace(run, config=dataclasses.replace(run.config, precision=half))
+        ),
+    ]
+    keys = [feature_file.key_of("abc", reader, ["a"]) for reader in readers]
+    assert len(set(keys)) == len(keys)
+    assert keys[0] == feature_file.key_of("abc", Featurizer(run), ["a"])
+
+
+def test_a_classifier_that_cannot_be_written_whole_is_none(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Classifier(np.ones((1, 3)), np.ones(1), ["no", "yes"], 1.0)
+    about = Description("c", False, "abc", None)
+    classify.save(tmp_path, made, about)
+
+    def fail(path: Path, _: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(classify.arrays, "write_safetensors", fail)
+    with pytest.raises(KnownError, match="cannot be written: No space left on device"):
+        classify.save(tmp_path, made, about)
+    with pytest.raises(UserError, match=r"holds no classifier\.json"):
+        classify.load(tmp_path)
 
 
 def test_what_was_killed_between_two_states_goes_on(
