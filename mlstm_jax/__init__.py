@@ -22,15 +22,15 @@ Data flows one way, and imports go downward only::
     plan.py                how long a config takes, on what
     sweep.py               several runs and their table
     data/                  sources, readers, documents → prepare (duckdb_engine, beam_engine,
-                           corpus_writer) → corpus → stream; summary, markup  (no jax)
+                           corpus_writer) → corpus → stream; summary, markup, advice  (no jax)
     model/                 recurrence, inputs, weight norm, the language model   (no data, no
                            training)
     training/              loop, parts, step, state, optimizer, schedule, loss scale; start, resume,
                            checkpoint (meta, checksum, retention); parallel and replicas (devices);
                            cluster, rendezvous, listener, peer, place, agreement, signals,
                            watchdog; metrics, reporter, announcement
-    transfer/              features, labels, classify, experiment, finetune; generate, reader,
-                           heatmap
+    transfer/              features, feature_file, labels, classify, experiment, baseline, report,
+                           finetune; generate, reader, heatmap
     view/                  a local page that shows units and classes as one types
     interop/               other people's weights, in and out
     analysis.py            runs as tables and curves, for the notebooks

@@ -170,10 +170,14 @@ def plot(
 
 
 def limits(histories: Iterable[History], y: str) -> tuple[float, float] | None:
-    """Return the ends of an axis that shows the curves of all runs after their first tenth.
+    """Return the limits of an axis that shows the curves of all runs after their first tenth.
 
-    What is before it, the fall from 8 bits, would leave no room for the rest. None where no run
-    has values; `axes.set_ylim(None)` leaves matplotlib's.
+    The first tenth, the fall from 8 bits, would leave no room for the rest. None where no run has
+    values; `axes.set_ylim(None)` then leaves matplotlib's own.
+
+    Args:
+        histories: of the runs.
+        y: column that is drawn; the limits are in its unit.
     """
     histories = list(histories)
     parts = [one.train.iloc[len(one.train) // 10 :][y] for one in histories if y in one.train]

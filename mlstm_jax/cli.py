@@ -15,7 +15,7 @@ import tyro
 from tyro.conf import FlagCreatePairsOff
 
 from mlstm_jax import __version__, config_differences, suggestion, terminal
-from mlstm_jax.commands import corpora, labels, models, training
+from mlstm_jax.commands import corpora, labels, models, training, transfer
 from mlstm_jax.config import Config
 from mlstm_jax.errors import KnownError
 from mlstm_jax.training import environment
@@ -31,8 +31,8 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "generate": models.generate,
     "heatmap": models.heatmap,
     "report": models.report,
-    "features": labels.features,
-    "transfer": labels.transfer,
+    "features": transfer.features,
+    "transfer": transfer.transfer,
     "finetune": labels.finetune,
     "classify": labels.classify,
     "view": models.view,
@@ -41,10 +41,10 @@ _COMMANDS: dict[str, Callable[..., None]] = {
 }
 
 
-# They read the fields of a config as options themselves.
+# Commands that parse the fields of a config as options themselves.
 _OF_A_CONFIG = ("train", "plan", "schedule")
 
-# What computes nothing, and so compiles nothing.
+# Commands that compile nothing.
 _WITHOUT_JAX = ("prepare", "inspect", "plan", "schedule", "import", "export")
 
 

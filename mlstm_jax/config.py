@@ -56,7 +56,8 @@ class Model:
             value = getattr(self, name)
             _require(1 <= value <= most, f"model.{name}", value, f"1 to {most:,}")
         one = self.classes == 0 or (2 <= self.classes <= 2**20 and not self.rating_head)
-        _require(one, "model.classes", self.classes, "0, or 2 and more without rating_head")
+        rule = f"0, or 2 to {2**20:,} without rating_head"
+        _require(one, "model.classes", self.classes, rule)
         for name in ("recurrent_gain", "embedding_std"):
             value = getattr(self, name)
             _require(0 < value < math.inf, f"model.{name}", value, "above 0, and finite")

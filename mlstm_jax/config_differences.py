@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 from mlstm_jax.config import Config
 
-# The shapes of the state and its types hang on these; a run cannot go on with another value.
+# The shapes of the state and its types depend on these; a run cannot go on with another value.
 _FIXED_IN_A_RUN = (
     *("model.", "optimizer.name", "precision.compute", "precision.cell", "train.seed"),
 )
-# What each row reads hangs on these; with another value the carry must begin anew. (The corpus is
+# What each row reads depends on these; with another value the carry must begin anew. (The corpus is
 # compared by its content, not by its path.)
 _FIXED_WITH_CARRY = "data."
 # These say where the run is and who works on it, not what it is.

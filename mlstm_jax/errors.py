@@ -32,9 +32,9 @@ _REMEDIES = (
 
 
 def remedy(error: BaseException) -> str | None:
-    """Return what a user can do where a file could not be written; None where nobody knows.
+    """Return what a user can do about a file that could not be written; None if unknown.
 
-    Libraries wrap the system's errors, so its words count as well as its number.
+    Libraries wrap the system's errors, so its message counts as well as its number.
     """
     text = str(error)
     for numbers, advice in _REMEDIES:

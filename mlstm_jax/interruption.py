@@ -1,7 +1,7 @@
-"""SIGTERM and Ctrl-C in the middle of work that is undone then: one line, and the shell's code.
+"""SIGTERM and Ctrl-C during work that is undone then: one line, and the exit code of a shell.
 
-An exception raised by a signal comes out of libraries as whatever they make of it, so what comes
-out is not looked at: once a signal was received, it is the reason.
+Libraries turn an exception that a signal has raised into errors of their own, so whatever is raised
+after a signal counts as the interruption.
 """
 
 import signal
@@ -43,6 +43,6 @@ def interruptible() -> Iterator[None]:
             raise
         raise Interrupted(received[0]) from error
     finally:
-        if not received:  # else the program is about to end, undisturbed
+        if not received:  # else the program is about to end, and no signal may disturb that
             for number, handler in before.items():
                 signal.signal(number, handler)

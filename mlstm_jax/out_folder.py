@@ -7,9 +7,9 @@ from mlstm_jax.errors import UserError
 
 
 def require(folder: Path) -> None:
-    """Raise UserError unless a folder is there or can be made, and something written in it.
+    """Raise UserError unless a folder exists or can be made, and can be written in.
 
-    It is tried, in the nearest folder that there is: permissions alone do not tell, as in /proc.
+    This is tried in the nearest folder that exists: permissions alone do not tell, as in /proc.
     """
     nearest = next((place for place in (folder, *folder.parents) if place.exists()), Path())
     if not nearest.is_dir():

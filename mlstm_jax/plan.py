@@ -169,7 +169,7 @@ def describe(config: Config, machine: Machine, rows: list[Row], corpus_bytes: fl
         f"{'all-reduce':>10} {'MB/s':>8} {'efficiency':>10} {'GB/device':>9} {'h/epoch':>8} "
         f"{'h/run':>8} {'cost':>10}",
     ]
-    for row in rows:
+    for number, row in enumerate(rows, 1):
         cells = [
             f"{row.devices:>7}",
             *([f"{row.phase:>5}"] if phases else []),
@@ -190,7 +190,7 @@ def describe(config: Config, machine: Machine, rows: list[Row], corpus_bytes: fl
         ]
         lines.append(" ".join(cells).rstrip())
         if phases and row.phase == len(phases):
-            lines.append(_sum_of_phases([one for one in rows if one.devices == row.devices]))
+            lines.append(_sum_of_phases(rows[number - len(phases) : number]))
     if corpus_bytes is None and not phases:
         lines.append("hours: give --corpus-bytes, or a corpus that is there")
     too_large = [row for row in rows if not row.fits]
@@ -240,7 +240,7 @@ def _advice(config: Config, machine: Machine, row: Row) -> str:
 
 
 def _hours(config: Config, seconds: float, corpus_bytes: float | None) -> float | None:
-    """Return the length of the run, or None where it hangs on a corpus that is not known."""
+    """Return the length of the run, or None where it depends on an unknown corpus."""
     train, each = config.train, config.data.batch * config.data.window
     limits = [] if train.steps is None else [float(train.steps)]
     if train.epochs is not None and corpus_bytes is not None:

@@ -53,6 +53,12 @@ class Run:
     corpus: str | None = None  # identity of the corpus it was trained on; None if imported
 
     @property
+    def name(self) -> str:
+        """What reports and pictures call it."""
+        name = self.folder.resolve().name
+        return f"{name}, imported" if self.imported else f"{name}, step {self.step:,}"
+
+    @property
     def imported(self) -> bool:
         """Whether it is another program's, or an export."""
         return (self.folder / WEIGHTS).is_file()
@@ -163,7 +169,7 @@ def write_folder(config: Config, inputs: Mapping[str, str | None] | None = None)
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Turn what the system says of a file into what it means to the run in a folder."""
+    """Turn an OSError about a file into a KnownError that says how the run in a folder goes on."""
     try:
         yield
     except OSError as error:

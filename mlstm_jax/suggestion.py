@@ -5,12 +5,12 @@ from collections.abc import Iterable
 
 
 def nearest(word: str, known: Iterable[str]) -> list[str]:
-    """Return the known names that are like a word, the likest first; perhaps none."""
+    """Return at most two known names that resemble a word, the nearest first."""
     return difflib.get_close_matches(word, list(known), n=2)
 
 
 def of_short(word: str, options: Iterable[str]) -> list[str]:
-    """Return the options that a shorter one may stand for.
+    """Return at most two options that a shortened one may stand for.
 
     The last part of a dotted option may be its initials or begin with the word:
     ``lr`` is that of ``optimizer.learning-rate``.

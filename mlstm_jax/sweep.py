@@ -114,7 +114,7 @@ def pending(runs: Runs, out: Path) -> Iterator[tuple[tuple[str, str], Config]]:
 def _require_same_inputs(run_folder: Path, config: Config) -> None:
     """Raise UserError where a run was made from another corpus, or other parameters, than now.
 
-    The config names these by their places, and at a place there may be something else by now.
+    The config has their paths alone, and what is at a path may have changed.
     """
     before = environment.inputs_of(run_folder)
     if not before:

@@ -49,7 +49,7 @@ def _place(path: Path, error: Exception) -> str:
 
 
 def _explained(error: Exception) -> str:
-    """Return an error's own words, or which field there is not and which one is near."""
+    """Return an error's own words; for an unknown field, the names that resemble it."""
     from mlstm_jax import config
 
     found = _UNKNOWN_FIELD.match(str(error)) if isinstance(error, TypeError) else None

@@ -9,7 +9,7 @@ import pytest
 
 from mlstm_jax import cli, plan
 from mlstm_jax import config as configs
-from mlstm_jax.config import Config, Data, Model, Precision, Train
+from mlstm_jax.config import Config, Data, Model, Phase, Precision, Train
 from mlstm_jax.errors import UserError
 from mlstm_jax.machine import load_machine, with_measured_rate
 from mlstm_jax.model.language_model import LanguageModel
@@ -113,3 +113,16 @@ def test_what_does_not_fit_is_said_with_what_to_change(capsys: pytest.CaptureFix
     advice = said[said.index("--train.recompute-every") :].split()
     cli.main(["plan", *words, "--data.batch-per-device", "512", *advice[:2]])
     assert "do not fit" not in capsys.readouterr().out
+
+
+def test_phases_are_summed_for_each_number_of_devices() -> None:
+    phases = (Phase(steps=1000, batch=256, window=128), Phase(steps=3000, batch=128, window=64))
+    config = dataclasses.replace(paper(), phases=phases)
+    machine = load_machine(MACHINES / "dgx1_v100.json")
+    rows = plan.plan(config, machine, [1, 8, 8], None)  # one of them twice
+    assert [(row.devices, row.phase) for row in rows] == [(n, k) for n in (1, 8, 8) for k in (1, 2)]
+    said = plan.describe(config, machine, rows, None).splitlines()
+    sums = [line for line in said if "all of it" in line]
+    hours = [f"{sum(row.hours or 0 for row in rows[n : n + 2]):.2f} hours" for n in (0, 2, 4)]
+    assert len(sums) == 3
+    assert all(figure in line for figure, line in zip(hours, sums, strict=True))

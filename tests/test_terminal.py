@@ -209,7 +209,7 @@ def test_a_picture_of_a_run_in_an_odd_folder(
         words = ["heatmap", str(odd), "--unit", "1", "--text", f"$a$ {HOSTILE}"]
         cli.main([*words, "--out", str(tmp_path / f"h.{ending}")])
     page = (tmp_path / "h.html").read_text(encoding="utf-8")
-    assert r"run $\frac{ \udcff\x1b, step 0" in page
+    assert r"run $\frac{ \udcff\x1b, imported" in page
     assert not steers(page)
     assert ">\u241b</span>" in page  # the symbol for escape
 

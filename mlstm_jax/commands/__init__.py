@@ -4,13 +4,33 @@ Heavy imports are inside the functions, so that help and errors are quick.
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
 from mlstm_jax.errors import UserError
 
+if TYPE_CHECKING:
+    from mlstm_jax.transfer.features import Features, Featurizer
+
 RunFolder = Annotated[Path, Positional, arg(metavar="RUN")]
+
+
+def require_files(*paths: Path | None) -> None:
+    """Raise UserError unless all files of texts can be opened: before a model is loaded."""
+    from mlstm_jax.data.sources import check_source
+
+    for path in paths:
+        if path:
+            check_source(path)
+
+
+def features_of(featurizer: "Featurizer", name: str, texts: list[str]) -> "Features":
+    """Return the features of texts, with a progress line of a name."""
+    from mlstm_jax.training.progress import ProgressLine
+
+    with ProgressLine(name, len(texts)) as progress:
+        return featurizer(texts, lambda count: progress.update(count, "texts"))
 
 
 def require_folder_of(path: Path) -> None:

@@ -159,7 +159,7 @@ def remove_leftovers(out: Path) -> None:
 
 
 def _remove_aside(aside: Path) -> None:
-    """Remove an old corpus under a name by which no part of it can be brought back."""
+    """Remove an old corpus, renamed first, so that no later run brings back a part of it."""
     if aside.exists():
         partial = aside.with_suffix("")
         shutil.rmtree(partial, ignore_errors=True)

@@ -2,7 +2,7 @@ r"""What a document is: a text with its rating, its bytes in a corpus, and its p
 
 A document is a review, a line, a paragraph or a file: what is deduplicated, shuffled and never cut
 by a split. Cleaning follows Radford et al. 2017 and Puri et al. 2018. The order and what
-counts as a duplicate hang on content and seed alone, so any engine computes the same.
+counts as a duplicate depend on content and seed alone, so any engine computes the same.
 """
 
 import hashlib

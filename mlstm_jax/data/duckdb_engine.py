@@ -313,7 +313,7 @@ class _Stage:
 def _is_json_lines(name: str, stop: Event) -> bool:
     """Return whether DuckDB may read a file: JSON lines, and whole, if it is compressed.
 
-    Once `stop` is set the answer is of no use to anyone.
+    Once `stop` is set the answer comes early and does not matter.
     """
     if is_builtin(name) or suffix_of(Path(name)) not in (".json", ".jsonl"):
         return False

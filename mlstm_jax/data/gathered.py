@@ -12,8 +12,11 @@ from mlstm_jax.data.sources import is_builtin
 
 
 def manifest_names(sources: Sequence[str]) -> list[str]:
-    """Return what a manifest calls each source: a file's name, and where two files of different
-    folders have one, as many of the folders above it as tell them apart."""
+    """Return what a manifest calls each source: a file's name.
+
+    Where files of different folders have one name, as many of the folders above are put before it
+    as tell them apart.
+    """
     parts = [(name,) if is_builtin(name) else Path(name).resolve().parts for name in sources]
     depths = [1] * len(parts)
     while True:

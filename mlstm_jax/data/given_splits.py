@@ -9,7 +9,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from math import nan
+from math import isnan, nan
 from pathlib import Path
 
 from mlstm_jax.data.corpus import SourceManifest
@@ -59,7 +59,7 @@ def gather(
                 rejects.add(found)
                 continue
             seen["without" if found is None else "text" if found[0] else "blank"] += 1
-            rated = rated or (found is not None and found[1] == found[1])  # not NaN
+            rated = rated or (found is not None and not isnan(found[1]))
         if not seen["text"]:
             raise UserError(f"{name}: no text is left of it after cleaning; leave it out.")
         sizes[split] += seen["text"]

@@ -52,7 +52,7 @@ def read_parquet(source: Path, recipe: Recipe) -> Iterator[Document | Reject | N
 
 
 def _read_bytes(source: Path, recipe: Recipe) -> Iterator[Document | Reject | None]:
-    """Do the same by pyarrow, which gives the bytes of a text as they are."""
+    """Do the same by pyarrow, which gives a text as bytes, whether or not they are UTF-8."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -93,7 +93,7 @@ def _found(place: str, record: dict[str, object], recipe: Recipe) -> Document | 
         decoded = text.decode()
     except UnicodeDecodeError as error:
         excerpt = text.decode(errors="backslashreplace")[:_EXCERPT]
-        why = f"not UTF-8 text (byte 0x{text[error.start]:02x}); mend it where the file is made."
+        why = f"not UTF-8 text (byte 0x{text[error.start]:02x}); correct it where the file is made."
         return Reject("not UTF-8", place, f"{place}: {why}", excerpt)
     rating = mark.decode(errors="replace") if isinstance(mark, bytes) else str(mark)
     return Document(decoded, rating_of(rating))

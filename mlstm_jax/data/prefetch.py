@@ -1,4 +1,4 @@
-"""What is needed next is made in another thread meanwhile."""
+"""Prefetching: another thread makes the next items while one is used."""
 
 from collections import deque
 from collections.abc import Callable, Generator

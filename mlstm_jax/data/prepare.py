@@ -1,16 +1,16 @@
 """Make a corpus: read, clean, deduplicate, order, split, write.
 
-The order hangs on content and seed alone: documents are sorted by md5 of seed and text, a key that
-any engine can compute. Neither the order of the files nor that of their lines, nor the number of
-threads, changes a byte of the result. The folder appears whole or not at all, whenever the program
-is stopped.
+The order depends on content and seed alone: documents are sorted by md5 of seed and text, a key
+that any engine can compute. Neither the order of the files nor that of their lines, nor the number
+of threads, changes a byte of the result. The folder appears whole or not at all, whenever the
+program is stopped.
 """
 
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Literal
 
@@ -97,7 +97,7 @@ def prepare(
         requirements.check_given(given, split, dedupe, seed, engine)
     dedupe = dedupe or ("none" if given else "normalized")
     recipe = Recipe(text_field, rating_field, document, cleaning, dedupe, seed)
-    names = [name for some in given.values() for name in some] or list(sources)
+    names = [*chain(*given.values())] if given else list(sources)
     weights = split or SPLIT
     requirements.check_arguments(names, weights, recipe, max_reject_fraction, threads, memory_limit)
     if engine != "beam" and beam_options:
@@ -109,11 +109,11 @@ def prepare(
     rejects = Rejects()
     rejects_file = out.with_name(f"{out.name}.rejects.jsonl")
     own = (out, rejects_file)
-    found = find_sources(names, without=own)
-    found_in: dict[str, list[str]] = {}
-    for name in _ORDER if given else ():
-        found_in[name] = find_sources(given.get(name, ()), without=own)
+    found_in: dict[str, list[str]] = {
+        split: find_sources(given[split], without=own) for split in _ORDER if split in given
+    }
     requirements.check_apart(found_in)
+    found = [*chain(*found_in.values())] if given else find_sources(names, without=own)
     check_rejects_file(rejects_file)
     scratch_beside = out if temp_dir is None else temp_dir / out.name
     remove_leftovers(scratch_beside)
@@ -168,7 +168,7 @@ def prepare(
 
 @contextmanager
 def _tidied(out: Path, scratch: Path, rejects_file: Path, rejects: Rejects) -> Iterator[None]:
-    """Remove what is left where the block was interrupted, perhaps while it was tidying up."""
+    """Remove what the block has left if it fails, perhaps while it was tidying up itself."""
     try:
         yield
     except BaseException as error:

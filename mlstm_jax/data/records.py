@@ -102,7 +102,7 @@ def json_records(
 ) -> Iterator[Found]:
     """Yield the objects of JSON lines, or of one array that takes the whole file.
 
-    One in which one of `fields` is there twice is no record: which of the two is meant?
+    An object that has one of `fields` twice is rejected: which of the two is meant is unknown.
     """
     for line in lines:
         if isinstance(line, Reject):

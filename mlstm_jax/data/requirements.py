@@ -17,7 +17,7 @@ from mlstm_jax.errors import UserError
 _COMPRESSION = 4
 # DuckDB would start any number.
 _MOST_THREADS = 256
-# Of a file system, less what the names of temporary files have besides.
+# Bytes of a file's name on most systems, less what is added for temporary files.
 _LONGEST_NAME = 255 - len(".partial-4194304.old") - len(".")
 # The table of documents and what its sort spills, in bytes of text.
 _SCRATCH = 2
@@ -31,6 +31,7 @@ def check_arguments(
     threads: int | None,
     memory_limit: str,
 ) -> None:
+    """Raise UserError unless the arguments of `prepare` make sense; they have its names."""
     if not sources:
         raise UserError(f"no source given; name files of text, or {PYDOC}")
     for option, field in (
@@ -103,10 +104,10 @@ def check_apart(found: Mapping[str, Sequence[str]]) -> None:
 
 
 def resolved(option: str, path: Path) -> Path:
-    """Return a path without links; raise UserError if it cannot be one of a corpus."""
+    """Return a path without links; raise UserError if no corpus can be there."""
     try:
         resolved = path.resolve()
-        resolved.exists()
+        resolved.exists()  # raises where a part of it is too long, or out of reach
         if len(os.fsencode(resolved.name)) > _LONGEST_NAME:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         str(resolved).encode()
@@ -119,16 +120,30 @@ def resolved(option: str, path: Path) -> Path:
     return resolved
 
 
-def check_disk(sources: Sequence[str], out: Path, scratch: Path, *, sorts: bool = True) -> None:
-    """Raise UserError unless there is room for the corpus and, if it `sorts`, temporary files."""
+def check_disk(sources: Sequence[str], out: Path, scratch: Path, *, sorts: bool) -> None:
+    """Raise UserError unless there is room for a corpus.
+
+    Args:
+        sources: those that are read, as `find_sources` returns them.
+        out: the corpus folder.
+        scratch: the folder beside which temporary files are written.
+        sorts: whether there are temporary files.
+    """
     text = 0
     for source in sources:
         if not is_builtin(source):
             path = Path(source)
             compressed = is_gzip_name(path) or path.suffix.lower() == PARQUET
             text += path.stat().st_size * (_COMPRESSION if compressed else 1)
+    temporary = _SCRATCH * text if sorts else 0
+    advice = "free some, or write the corpus to another disk with --out."
+    if sorts:
+        advice = (
+            "free some, write the corpus to another disk with --out, or put the temporary files, "
+            f"about {_gigabytes(temporary)}, on one with --temp-dir."
+        )
     needed: dict[int, tuple[Path, int]] = {}
-    for place, size in ((out.parent, text), (scratch.parent, _SCRATCH * text * sorts)):
+    for place, size in ((out.parent, text), (scratch.parent, temporary)):
         folder = next(folder for folder in (place, *place.parents) if folder.exists())
         device = folder.stat().st_dev
         needed[device] = (folder, needed.get(device, (folder, 0))[1] + size)
@@ -137,8 +152,7 @@ def check_disk(sources: Sequence[str], out: Path, scratch: Path, *, sorts: bool 
         if size > free:
             raise UserError(
                 f"{folder}: about {_gigabytes(size)} may be needed there, and {_gigabytes(free)} "
-                "is free; free some, write the corpus to another disk with --out, or put the "
-                f"temporary files, about {_gigabytes(_SCRATCH * text)}, on one with --temp-dir."
+                f"is free; {advice}"
             )
 
 

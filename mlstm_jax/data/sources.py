@@ -87,7 +87,7 @@ def check_source(source: Path, *, parquet: bool = False) -> None:
         raise UserError(f"{source}: {why}; check the name.")
     if stat.S_ISDIR(status.st_mode):
         raise UserError(f"{source}: is a folder; name the files in it, such as {source}/*.json.gz")
-    if not stat.S_ISREG(status.st_mode):  # To open a pipe would wait for whom writes to it.
+    if not stat.S_ISREG(status.st_mode):  # Opening a pipe would wait for its writer.
         raise UserError(
             f"{source}: is a pipe, a socket or a device, not a file; write what it gives to a file "
             "and name that, or leave it out."
@@ -128,7 +128,7 @@ def is_gzip_name(source: Path) -> bool:
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """Return what is at a path, None for nothing; raise UserError if that cannot be told."""
+    """Return what is at a path, None for nothing; raise UserError if it is unknown."""
     try:
         return path.stat()
     except OSError as error:

@@ -35,6 +35,7 @@ class Stages:
 
 @contextmanager
 def shown_stages(wanted: bool) -> Iterator[Stages]:
+    """Give the stages; they are shown on standard error if that is wanted, and it is a terminal."""
     console = Console(stderr=True)
     with Progress(
         *Progress.get_default_columns(),

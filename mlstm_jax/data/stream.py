@@ -137,8 +137,7 @@ class TrainStream:
         """Return what `rows` of the global batch read at `step`, counted from 0 over all epochs."""
         epoch, step = divmod(self.position(step), self.steps_per_epoch)
         starts_BK, lengths_BK, before_BK = self._order(epoch if self._shuffle else 0)
-        # The last shard that has begun; empty ones begin where the next does.
-        shard_B1 = ((before_BK <= step).sum(axis=1) - 1)[:, None]
+        shard_B1 = _last_begun(before_BK, step)[:, None]
         first_B, length_B, before_B = (
             np.take_along_axis(x_BK, shard_B1, axis=1)[:, 0]
             for x_BK in (starts_BK, lengths_BK, before_BK)
@@ -194,6 +193,21 @@ class TrainStream:
             lengths_BK = np.take_along_axis(lengths_BK, order_BK, axis=1)
         windows_BK = -(-lengths_BK // self._window)
         return starts_BK, lengths_BK, np.cumsum(windows_BK, axis=1) - windows_BK
+
+
+def _last_begun(before_BK: Int64, step: int) -> Int64:
+    """Return each row's last shard that has begun by `step`; empty ones begin where the next does.
+
+    By bisection of all rows at once: proteins are shards of their own, so there are millions.
+    """
+    rows = np.arange(len(before_BK))
+    low_B, high_B = np.zeros_like(rows), np.full_like(rows, before_BK.shape[1])
+    for _ in range(before_BK.shape[1].bit_length()):
+        middle_B = (low_B + high_B) // 2
+        has_begun_B = before_BK[rows, middle_B] <= step
+        low_B = np.where(has_begun_B, middle_B, low_B)
+        high_B = np.where(has_begun_B, high_B, middle_B)
+    return low_B
 
 
 class _Labels:

@@ -71,7 +71,7 @@ def summarise(corpus: Corpus, *, batch: int, window: int, samples: int = 3) -> d
 def wrapped(split: Split) -> int:
     """Return the median bytes of documents that look like lines of wrapped prose; 0 otherwise.
 
-    Such a document is a line: of nearly one length, and most end within a sentence.
+    Wrapped lines have nearly one length, and most of them end within a sentence.
     """
     lengths = np.diff(np.asarray(split.offsets[: _LINES + 1])).astype(np.int64)
     if not lengths.size:

@@ -1,8 +1,8 @@
 """Arrays in files that a stranger may have written: names, types and sizes first, then the data.
 
-A file is opened as the `Array`s that its headers speak of; `read` holds all of them to what they
-must be before it reads the first. A file that claims far more than it holds is refused, so its size
-bounds the memory that it takes. No pickle is read.
+A file is opened as the `Array`s that its headers describe; `read` checks all of them before it
+reads the first. A file that claims far more than it holds is refused, so its size bounds the memory
+that it takes. No pickle is read.
 """
 
 import zipfile
@@ -30,7 +30,7 @@ class Array(NamedTuple):
 
     where: str  # file and name, for messages
     shape: tuple[int, ...]
-    type: str
+    type: str  # of its elements, for messages
     is_float: bool
     load: Callable[[], NDArray[Any]]
 
@@ -47,13 +47,21 @@ class Array(NamedTuple):
 def write_safetensors(
     path: Path, values: dict[str, NDArray[Any]], metadata: dict[str, str] | None = None
 ) -> None:
-    """Write a .safetensors file that those may read whom the umask lets read a new file."""
+    """Write a .safetensors file, with the permissions that the umask gives a new file.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     path.touch()
     mode = path.stat().st_mode
-    # The library puts a temporary file of mode 0600 in its place.
-    save_file(values, path, metadata=metadata)
+    try:
+        # The library puts a temporary file of mode 0600 in its place.
+        save_file(values, path, metadata=metadata)
+    except SafetensorError as error:  # its own, for a full disk, too
+        raise OSError(str(error)) from error
     path.chmod(mode)
 
 
@@ -88,7 +96,7 @@ def read(
 
 
 def check_names(where: str, found: Collection[str], wanted: Collection[str]) -> None:
-    """Raise UserError unless the names are the wanted ones; it tells the first of the others."""
+    """Raise UserError, naming the first few that differ, unless the names are the wanted ones."""
     missing, extra = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
     if missing or extra:
         raise UserError(
@@ -134,7 +142,7 @@ def require_room(path: Path, bytes_claimed: int) -> None:
 
 def _load(array: Array, dtype: DTypeLike) -> NDArray[Any]:
     try:
-        with np.errstate(over="ignore"):  # is found beneath
+        with np.errstate(over="ignore"):  # require_finite finds it
             values = np.array(array.load(), dtype, order="C")
     except Exception as error:  # of zipfile, zlib, NumPy, safetensors, torch: each has its own
         raise UserError(f"{array.where}: cannot be read ({reason(error)}).") from error

@@ -179,7 +179,7 @@ def _load(path: Path) -> dict[str, Array]:
             "state_dict() by itself where it was trained, and import that."
         ) from error
     found: dict[str, Array] = {}
-    # A list, and a count: the dicts may hold one another, or one a thousand times.
+    # Not by recursion, and counted: dicts may contain one another, or one a thousand times.
     waiting, seen = [("", content)], 0
     while waiting:
         prefix, value = waiting.pop()

@@ -64,7 +64,7 @@ class CheckpointFailed(KnownError):
 
 
 def with_sums(carry: Any) -> dict[str, Any]:
-    """Return a carry of some rows, NumPy, with the checksums of these: what is saved of it."""
+    """Return what is saved of a carry, NumPy [rows, L, H]: itself, and a checksum a row."""
     return {"carry": carry, "sums": checksum.of_rows(carry)}
 
 

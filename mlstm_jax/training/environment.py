@@ -77,10 +77,10 @@ def _is_installed(name: str) -> bool:
 def cache_programs() -> None:
     """Let JAX keep compiled programs on the disk, so that each is compiled once a machine.
 
-    They are in the folder that MLSTM_JAX_CACHE names, by default mlstm_jax in the user's cache; an
-    empty name turns it off, and so does whoever has told JAX of a folder already. Machines that
-    share a home have folders of their own, because a program is made for one kind of processor.
-    Nothing happens where JAX has started, or where others may write: a program is executed.
+    They are in the folder that MLSTM_JAX_CACHE names, by default mlstm_jax in the user's cache. An
+    empty name turns the cache off. Machines that share a home have folders of their own, because a
+    program is made for one kind of processor. Nothing happens where JAX has started, where it has a
+    folder already (JAX_COMPILATION_CACHE_DIR), or where others may write: a program is executed.
     """
     name = os.environ.get(CACHE)
     if name == "" or "jax" in sys.modules or "JAX_COMPILATION_CACHE_DIR" in os.environ:
@@ -188,13 +188,13 @@ def describe() -> dict[str, Any]:
 def inputs(corpus: Corpus, start: str | None) -> dict[str, str | None]:
     """Return the fingerprints of a run's corpus, and of the parameters that it starts from.
 
-    The config names both by their places, and at a place there may be something else one day.
+    The config has their paths alone, and what is at a path may change.
     """
     return {"corpus": corpus.identity, "start_from": start}
 
 
 def inputs_of(folder: Path) -> dict[str, str | None]:
-    """Return those of the last session in a run folder; none where they are not known."""
+    """Return the `inputs` of the last session in a run folder; empty where they are unknown."""
     try:
         found = json.loads((folder / FILE).read_text())["inputs"]
     except (OSError, ValueError, KeyError, TypeError):

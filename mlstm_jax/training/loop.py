@@ -128,11 +128,14 @@ def train(config: Config, *, resume: bool = False, reset_carry: bool = False) ->
                 return found
             if newest is None:
                 resuming.require_new(folder, config, resume=resume)
-            fresh = starting.fresh_state(config, model, adam, given)
+            # Found missing when there still were checkpoints, it is needed now.
+            start = given or starting.load(cluster, config, required=True)[0]
+            fresh = starting.fresh_state(config, model, adam, start)
             return Found(0, devices.of_first_process(fresh), None, parts[0].stream.origin, [])
 
         found = find()
         found = found._replace(notes=[*notes, *found.notes])
+        start = given.fingerprint if given else found.start
         if not config.phases:
             stream = parts[0].stream
             stream.origin = found.origin
@@ -143,8 +146,7 @@ def train(config: Config, *, resume: bool = False, reset_carry: bool = False) ->
             {"step": found.step, "steps": total}, "The same corpus and config give the same steps."
         )
         if cluster.is_first:
-            inputs = environment.inputs(corpus, given and given.fingerprint)
-            run.write_folder(config, inputs)
+            run.write_folder(config, environment.inputs(corpus, start))
         training = _Run(
             cluster=cluster,
             devices=devices,
@@ -157,7 +159,7 @@ def train(config: Config, *, resume: bool = False, reset_carry: bool = False) ->
             ),
             checkpoints=checkpoints,
             require_equal_replicas=make_comparison(cluster, devices),
-            start=given and given.fingerprint,
+            start=start,
             total=total,
             parts=parts,
             rates=schedule.rates(config.optimizer, stretches(parts)),

@@ -1,7 +1,6 @@
 """What a checkpoint says of itself: JSON, with the checksums of its arrays and one of its own.
 
-It stands apart from checkpoint.py because whoever asks what a run was trained on needs no arrays,
-and so neither JAX nor Orbax.
+It stands apart from checkpoint.py because reading it needs no arrays, and so neither JAX nor Orbax.
 """
 
 import json
@@ -72,7 +71,7 @@ def score(folder: Path, step: int) -> float | None:
             return float(json.loads(before.read_bytes())["bpc"])
         return read(folder, step)[0].bpc
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # It is damaged; whoever needs the checkpoint will say so.
+        return None  # It is damaged; to restore the checkpoint will raise that.
 
 
 def _sum_of(fields: dict[str, Any], sums: Sums) -> int:

@@ -52,7 +52,7 @@ def stretches(parts: list[Part]) -> list[Stretch]:
 
 
 def expected_stretches(config: Config, corpus_bytes: float) -> list[Stretch]:
-    """Return about the same for a corpus that is known by its size alone."""
+    """Estimate the same for a corpus of which only the size in bytes is known."""
     made: list[Stretch] = []
     for phase in config.phases:
         first = made[-1].last if made else 0

@@ -79,7 +79,7 @@ class ProgressLine:
 
     @contextmanager
     def _terminal(self) -> Iterator[None]:
-        """Fall silent when the terminal is closed: a run has more to do than to talk."""
+        """Fall silent when the terminal is closed; the work goes on."""
         try:
             yield
         except OSError:

@@ -24,15 +24,16 @@ class Found(NamedTuple):
     origin: Origin
     notes: list[str]  # what a person should know
     high_steps: int = 0  # see Meta
+    start: str | None = None  # likewise
 
 
 class Here(NamedTuple):
-    """What a run trains on now at a step."""
+    """What a run trains on at a step, by its present config."""
 
     stream: TrainStream
     meta: Meta
     carry: Any  # the shapes of the carry of all rows
-    is_phase: bool  # of several: where it reads is decided by the config, not by a checkpoint
+    is_phase: bool  # one of several: then the config, not a checkpoint, says where it reads
 
 
 def find(
@@ -91,7 +92,9 @@ def find(
             )
         if same_rows:
             carry = devices.own_rows(rows)
-            return Found(step, restored, carry, before.origin, notes, before.high_steps)
+            return Found(
+                step, restored, carry, before.origin, notes, before.high_steps, before.start
+            )
         position = round(before.epoch * here.stream.steps_per_epoch)
         origin = Origin(step, position, before.bytes_seen)
         epoch = here.meta.epoch if here.is_phase else before.epoch
@@ -99,7 +102,7 @@ def find(
             f"the carry is reset at step {step}: the rows were {_describe(before.rows)}, and are "
             f"{_describe(here.meta.rows)}; they begin {epoch:.2f} epochs into the text"
         )
-        return Found(step, restored, None, origin, notes, before.high_steps)
+        return Found(step, restored, None, origin, notes, before.high_steps, before.start)
     if notes:
         raise UserError(
             "; ".join(notes) + ". No other is there to go on from; restore one from a copy, or "

@@ -70,8 +70,8 @@ def resolve(optimizer: Optimizer, batch: int, steps: int, steps_per_epoch: float
 def rates(optimizer: Optimizer, stretches: Sequence[Stretch]) -> list[optax.Schedule]:
     """Return the rate in each part of a run, as a function of all applied updates.
 
-    Warm-up and decay run through all parts, those of the first; the height is that of each part's
-    own batch.
+    Warm-up and decay are those of the first part, and run through all; the height follows each
+    part's own batch.
     """
     first, steps = stretches[0], stretches[-1].last
     shape = learning_rate(optimizer, first.batch, steps, first.steps_per_epoch)

@@ -31,8 +31,8 @@ def received(total: float) -> signal.Signals:
 def collect() -> Iterator[list[signal.Signals]]:
     """Note the signals in a list, for the loop to stop between two steps.
 
-    A second one acts as it would have without this: nobody is held against their will. A SIGHUP
-    that is ignored, as under nohup, stays so.
+    A second one acts as it would have without this. A SIGHUP that is ignored, as under nohup, stays
+    so.
     """
     received: list[signal.Signals] = []
     before = {number: signal.getsignal(number) for number in WEIGHTS}

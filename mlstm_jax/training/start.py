@@ -9,7 +9,7 @@ import optax
 
 from mlstm_jax import run
 from mlstm_jax.config import Config
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.interop.weights import Arrays, expected_shapes, fingerprint, flatten, unflatten
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.training.cluster import Cluster
@@ -33,13 +33,14 @@ def load(cluster: Cluster, config: Config, *, required: bool) -> tuple[Start | N
 
     Raises:
         UserError: it is no run, or gives another process other parameters.
+        Damaged: its checkpoint cannot be read.
     """
     start, notes = None, []
     if config.train.start_from is not None:
         try:
             params = run.load(Path(config.train.start_from)).params
             start = Start(flatten(params), fingerprint(params))
-        except UserError as error:
+        except KnownError as error:  # not there, or damaged
             if required:
                 raise
             notes.append(f"what train.start_from gives cannot be compared: {error}")

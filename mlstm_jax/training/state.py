@@ -56,8 +56,10 @@ def zero_tally() -> Tally:
 def init_state(
     config: Config, model: LanguageModel, optimizer: optax.GradientTransformation, seed: Array | int
 ) -> TrainState:
-    """Return the state before the first step, of `seed` (uint32) alone: an argument, so that runs
-    of other seeds are one program."""
+    """Return the state before the first step; it depends on `seed`, uint32, alone.
+
+    The seed is an argument and not a constant, so runs of different seeds compile to one program.
+    """
     # The generator is named: JAX's default can be changed from outside the process.
     key = jax.random.key(seed, impl="threefry2x32")
     params = model.init_parameters(key)

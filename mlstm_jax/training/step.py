@@ -134,7 +134,7 @@ def make_train_step(
         """Draw the units that each row keeps in this window, scaled so that their mean is 1.
 
         A mask a row, alike for all bytes of its window (Gal and Ghahramani 2016, arXiv 1512.05287).
-        It hangs on the seed, the step and the row in the global batch, and so neither on the number
+        It depends on the seed, the step and the row in the global batch, so neither on the number
         of devices and micro-batches nor on where a run was resumed.
         """
         if not dropout:

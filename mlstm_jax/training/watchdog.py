@@ -6,6 +6,7 @@ makes no progress for so long writes what each of its threads was doing and ends
 then start it again from the last checkpoint.
 """
 
+import contextlib
 import faulthandler
 import sys
 import threading
@@ -62,12 +63,16 @@ class Watchdog:
 
     def _bite(self) -> None:
         where, steps = "", []
-        faulthandler.dump_traceback(sys.stderr)
+        # The process must end, whether or not its words can be written.
+        with contextlib.suppress(OSError, ValueError):
+            faulthandler.dump_traceback(sys.stderr)
         if self.folder:
             stacks = self.folder / f"stacks-{self.index}.txt"
-            with stacks.open("w") as file:
-                faulthandler.dump_traceback(file)
-            where, steps = f" (also in {stacks})", meta.steps_in(self.folder)
+            with contextlib.suppress(OSError):
+                steps = meta.steps_in(self.folder)
+                with stacks.open("w") as file:
+                    faulthandler.dump_traceback(file)
+                where = f" (also in {stacks})"
         ending = (
             f"The same command goes on from the checkpoint of step {steps[-1]}"
             if steps

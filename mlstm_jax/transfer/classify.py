@@ -22,7 +22,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 
 from mlstm_jax import fields
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.interop import arrays
 from mlstm_jax.transfer.features import Features, State
 
@@ -203,11 +203,10 @@ class _File(NamedTuple):
 
 
 def save(folder: Path, classifier: Classifier, about: Description) -> None:
-    """Write classifier.safetensors and classifier.json."""
+    """Write classifier.safetensors and classifier.json; KnownError where that cannot be done."""
     values = {"weights": classifier.weights_KD, "intercepts": classifier.intercepts_K}
     if classifier.deviations_D is not None:
         values["deviations"] = classifier.deviations_D
-    arrays.write_safetensors(folder / "classifier.safetensors", values)
     written = {
         "format": FORMAT,
         "classes": classifier.classes,
@@ -215,7 +214,13 @@ def save(folder: Path, classifier: Classifier, about: Description) -> None:
         "softmax": classifier.softmax,
         **about._asdict(),
     }
-    (folder / "classifier.json").write_text(json.dumps(written, indent=2) + "\n")
+    try:
+        arrays.write_safetensors(folder / "classifier.safetensors", values)
+        # Last: without it there is no classifier.
+        (folder / "classifier.json").write_text(json.dumps(written, indent=2) + "\n")
+    except OSError as error:
+        (folder / "classifier.json").unlink(missing_ok=True)
+        raise KnownError(f"{folder}: cannot be written: {error.strerror or error}") from error
 
 
 def load(folder: Path) -> tuple[Classifier, Description]:

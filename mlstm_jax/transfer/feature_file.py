@@ -1,7 +1,7 @@
 """Features on disk: an .npz of `features` and, of each column, `state`, `layer` and `unit`.
 
-A file that is kept for the same work to be done again also has a `key`: a sha256 of all that its
-features hang on, so that a file of other texts or of another model is never taken for it.
+A file that is kept for the same work to be done again also has a `key`: a sha256 of all that
+decides its features, so that a file of other texts or of another model is never taken for it.
 """
 
 import hashlib
@@ -36,10 +36,11 @@ def write(path: Path, found: Features, featurizer: Featurizer, key: str = "") ->
 
 
 def key_of(model: str, featurizer: Featurizer, texts: Sequence[str]) -> str:
-    """Return what features hang on, as hex: the model's fingerprint, the columns, the texts."""
+    """Return what decides features, as hex: the parameters, how they read, columns, texts."""
     digest = hashlib.sha256(model.encode())
-    for column in (featurizer.state_of_column, featurizer.layer_of_column):
-        digest.update(repr(column.tolist()).encode())
+    columns = featurizer.state_of_column, featurizer.layer_of_column, featurizer.unit_of_column
+    for part in (*featurizer.reading, *(column.tolist() for column in columns)):
+        digest.update(f"{part!r}\0".encode())
     for text in texts:
         coded = text.encode("utf-8", "surrogatepass")
         digest.update(len(coded).to_bytes(8, "little") + coded)

@@ -45,6 +45,8 @@ class Featurizer:
         width: how many features a text has: units of one layer or of all, in each state.
         state_of_column, layer_of_column, unit_of_column: which each feature is: text, int32 and
             int32 [width].
+        reading: what besides parameters and text decides the features: the cleaning of texts, and
+            the types of the model's numbers.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Featurizer:
         if wrong:
             raise UserError(f"unit {wrong[0]} does not exist: the model has 0 to {hidden - 1}.")
         self._run, self._states = run, tuple(states)
+        self.reading = str(run.cleaning), run.config.precision.compute, run.config.precision.cell
         self._layers = slice(0 if all_layers else layers - 1, layers)
         self._units = np.arange(hidden) if units is None else np.array(units)
         layers_kept = np.arange(layers, dtype=np.int32)[self._layers]

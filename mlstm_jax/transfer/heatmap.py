@@ -86,9 +86,8 @@ def heat(
     values = trace.values_TH[[one.end for one in found], unit]
     # A few outliers would make all others of a long text white.
     largest = float(np.percentile(np.abs(values), 99, method="higher"))
-    name = f"{one_line(reader.run.folder.name)}, step {reader.run.step:,}"
-    texts = [one.text for one in found]
-    return Heat(texts, values, state, layer, unit, scale or largest or 1.0, name)
+    texts, title = [one.text for one in found], one_line(reader.run.name)
+    return Heat(texts, values, state, layer, unit, scale or largest or 1.0, title)
 
 
 def colour(value: float, scale: float) -> tuple[int, int, int]:
@@ -97,6 +96,12 @@ def colour(value: float, scale: float) -> tuple[int, int, int]:
     full = _POSITIVE if value > 0 else _NEGATIVE
     red, green, blue = (round(255 + (part - 255) * share) for part in full)
     return red, green, blue
+
+
+def ink(background: tuple[int, int, int]) -> str:
+    """Return white or nearly black, whichever is read better on a colour of the scale."""
+    red, green, blue = background
+    return "#fff" if 0.299 * red + 0.587 * green + 0.114 * blue < 110 else "#111"
 
 
 def _shown(text: str) -> str:
@@ -127,11 +132,11 @@ def as_html(made: Heat) -> str:
     """Return a page of its own: text, scale and curve, no script and no other file."""
     spans = []
     for text, value in zip(made.texts, made.values.tolist(), strict=True):
-        red, green, blue = colour(value, made.scale)
-        ink = "#fff" if 0.299 * red + 0.587 * green + 0.114 * blue < 140 else "#111"
+        back = colour(value, made.scale)
+        red, green, blue = back
         shown = html.escape(_shown(text))
         spans.append(
-            f'<span style="background:rgb({red},{green},{blue});color:{ink}" '
+            f'<span style="background:rgb({red},{green},{blue});color:{ink(back)}" '
             f'title="{value:.3f}">{shown}</span>'
         )
     stops = ", ".join(
@@ -152,7 +157,7 @@ body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem aut
 svg {{ width: 100%; height: auto; border: 1px solid #ccc; margin-top: 1rem }}
 </style>
 <h1>Unit {made.unit} of layer {made.layer}</h1>
-<p>{_STATES[made.state]} of {html.escape(made.title)}, after each character.</p>
+<p>After each character: {_STATES[made.state]} of {html.escape(made.title)}.</p>
 <div class="scale"></div>
 <div class="ends"><span>{low}</span><span>0</span><span>{high}</span></div>
 <p class="text">{"".join(spans)}</p>
@@ -231,6 +236,7 @@ def _draw(path: Path, made: Heat) -> str:
         from matplotlib.cm import ScalarMappable
         from matplotlib.colors import LinearSegmentedColormap, Normalize
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
     except ImportError as error:
         raise UserError(
             "a .png needs matplotlib: pip install -e '.[plot]', or write an .html"
@@ -245,13 +251,12 @@ def _draw(path: Path, made: Heat) -> str:
     axes, bar, curve = figure.subplots(3, 1, height_ratios=[text_height, 0.15, 1.4])
     axes.set(xlim=(0, _COLUMNS + 1), ylim=(lines, 0), xticks=[], yticks=[])
     for (row, column), mark, value in zip(found, marks, made.values.tolist(), strict=True):
-        face = tuple(part / 255 for part in colour(value, made.scale))
+        back = colour(value, made.scale)
         wide = cell_len(mark) or 1
-        axes.add_patch(_cell(column, row, wide, face))
-        ink = "white" if sum(face) < 1.5 else "black"
+        axes.add_patch(_cell(column, row, wide, tuple(part / 255 for part in back)))
         if mark.strip():
             axes.text(
-                column + wide / 2, row + 0.55, "�" if mark in missing else mark, color=ink,
+                column + wide / 2, row + 0.55, "�" if mark in missing else mark, color=ink(back),
                 ha="center", va="center", fontsize=9, family=families, parse_math=False,
             )  # fmt: skip
     # A dollar is a dollar, not the beginning of a formula.
@@ -263,7 +268,8 @@ def _draw(path: Path, made: Heat) -> str:
     figure.colorbar(scale, cax=bar, orientation="horizontal", label="value")
     curve.plot(made.values, color="black", lw=1)
     curve.axhline(0, color="gray", lw=0.6)
-    curve.set(xlim=(0, max(1, len(made.values) - 1)), xlabel="characters")
+    curve.set(xlim=(0, max(1, len(made.values) - 1)), xlabel="characters", ylabel="value")
+    curve.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.savefig(path, dpi=110)
     return missing
 

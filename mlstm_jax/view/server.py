@@ -44,7 +44,7 @@ def make_app(viewer: Viewer, hosts: set[str] | None) -> Any:
     from starlette.routing import Route
 
     def reply(content: dict[str, Any], status: int = 200) -> Response:
-        # All in ASCII: a name of a stranger may hold what UTF-8 has not.
+        # ASCII alone: a stranger's name may hold a lone surrogate, which UTF-8 cannot express.
         text = json.dumps(content, allow_nan=False)
         return Response(text, status, headers=_HEADERS, media_type="application/json")
 
@@ -52,7 +52,7 @@ def make_app(viewer: Viewer, hosts: set[str] | None) -> Any:
         return reply({"error": message}, status)
 
     class KnownHosts:
-        """Refuse what was sent to another name: a site elsewhere may have its own lead here."""
+        """Refuse requests to another host name: a site may point its own here (DNS rebinding)."""
 
         def __init__(self, app: Any) -> None:
             self._app = app
@@ -148,7 +148,7 @@ def bind(host: str, port: int) -> Address:
         address = None
     is_v6 = address is not None and address.version == 6
     try:
-        name.encode("idna")  # what the socket does, but leaves itself open where it fails
+        name.encode("idna")  # create_server does so, too, but leaks its socket if that fails
         family = socket.AF_INET6 if is_v6 else socket.AF_INET
         listening = socket.create_server((name, port), family=family)
     except (OSError, UnicodeError) as error:

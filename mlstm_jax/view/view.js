@@ -54,7 +54,7 @@ function drawHeat({ characters, ...found }) {
       span.textContent = shown(one.text);
       span.title = one.value.toFixed(3);
       span.style.background = `rgb(${red},${green},${blue})`;
-      span.style.color = 0.299 * red + 0.587 * green + 0.114 * blue < 140 ? "#fff" : "#111";
+      span.style.color = 0.299 * red + 0.587 * green + 0.114 * blue < 110 ? "#fff" : "#111";
       return span;
     }),
   );
@@ -163,8 +163,9 @@ element("unit").addEventListener("change", () => choose(Number(element("unit").v
 element("generate").addEventListener("click", write);
 
 ask("model", {}).then((model) => {
+  const step = model.step ? `step ${model.step.toLocaleString("en")}` : "imported";
   element("model").textContent =
-    `${model.run}, step ${model.step}: ${model.layers} × ${model.hidden} units`;
+    `${model.run}, ${step}: ${model.layers} × ${model.hidden} units`;
   element("unit").max = model.hidden - 1;
   element("layer").max = model.layers - 1;
   element("layer").value = model.layer;

@@ -60,7 +60,7 @@ class Viewer:
         """Say what is loaded."""
         model = self._run.config.model
         return {
-            "run": self._run.folder.name,
+            "run": self._run.folder.resolve().name,
             "step": self._run.step,
             "layers": model.layers,
             "hidden": model.hidden,
@@ -77,9 +77,7 @@ class Viewer:
 
         What is not said is the classifier's: its state, and its first unit's layer.
         """
-        text = _field(asked, "text", str, "")
-        if len(text.encode("utf-8", "replace")) > MOST_BYTES:
-            raise BadRequest(f"the text is longer than {MOST_BYTES:,} bytes; shorten it.", 413)
+        text = _text(asked)
         state: State = _field(asked, "state", str, self._state)
         if state not in get_args(State):
             known = ", ".join(get_args(State))
@@ -114,15 +112,13 @@ class Viewer:
 
     def generate(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Go on with {text, length, temperature, seed, unit, value}; value null holds nothing."""
-        text = _field(asked, "text", str, "")
+        text = _text(asked)
         length = _field(asked, "length", int, 200)
         value = _field(asked, "value", float, None)
         if not 1 <= length <= _MOST_GENERATED:
             raise BadRequest(
                 f"length is {reprlib.repr(length)}, but it must be 1 to {_MOST_GENERATED}."
             )
-        if len(text.encode("utf-8", "replace")) > MOST_BYTES:
-            raise BadRequest(f"the text is longer than {MOST_BYTES:,} bytes; shorten it.", 413)
         held = {}
         if value is not None:
             held = {self._checked(_field(asked, "unit", int, self._unit or 0)): value}
@@ -155,6 +151,13 @@ class Viewer:
         if not 0 <= unit < hidden:
             raise BadRequest(f"unit is {reprlib.repr(unit)}, but the model has 0 to {hidden - 1}.")
         return unit
+
+
+def _text(asked: dict[str, Any]) -> str:
+    text: str = _field(asked, "text", str, "")
+    if len(text.encode("utf-8", "replace")) > MOST_BYTES:
+        raise BadRequest(f"the text is longer than {MOST_BYTES:,} bytes; shorten it.", 413)
+    return text
 
 
 def _field(asked: dict[str, Any], name: str, kind: type[Any], default: Any) -> Any:

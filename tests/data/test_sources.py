@@ -115,6 +115,12 @@ def test_room_is_checked_before_the_work(tmp_path: Path, monkeypatch: pytest.Mon
         prepare([str(path)], tmp_path / "out")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 42_000))
     prepare([str(path)], tmp_path / "out")
+    # Splits that are given need no temporary files.
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 13_999))
+    with pytest.raises(UserError, match=r"is free; free some, or .* with --out\.$"):
+        prepare({"train": [str(path)]}, tmp_path / "given")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 14_000))
+    prepare({"train": [str(path)]}, tmp_path / "given")
 
 
 def test_temporary_files_elsewhere_are_gone_after(tmp_path: Path) -> None:

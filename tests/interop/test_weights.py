@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from mlstm_jax import cli, run
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.interop import nvidia, openai, unirep, weights
 from mlstm_jax.transfer import classify
 from mlstm_jax.transfer.features import features
@@ -276,6 +277,22 @@ def test_a_file_may_be_read_by_those_whom_the_umask_lets(
     written = [tmp_path / "run" / run.WEIGHTS, tmp_path / "run/config.json"]
     written += [tmp_path / "m.safetensors", tmp_path / "classifier.safetensors"]
     assert {path.stat().st_mode & 0o777 for path in written} == {0o666 & ~umask}
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "npz"])
+def test_an_export_that_cannot_be_written_leaves_nothing(
+    ending: str, tmp_path: Path, random: np.random.Generator
+) -> None:
+    write_openai(tmp_path / "o", random)
+    found = openai.read(tmp_path / "o")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(KnownError, match=rf"m\.{ending}: cannot be written: .*File too large"):
+            weights.save(tmp_path / f"m.{ending}", found)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in tmp_path.iterdir()] == ["o"]
 
 
 def test_one_flipped_bit_in_an_export_is_found(tmp_path: Path, random: np.random.Generator) -> None:

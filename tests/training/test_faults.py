@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import io
 import os
 import re
 import shutil
@@ -15,7 +16,8 @@ import pytest
 from mlstm_jax import run
 from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train
 from mlstm_jax.errors import KnownError, UserError
-from mlstm_jax.training import environment, loop, metrics
+from mlstm_jax.interop.weights import fingerprint
+from mlstm_jax.training import environment, loop, meta, metrics
 from mlstm_jax.training.reporter import Diverged
 from mlstm_jax.training.watchdog import Watchdog
 from tests.training.runs import (
@@ -245,6 +247,27 @@ def test_how_long_the_loss_was_too_high_survives_a_restart(corpus: Path, tmp_pat
     assert resumed.value.step == whole.value.step
 
 
+def test_what_a_run_started_from_may_be_missing_until_it_is_needed(
+    corpus: Path, forty_steps: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first, folder = tmp_path / "first", tmp_path / "run"
+    shutil.copytree(forty_steps, first)
+    # Every loss is too high, so the ninth step tells that the run has diverged from the first on.
+    values = {"divergence_bpc": 0.01, "divergence_steps": 9, "start_from": str(first)}
+    config = diverging(corpus, folder, 4, on_divergence="rollback", **values)
+    loop.train(config)
+    start = meta.read(folder, 4)[0].start
+    assert start == fingerprint(run.load(first).params)
+    shutil.rmtree(first / "checkpoints/40/params")
+    loop.train(dataclasses.replace(config, train=dataclasses.replace(config.train, steps=6)))
+    assert "what train.start_from gives cannot be compared" in capfd.readouterr().err
+    assert meta.read(folder, 6)[0].start == start
+    assert environment.inputs_of(folder)["start_from"] == start
+    shutil.rmtree(first)
+    with pytest.raises(UserError, match=r"first is not a run folder"):
+        loop.train(dataclasses.replace(config, train=dataclasses.replace(config.train, steps=20)))
+
+
 @pytest.mark.slow
 def test_a_run_that_always_diverges_stops_in_the_end(corpus: Path, tmp_path: Path) -> None:
     config = config_of(
@@ -362,3 +385,13 @@ def test_the_watchdog_says_what_a_restart_will_do(
         assert expected in str(stopped[0])
         assert "in test_the_watchdog" in (tmp_path / "stacks-3.txt").read_text()
     assert "most recent call first" in capfd.readouterr().err
+
+
+def test_the_watchdog_ends_a_run_though_nothing_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr", io.StringIO())  # has no file
+    bitten = threading.Event()
+    with Watchdog(0.1, lambda error: bitten.set()) as watchdog:
+        watchdog.folder = tmp_path / "is gone"
+        assert bitten.wait(10)

@@ -1,7 +1,11 @@
 """The classifier on features, what is reported of it, and its use on new texts."""
 
 import csv
+import dataclasses
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from mlstm_jax import cli
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.run import Run
 from mlstm_jax.transfer import classify
 from mlstm_jax.transfer.classify import Classifier, Description, Examples
@@ -279,6 +283,13 @@ def test_texts_without_words_have_a_report_without_tfidf(
     with np.load(out / "features/train.npz") as kept:
         assert kept["features"].shape == (24, 256)
         assert set(kept["state"][:128]) == {"mean_h"}
+        # Each report is of its own state's columns.
+        for state in ("mean_h", "c"):
+            found = json.loads((out / state / "report.json").read_text())
+            best, edges = found["best_unit"], found["histogram"]["edges"]
+            is_best = (kept["layer"] == best["layer"]) & (kept["unit"] == best["unit"])
+            (values,) = kept["features"][:, is_best & (kept["state"] == state)].T
+            np.testing.assert_allclose(edges[:: len(edges) - 1], np.percentile(values, [0.5, 99.5]))
 
 
 def test_features_are_kept_whatever_fails_after_them(
@@ -319,6 +330,104 @@ def test_features_are_kept_whatever_fails_after_them(
     texts = read_labelled(train, "review", "verdict").texts
     key = feature_file.key_of("abc", Featurizer(run), texts)
     assert feature_file.read(out / "features/train.npz", key) is None  # of another model
+
+
+def test_features_of_another_reading_or_other_units_have_another_key(run: Run) -> None:
+    from mlstm_jax.transfer import feature_file
+    from mlstm_jax.transfer.features import Featurizer
+
+    half = dataclasses.replace(run.config.precision, compute="bf16")
+    readers = [
+        Featurizer(run),
+        Featurizer(run, states=["h"]),
+        Featurizer(run, units=[1, 2]),
+        Featurizer(run, units=[1, 3]),
+        Featurizer(dataclasses.replace(run, cleaning="none")),
+        Featurizer(
+            dataclasses.replace(run, config=dataclasses.replace(run.config, precision=half))
+        ),
+    ]
+    keys = [feature_file.key_of("abc", reader, ["a"]) for reader in readers]
+    assert len(set(keys)) == len(keys)
+    assert keys[0] == feature_file.key_of("abc", Featurizer(run), ["a"])
+
+
+def test_a_classifier_that_cannot_be_written_whole_is_none(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Classifier(np.ones((1, 3)), np.ones(1), ["no", "yes"], 1.0)
+    about = Description("c", False, "abc", None)
+    classify.save(tmp_path, made, about)
+
+    def fail(path: Path, _: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(classify.arrays, "write_safetensors", fail)
+    with pytest.raises(KnownError, match="cannot be written: No space left on device"):
+        classify.save(tmp_path, made, about)
+    with pytest.raises(UserError, match=r"holds no classifier\.json"):
+        classify.load(tmp_path)
+
+
+def test_what_was_killed_between_two_states_goes_on(
+    run: Run,
+    tmp_path: Path,
+    random: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A process that is killed when it draws the second state, and the same command again."""
+    from mlstm_jax.transfer.features import Featurizer
+
+    train, test, others = (write_reviews(tmp_path / f"{n}.csv", random, n) for n in (40, 20, 41))
+    out = tmp_path / "out"
+    command = ["transfer", str(run.folder), "--test", str(test), "--out", str(out)]
+    command += ["--text-column", "review", "--label-column", "verdict"]
+    several = [*command, "--state", "c", "mean_h"]
+    killed = (
+        "import os, signal, sys\n"
+        "from matplotlib.figure import Figure\n"
+        "from mlstm_jax import cli\n"
+        "save = Figure.savefig\n"
+        "def kill(self, path, **options):\n"
+        "    if 'mean_h' in str(path):\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    save(self, path, **options)\n"
+        "Figure.savefig = kill\n"
+        "cli.main(sys.argv[1:])\n"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", killed, *several, "--train", str(train)], capture_output=True
+    )
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    assert {path.name for path in out.iterdir()} == {"features", "c", "mean_h"}
+    assert (out / "mean_h/classifier.json").exists()
+    assert not (out / "mean_h/report.md").exists()
+    before = {path: path.read_bytes() for path in out.glob("*/*")}
+
+    def not_again(*_: Any) -> None:
+        raise AssertionError("the features are there")
+
+    monkeypatch.setattr(Featurizer, "__call__", not_again)
+    # Of other texts, or of other states: nothing is touched.
+    for wrong in ([*several, "--train", str(others)], [*several[:-1], "--train", str(train)]):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(wrong)
+        assert stop.value.code == 2
+        assert "give the command that it was begun with" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in out.glob("*/*")} == before
+
+    cli.main([*several, "--train", str(train)])
+    assert f"features in {out / 'features'} of the same texts are used" in capsys.readouterr().err
+    for state, words in (("c", "cell state c"), ("mean_h", "mean of h over the text")):
+        assert words in (out / state / "report.md").read_text()
+    # Fitted again, they say the same.
+    for path, content in before.items():
+        assert path.suffix == ".png" or path.read_bytes() == content
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*several, "--train", str(train)])
+    assert stop.value.code == 2
+    assert f"{out} exists; choose another folder" in capsys.readouterr().err
 
 
 def test_the_strength_is_chosen_for_the_number_of_examples(random: np.random.Generator) -> None:

@@ -19,7 +19,7 @@ from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.report import compressed_bpc, report
 from mlstm_jax.run import Run, load
 from mlstm_jax.transfer.generate import Sampling, _sample, as_text, generate, prompt_bytes
-from mlstm_jax.transfer.heatmap import as_html, colour, heat, places, write
+from mlstm_jax.transfer.heatmap import as_html, colour, heat, ink, places, write
 from mlstm_jax.transfer.reader import Reader, characters
 from tests.tolerance import assert_close, bound
 
@@ -231,7 +231,21 @@ def test_a_heat_map_shows_what_units_were_ranked_by(run: Run, layer: int) -> Non
         made = heat(reader, HEAT_TEXT * 5, 9, state=state, layer=layer)
         assert made.values[-1] == trace.values_TH[-1, 9]
         assert f"unit 9 of layer {layer}" in (page := as_html(made)).lower()
-        assert {"c": "cell state c", "h": "<p>h of", "mean_h": "mean of h"}[state] in page
+        assert {"c": "cell state c", "h": "character: h of", "mean_h": "mean of h"}[state] in page
+
+
+def test_every_colour_can_be_read_upon() -> None:
+    """Contrast as of WCAG 2.2: of all shades, from full blue over white to full orange."""
+
+    def luminance(part_C: Iterable[float]) -> float:
+        linear = [((c / 255 + 0.055) / 1.055) ** 2.4 if c > 10 else c / 3294.6 for c in part_C]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    inks = {"#fff": luminance([255] * 3), "#111": luminance([17] * 3)}
+    for share in np.linspace(-1, 1, 201):
+        back = colour(float(share), 1.0)
+        dark, light = sorted([luminance(back), inks[ink(back)]])
+        assert (light + 0.05) / (dark + 0.05) > 4, share
 
 
 def test_a_picture_breaks_lines_between_words() -> None:
@@ -244,6 +258,7 @@ def test_a_picture_breaks_lines_between_words() -> None:
     assert [len(row.rstrip()) < 90 for row in rows.values()].count(False) == 2  # of the x
     assert all(set(row.split()) <= {"日本語", "w", "wonderful"} for row in list(rows.values())[:3])
     assert found[1] == (0, 2)  # these characters are two columns wide
+    assert places(list("x" * 85 + " 日本語"))[-3:] == [(1, 0), (1, 2), (1, 4)]
 
 
 @pytest.mark.filterwarnings("error")
@@ -261,7 +276,7 @@ def test_characters_without_a_font_are_said_once(
 
 def test_one_outlier_leaves_the_others_their_colours(run: Run) -> None:
     made = heat(Reader(run), "my guitar is good " * 30, 3)
-    assert made.scale <= np.abs(made.values).max()
+    assert made.scale < np.abs(made.values).max()
     assert (np.abs(made.values) > made.scale).mean() <= 0.01
 
 
@@ -381,6 +396,14 @@ def test_a_config_of_another_model_is_refused(
         load(copy)
 
 
-def test_run_says_what_it_was_trained_on(run: Run) -> None:
+def test_run_says_what_it_was_trained_on(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert run.cleaning == "radford"
+    monkeypatch.chdir(run.folder)
+    assert run.name == dataclasses.replace(run, folder=Path()).name == "run, step 300"
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/weights.safetensors").touch()
+    theirs = dataclasses.replace(run, folder=tmp_path / "theirs", step=0)
+    assert theirs.name == "theirs, imported"
     assert dataclasses.asdict(run.config)["model"]["layers"] == 2

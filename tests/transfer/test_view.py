@@ -309,7 +309,7 @@ def test_in_a_browser(page: str) -> None:
         tab.on("pageerror", lambda error: problems.append(str(error)))
         tab.on("console", lambda line: line.type == "error" and problems.append(line.text))
         tab.goto(page)
-        sync_api.expect(tab.locator("#model")).to_contain_text("2 × 64 units")
+        sync_api.expect(tab.locator("#model")).to_have_text("run, step 300: 2 × 64 units")
         tab.locator("#text").press_sequentially("my piano is <b>bad</b> 12.")
         sync_api.expect(tab.locator("#heat")).to_have_text("↵ my piano is <b>bad</b> 12.")
         assert tab.locator("#heat b").count() == 0
@@ -317,7 +317,6 @@ def test_in_a_browser(page: str) -> None:
         assert tab.locator("#active li").count() == 8
         assert tab.locator("#next li").count() == 8
         # Keys that come faster than any rest: it is shown all the same, and its scale is kept.
-        scale = tab.locator("#high").text_content()
         tab.evaluate(
             """() => { const box = document.getElementById("text"); let n = 0;
             const timer = setInterval(() => { box.value += "a"; n += 1;
@@ -326,8 +325,13 @@ def test_in_a_browser(page: str) -> None:
         tab.wait_for_timeout(1000)
         assert len(tab.locator("#heat").text_content() or "") > 30
         assert len(tab.locator("#text").input_value()) < 60  # one is still typing
-        tab.wait_for_timeout(1200)
-        assert float(tab.locator("#high").text_content() or 0) >= float(scale or 1)
+        typed = "my piano is <b>bad</b> 12." + "a" * 41
+        sync_api.expect(tab.locator("#text")).to_have_value(typed)
+        sync_api.expect(tab.locator("#heat")).to_have_text(f"↵ {typed}")
+        scale = tab.locator("#high").text_content() or ""
+        tab.locator("#text").fill("m")  # its own scale would be smaller
+        sync_api.expect(tab.locator("#heat")).to_have_text("↵ m")
+        sync_api.expect(tab.locator("#high")).to_have_text(scale)
         tab.locator("#text").fill("my piano is <b>bad</b> 12.")
         sync_api.expect(tab.locator("#heat")).to_have_text("↵ my piano is <b>bad</b> 12.")
         tab.locator("#state").select_option("mean_h")
