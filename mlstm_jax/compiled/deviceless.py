@@ -7,6 +7,7 @@ it chooses products by rules.
 
 import dataclasses
 import importlib.metadata
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -78,6 +79,39 @@ def compile_step(config: Config, machine: Machine, devices: int) -> Compiled:
         devices: how many GPUs share the batch.
 
     Raises:
+        UserError: see `compile_program`.
+    """
+    model = LanguageModel(config.model, config.precision, config.train.recompute_every)
+    rate = schedule.learning_rate(config.optimizer, config.data.batch, _STEPS)
+    tx = optimizer.build(config.optimizer, rate)
+    rows = config.data.batch // devices
+    arguments = (
+        jax.eval_shape(lambda: init_state(config, model, tx, 0)),
+        model.init_carry(rows),
+        _batch(config, rows),
+        np.float32(0),
+    )
+    step = make_train_step(config, model, tx, rate, AXIS)
+    return compile_program(machine, step, arguments, devices, donate=(0, 1))
+
+
+def compile_program(
+    machine: Machine,
+    step: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    devices: int = 1,
+    donate: tuple[int, ...] = (),
+) -> Compiled:
+    """Compile a function of one device, as `Parallel.map` does with devices that are there.
+
+    Args:
+        machine: what it is compiled for.
+        step: it may know of the axis of devices, `AXIS`.
+        arguments: of one device, arrays or their shapes and types.
+        devices: how many run it together.
+        donate: which arguments give their memory to results.
+
+    Raises:
         UserError: the compiler is not installed or refuses, or the machine has no `gpu`.
     """
     require()
@@ -86,22 +120,11 @@ def compile_step(config: Config, machine: Machine, devices: int) -> Compiled:
             f"{machine.name}: the machine's file does not describe its GPU, the field gpu, which "
             "--compile needs; configs/machines/h200.json has one."
         )
-    model = LanguageModel(config.model, config.precision, config.train.recompute_every)
-    rate = schedule.learning_rate(config.optimizer, config.data.batch, _STEPS)
-    tx = optimizer.build(config.optimizer, rate)
-    step = make_train_step(config, model, tx, rate, AXIS)
     mesh = Mesh(np.array(_devices(machine, machine.gpu, devices)), (AXIS,))
     spec = PartitionSpec(AXIS)
     sharding = NamedSharding(mesh, spec)
-    rows = config.data.batch // devices
-    arguments = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((devices, *x.shape), x.dtype, sharding=sharding),
-        (
-            jax.eval_shape(lambda: init_state(config, model, tx, 0)),
-            jax.eval_shape(lambda: jax.tree.map(jnp.asarray, model.init_carry(rows))),
-            _batch(config, rows),
-            jax.ShapeDtypeStruct((), jnp.float32),
-        ),
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((devices, *x.shape), x.dtype, sharding=sharding), arguments
     )
 
     def one_device(*arguments: Any) -> Any:
@@ -110,7 +133,7 @@ def compile_step(config: Config, machine: Machine, devices: int) -> Compiled:
 
     # What pmap makes of it: one program, the devices' axis in front.
     mapped = jax.shard_map(one_device, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-    traced = jax.jit(mapped, donate_argnums=(0, 1)).trace(*arguments)
+    traced = jax.jit(mapped, donate_argnums=donate).trace(*shapes)
     try:
         compiled = traced.lower(lowering_platforms=("cuda",)).compile()
     except jax.errors.JaxRuntimeError as error:

@@ -97,6 +97,19 @@ def _counted(batch: Batch) -> Array:
     return place_1T < batch.targets_B[:, None]
 
 
+def _cross_entropy(logits: Array, targets: Any) -> Array:
+    """Return −log softmax(logits) at the targets, float32 [...] of logits [..., V].
+
+    As `optax.softmax_cross_entropy_with_integer_labels`, bit for bit, but the gradient is no
+    scatter: on a GPU that is a kernel of atomic additions into an array of zeros.
+    """
+    logits = logits - jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+    is_target = jnp.arange(logits.shape[-1]) == targets[..., None]
+    return jnp.log(jnp.sum(jnp.exp(logits), axis=-1)) - jnp.sum(
+        jnp.where(is_target, logits, 0), axis=-1
+    )
+
+
 def _label_losses(found_BTK: Array | None, labels_BT: Any) -> tuple[Array, Array]:
     """Return the loss where there is a label, and these places: means over all bytes.
 
@@ -109,9 +122,7 @@ def _label_losses(found_BTK: Array | None, labels_BT: Any) -> tuple[Array, Array
     if found_BTK.shape[-1] == 1:
         loss_BT = (found_BTK[..., 0] - labels_BT) ** 2
     else:
-        loss_BT = optax.softmax_cross_entropy_with_integer_labels(
-            found_BTK, labels_BT.astype(jnp.int32)
-        )
+        loss_BT = _cross_entropy(found_BTK, labels_BT)
     return jnp.mean(jnp.where(known_BT, loss_BT, 0)), jnp.mean(known_BT, dtype=jnp.float32)
 
 
@@ -159,9 +170,7 @@ def make_train_step(
 
         def scaled_loss(params: Parameters) -> tuple[Array, tuple[Any, Carry]]:
             read = model.apply({"params": params}, batch.inputs_BT, carry, None, keep_BLH)
-            nats_BT = optax.softmax_cross_entropy_with_integer_labels(
-                read.logits_BTV, batch.targets_BT.astype(jnp.int32)
-            )
+            nats_BT = _cross_entropy(read.logits_BTV, batch.targets_BT)
             loss = jnp.mean(jnp.where(_counted(batch), nats_BT, 0))
             label_loss, labels = _label_losses(read.labels_BTK, batch.labels_BT)
             objective = loss + config.train.label_weight * label_loss
@@ -265,9 +274,7 @@ def make_evaluation_step(model: LanguageModel, axis_name: str) -> EvaluationStep
     ) -> tuple[Carry, Array]:
         carry = _reset(carry, batch.reset_B)
         carry, logits_BTV, *_ = model.apply({"params": params}, batch.inputs_BT, carry)
-        nats_BT = optax.softmax_cross_entropy_with_integer_labels(
-            logits_BTV, batch.targets_BT.astype(jnp.int32)
-        )
+        nats_BT = _cross_entropy(logits_BTV, batch.targets_BT)
         return carry, jax.lax.psum(jnp.sum(jnp.where(batch.mask_BT, nats_BT, 0)), axis_name)
 
     return evaluation_step
