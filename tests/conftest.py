@@ -18,6 +18,7 @@ if environment.CACHE not in os.environ:
     os.environ[environment.CACHE] = tempfile.mkdtemp(prefix="mlstm-jax-tests-")
     atexit.register(shutil.rmtree, os.environ[environment.CACHE], ignore_errors=True)
 environment.cache_programs()
+environment.without_gpus()
 environment.prepare(Devices(virtual_cpu=4))
 
 import jax  # noqa: E402

@@ -93,9 +93,9 @@ def collectives(found: list[Kernel]) -> list[Kernel]:
     return [one for one in found if _COLLECTIVES.match(one.opcode)]
 
 
-def zero_fills(program: Program, least: int) -> list[str]:
-    """Return the kernels that write nothing but one constant to `least` bytes or more."""
-    filled = []
+def zero_fills(program: Program) -> list[Array]:
+    """Return the arrays that kernels fill with one constant."""
+    filled: list[Array] = []
     for place, _, _ in _places(program):
         for one in program.computations[place].values():
             inner = program.computations[one.called[0]] if one.opcode == "fusion" else None
@@ -103,8 +103,7 @@ def zero_fills(program: Program, least: int) -> list[str]:
             if inner and made[0].opcode == "tuple":
                 made = [inner[name] for name in made[0].operands]
             among = inner if inner else program.computations[place]
-            if any(x.bytes >= least and _is_constant(among, x) for x in made):
-                filled.append(one.name)
+            filled += [array for x in made if _is_constant(among, x) for array in x.arrays]
     return filled
 
 

@@ -123,12 +123,16 @@ def recurrence_trace(
 ) -> tuple[LayerCarry, LayerCarry]:
     """Return the carry after the window, and that after every step, [T, B, H]; no gradient."""
     weights = _rounded(weights, sequence.x, compute)
+    window = sequence.x.shape[0]
 
-    def step(carry: LayerCarry, now: Sequence) -> tuple[LayerCarry, LayerCarry]:
-        carry, _ = _step(carry.h, carry, now, weights)
-        return carry, carry
+    def step(t: Array, before: tuple[LayerCarry, LayerCarry]) -> tuple[LayerCarry, LayerCarry]:
+        carry, stacks = before
+        after, _ = _step(carry.h, carry, _at(sequence, t), weights)
+        return after, jax.tree.map(lambda stack, x: _put(stack, x, t), stacks, after)
 
-    return jax.lax.scan(step, carry, sequence)
+    stacks = jax.tree.map(lambda x: _empty((window, *x.shape), x.dtype), carry)
+    last, stacks = jax.lax.fori_loop(0, window, step, (carry, stacks))
+    return last, jax.tree.map(lambda stack, x: _of_bits(stack, x.dtype), stacks, carry)
 
 
 def recurrence(

@@ -100,14 +100,12 @@ def _counted(batch: Batch) -> Array:
 def _cross_entropy(logits: Array, targets: Any) -> Array:
     """Return −log softmax(logits) at the targets, float32 [...] of logits [..., V].
 
-    As `optax.softmax_cross_entropy_with_integer_labels`, bit for bit, but the gradient is no
-    scatter: on a GPU that is a kernel of atomic additions into an array of zeros.
+    `optax.softmax_cross_entropy_with_integer_labels` reads the targets' logits by a gather, whose
+    gradient is a scatter: on a GPU, atomic additions into an array of zeros.
     """
-    logits = logits - jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
-    is_target = jnp.arange(logits.shape[-1]) == targets[..., None]
-    return jnp.log(jnp.sum(jnp.exp(logits), axis=-1)) - jnp.sum(
-        jnp.where(is_target, logits, 0), axis=-1
-    )
+    is_target = jax.nn.one_hot(targets.astype(jnp.int32), logits.shape[-1], dtype=jnp.bool_)
+    chosen = jnp.sum(jnp.where(is_target, logits, 0), axis=-1)
+    return jax.nn.logsumexp(logits, axis=-1) - chosen
 
 
 def _label_losses(found_BTK: Array | None, labels_BT: Any) -> tuple[Array, Array]:

@@ -1,0 +1,52 @@
+"""Programs are read from their text: here those that XLA compiles for this CPU."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from mlstm_jax.compiled import hlo
+from mlstm_jax.compiled.kernels import products
+
+
+@pytest.fixture(scope="module")
+def program() -> hlo.Program:
+    """Seven steps of a product, and in each three of another."""
+
+    def inner(_: int, x: jax.Array) -> jax.Array:
+        return jnp.tanh(x @ jnp.ones((8, 8)))
+
+    def outer(x: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+        x = jax.lax.fori_loop(0, 3, inner, x @ jnp.full((8, 8), 2.0))
+        return x, x.sum()
+
+    compiled = jax.jit(lambda x: jax.lax.scan(outer, x, None, length=7)).lower(jnp.ones((4, 8)))
+    return hlo.parse(compiled.compile().as_text())
+
+
+def test_loops_are_found_with_how_often_they_run(program: hlo.Program) -> None:
+    assert sorted(times for _, times in hlo.loops(program)) == [7, 21]
+    assert hlo.root(program.computations[program.entry]).is_root
+
+
+def test_every_product_is_found_with_its_types(program: hlo.Program) -> None:
+    found = products(program)
+    assert found
+    assert {(one.operands, one.result) for one in found} == {(("f32", "f32"), "f32")}
+
+
+def test_types_are_read_with_their_bytes() -> None:
+    text = """
+ENTRY %main (a: bf16[2,3]) -> (f32[4], s8[]) {
+  %a = bf16[2,3]{1,0} parameter(0)
+  %b.1 = f32[4]{0} fusion(%a), kind=kLoop, calls=%some.2, metadata={op_name="x/(y)"}
+  %c = s8[] constant(3)
+  ROOT %d = (f32[4]{0}, s8[]) tuple(%b.1, /*index=1*/%c)
+}
+"""
+    found = hlo.parse(text).computations["main"]
+    assert [one.opcode for one in found.values()] == ["parameter", "fusion", "constant", "tuple"]
+    assert [one.bytes for one in found.values()] == [12, 16, 1, 17]
+    assert found["a"].number == 0
+    assert found["b.1"].called == ("some.2",)
+    assert found["d"].operands == ("b.1", "c")
+    assert found["d"].is_root

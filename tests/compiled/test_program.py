@@ -1,0 +1,221 @@
+"""The program that a GPU runs, compiled without one: laws that no machine is needed to check.
+
+They run where the extra `gpu-compile` is installed: `make test-compiled`.
+"""
+
+import dataclasses
+import functools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mlstm_jax.compiled import deviceless, hlo
+from mlstm_jax.compiled.deviceless import Compiled, compile_program, compile_step
+from mlstm_jax.compiled.hlo import Array
+from mlstm_jax.compiled.kernels import (
+    Kernel,
+    atomic_adds,
+    collectives,
+    kernels,
+    products,
+    zero_fills,
+)
+from mlstm_jax.config import Config, Data, Model, Precision, Train
+from mlstm_jax.data.evaluation_stream import EvaluationBatch
+from mlstm_jax.errors import UserError
+from mlstm_jax.machine import load_machine
+from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.plan import parameter_count
+from mlstm_jax.training.parallel import AXIS
+from mlstm_jax.training.step import make_evaluation_step
+from mlstm_jax.transfer import features, generate
+
+MACHINES = Path(__file__).parents[2] / "configs/machines"
+H200 = MACHINES / "h200.json"
+WINDOW = 24
+NAMES = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
+# Of one time step, in the loop of bytes: with more, a GPU waits for launches.
+MOST_FORWARD, MOST_BACKWARD = 8, 9
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _needs_the_compiler() -> None:
+    try:
+        deviceless.require()
+    except UserError as error:
+        pytest.skip(str(error))
+
+
+def make_config(compute: Any = "bf16", *, rows: int = 64, **sections: Any) -> Config:
+    return Config(
+        model=sections.pop("model", Model(hidden=512)),
+        data=Data(batch=rows, window=WINDOW),
+        precision=sections.pop("precision", Precision(compute=compute)),
+        **sections,
+    )
+
+
+@functools.lru_cache
+def compiled(config: Config, devices: int = 1, machine: Path = H200) -> Compiled:
+    return compile_step(config, load_machine(machine), devices)
+
+
+def in_loops(found: list[Kernel]) -> list[int]:
+    """Return how many kernels each loop of the program has, in its order."""
+    places = dict.fromkeys(one.place for one in found if one.is_in_loop)
+    return [sum(one.place == place for one in found) for place in places]
+
+
+def stacks(arrays: list[Array]) -> list[Array]:
+    """Return those of all time steps."""
+    return [one for one in arrays if len(one.shape) > 2 and WINDOW in one.shape[:2]]
+
+
+CONFIGS = {
+    "bytes": make_config(),
+    "fp16": make_config("fp16"),
+    "layers": make_config(model=Model(hidden=512, layers=2)),
+    "recompute": make_config(train=Train(recompute_every=8)),
+    "micro": make_config(train=Train(micro_batches=2)),
+    "heads": make_config(model=Model(hidden=512, rating_head=True)),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_laws_of_the_training_step(name: str) -> None:
+    config = CONFIGS[name]
+    program = hlo.parse(compiled(config).text)
+    compute = NAMES[config.precision.compute]
+    made = products(program)
+    # Three products of a step forward and back each, three weight gradients, tables and decoder.
+    assert len(made) >= 12
+    for one in made:
+        assert one.operands == (compute, compute), one
+        assert one.result == "f32", one
+    assert stacks(zero_fills(program)) == []
+    assert atomic_adds(program) == []
+    assert collectives(kernels(program)) == []
+
+
+def test_few_kernels_a_time_step() -> None:
+    forward, backward = in_loops(kernels(hlo.parse(compiled(CONFIGS["bytes"]).text)))
+    assert forward <= MOST_FORWARD
+    assert backward <= MOST_BACKWARD
+
+
+@pytest.mark.parametrize(("all_reduce", "width"), [("fp32", 4), ("compute", 2)])
+def test_devices_talk_once_and_of_the_gradient_alone(all_reduce: Any, width: int) -> None:
+    precision = Precision(compute="bf16", all_reduce=all_reduce)
+    config = make_config(rows=8 * 64, precision=precision, train=Train(micro_batches=2))
+    found = collectives(kernels(hlo.parse(compiled(config, 8).text)))
+    assert found
+    assert not any(one.is_in_loop for one in found)
+    assert {one.opcode.removesuffix("-start") for one in found} == {"all-reduce"}
+    sent = sum(access.bytes for one in found for access in one.writes)
+    gradient = width * parameter_count(config)
+    assert gradient <= sent <= gradient + 1024  # the loss and other single numbers
+
+
+def test_the_papers_step_fits_its_bound() -> None:
+    """Puri et al. 2018: 4096 units; 256 rows of 256 bytes on a device."""
+    config = Config(
+        model=Model(hidden=4096),
+        data=Data(batch=256, window=256),
+        precision=Precision(compute="bf16"),
+    )
+    made = compiled(config)
+    assert made.temporary_bytes <= 8.4e9
+    forward, backward = in_loops(kernels(hlo.parse(made.text)))
+    assert (forward, backward) <= (MOST_FORWARD, MOST_BACKWARD)
+
+
+@pytest.mark.parametrize("machine", ["v100", "a100", "h100", "b200"])
+def test_it_compiles_for_each_machine_that_is_described(machine: str) -> None:
+    compute = "fp16" if machine == "v100" else "bf16"
+    made = compiled(make_config(compute), machine=MACHINES / f"{machine}.json")
+    assert {one.result for one in products(hlo.parse(made.text))} == {"f32"}
+
+
+def model_and_shapes() -> tuple[LanguageModel, Any]:
+    config = CONFIGS["bytes"]
+    model = LanguageModel(config.model, config.precision)
+    return model, jax.eval_shape(lambda: model.init_parameters(jax.random.key(0)))
+
+
+def reading_programs() -> dict[str, Compiled]:
+    """What evaluates, makes features and generates."""
+    machine, (model, params) = load_machine(H200), model_and_shapes()
+    carry, bytes_BT = model.init_carry(64), np.zeros((64, 32), np.uint8)
+    mask_BT, reset_B = np.zeros((64, 32), np.bool_), np.zeros(64, np.bool_)
+    batch = EvaluationBatch(bytes_BT, bytes_BT, mask_BT, reset_B)
+    sums = (carry, np.zeros((64, 1, 512), np.float32))
+    held = generate.Held(np.zeros(512, np.bool_), np.zeros(512, np.float32))  # type: ignore[arg-type]
+    how = generate.Sampling(*(np.float32(1), np.int32(256), np.float32(2)))  # type: ignore[arg-type]
+    logits_BV, keys = np.zeros((64, 256), np.float32), np.zeros((64, 2), np.uint32)
+
+    def block(params: Any, carry: Any, logits_BV: Any, keys: Any) -> Any:
+        keys_B = jax.random.wrap_key_data(keys, impl="threefry2x32")
+        first = jnp.int32(0)
+        return generate._generate_block(model, params, carry, logits_BV, keys_B, first, how, held)
+
+    return {
+        "evaluation": compile_program(
+            machine, make_evaluation_step(model, AXIS), (params, carry, batch), donate=(1,)
+        ),
+        "features": compile_program(
+            machine,
+            features._make_step(model, mean=True),
+            (params, sums, (bytes_BT, np.zeros(64, np.int32))),
+            donate=(1,),
+        ),
+        "generation": compile_program(machine, block, (params, carry, logits_BV, keys)),
+    }
+
+
+def test_the_laws_of_programs_that_only_read() -> None:
+    kept = {"evaluation": 0, "features": 64 * 32 * 512 * 4, "generation": 0}
+    for name, made in reading_programs().items():
+        program = hlo.parse(made.text)
+        for one in products(program):
+            assert (one.operands, one.result) == (("bf16", "bf16"), "f32"), (name, one)
+        assert stacks(zero_fills(program)) == [], name
+        assert atomic_adds(program) == [], name
+        assert not any(one.is_in_loop for one in collectives(kernels(program))), name
+        # No stack of a step's parts is kept: at most h of each step, for the sums and logits.
+        assert made.temporary_bytes < kept[name] + 64 * 32 * (512 * 2 + 256 * 4) + 16e6, name
+
+
+def test_plan_compile_from_the_outside(tmp_path: Path) -> None:
+    (tmp_path / "c.py").write_text(
+        "from mlstm_jax.config import *\n"
+        "config = Config(model=Model(hidden=128), precision=Precision(compute='bf16'),\n"
+        "                phases=(Phase(steps=9, batch=32, window=16),\n"
+        "                        Phase(steps=9, batch=64, window=32)))\n"
+    )
+    command = [sys.executable, "-m", "mlstm_jax", "plan", tmp_path / "c.py", "--machine", H200]
+    command += ["--gpus", "2", "--compile", "--json", tmp_path / "out.json"]
+    made = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "Compiled for NVIDIA H200" in made.stdout
+    rows = json.loads((tmp_path / "out.json").read_text())["compiled"]
+    assert [(row["devices"], row["phase"], row["rows"]) for row in rows] == [
+        (2, 1, 16),
+        (2, 2, 32),
+    ]
+    for row in rows:
+        assert row["fits"]
+        assert [loop[0] for loop in row["loops"]] <= [MOST_FORWARD, MOST_BACKWARD]
+        assert row["collectives"]
+        assert row["seconds"] == sorted(row["seconds"])
+
+
+def test_a_machine_without_a_gpu_is_refused() -> None:
+    machine = dataclasses.replace(load_machine(H200), gpu=None)
+    with pytest.raises(UserError, match="does not describe its GPU"):
+        compile_step(make_config(), machine, 1)
