@@ -1,6 +1,8 @@
 """What several files of tests of training share."""
 
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,16 @@ from tests.training.runs import make_config, start
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is damaged here stays so, however long one waits."""
     monkeypatch.setattr(checkpoint, "PAUSES", (0.01, 0.01))
+
+
+@pytest.fixture(scope="module")
+def collected() -> Iterator[None]:
+    """Collect what failed restores leave, before it is charged to a test of another file.
+
+    Orbax abandons the reads of a damaged checkpoint; when they are collected, each complains.
+    """
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="session")

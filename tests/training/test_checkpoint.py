@@ -27,7 +27,10 @@ from mlstm_jax.training.state import TrainState
 
 # TensorStore's other reads of a checkpoint that failed report to an event loop that is gone, some
 # of them in the test that follows.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.usefixtures("collected"),
+]
 
 ABOUT = Meta("c0ffee", "radford", {"batch": 8, "window": 16}, Origin(), 0.25, 1000)
 

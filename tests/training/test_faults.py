@@ -30,7 +30,10 @@ from tests.training.runs import (
 
 # TensorStore's other reads of a checkpoint that failed report to an event loop that is gone, some
 # of them in the test that follows.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.usefixtures("collected"),
+]
 
 
 def config_of(corpus: Path, out: Path, steps: int, **sections: Any) -> Config:
