@@ -81,7 +81,7 @@ def compile_step(config: Config, machine: Machine, devices: int) -> Compiled:
     Raises:
         UserError: see `compile_program`.
     """
-    model = LanguageModel(config.model, config.precision, config.train.recompute_every)
+    model = LanguageModel(config.model, config.precision, config.train.recompute_every, packed=True)
     rate = schedule.learning_rate(config.optimizer, config.data.batch, _STEPS)
     tx = optimizer.build(config.optimizer, rate)
     rows = config.data.batch // devices

@@ -109,6 +109,8 @@ class LanguageModel(linen.Module):
     model: config.Model
     precision: config.Precision
     recompute_every: int | None = None
+    # See `recurrence`; None: as is best where JAX runs. A compiler for a device elsewhere sets it.
+    packed: bool | None = None
 
     @property
     def compute(self) -> Any:
@@ -165,7 +167,10 @@ class LanguageModel(linen.Module):
                 traces.append(steps)
                 x = steps.h.astype(self.compute)
             else:
-                state, x = recurrence(before, sequence, weights, self.compute, self.recompute_every)
+                packed = jax.default_backend() != "cpu" if self.packed is None else self.packed
+                state, x = recurrence(
+                    before, sequence, weights, self.compute, self.recompute_every, packed
+                )
             states.append(state)
             if keep_BLH is not None:
                 x = x * keep_BLH[None, :, layer].astype(x.dtype)

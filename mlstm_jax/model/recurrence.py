@@ -141,6 +141,7 @@ def recurrence(
     weights: Weights,
     compute: jnp.dtype,
     recompute_every: int | None = None,
+    packed: bool = False,
 ) -> Outputs:
     """Run one layer over a window.
 
@@ -152,6 +153,7 @@ def recurrence(
         recompute_every: keep the carry of every k-th step for the backward pass, and what lies
             between for one run of k steps at a time, made again then: memory for the time of a
             second forward pass. Unset: keep everything.
+        packed: keep the parts of a step in one array, as is best on a GPU; the same numbers.
 
     Returns:
         The carry after the window, and h at every step [T, B, H] in the compute type. Gradients
@@ -159,11 +161,11 @@ def recurrence(
     """
     window = sequence.x.shape[0]
     if recompute_every is None or recompute_every >= window:
-        return _recurrence(carry, sequence, weights, compute)
+        return _recurrence(carry, sequence, weights, compute, packed)
 
     @jax.checkpoint
     def run(carry: LayerCarry, sequence: Sequence) -> Outputs:
-        return _recurrence(carry, sequence, weights, compute)
+        return _recurrence(carry, sequence, weights, compute, packed)
 
     # A run of what is left over, then whole ones.
     short = window % recompute_every
@@ -177,31 +179,32 @@ def recurrence(
     return carry, jnp.concatenate(h)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def _recurrence(
-    carry: LayerCarry, sequence: Sequence, weights: Weights, compute: jnp.dtype
+    carry: LayerCarry, sequence: Sequence, weights: Weights, compute: jnp.dtype, packed: bool
 ) -> Outputs:
     # What is not asked for is not made: the compiler drops what `_forward` saves.
-    return _forward(carry, sequence, weights, compute)[0]
+    return _forward(carry, sequence, weights, compute, packed)[0]
 
 
 class _Saved(NamedTuple):
     """What the backward scan needs beside the arguments, in stacks, see `_empty`.
 
-    A GPU writes all parts of one stack in one kernel, so that there are few: h after each step
-    [T, B, H], c before it [T, B, H], and of each step mh, i, f, o and u [T, 5, B, H].
+    h after each step [T, B, H], c before it [T, B, H], and of each step mh, i, f, o and u: packed
+    as one [T, 5, B, H], which a GPU writes in one kernel; else as five [T, B, H], for a CPU copies
+    what it packs.
     """
 
     h: Array
     before_c: Array
-    made: Array
+    made: tuple[Array, ...]
 
 
 Residuals = tuple[LayerCarry, Sequence, Weights, _Saved]
 
 
 def _forward(
-    carry: LayerCarry, sequence: Sequence, weights: Weights, compute: jnp.dtype
+    carry: LayerCarry, sequence: Sequence, weights: Weights, compute: jnp.dtype, packed: bool
 ) -> tuple[Outputs, Residuals]:
     weights = _rounded(weights, sequence.x, compute)
     window, shape = sequence.x.shape[0], carry.h.shape
@@ -212,18 +215,22 @@ def _forward(
         rounded_h, carry, saved = before
         after, (mh, gates) = _step(rounded_h, carry, _at(sequence, t), weights)
         rounded_h = after.h.astype(compute)
-        made = jnp.stack([x.astype(compute) for x in (mh, *gates)])
+        made = [x.astype(compute) for x in (mh, *gates)]
+        if packed:
+            made = [jnp.stack(made)]
         saved = _Saved(
             h=_put(saved.h, rounded_h, t),
             before_c=_put(saved.before_c, carry.c, t),
-            made=_put(saved.made, made, t),
+            made=tuple(_put(stack, x, t) for stack, x in zip(saved.made, made, strict=True)),
         )
         return rounded_h, after, saved
 
     saved = _Saved(
         h=_empty((window, *shape), compute),
         before_c=_empty((window, *shape), carry.c.dtype),
-        made=_empty((window, 5, *shape), compute),
+        made=(_empty((window, 5, *shape), compute),)
+        if packed
+        else tuple(_empty((window, *shape), compute) for _ in range(5)),
     )
     # h goes from step to step in both types: rounded anew it would be a kernel more.
     first = carry.h.astype(compute), carry, saved
@@ -232,7 +239,7 @@ def _forward(
 
 
 def _backward(
-    compute: jnp.dtype, residuals: Residuals, cotangents: Outputs
+    compute: jnp.dtype, packed: bool, residuals: Residuals, cotangents: Outputs
 ) -> tuple[LayerCarry, Sequence, Weights]:
     first, sequence, weights, saved = residuals
     dlast, dh_TBH = cotangents
@@ -249,7 +256,10 @@ def _backward(
         now, here = _at((sequence, saved), t)
         # A lookup here saves a GPU from writing all of mx first.
         mx = read(now.x, weights.wmx_IH) if of_bytes else _at(mx_TBH, t)
-        mh, i, f, o, u = _of_bits(here.made, compute).astype(jnp.float32)
+        mh, i, f, o, u = (
+            _of_bits(x, compute).astype(jnp.float32)
+            for x in (here.made[0] if packed else here.made)
+        )
         before_c = _of_bits(here.before_c, first.c.dtype).astype(jnp.float32)
         tanh_c = jnp.tanh(f * before_c + i * u)
         dh = dh + _of_bits(_at(dh_bits, t), compute).astype(jnp.float32)
@@ -280,7 +290,8 @@ def _backward(
     )
     dz_TBG, dm_T2BH = _of_bits(dz, compute), _of_bits(dm, compute)
     dmh_TBH, dmx_TBH = dm_T2BH[:, 0], dm_T2BH[:, 1]
-    h_TBH, mh_TBH = _of_bits(saved.h, compute), _of_bits(saved.made, compute)[:, 0]
+    h_TBH = _of_bits(saved.h, compute)
+    mh_TBH = _of_bits(saved.made[0][:, 0] if packed else saved.made[0], compute)
     before_h_TBH = jnp.concatenate([first.h.astype(compute)[None], h_TBH[:-1]])
     m_TBH = (mx_TBH * mh_TBH.astype(jnp.float32)).astype(compute)
     dx, dwmx_IH, dwx_IG = read_gradients(sequence.x, weights.wmx_IH, weights.wx_IG, dmx_TBH, dz_TBG)

@@ -314,3 +314,29 @@ def test_recomputing_takes_a_fraction_of_the_memory(random: np.random.Generator)
 
     plain, every_16 = (temporary_bytes(gradient(k), given) for k in (None, 16))
     assert every_16 < plain / 3
+
+
+@pytest.mark.parametrize("recompute_every", [None, 5])
+@pytest.mark.parametrize("inputs", [None, 24])
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_packed_or_not_it_is_the_same(
+    random: np.random.Generator, compute: str, inputs: int | None, recompute_every: int | None
+) -> None:
+    """What is kept are the same numbers; sums of two programs may differ in their last place."""
+    given = arguments(random, 12, 3, 16, inputs=inputs)
+    hold_TB = random.random((12, 3)) < 0.2
+    given = (given[0], given[1]._replace(hold_TB=hold_TB), given[2])
+    direction = directions(random, given)
+    apart, packed = (
+        gradients(
+            recurrence,
+            given,
+            compute,
+            direction,
+            recompute_every=recompute_every,
+            packed=packed,
+        )
+        for packed in (False, True)
+    )
+    terms = terms_of(12, 3, 16, inputs)
+    jax.tree.map(lambda a, b: assert_close(a, b, terms, compute), apart, packed)

@@ -1,0 +1,77 @@
+"""Compile the train step for a GPU that is not there, over a grid of sizes; write what it needs.
+
+    python benchmarks/gpu_program.py --grid paper --json benchmarks/results/gpu_program_h200.json
+
+Kernels, bytes and memory are those of the compiled programs; seconds are modelled, see
+mlstm_jax/compiled/estimate.py. Nothing is run. It needs the extra `gpu-compile`.
+"""
+
+import argparse
+import datetime
+import json
+import sys
+from pathlib import Path
+
+from mlstm_jax.training import environment
+
+environment.without_gpus()
+
+import jax  # noqa: E402
+
+from mlstm_jax.compiled import summary  # noqa: E402
+from mlstm_jax.config import Config, Data, Model, Precision  # noqa: E402
+from mlstm_jax.machine import load_machine  # noqa: E402
+
+# Hidden units, rows on a device, bytes of the window.
+GRIDS = {
+    "small": [(512, 32, 128), (1024, 256, 256)],
+    "paper": [
+        *((512, 32, 128), (1024, 256, 256), (2048, 256, 256), (4096, 128, 256)),
+        *((4096, 256, 256), (8192, 96, 256), (8192, 256, 256)),
+    ],
+}
+MACHINES = Path(__file__).parents[1] / "configs/machines"
+
+
+def main() -> None:
+    """Compile the grid, print a line for each point, and write all of it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--grid", choices=GRIDS, default="small")
+    parser.add_argument("--machine", type=Path, default=MACHINES / "h200.json")
+    parser.add_argument("--dtypes", nargs="+", default=["bf16"], choices=["fp32", "bf16", "fp16"])
+    parser.add_argument("--devices", type=int, default=1, help="GPUs that share the gradient")
+    parser.add_argument("--json", type=Path, help="also write the results here")
+    given = parser.parse_args()
+    machine = load_machine(given.machine)
+    results = []
+    for hidden, rows, window in GRIDS[given.grid]:
+        for dtype in given.dtypes:
+            config = Config(
+                model=Model(hidden=hidden),
+                data=Data(batch=rows * given.devices, window=window),
+                precision=Precision(compute=dtype),
+            )
+            (row,) = summary.as_json(summary.compile_plan(config, machine, [given.devices]))
+            results.append({"hidden": hidden, "window": window, "dtype": dtype} | row)
+            kernels = "+".join(str(count) for count, _ in row["loops"])
+            ms = " / ".join(f"{1e3 * seconds:.1f}" for seconds in row["seconds"])
+            print(
+                f"{hidden}/{rows}/{window} {dtype}: {kernels} kernels a time step, {ms} ms at 0 / "
+                f"1 / 2 us a launch, {row['temporary_bytes'] / 1e9:.2f} GB temporary",
+                flush=True,
+            )
+    if given.json:
+        made = {
+            "command": " ".join(["python", "benchmarks/gpu_program.py", *sys.argv[1:]]),
+            "date": datetime.date.today().isoformat(),
+            "machine": machine.name,
+            "jax": jax.__version__,
+            "rows": results,
+        }
+        given.json.write_text(json.dumps(made, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
