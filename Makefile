@@ -3,12 +3,13 @@
 #   make test         the tests; those that need Beam, TFDS, notebooks or a browser skip
 #   make test-all     these, too: it installs what they need; make test-slow: the long ones
 #   make test-portable   the tests of floating-point results, as other processors compute them
+#   make test-compiled   the program that a GPU runs, compiled without one; Linux, 1.6 GB
 #   make check        what CI checks: lint, types and tests
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart install test test-all test-slow test-portable lint types check clean
+.PHONY: quickstart install test test-all test-slow test-portable test-compiled lint types check clean
 
 quickstart: .venv/ready
 	$(BIN)/python train.py
@@ -24,13 +25,16 @@ test-all: .venv/ready-test-all
 test-slow: .venv/ready-test-all
 	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile
 
-# The instruction sets that XLA may use here, one after the other, the first on one core. Those that
-# this processor lacks change nothing. With F16C missing, as in SSE4_2, fp16 is skipped.
+# The instruction sets below this processor's own, which `make test` uses; the first on one core.
+# Those that this processor lacks change nothing. With F16C missing, as in SSE4_2, fp16 is skipped.
 NUMERIC := $(BIN)/python -m pytest -q -m "numeric and not slow" --durations=3
 test-portable: .venv/ready-test
 	XLA_FLAGS=--xla_cpu_max_isa=SSE4_2 taskset -c 0 $(NUMERIC)
 	XLA_FLAGS=--xla_cpu_max_isa=AVX2 $(NUMERIC) -n 2 --dist loadfile
-	XLA_FLAGS=--xla_cpu_max_isa=AVX512 $(NUMERIC) -n 2 --dist loadfile
+
+# In an environment of its own: beside it, JAX without GPUs must be told that there are none.
+test-compiled: .venv-compiled/ready
+	.venv-compiled/bin/python -m pytest -q -n 2 tests/compiled
 
 lint: .venv/ready-dev
 	$(BIN)/ruff check .
@@ -42,7 +46,7 @@ types: .venv/ready-dev
 check: lint types test-all
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-compiled .pytest_cache .mypy_cache .ruff_cache
 
 .venv/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -63,4 +67,10 @@ clean:
 
 .venv/ready-dev: .venv/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+.venv-compiled/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-compiled
+	.venv-compiled/bin/python -m pip install --quiet --disable-pip-version-check \
+	  -c constraints.txt -e '.[test,gpu-compile]'
 	@touch $@

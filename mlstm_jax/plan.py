@@ -97,8 +97,8 @@ def memory_bytes(config: Config, rows: int) -> float:
     # Masters and two moments; the gradient; normalised weights, some of them transposed.
     state = parameters * (12 + 4 + 2 + width)
     kept = window if every is None else min(every, window)
-    # h, mh and four gates, c, then mx, dh, dz, dmh and dmx.
-    of_a_step = unit * (6 * width + cell + 4 + 4 + 6 * width)
+    # h, mh and four gates, c, then dz, dmh and dmx.
+    of_a_step = unit * (6 * width + cell + 6 * width)
     carries = 0 if kept == window else -(-window // kept) * unit * (4 + cell)
     # Logits and their gradient.
     logits = rows * window * VOCABULARY * 4 * 2

@@ -7,7 +7,9 @@ it chooses products by rules.
 
 import dataclasses
 import importlib.metadata
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
@@ -135,7 +137,8 @@ def compile_program(
     mapped = jax.shard_map(one_device, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
     traced = jax.jit(mapped, donate_argnums=donate).trace(*shapes)
     try:
-        compiled = traced.lower(lowering_platforms=("cuda",)).compile()
+        with _uncached():
+            compiled = traced.lower(lowering_platforms=("cuda",)).compile()
     except jax.errors.JaxRuntimeError as error:
         raise UserError(
             f"XLA does not compile this for {machine.gpu.description}: "
@@ -143,6 +146,18 @@ def compile_program(
         ) from error
     memory = compiled.memory_analysis()
     return Compiled(compiled.as_text(), memory.argument_size_in_bytes, memory.temp_size_in_bytes)
+
+
+@contextmanager
+def _uncached() -> Iterator[None]:
+    """Keep what is compiled out of JAX's cache, which cannot load it without the device."""
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = getattr(jax.config, name)
+    jax.config.update(name, math.inf)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
 
 
 # Of the schedule: it is in the program as a number, and changes nothing else.

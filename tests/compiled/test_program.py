@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mlstm_jax import plan
 from mlstm_jax.compiled import deviceless, hlo
 from mlstm_jax.compiled.deviceless import Compiled, compile_program, compile_step
 from mlstm_jax.compiled.hlo import Array
@@ -32,7 +33,6 @@ from mlstm_jax.data.evaluation_stream import EvaluationBatch
 from mlstm_jax.errors import UserError
 from mlstm_jax.machine import load_machine
 from mlstm_jax.model.language_model import LanguageModel
-from mlstm_jax.plan import parameter_count
 from mlstm_jax.training.parallel import AXIS
 from mlstm_jax.training.step import make_evaluation_step
 from mlstm_jax.transfer import features, generate
@@ -119,7 +119,7 @@ def test_devices_talk_once_and_of_the_gradient_alone(all_reduce: Any, width: int
     assert not any(one.is_in_loop for one in found)
     assert {one.opcode.removesuffix("-start") for one in found} == {"all-reduce"}
     sent = sum(access.bytes for one in found for access in one.writes)
-    gradient = width * parameter_count(config)
+    gradient = width * plan.parameter_count(config)
     assert gradient <= sent <= gradient + 1024  # the loss and other single numbers
 
 
@@ -132,6 +132,8 @@ def test_the_papers_step_fits_its_bound() -> None:
     )
     made = compiled(config)
     assert made.temporary_bytes <= 8.4e9
+    needed = made.argument_bytes + made.temporary_bytes
+    assert plan.memory_bytes(config, 256) == pytest.approx(needed, rel=0.2)
     forward, backward = in_loops(kernels(hlo.parse(made.text)))
     assert (forward, backward) <= (MOST_FORWARD, MOST_BACKWARD)
 
