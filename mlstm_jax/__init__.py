@@ -22,7 +22,8 @@ Data flows one way, and imports go downward only::
     plan.py                how long a config takes, on what
     sweep.py               several runs and their table
     data/                  sources, readers, documents → prepare (duckdb_engine, beam_engine,
-                           corpus_writer) → corpus → stream; summary, markup, advice  (no jax)
+                           given_splits, corpus_writer) → corpus → shards → stream, evaluation_stream;
+                           summary, markup, advice   (no jax)
     model/                 recurrence, inputs, weight norm, the language model   (no data, no
                            training)
     training/              loop, parts, step, state, optimizer, schedule, loss scale; start, resume,
@@ -32,6 +33,8 @@ Data flows one way, and imports go downward only::
     transfer/              features, feature_file, labels, classify, experiment, baseline, report,
                            finetune; generate, reader, heatmap
     view/                  a local page that shows units and classes as one types
+    compiled/              deviceless, hlo, kernels, estimate, summary: the program of a GPU that
+                           need not be there
     interop/               other people's weights, in and out
     analysis.py            runs as tables and curves, for the notebooks
 
