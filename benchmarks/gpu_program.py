@@ -30,6 +30,7 @@ GRIDS = {
         *((4096, 256, 256), (8192, 96, 256), (8192, 256, 256)),
     ],
 }
+RATES = ("fp32", "tf32", "bf16", "fp16")
 MACHINES = Path(__file__).parents[1] / "configs/machines"
 
 
@@ -40,7 +41,7 @@ def main() -> None:
     )
     parser.add_argument("--grid", choices=GRIDS, default="small")
     parser.add_argument("--machine", type=Path, default=MACHINES / "h200.json")
-    parser.add_argument("--dtypes", nargs="+", default=["bf16"], choices=["fp32", "bf16", "fp16"])
+    parser.add_argument("--dtypes", nargs="+", default=["bf16"], choices=RATES)
     parser.add_argument("--devices", type=int, default=1, help="GPUs that share the gradient")
     parser.add_argument("--json", type=Path, help="also write the results here")
     given = parser.parse_args()

@@ -262,7 +262,7 @@ def _rate(config: Config, machine: Machine) -> float:
 
 def _width(config: Config) -> int:
     """Return the bytes of a number of the compute type."""
-    return 4 if config.precision.compute == "fp32" else 2
+    return 4 if config.precision.compute in ("fp32", "tf32") else 2
 
 
 def as_json(rows: list[Row]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from mlstm_jax.machine import Gpu, Machine
 _USABLE_CACHE = 0.5
 # Beside the memory: on NVIDIA's GPUs since Volta, about.
 _CACHE_SPEED = 1.6
-_TYPES = {"bf16": "bf16", "f16": "fp16", "f32": "fp32"}
+_TYPES = {"bf16": "bf16", "f16": "fp16", "tf32": "tf32", "f32": "fp32"}
 
 
 class Estimate(NamedTuple):

@@ -42,7 +42,7 @@ class Kernel(NamedTuple):
     reads: tuple[Access, ...]
     writes: tuple[Access, ...]
     flops: int  # of products, once
-    operand_type: str | None  # of products, XLA's name; None where there is none
+    operand_type: str | None  # of products, XLA's name, or tf32; None where there is none
 
     @property
     def bytes(self) -> int:
@@ -250,7 +250,8 @@ def _flops(program: Program, computation: Computation, one: Instruction) -> tupl
     inner_size = 1
     for axis in (contracted[1] if contracted else "").split(","):
         inner_size *= left.shape[int(axis)] if axis else 1
-    return 2 * one.arrays[0].size * inner_size, left.dtype
+    is_rounded = left.dtype == "f32" and "highest" not in one.attributes.lower()
+    return 2 * one.arrays[0].size * inner_size, "tf32" if is_rounded else left.dtype
 
 
 def _before_casts(computation: Computation, name: str) -> Instruction:

@@ -17,6 +17,7 @@ Parameters, all float32::
 """
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -39,7 +40,12 @@ Array = jax.Array
 Parameters = Any  # A tree of float32 arrays, as in the docstring above.
 
 VOCABULARY = 256
-COMPUTE_TYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}
+COMPUTE_TYPES = {
+    "fp32": jnp.float32,
+    "tf32": jnp.float32,
+    "bf16": jnp.bfloat16,
+    "fp16": jnp.float16,
+}
 
 
 class Carry(NamedTuple):
@@ -117,6 +123,16 @@ class LanguageModel(linen.Module):
         """Type of the operands of every matrix product."""
         return COMPUTE_TYPES[self.precision.compute]
 
+    def product_precision(self) -> AbstractContextManager[Any]:
+        """Return the context in which products must be traced: in fp32 they are float32's.
+
+        JAX's default on a GPU is TensorFloat-32. The gradient is traced after the model was applied
+        and so needs the context, too.
+        """
+        if self.precision.compute == "fp32":
+            return jax.default_matmul_precision("highest")
+        return nullcontext()
+
     def init_carry(self, rows: int) -> Carry:
         """Return the zero state of `rows` streams, as at the start of a shard; on the host."""
         shape = (rows, self.model.layers, self.model.hidden)
@@ -143,6 +159,17 @@ class LanguageModel(linen.Module):
                 window: dropout. The layer's own state is not.
             trace: return the state after each byte, too; without a gradient.
         """
+        with self.product_precision():
+            return self._read(bytes_BT, carry, hold_BT, keep_BLH, trace)
+
+    def _read(
+        self,
+        bytes_BT: Array,
+        carry: Carry,
+        hold_BT: Array | None,
+        keep_BLH: Array | None,
+        trace: bool,
+    ) -> Reading:
         embedding_VE = self.param(
             "embedding",
             linen.initializers.normal(self.model.embedding_std),

@@ -178,7 +178,8 @@ def make_train_step(
                 loss = loss * jnp.mean(batch.weight_B)
             return objective * scale, ((loss, label_loss, labels), read.carry)
 
-        gradient, ((loss, *more), after) = jax.grad(scaled_loss, has_aux=True)(params)
+        with model.product_precision():
+            gradient, ((loss, *more), after) = jax.grad(scaled_loss, has_aux=True)(params)
         square = optax.tree.norm(gradient, squared=True)
         return Gradient(gradient, Means(loss, square, *more), after)
 

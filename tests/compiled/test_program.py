@@ -40,7 +40,7 @@ from mlstm_jax.transfer import features, generate
 MACHINES = Path(__file__).parents[2] / "configs/machines"
 H200 = MACHINES / "h200.json"
 WINDOW = 24
-NAMES = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
+NAMES = {"bf16": "bf16", "fp16": "f16"}
 # Of one time step, in the loop of bytes: with more, a GPU waits for launches.
 MOST_FORWARD, MOST_BACKWARD = 8, 9
 
@@ -102,6 +102,12 @@ def test_the_laws_of_the_training_step(name: str) -> None:
     assert stacks(zero_fills(program)) == []
     assert atomic_adds(program) == []
     assert collectives(kernels(program)) == []
+
+
+@pytest.mark.parametrize(("compute", "expected"), [("fp32", "f32"), ("tf32", "tf32")])
+def test_float32_is_rounded_only_where_it_is_called_so(compute: Any, expected: str) -> None:
+    found = kernels(hlo.parse(compiled(make_config(compute)).text))
+    assert {one.operand_type for one in found if one.flops} == {expected}
 
 
 def test_few_kernels_a_time_step() -> None:
