@@ -16,11 +16,12 @@ def autodiff(
     weights: Weights,
     compute: jnp.dtype,
     recompute_every: int | None = None,
+    packed: bool = False,
 ) -> Outputs:
     """Run the plain scan that one would write first, with the input side outside of it.
 
     The arguments are those of `recurrence`, so that it can stand in its place; JAX makes the
-    gradient, and `recompute_every` is not for it. The lookups are hoisted, since JAX's gradient of
+    gradient, and the last two are not for it. The lookups are hoisted, since JAX's gradient of
     a lookup inside the scan would be slower still.
     """
     mx_TBH = weights.wmx_IH[sequence.x]

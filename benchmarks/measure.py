@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -26,7 +27,7 @@ import numpy as np
 
 import mlstm_jax
 
-DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}
+DTYPES = {"fp32": jnp.float32, "tf32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ GRIDS = {
         Point(4096, 128, 256, "bf16"),
         Point(4096, 256, 256, "fp16"),
         Point(4096, 128, 256, "fp32"),
+        Point(4096, 128, 256, "tf32"),
         Point(8192, 96, 256, "bf16"),
     ],
 }
@@ -149,6 +151,11 @@ def parse_arguments(description: str, implementations: list[str]) -> argparse.Na
             if point.dtype not in DTYPES:
                 parser.error(f"--point: {point.dtype} is none of {', '.join(DTYPES)}")
     return arguments
+
+
+def precision_of(dtype: str) -> AbstractContextManager[Any]:
+    """Return the context in which products of a type are traced, as the model has them."""
+    return jax.default_matmul_precision("highest") if dtype == "fp32" else nullcontext()
 
 
 def large_product(dtype: str) -> tuple[Callable[[], Any], int]:
@@ -243,8 +250,9 @@ def run(name: str, arguments: argparse.Namespace, cases: Callable[[Point], Itera
     )
     rows, rates = [], {}
     for point in arguments.points:
-        here = list(cases(point))
-        measured, rate = measure(point, here, arguments.rounds, arguments.seconds)
+        with precision_of(point.dtype):
+            here = list(cases(point))
+            measured, rate = measure(point, here, arguments.rounds, arguments.seconds)
         rates.setdefault(point.dtype, []).append(rate)
         rows += measured
         for row in measured:

@@ -11,7 +11,12 @@ import numpy as np
 import torch
 from measure import Case, Point
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 Tensor = torch.Tensor
@@ -61,6 +66,7 @@ def recurrence_cases(point: Point, params: Any, data: Any) -> Iterator[Case]:
     bytes_TB, direction = to_torch(data[0]).long(), to_torch(data[1])
     zero = torch.zeros(point.batch, point.hidden, device=DEVICE)
     dtype = DTYPES[point.dtype]
+    torch.backends.cuda.matmul.allow_tf32 = point.dtype == "tf32"
 
     @torch.no_grad()
     def forward() -> None:
@@ -94,6 +100,7 @@ def train_step_case(point: Point, params: Any, data: Any) -> Iterator[Case]:
     adam = torch.optim.Adam(leaves, lr=5e-4)
     bytes_TB, targets_TB = (to_torch(np.asarray(x, np.int32).T).long() for x in data)
     dtype = DTYPES[point.dtype]
+    torch.backends.cuda.matmul.allow_tf32 = point.dtype == "tf32"
     state = [torch.zeros(point.batch, point.hidden, device=DEVICE) for _ in range(2)]
 
     def step() -> None:
