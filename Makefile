@@ -4,12 +4,13 @@
 #   make test-all     these, too: it installs what they need; make test-slow: the long ones
 #   make test-portable   the tests of floating-point results, as other processors compute them
 #   make test-compiled   the program that a GPU runs, compiled without one; Linux, 1.6 GB
+#   make gpu          all that is measured on a GPU, in 35 minutes; it needs jax[cuda12] or [cuda13]
 #   make check        what CI checks: lint, types and tests
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart install test test-all test-slow test-portable test-compiled lint types check clean
+.PHONY: quickstart install test test-all test-slow test-portable test-compiled gpu lint types check clean
 
 quickstart: .venv/ready
 	$(BIN)/python train.py
@@ -35,6 +36,12 @@ test-portable: .venv/ready-test
 # In an environment of its own: beside it, JAX without GPUs must be told that there are none.
 test-compiled: .venv-compiled/ready
 	.venv-compiled/bin/python -m pytest -q -n 2 tests/compiled
+
+# TEXT is a file to train on; what is in OUT already is not measured again.
+OUT ?= gpu_results
+gpu:
+	$(PYTHON) benchmarks/gpu.py --out $(OUT) $(if $(TEXT),--text $(TEXT))
+	$(PYTHON) benchmarks/gpu_report.py $(OUT)
 
 lint: .venv/ready-dev
 	$(BIN)/ruff check .

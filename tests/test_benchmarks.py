@@ -129,3 +129,34 @@ def test_features_benchmark_writes_its_results(
     assert results["texts"] == 20
     assert results["texts_per_s"] > 0
     assert 0 < results["fraction_of_forward"] < 10
+
+
+@pytest.mark.slow
+def test_the_day_of_a_gpu_in_small(tmp_path: Path, command_environment: dict[str, str]) -> None:
+    """Two of its steps in two calls, and the page that is made of them."""
+    out, page = tmp_path / "results", tmp_path / "page.md"
+    command = [sys.executable, FOLDER / "gpu.py", "--small", "--out", out, "--steps"]
+
+    def call(*more: str) -> str:
+        made = subprocess.run(
+            [*command, "products", "graphs_off", *more],
+            check=True,
+            env=command_environment,
+            timeout=300,
+            capture_output=True,
+            text=True,
+        )
+        return made.stdout
+
+    assert "left for the next call: products, graphs_off" in call("--minutes", "0.01")
+    assert "=== graphs_off" in call()
+    assert "products: done before" in call()
+    page.write_text("before\n<!-- gpu:begin -->\nnothing\n<!-- gpu:end -->\nafter\n")
+    report = [sys.executable, FOLDER / "gpu_report.py", out, "--into", page]
+    subprocess.run(report, check=True, env=command_environment, timeout=60)
+    text = page.read_text()
+    assert "nothing" not in text
+    assert text.startswith("before\n")
+    assert text.endswith("<!-- gpu:end -->\nafter\n")
+    assert "| 64 / 8 / 16, fp32 | h Wmh |" in text
+    assert "### Measured on CPU" in text

@@ -70,18 +70,23 @@ class MetricsLog:
         }
         self._file.write(json.dumps({"kind": kind, "step": step, **finite}) + "\n")
         self._file.flush()
-        _add_scalars(self._events, kind, step, finite)
+        if self._events:
+            _add_scalars(self._events, kind, step, finite)
 
     def close(self) -> None:
         """Close both files."""
         self._file.close()
-        self._events.close()
+        if self._events:
+            self._events.close()
 
 
 def _event_writer(folder: Path, step: int) -> Any:
-    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
+    """Open TensorBoard's events, or return None where TensorBoard is not installed."""
+    try:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    except ModuleNotFoundError:
+        return None
     writer = EventFileWriter(str(folder))
     # A session that starts at `step` tells TensorBoard to forget what an earlier one wrote later.
     start = SessionLog(status=SessionLog.START)

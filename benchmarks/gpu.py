@@ -1,0 +1,228 @@
+"""All that is measured on a GPU, in one command of at most 35 minutes that can be interrupted.
+
+    python benchmarks/gpu.py --out gpu_results --text reviews.txt
+    python benchmarks/gpu_report.py gpu_results
+
+What is done is in --out, a JSON file and a log each; the same command again does the rest, so it
+can be cut into calls with --minutes. It needs jax[cuda], flax and optax, and times PyTorch where it
+is installed.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+FOLDER = Path(__file__).resolve().parent
+ROOT = FOLDER.parent
+GRAPHS = "--xla_gpu_enable_command_buffer"
+SIZES = [("512", "32", "128"), ("1024", "256", "256"), ("4096", "256", "256")]
+SMALL = [("64", "8", "16")]  # to try this file itself on a CPU
+
+
+class Step(NamedTuple):
+    """One benchmark: its name, about how many minutes it takes, and how it is called."""
+
+    name: str
+    minutes: float
+    command: list[str]  # after python and before --json FILE
+    flags: str | None = None  # XLA's, beside the user's
+
+
+def steps(small: bool, torch: bool) -> list[Step]:
+    """Return the benchmarks in their order, the most telling ones first."""
+    sizes = SMALL if small else SIZES
+    dtype = "fp32" if small else "bf16"
+    points = [word for size in sizes for word in ("--point", *size, dtype)]
+    grid = points if small else ["--grid", "paper"]
+    quick = ["--rounds", "5", "--seconds", "6"]
+    others = ["autodiff", *(["torch"] if torch else [])]
+
+    def script(name: str) -> str:
+        return str(FOLDER / f"{name}.py")
+
+    ours = [script("train_step"), *points, *quick, "--implementations", "ours"]
+    recompute = ["--recompute-every", "8" if small else "32"]
+    return [
+        Step("check", 3, [script("gpu_check")]),
+        Step("train_step", 5, [script("train_step"), *grid, *quick, *recompute,
+                               "--implementations", "ours", *others]),
+        Step("products", 3, [script("products"), *grid, *quick]),
+        Step("graphs_off", 1.5, ours, f"{GRAPHS}="),
+        Step("graphs_while", 1.5, ours, f"{GRAPHS}=+WHILE"),
+        Step("recurrence", 4, [script("recurrence"), *grid, *quick,
+                               "--implementations", "ours", *others]),
+        Step("features", 2, [script("features"), "--hidden", "64" if small else "4096",
+                             "--count", "20" if small else "2000", "--compared", "16"]),
+    ]  # fmt: skip
+
+
+def run(step: Step, out: Path, seconds: float) -> bool:
+    """Run a step, its output also in a log; return whether it has ended well."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {step.flags or ''}".strip()
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | ({"XLA_FLAGS": flags} if flags else {})
+    command = [sys.executable, *step.command, "--json", str(out / f"{step.name}.json")]
+    with (out / f"{step.name}.log").open("w") as log:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        )
+        stopper = _stop_after(process, seconds)
+        assert process.stdout
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            log.write(line)
+        stopper.cancel()
+        return process.wait() == 0
+
+
+def _stop_after(process: subprocess.Popen[str], seconds: float) -> Any:
+    from threading import Timer
+
+    timer = Timer(max(1.0, seconds), process.send_signal, (signal.SIGTERM,))
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def train(out: Path, seconds: float, small: bool) -> None:
+    """Train 2048 units on the corpus in `out` for some seconds of its own, and say how it went."""
+    from mlstm_jax.config import Config, Data, Devices, Model, Optimizer, Precision, Train
+    from mlstm_jax.training import environment
+
+    environment.prepare(Devices())
+    import measure
+
+    from mlstm_jax.training import loop, metrics
+    from mlstm_jax.training.signals import Interrupted
+
+    folder = out / "run"
+    config = Config(
+        out=str(folder),
+        model=Model(hidden=64 if small else 2048),
+        data=Data(
+            corpus=str(out / "corpus"), batch=8 if small else 256, window=32 if small else 256
+        ),
+        optimizer=Optimizer(learning_rate=5e-4 * (10 if small else 1), schedule="constant"),
+        precision=Precision(compute="fp32" if small else "bf16"),
+        train=Train(epochs=100, log_every=50, eval_every=500, checkpoint_every=500),
+    )
+    before = _trained(metrics.read(folder / "metrics.jsonl"))
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    signal.setitimer(signal.ITIMER_REAL, max(1.0, seconds - before))
+    with contextlib.suppress(Interrupted):
+        loop.train(config)
+    lines = metrics.read(folder / "metrics.jsonl")
+    made = {
+        "benchmark": "training",
+        **measure.machine(),
+        "hidden": config.model.hidden,
+        "batch": config.data.batch,
+        "window": config.data.window,
+        "dtype": config.precision.compute,
+        "seconds": _trained(lines),
+        "train": [[x["step"], x["bytes_seen"], x["bpc"]] for x in lines if x["kind"] == "train"],
+        "eval": [[x["step"], x["bpc"]] for x in lines if x["kind"] == "eval"],
+    }
+    (out / "training.json").write_text(json.dumps(made) + "\n")
+
+
+def _trained(lines: Sequence[dict[str, Any]]) -> float:
+    return max((line.get("seconds", 0.0) for line in lines), default=0.0)
+
+
+def prepare(out: Path, text: Path) -> None:
+    """Make a corpus of a text, its last 2 % for validation; nothing but NumPy is needed."""
+    from mlstm_jax.data.prepare import prepare as run_prepare
+
+    data = text.read_bytes()
+    cut = len(data) * 98 // 100
+    parts = {"train": data[:cut], "valid": data[cut:]}
+    for name, part in parts.items():
+        (out / f"{name}.txt").write_bytes(part)
+    run_prepare(
+        {"train": [str(out / "train.txt")], "valid": [str(out / "valid.txt")]},
+        out / "corpus",
+        cleaning="none",
+    )
+    for name in parts:
+        (out / f"{name}.txt").unlink()
+
+
+def main() -> None:
+    """Do what is left, in order, until the minutes are used."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=Path("gpu_results"), help="results and logs")
+    parser.add_argument("--text", type=Path, help="text to train on for ten minutes; else none is")
+    parser.add_argument("--minutes", type=float, default=35, help="of this call")
+    parser.add_argument("--training-minutes", type=float, default=10)
+    names = [step.name for step in steps(False, False)]
+    parser.add_argument("--steps", nargs="+", choices=names, default=names, help="do these alone")
+    parser.add_argument("--small", action="store_true", help="tiny sizes, to try this on a CPU")
+    parser.add_argument("--only-train", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    sys.path[:0] = [str(ROOT)]
+    given.out.mkdir(parents=True, exist_ok=True)
+    if given.only_train:
+        train(given.out, 60 * given.training_minutes, given.small)
+        return
+    if given.text and not given.text.is_file():
+        parser.error(f"--text {given.text}: there is no such file")
+    end = time.monotonic() + 60 * given.minutes
+    failed, left = [], []
+    chosen = [step for step in steps(given.small, _has_torch()) if step.name in given.steps]
+    for step in chosen:
+        if (given.out / f"{step.name}.json").exists():
+            print(f"{step.name}: done before")
+        elif end - time.monotonic() < 60 * step.minutes * (0.1 if given.small else 1):
+            left.append(step.name)
+        else:
+            print(f"=== {step.name}, about {step.minutes:g} minutes", flush=True)
+            if not run(step, given.out, end - time.monotonic()):
+                failed.append(step.name)
+    if given.text and not (given.out / "training.json").exists():
+        if not (given.out / "corpus").exists():
+            prepare(given.out, given.text)
+        here = min(end - time.monotonic() - 60, 60 * given.training_minutes)
+        command = [str(Path(__file__)), "--only-train", "--out", str(given.out)]
+        command += ["--training-minutes", str(given.training_minutes)]
+        command += ["--small"] * given.small
+        if here < 30 or not _trained_enough(command, given.out, end):
+            left.append("training")
+    if left:
+        print(f"left for the next call: {', '.join(left)}")
+    if failed:
+        print(f"failed: {', '.join(failed)}; see their logs in {given.out}", file=sys.stderr)
+    sys.exit(bool(failed))
+
+
+def _trained_enough(command: list[str], out: Path, end: float) -> bool:
+    """Train until the run has its minutes, or this call ends: then it goes on in the next."""
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{FOLDER}"}
+    process = subprocess.Popen([sys.executable, *command], env=environment, text=True)
+    try:
+        process.wait(end - time.monotonic() - 20)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+        (out / "training.json").unlink(missing_ok=True)
+        return False
+    return process.returncode == 0
+
+
+def _has_torch() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("torch") is not None
+
+
+if __name__ == "__main__":
+    main()

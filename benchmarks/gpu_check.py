@@ -1,0 +1,216 @@
+"""Check what a device computes, before its speed is worth measuring.
+
+    python benchmarks/gpu_check.py --json check.json
+
+The program that is compiled keeps the laws of tests/compiled; gradients agree with float64 NumPy; a
+run that is stopped and resumed is the run that is not, bit for bit; an overflow costs one update.
+It needs jax, flax, optax and numpy. It ends with exit code 1 if a check fails.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # for tests/, which has the model in NumPy
+
+from mlstm_jax.config import (  # noqa: E402
+    Config,
+    Data,
+    Devices,
+    Model,
+    Optimizer,
+    Precision,
+    Train,
+)
+from mlstm_jax.training import environment  # noqa: E402
+
+# Before jax is imported: a resumed run is the same to the bit with kernels that repeat.
+environment.prepare(Devices(), deterministic=True)
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import measure  # noqa: E402
+import numpy as np  # noqa: E402
+import train_step  # noqa: E402
+
+from mlstm_jax.compiled import hlo  # noqa: E402
+from mlstm_jax.compiled.kernels import (  # noqa: E402
+    atomic_adds,
+    collectives,
+    kernels,
+    products,
+    zero_fills,
+)
+from mlstm_jax.data.prepare import prepare  # noqa: E402
+from mlstm_jax.model.language_model import LanguageModel  # noqa: E402
+from mlstm_jax.training import loop, metrics, optimizer, parallel, schedule  # noqa: E402
+from mlstm_jax.training.parallel import Parallel  # noqa: E402
+from mlstm_jax.training.start import fresh_state  # noqa: E402
+from mlstm_jax.training.step import make_train_step  # noqa: E402
+from tests.model import reference  # noqa: E402
+from tests.tolerance import bound, error  # noqa: E402
+
+Result = dict[str, Any]
+TYPES = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
+
+
+def program(compute: str) -> Result:
+    """The compiled step: types of products, kernels of a time step, what must not be there."""
+    point = measure.Point(512, 64, 24, compute)
+    config, devices = train_step.make_config(point), Parallel(jax.local_devices()[:1])
+    model = LanguageModel(config.model, config.precision)
+    rate = schedule.learning_rate(config.optimizer, point.batch, 1000)
+    adam = optimizer.build(config.optimizer, rate)
+    step = devices.map(make_train_step(config, model, adam, rate, parallel.AXIS), donate=(0, 1))
+    compiled = step.lower(
+        devices.replicate(fresh_state(config, model, adam, None)),
+        devices.split_rows(model.init_carry(point.batch)),
+        devices.split_rows(train_step.make_batch(point)),
+        devices.replicate(np.float32(0)),
+    ).compile()
+    made = hlo.parse(compiled.as_text())
+    found, types = kernels(made), {(*one.operands, one.result) for one in products(made)}
+    places = dict.fromkeys(one.place for one in found if one.is_in_loop)
+    stacks = [one.shape for one in zero_fills(made) if len(one.shape) > 2 and 24 in one.shape[:2]]
+    is_gpu = jax.default_backend() == "gpu"
+    expected = {(TYPES[compute], TYPES[compute], "f32")}
+    return {
+        "passed": not is_gpu
+        or (types == expected and not stacks and not collectives(found) and not atomic_adds(made)),
+        "products": sorted(map(list, types)),
+        "kernels_a_time_step": [sum(one.place == place for one in found) for place in places],
+        "stacks_of_zeros": stacks,
+        "atomic_adds": len(atomic_adds(made)),
+        "temporary_bytes": compiled.memory_analysis().temp_size_in_bytes,
+    }
+
+
+def gradients(compute: str) -> Result:
+    """The gradient of a small model beside NumPy's in float64, by the complex step."""
+    hidden, rows, window = 5, 2, 6
+    config = Config(model=Model(hidden=hidden, embedding=4), precision=Precision(compute=compute))
+    model = LanguageModel(config.model, config.precision)
+    params = jax.device_get(model.init_parameters(jax.random.key(0)))
+    random = np.random.default_rng(0)
+    text = random.integers(97, 123, (rows, window + 1), dtype=np.uint8)
+    inputs, targets = text[:, :-1], text[:, 1:].astype(np.int32)
+    carry = model.init_carry(rows)
+
+    @jax.jit
+    def scalar_gradient(params: Any) -> Any:
+        def scalar(params: Any) -> jax.Array:
+            logits = model.apply({"params": params}, inputs, carry).logits_BTV
+            chosen = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
+            return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - chosen)
+
+        with model.product_precision():
+            return jax.grad(scalar)(params)
+
+    found = jax.device_get(scalar_gradient(params))
+    wide = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+    zero = np.zeros((rows, 1, hidden))
+    # Of the embedding the rows that are read are enough.
+    exact = reference.gradient(wide, inputs, targets, zero, zero.copy())
+    errors = jax.tree.map(error, found, exact)
+    largest = max(jax.tree.leaves(errors))
+    # Rows and steps of a weight's gradient, the products there and back, the loss over the bytes.
+    limit = bound(rows * window + 4 * hidden + 256, compute)
+    return {"passed": largest <= limit, "largest_error": largest, "limit": limit}
+
+
+def _small_run(out: Path, corpus: Path, **sections: Any) -> Config:
+    values = {
+        "model": Model(hidden=64),
+        "data": Data(corpus=str(corpus), batch=16, window=32),
+        "optimizer": Optimizer(learning_rate=5e-3, decay_steps=1000),
+        "train": Train(
+            steps=60, epochs=None, log_every=10, eval_every=30, checkpoint_every=30,
+            deterministic=True,
+        ),
+    }  # fmt: skip
+    return Config(out=str(out), **(values | sections))
+
+
+def resume(folder: Path, corpus: Path) -> Result:
+    """A run of 60 steps beside one that ended after 30 and went on."""
+    loop.train(whole := _small_run(folder / "whole", corpus))
+    parts = _small_run(folder / "parts", corpus)
+    loop.train(dataclasses.replace(parts, train=dataclasses.replace(parts.train, steps=30)))
+    loop.train(parts)
+    lines = [
+        {
+            (line["kind"], line["step"]): (line["loss"], line.get("grad_norm"))
+            for line in metrics.read(Path(one.out) / "metrics.jsonl")
+            if line["kind"] in ("train", "eval")
+        }
+        for one in (whole, parts)
+    ]
+    return {"passed": lines[0] == lines[1], "loss": [one["eval", 60][0] for one in lines]}
+
+
+def overflow(folder: Path, corpus: Path) -> Result:
+    """A loss scale that overflows fp16 at first: some updates are skipped, then it learns."""
+    precision = Precision(compute="fp16", initial_loss_scale=2.0**24)
+    config = _small_run(folder / "overflow", corpus, precision=precision)
+    loop.train(config)
+    lines = metrics.read(Path(config.out) / "metrics.jsonl")
+    train = [line for line in lines if line["kind"] == "train"]
+    return {
+        "passed": 0 < train[-1]["skipped"] < 30 and train[-1]["bpc"] < train[0]["bpc"],
+        "skipped": train[-1]["skipped"],
+        "bpc": [train[0]["bpc"], train[-1]["bpc"]],
+    }
+
+
+def main() -> None:
+    """Run every check, print a line for each, and write all of them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write the results here")
+    given = parser.parse_args()
+    results: dict[str, Result] = {}
+
+    def check(name: str, call: Callable[[], Result]) -> None:
+        started = time.monotonic()
+        try:
+            results[name] = call()
+        except Exception as error:  # The other checks are worth having.
+            results[name] = {"passed": False, "error": f"{type(error).__name__}: {error}"[:500]}
+        results[name]["seconds"] = round(time.monotonic() - started, 1)
+        print(
+            f"{'ok  ' if results[name]['passed'] else 'FAIL'} {name}: {results[name]}", flush=True
+        )
+
+    computes = ["fp32", "bf16", "fp16"]
+    if jax.default_backend() == "cpu":
+        computes.remove("fp16")  # Not every processor has it.
+    for compute in computes:
+        check(f"the program in {compute}", lambda compute=compute: program(compute))
+        check(f"gradients in {compute}", lambda compute=compute: gradients(compute))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        text, corpus = (ROOT / "README.md").read_bytes(), folder / "corpus"
+        for split, part in (("train", text * 4), ("valid", text[:5000])):
+            (folder / f"{split}.txt").write_bytes(part)
+        prepare(
+            {"train": [str(folder / "train.txt")], "valid": [str(folder / "valid.txt")]},
+            corpus,
+            cleaning="none",
+        )
+        check("resume, bit for bit", lambda: resume(folder, corpus))
+        if "fp16" in computes:
+            check("an overflow costs updates, not the run", lambda: overflow(folder, corpus))
+    if given.json:
+        made = {"benchmark": "gpu_check", **measure.machine(), "checks": results}
+        given.json.write_text(json.dumps(made, indent=1) + "\n")
+    sys.exit(not all(result["passed"] for result in results.values()))
+
+
+if __name__ == "__main__":
+    main()
