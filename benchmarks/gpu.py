@@ -191,11 +191,10 @@ def main() -> None:
     if given.text and not (given.out / "training.json").exists():
         if not (given.out / "corpus").exists():
             prepare(given.out, given.text)
-        here = min(end - time.monotonic() - 60, 60 * given.training_minutes)
         command = [str(Path(__file__)), "--only-train", "--out", str(given.out)]
         command += ["--training-minutes", str(given.training_minutes)]
         command += ["--small"] * given.small
-        if here < 30 or not _trained_enough(command, given.out, end):
+        if end - time.monotonic() < 90 or not _trained_enough(command, given.out, end):
             left.append("training")
     if left:
         print(f"left for the next call: {', '.join(left)}")

@@ -17,15 +17,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 # One unit in the last place of 1.
 UNIT = {name: float(jnp.finfo(name).eps) for name in ("float64", "float32", "bfloat16", "float16")}
 _SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-
-# XLA has no fp16 for some processors: such a test is skipped there. Where the same test runs in
-# bfloat16 too, one half type is enough for `make test`.
-FP16 = pytest.param("fp16", marks=(pytest.mark.fp16, pytest.mark.slow))
 
 # Of a value in a step of time: the layer's input, h, mh, m and a gate forward; dh, dz, dmh back.
 ROUNDINGS = 8

@@ -10,8 +10,9 @@ import pytest
 
 from mlstm_jax import config
 from mlstm_jax.model.language_model import Carry, LanguageModel
+from tests.marks import FP16
 from tests.model import reference
-from tests.tolerance import FP16, assert_close
+from tests.tolerance import assert_close
 
 pytestmark = pytest.mark.numeric
 

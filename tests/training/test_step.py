@@ -22,7 +22,8 @@ from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.parts import train_stream
 from mlstm_jax.training.state import TrainState
 from mlstm_jax.training.step import StepMetrics, make_train_step
-from tests.tolerance import FP16, assert_close, bound
+from tests.marks import FP16
+from tests.tolerance import assert_close, bound
 
 pytestmark = pytest.mark.numeric
 
