@@ -26,12 +26,12 @@ test-all: .venv/ready-test-all
 test-slow: .venv/ready-test-all
 	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile
 
-# The instruction sets below this processor's own, which `make test` uses; the first on one core.
-# Those that this processor lacks change nothing. With F16C missing, as in SSE4_2, fp16 is skipped.
-NUMERIC := $(BIN)/python -m pytest -q -m "numeric and not slow" --durations=3
+# The instruction sets below this processor's own, which `make test` uses. Those that this processor
+# lacks change nothing. With F16C missing, as in SSE4_2, fp16 is skipped.
+NUMERIC := $(BIN)/python -m pytest -q -m "numeric and not slow" --durations=3 -n 2 --dist loadfile
 test-portable: .venv/ready-test
-	XLA_FLAGS=--xla_cpu_max_isa=SSE4_2 taskset -c 0 $(NUMERIC)
-	XLA_FLAGS=--xla_cpu_max_isa=AVX2 $(NUMERIC) -n 2 --dist loadfile
+	XLA_FLAGS=--xla_cpu_max_isa=SSE4_2 $(NUMERIC)
+	XLA_FLAGS=--xla_cpu_max_isa=AVX2 $(NUMERIC)
 
 # In an environment of its own: beside it, JAX without GPUs must be told that there are none.
 test-compiled: .venv-compiled/ready

@@ -369,6 +369,7 @@ def test_a_classifier_that_cannot_be_written_whole_is_none(
         classify.load(tmp_path)
 
 
+@pytest.mark.slow
 def test_what_was_killed_between_two_states_goes_on(
     run: Run,
     tmp_path: Path,
