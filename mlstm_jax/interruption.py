@@ -21,6 +21,14 @@ class Interrupted(KnownError):
         self.exit_code = 128 + received
 
 
+class _Received(KeyboardInterrupt):
+    """KeyboardInterrupt, but not that class itself.
+
+    Where a C library runs Python code (`PyRun_String`) and that class comes out, Python notes it,
+    and ends the process by SIGINT in the end, whatever became of the exception.
+    """
+
+
 @contextmanager
 def interruptible() -> Iterator[None]:
     """Raise KeyboardInterrupt in the block at the first signal, and Interrupted at its end."""
@@ -30,7 +38,7 @@ def interruptible() -> Iterator[None]:
         # Once: a second signal must not end the tidying up that the first began.
         if not received:
             received.append(signal.Signals(number))
-            raise KeyboardInterrupt
+            raise _Received
 
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     for number, handler in before.items():

@@ -47,6 +47,26 @@ def test_whatever_a_library_makes_of_it_the_signal_is_the_reason(number: signal.
     assert told.value.exit_code == 128 + number
 
 
+def test_the_exit_code_is_the_signals_when_it_comes_in_code_that_c_runs(tmp_path: Path) -> None:
+    """Of `python -m`, which looks at what was noted; a file's `sys.exit` does not."""
+    (tmp_path / "program.py").write_text(
+        "import ctypes, sys\n"
+        "from mlstm_jax.interruption import Interrupted, interruptible\n"
+        "run = ctypes.pythonapi.PyRun_String\n"
+        "run.restype, found = ctypes.py_object, ctypes.py_object\n"
+        "run.argtypes = [ctypes.c_char_p, ctypes.c_int, found, found]\n"
+        "try:\n"
+        "    with interruptible():\n"
+        "        run(b'import signal; signal.raise_signal(signal.SIGTERM)', 257, {}, {})\n"
+        "except Interrupted as error:\n"
+        "    sys.exit(error.exit_code)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
+    command = [sys.executable, "-m", "program"]
+    made = subprocess.run(command, env=os.environ | {"PYTHONPATH": path})
+    assert made.returncode == 128 + signal.SIGTERM
+
+
 def test_a_second_signal_does_not_end_the_tidying_up() -> None:
     done = []
 
