@@ -102,18 +102,20 @@ def root(computation: Computation) -> Instruction:
     return next(one for one in computation.values() if one.is_root)
 
 
-def loops(program: Program) -> Iterator[tuple[str, int]]:
-    """Yield the body of every loop that the program runs, and how often it runs in all."""
-    waiting = [(program.entry, 1)]
+def places(program: Program) -> Iterator[tuple[str, int, bool]]:
+    """Yield each computation that starts kernels: its name, how often it runs, if in a loop."""
+    waiting, seen = [(program.entry, 1, False)], set()
     while waiting:
-        name, times = waiting.pop(0)
+        name, times, is_in_loop = waiting.pop(0)
+        if name in seen:
+            continue
+        seen.add(name)
+        yield name, times, is_in_loop
         for one in program.computations[name].values():
             if one.opcode == "while":
-                body = _attribute(one, "body")
-                yield body, times * one.trips
-                waiting.append((body, times * one.trips))
+                waiting.append((_attribute(one, "body"), times * one.trips, True))
             elif one.opcode in ("call", "conditional", "async-start"):
-                waiting += [(called, times) for called in one.called]
+                waiting += [(called, times, is_in_loop) for called in one.called]
 
 
 def _attribute(instruction: Instruction, name: str) -> str:

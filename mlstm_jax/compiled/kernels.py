@@ -5,16 +5,16 @@ counted is bytes that it must move: of a stack that it reads or writes one step 
 """
 
 import re
-from collections.abc import Iterator
 from typing import NamedTuple
 
-from mlstm_jax.compiled.hlo import Array, Computation, Instruction, Program, loops, root
+from mlstm_jax.compiled.hlo import Array, Computation, Instruction, Program, places, root
 
 # They start nothing on the device.
 _FREE = frozenset(
     [
         *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
         *("opt-barrier", "partition-id", "replica-id", "while", "call", "conditional"),
+        "async-start",
     ]
 )
 # Instructions of a fusion through which a parameter is still itself.
@@ -61,7 +61,7 @@ class Product(NamedTuple):
 def kernels(program: Program) -> list[Kernel]:
     """Return all kernels, in the order of the program; those of a loop's body once."""
     found = []
-    for place, times, is_in_loop in _places(program):
+    for place, times, is_in_loop in places(program):
         computation = program.computations[place]
         for one in computation.values():
             if one.opcode in _FREE or one.opcode.endswith("-done"):
@@ -96,7 +96,7 @@ def collectives(found: list[Kernel]) -> list[Kernel]:
 def zero_fills(program: Program) -> list[Array]:
     """Return the arrays that kernels fill with one constant."""
     filled: list[Array] = []
-    for place, _, _ in _places(program):
+    for place, _, _ in places(program):
         for one in program.computations[place].values():
             inner = program.computations[one.called[0]] if one.opcode == "fusion" else None
             made = [root(inner)] if inner else [one]
@@ -135,28 +135,6 @@ def atomic_adds(program: Program) -> list[Instruction]:
     ]
 
 
-def _places(program: Program) -> Iterator[tuple[str, int, bool]]:
-    """Yield each computation that starts kernels: its name, how often it runs, if in a loop."""
-    waiting = [(program.entry, 1)]
-    seen = set()
-    while waiting:
-        name, times = waiting.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        yield name, times, False
-        waiting += [
-            (called, times)
-            for one in program.computations[name].values()
-            if one.opcode in ("call", "conditional", "async-start")
-            for called in one.called
-        ]
-    for name, times in loops(program):
-        if name not in seen:
-            seen.add(name)
-            yield name, times, True
-
-
 def _accesses(
     program: Program, computation: Computation, one: Instruction
 ) -> tuple[tuple[Access, ...], tuple[Access, ...]]:
@@ -177,32 +155,10 @@ def _accesses(
         reads, writes = [Access(update, update)], [Access(update, one.bytes)]
     elif one.opcode in _PARTS:
         reads, writes = [Access(one.bytes, whole[0])], [Access(one.bytes, one.bytes)]
-    elif one.opcode == "custom-call":
-        reads, writes = _of_custom_call(computation, one)
     else:
         reads = [Access(size, size) for size in whole]
         writes = [Access(array.bytes, array.bytes) for array in one.arrays]
     return tuple(a for a in reads if a.bytes), tuple(a for a in writes if a.bytes)
-
-
-def _of_custom_call(
-    computation: Computation, one: Instruction
-) -> tuple[list[Access], list[Access]]:
-    """A kernel written by hand moves one step of a stack, which it takes as its own result."""
-    aliases = re.search(r"output_to_operand_aliasing=\{(.*?)\}\s*(?:,|$)", one.attributes + ",")
-    is_own = {int(n) for n in re.findall(r"\((\d+), \{", one.attributes)} if aliases else set()
-
-    def access(array: Array) -> Access:
-        steps = array.shape[0] if len(array.shape) > 2 else 1
-        return Access(array.bytes // max(1, steps), array.bytes)
-
-    reads = [
-        access(array)
-        for n, name in enumerate(one.operands)
-        if name in computation and n not in is_own
-        for array in computation[name].arrays
-    ]
-    return reads, [access(array) for array in one.arrays]
 
 
 def _users(computation: Computation, name: str) -> list[Instruction]:
@@ -217,12 +173,12 @@ def _bytes_read(inner: Computation, name: str) -> int:
     for user in _users(inner, name):
         if user.opcode in _PARTS and user.operands[0] == name:
             total += user.bytes
-        elif user.opcode == "dynamic-update-slice" and user.operands[0] == name:
-            total += 0  # it is written in place
+        elif user.opcode == "tuple" or (
+            user.opcode == "dynamic-update-slice" and user.operands[0] == name
+        ):
+            continue  # it is handed on, or written in place
         elif user.opcode in _SAME and user.bytes == whole:
             total += _bytes_read(inner, user.name)
-        elif user.opcode == "tuple":
-            total += 0
         else:
             return whole
     return total

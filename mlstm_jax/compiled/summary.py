@@ -84,16 +84,16 @@ def _row(config: Config, machine: Machine, devices: int, phase: int) -> Row:
         ),
         launches=estimated.launches,
         collectives=tuple(
-            Collective(one.opcode.removesuffix("-start"), _largest(one.writes), one.is_in_loop)
+            Collective(
+                one.opcode.removesuffix("-start"),
+                sum(access.bytes for access in one.writes),
+                one.is_in_loop,
+            )
             for one in collectives(found)
         ),
         seconds=tuple(estimated.with_launches(each) for each in LAUNCHES),
         formula_seconds=plan.step_seconds(config, machine, rows),
     )
-
-
-def _largest(writes: Any) -> int:
-    return sum(access.bytes for access in writes)
 
 
 def describe(machine: Machine, rows: list[Row]) -> str:

@@ -321,11 +321,11 @@ def _is_json_lines(name: str, stop: Event) -> bool:
     try:
         name.encode()
         with gzip.open(path) if is_gzip_name(path) else path.open("rb") as file:
-            while (byte := file.read(1)).isspace():
-                pass
+            while (byte := file.read(1)).isspace() and not stop.is_set():
+                pass  # the first byte that is no white space
             # DuckDB does not look at the checksum.
             while is_gzip_name(path) and not stop.is_set() and file.read(_CHUNK):
-                pass
+                pass  # to the end, where the checksum is
     except (OSError, EOFError, UnicodeEncodeError, zlib.error):
-        return False
+        return False  # Python reads it then, and says what is wrong
     return suffix_of(path) == ".jsonl" or byte != b"["

@@ -31,11 +31,12 @@ docs/performance.md says what each choice bought.
 """
 
 from functools import partial
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 
+from mlstm_jax.model import stacks
 from mlstm_jax.model.inputs import is_bytes, read, read_gradients
 from mlstm_jax.model.product import dot, sum_rows
 
@@ -72,7 +73,6 @@ class Weights(NamedTuple):
 
 Outputs = tuple[LayerCarry, Array]
 Gates = tuple[Array, Array, Array, Array]
-Tree = TypeVar("Tree")
 
 
 def _rounded(weights: Weights, x: Array, compute: jnp.dtype) -> Weights:
@@ -126,13 +126,13 @@ def recurrence_trace(
     window = sequence.x.shape[0]
 
     def step(t: Array, before: tuple[LayerCarry, LayerCarry]) -> tuple[LayerCarry, LayerCarry]:
-        carry, stacks = before
-        after, _ = _step(carry.h, carry, _at(sequence, t), weights)
-        return after, jax.tree.map(lambda stack, x: _put(stack, x, t), stacks, after)
+        carry, steps = before
+        after, _ = _step(carry.h, carry, stacks.at(sequence, t), weights)
+        return after, jax.tree.map(lambda stack, x: stacks.put(stack, x, t), steps, after)
 
-    stacks = jax.tree.map(lambda x: _empty((window, *x.shape), x.dtype), carry)
-    last, stacks = jax.lax.fori_loop(0, window, step, (carry, stacks))
-    return last, jax.tree.map(lambda stack, x: _of_bits(stack, x.dtype), stacks, carry)
+    steps = jax.tree.map(lambda x: stacks.empty((window, *x.shape), x.dtype), carry)
+    last, steps = jax.lax.fori_loop(0, window, step, (carry, steps))
+    return last, jax.tree.map(lambda stack, x: stacks.of_bits(stack, x.dtype), steps, carry)
 
 
 def recurrence(
@@ -188,7 +188,7 @@ def _recurrence(
 
 
 class _Saved(NamedTuple):
-    """What the backward scan needs beside the arguments, in stacks, see `_empty`.
+    """What the backward scan needs beside the arguments, in stacks, see `stacks.empty`.
 
     h after each step [T, B, H], c before it [T, B, H], and of each step mh, i, f, o and u: packed
     as one [T, 5, B, H], which a GPU writes in one kernel; else as five [T, B, H], for a CPU copies
@@ -213,29 +213,29 @@ def _forward(
         t: Array, before: tuple[Array, LayerCarry, _Saved]
     ) -> tuple[Array, LayerCarry, _Saved]:
         rounded_h, carry, saved = before
-        after, (mh, gates) = _step(rounded_h, carry, _at(sequence, t), weights)
+        after, (mh, gates) = _step(rounded_h, carry, stacks.at(sequence, t), weights)
         rounded_h = after.h.astype(compute)
         made = [x.astype(compute) for x in (mh, *gates)]
         if packed:
             made = [jnp.stack(made)]
         saved = _Saved(
-            h=_put(saved.h, rounded_h, t),
-            before_c=_put(saved.before_c, carry.c, t),
-            made=tuple(_put(stack, x, t) for stack, x in zip(saved.made, made, strict=True)),
+            h=stacks.put(saved.h, rounded_h, t),
+            before_c=stacks.put(saved.before_c, carry.c, t),
+            made=tuple(stacks.put(stack, x, t) for stack, x in zip(saved.made, made, strict=True)),
         )
         return rounded_h, after, saved
 
     saved = _Saved(
-        h=_empty((window, *shape), compute),
-        before_c=_empty((window, *shape), carry.c.dtype),
-        made=(_empty((window, 5, *shape), compute),)
+        h=stacks.empty((window, *shape), compute),
+        before_c=stacks.empty((window, *shape), carry.c.dtype),
+        made=(stacks.empty((window, 5, *shape), compute),)
         if packed
-        else tuple(_empty((window, *shape), compute) for _ in range(5)),
+        else tuple(stacks.empty((window, *shape), compute) for _ in range(5)),
     )
     # h goes from step to step in both types: rounded anew it would be a kernel more.
     first = carry.h.astype(compute), carry, saved
     _, last, saved = jax.lax.fori_loop(0, window, step, first)
-    return (last, _of_bits(saved.h, compute)), (carry, sequence, weights, saved)
+    return (last, stacks.of_bits(saved.h, compute)), (carry, sequence, weights, saved)
 
 
 def _backward(
@@ -248,21 +248,21 @@ def _backward(
     mx_TBH = read(sequence.x, weights.wmx_IH)
     # Transposed once: on a CPU a product with a transposed right side is a third slower.
     wmh_transposed, wh_transposed = weights.wmh_HH.T, weights.wh_HG.T
-    dh_bits = _as_bits(dh_TBH)
+    dh_bits = stacks.as_bits(dh_TBH)
 
     def step(k: Array, later: tuple[Array, ...]) -> tuple[Array, ...]:
         dh, dc, dz_TBG, dm_T2BH = later
         t = window - 1 - k
-        now, here = _at((sequence, saved), t)
+        now, here = stacks.at((sequence, saved), t)
         # A lookup here saves a GPU from writing all of mx first.
-        mx = read(now.x, weights.wmx_IH) if of_bytes else _at(mx_TBH, t)
+        mx = read(now.x, weights.wmx_IH) if of_bytes else stacks.at(mx_TBH, t)
         mh, i, f, o, u = (
-            _of_bits(x, compute).astype(jnp.float32)
+            stacks.of_bits(x, compute).astype(jnp.float32)
             for x in (here.made[0] if packed else here.made)
         )
-        before_c = _of_bits(here.before_c, first.c.dtype).astype(jnp.float32)
+        before_c = stacks.of_bits(here.before_c, first.c.dtype).astype(jnp.float32)
         tanh_c = jnp.tanh(f * before_c + i * u)
-        dh = dh + _of_bits(_at(dh_bits, t), compute).astype(jnp.float32)
+        dh = dh + stacks.of_bits(stacks.at(dh_bits, t), compute).astype(jnp.float32)
         held = None
         if now.hold_TB is not None:
             # With i = 0 and f = 1 all else of such a step is zero already.
@@ -279,19 +279,24 @@ def _backward(
         dh = dot(dmh, wmh_transposed)
         if held is not None:
             dh = dh + held
-        return dh, dc * f, _put(dz_TBG, dz_BG, t), _put(dm_T2BH, jnp.stack([dmh, dmx]), t)
+        return (
+            dh,
+            dc * f,
+            stacks.put(dz_TBG, dz_BG, t),
+            stacks.put(dm_T2BH, jnp.stack([dmh, dmx]), t),
+        )
 
-    stacks = (
-        _empty((window, shape[0], 4 * shape[1]), compute),
-        _empty((window, 2, *shape), compute),
+    unwritten = (
+        stacks.empty((window, shape[0], 4 * shape[1]), compute),
+        stacks.empty((window, 2, *shape), compute),
     )
     dh0_BH, dc0_BH, dz, dm = jax.lax.fori_loop(
-        0, window, step, (dlast.h, dlast.c.astype(jnp.float32), *stacks)
+        0, window, step, (dlast.h, dlast.c.astype(jnp.float32), *unwritten)
     )
-    dz_TBG, dm_T2BH = _of_bits(dz, compute), _of_bits(dm, compute)
+    dz_TBG, dm_T2BH = stacks.of_bits(dz, compute), stacks.of_bits(dm, compute)
     dmh_TBH, dmx_TBH = dm_T2BH[:, 0], dm_T2BH[:, 1]
-    h_TBH = _of_bits(saved.h, compute)
-    mh_TBH = _of_bits(saved.made[0][:, 0] if packed else saved.made[0], compute)
+    h_TBH = stacks.of_bits(saved.h, compute)
+    mh_TBH = stacks.of_bits(saved.made[0][:, 0] if packed else saved.made[0], compute)
     before_h_TBH = jnp.concatenate([first.h.astype(compute)[None], h_TBH[:-1]])
     m_TBH = (mx_TBH * mh_TBH.astype(jnp.float32)).astype(compute)
     dx, dwmx_IH, dwx_IG = read_gradients(sequence.x, weights.wmx_IH, weights.wx_IG, dmx_TBH, dz_TBG)
@@ -311,30 +316,3 @@ def _backward(
 
 
 _recurrence.defvjp(_forward, _backward)
-
-
-def _at(stacks: Tree, t: Array) -> Tree:
-    """Return step t of every array of a tree, [T, ...] → [...]."""
-    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, t, keepdims=False), stacks)
-
-
-def _empty(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
-    """Return a stack, [T, ...], that steps write with `_put`; what was not written is undefined.
-
-    Half types are stored as integers of 16 bits: XLA for CPUs cannot write one step of a bfloat16
-    stack, it converts the whole stack at every step. To other devices the bits are the same.
-    """
-    half = jnp.dtype(dtype).itemsize == 2
-    return jax.lax.empty(shape, jnp.uint16 if half else dtype)
-
-
-def _put(stack: Array, x: Array, t: Array) -> Array:
-    return jax.lax.dynamic_update_index_in_dim(stack, _as_bits(x), t, 0)
-
-
-def _as_bits(x: Array) -> Array:
-    return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype.itemsize == 2 else x
-
-
-def _of_bits(x: Array, dtype: jnp.dtype) -> Array:
-    return jax.lax.bitcast_convert_type(x, dtype) if x.dtype == jnp.uint16 else x

@@ -86,6 +86,13 @@ def connect(address: str, seconds: float = 10) -> socket.socket:
             time.sleep(0.02)
 
 
+def wait_for_stop(peer: socket.socket) -> None:
+    """Read until the run says that it stops, or closes the connection."""
+    said = b""
+    while b'"stop"' not in said and (more := peer.recv(1000)):
+        said += more
+
+
 def greeting(**fields: object) -> bytes:
     return json.dumps({"index": 1, "processes": 2, "host": "node2"} | fields).encode() + b"\n"
 
@@ -270,8 +277,7 @@ def test_nonsense_in_a_run_ends_it_with_a_name(start: Start, address: str, line:
         assert b"all are here" in peer.recv(1000)
         with contextlib.suppress(OSError):
             peer.sendall(line)
-            while b'"stop"' not in peer.recv(1000):
-                pass
+            wait_for_stop(peer)
     (text,) = end(first)
     assert "process 1 (node2) sent something that is not a message of this run" in text
     assert "Traceback" not in text
@@ -286,8 +292,7 @@ def test_values_that_nobody_asked_for_end_a_run(start: Start, address: str) -> N
         two.sendall(greeting(index=2, processes=3))
         assert b"all are here" in two.recv(1000)
         two.sendall(b'{"value": 2}\n' * 2)
-        while b'"stop"' not in two.recv(1000):
-            pass
+        wait_for_stop(two)
     (text,) = end(first)
     assert "process 2 (node2) sent something that is not a message of this run" in text
 

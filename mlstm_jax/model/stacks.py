@@ -1,0 +1,39 @@
+"""Stacks: arrays of all time steps, [T, ...], that a loop writes and reads a step at a time."""
+
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+Tree = TypeVar("Tree")
+
+
+def at(stacks: Tree, t: Array) -> Tree:
+    """Return step t of every array of a tree, [T, ...] → [...]."""
+    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, t, keepdims=False), stacks)
+
+
+def empty(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+    """Return a stack, [T, ...], that steps write with `put`; what was not written is undefined.
+
+    Half types are stored as integers of 16 bits: XLA for CPUs cannot write one step of a bfloat16
+    stack, it converts the whole stack at every step. To other devices the bits are the same.
+    """
+    half = jnp.dtype(dtype).itemsize == 2
+    return jax.lax.empty(shape, jnp.uint16 if half else dtype)
+
+
+def put(stack: Array, x: Array, t: Array) -> Array:
+    """Return a stack with x as its step t; XLA writes it in place."""
+    return jax.lax.dynamic_update_index_in_dim(stack, as_bits(x), t, 0)
+
+
+def as_bits(x: Array) -> Array:
+    """Return an array as a stack keeps it: half types as their bits, uint16."""
+    return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype.itemsize == 2 else x
+
+
+def of_bits(x: Array, dtype: jnp.dtype) -> Array:
+    """Return what `as_bits` was given, of type `dtype`."""
+    return jax.lax.bitcast_convert_type(x, dtype) if x.dtype == jnp.uint16 else x
