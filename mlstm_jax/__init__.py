@@ -21,8 +21,8 @@ Data flows one way, and imports go downward only::
     machine.py             what a plan must know of the machines
     plan.py                how long a config takes, on what
     sweep.py               several runs and their table
-    data/                  sources, readers, documents → prepare (duckdb_engine, beam_engine,
-                           given_splits, corpus_writer) → corpus → shards → stream,
+    data/                  sources, readers, documents → prepare (duckdb_engine and _stage,
+                           beam_engine, given_splits, corpus_writer) → corpus → shards → stream,
                            evaluation_stream; summary, markup, advice   (no jax)
     model/                 recurrence, inputs, weight norm, the language model   (no data, no
                            training)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mlstm_jax import cli
-from mlstm_jax.data import corpus_writer, duckdb_engine, rejects
+from mlstm_jax.data import corpus_writer, duckdb_stage, rejects
 from mlstm_jax.data import prepare as module
 from mlstm_jax.interruption import Interrupted, interruptible
 
@@ -108,9 +108,9 @@ def stopping(function: Callable, number: signal.Signals) -> Callable:
 @pytest.mark.parametrize(
     ("where", "name"),
     [
-        (duckdb_engine, "clean"),  # DuckDB makes an error of its own of it
-        (duckdb_engine, "read_source"),
-        (duckdb_engine, "kept"),
+        (duckdb_stage, "clean"),  # DuckDB makes an error of its own of it
+        (duckdb_stage, "read_source"),
+        (duckdb_stage, "kept"),
         (rejects, "_by_place"),  # while the file of rejects is written
         (module, "write_split"),
         (corpus_writer.shutil, "rmtree"),  # while it tidies up
