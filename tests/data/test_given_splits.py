@@ -50,6 +50,7 @@ def test_without_cleaning_text_files_are_kept_byte_for_byte(
         found = documents(out, name)
         assert b"".join(found) == text
         assert all(one.strip() for one in found)
+        assert all(one.splitlines()[0].strip() for one in found)  # blank lines end documents
         if document == "file":
             assert len(found) == 2
         else:  # A document ends with the end of a line, and the blank lines after it.
