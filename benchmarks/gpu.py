@@ -44,6 +44,8 @@ def steps(small: bool, torch: bool) -> list[Step]:
     grid = points if small else ["--grid", "paper"]
     quick = ["--rounds", "5", "--seconds", "6"]
     others = ["autodiff", *(["torch"] if torch else [])]
+    # Our own kernels need a GPU.
+    kernels = [] if small else ["pallas"]
 
     def script(name: str) -> str:
         return str(FOLDER / f"{name}.py")
@@ -53,7 +55,7 @@ def steps(small: bool, torch: bool) -> list[Step]:
     return [
         Step("check", 3, [script("gpu_check")]),
         Step("train_step", 5, [script("train_step"), *grid, *quick, *recompute,
-                               "--implementations", "ours", *others]),
+                               "--implementations", "ours", *kernels, *others]),
         Step("products", 3, [script("products"), *grid, *quick]),
         Step("graphs_off", 1.5, ours, f"{GRAPHS}="),
         Step("graphs_while", 1.5, ours, f"{GRAPHS}=+WHILE"),

@@ -3,7 +3,8 @@
     python benchmarks/gpu_check.py --json check.json
 
 The program that is compiled keeps the laws of tests/compiled; gradients agree with float64 NumPy; a
-run that is stopped and resumed is the run that is not, bit for bit; an overflow costs one update.
+run that is stopped and resumed is the run that is not, bit for bit; an overflow costs one update;
+Pallas's kernels compute what XLA's do.
 It needs jax, flax, optax and numpy. It ends with exit code 1 if a check fails.
 """
 
@@ -50,6 +51,14 @@ from mlstm_jax.compiled.kernels import (  # noqa: E402
 )
 from mlstm_jax.data.prepare import prepare  # noqa: E402
 from mlstm_jax.model.language_model import LanguageModel  # noqa: E402
+from mlstm_jax.model.launch import require_gpu  # noqa: E402
+from mlstm_jax.model.recurrence import (  # noqa: E402
+    LayerCarry,
+    Loops,
+    Sequence,
+    Weights,
+    recurrence,
+)
 from mlstm_jax.training import loop, metrics, optimizer, parallel, schedule  # noqa: E402
 from mlstm_jax.training.parallel import Parallel  # noqa: E402
 from mlstm_jax.training.start import fresh_state  # noqa: E402
@@ -59,6 +68,7 @@ from tests.tolerance import bound, error  # noqa: E402
 
 Result = dict[str, Any]
 TYPES = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
+NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def program(compute: str) -> Result:
@@ -122,6 +132,41 @@ def gradients(compute: str) -> Result:
     largest = max(jax.tree.leaves(errors))
     # Rows and steps of a weight's gradient, the products there and back, the loss over the bytes.
     limit = bound(rows * window + 4 * hidden + 256, compute)
+    return {"passed": largest <= limit, "largest_error": largest, "limit": limit}
+
+
+def our_own_kernels(compute: str) -> Result:
+    """The gradient by Pallas's kernels beside that by XLA's; on a CPU they are interpreted."""
+    window, rows, hidden = (5, 3, 130) if jax.default_backend() == "cpu" else (64, 32, 1030)
+    own: Loops = "interpreted" if jax.default_backend() == "cpu" else "pallas"
+    random = np.random.default_rng(0)
+
+    def normal(*shape: int) -> np.ndarray:
+        return random.normal(size=shape).astype(np.float32)
+
+    root = np.float32(np.sqrt(hidden))
+    weights = Weights(
+        *(normal(256, hidden), normal(256, 4 * hidden), normal(hidden, hidden) / root),
+        *(normal(hidden, 4 * hidden) / root, normal(4 * hidden)),
+    )
+    carry = LayerCarry(np.tanh(normal(rows, hidden)), normal(rows, hidden))
+    bytes_TB = random.integers(0, 256, (window, rows), dtype=np.int32)
+    hold_TB = random.random((window, rows)) < 0.2
+    cotangent = normal(window, rows, hidden)
+
+    def gradient(loops: Loops) -> Any:
+        def scalar(carry: LayerCarry, weights: Weights) -> jax.Array:
+            sequence = Sequence(bytes_TB, hold_TB)
+            made = recurrence(carry, sequence, weights, jnp.dtype(NAMES[compute]), None, loops)
+            return jnp.vdot(made[1].astype(jnp.float32), cotangent) + jnp.sum(made[0].c)
+
+        with jax.default_matmul_precision("highest"):
+            return jax.device_get(jax.jit(jax.grad(scalar, (0, 1)))(carry, weights))
+
+    if own == "pallas":
+        require_gpu(hidden, Parallel(jax.local_devices()[:1]).compute_capability())
+    errors = jax.tree.map(error, gradient(own), gradient("packed"))
+    largest, limit = max(jax.tree.leaves(errors)), bound(rows * window + 4 * hidden, compute)
     return {"passed": largest <= limit, "largest_error": largest, "limit": limit}
 
 
@@ -193,6 +238,7 @@ def main() -> None:
     for compute in computes:
         check(f"the program in {compute}", lambda compute=compute: program(compute))
         check(f"gradients in {compute}", lambda compute=compute: gradients(compute))
+        check(f"Pallas's kernels in {compute}", lambda compute=compute: our_own_kernels(compute))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         text, corpus = (ROOT / "README.md").read_bytes(), folder / "corpus"

@@ -19,7 +19,7 @@ environment.without_gpus()
 import jax  # noqa: E402
 
 from mlstm_jax.compiled import summary  # noqa: E402
-from mlstm_jax.config import Config, Data, Model, Precision  # noqa: E402
+from mlstm_jax.config import Config, Data, Devices, Model, Precision  # noqa: E402
 from mlstm_jax.machine import load_machine  # noqa: E402
 
 # Hidden units, rows on a device, bytes of the window.
@@ -42,6 +42,9 @@ def main() -> None:
     parser.add_argument("--grid", choices=GRIDS, default="small")
     parser.add_argument("--machine", type=Path, default=MACHINES / "h200.json")
     parser.add_argument("--dtypes", nargs="+", default=["bf16"], choices=RATES)
+    parser.add_argument(
+        "--kernels", default="xla", choices=("xla", "pallas"), help="--devices.kernels of the run"
+    )
     parser.add_argument("--devices", type=int, default=1, help="GPUs that share the gradient")
     parser.add_argument("--json", type=Path, help="also write the results here")
     given = parser.parse_args()
@@ -53,6 +56,7 @@ def main() -> None:
                 model=Model(hidden=hidden),
                 data=Data(batch=rows * given.devices, window=window),
                 precision=Precision(compute=dtype),
+                devices=Devices(kernels=given.kernels),
             )
             (row,) = summary.as_json(summary.compile_plan(config, machine, [given.devices]))
             results.append({"hidden": hidden, "window": window, "dtype": dtype} | row)

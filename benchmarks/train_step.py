@@ -22,6 +22,7 @@ from mlstm_jax.config import Config, Data, Model, Optimizer, Precision
 from mlstm_jax.data.stream import Batch
 from mlstm_jax.model import language_model
 from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.model.recurrence import Loops
 from mlstm_jax.training import optimizer, parallel, schedule
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.start import fresh_state
@@ -49,7 +50,8 @@ def make_batch(point: Point) -> Batch:
 def our_case(name: str, point: Point, recompute_every: int | None) -> Case:
     """Compile the step; it goes on from its own state and carry, as in training."""
     config, devices = make_config(point), Parallel(jax.local_devices()[:1])
-    model = LanguageModel(config.model, config.precision, recompute_every)
+    loops: Loops | None = "pallas" if name == "pallas" else None
+    model = LanguageModel(config.model, config.precision, recompute_every, loops)
     rate = schedule.learning_rate(config.optimizer, config.data.batch, 1_000_000)
     adam = optimizer.build(config.optimizer, rate)
     step = devices.map(make_train_step(config, model, adam, rate, parallel.AXIS), donate=(0, 1))
@@ -78,8 +80,9 @@ def cases(arguments: Any, point: Point) -> Iterator[Case]:
     if "ours" in arguments.implementations:
         for k in [None, *arguments.recompute_every]:
             yield our_case("ours", point, k)
-    if "autodiff" in arguments.implementations:
-        yield our_case("autodiff", point, None)
+    for name in ("pallas", "autodiff"):
+        if name in arguments.implementations:
+            yield our_case(name, point, None)
     if "torch" in arguments.implementations:
         import torch_mlstm
 
@@ -91,5 +94,6 @@ def cases(arguments: Any, point: Point) -> Iterator[Case]:
 
 
 if __name__ == "__main__":
-    arguments = measure.parse_arguments(__doc__.splitlines()[0], IMPLEMENTATIONS)
+    own = ["pallas"] if jax.default_backend() == "gpu" else []
+    arguments = measure.parse_arguments(__doc__.splitlines()[0], IMPLEMENTATIONS + own)
     measure.run("train_step", arguments, partial(cases, arguments))

@@ -279,6 +279,9 @@ class Train:
 class Devices:
     # Devices of each process to train on; unset: all that it has. Paper: 8 a machine.
     count: int | None = None
+    # What runs the elementwise part of a training step on GPUs: XLA's kernels, or our own, written
+    # in Pallas, half as many (docs/performance.md). No device has run the latter yet.
+    kernels: Literal["xla", "pallas"] = "xla"
     # Make this many virtual devices of the CPU, to try the code of many devices on one machine.
     virtual_cpu: int | None = None
 

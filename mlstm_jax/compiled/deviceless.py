@@ -23,6 +23,8 @@ from mlstm_jax.data.stream import Batch
 from mlstm_jax.errors import UserError
 from mlstm_jax.machine import Gpu, Machine
 from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.model.launch import require_gpu
+from mlstm_jax.model.recurrence import Loops
 from mlstm_jax.training import optimizer, schedule
 from mlstm_jax.training.parallel import AXIS
 from mlstm_jax.training.state import init_state
@@ -46,6 +48,7 @@ _COMMON = """
   dnn_version: "9.10.0"
 """
 _PLUGIN = "jax-cuda12-pjrt"
+_KERNEL_PLUGIN = "jax-cuda12-plugin"  # XLA finds the compiler of Pallas's kernels in it
 
 
 class Compiled(NamedTuple):
@@ -58,18 +61,35 @@ class Compiled(NamedTuple):
 
 def require() -> None:
     """Raise UserError unless the compiler for CUDA is installed, of the version of jax."""
+    _require_of_jax_s_version(_PLUGIN)
+
+
+def _require_of_jax_s_version(package: str) -> None:
     try:
-        found = importlib.metadata.version(_PLUGIN)
+        found = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError as error:
         raise UserError(
             "to compile for a GPU that is not there, the compiler for CUDA is needed, about 550 "
-            "MB: pip install 'mlstm-jax[gpu-compile]'."
+            f"MB, and {package} is not installed: pip install 'mlstm-jax[gpu-compile]'."
         ) from error
     if found != jax.__version__:
         raise UserError(
-            f"{_PLUGIN} {found} does not compile for jax {jax.__version__}: "
-            f"pip install {_PLUGIN}=={jax.__version__}"
+            f"{package} {found} does not compile for jax {jax.__version__}: "
+            f"pip install {package}=={jax.__version__}"
         )
+
+
+def _require_pallas(config: Config, machine: Machine) -> None:
+    """Raise UserError unless our own kernels can be compiled for a machine that is not here."""
+    capability = machine.gpu.compute_capability if machine.gpu else None
+    if capability and (8, 0) <= capability < (9, 0):
+        raise UserError(
+            f"{machine.name}: devices.kernels is 'pallas', and Pallas takes a GPU that is not there"
+            " for one of compute capability 9.0, but this one has "
+            f"{capability[0]}.{capability[1]}; use --devices.kernels xla."
+        )
+    require_gpu(config.model.hidden, capability)
+    _require_of_jax_s_version(_KERNEL_PLUGIN)
 
 
 def compile_step(config: Config, machine: Machine, devices: int) -> Compiled:
@@ -83,7 +103,11 @@ def compile_step(config: Config, machine: Machine, devices: int) -> Compiled:
     Raises:
         UserError: see `compile_program`.
     """
-    model = LanguageModel(config.model, config.precision, config.train.recompute_every, packed=True)
+    loops: Loops = "packed"
+    if config.devices.kernels == "pallas":
+        _require_pallas(config, machine)
+        loops = "pallas"
+    model = LanguageModel(config.model, config.precision, config.train.recompute_every, loops)
     rate = schedule.learning_rate(config.optimizer, config.data.batch, _STEPS)
     tx = optimizer.build(config.optimizer, rate)
     rows = config.data.batch // devices

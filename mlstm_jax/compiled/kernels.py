@@ -20,6 +20,8 @@ _FREE = frozenset(
 # Instructions of a fusion through which a parameter is still itself.
 _SAME = frozenset(["bitcast", "reshape", "transpose", "copy", "convert", "bitcast-convert"])
 _PARTS = frozenset(["dynamic-slice", "slice", "gather"])
+# In the names of our own kernels: the bytes of each operand, read or written, see model/launch.py.
+_MOVED = re.compile(r"\bmoves_([\d_]+)_bytes\b")
 _COLLECTIVES = re.compile(r"^(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)")
 
 
@@ -68,9 +70,15 @@ def kernels(program: Program) -> list[Kernel]:
                 continue
             if "AllocateBuffer" in one.attributes:  # an empty array: nothing is written
                 continue
-            reads, writes = _accesses(program, computation, one)
             flops, operand_type = _flops(program, computation, one)
             source = re.search(r'op_name="([^"]*)"', one.attributes)
+            moved = _MOVED.search(source[1]) if source and one.opcode == "custom-call" else None
+            if moved:
+                each = zip(moved[1].split("_"), one.operands, strict=True)
+                reads = tuple(Access(int(n), computation[name].bytes) for n, name in each)
+                writes: tuple[Access, ...] = ()
+            else:
+                reads, writes = _accesses(program, computation, one)
             found.append(
                 Kernel(
                     name=one.name,

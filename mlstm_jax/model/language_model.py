@@ -29,6 +29,7 @@ from mlstm_jax import config
 from mlstm_jax.model.product import product
 from mlstm_jax.model.recurrence import (
     LayerCarry,
+    Loops,
     Sequence,
     Weights,
     recurrence,
@@ -115,8 +116,8 @@ class LanguageModel(linen.Module):
     model: config.Model
     precision: config.Precision
     recompute_every: int | None = None
-    # See `recurrence`; None: as is best where JAX runs. A compiler for a device elsewhere sets it.
-    packed: bool | None = None
+    # See `recurrence`; None: as XLA does best where JAX runs.
+    loops: Loops | None = None
 
     @property
     def compute(self) -> Any:
@@ -194,9 +195,9 @@ class LanguageModel(linen.Module):
                 traces.append(steps)
                 x = steps.h.astype(self.compute)
             else:
-                packed = jax.default_backend() != "cpu" if self.packed is None else self.packed
+                loops = self.loops or ("apart" if jax.default_backend() == "cpu" else "packed")
                 state, x = recurrence(
-                    before, sequence, weights, self.compute, self.recompute_every, packed
+                    before, sequence, weights, self.compute, self.recompute_every, loops
                 )
             states.append(state)
             if keep_BLH is not None:

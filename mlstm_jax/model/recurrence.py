@@ -31,12 +31,12 @@ docs/performance.md says what each choice bought.
 """
 
 from functools import partial
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 
-from mlstm_jax.model import stacks
+from mlstm_jax.model import cell, kernels, stacks
 from mlstm_jax.model.inputs import is_bytes, read, read_gradients
 from mlstm_jax.model.product import dot, sum_rows
 
@@ -72,7 +72,8 @@ class Weights(NamedTuple):
 
 
 Outputs = tuple[LayerCarry, Array]
-Gates = tuple[Array, Array, Array, Array]
+# How the loops of a gradient are made, see `recurrence`.
+Loops = Literal["apart", "packed", "pallas", "interpreted"]
 
 
 def _rounded(weights: Weights, x: Array, compute: jnp.dtype) -> Weights:
@@ -85,7 +86,7 @@ def _rounded(weights: Weights, x: Array, compute: jnp.dtype) -> Weights:
 
 def _step(
     rounded_h: Array, carry: LayerCarry, now: Sequence, w: Weights
-) -> tuple[LayerCarry, tuple[Array, Gates]]:
+) -> tuple[LayerCarry, tuple[Array, cell.Gates]]:
     """One step: the new carry, then mh and the four gates after their nonlinearities, [B, H].
 
     rounded_h is h in the type of the products.
@@ -93,16 +94,11 @@ def _step(
     mh = dot(rounded_h, w.wmh_HH)
     m = read(now.x, w.wmx_IH) * mh
     z_BG = read(now.x, w.wx_IG) + dot(m, w.wh_HG) + w.b_G[None]
-    i, f, o, u = jnp.split(z_BG, 4, axis=-1)
-    i, f, o, u = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jax.nn.sigmoid(o), jnp.tanh(u)
-    if now.hold_TB is not None:
-        i = jnp.where(now.hold_TB[:, None], 0, i)
-        f = jnp.where(now.hold_TB[:, None], 1, f)
-    c = f * carry.c.astype(jnp.float32) + i * u
-    h = o * jnp.tanh(c)
-    if now.hold_TB is not None:
-        h = jnp.where(now.hold_TB[:, None], carry.h, h)
-    return LayerCarry(h=h, c=c.astype(carry.c.dtype)), (mh, (i, f, o, u))
+    hold_B1 = None if now.hold_TB is None else now.hold_TB[:, None]
+    gates, h, c = cell.advance(
+        tuple(jnp.split(z_BG, 4, axis=-1)), carry.h, carry.c.astype(jnp.float32), hold_B1
+    )
+    return LayerCarry(h=h, c=c.astype(carry.c.dtype)), (mh, gates)
 
 
 def recurrence_reference(
@@ -141,7 +137,7 @@ def recurrence(
     weights: Weights,
     compute: jnp.dtype,
     recompute_every: int | None = None,
-    packed: bool = False,
+    loops: Loops = "apart",
 ) -> Outputs:
     """Run one layer over a window.
 
@@ -153,7 +149,10 @@ def recurrence(
         recompute_every: keep the carry of every k-th step for the backward pass, and what lies
             between for one run of k steps at a time, made again then: memory for the time of a
             second forward pass. Unset: keep everything.
-        packed: keep the parts of a step in one array, as is best on a GPU; the same numbers.
+        loops: what runs where a gradient is taken. apart: XLA's kernels, and the parts of a step
+            in arrays of their own, as is best on a CPU. packed: XLA's, and these parts in one
+            array, as is best on a GPU; the same numbers. pallas: kernels of our own, for GPUs, see
+            kernels.py; the same numbers to rounding. interpreted: the same on a CPU, for tests.
 
     Returns:
         The carry after the window, and h at every step [T, B, H] in the compute type. Gradients
@@ -161,11 +160,11 @@ def recurrence(
     """
     window = sequence.x.shape[0]
     if recompute_every is None or recompute_every >= window:
-        return _recurrence(carry, sequence, weights, compute, packed)
+        return _recurrence(carry, sequence, weights, compute, loops)
 
     @jax.checkpoint
     def run(carry: LayerCarry, sequence: Sequence) -> Outputs:
-        return _recurrence(carry, sequence, weights, compute, packed)
+        return _recurrence(carry, sequence, weights, compute, loops)
 
     # A run of what is left over, then whole ones.
     short = window % recompute_every
@@ -181,10 +180,10 @@ def recurrence(
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def _recurrence(
-    carry: LayerCarry, sequence: Sequence, weights: Weights, compute: jnp.dtype, packed: bool
+    carry: LayerCarry, sequence: Sequence, weights: Weights, compute: jnp.dtype, loops: Loops
 ) -> Outputs:
-    # What is not asked for is not made: the compiler drops what `_forward` saves.
-    return _forward(carry, sequence, weights, compute, packed)[0]
+    # What is not asked for is not made: the compiler drops what XLA's loop saves.
+    return _forward_by_xla(carry, sequence, weights, compute, loops)[0]
 
 
 class _Saved(NamedTuple):
@@ -204,10 +203,23 @@ Residuals = tuple[LayerCarry, Sequence, Weights, _Saved]
 
 
 def _forward(
-    carry: LayerCarry, sequence: Sequence, weights: Weights, compute: jnp.dtype, packed: bool
+    carry: LayerCarry, sequence: Sequence, weights: Weights, compute: jnp.dtype, loops: Loops
+) -> tuple[Outputs, Residuals]:
+    if loops in ("apart", "packed"):
+        return _forward_by_xla(carry, sequence, weights, compute, loops)
+    weights = _rounded(weights, sequence.x, compute)
+    made = kernels.forward(
+        *(carry.h, carry.c, *sequence, tuple(weights), compute, loops == "interpreted")
+    )
+    saved = _Saved(made.h_TBH, made.before_c, (made.made,))
+    return (LayerCarry(made.h, made.c), made.h_TBH), (carry, sequence, weights, saved)
+
+
+def _forward_by_xla(
+    carry: LayerCarry, sequence: Sequence, weights: Weights, compute: jnp.dtype, loops: Loops
 ) -> tuple[Outputs, Residuals]:
     weights = _rounded(weights, sequence.x, compute)
-    window, shape = sequence.x.shape[0], carry.h.shape
+    window, shape, packed = sequence.x.shape[0], carry.h.shape, loops == "packed"
 
     def step(
         t: Array, before: tuple[Array, LayerCarry, _Saved]
@@ -238,14 +250,13 @@ def _forward(
     return (last, stacks.of_bits(saved.h, compute)), (carry, sequence, weights, saved)
 
 
-def _backward(
-    compute: jnp.dtype, packed: bool, residuals: Residuals, cotangents: Outputs
-) -> tuple[LayerCarry, Sequence, Weights]:
+def _backward_by_xla(
+    compute: jnp.dtype, loops: Loops, residuals: Residuals, dlast: LayerCarry, dh_TBH: Array
+) -> tuple[Array, Array, Array, Array]:
+    """Return dh and dc of before the window, and of each step dz, and dmh with dmx."""
     first, sequence, weights, saved = residuals
-    dlast, dh_TBH = cotangents
-    window, shape = sequence.x.shape[0], first.h.shape
-    of_bytes = is_bytes(sequence.x)
-    mx_TBH = read(sequence.x, weights.wmx_IH)
+    window, shape, packed = sequence.x.shape[0], first.h.shape, loops == "packed"
+    mx_TBH = None if is_bytes(sequence.x) else read(sequence.x, weights.wmx_IH)
     # Transposed once: on a CPU a product with a transposed right side is a third slower.
     wmh_transposed, wh_transposed = weights.wmh_HH.T, weights.wh_HG.T
     dh_bits = stacks.as_bits(dh_TBH)
@@ -255,33 +266,24 @@ def _backward(
         t = window - 1 - k
         now, here = stacks.at((sequence, saved), t)
         # A lookup here saves a GPU from writing all of mx first.
-        mx = read(now.x, weights.wmx_IH) if of_bytes else stacks.at(mx_TBH, t)
-        mh, i, f, o, u = (
+        mx = read(now.x, weights.wmx_IH) if mx_TBH is None else stacks.at(mx_TBH, t)
+        mh, *gates = (
             stacks.of_bits(x, compute).astype(jnp.float32)
             for x in (here.made[0] if packed else here.made)
         )
         before_c = stacks.of_bits(here.before_c, first.c.dtype).astype(jnp.float32)
-        tanh_c = jnp.tanh(f * before_c + i * u)
         dh = dh + stacks.of_bits(stacks.at(dh_bits, t), compute).astype(jnp.float32)
-        held = None
-        if now.hold_TB is not None:
-            # With i = 0 and f = 1 all else of such a step is zero already.
-            hold_B1 = now.hold_TB[:, None]
-            held, dh = jnp.where(hold_B1, dh, 0), jnp.where(hold_B1, 0, dh)
-        dc = dc + dh * o * (1 - tanh_c * tanh_c)
-        di = dc * u * i * (1 - i)
-        df = dc * before_c * f * (1 - f)
-        do = dh * tanh_c * o * (1 - o)
-        du = dc * i * (1 - u * u)
-        dz_BG = jnp.concatenate([di, df, do, du], axis=-1).astype(compute)
+        hold_B1 = None if now.hold_TB is None else now.hold_TB[:, None]
+        found = cell.gradient(cell.Gates(*gates), before_c, dh, dc, hold_B1)
+        dz_BG = jnp.concatenate(found.z, axis=-1).astype(compute)
         dm = dot(dz_BG, wh_transposed)
         dmh, dmx = (dm * mx).astype(compute), (dm * mh).astype(compute)
         dh = dot(dmh, wmh_transposed)
-        if held is not None:
-            dh = dh + held
+        if found.held_h is not None:
+            dh = dh + found.held_h
         return (
             dh,
-            dc * f,
+            found.c,
             stacks.put(dz_TBG, dz_BG, t),
             stacks.put(dm_T2BH, jnp.stack([dmh, dmx]), t),
         )
@@ -293,15 +295,35 @@ def _backward(
     dh0_BH, dc0_BH, dz, dm = jax.lax.fori_loop(
         0, window, step, (dlast.h, dlast.c.astype(jnp.float32), *unwritten)
     )
-    dz_TBG, dm_T2BH = stacks.of_bits(dz, compute), stacks.of_bits(dm, compute)
+    return dh0_BH, dc0_BH, stacks.of_bits(dz, compute), stacks.of_bits(dm, compute)
+
+
+def _backward(
+    compute: jnp.dtype, loops: Loops, residuals: Residuals, cotangents: Outputs
+) -> tuple[LayerCarry, Sequence, Weights]:
+    first, sequence, weights, saved = residuals
+    dlast, dh_TBH = cotangents
+    packed = loops != "apart"
+    if loops in ("apart", "packed"):
+        dh0_BH, dc0_BH, dz_TBG, dm_T2BH = _backward_by_xla(compute, loops, residuals, dlast, dh_TBH)
+    else:
+        dh0_BH, dc0_BH, dz_TBG, dm_T2BH = kernels.backward(
+            *(dlast.h, dlast.c.astype(jnp.float32), dh_TBH, *sequence, tuple(weights)),
+            *(saved.before_c, saved.made[0], compute, loops == "interpreted"),
+        )
     dmh_TBH, dmx_TBH = dm_T2BH[:, 0], dm_T2BH[:, 1]
     h_TBH = stacks.of_bits(saved.h, compute)
     mh_TBH = stacks.of_bits(saved.made[0][:, 0] if packed else saved.made[0], compute)
     before_h_TBH = jnp.concatenate([first.h.astype(compute)[None], h_TBH[:-1]])
+    mx_TBH = read(sequence.x, weights.wmx_IH)
     m_TBH = (mx_TBH * mh_TBH.astype(jnp.float32)).astype(compute)
     dx, dwmx_IH, dwx_IG = read_gradients(sequence.x, weights.wmx_IH, weights.wx_IG, dmx_TBH, dz_TBG)
     # Each byte adds one row of the table and the bias, so the table's gradient has the bias's.
-    b_G = jnp.sum(dwx_IG, axis=0) if of_bytes else jnp.sum(dz_TBG, (0, 1), dtype=jnp.float32)
+    b_G = (
+        jnp.sum(dwx_IG, axis=0)
+        if is_bytes(sequence.x)
+        else jnp.sum(dz_TBG, (0, 1), dtype=jnp.float32)
+    )
     return (
         LayerCarry(h=dh0_BH, c=dc0_BH.astype(first.c.dtype)),
         Sequence(x=cast(Array, dx), hold_TB=None),

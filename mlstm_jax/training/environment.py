@@ -5,6 +5,7 @@ how many threads serve them, is decided when jax is imported.
 """
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import os
@@ -62,8 +63,17 @@ def without_gpus() -> None:
 
     The extra `gpu-compile` has no driver's part, and JAX would print a traceback for want of it.
     """
-    if _is_installed("jax-cuda12-pjrt") and not _is_installed("jax-cuda12-plugin"):
+    is_alone = _is_installed("jax-cuda12-pjrt") and not _is_installed("nvidia-cublas-cu12")
+    if is_alone and not _has_driver():
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+def _has_driver() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def _is_installed(name: str) -> bool:

@@ -25,6 +25,8 @@ from mlstm_jax.data.corpus import Corpus, open_corpus
 from mlstm_jax.data.prefetch import prefetch
 from mlstm_jax.evaluation import Evaluator
 from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.model.launch import require_gpu
+from mlstm_jax.model.recurrence import Loops
 from mlstm_jax.training import agreement, environment, optimizer, parallel, schedule, signals
 from mlstm_jax.training import resume as resuming
 from mlstm_jax.training import start as starting
@@ -96,7 +98,7 @@ def train(config: Config, *, resume: bool = False, reset_carry: bool = False) ->
         config = resolve_batch(config, devices.count)
         changed = agreement.claim(stack, cluster, config, resume=resume, reset_carry=reset_carry)
         watchdog.folder = folder
-        model = LanguageModel(config.model, config.precision, config.train.recompute_every)
+        model = _make_model(config, devices)
         # A divergence is found so many steps after it began.
         reach = max(config.train.divergence_steps, config.precision.max_consecutive_skips)
         checkpoints = stack.enter_context(
@@ -193,6 +195,15 @@ def train(config: Config, *, resume: bool = False, reset_carry: bool = False) ->
             note = f"step {part.last}: the next phase, the carry from zero"
             found, announced = Found(part.last, state, None, part.stream.origin, [note]), True
             event = {"event": "phase"}
+
+
+def _make_model(config: Config, devices: parallel.Parallel) -> LanguageModel:
+    """Return the model as it is trained, after a check that the devices run its kernels."""
+    loops: Loops | None = None
+    if config.devices.kernels == "pallas":
+        require_gpu(config.model.hidden, devices.compute_capability())
+        loops = "pallas"
+    return LanguageModel(config.model, config.precision, config.train.recompute_every, loops)
 
 
 def _roll_back(

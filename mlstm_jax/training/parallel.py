@@ -46,6 +46,14 @@ class Parallel:
         """Number of devices, over all processes."""
         return len(self.devices)
 
+    def compute_capability(self) -> tuple[int, int] | None:
+        """Return the least of NVIDIA's GPUs here, such as (9, 0); None for other devices."""
+        found = [str(getattr(device, "compute_capability", "")) for device in self.local]
+        if not all(name.replace(".", "").isdecimal() for name in found):
+            return None
+        major, minor = min(tuple(int(part) for part in name.split(".")) for name in found)
+        return major, minor
+
     def rows(self, batch: int) -> slice:
         """Return which rows of a global batch are this process's."""
         each = batch // self.count

@@ -28,7 +28,7 @@ from mlstm_jax.compiled.kernels import (
     products,
     zero_fills,
 )
-from mlstm_jax.config import Config, Data, Model, Precision, Train
+from mlstm_jax.config import Config, Data, Devices, Model, Precision, Train
 from mlstm_jax.data.evaluation_stream import EvaluationBatch
 from mlstm_jax.errors import UserError
 from mlstm_jax.machine import load_machine
@@ -85,6 +85,12 @@ CONFIGS = {
     "recompute": make_config(train=Train(recompute_every=8)),
     "micro": make_config(train=Train(micro_batches=2)),
     "heads": make_config(model=Model(hidden=512, rating_head=True)),
+    "pallas": make_config(devices=Devices(kernels="pallas")),
+    "pallas, layers, recompute": make_config(
+        model=Model(hidden=512, layers=2),
+        train=Train(recompute_every=8),
+        devices=Devices(kernels="pallas"),
+    ),
 }
 
 
@@ -129,19 +135,54 @@ def test_devices_talk_once_and_of_the_gradient_alone(all_reduce: Any, width: int
     assert gradient <= sent <= gradient + 1024  # the loss and other single numbers
 
 
-def test_the_papers_step_fits_its_bound() -> None:
+@pytest.mark.parametrize(
+    ("kernels_of", "most"), [("xla", (MOST_FORWARD, MOST_BACKWARD)), ("pallas", (5, 5))]
+)
+def test_the_papers_step_fits_its_bound(kernels_of: Any, most: tuple[int, int]) -> None:
     """Puri et al. 2018: 4096 units; 256 rows of 256 bytes on a device."""
     config = Config(
         model=Model(hidden=4096),
         data=Data(batch=256, window=256),
         precision=Precision(compute="bf16"),
+        devices=Devices(kernels=kernels_of),
     )
     made = compiled(config)
     assert made.temporary_bytes <= 8.4e9
     needed = made.argument_bytes + made.temporary_bytes
     assert plan.memory_bytes(config, 256) == pytest.approx(needed, rel=0.2)
     forward, backward = in_loops(kernels(hlo.parse(made.text)))
-    assert (forward, backward) <= (MOST_FORWARD, MOST_BACKWARD)
+    assert forward <= most[0]
+    assert backward <= most[1]
+
+
+def test_our_own_kernels_move_what_they_must() -> None:
+    """Of 64 rows of 512 units, in units of [64, 512]: bf16 2 bytes, float32 4."""
+    found = kernels(hlo.parse(compiled(CONFIGS["pallas"]).text))
+    moved = {one.source.split("/")[-2]: one.bytes for one in found if "moves_" in one.source}
+    unit = 64 * 512
+    assert moved == {
+        # Two parts of mh and a row of the table; m, and mh kept.
+        "multiply": (2 * 4 + 4 + 2 + 2) * unit,
+        # z, a row of the table and the bias of four gates, h and c; h, c, h twice, four gates.
+        "advance": (4 * 3 * 4 + 4 + 4 + 4 + 4 + 2 * 2 + 4 * 2) * unit,
+        # Two parts of dh and that of the logits, c, four gates, dc; dc, dz twice.
+        "gate_gradients": (2 * 4 + 2 + 4 + 4 * 2 + 4 + 4 + 2 * 4 * 2) * unit,
+        # Two parts of dm, a row of the table, mh; dmh twice, dmx.
+        "multiply_gradients": (2 * 4 + 4 + 2 + 3 * 2) * unit,
+    }
+
+
+def test_our_own_kernels_are_refused_where_nothing_compiles_them() -> None:
+    config = CONFIGS["pallas"]
+    for machine, message in (("v100", "7.0"), ("a100", "9.0")):
+        with pytest.raises(UserError, match=message):
+            compile_step(config, load_machine(MACHINES / f"{machine}.json"), 1)
+
+
+@pytest.mark.parametrize("machine", ["h100", "b200"])
+def test_our_own_kernels_compile_for_each_machine(machine: str) -> None:
+    made = compiled(CONFIGS["pallas"], machine=MACHINES / f"{machine}.json")
+    assert made.text.count("mosaic_gpu_v2") == 4
 
 
 @pytest.mark.parametrize("machine", ["v100", "a100", "h100", "b200"])

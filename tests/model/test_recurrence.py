@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from jax.extend.core import subjaxprs
 
+from mlstm_jax.errors import UserError
+from mlstm_jax.model.launch import require_gpu
 from mlstm_jax.model.recurrence import (
     LayerCarry,
     Sequence,
@@ -334,9 +336,86 @@ def test_packed_or_not_it_is_the_same(
             compute,
             direction,
             recompute_every=recompute_every,
-            packed=packed,
+            loops=loops,
         )
-        for packed in (False, True)
+        for loops in ("apart", "packed")
     )
     terms = terms_of(12, 3, 16, inputs)
     jax.tree.map(lambda a, b: assert_close(a, b, terms, compute), apart, packed)
+
+
+# 130 units are two pieces of 128 that overlap, and with 7 nothing can be cut in two.
+@pytest.mark.parametrize(
+    ("compute", "inputs", "recompute_every", "sizes", "is_held"),
+    [
+        ("float32", None, None, (4, 2, 130), True),
+        ("float32", 6, 3, (4, 3, 7), True),
+        ("bfloat16", None, 3, (4, 3, 7), False),
+        pytest.param("bfloat16", 6, None, (4, 2, 130), False, marks=pytest.mark.slow),
+        pytest.param("float32", None, 3, (5, 3, 256), False, marks=pytest.mark.slow),
+        pytest.param("bfloat16", None, None, (5, 1, 256), True, marks=pytest.mark.slow),
+        pytest.param(
+            *("float16", None, None, (4, 2, 130), True),
+            marks=[pytest.mark.slow, pytest.mark.fp16],
+        ),
+    ],
+)
+def test_our_own_kernels_compute_the_same(
+    random: np.random.Generator,
+    compute: str,
+    inputs: int | None,
+    recompute_every: int | None,
+    sizes: tuple[int, int, int],
+    is_held: bool,
+) -> None:
+    """Pallas's interpreter runs them here, whatever the processor."""
+    t, b, h = sizes
+    given = arguments(random, t, b, h, inputs=inputs)
+    if is_held:
+        given = given[0], given[1]._replace(hold_TB=random.random((t, b)) < 0.3), given[2]
+    direction = directions(random, given)
+    options = {"recompute_every": recompute_every, "loops": "interpreted"}
+    exact = gradients(recurrence_reference, given, "float32", direction)
+    ours = gradients(recurrence, given, compute, direction, **options)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(ours))
+    assert_close(ours, exact, terms_of(t, b, h, inputs), compute)
+
+    def saving(carry: LayerCarry, weights: Weights) -> Any:
+        run = lambda c, w: recurrence(c, given[1], w, jnp.dtype(compute), **options)  # noqa: E731
+        return jax.vjp(run, carry, weights)[0]
+
+    (last, h_TBH), (exact_last, exact_h_TBH) = (
+        jax.jit(saving)(given[0], given[2]),
+        recurrence_reference(*given, jnp.dtype("float32")),
+    )
+    assert_close((last, h_TBH), (exact_last, exact_h_TBH), 4 * t * h, compute)
+
+
+def test_a_cell_in_the_compute_type_keeps_it_in_our_own_kernels(
+    random: np.random.Generator,
+) -> None:
+    carry, sequence, weights = arguments(random, 3, 2, 8)
+    given = LayerCarry(carry.h, jnp.asarray(carry.c, jnp.bfloat16)), sequence, weights
+    direction = directions(random, given)
+    by_xla, ours = (
+        gradients(recurrence, given, "bfloat16", direction, loops=loops)
+        for loops in ("packed", "interpreted")
+    )
+    assert ours[0].c.dtype == jnp.bfloat16
+    assert_close(ours, by_xla, terms_of(3, 2, 8), "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("hidden", "capability", "message"),
+    [
+        (512, None, "JAX found none"),
+        (512, (7, 0), "this one has 7.0"),
+        (64, (9, 0), "model.hidden of 128"),
+    ],
+)
+def test_our_own_kernels_say_what_they_need(
+    hidden: int, capability: tuple[int, int] | None, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        require_gpu(hidden, capability)
+    require_gpu(128, (9, 0))

@@ -321,6 +321,13 @@ def test_a_device_holds_one_copy_of_the_state_and_a_save_may_move_it(
     assert max(held) < 1.25, held  # the state once, carry and batches
 
 
+def test_our_own_kernels_are_refused_where_there_is_no_gpu(corpus: Path, tmp_path: Path) -> None:
+    config = make_config(corpus, tmp_path / "run", train=short(steps=2))
+    config = dataclasses.replace(config, devices=Devices(kernels="pallas"))
+    with pytest.raises(UserError, match=r"needs an NVIDIA GPU.*but JAX found none"):
+        loop.train(config)
+
+
 def test_kernels_that_repeat_are_asked_for_before_jax_starts(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
