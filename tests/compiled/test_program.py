@@ -6,6 +6,7 @@ They run where the extra `gpu-compile` is installed: `make test-compiled`.
 import dataclasses
 import functools
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,7 @@ from mlstm_jax.transfer import features, generate
 
 MACHINES = Path(__file__).parents[2] / "configs/machines"
 H200 = MACHINES / "h200.json"
+FLAGS = Path(__file__).parents[2] / "configs/xla_flags"
 WINDOW = 24
 NAMES = {"bf16": "bf16", "fp16": "f16"}
 # Of one time step, in the loop of bytes: with more, a GPU waits for launches.
@@ -198,6 +200,33 @@ def test_the_laws_of_programs_that_only_read() -> None:
         assert not any(one.is_in_loop for one in collectives(kernels(program))), name
         # No stack of a step's parts is kept: at most h of each step, for the sums and logits.
         assert made.temporary_bytes < kept[name] + 64 * 32 * (512 * 2 + 256 * 4) + 16e6, name
+
+
+def test_pieces_of_the_all_reduce_run_beside_the_backward_pass(tmp_path: Path) -> None:
+    """With the flags of configs/xla_flags/overlap.txt, which must be there before JAX starts."""
+    (tmp_path / "c.py").write_text(
+        "from mlstm_jax.config import *\n"
+        "config = Config(model=Model(hidden=4096), precision=Precision(compute='bf16'),\n"
+        f"                data=Data(batch_per_device=64, window={WINDOW}))\n"
+    )
+    command = [sys.executable, "-m", "mlstm_jax", "plan", tmp_path / "c.py", "--machine", H200]
+    command += ["--gpus", "8", "--compile", "--json", tmp_path / "out.json"]
+    flags = {"XLA_FLAGS": (FLAGS / "overlap.txt").read_text().strip()}
+    made = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=os.environ | flags
+    )
+    (row,) = json.loads((tmp_path / "out.json").read_text())["compiled"]
+    decoder, wmh, wh, rest = row["collectives"]
+    sizes = [one["bytes"] / 4 / 4096 for one in (decoder, wmh, wh)]
+    assert sizes == [256, 4096, 4 * 4096]
+    # Beside the decoder's the whole backward scan runs, beside Wmh's the product of Wh's gradient.
+    steps = 64 * WINDOW
+    scan, of_wh = 2 * steps * 5 * 4096**2, 2 * steps * 4 * 4096**2
+    assert decoder["beside_flops"] >= scan
+    assert wmh["beside_flops"] >= of_wh
+    assert wh["beside_flops"] >= 2 * steps * 256 * 4 * 4096  # the tables'
+    assert rest["bytes"] < 0.02 * sum(one["bytes"] for one in row["collectives"])
+    assert "339.7 of them beside products" in made.stdout
 
 
 def test_plan_compile_from_the_outside(tmp_path: Path) -> None:
