@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent
-GRAPHS = "--xla_gpu_enable_command_buffer"
+FLAGS = ROOT / "configs/xla_flags"
 SIZES = [("512", "32", "128"), ("1024", "256", "256"), ("4096", "256", "256")]
 SMALL = [("64", "8", "16")]  # to try this file itself on a CPU
 
@@ -57,8 +57,9 @@ def steps(small: bool, torch: bool) -> list[Step]:
         Step("train_step", 5, [script("train_step"), *grid, *quick, *recompute,
                                "--implementations", "ours", *kernels, *others]),
         Step("products", 3, [script("products"), *grid, *quick]),
-        Step("graphs_off", 1.5, ours, f"{GRAPHS}="),
-        Step("graphs_while", 1.5, ours, f"{GRAPHS}=+WHILE"),
+        Step("graphs_off", 1.5, ours, "--xla_gpu_enable_command_buffer="),
+        *(Step(name, 1.5, ours, (FLAGS / f"{name}.txt").read_text().strip())
+          for name in ("one_graph", "one_graph_unrolled")),
         Step("recurrence", 4, [script("recurrence"), *grid, *quick,
                                "--implementations", "ours", *others]),
         Step("features", 2, [script("features"), "--hidden", "64" if small else "4096",

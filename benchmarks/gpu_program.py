@@ -9,6 +9,7 @@ mlstm_jax/compiled/estimate.py. Nothing is run. It needs the extra `gpu-compile`
 import argparse
 import datetime
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -73,6 +74,7 @@ def main() -> None:
             "date": datetime.date.today().isoformat(),
             "machine": machine.name,
             "jax": jax.__version__,
+            "xla_flags": os.environ.get("XLA_FLAGS", ""),
             "rows": results,
         }
         given.json.write_text(json.dumps(made, indent=1) + "\n")

@@ -119,7 +119,12 @@ def page(found: dict[str, Json]) -> str:
 
 def _graphs(found: dict[str, Json]) -> list[str]:
     """Return the steps with other command buffers, beside those of XLA's default."""
-    names = [name for name in ("graphs_off", "graphs_while") if name in found]
+    titles = {
+        "graphs_off": "nothing",
+        "one_graph": "the step",
+        "one_graph_unrolled": "the step, loops unrolled",
+    }
+    names = [name for name in titles if name in found]
     if not names:
         return []
     default = {
@@ -132,7 +137,6 @@ def _graphs(found: dict[str, Json]) -> list[str]:
     rows = [
         [key, default.get(key, ""), *(others[name].get(key, "") for name in names)] for key in sizes
     ]
-    titles = {"graphs_off": "none", "graphs_while": "the whole loop"}
     head = ["H / B / T, type", "a loop's body (XLA's default)", *(titles[name] for name in names)]
     return ["What is one command buffer, ms of our train step:", "", *table(head, rows)]
 

@@ -26,10 +26,10 @@ Data flows one way, and imports go downward only::
                            evaluation_stream; summary, markup, advice   (no jax)
     model/                 recurrence, inputs, weight norm, the language model   (no data, no
                            training)
-    training/              loop, parts, step, state, optimizer, schedule, loss scale; start, resume,
-                           checkpoint (meta, checksum, retention); parallel and replicas (devices);
-                           cluster, rendezvous, listener, peer, place, agreement, signals,
-                           watchdog; metrics, reporter, announcement
+    training/              loop, parts, step, all_reduce, state, optimizer, schedule, loss scale;
+                           start, resume, checkpoint (meta, checksum, retention); parallel and
+                           replicas (devices); cluster, rendezvous, listener, peer, place,
+                           agreement, signals, watchdog; metrics, reporter, announcement
     transfer/              features, feature_file, labels, classify, experiment, baseline, report,
                            finetune; generate, reader, heatmap
     view/                  a local page that shows units and classes as one types

@@ -101,6 +101,29 @@ def collectives(found: list[Kernel]) -> list[Kernel]:
     return [one for one in found if _COLLECTIVES.match(one.opcode)]
 
 
+def beside(program: Program, found: list[Kernel]) -> dict[str, list[Kernel]]:
+    """Return, of each collective by name, the kernels that start while it runs.
+
+    They are those between its start and the place where its end is awaited: the text of a compiled
+    program has the order in which it runs.
+    """
+    among: dict[str, list[Kernel]] = {one.name: [] for one in collectives(found)}
+    for place in dict.fromkeys(one.place for one in found):
+        running: list[str] = []
+        for one in program.computations[place].values():
+            if one.opcode.endswith("-done") and one.operands[0] in running:
+                running.remove(one.operands[0])
+            elif running:
+                called = [places(program._replace(entry=name)) for name in one.called]
+                inside = {name for computations in called for name, *_ in computations}
+                started = [x for x in found if x.name == one.name or x.place in inside]
+                for name in running:
+                    among[name] += started
+            if one.name in among and one.opcode.endswith("-start"):
+                running.append(one.name)
+    return among
+
+
 def zero_fills(program: Program) -> list[Array]:
     """Return the arrays that kernels fill with one constant."""
     filled: list[Array] = []

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from mlstm_jax import plan
 from mlstm_jax.compiled import deviceless, hlo
 from mlstm_jax.compiled.estimate import estimate
-from mlstm_jax.compiled.kernels import collectives, kernels
+from mlstm_jax.compiled.kernels import beside, collectives, kernels
 from mlstm_jax.config import Config
 from mlstm_jax.machine import Machine
 from mlstm_jax.training.environment import MEMORY_FRACTION
@@ -21,6 +21,8 @@ class Collective(NamedTuple):
     name: str
     bytes: int  # of a device's part
     is_in_loop: bool
+    beside_flops: int  # of the products that run meanwhile
+    beside_seconds: float  # modelled, of all kernels that run meanwhile, without their launches
 
 
 class Row(NamedTuple):
@@ -67,7 +69,9 @@ def compile_plan(
 def _row(config: Config, machine: Machine, devices: int, phase: int) -> Row:
     compiled = deviceless.compile_step(config, machine, devices)
     assert machine.gpu is not None
-    found = kernels(hlo.parse(compiled.text))
+    program = hlo.parse(compiled.text)
+    found = kernels(program)
+    meanwhile = beside(program, found)
     estimated = estimate(found, machine, machine.gpu)
     needed = compiled.argument_bytes + compiled.temporary_bytes
     rows = config.data.batch // devices
@@ -88,6 +92,8 @@ def _row(config: Config, machine: Machine, devices: int, phase: int) -> Row:
                 one.opcode.removesuffix("-start"),
                 sum(access.bytes for access in one.writes),
                 one.is_in_loop,
+                sum(other.times * other.flops for other in meanwhile[one.name]),
+                estimate(meanwhile[one.name], machine, machine.gpu).seconds,
             )
             for one in collectives(found)
         ),
@@ -131,14 +137,16 @@ def describe(machine: Machine, rows: list[Row]) -> str:
 
 
 def _talk(row: Row) -> str:
-    """Say how many collectives there are, of what size, and that none is in a loop, or which."""
+    """Say how many collectives there are, of what size, and which are in a loop or are hidden."""
     if not row.collectives:
         return "none"
     sizes = " + ".join(f"{one.bytes / 1e6:.1f}" for one in row.collectives)
     inside = sum(one.is_in_loop for one in row.collectives)
     names = sorted({one.name for one in row.collectives})
     where = f", {inside} of them in a loop" if inside else ""
-    return f"{len(row.collectives)} {', '.join(names)} of {sizes} MB{where}"
+    hidden = sum(one.bytes for one in row.collectives if one.beside_flops)
+    beside_what = f", {hidden / 1e6:.1f} of them beside products" if hidden else ""
+    return f"{len(row.collectives)} {', '.join(names)} of {sizes} MB{where}{beside_what}"
 
 
 def as_json(rows: list[Row]) -> list[dict[str, Any]]:

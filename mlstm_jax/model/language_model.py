@@ -134,6 +134,17 @@ class LanguageModel(linen.Module):
             return jax.default_matmul_precision("highest")
         return nullcontext()
 
+    def backward_order(self) -> list[str]:
+        """Return the names of the matrices that are large at many units, as gradients are made.
+
+        The first layer's input matrices are last of all, and small: they have a table of bytes.
+        """
+        names = ["decoder_kernel"]
+        for layer in reversed(range(self.model.layers)):
+            upper = ("wmx_v", "wx_v") if layer else ()
+            names += [f"layer_{layer}/{name}" for name in ("wmh_v", "wh_v", *upper)]
+        return names
+
     def init_carry(self, rows: int) -> Carry:
         """Return the zero state of `rows` streams, as at the start of a shard; on the host."""
         shape = (rows, self.model.layers, self.model.hidden)

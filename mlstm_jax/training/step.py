@@ -18,6 +18,7 @@ from mlstm_jax.data.evaluation_stream import EvaluationBatch
 from mlstm_jax.data.stream import Batch
 from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
 from mlstm_jax.training import loss_scale
+from mlstm_jax.training.all_reduce import sum_over_devices
 from mlstm_jax.training.state import Tally, TrainState, zero_tally
 
 Array = jax.Array
@@ -157,10 +158,6 @@ def make_train_step(
         )(row_B)
         return keep_BLH / jnp.float32(1 - dropout)
 
-    def mean_over_devices(gradient: Array) -> Array:
-        share = gradient / jax.lax.axis_size(axis_name)
-        return jax.lax.psum(share.astype(reduce_type), axis_name).astype(jnp.float32)
-
     def gradient_of(
         params: Parameters, scale: Array, carry: Carry, batch: Batch, keep_BLH: Array | None
     ) -> Gradient:
@@ -210,9 +207,12 @@ def make_train_step(
         keep_BLH = kept_units(state.step, batch.inputs_BT.shape[0])
         local = accumulated(state.params, scale, carry, batch, keep_BLH)
         after, devices = local.after, jax.lax.axis_size(axis_name)
-        gradient = jax.tree.map(lambda g: mean_over_devices(g) / scale, local.gradient)
-        shares = jax.tree.map(lambda mean: mean / devices, local.means)
-        means, stop = jax.lax.psum((shares, stop), axis_name)
+        shares, means = jax.tree.map(lambda x: x / devices, (local.gradient, local.means))
+        shares = jax.tree.map(lambda share: share.astype(reduce_type), shares)
+        gradient, (means, stop) = sum_over_devices(
+            shares, (means, stop), model.backward_order(), axis_name
+        )
+        gradient = jax.tree.map(lambda g: g.astype(jnp.float32) / scale, gradient)
         loss = means.loss
         square = optax.tree.norm(gradient, squared=True)
         grad_norm = jnp.sqrt(square)

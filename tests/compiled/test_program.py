@@ -6,6 +6,8 @@ They run where the extra `gpu-compile` is installed: `make test-compiled`.
 import dataclasses
 import functools
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +41,7 @@ from mlstm_jax.transfer import features, generate
 
 MACHINES = Path(__file__).parents[2] / "configs/machines"
 H200 = MACHINES / "h200.json"
+FLAGS = Path(__file__).parents[2] / "configs/xla_flags"
 WINDOW = 24
 NAMES = {"bf16": "bf16", "fp16": "f16"}
 # Of one time step, in the loop of bytes: with more, a GPU waits for launches.
@@ -239,6 +242,63 @@ def test_the_laws_of_programs_that_only_read() -> None:
         assert not any(one.is_in_loop for one in collectives(kernels(program))), name
         # No stack of a step's parts is kept: at most h of each step, for the sums and logits.
         assert made.temporary_bytes < kept[name] + 64 * 32 * (512 * 2 + 256 * 4) + 16e6, name
+
+
+def plan_with_flags(folder: Path, flags: str, config: str, devices: int) -> tuple[str, Any]:
+    """Compile a config in a process of its own, since JAX reads XLA_FLAGS when it starts.
+
+    Returns:
+        What `plan --compile` prints, and its row of the compiled program.
+    """
+    (folder / "c.py").write_text(f"from mlstm_jax.config import *\nconfig = {config}\n")
+    command = [sys.executable, "-m", "mlstm_jax", "plan", folder / "c.py", "--machine", H200]
+    command += ["--gpus", str(devices), "--compile", "--json", folder / "out.json"]
+    environment = os.environ | {"XLA_FLAGS": flags}
+    made = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    (row,) = json.loads((folder / "out.json").read_text())["compiled"]
+    return made.stdout, row
+
+
+def test_pieces_of_the_all_reduce_run_beside_the_backward_pass(tmp_path: Path) -> None:
+    flags = (FLAGS / "overlap.txt").read_text().strip()
+    config = (
+        "Config(model=Model(hidden=4096), precision=Precision(compute='bf16'), "
+        f"data=Data(batch_per_device=64, window={WINDOW}))"
+    )
+    printed, row = plan_with_flags(tmp_path, flags, config, 8)
+    decoder, wmh, wh, rest = row["collectives"]
+    sizes = [one["bytes"] / 4 / 4096 for one in (decoder, wmh, wh)]
+    assert sizes == [256, 4096, 4 * 4096]
+    # Beside the decoder's the whole backward scan runs, beside Wmh's the product of Wh's gradient.
+    steps = 64 * WINDOW
+    scan, of_wh = 2 * steps * 5 * 4096**2, 2 * steps * 4 * 4096**2
+    assert decoder["beside_flops"] >= scan
+    assert wmh["beside_flops"] >= of_wh
+    assert wh["beside_flops"] >= 2 * steps * 256 * 4 * 4096  # the tables'
+    assert rest["bytes"] < 0.02 * sum(one["bytes"] for one in row["collectives"])
+    assert "339.7 of them beside products" in printed
+
+
+@pytest.mark.parametrize("preset", [None, "one_graph", "one_graph_unrolled"])
+def test_the_presets_make_one_graph_of_the_step(preset: str | None, tmp_path: Path) -> None:
+    """Without one, XLA makes a graph of each loop's body, and the host starts every step of it."""
+    own = (FLAGS / f"{preset}.txt").read_text().strip() if preset else ""
+    config = (
+        "Config(model=Model(hidden=512), precision=Precision(compute='bf16'), "
+        f"data=Data(batch=32, window={WINDOW}))"
+    )
+    plan_with_flags(tmp_path, f"{own} --xla_dump_to={tmp_path / 'dump'}", config, 1)
+    (dumped,) = (tmp_path / "dump").glob("*one_device.thunk_sequence_after_thunk_passes.txt")
+    # What the program starts, one a line, indented beneath what starts it.
+    started = re.findall(r"^( *)\d+: k(\w+)", dumped.read_text(), re.MULTILINE)
+    by_host = [kind for indent, kind in started if not indent]
+    loops = [bool(indent) for indent, kind in started if kind == "While"]
+    if preset:
+        assert by_host == ["CommandBuffer"]
+        assert loops == [True, True]
+    else:
+        assert by_host == ["CommandBuffer", "While"] * 2 + ["CommandBuffer"]
+        assert loops == [False, False]
 
 
 def test_plan_compile_from_the_outside(tmp_path: Path) -> None:
