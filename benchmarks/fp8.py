@@ -110,6 +110,21 @@ def run(config: Config, corpus: Corpus, arm: str) -> dict[str, Any]:
     return result | {"curve": curve}
 
 
+def table(folder: Path) -> str:
+    """Return the last validation BPC of all runs, and what each arm has more than bf16."""
+    made = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    bpc = {(one["hidden"], one["seed"], one["arm"]): one["bpc"] for one in made}
+    lines = []
+    for hidden, seed, arm in sorted(
+        bpc, key=lambda key: (key[0], list(ARMS).index(key[2]), key[1])
+    ):
+        line = f"{hidden} units, {arm}, seed {seed}: {bpc[hidden, seed, arm]:.4f}"
+        if arm != "bf16" and (hidden, seed, "bf16") in bpc:
+            line += f" ({bpc[hidden, seed, arm] - bpc[hidden, seed, 'bf16']:+.4f})"
+        lines.append(line)
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Make the runs that are asked for and not there yet."""
     parser = argparse.ArgumentParser(
@@ -159,6 +174,7 @@ def main() -> None:
             unfinished = path.with_suffix(".part")
             unfinished.write_text(json.dumps(made, indent=1) + "\n")
             unfinished.rename(path)
+    print(table(given.out))
 
 
 if __name__ == "__main__":
