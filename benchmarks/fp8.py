@@ -2,8 +2,10 @@ r"""Train with fp8 operands in the four recurrent products, emulated on a CPU, a
 
     mlstm-jax prepare amazon/*.json.gz imdb/unsup.jsonl.gz --split 120,3,877 --dedupe exact \
       --out corpora/reviews_small
-    python benchmarks/fp8.py --corpus corpora/reviews_small --arms bf16 e4m3 e5m2 --seeds 0 1 2 \
-      --out results/fp8_study
+    python benchmarks/fp8.py --corpus corpora/reviews_small --out results/fp8_study \
+      --arms bf16 e4m3 e5m2 --steps 800 --eval-every 400
+    python benchmarks/fp8.py --corpus corpora/reviews_small --out results/fp8_study --hidden 512 \
+      --batch 32 --steps 200 --eval-every 200 --learning-rate 2e-3
 
 The model, the training and evaluation steps, the optimizer and the batches are the package's; the
 recurrence is that of benchmarks/fp8_recurrence.py. One JSON file is written as each run ends, and a
