@@ -1,0 +1,321 @@
+"""The recurrence with fp8 operands in its four products, as Transformer Engine would scale them.
+
+    h Wmh and m Wh forward, dz Wh' and dmh Wmh' backward
+
+An operand x is multiplied by s = (largest number of the type) / (maximum of |x|), clipped to the
+type and rounded; the product is summed in float32 and divided by both scales. A matrix is rounded
+once a window, with its own maximum. Of h, m, dz and dmh the maximum is known after the window only,
+so the scale takes the largest of those of the last updates ("delayed"). All else is as in
+mlstm_jax/model/recurrence.py with bfloat16: what is saved, the weight gradients, the tables.
+
+A product of two fp8 numbers is exact in float32, and each fp8 number is one in bfloat16. So on a
+CPU a product of bfloat16 arrays that hold fp8 numbers is the fp8 product, at the speed of bfloat16.
+For a GPU (`Formats.on_gpu`) the arrays are fp8 ones, and the summed axis is the last of both, as
+cuBLASLt wants it.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mlstm_jax.config import Model
+from mlstm_jax.model import stacks
+from mlstm_jax.model.inputs import read, read_gradients
+from mlstm_jax.model.language_model import COMPUTE_TYPES, Carry, LanguageModel, Parameters, Reading
+from mlstm_jax.model.product import product, sum_rows
+from mlstm_jax.model.recurrence import LayerCarry, Outputs, Sequence, Weights
+from mlstm_jax.model.weight_norm import weight_norm
+
+Array = jax.Array
+
+BF16, E4M3, E5M2 = jnp.dtype(jnp.bfloat16), jnp.dtype("float8_e4m3fn"), jnp.dtype("float8_e5m2")
+TENSORS = ("h", "m", "dz", "dmh")
+FATES = ("saturated", "subnormal", "zeroed")
+HISTORY = 16
+
+
+class Formats(NamedTuple):
+    """Types of the operands; bfloat16 is not scaled."""
+
+    forward: Any = E4M3  # of h, m and the matrices, also in the backward products
+    backward: Any = E4M3  # of dz and dmh
+    on_gpu: bool = False  # see above
+
+
+class Scaling(NamedTuple):
+    """What an update learns of h, m, dz and dmh, float32; its "gradient" is the next one."""
+
+    maxima: Array  # [HISTORY, 4] of the last updates, the newest first; 0: unknown, the scale is 1
+    fates: Array  # [3, 4], sums over updates of fractions: saturated; subnormal; zeroed
+
+
+def no_scaling() -> Scaling:
+    """Return what is known before the first update."""
+    return Scaling(jnp.zeros((HISTORY, len(TENSORS))), jnp.zeros((len(FATES), len(TENSORS))))
+
+
+def rounded(x: Array, dtype: Any) -> Array:
+    """Return x, float32, as the nearest numbers of an fp8 type, clipped to it; float32.
+
+    Equal to a cast there and back, which XLA for CPUs does at a third of the speed.
+    """
+    about = jnp.finfo(dtype)
+    least = float(about.smallest_subnormal)
+    x = jnp.clip(x, float(about.min), float(about.max))
+    normal = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=about.nmant)
+    subnormal = jnp.round(x * (1 / least)) * least
+    return jnp.where(jnp.abs(x) < float(about.smallest_normal), subnormal, normal)
+
+
+def scale_for(maximum: Array, dtype: Any) -> Array:
+    """Return what an operand is multiplied by, float32."""
+    if dtype == BF16:
+        return jnp.ones_like(maximum)
+    return jnp.where(maximum > 0, float(jnp.finfo(dtype).max) / maximum, 1)
+
+
+def quantised(x: Array, scale: Array, dtype: Any, on_gpu: bool) -> Array:
+    """Return an operand of a product, x · scale."""
+    if dtype == BF16:
+        return x.astype(BF16)
+    if on_gpu:
+        largest = float(jnp.finfo(dtype).max)
+        return jnp.clip(x * scale, -largest, largest).astype(dtype)
+    return rounded(x * scale, dtype).astype(BF16)
+
+
+def _fates(x: Array, scale: Array, dtype: Any) -> Array:
+    """Return which fractions of the values of x · scale lose what, [3]; of bfloat16 none."""
+    if dtype == BF16:
+        return jnp.zeros(len(FATES))
+    about = jnp.finfo(dtype)
+    x = jnp.abs(x.astype(jnp.float32)) * scale
+    # A value of half the least number rounds to the even one, 0.
+    zeroed = (x > 0) & (x <= float(about.smallest_subnormal) / 2)
+    subnormal = (x < float(about.smallest_normal)) & (x > 0) & ~zeroed
+    # One per cent: the newest maximum may be the largest number but for the rounding of its scale.
+    saturated = x > 1.01 * float(about.max)
+    fates = (saturated, subnormal, zeroed)
+    return jnp.stack([jnp.mean(fate, dtype=jnp.float32) for fate in fates])
+
+
+class _Matrix(NamedTuple):
+    """The right side of a product: an operand, its scale, and which of its axes is summed over."""
+
+    operand: Array
+    scale: Array
+    axis: int
+
+    @classmethod
+    def of(cls, w_IO: Array, formats: Formats) -> "_Matrix":
+        scale = scale_for(jnp.max(jnp.abs(w_IO)), formats.forward)
+        w = w_IO.T if formats.on_gpu else w_IO
+        operand = quantised(w, scale, formats.forward, formats.on_gpu)
+        return cls(operand, scale, int(formats.on_gpu))
+
+    def product_with(self, scale: Array) -> Callable[[Array], Array]:
+        """Return x ↦ x W, float32, of operands of one scale. Made before a loop, not in it."""
+        dimensions = (((1,), (self.axis,)), ((), ()))
+        unit = 1 / (scale * self.scale)
+
+        def times(x: Array) -> Array:
+            return unit * jax.lax.dot_general(
+                x, self.operand, dimensions, preferred_element_type=jnp.float32
+            )
+
+        return times
+
+
+class _Saved(NamedTuple):
+    """As the package's."""
+
+    h: Array
+    before_c: Array
+    made: tuple[Array, ...]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def recurrence(
+    carry: LayerCarry, sequence: Sequence, weights: Weights, scaling: Scaling, formats: Formats
+) -> Outputs:
+    """Run one layer over the bytes of a window, without `hold_TB`; as the package's, in bfloat16.
+
+    The gradient of `scaling` is not one: it is what is known after the update.
+    """
+    return _forward(carry, sequence, weights, scaling, formats)[0]
+
+
+def _scales(scaling: Scaling, formats: Formats) -> list[Array]:
+    maxima = jnp.max(scaling.maxima, axis=0)
+    types = (formats.forward, formats.forward, formats.backward, formats.backward)
+    return [scale_for(maxima[n], dtype) for n, dtype in enumerate(types)]
+
+
+def _forward(
+    carry: LayerCarry, sequence: Sequence, weights: Weights, scaling: Scaling, formats: Formats
+) -> tuple[Outputs, Any]:
+    window, shape = sequence.x.shape[0], carry.h.shape
+    h_scale, m_scale, *_ = _scales(scaling, formats)
+    times_wmh = _Matrix.of(weights.wmh_HH, formats).product_with(h_scale)
+    times_wh = _Matrix.of(weights.wh_HG, formats).product_with(m_scale)
+    as_operand = partial(quantised, dtype=formats.forward, on_gpu=formats.on_gpu)
+
+    def step(
+        t: Array, before: tuple[Array, LayerCarry, _Saved]
+    ) -> tuple[Array, LayerCarry, _Saved]:
+        h_operand, carry, saved = before
+        x = stacks.at(sequence.x, t)
+        mh = times_wmh(h_operand)
+        m = read(x, weights.wmx_IH) * mh
+        mwh = times_wh(as_operand(m, m_scale))
+        i, f, o, u = jnp.split(read(x, weights.wx_IG) + mwh + weights.b_G[None], 4, axis=-1)
+        i, f, o, u = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jax.nn.sigmoid(o), jnp.tanh(u)
+        c = f * carry.c + i * u
+        h = o * jnp.tanh(c)
+        made = [y.astype(BF16) for y in (mh, i, f, o, u)]
+        if formats.on_gpu:
+            made = [jnp.stack(made)]
+        saved = _Saved(
+            h=stacks.put(saved.h, h.astype(BF16), t),
+            before_c=stacks.put(saved.before_c, carry.c, t),
+            made=tuple(stacks.put(stack, y, t) for stack, y in zip(saved.made, made, strict=True)),
+        )
+        return as_operand(h, h_scale), LayerCarry(h, c), saved
+
+    saved = _Saved(
+        h=stacks.empty((window, *shape), BF16),
+        before_c=stacks.empty((window, *shape), jnp.float32),
+        made=(stacks.empty((window, 5, *shape), BF16),)
+        if formats.on_gpu
+        else tuple(stacks.empty((window, *shape), BF16) for _ in range(5)),
+    )
+    first = as_operand(carry.h, h_scale), carry, saved
+    _, last, saved = jax.lax.fori_loop(0, window, step, first)
+    return (last, stacks.of_bits(saved.h, BF16)), (carry, sequence, weights, scaling, saved)
+
+
+def _backward(
+    formats: Formats, residuals: Any, cotangents: Outputs
+) -> tuple[LayerCarry, Sequence, Weights, Scaling]:
+    first, sequence, weights, scaling, saved = residuals
+    dlast, dh_TBH = cotangents
+    window, shape = sequence.x.shape[0], first.h.shape
+    scales = _scales(scaling, formats)
+    dz_scale, dmh_scale = scales[2:]
+    times_wmh = _Matrix.of(weights.wmh_HH.T, formats).product_with(dmh_scale)
+    times_wh = _Matrix.of(weights.wh_HG.T, formats).product_with(dz_scale)
+    as_operand = partial(quantised, dtype=formats.backward, on_gpu=formats.on_gpu)
+    dh_bits = stacks.as_bits(dh_TBH)
+
+    def step(k: Array, later: tuple[Array, ...]) -> tuple[Array, ...]:
+        dh, dc, dz_TBG, dm_T2BH = later
+        t = window - 1 - k
+        x, here = stacks.at((sequence.x, saved), t)
+        mx = read(x, weights.wmx_IH)
+        mh, i, f, o, u = (
+            stacks.of_bits(y, BF16).astype(jnp.float32)
+            for y in (here.made[0] if formats.on_gpu else here.made)
+        )
+        tanh_c = jnp.tanh(f * here.before_c + i * u)
+        dh = dh + stacks.of_bits(stacks.at(dh_bits, t), BF16).astype(jnp.float32)
+        dc = dc + dh * o * (1 - tanh_c * tanh_c)
+        di = dc * u * i * (1 - i)
+        df = dc * here.before_c * f * (1 - f)
+        do = dh * tanh_c * o * (1 - o)
+        du = dc * i * (1 - u * u)
+        dz = jnp.concatenate([di, df, do, du], axis=-1)
+        dm = times_wh(as_operand(dz, dz_scale))
+        dmh, dmx = dm * mx, (dm * mh).astype(BF16)
+        dh = times_wmh(as_operand(dmh, dmh_scale))
+        return (
+            dh,
+            dc * f,
+            stacks.put(dz_TBG, dz.astype(BF16), t),
+            stacks.put(dm_T2BH, jnp.stack([dmh.astype(BF16), dmx]), t),
+        )
+
+    unwritten = (
+        stacks.empty((window, shape[0], 4 * shape[1]), BF16),
+        stacks.empty((window, 2, *shape), BF16),
+    )
+    dh0_BH, dc0_BH, dz, dm = jax.lax.fori_loop(0, window, step, (dlast.h, dlast.c, *unwritten))
+    dz_TBG, dm_T2BH = stacks.of_bits(dz, BF16), stacks.of_bits(dm, BF16)
+    dmh_TBH, dmx_TBH = dm_T2BH[:, 0], dm_T2BH[:, 1]
+    h_TBH = stacks.of_bits(saved.h, BF16)
+    before_h_TBH = jnp.concatenate([first.h.astype(BF16)[None], h_TBH[:-1]])
+    mh_TBH = stacks.of_bits(saved.made[0][:, 0] if formats.on_gpu else saved.made[0], BF16)
+    m_TBH = (read(sequence.x, weights.wmx_IH) * mh_TBH.astype(jnp.float32)).astype(BF16)
+    _, dwmx_IH, dwx_IG = read_gradients(sequence.x, weights.wmx_IH, weights.wx_IG, dmx_TBH, dz_TBG)
+    operands = (before_h_TBH, m_TBH, dz_TBG, dmh_TBH)
+    types = (formats.forward, formats.forward, formats.backward, formats.backward)
+    maxima = jnp.stack([jnp.max(jnp.abs(x)).astype(jnp.float32) for x in operands])
+    fates = [_fates(*each) for each in zip(operands, scales, types, strict=True)]
+    return (
+        LayerCarry(h=dh0_BH, c=dc0_BH),
+        Sequence(x=None, hold_TB=None),  # type: ignore[arg-type]
+        Weights(
+            wmx_IH=dwmx_IH,
+            wx_IG=dwx_IG,
+            wmh_HH=sum_rows(before_h_TBH, dmh_TBH),
+            wh_HG=sum_rows(m_TBH, dz_TBG),
+            b_G=jnp.sum(dwx_IG, axis=0),
+        ),
+        Scaling(
+            maxima=jnp.concatenate([maxima[None], scaling.maxima[:-1]]),
+            fates=scaling.fates + jnp.stack(fates, axis=1),
+        ),
+    )
+
+
+recurrence.defvjp(_forward, _backward)
+
+
+class Fp8Model:
+    """The package's language model of one layer, with the recurrence above.
+
+    It stands where a `LanguageModel` does in the training and evaluation steps. Its parameters have
+    one more, "scaling": see `beside_scaling`.
+    """
+
+    def __init__(self, plain: LanguageModel, formats: Formats) -> None:
+        if plain.model.layers != 1 or plain.compute != COMPUTE_TYPES["bf16"]:
+            raise ValueError("the study has one layer, and bf16 around the fp8 products")
+        self.model: Model = plain.model
+        self.compute, self.init_carry = plain.compute, plain.init_carry
+        self.product_precision = plain.product_precision
+        self.formats, self._plain = formats, plain
+
+    def init_parameters(self, key: Array) -> Parameters:
+        """Return the package's parameters, and an empty history."""
+        return {**self._plain.init_parameters(key), "scaling": no_scaling()}
+
+    def apply(
+        self,
+        variables: Any,
+        bytes_BT: Array,
+        carry: Carry,
+        hold_BT: None = None,
+        keep_BLH: None = None,
+    ) -> Reading:
+        """Read a window of every row, as `LanguageModel` does."""
+        params = variables["params"]
+        layer, embedding_VE = params["layer_0"], params["embedding"]
+
+        def matrix(name: str) -> Array:
+            return weight_norm(layer[f"{name}_v"], layer[f"{name}_g"])
+
+        weights = Weights(
+            wmx_IH=product(embedding_VE, matrix("wmx"), BF16),
+            wx_IG=product(embedding_VE, matrix("wx"), BF16),
+            wmh_HH=matrix("wmh"),
+            wh_HG=matrix("wh"),
+            b_G=layer["b"],
+        )
+        before = LayerCarry(carry.h[:, 0], carry.c[:, 0])
+        sequence = Sequence(bytes_BT.T.astype(jnp.int32))
+        after, x = recurrence(before, sequence, weights, params["scaling"], self.formats)
+        logits_TBV = product(x, params["decoder_kernel"], BF16) + params["decoder_bias"][None, None]
+        return Reading(Carry(after.h[:, None], after.c[:, None]), logits_TBV.swapaxes(0, 1), None)
