@@ -1,4 +1,4 @@
-"""The program that XLA makes of the recurrence on a CPU: what would cost time and change nothing."""
+"""The program that XLA makes of the recurrence on a CPU: what costs time and changes nothing."""
 
 from functools import cache
 
