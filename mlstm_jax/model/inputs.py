@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from mlstm_jax.model import stacks
 from mlstm_jax.model.product import dot, sum_rows
 
 Array = jax.Array
@@ -24,8 +25,16 @@ def _sum_rows_by_byte(bytes_TB: Array, dy_TBO: Array, rows: int) -> Array:
     """Return the gradient of a table: the sum of dy over the places of each byte, [rows, O]."""
 
     def scatter(bytes_TB: Array, dy_TBO: Array) -> Array:
+        # A step at a time: a scatter of the whole stack would first copy it, in float32.
+        window_bits = stacks.as_bits(dy_TBO)
+
+        def step(t: Array, sums: Array) -> Array:
+            bytes_B, bits_BO = stacks.at((bytes_TB, window_bits), t)
+            dy_BO = stacks.of_bits(bits_BO, dy_TBO.dtype).astype(jnp.float32)
+            return sums.at[bytes_B].add(dy_BO, mode="promise_in_bounds")
+
         zeros = jnp.zeros((rows, dy_TBO.shape[-1]), jnp.float32)
-        return zeros.at[bytes_TB].add(dy_TBO.astype(jnp.float32), mode="promise_in_bounds")
+        return jax.lax.fori_loop(0, bytes_TB.shape[0], step, zeros)
 
     def product(bytes_TB: Array, dy_TBO: Array) -> Array:
         return sum_rows(jax.nn.one_hot(bytes_TB, rows, dtype=dy_TBO.dtype), dy_TBO)

@@ -31,7 +31,7 @@ docs/performance.md says what each choice bought.
 """
 
 from functools import partial
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -190,8 +190,8 @@ class _Saved(NamedTuple):
     """What the backward scan needs beside the arguments, in stacks, see `stacks.empty`.
 
     h after each step [T, B, H], c before it [T, B, H], and of each step mh, i, f, o and u: packed
-    as one [T, 5, B, H], which a GPU writes in one kernel; else as five [T, B, H], for a CPU copies
-    what it packs.
+    as one [T, 5, B, H], which a GPU writes in one kernel; else mh [T, B, H], and the gates side by
+    side [T, B, 4H], where the backward scan puts dz in their place.
     """
 
     h: Array
@@ -228,12 +228,15 @@ def _forward_by_xla(
         after, (mh, gates) = _step(rounded_h, carry, stacks.at(sequence, t), weights)
         rounded_h = after.h.astype(compute)
         made = [x.astype(compute) for x in (mh, *gates)]
-        if packed:
-            made = [jnp.stack(made)]
         saved = _Saved(
             h=stacks.put(saved.h, rounded_h, t),
             before_c=stacks.put(saved.before_c, carry.c, t),
-            made=tuple(stacks.put(stack, x, t) for stack, x in zip(saved.made, made, strict=True)),
+            made=(stacks.put(saved.made[0], jnp.stack(made), t),)
+            if packed
+            else (
+                stacks.put(saved.made[0], made[0], t),
+                stacks.put_side_by_side(saved.made[1], made[1:], t),
+            ),
         )
         return rounded_h, after, saved
 
@@ -242,7 +245,10 @@ def _forward_by_xla(
         before_c=stacks.empty((window, *shape), carry.c.dtype),
         made=(stacks.empty((window, 5, *shape), compute),)
         if packed
-        else tuple(stacks.empty((window, *shape), compute) for _ in range(5)),
+        else (
+            stacks.empty((window, *shape), compute),
+            stacks.empty((window, shape[0], 4 * shape[1]), compute),
+        ),
     )
     # h goes from step to step in both types: rounded anew it would be a kernel more.
     first = carry.h.astype(compute), carry, saved
@@ -260,16 +266,23 @@ def _backward_by_xla(
     # Transposed once: on a CPU a product with a transposed right side is a third slower.
     wmh_transposed, wh_transposed = weights.wmh_HH.T, weights.wh_HG.T
     dh_bits = stacks.as_bits(dh_TBH)
+    gates_BG = None
+    dz = stacks.empty((window, shape[0], 4 * shape[1]), compute)
+    if not packed:
+        # dz takes the gates' place: no fresh memory, whose pages a CPU would have to be given. A
+        # step is read after the one behind it was written, or XLA would copy the stack each time.
+        saved, dz = saved._replace(made=saved.made[:1]), saved.made[1]
+        gates_BG = stacks.at(dz, jnp.int32(window - 1))
 
-    def step(k: Array, later: tuple[Array, ...]) -> tuple[Array, ...]:
-        dh, dc, dz_TBG, dm_T2BH = later
+    def step(k: Array, later: tuple[Any, ...]) -> tuple[Any, ...]:
+        dh, dc, gates_BG, dz_TBG, dm_T2BH = later
         t = window - 1 - k
         now, here = stacks.at((sequence, saved), t)
         # A lookup here saves a GPU from writing all of mx first.
         mx = read(now.x, weights.wmx_IH) if mx_TBH is None else stacks.at(mx_TBH, t)
         mh, *gates = (
             stacks.of_bits(x, compute).astype(jnp.float32)
-            for x in (here.made[0] if packed else here.made)
+            for x in (here.made[0] if packed else (*here.made, *jnp.split(gates_BG, 4, axis=-1)))
         )
         before_c = stacks.of_bits(here.before_c, first.c.dtype).astype(jnp.float32)
         dh = dh + stacks.of_bits(stacks.at(dh_bits, t), compute).astype(jnp.float32)
@@ -281,19 +294,18 @@ def _backward_by_xla(
         dh = dot(dmh, wmh_transposed)
         if found.held_h is not None:
             dh = dh + found.held_h
+        dz_TBG = stacks.put(dz_TBG, dz_BG, t)
         return (
             dh,
             found.c,
-            stacks.put(dz_TBG, dz_BG, t),
+            None if packed else stacks.at(dz_TBG, jnp.maximum(t - 1, 0)),
+            dz_TBG,
             stacks.put(dm_T2BH, jnp.stack([dmh, dmx]), t),
         )
 
-    unwritten = (
-        stacks.empty((window, shape[0], 4 * shape[1]), compute),
-        stacks.empty((window, 2, *shape), compute),
-    )
-    dh0_BH, dc0_BH, dz, dm = jax.lax.fori_loop(
-        0, window, step, (dlast.h, dlast.c.astype(jnp.float32), *unwritten)
+    dm = stacks.empty((window, 2, *shape), compute)
+    dh0_BH, dc0_BH, _, dz, dm = jax.lax.fori_loop(
+        0, window, step, (dlast.h, dlast.c.astype(jnp.float32), gates_BG, dz, dm)
     )
     return dh0_BH, dc0_BH, stacks.of_bits(dz, compute), stacks.of_bits(dm, compute)
 

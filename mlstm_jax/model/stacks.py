@@ -29,6 +29,14 @@ def put(stack: Array, x: Array, t: Array) -> Array:
     return jax.lax.dynamic_update_index_in_dim(stack, as_bits(x), t, 0)
 
 
+def put_side_by_side(stack: Array, parts: list[Array], t: Array) -> Array:
+    """Return a stack with equal parts, [..., n], along the last axis of its step t, in place."""
+    for n, x in enumerate(parts):
+        place: tuple[Array | int, ...] = (t, *[0] * (x.ndim - 1), n * x.shape[-1])
+        stack = jax.lax.dynamic_update_slice(stack, as_bits(x)[None], place)
+    return stack
+
+
 def as_bits(x: Array) -> Array:
     """Return an array as a stack keeps it: half types as their bits, uint16."""
     return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype.itemsize == 2 else x

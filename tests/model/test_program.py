@@ -1,0 +1,55 @@
+"""The program that XLA makes of the recurrence on a CPU: what costs time and changes nothing."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from mlstm_jax.compiled import hlo
+from mlstm_jax.compiled.kernels import products
+from mlstm_jax.model.product import dot
+from mlstm_jax.model.recurrence import LayerCarry, Sequence, Weights, recurrence
+
+T, B, H = 24, 8, 128
+
+
+@cache
+def gradient(compute: str) -> hlo.Program:
+    """Compile the gradient by all weights of one layer that reads bytes."""
+
+    def total(carry: LayerCarry, sequence: Sequence, weights: Weights) -> jax.Array:
+        (last, _), h_TBH = recurrence(carry, sequence, weights, jnp.dtype(compute))
+        return jnp.sum(last) + jnp.sum(h_TBH.astype(jnp.float32))
+
+    zero_BH = jnp.zeros((B, H))
+    shapes = (256, H), (256, 4 * H), (H, H), (H, 4 * H), (4 * H,)
+    given = LayerCarry(zero_BH, zero_BH), Sequence(jnp.zeros((T, B), jnp.int32))
+    weights = Weights(*(jnp.zeros(shape) for shape in shapes))
+    compiled = jax.jit(jax.grad(total, argnums=2)).lower(*given, weights).compile()
+    return hlo.parse(compiled.as_text())
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_no_loop_copies_a_whole_stack(compute: str) -> None:
+    """A stack that is read and written in one step is copied unless the reading comes last."""
+    program = gradient(compute)
+    loops = [name for name, _, in_loop in hlo.places(program) if in_loop]
+    copied = [
+        one
+        for name in loops
+        for one in program.computations[name].values()
+        if one.opcode in {"copy", "convert"} and one.bytes >= 2 * T * B * H
+    ]
+    assert len(loops) >= 3
+    assert copied == []
+
+
+def test_every_product_of_half_types_stays_one() -> None:
+    """XLA multiplies in float32 where a transposed operand keeps it from its own product."""
+    x_BH, w_HH = jnp.zeros((B, H), jnp.bfloat16), jnp.zeros((H, H), jnp.bfloat16)
+    plain = hlo.parse(jax.jit(dot).lower(x_BH, w_HH).compile().as_text())
+    expected = {one.operands for one in products(plain)}
+    found = products(gradient("bfloat16"))
+    assert len(found) == 6
+    assert {one.operands for one in found} == expected
