@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import linen
 
 from mlstm_jax.model.product import dot
-from mlstm_jax.model.recurrence import LayerCarry, Outputs, Sequence, Weights
+from mlstm_jax.model.recurrence import LayerCarry, Loops, Outputs, Sequence, Weights
 
 Array = jax.Array
 
@@ -16,7 +16,7 @@ def autodiff(
     weights: Weights,
     compute: jnp.dtype,
     recompute_every: int | None = None,
-    packed: bool = False,
+    loops: Loops = "apart",
 ) -> Outputs:
     """Run the plain scan that one would write first, with the input side outside of it.
 

@@ -20,11 +20,11 @@ import measure
 from measure import DTYPES, Case, Point
 
 from mlstm_jax.model.product import product
-from mlstm_jax.model.recurrence import LayerCarry, Sequence, Weights, recurrence
+from mlstm_jax.model.recurrence import LayerCarry, Loops, Sequence, Weights, recurrence
 
 EMBEDDING = 64
 # As the model chooses it.
-PACKED = jax.default_backend() != "cpu"
+LOOPS: Loops = "apart" if jax.default_backend() == "cpu" else "packed"
 IMPLEMENTATIONS = ["ours", "autodiff", "flax_lstm", "torch"]
 
 Tree = dict[str, jax.Array]
@@ -118,7 +118,7 @@ def cases(arguments: Any, point: Point) -> Iterator[Case]:
     chosen, flops = arguments.implementations, point.layer_flops
     if "ours" in chosen:
         for k in [None, *arguments.recompute_every]:
-            forward = partial(mlstm, partial(recurrence, recompute_every=k, packed=PACKED), point)
+            forward = partial(mlstm, partial(recurrence, recompute_every=k, loops=LOOPS), point)
             yield from jax_cases("ours", point, flops, forward, params, data, k)
     if "autodiff" in chosen:
         forward = partial(mlstm, baselines.autodiff, point)

@@ -54,7 +54,7 @@ def _gradient(model: Any, params: Any, bytes_BT: Any, carry: Any) -> Any:
 
 
 def _case(fp8: Any, random: np.random.Generator) -> tuple[LanguageModel, Any, Any, Any]:
-    plain = LanguageModel(Model(hidden=16, embedding=8), Precision(compute="bf16"), packed=False)
+    plain = LanguageModel(Model(hidden=16, embedding=8), Precision(compute="bf16"), loops="apart")
     params = plain.init_parameters(jax.random.key(0))
     bytes_BT = random.integers(0, 256, (3, 9), dtype=np.uint8)
     state = (random.normal(size=(3, 1, 16)).astype(np.float32) * 0.5 for _ in range(2))
