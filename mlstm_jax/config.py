@@ -94,7 +94,7 @@ class Data:
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
     # The optimizer. LAMB with `clip_norm` 1 is NVIDIA's variant. Paper: adam.
-    name: Literal["adam", "adamw", "lamb", "lars"] = "adam"
+    name: Literal["adam", "adamw", "lamb", "lars", "muon"] = "adam"
     # Learning rate before scaling. Paper: 3e-3 for every large batch; Radford: 5e-4.
     learning_rate: float = 5e-4
     # How the rate grows with the global batch, from `learning_rate` at `base_batch`: lr·B/B0 or
@@ -121,12 +121,20 @@ class Optimizer:
     b1: float = 0.9
     # Adam's decay of the second moment. Paper: 0.999.
     b2: float = 0.999
+    # Bytes of text after which a gradient counts half in the second moment, at any batch; instead
+    # of `b2`. That of 0.999 is 693 updates: 710e3 bytes at 16 rows of 64.
+    b2_half_life: float | None = None
     # Added to Adam's denominator. Paper: 1e-8.
     eps: float = 1e-8
     # Largest global norm of the gradient; larger ones are scaled down. NVIDIA found 1.0 useful.
     clip_norm: float | None = 1.0
-    # Decay of the matrices an update, times the learning rate: adamw, lamb, lars.
+    # Decay of the matrices an update, times the learning rate: adamw, lamb, lars, muon.
     weight_decay: float = 0.0
+    # Muon's rate, of the matrices; all else has Adam's, `learning_rate`, and both follow one
+    # schedule.
+    muon_learning_rate: float = 0.04
+    # Muon's steps of Newton-Schulz: fewer are faster and less exact.
+    muon_steps: int = 5
     # LARS: the trust ratio is this times ‖w‖ / ‖gradient‖.
     trust_coefficient: float = 0.001
 
@@ -141,8 +149,11 @@ class Optimizer:
         for name in ("b1", "b2"):
             value = getattr(self, name)
             _require(0 <= value < 1, f"optimizer.{name}", value, "in [0, 1)")
-        for name in ("eps", "power", "trust_coefficient"):
+        for name in ("eps", "power", "trust_coefficient", "muon_learning_rate"):
             _require(getattr(self, name) > 0, f"optimizer.{name}", getattr(self, name), "above 0")
+        half = self.b2_half_life
+        _require(half is None or half > 0, "optimizer.b2_half_life", half, "above 0")
+        _require(self.muon_steps >= 1, "optimizer.muon_steps", self.muon_steps, "at least 1")
         _require(self.warmup_steps >= 0, "optimizer.warmup_steps", self.warmup_steps, "at least 0")
         epochs, decay = self.warmup_epochs, self.weight_decay
         one = epochs is None or (epochs >= 0 and not self.warmup_steps)

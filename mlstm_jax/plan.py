@@ -73,6 +73,25 @@ def step_seconds(config: Config, machine: Machine, rows: int) -> float:
     return parts * (scans + rows * window * other / rate) + optimizer
 
 
+def muon_seconds(config: Config, machine: Machine, devices: int) -> float:
+    """Return the seconds that Newton-Schulz takes on each of so many devices; 0 without Muon.
+
+    A step of it is three products: 2 r²c, 2 r³ and 2 r²c flops for a matrix of r by c, r the less.
+    """
+    if config.optimizer.name != "muon":
+        return 0.0
+    hidden, layers = config.model.hidden, config.model.layers
+    # Wmh and the gates' parts of Wh; above the first layer Wmx and those of Wx are as large.
+    square = 5 + 10 * (layers - 1)
+    narrow = [(min(config.model.embedding, hidden), 5), (min(VOCABULARY, hidden), 1)]
+    flops = 6 * hidden**3 * -(-square // devices)
+    flops += sum((4 * r * r * hidden + 2 * r**3) * -(-count // devices) for r, count in narrow)
+    rates = machine.step_flops_per_s
+    # In float32, whose products GPUs round to TF32 where nobody asks for more.
+    rate = rates.get("tf32", rates.get("fp32", 0.0))
+    return config.optimizer.muon_steps * flops / rate if rate else 0.0
+
+
 def all_reduce_seconds(config: Config, machine: Machine, devices: int) -> float:
     """Return the seconds of the gradient's ring all-reduce over so many devices."""
     if devices == 1:
@@ -94,8 +113,10 @@ def memory_bytes(config: Config, rows: int) -> float:
     unit = rows * hidden
     cell = width if config.precision.cell == "compute" else 4
     parameters = parameter_count(config)
-    # Masters and two moments; the gradient; normalised weights, some of them transposed.
-    state = parameters * (12 + 4 + 2 + width)
+    # Masters and moments, of which Muon has one; the gradient; normalised weights, some of them
+    # transposed.
+    moments = 1 if config.optimizer.name == "muon" else 2
+    state = parameters * (4 + 4 * moments + 4 + 2 + width)
     kept = window if every is None else min(every, window)
     # h, mh and four gates, c, then dz, dmh and dmx.
     of_a_step = unit * (6 * width + cell + 6 * width)
@@ -120,7 +141,7 @@ def plan(
             batch, window = here.data.batch, here.data.window
             rows = batch // count
             shared = all_reduce_seconds(here, machine, count)
-            alone = step_seconds(here, machine, rows)
+            alone = step_seconds(here, machine, rows) + muon_seconds(here, machine, count)
             seconds = alone + shared
             speed = batch * window / seconds
             epoch = None if corpus_bytes is None else corpus_bytes / speed / 3600

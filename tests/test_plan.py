@@ -5,14 +5,16 @@ import json
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
 from mlstm_jax import cli, plan
 from mlstm_jax import config as configs
-from mlstm_jax.config import Config, Data, Model, Phase, Precision, Train
+from mlstm_jax.config import Config, Data, Model, Optimizer, Phase, Precision, Train
 from mlstm_jax.errors import UserError
 from mlstm_jax.machine import load_machine, with_measured_rate
 from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.training import muon
 
 ROOT = Path(__file__).parent.parent
 MACHINES = ROOT / "configs/machines"
@@ -126,3 +128,23 @@ def test_phases_are_summed_for_each_number_of_devices() -> None:
     hours = [f"{sum(row.hours or 0 for row in rows[n : n + 2]):.2f} hours" for n in (0, 2, 4)]
     assert len(sums) == 3
     assert all(figure in line for figure, line in zip(hours, sums, strict=True))
+
+
+def test_muon_costs_what_the_compiler_counts() -> None:
+    """Newton-Schulz of all matrices, by XLA's own count, on one device."""
+    config = Config(model=Model(hidden=256, layers=2), optimizer=Optimizer(name="muon"))
+    model = LanguageModel(config.model, config.precision)
+    params = jax.eval_shape(model.init_parameters, jax.random.key(0))
+    matrices = {
+        layer: {name: leaf for name, leaf in params[layer].items() if name.endswith("_v")}
+        for layer in ("layer_0", "layer_1")
+    } | {"decoder_kernel": params["decoder_kernel"]}
+    step = muon.orthogonalise(5, np.float32, None)
+    counted = jax.jit(lambda x: step.update(x, None)[0]).lower(matrices).compile().cost_analysis()
+    machine = load_machine(MACHINES / "h200.json")
+    rate = machine.step_flops_per_s["tf32"]
+    planned = plan.muon_seconds(config, machine, 1) * rate
+    assert planned == pytest.approx(counted["flops"], rel=0.05)
+    eighth = plan.muon_seconds(config, machine, 8) * rate
+    assert planned / 8 < eighth < planned / 4
+    assert plan.muon_seconds(Config(), machine, 1) == 0

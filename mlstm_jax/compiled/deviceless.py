@@ -109,7 +109,12 @@ def compile_step(config: Config, machine: Machine, devices: int) -> Compiled:
         loops = "pallas"
     model = LanguageModel(config.model, config.precision, config.train.recompute_every, loops)
     rate = schedule.learning_rate(config.optimizer, config.data.batch, _STEPS)
-    tx = optimizer.build(config.optimizer, rate)
+    tx = optimizer.build(
+        config.optimizer,
+        rate,
+        update_bytes=config.data.batch * config.data.window,
+        axis_name=AXIS,
+    )
     rows = config.data.batch // devices
     arguments = (
         jax.eval_shape(lambda: init_state(config, model, tx, 0)),

@@ -237,7 +237,12 @@ def _train_part(training: _Run, part: Part, found: Found, reporter: Reporter) ->
     config, stream, last = part.config, part.stream, part.last
     devices, checkpoints, watchdog = training.devices, training.checkpoints, training.watchdog
     rate = training.rates[training.parts.index(part)]
-    adam = optimizer.build(config.optimizer, rate)
+    adam = optimizer.build(
+        config.optimizer,
+        rate,
+        update_bytes=config.data.batch * config.data.window,
+        axis_name=parallel.AXIS,
+    )
     one_step = make_train_step(config, training.model, adam, rate, parallel.AXIS)
     train_step = devices.map(one_step, donate=(0, 1))
     rows = devices.rows(config.data.batch)

@@ -5,6 +5,8 @@ LAMB (You et al. 2020, arXiv 1904.00962, algorithm 2) and LARS (You et al. 2017,
 give each matrix a rate of its own, by the trust ratio ‖w‖ / ‖update‖. LAMB with the norm clipped at
 1 is NVIDIA's variant, which divides the gradient by its global norm where that exceeds 1.
 
+Muon (muon.py) is for matrices alone: biases, gains and the embedding have Adam beside it.
+
 Biases, gains and the embedding have neither trust ratio nor decay. Of a weight-normalised matrix
 W = g V / ‖V‖ only the direction of V counts, and the gradient shrinks as ‖V‖ grows: the trust ratio
 takes just that out, and turns V by the same angle whatever its norm. Decay of V changes nothing
@@ -14,9 +16,11 @@ else than that norm; that is why it is safe, and why it does not regularise.
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from mlstm_jax.config import Optimizer
+from mlstm_jax.training import muon
 
 
 def matrices(params: Any) -> Any:
@@ -29,11 +33,24 @@ def matrices(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(is_matrix, params)
 
 
-def build(optimizer: Optimizer, rate: optax.Schedule) -> optax.GradientTransformation:
-    """Return clip → optimizer → −rate; its state has one structure, clipped or not."""
-    clip = optimizer.clip_norm
+def build(
+    optimizer: Optimizer,
+    rate: optax.Schedule,
+    *,
+    update_bytes: int = 0,
+    axis_name: str | None = None,
+) -> optax.GradientTransformation:
+    """Return clip → optimizer → −rate; its state has one structure, clipped or not.
+
+    Args:
+        optimizer: the config's.
+        rate: of an applied update.
+        update_bytes: bytes of text in one update, all devices' together; used with b2_half_life.
+        axis_name: of devices that share Muon's matrices out, see muon.py; None: none do.
+    """
+    clip, b2 = optimizer.clip_norm, second_moment_decay(optimizer, update_bytes)
     clipped = optax.identity() if clip is None else optax.clip_by_global_norm(clip)
-    adam = optax.scale_by_adam(b1=optimizer.b1, b2=optimizer.b2, eps=optimizer.eps)
+    adam = optax.scale_by_adam(b1=optimizer.b1, b2=b2, eps=optimizer.eps)
     decay = optax.add_decayed_weights(optimizer.weight_decay, mask=matrices)
     descend = optax.scale_by_learning_rate(rate)
     match optimizer.name:
@@ -50,3 +67,23 @@ def build(optimizer: Optimizer, rate: optax.Schedule) -> optax.GradientTransform
             )
             momentum = optax.trace(decay=optimizer.b1)
             return optax.chain(clipped, decay, trust, descend, momentum)
+        case "muon":
+            ratio = optimizer.muon_learning_rate / optimizer.learning_rate
+            of_matrices = optax.chain(
+                muon.momentum(),
+                muon.orthogonalise(optimizer.muon_steps, jnp.float32, axis_name),
+                optax.add_decayed_weights(optimizer.weight_decay),
+                optax.scale_by_learning_rate(lambda count: ratio * rate(count)),
+            )
+            transforms = {True: of_matrices, False: optax.chain(adam, descend)}
+            return optax.chain(clipped, optax.partition(transforms, matrices))
+
+
+def second_moment_decay(optimizer: Optimizer, update_bytes: int) -> float:
+    """Return Adam's β2: as set, or so that a gradient counts half after `b2_half_life` bytes.
+
+    β2 = 2^(−bytes of an update / half-life): at any batch the second moment is then a mean over the
+    same text (Marek et al. 2025, arXiv 2507.07101, section 3).
+    """
+    half_life = optimizer.b2_half_life
+    return optimizer.b2 if half_life is None else 2.0 ** (-update_bytes / half_life)

@@ -163,6 +163,20 @@ def test_a_phase_that_has_ended_cannot_change_its_length(
     loop.train(phased(corpus, tmp_path / "longer", longer))
 
 
+def test_muon_goes_on_through_a_phase_with_another_batch(corpus: Path, tmp_path: Path) -> None:
+    """β2 follows the phase's own batch, and the state is the same one."""
+
+    def muon(out: str, *phases: Phase) -> Config:
+        config = phased(corpus, tmp_path / out, *([phases] if phases else []))
+        chosen = dataclasses.replace(config.optimizer, name="muon", b2_half_life=20e3)
+        return dataclasses.replace(config, optimizer=chosen)
+
+    loop.train(muon("whole"))
+    loop.train(muon("parts", PHASES[0]))
+    loop.train(muon("parts"))
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+
+
 @pytest.mark.slow
 def test_phases_and_all_options_killed_and_resumed(
     rated_corpus: Path, tmp_path: Path, command_environment: dict[str, str]
@@ -175,6 +189,7 @@ def test_phases_and_all_options_killed_and_resumed(
             config,
             model=dataclasses.replace(config.model, layers=2, rating_head=True),
             data=dataclasses.replace(config.data, shuffle_shards=True),
+            optimizer=dataclasses.replace(config.optimizer, name="muon", b2_half_life=20e3),
             train=dataclasses.replace(config.train, dropout=0.2),
         )
 

@@ -1,0 +1,165 @@
+"""Muon against its equations in NumPy, over devices, and what it does under weight norm."""
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from mlstm_jax.config import Optimizer
+from mlstm_jax.model.weight_norm import weight_norm
+from mlstm_jax.training import muon, optimizer
+from mlstm_jax.training.parallel import Parallel
+from tests.tolerance import UNIT, assert_close
+
+pytestmark = pytest.mark.numeric
+
+SHAPES = {
+    "embedding": (5, 4),
+    "layer_0": {"wmh_v": (6, 6), "wh_v": (6, 24), "wx_v": (4, 24), "wh_g": (24,), "b": (24,)},
+    "decoder_kernel": (6, 8),
+    "decoder_bias": (8,),
+}
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024
+
+
+def draw(random: np.random.Generator) -> Any:
+    return jax.tree.map(
+        lambda shape: random.normal(size=shape).astype(np.float32),
+        SHAPES,
+        is_leaf=lambda x: isinstance(x, tuple),
+    )
+
+
+def newton_schulz(g: np.ndarray, steps: int = 5) -> np.ndarray:
+    a, b, c = COEFFICIENTS
+    x = g / np.linalg.norm(g)
+    x = x.T if g.shape[0] > g.shape[1] else x
+    for _ in range(steps):
+        s = x @ x.T
+        x = a * x + (b * s + c * s @ s) @ x
+    return x.T if g.shape[0] > g.shape[1] else x
+
+
+def exact_update(name: str, g: np.ndarray) -> np.ndarray:
+    blocks = np.split(g, 4, axis=1) if name in ("wh_v", "wx_v") else [g]
+    scales = [np.sqrt(max(1, block.shape[1] / block.shape[0])) for block in blocks]
+    made = [scale * newton_schulz(block) for scale, block in zip(scales, blocks, strict=True)]
+    return np.concatenate(made, axis=1)
+
+
+# An iteration multiplies an error of a singular value by at most its slope at zero, 3.44.
+TERMS = int(3.4445**5) * 3 * 6
+
+
+def test_muon_against_its_equations(random: np.random.Generator) -> None:
+    """Three updates in float64; the matrices by Muon, all else by Adam."""
+    options = Optimizer(
+        name="muon", learning_rate=0.01, muon_learning_rate=0.05, weight_decay=0.1, clip_norm=None
+    )
+    tested = optimizer.build(options, lambda count: 0.01)
+    adam = optax.adam(0.01, 0.9, 0.999, 1e-8)
+    params, gradients = draw(random), [draw(random) for _ in range(3)]
+    state, expected_state = tested.init(params), adam.init(params)
+    momentum = jax.tree.map(lambda x: np.zeros(x.shape), params)
+    for gradient in gradients:
+        updates, state = jax.jit(tested.update)(gradient, state, params)
+        others, expected_state = adam.update(gradient, expected_state, params)
+        momentum = jax.tree.map(lambda m, g: 0.95 * m + g, momentum, gradient)
+        nesterov = jax.tree.map(lambda m, g: np.float64(g) + 0.95 * m, momentum, gradient)
+        for path, is_matrix in jax.tree_util.tree_leaves_with_path(optimizer.matrices(params)):
+            get = functools.partial(functools.reduce, lambda tree, key: tree[key.key], path)
+            if is_matrix:
+                orthogonal = exact_update(path[-1].key, get(nesterov))
+                expected = -0.05 * (orthogonal + 0.1 * np.float64(get(params)))
+                assert_close(np.asarray(get(updates)), expected, TERMS)
+            else:
+                assert_close(np.asarray(get(updates)), np.asarray(get(others)), 12)
+        params = optax.apply_updates(params, updates)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_devices_share_the_matrices_out(count: int, random: np.random.Generator) -> None:
+    options = Optimizer(name="muon")
+    params, gradient = draw(random), draw(random)
+    alone = optimizer.build(options, lambda count: 0.01)
+    expected, _ = jax.jit(alone.update)(gradient, alone.init(params), params)
+
+    devices = Parallel(jax.local_devices()[:count])
+    shared = optimizer.build(options, lambda count: 0.01, axis_name="data")
+    given = devices.replicate((gradient, shared.init(params), params))
+    updates, state = devices.map(shared.update)(*given)
+    for one in range(count):
+        mine = jax.tree.map(lambda x, one=one: np.asarray(x)[one], updates)
+        assert_close(mine, expected, TERMS)
+    # Each device has made the same to the bit: their parameters stay one.
+    for leaf in jax.tree.leaves((updates, state)):
+        leaf = np.asarray(leaf)
+        np.testing.assert_array_equal(leaf, np.broadcast_to(leaf[:1], leaf.shape))
+
+
+def test_each_device_makes_a_part_of_the_matrices() -> None:
+    """The flops of Newton-Schulz fall with the number of devices."""
+
+    def flops(devices: int) -> float:
+        def update(stack: Any) -> Any:
+            return muon._shared(stack, 5, np.float32, "data")
+
+        program = Parallel(jax.local_devices()[:devices]).map(update)
+        stack = np.zeros((devices, 4, 64, 64), np.float32)
+        return program.lower(stack).compile().cost_analysis()["flops"]
+
+    assert flops(4) < flops(1) / 3
+
+
+def test_an_update_turns_each_column_by_the_rate_over_its_norm(
+    random: np.random.Generator,
+) -> None:
+    """docs/large_batches.md: of a square V the columns of O have norm 1, so tan α ≤ η / ‖v‖."""
+    h, rate = 32, 0.02
+    v = random.uniform(-1, 1, (h, h)).astype(np.float32) / np.float32(np.sqrt(h))
+    gain = np.ones(h, np.float32)
+    target = random.normal(size=(h, h)).astype(np.float32)
+    gradient = jax.grad(lambda v: (weight_norm(v, gain) * target).sum())(v)
+    # The gradient has no part along a column of V, whatever it is of.
+    along = (np.asarray(gradient) * v).sum(0)
+    scale = np.linalg.norm(gradient, axis=0) * np.linalg.norm(v, axis=0)
+    assert_close(along / scale, np.zeros(h), h)
+
+    step = muon.orthogonalise(5, np.float32, None)
+    made, _ = step.update({"wmh_v": gradient}, step.init(None))
+    o = np.asarray(made["wmh_v"])
+    # Newton-Schulz leaves singular values between 0.68 and 1.13 (Jordan et al. 2024).
+    assert np.linalg.svd(o)[1].min() > 0.6
+    assert np.linalg.svd(o)[1].max() < 1.2
+    norms = np.linalg.norm(v, axis=0)
+    after = v - rate * o
+    cosine = (after * v).sum(0) / (np.linalg.norm(after, axis=0) * norms)
+    angle = np.arccos(np.clip(cosine, -1, 1))
+    across = o - v * (o * v).sum(0) / norms**2
+    expected = np.arctan2(
+        rate * np.linalg.norm(across, axis=0), norms - rate * (o * v).sum(0) / norms
+    )
+    # An angle of a cosine near 1 has half of the digits.
+    np.testing.assert_allclose(angle, expected, atol=np.sqrt(h * UNIT["float32"]))
+    assert angle.max() < 1.2 * rate / norms.min()
+
+
+def test_the_half_life_of_the_second_moment() -> None:
+    """β2^(half-life / bytes of an update) = ½, at any batch."""
+    options = Optimizer(b2_half_life=709_783)
+    assert optimizer.second_moment_decay(options, 16 * 64) == pytest.approx(0.999, abs=1e-6)
+    assert optimizer.second_moment_decay(options, 512 * 64) == pytest.approx(0.9685, abs=1e-4)
+    assert optimizer.second_moment_decay(Optimizer(), 512 * 64) == 0.999
+    bytes_read, kept = 4 * 512 * 64, []
+    for rows in (16, 512):
+        adam = optimizer.build(options, lambda n: 1.0, update_bytes=rows * 64)
+        state = adam.init({"b": np.zeros(1, np.float32)})
+        for n in range(bytes_read // (rows * 64)):
+            _, state = adam.update({"b": np.full(1, float(n == 0), np.float32)}, state)
+        first = optax.tree.get(state, "nu")["b"] / (1 - 2 ** (-rows * 64 / 709_783))
+        # Read since: all but the first update's.
+        kept.append(np.asarray(first) * 2 ** ((bytes_read - rows * 64) / 709_783))
+    assert_close(np.array(kept), np.ones((2, 1)), 2 * 128)
