@@ -18,6 +18,7 @@ Data flows one way, and imports go downward only::
     run.py                 a run folder: config, metrics, checkpoints → a model ready to use
     report.py              what a run learned, beside gzip, bz2 and xz
     evaluation.py          bits per character of a split
+    dynamic_evaluation.py  the same, while the parameters learn from what they have scored
     machine.py             what a plan must know of the machines
     plan.py                how long a config takes, on what
     sweep.py               several runs and their table
@@ -26,10 +27,10 @@ Data flows one way, and imports go downward only::
                            evaluation_stream; summary, markup, advice   (no jax)
     model/                 recurrence, inputs, weight norm, the language model   (no data, no
                            training)
-    training/              loop, parts, step, state, optimizer, schedule, loss scale; start, resume,
-                           checkpoint (meta, checksum, retention); parallel and replicas (devices);
-                           cluster, rendezvous, listener, peer, place, agreement, signals,
-                           watchdog; metrics, reporter, announcement
+    training/              loop, parts, step, adapting_step, state, optimizer, schedule, loss scale;
+                           start, resume, checkpoint (meta, checksum, retention); parallel and
+                           replicas (devices); cluster, rendezvous, listener, peer, place,
+                           agreement, signals, watchdog; metrics, reporter, announcement
     transfer/              features, feature_file, labels, classify, experiment, baseline, report,
                            finetune; generate, reader, heatmap
     view/                  a local page that shows units and classes as one types

@@ -329,6 +329,14 @@ def test_another_test_text_changes_no_choice_and_what_was_chosen_can_be_given(
     settings = [STATIC, Setting(1e-3, 0.01), Setting(1e-3, 0.1)]
     monkeypatch.setattr(dynamic_evaluation, "grid", lambda name: settings)
     file = tmp_path / "score.json"
+    passes: list[tuple[int, Setting]] = []
+    score = DynamicEvaluator.__call__
+
+    def noted(self: Any, stream: Any, rule: Rule, setting: Setting, *more: Any) -> DynamicScore:
+        passes.append((stream.scored, setting))
+        return score(self, stream, rule, setting, *more)
+
+    monkeypatch.setattr(DynamicEvaluator, "__call__", noted)
 
     def evaluate(name: str, *more: str) -> dict[str, Any]:
         options = ["--corpus", str(shifted / f"with_{name}"), "--dynamic", "--json", str(file)]
@@ -340,6 +348,15 @@ def test_another_test_text_changes_no_choice_and_what_was_chosen_can_be_given(
     assert one["bpc"] != other["bpc"]
     assert (one["rate"], one["decay"]) == (other["rate"], other["decay"]) != STATIC
     assert "runs on one device" in capsys.readouterr().out  # of the four that are here
+    valid, *tests = (
+        len((shifted / f"{name}.txt").read_bytes()) - 1 for name in ("valid", "test", "other")
+    )
+    chosen = Setting(one["rate"], one["decay"])
+    for size in tests:
+        expected = [*((valid, setting) for setting in settings), (size, STATIC), (size, chosen)]
+        assert passes[: len(expected)] == expected
+        del passes[: len(expected)]
+    assert not passes
 
     given = ["--dynamic-rate", str(one["rate"]), "--dynamic-decay", str(one["decay"])]
     again = evaluate("test", *given)
