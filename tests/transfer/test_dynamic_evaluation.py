@@ -125,7 +125,7 @@ def test_rate_0_gives_what_evaluate_gives(run: Run, compute: str, stop: int | No
     assert found.loss == pytest.approx(plain.loss, rel=bound(TERMS + 16 * WINDOW, compute))
 
 
-def test_rate_0_gives_the_bits_of_a_forward_pass(run: Run) -> None:
+def test_rate_0_gives_what_a_forward_pass_gives_byte_by_byte(run: Run) -> None:
     split = make_split(nonsense(0, 8))
     evaluator = make_evaluator(run)
     found_BT, carry = [], run.model.init_carry(1)
