@@ -18,15 +18,17 @@ Data flows one way, and imports go downward only::
     run.py                 a run folder: config, metrics, checkpoints → a model ready to use
     report.py              what a run learned, beside gzip, bz2 and xz
     evaluation.py          bits per character of a split
+    dynamic_evaluation.py  the same, while the parameters learn from what they have scored
     machine.py             what a plan must know of the machines
     plan.py                how long a config takes, on what
     sweep.py               several runs and their table
     data/                  sources, readers, documents → prepare (duckdb_engine and _stage,
                            beam_engine, given_splits, corpus_writer) → corpus → shards → stream,
                            evaluation_stream; summary, markup, advice   (no jax)
-    model/                 recurrence, inputs, weight norm, the language model   (no data, no
-                           training)
-    training/              loop, parts, step, all_reduce, state, optimizer, schedule, loss scale;
+    model/                 recurrence, cell, kernels, launch, stacks, inputs, product, weight norm,
+                           the language model   (no data, no training)
+    training/              loop, parts, step, adapting_step, all_reduce, state, optimizer, muon,
+                           schedule, loss scale;
                            start, resume, checkpoint (meta, checksum, retention); parallel and
                            replicas (devices); cluster, rendezvous, listener, peer, place,
                            agreement, signals, watchdog; metrics, reporter, announcement

@@ -15,7 +15,7 @@ import tyro
 from tyro.conf import FlagCreatePairsOff
 
 from mlstm_jax import __version__, config_differences, suggestion, terminal
-from mlstm_jax.commands import corpora, labels, models, training, transfer
+from mlstm_jax.commands import corpora, evaluation, labels, models, training, transfer
 from mlstm_jax.config import Config
 from mlstm_jax.errors import KnownError
 from mlstm_jax.training import environment
@@ -27,7 +27,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "schedule": training.schedule,
     "sweep": training.sweep,
     "train": training.train,
-    "evaluate": models.evaluate,
+    "evaluate": evaluation.evaluate,
     "generate": models.generate,
     "heatmap": models.heatmap,
     "report": models.report,

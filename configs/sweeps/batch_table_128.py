@@ -7,9 +7,9 @@ Command:   mlstm-jax sweep configs/sweeps/batch_table_128.py --out runs/batch_ta
 Hardware:  CPU cores, about 20 minutes a run on each
 
 Each run reads 98 MB, so that 1,024 rows make 1,500 updates. A rule starts from the best rate found
-for it at 16 rows (configs/sweeps/batch_rates_128.py) and is checked at 1,024 rows alone; the rows
-between follow the rule. b2 0.999 is the paper's; "half-life" keeps the text that it forgets half in,
-that of 16 rows. Micro-batches are there for the noise scale alone.
+for it at 16 rows; the others follow the rule. b2 0.999 is the paper's; "half-life" keeps the text
+that it forgets half in, that of 16 rows. Micro-batches are there for the noise scale alone. Not run
+yet.
 """
 
 from mlstm_jax.config import Config, Data, Model, Optimizer, Train

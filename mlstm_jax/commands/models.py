@@ -1,6 +1,5 @@
-"""Commands on a trained model: evaluate, report, generate, heatmap, view; import and export."""
+"""Commands on a trained model: report, generate, heatmap, view; import and export."""
 
-import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -11,60 +10,6 @@ from tyro.conf import Positional, arg
 from mlstm_jax.commands import RunFolder, require_same_model
 from mlstm_jax.errors import UserError
 from mlstm_jax.terminal import show
-
-
-def evaluate(
-    run: RunFolder,
-    corpus: Path | None = None,
-    split: Literal["train", "valid", "test"] = "test",
-    checkpoint: str = "best",
-    json_path: Annotated[Path | None, arg(name="json")] = None,
-) -> None:
-    """Score a trained model on a split: bits per character, bytes scored, seconds.
-
-    Args:
-        run: run folder.
-        corpus: corpus folder; unset: the one it was trained on.
-        split: which part of it.
-        checkpoint: best (by validation BPC), latest, or a step.
-        json_path: also write the result here, as JSON.
-    """
-    from mlstm_jax.config import Devices
-    from mlstm_jax.evaluation import Evaluator, corpus_of
-    from mlstm_jax.run import load
-    from mlstm_jax.training import parallel
-    from mlstm_jax.training.progress import ProgressLine
-
-    loaded = load(run, checkpoint)
-    opened, is_own = corpus_of(loaded, corpus)
-    devices = parallel.local(Devices())
-    window = loaded.config.data.window
-    evaluator = Evaluator(loaded.model, opened.split(split), window, devices, opened.stop)
-    with ProgressLine("evaluate", evaluator.stream.steps) as progress:
-        score = evaluator(
-            devices.replicate(loaded.params), lambda step: progress.update(step, "windows")
-        )
-    result = {
-        "run": str(run),
-        "step": loaded.step,
-        "corpus": str(opened.path),
-        "trained_on_this_corpus": is_own,
-        "split": split,
-        "bpc": score.bpc,
-        "loss": score.loss,
-        "bytes_scored": score.bytes_scored,
-        "seconds": score.seconds,
-    }
-    if json_path:
-        json_path.write_text(json.dumps(result, indent=2) + "\n")
-    show(
-        f"{split} bpc {score.bpc:.4f} over {score.bytes_scored:,} bytes of {opened.path} in "
-        f"{score.seconds:.1f} s (checkpoint of step {loaded.step:,})"
-    )
-    if opened.stop is not None:
-        print("each protein from a zero state; its start is given, its stop is scored.")
-    if not is_own and not loaded.imported:
-        print("note: this is another corpus than the one that the run was trained on.")
 
 
 def report(run: RunFolder, corpus: Path | None = None) -> None:

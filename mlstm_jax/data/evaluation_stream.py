@@ -25,6 +25,7 @@ class EvaluationStream:
     """Every byte of a split once, save the first of each shard, in at most 16 shards.
 
     Attributes:
+        rows: how many shards there are.
         steps: windows of the longest shard.
         scored: bytes scored over all of them.
     """
@@ -37,7 +38,8 @@ class EvaluationStream:
         bounds = np.unique(cut(split.offsets, shards, inside_documents=is_long))
         self._bytes, self._window = split.bytes, window
         self._starts_B, self._ends_B = bounds[:-1], bounds[1:]
-        self.scored = size - len(self._starts_B)
+        self.rows = len(self._starts_B)
+        self.scored = size - self.rows
         if self.scored <= 0:
             raise UserError(
                 f"the {split.name} split has {size} bytes, too few to score; prepare the corpus "
@@ -47,7 +49,7 @@ class EvaluationStream:
 
     def batch(self, step: int, rows: int) -> EvaluationBatch:
         """Return the windows at `step`, with empty rows after the shards to make `rows` of them."""
-        shards = len(self._starts_B)
+        shards = self.rows
         start_B1 = self._starts_B[:, None] + step * self._window
         position_BT = start_B1 + np.arange(self._window + 1)
         inside_BT = position_BT < self._ends_B[:, None]
@@ -68,6 +70,7 @@ class DocumentStream:
     the corpus: as UniRep reads proteins, from their start token to their stop token.
 
     Attributes:
+        rows: among how many the documents are divided.
         steps: windows of the row that has most.
         scored: bytes scored over all of them; as many as the split has.
     """
@@ -76,7 +79,7 @@ class DocumentStream:
         self, split: Split, *, window: int, stop: int, rows: int = EVALUATION_ROWS
     ) -> None:
         offsets = np.asarray(split.offsets, np.int64)
-        self.scored = int(offsets[-1])
+        self.rows, self.scored = rows, int(offsets[-1])
         if not self.scored:
             raise UserError(
                 f"the {split.name} split is empty, so there is nothing to score; prepare the "

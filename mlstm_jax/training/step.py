@@ -65,7 +65,7 @@ def _select(condition: Array, yes: Any, no: Any) -> Any:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
-def _reset(carry: Carry, reset_B: Any) -> Carry:
+def reset(carry: Carry, reset_B: Any) -> Carry:
     """Zero the state of the rows that start a shard, or a document that is read by itself."""
     return jax.tree.map(lambda x: jnp.where(reset_B[:, None, None], 0, x).astype(x.dtype), carry)
 
@@ -98,7 +98,7 @@ def _counted(batch: Batch) -> Array:
     return place_1T < batch.targets_B[:, None]
 
 
-def _cross_entropy(logits: Array, targets: Any) -> Array:
+def cross_entropy(logits: Array, targets: Any) -> Array:
     """Return −log softmax(logits) at the targets, float32 [...] of logits [..., V].
 
     `optax.softmax_cross_entropy_with_integer_labels` reads the targets' logits by a gather, whose
@@ -121,7 +121,7 @@ def _label_losses(found_BTK: Array | None, labels_BT: Any) -> tuple[Array, Array
     if found_BTK.shape[-1] == 1:
         loss_BT = (found_BTK[..., 0] - labels_BT) ** 2
     else:
-        loss_BT = _cross_entropy(found_BTK, labels_BT)
+        loss_BT = cross_entropy(found_BTK, labels_BT)
     return jnp.mean(jnp.where(known_BT, loss_BT, 0)), jnp.mean(known_BT, dtype=jnp.float32)
 
 
@@ -165,7 +165,7 @@ def make_train_step(
 
         def scaled_loss(params: Parameters) -> tuple[Array, tuple[Any, Carry]]:
             read = model.apply({"params": params}, batch.inputs_BT, carry, None, keep_BLH)
-            nats_BT = _cross_entropy(read.logits_BTV, batch.targets_BT)
+            nats_BT = cross_entropy(read.logits_BTV, batch.targets_BT)
             loss = jnp.mean(jnp.where(_counted(batch), nats_BT, 0))
             label_loss, labels = _label_losses(read.labels_BTK, batch.labels_BT)
             objective = loss + config.train.label_weight * label_loss
@@ -203,7 +203,7 @@ def make_train_step(
         state: TrainState, carry: Carry, batch: Batch, stop: Array
     ) -> tuple[TrainState, Carry, StepMetrics]:
         scale = state.loss_scale.scale
-        carry = _reset(carry, batch.reset_B)
+        carry = reset(carry, batch.reset_B)
         keep_BLH = kept_units(state.step, batch.inputs_BT.shape[0])
         local = accumulated(state.params, scale, carry, batch, keep_BLH)
         after, devices = local.after, jax.lax.axis_size(axis_name)
@@ -271,9 +271,9 @@ def make_evaluation_step(model: LanguageModel, axis_name: str) -> EvaluationStep
     def evaluation_step(
         params: Parameters, carry: Carry, batch: EvaluationBatch
     ) -> tuple[Carry, Array]:
-        carry = _reset(carry, batch.reset_B)
+        carry = reset(carry, batch.reset_B)
         carry, logits_BTV, *_ = model.apply({"params": params}, batch.inputs_BT, carry)
-        nats_BT = _cross_entropy(logits_BTV, batch.targets_BT)
+        nats_BT = cross_entropy(logits_BTV, batch.targets_BT)
         return carry, jax.lax.psum(jnp.sum(jnp.where(batch.mask_BT, nats_BT, 0)), axis_name)
 
     return evaluation_step

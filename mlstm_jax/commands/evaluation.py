@@ -1,0 +1,255 @@
+"""The command evaluate: bits per character of a split, by parameters that rest or that adapt."""
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+
+from tyro.conf import arg
+
+from mlstm_jax.commands import RunFolder
+from mlstm_jax.errors import KnownError, UserError
+from mlstm_jax.terminal import show
+
+if TYPE_CHECKING:
+    from mlstm_jax.data.corpus import Corpus, SplitName
+    from mlstm_jax.dynamic_evaluation import (
+        DynamicEvaluator,
+        DynamicResult,
+        DynamicScore,
+        Rule,
+        RuleName,
+        Setting,
+        Stream,
+    )
+    from mlstm_jax.evaluation import Score
+    from mlstm_jax.run import Run
+
+
+class _Options(NamedTuple):
+    """Of dynamic evaluation, as they were given."""
+
+    rate: float | None
+    decay: float | None
+    rule: "RuleName"
+    rows: int
+
+
+def evaluate(
+    run: RunFolder,
+    corpus: Path | None = None,
+    split: Literal["train", "valid", "test"] = "test",
+    checkpoint: str = "best",
+    dynamic: bool = False,
+    dynamic_rate: float | None = None,
+    dynamic_decay: float | None = None,
+    dynamic_rule: Literal["rms", "sgd"] = "rms",
+    dynamic_rows: int = 1,
+    json_path: Annotated[Path | None, arg(name="json")] = None,
+) -> None:
+    """Score a trained model on a split: bits per character, bytes scored, seconds.
+
+    Args:
+        run: run folder.
+        corpus: corpus folder; unset: the one it was trained on.
+        split: which part of it.
+        checkpoint: best (by validation BPC), latest, or a step.
+        dynamic: also score it by dynamic evaluation (Krause et al. 2018): after each window the
+            parameters take a step of gradient descent on what has just been scored. Rate and decay
+            are chosen on the validation split. The checkpoint stays as it is.
+        dynamic_rate: the rate of these steps; nothing is chosen then.
+        dynamic_decay: with it, how far each step goes back to the trained parameters, 0 to 1;
+            unset: 0.
+        dynamic_rule: rms divides a parameter's gradient by the size that it has on the training
+            split; sgd takes it as it is.
+        dynamic_rows: streams that the split is read in, which adapt the same parameters together.
+            1 follows the text in its order; several read faster and gain less.
+        json_path: also write the result here, as JSON.
+    """
+    options = _Options(dynamic_rate, dynamic_decay, dynamic_rule, dynamic_rows)
+    _require_options(options, split, dynamic=dynamic)
+    from mlstm_jax.evaluation import corpus_of
+    from mlstm_jax.run import load
+
+    loaded = load(run, checkpoint)
+    opened, is_own = corpus_of(loaded, corpus)
+    adapted = _dynamic(loaded, opened, split, options) if dynamic else None
+    score = adapted.static if adapted else _static(loaded, opened, split)
+    result = {
+        "run": str(run),
+        "step": loaded.step,
+        "corpus": str(opened.path),
+        "trained_on_this_corpus": is_own,
+        "split": split,
+        "bpc": score.bpc,
+        "loss": score.loss,
+        "bytes_scored": score.bytes_scored,
+        "seconds": score.seconds,
+    }
+    if adapted:
+        result["dynamic"] = adapted.as_json()
+    if json_path:
+        json_path.write_text(json.dumps(result, indent=2) + "\n")
+    show(
+        f"{split} bpc {score.bpc:.4f} over {score.bytes_scored:,} bytes of {opened.path} in "
+        f"{score.seconds:.1f} s (checkpoint of step {loaded.step:,})"
+    )
+    if adapted:
+        show(adapted.describe(split))
+    if opened.stop is not None:
+        print("each protein from a zero state; its start is given, its stop is scored.")
+    if not is_own and not loaded.imported:
+        print("note: this is another corpus than the one that the run was trained on.")
+
+
+def _require_options(options: _Options, split: str, *, dynamic: bool) -> None:
+    """Raise UserError unless the options of dynamic evaluation make sense together."""
+    rate, decay, rule, rows = options
+    given = {
+        "--dynamic-rate": rate is not None,
+        "--dynamic-decay": decay is not None,
+        "--dynamic-rule": rule != "rms",
+        "--dynamic-rows": rows != 1,
+    }
+    for option, is_given in given.items():
+        if is_given and not dynamic:
+            raise UserError(f"{option} belongs to dynamic evaluation; give --dynamic, too.")
+    if not dynamic:
+        return
+    if rate is not None and not (math.isfinite(rate) and rate >= 0):
+        raise UserError(f"--dynamic-rate is {rate}, but it must be at least 0, and finite.")
+    if decay is not None and not 0 <= decay <= 1:
+        raise UserError(f"--dynamic-decay is {decay}, but it must be 0 to 1.")
+    if decay is not None and rate is None:
+        raise UserError(
+            "--dynamic-decay without --dynamic-rate: give both, or neither, and both are chosen on "
+            "the validation split."
+        )
+    if rows < 1:
+        raise UserError(f"--dynamic-rows is {rows}, but it must be at least 1.")
+    if split == "train":
+        raise UserError(
+            "--dynamic does not score the train split: the parameters, and what scales their "
+            "steps, come from it. Name --split test."
+        )
+    if split == "valid" and rate is None:
+        raise UserError(
+            "--dynamic chooses rate and decay on the valid split, so a score of that split would "
+            "be one of the text that they were chosen by. Name --split test, or give "
+            "--dynamic-rate."
+        )
+
+
+def _static(loaded: "Run", opened: "Corpus", split: "SplitName") -> "Score":
+    from mlstm_jax.config import Devices
+    from mlstm_jax.evaluation import Evaluator
+    from mlstm_jax.training import parallel
+    from mlstm_jax.training.progress import ProgressLine
+
+    devices = parallel.local(Devices())
+    window = loaded.config.data.window
+    evaluator = Evaluator(loaded.model, opened.split(split), window, devices, opened.stop)
+    with ProgressLine("evaluate", evaluator.stream.steps) as progress:
+        return evaluator(
+            devices.replicate(loaded.params), lambda step: progress.update(step, "windows")
+        )
+
+
+def _dynamic(
+    loaded: "Run", opened: "Corpus", split: "SplitName", options: _Options
+) -> "DynamicResult":
+    """Score a split twice: by parameters that rest, and by ones that adapt.
+
+    Raises:
+        UserError: the corpus lacks a split that is needed to choose, or to scale the steps.
+        KnownError: the loss became no number.
+    """
+    import jax
+
+    from mlstm_jax.config import Devices
+    from mlstm_jax.dynamic_evaluation import STATIC, DynamicEvaluator, DynamicResult, Setting, best
+    from mlstm_jax.training import parallel
+
+    _require_splits(opened, options)
+    if jax.local_device_count() > 1:
+        show("note: dynamic evaluation runs on one device: each window waits for the one before it")
+    window = loaded.config.data.window
+    device = parallel.local(Devices(count=1))
+    evaluator = DynamicEvaluator(
+        loaded.model, loaded.params, device, window=window, rows=options.rows, stop=opened.stop
+    )
+    stream = evaluator.stream(opened.split(split))
+    rule, statistics = _rule(evaluator, opened, options.rule)
+    setting, tried = Setting(options.rate or 0.0, options.decay or 0.0), []
+    if options.rate is None:
+        tried = _search(evaluator, evaluator.stream(opened.split("valid")), rule, options.rule)
+        setting = best(tried).setting
+    static = _score(evaluator, stream, rule, STATIC)
+    score = static if setting == STATIC else _score(evaluator, stream, rule, setting)
+    if score.diverged:
+        raise KnownError(
+            f"with rate {setting.rate:g} and decay {setting.decay:g} the loss of the {split} split "
+            "became no number; give a lower --dynamic-rate."
+        )
+    return DynamicResult(static, score, options.rule, stream.rows, window, statistics, tried)
+
+
+def _require_splits(opened: "Corpus", options: _Options) -> None:
+    """Raise UserError where a split that is needed has no byte to predict."""
+    splits = opened.manifest.splits
+    if options.rule == "rms" and splits["train"].bytes < 2:
+        raise UserError(
+            f"{opened.path} has no training split, whose gradients scale the steps of "
+            "--dynamic-rule rms; give --dynamic-rule sgd, or prepare the corpus with a share for "
+            "it (--split)."
+        )
+    if options.rate is None and splits["valid"].bytes < 2:
+        raise UserError(
+            f"{opened.path} has no validation split to choose the rate on; give --dynamic-rate, or "
+            "prepare the corpus with a share for it (--split)."
+        )
+
+
+def _rule(evaluator: "DynamicEvaluator", opened: "Corpus", name: "RuleName") -> tuple["Rule", int]:
+    """Return the rule of a name, and how many windows its statistics are of."""
+    from mlstm_jax.dynamic_evaluation import statistics_places
+    from mlstm_jax.training.progress import ProgressLine
+
+    if name == "sgd":
+        return evaluator.sgd(), 0
+    train = evaluator.stream(opened.split("train"))
+    windows = len(statistics_places(train))
+    with ProgressLine("gradients of the training split", windows) as progress:
+        return evaluator.rms(train, lambda done: progress.update(done, "windows")), windows
+
+
+def _search(
+    evaluator: "DynamicEvaluator", stream: "Stream", rule: "Rule", name: "RuleName"
+) -> list["DynamicScore"]:
+    """Score the validation split with every setting of the grid."""
+    from mlstm_jax.dynamic_evaluation import grid
+    from mlstm_jax.training.progress import ProgressLine
+
+    settings = grid(name)
+    scores: list[DynamicScore] = []
+    with ProgressLine("choose on validation", len(settings) * stream.steps) as progress:
+
+        def on_window(done: int) -> None:
+            progress.update(len(scores) * stream.steps + done, "windows")
+
+        for setting in settings:
+            score = evaluator(stream, rule, setting, on_window)
+            found = "diverged" if score.diverged else f"{score.bpc:.4f}"
+            progress.say(f"rate {setting.rate:g}, decay {setting.decay:g}: validation bpc {found}")
+            scores.append(score)
+    return scores
+
+
+def _score(
+    evaluator: "DynamicEvaluator", stream: "Stream", rule: "Rule", setting: "Setting"
+) -> "DynamicScore":
+    from mlstm_jax.training.progress import ProgressLine
+
+    name = "dynamic" if setting.rate else "static"
+    with ProgressLine(f"evaluate, {name}", stream.steps) as progress:
+        return evaluator(stream, rule, setting, lambda done: progress.update(done, "windows"))
