@@ -368,8 +368,10 @@ class Config:
     # The other processes of the run, on this machine or on others.
     distributed: Distributed = field(default_factory=Distributed)
     # Phases of the run in their order, in a config file; instead of `data.batch`, `data.window`,
-    # `train.steps` and `train.epochs`. The learning rate runs through all of them; the carry starts
-    # from zero in each, near the place in the text that was reached.
+    # `train.steps` and `train.epochs`. The learning rate runs through all of them. Where a phase's
+    # batch is a multiple of the one before, the rows of that go on with their carry, and new ones
+    # begin at shard starts; otherwise the carry starts from zero, near the place in the text that
+    # was reached.
     phases: tuple[Phase, ...] = ()
 
 
