@@ -22,8 +22,8 @@ Data flows one way, and imports go downward only::
     plan.py                how long a config takes, on what
     sweep.py               several runs and their table
     data/                  sources, readers, documents → prepare (duckdb_engine and _stage,
-                           beam_engine, given_splits, corpus_writer) → corpus → shards → stream,
-                           evaluation_stream; summary, markup, advice   (no jax)
+                           beam_engine, given_splits, corpus_writer) → corpus → shards → order →
+                           stream, evaluation_stream; summary, markup, advice   (no jax)
     model/                 recurrence, inputs, weight norm, the language model   (no data, no
                            training)
     training/              loop, parts, step, state, optimizer, schedule, loss scale; start, resume,

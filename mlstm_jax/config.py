@@ -75,7 +75,8 @@ class Data:
     # Bytes of truncated back-propagation. Paper: 256.
     window: int = 256
     # Shards of the training split, at least; the hidden state is zero at the start of each.
-    # Rounded up to a multiple of the batch, fewer for a small corpus. Paper: 1000.
+    # Rounded up to a multiple of the batch (of the largest, where phases keep the carry), fewer for
+    # a small corpus. Paper: 1000.
     shards: int = 1000
     # Read each row's shards in a new order every epoch. Paper: no.
     shuffle_shards: bool = False
