@@ -23,15 +23,15 @@ Data flows one way, and imports go downward only::
     plan.py                how long a config takes, on what
     sweep.py               several runs and their table
     data/                  sources, readers, documents → prepare (duckdb_engine and _stage,
-                           beam_engine, given_splits, corpus_writer) → corpus → shards → stream,
-                           evaluation_stream; summary, markup, advice   (no jax)
+                           beam_engine, given_splits, corpus_writer) → corpus → shards → order →
+                           stream, evaluation_stream; summary, markup, advice   (no jax)
     model/                 recurrence, cell, kernels, launch, stacks, inputs, product, weight norm,
                            the language model   (no data, no training)
     training/              loop, parts, step, adapting_step, all_reduce, state, optimizer, muon,
-                           schedule, loss scale;
-                           start, resume, checkpoint (meta, checksum, retention); parallel and
-                           replicas (devices); cluster, rendezvous, listener, peer, place,
-                           agreement, signals, watchdog; metrics, reporter, announcement
+                           schedule, loss scale; start, resume, checkpoint (meta, checksum,
+                           retention); parallel and replicas (devices); cluster, rendezvous,
+                           listener, peer, place, agreement, signals, watchdog; metrics, reporter,
+                           announcement
     transfer/              features, feature_file, labels, classify, experiment, baseline, report,
                            finetune; generate, reader, heatmap
     view/                  a local page that shows units and classes as one types

@@ -75,7 +75,8 @@ class Data:
     # Bytes of truncated back-propagation. Paper: 256.
     window: int = 256
     # Shards of the training split, at least; the hidden state is zero at the start of each.
-    # Rounded up to a multiple of the batch, fewer for a small corpus. Paper: 1000.
+    # Rounded up to a multiple of the batch (of the largest, where phases keep the carry), fewer for
+    # a small corpus. Paper: 1000.
     shards: int = 1000
     # Read each row's shards in a new order every epoch. Paper: no.
     shuffle_shards: bool = False
@@ -368,8 +369,10 @@ class Config:
     # The other processes of the run, on this machine or on others.
     distributed: Distributed = field(default_factory=Distributed)
     # Phases of the run in their order, in a config file; instead of `data.batch`, `data.window`,
-    # `train.steps` and `train.epochs`. The learning rate runs through all of them; the carry starts
-    # from zero in each, near the place in the text that was reached.
+    # `train.steps` and `train.epochs`. The learning rate runs through all of them. Where a phase's
+    # batch is a multiple of the one before, the rows of that go on with their carry, and new ones
+    # begin at shard starts; otherwise the carry starts from zero, near the place in the text that
+    # was reached.
     phases: tuple[Phase, ...] = ()
 
 

@@ -7,6 +7,17 @@ from numpy.typing import NDArray
 LEAST_WINDOWS = 64
 
 
+def count(size: int, *, shards: int, batch: int, window: int) -> tuple[int, int]:
+    """Return into how many shards a split of `size` bytes should be cut, and how many it allows.
+
+    Both are multiples of `batch`; the first at least `shards`. In the second a shard has at least
+    LEAST_WINDOWS windows of `window` bytes, unless there must be more for `batch` rows.
+    """
+    wanted = -(-max(shards, batch) // batch) * batch
+    affordable = size // (LEAST_WINDOWS * window + 1) // batch * batch
+    return wanted, max(batch, min(wanted, affordable))
+
+
 def cut(
     offsets: NDArray[np.uint64], shards: int, *, inside_documents: bool = True
 ) -> NDArray[np.int64]:

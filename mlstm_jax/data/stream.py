@@ -3,21 +3,23 @@
 A split's bytes are cut into S nearly equal shards, see `cut`. Row j of the global batch reads
 shards j, j+B, j+2B, ... in order, a window of T bytes a step, and its state is zero at the start of
 each shard (Puri et al. 2018, section VI; the cut is a view, so one corpus serves every batch).
-``batch(step)`` is a pure function of (split, B, T, shards, seed, step): to resume is one integer.
-Here B is the global batch; a process asks for its own rows.
+``batch(step)`` is a pure function of (split, B, T, shards, seed, step), and of the same of the
+streams that it goes on from: to resume is one integer. Here B is the global batch; a process asks
+for its own rows.
 """
 
 import functools
+import zlib
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mlstm_jax.data import order as orders
 from mlstm_jax.data.corpus import Split
-from mlstm_jax.data.shards import LEAST_WINDOWS, cut
+from mlstm_jax.data.order import Int64, Order
+from mlstm_jax.data.shards import count, cut
 from mlstm_jax.errors import UserError
-
-Int64 = NDArray[np.int64]
 
 
 class Batch(NamedTuple):
@@ -42,6 +44,17 @@ class Origin(NamedTuple):
     step: int = 0
     position: int = 0  # windows of the new stream that count as read
     bytes_seen: int = 0
+    # A checksum of the places in the text from which rows went on; None: all began at shard starts.
+    places: int | None = None
+
+
+class _Rest(NamedTuple):
+    """What was left of an epoch when a stream went on from another one in its middle."""
+
+    order: Order
+    goes_on_B: NDArray[np.bool_]  # whether a row goes on in the middle of a shard
+    epochs: float  # read before
+    end: int  # the position at which the next epoch begins
 
 
 class TrainStream:
@@ -55,8 +68,10 @@ class TrainStream:
     target of its last byte: as UniRep reads proteins, from their start token to their stop token.
 
     Attributes:
-        origin: the run's step and the place in this stream where it was taken up; set by the loop.
+        origin: the run's step and the place in this stream where it was taken up; set by the loop,
+            or by `go_on_from`.
         shards: how many the split was cut into.
+        own_cut: whether it would be cut so for this batch and window alone.
         steps_per_epoch: windows of the row that has most.
         idle: the fraction of an epoch's positions that are no target: padding and waiting.
     """
@@ -72,35 +87,43 @@ class TrainStream:
         seed: int = 0,
         labels: Literal["ratings", "classes"] | None = None,
         stop: int | None = None,
+        cut_for: tuple[int, int] | None = None,
     ) -> None:
+        """Cut the split for a batch and a window: for others than the stream's own with `cut_for`.
+
+        Streams that go on from each other need one cut: that of the largest batch, a multiple of
+        the others, and of the longest window.
+        """
         size = int(split.offsets[-1])
         if not size:
             raise UserError(
                 f"the {split.name} split is empty: the corpus was prepared with none to train on; "
                 "prepare it with a share for it, such as --split 1000,1,1."
             )
+        documents = len(split.offsets) - 1
+
+        def number(batch: int, window: int) -> tuple[int, int]:
+            if stop is None:
+                return count(size, shards=shards, batch=batch, window=window)
+            return (-(-documents // batch) * batch,) * 2
+
+        self.wanted_shards, self.shards = number(*(cut_for or (batch, window)))
+        self.own_cut = self.shards == number(batch, window)[1]
         if stop is None:
-            wanted = -(-max(shards, batch) // batch) * batch
-            affordable = size // (LEAST_WINDOWS * window + 1) // batch * batch
-            self.shards = max(batch, min(wanted, affordable))
             bounds = cut(split.offsets, self.shards)
         else:
-            documents = len(split.offsets) - 1
-            wanted = self.shards = -(-documents // batch) * batch
             # The last of them are empty.
-            bounds = np.pad(split.offsets.astype(np.int64), (0, wanted - documents), mode="edge")
-        self.wanted_shards = wanted
+            more = (0, self.shards - documents)
+            bounds = np.pad(split.offsets.astype(np.int64), more, mode="edge")
         self.origin = Origin()
+        self._rest: _Rest | None = None
         self._bytes, self._window, self._batch = split.bytes, window, batch
         self._shuffle, self._seed, self._stop = shuffle, seed, stop
         # What of a shard is no target: its first byte, unless there is a stop in its place.
         self._first = stop is None
-        per_row = (self.shards // batch, batch)
-        # Shard k·B + j is the k-th of row j.
-        self._starts_BK = bounds[:-1].reshape(per_row).T
-        self._lengths_BK = np.diff(bounds).reshape(per_row).T
-        self.steps_per_epoch = int((-(-self._lengths_BK // window)).sum(axis=1).max())
-        targets_BK = np.maximum(self._lengths_BK - self._first, 0)
+        self._regular = orders.regular(bounds, batch, window)
+        self.steps_per_epoch = self._regular.windows
+        targets_BK = self._targets_of(self._regular)
         # A whole window for each row, or a document, which may be shorter.
         if (targets_BK // (window if stop is None else 1)).sum(axis=1).min() == 0:
             raise UserError(
@@ -112,38 +135,81 @@ class TrainStream:
         self.idle = 1 - self._targets / (self.steps_per_epoch * batch * window)
         self._labels = _Labels(split, scaled=labels == "ratings") if labels else None
 
+    def go_on_from(self, before: "TrainStream", step: int) -> None:
+        """Go on at the run's `step` where the rows of another stream of the same shards stand.
+
+        Row j of that goes on as row k·j of this, so that with rows split evenly in their order it
+        stays on its device. What row j had left of the epoch is shared out over rows k·j to
+        k·j + k − 1; the next epoch has this stream's own order.
+
+        Raises:
+            ValueError: the shards differ, or this batch is not k times that, k a whole number.
+        """
+        growth, odd = divmod(self._batch, before._batch)
+        if odd or self.shards != before.shards:
+            raise ValueError(
+                f"{self._batch} rows of {self.shards} shards cannot go on from {before._batch} of "
+                f"{before.shards}"
+            )
+        epoch, done, order = before._place(before.position(step))
+        position, places = epoch * self.steps_per_epoch, 0
+        if done:
+            rest, goes_on_B = orders.taken_up(
+                order, done, before._window, growth=growth, new_window=self._window
+            )
+            end = position + self.steps_per_epoch
+            self._rest = _Rest(rest, goes_on_B, before.epoch(step), end)
+            position = end - rest.windows
+            for array in (rest.starts_BK, rest.lengths_BK):
+                places = zlib.crc32(np.ascontiguousarray(array, "<i8").data, places)
+        self.origin = Origin(step, position, before.bytes_seen(step), places)
+
     def position(self, step: int) -> int:
         """Return the windows of each row that lie before `step`."""
         return step - self.origin.step + self.origin.position
 
     def epoch(self, step: int) -> float:
         """Return how many epochs `step` steps are."""
-        return self.position(step) / self.steps_per_epoch
+        position, rest = self.position(step), self._rest
+        if rest and position < rest.end:
+            share = 1 - (rest.end - position) / rest.order.windows
+            return rest.epochs + share * (rest.end // self.steps_per_epoch - rest.epochs)
+        return position / self.steps_per_epoch
 
     def bytes_seen(self, step: int) -> int:
         """Return the targets read in `step` steps."""
         since = self._targets_before(self.position(step))
         return self.origin.bytes_seen + since - self._targets_before(self.origin.position)
 
-    def _targets_before(self, position: int) -> int:
+    def _place(self, position: int) -> tuple[int, int, Order]:
+        """Return the epoch of a position, the windows of it that lie before, and its order."""
+        rest = self._rest
+        if rest and position < rest.end:
+            epoch = rest.end // self.steps_per_epoch - 1
+            return epoch, position - rest.end + rest.order.windows, rest.order
         epoch, step = divmod(position, self.steps_per_epoch)
-        _, lengths_BK, before_BK = self._order(epoch if self._shuffle else 0)
-        read_BK = np.maximum(step - before_BK, 0) * self._window
-        return epoch * self._targets + int(
-            np.minimum(read_BK, np.maximum(lengths_BK - self._first, 0)).sum()
-        )
+        return epoch, step, self._order(epoch)
+
+    def _targets_of(self, order: Order) -> Int64:
+        """Return how many of the bytes of each piece are targets; [B, K]."""
+        return np.maximum(order.lengths_BK - self._first, 0)
+
+    def _targets_before(self, position: int) -> int:
+        epoch, step, order = self._place(position)
+        targets_BK = self._targets_of(order)
+        read_BK = np.maximum(step - order.before_BK, 0) * self._window
+        # An epoch taken up in its middle lacks what was read of it before.
+        lacking = self._targets - int(targets_BK.sum())
+        return epoch * self._targets + lacking + int(np.minimum(read_BK, targets_BK).sum())
 
     def batch(self, step: int, rows: slice = slice(None)) -> Batch:
         """Return what `rows` of the global batch read at `step`, counted from 0 over all epochs."""
-        epoch, step = divmod(self.position(step), self.steps_per_epoch)
-        starts_BK, lengths_BK, before_BK = self._order(epoch if self._shuffle else 0)
-        shard_B1 = _last_begun(before_BK, step)[:, None]
-        first_B, length_B, before_B = (
-            np.take_along_axis(x_BK, shard_B1, axis=1)[:, 0]
-            for x_BK in (starts_BK, lengths_BK, before_BK)
-        )
-        # A row that has read all waits at the end of its last shard.
-        read_B = np.minimum((step - before_B) * self._window, length_B)
+        position = self.position(step)
+        _, step, order = self._place(position)
+        first_B, length_B, read_B = order.at(step, self._window)
+        reset_B = read_B == 0
+        if self._rest and position == self.origin.position:
+            reset_B &= ~self._rest.goes_on_B
         targets_B = np.clip(length_B - self._first - read_B, 0, self._window)
         weight = self._batch * self._window / max(1, int(targets_B.sum()))
         start_B = (first_B + read_B)[rows]
@@ -159,7 +225,7 @@ class TrainStream:
         return Batch(
             bytes_BT[:, :-1],
             bytes_BT[:, 1:],
-            (read_B == 0)[rows],
+            reset_B[rows],
             labels_BT,
             targets_B[rows].astype(np.int32),
             np.full(len(start_B), weight, np.float32),
@@ -181,33 +247,11 @@ class TrainStream:
         return bytes_BT
 
     @functools.lru_cache(maxsize=2)  # noqa: B019 - a stream lives as long as its run
-    def _order(self, epoch: int) -> tuple[Int64, Int64, Int64]:
-        """Return each row's shards in reading order: starts, lengths, and windows before each."""
-        starts_BK, lengths_BK = self._starts_BK, self._lengths_BK
-        if self._shuffle:
-            # Within a row, so that a row's number of windows, and so an epoch's, never changes.
-            order_BK = np.random.default_rng([self._seed, epoch]).permuted(
-                np.tile(np.arange(starts_BK.shape[1]), (self._batch, 1)), axis=1
-            )
-            starts_BK = np.take_along_axis(starts_BK, order_BK, axis=1)
-            lengths_BK = np.take_along_axis(lengths_BK, order_BK, axis=1)
-        windows_BK = -(-lengths_BK // self._window)
-        return starts_BK, lengths_BK, np.cumsum(windows_BK, axis=1) - windows_BK
-
-
-def _last_begun(before_BK: Int64, step: int) -> Int64:
-    """Return each row's last shard that has begun by `step`; empty ones begin where the next does.
-
-    By bisection of all rows at once: proteins are shards of their own, so there are millions.
-    """
-    rows = np.arange(len(before_BK))
-    low_B, high_B = np.zeros_like(rows), np.full_like(rows, before_BK.shape[1])
-    for _ in range(before_BK.shape[1].bit_length()):
-        middle_B = (low_B + high_B) // 2
-        has_begun_B = before_BK[rows, middle_B] <= step
-        low_B = np.where(has_begun_B, middle_B, low_B)
-        high_B = np.where(has_begun_B, high_B, middle_B)
-    return low_B
+    def _order(self, epoch: int) -> Order:
+        """Return what each row reads in a whole epoch."""
+        if not self._shuffle:
+            return self._regular
+        return orders.shuffled(self._regular, self._window, [self._seed, epoch])
 
 
 class _Labels:

@@ -37,16 +37,19 @@ def announcement(
         steps = f"steps {part.first:,} to {part.last:,}: " if len(parts) > 1 else ""
         lines.append(
             f"{steps}{data.batch} rows x {data.window} bytes a step, from {size:,} bytes in "
-            f"{stream.shards:,} shards"
+            f"{stream.shards:,} shards" + (f"; {part.describe_carry()}" if part.rows_before else "")
         )
         if stream.shards < stream.wanted_shards:
             lines.append(
                 f"the corpus is too small for {stream.wanted_shards:,} shards: {stream.shards:,} "
                 "used"
             )
-        if stream.idle > 0.1:
+        idle = part.idle if config.phases else stream.idle
+        if idle > 0.1:
             lines.append(
-                f"{stream.idle:.0%} of an epoch is padding, and rows that wait for the longest; a "
-                "smaller data.batch or data.window wastes less"
+                f"{idle:.0%} of {'the phase' if config.phases else 'an epoch'} is padding, and "
+                "rows that wait for the longest; "
+                + ("more data.shards, or " if part.growth else "")
+                + "a smaller data.batch or data.window wastes less"
             )
     return "\n".join(lines)

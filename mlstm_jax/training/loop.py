@@ -24,7 +24,7 @@ from mlstm_jax.config import Config, resolve_batch
 from mlstm_jax.data.corpus import Corpus, open_corpus
 from mlstm_jax.data.prefetch import prefetch
 from mlstm_jax.evaluation import Evaluator
-from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.model.language_model import Carry, LanguageModel
 from mlstm_jax.model.launch import require_gpu
 from mlstm_jax.model.recurrence import Loops
 from mlstm_jax.training import agreement, environment, optimizer, parallel, schedule, signals
@@ -177,7 +177,7 @@ def train(config: Config, *, resume: bool = False, reset_carry: bool = False) ->
         while True:
             part = next((part for part in parts if found.step < part.last), parts[-1])
             if part.first == found.step and part is not parts[0]:
-                found = found._replace(carry=None)
+                found = found._replace(carry=part.begin(found.carry))
             for note in found.notes:
                 progress.say(note)
             with closing(MetricsLog(folder, found.step) if cluster.is_first else Silent()) as log:
@@ -185,15 +185,16 @@ def train(config: Config, *, resume: bool = False, reset_carry: bool = False) ->
                 if announced:
                     reporter.event(found.step, **event, notes=found.notes)
                 try:
-                    state = _train_part(training, part, found, reporter)
+                    state, carry = _train_part(training, part, found, reporter)
                 except Diverged as diverged:
                     found, event = _roll_back(config, checkpoints, diverged, found, find)
                     announced = True
                     continue
             if part is parts[-1]:
                 return folder
-            note = f"step {part.last}: the next phase, the carry from zero"
-            found, announced = Found(part.last, state, None, part.stream.origin, [note]), True
+            following = parts[parts.index(part) + 1]
+            note = f"step {part.last}: the next phase, {following.describe_carry()}"
+            found, announced = Found(part.last, state, carry, part.stream.origin, [note]), True
             event = {"event": "phase"}
 
 
@@ -232,8 +233,14 @@ def _roll_back(
     return found._replace(state=state, notes=[*found.notes, note]), event
 
 
-def _train_part(training: _Run, part: Part, found: Found, reporter: Reporter) -> TrainState:
-    """Train from a checkpoint, or the beginning, to the end of a part; return the state, NumPy."""
+def _train_part(
+    training: _Run, part: Part, found: Found, reporter: Reporter
+) -> tuple[TrainState, Carry]:
+    """Train from a checkpoint, or the beginning, to the end of a part.
+
+    Returns:
+        The state and the carry of this process's rows, both NumPy.
+    """
     config, stream, last = part.config, part.stream, part.last
     devices, checkpoints, watchdog = training.devices, training.checkpoints, training.watchdog
     rate = training.rates[training.parts.index(part)]
@@ -306,4 +313,4 @@ def _train_part(training: _Run, part: Part, found: Found, reporter: Reporter) ->
                     stop = report(step, pending)
                     checkpoints.check()
                 pending = metrics
-    return devices.unreplicate(state)
+    return devices.unreplicate(state), devices.fetch_rows(carry)

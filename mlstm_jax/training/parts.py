@@ -2,9 +2,14 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from mlstm_jax.config import Config, Train
+import jax
+import numpy as np
+
+from mlstm_jax.config import Config, Phase, Train
 from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.data.stream import Origin, TrainStream
 from mlstm_jax.training.meta import Meta
@@ -19,28 +24,102 @@ class Part:
     stream: TrainStream
     first: int
     last: int
+    rows_before: int | None = None  # of the phase before; None for the first
+
+    @property
+    def growth(self) -> int | None:
+        """The number k of rows for each one of the phase before; None if the carry is not kept."""
+        return _growth(self.rows_before, self.config.data.batch)
+
+    @property
+    def idle(self) -> float:
+        """The fraction of the positions that are no target: padding and waiting."""
+        data = self.config.data
+        targets = self.stream.bytes_seen(self.last) - self.stream.bytes_seen(self.first)
+        return 1 - targets / ((self.last - self.first) * data.batch * data.window)
+
+    def begin(self, carry: Any) -> Any:
+        """Return the carry that the part begins with: row j goes on as row k·j, the others at zero.
+
+        Args:
+            carry: at the end of the part before; NumPy [rows of a process, ...], or None.
+
+        Returns:
+            NumPy [k · rows, ...]; None where all rows begin at zero.
+        """
+        growth = self.growth
+        if growth is None:
+            return None
+
+        def grow(x: np.ndarray) -> np.ndarray:
+            grown = np.zeros((len(x) * growth, *x.shape[1:]), x.dtype)
+            grown[::growth] = x
+            return grown
+
+        return jax.tree.map(grow, carry)
+
+    def describe_carry(self) -> str:
+        """Say what becomes of the rows of the part before."""
+        rows, before = self.config.data.batch, self.rows_before or 0
+        if self.growth is None:
+            return f"the carry starts from zero, because {rows} rows are no multiple of {before}"
+        if self.growth == 1:
+            return f"all {rows} rows go on"
+        return f"{before} rows go on, {rows - before} begin at shard starts"
+
+
+def _growth(before: int | None, rows: int) -> int | None:
+    if before is None or rows % before:
+        return None
+    return rows // before
 
 
 def make_parts(config: Config, corpus: Corpus) -> list[Part]:
-    """Return the phases of a run, each taking the text up about where the one before has left it.
+    """Return the phases of a run, each taking the text up where the one before has left it.
 
-    A run without phases is one part; its end may still change with its origin.
+    Exactly there if its batch is a multiple of that one's: then the rows go on, with their carry.
+    Otherwise at about the same place, from shard starts. A run without phases is one part; its end
+    may still change with its origin.
     """
     if not config.phases:
         stream = train_stream(config, corpus)
         return [Part(config, stream, 0, total_steps(config.train, stream.steps_per_epoch))]
     parts: list[Part] = []
-    for phase in config.phases:
+    for phase, cut_for in zip(config.phases, _cuts(config.phases), strict=True):
         data = dataclasses.replace(config.data, batch=phase.batch, window=phase.window)
         here = dataclasses.replace(config, data=data)
-        stream = train_stream(here, corpus)
-        first = parts[-1].last if parts else 0
-        if parts:
-            before = parts[-1].stream
+        stream = train_stream(here, corpus, cut_for)
+        if not parts:
+            parts.append(Part(here, stream, 0, phase.steps))
+            continue
+        first, before = parts[-1].last, parts[-1].stream
+        rows = parts[-1].config.data.batch
+        part = Part(here, stream, first, first + phase.steps, rows)
+        if part.growth is None:
             position = round(before.epoch(first) * stream.steps_per_epoch)
             stream.origin = Origin(first, position, before.bytes_seen(first))
-        parts.append(Part(here, stream, first, first + phase.steps))
+        else:
+            stream.go_on_from(before, first)
+        parts.append(part)
     return parts
+
+
+def _cuts(phases: Sequence[Phase]) -> list[tuple[int, int]]:
+    """Return the batch and window that each phase's shards are cut for.
+
+    They are the same for all phases whose rows go on from each other: the last batch, which is a
+    multiple of the others, and the longest window.
+    """
+    kept: list[list[Phase]] = []
+    for phase in phases:
+        if kept and _growth(kept[-1][-1].batch, phase.batch):
+            kept[-1].append(phase)
+        else:
+            kept.append([phase])
+    cuts: list[tuple[int, int]] = []
+    for group in kept:
+        cuts += [(group[-1].batch, max(phase.window for phase in group))] * len(group)
+    return cuts
 
 
 def stretches(parts: list[Part]) -> list[Stretch]:
@@ -65,8 +144,10 @@ def expected_stretches(config: Config, corpus_bytes: float) -> list[Stretch]:
     return [Stretch(0, total_steps(config.train, int(per_epoch)), data.batch, per_epoch)]
 
 
-def train_stream(config: Config, corpus: Corpus) -> TrainStream:
-    """Return the training rows of a config."""
+def train_stream(
+    config: Config, corpus: Corpus, cut_for: tuple[int, int] | None = None
+) -> TrainStream:
+    """Return the training rows of a config; see TrainStream for `cut_for`."""
     data = config.data
     return TrainStream(
         corpus.split("train"),
@@ -81,6 +162,7 @@ def train_stream(config: Config, corpus: Corpus) -> TrainStream:
         if config.model.rating_head
         else None,
         stop=corpus.stop,
+        cut_for=cut_for,
     )
 
 
@@ -99,6 +181,8 @@ def describe(part: Part, corpus: Corpus, step: int) -> Meta:
     """Return what a checkpoint at `step` is trained on."""
     stream, rows = part.stream, dataclasses.asdict(part.config.data)
     del rows["corpus"], rows["batch_per_device"]
+    if not stream.own_cut:
+        rows["cut_into"] = stream.shards
     return Meta(
         corpus=corpus.identity,
         cleaning=corpus.manifest.cleaning,

@@ -166,12 +166,15 @@ def _fits(before: Meta, here: Here, *, reset_carry: bool) -> bool:
                 "use the same, or go on with the carry reset, --reset-carry."
             )
         return False
-    if here.is_phase and before.origin != now.origin:
+    # Without phases the checkpoint's origin is the run's, unless rows went on from others in it.
+    is_compared = here.is_phase or before.origin.places is not None
+    if is_compared and before.origin != now.origin:
         if not reset_carry:
             raise UserError(
-                f"the phases that ended before the checkpoint have been changed: it had read "
-                f"{before.epoch:.3f} epochs of the text, and would go on at {now.epoch:.3f}. Undo "
-                "the change, or go on with the carry reset, --reset-carry."
+                f"the phases that ended before the checkpoint have been changed, or an earlier "
+                f"version began this one in another way: it had read {before.epoch:.3f} epochs of "
+                f"the text, and would go on at {now.epoch:.3f} from other places in it. Undo the "
+                "change, or go on with the carry reset, --reset-carry."
             )
         return False
     return True

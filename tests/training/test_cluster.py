@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,11 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlstm_jax.config import Config, Devices, Model, Optimizer
+from mlstm_jax.config import Config, Devices, Model, Optimizer, Phase
 from mlstm_jax.interop import openai
 from mlstm_jax.run import write_imported
 from mlstm_jax.training import metrics
 from mlstm_jax.training.checkpoint import Checkpoints
+from mlstm_jax.training.meta import FOLDER
 from tests.interop.test_weights import write_openai
 from tests.tolerance import assert_close
 from tests.training import runs, worker
@@ -180,6 +182,36 @@ def test_a_run_moves_to_other_numbers_of_devices_and_processes(
         # 8 rows of 16 steps, and the products of 48 units and 16 inputs, there and back.
         terms = line["step"] * (8 * 16 + 2 * (2 * 48 + 16))
         assert_close(line["bpc"], other["bpc"], terms)
+
+
+@pytest.mark.slow
+def test_rows_grow_in_several_processes_as_in_one(
+    corpus: Path, tmp_path: Path, command_environment: dict[str, str]
+) -> None:
+    """4 rows become 8; also from a checkpoint at the border that another number has written."""
+    phases = (Phase(steps=30, batch=4, window=16), Phase(steps=30, batch=8, window=16))
+    base = runs.make_config(corpus, tmp_path)
+    train = dataclasses.replace(base.train, checkpoint_every=10, keep_checkpoints=9)
+    base = dataclasses.replace(base, phases=phases, train=train)
+    for name, processes in (("one", 1), ("two", 2), ("two", 1), ("one", 2)):
+        folder = tmp_path / name / "run"
+        began = folder.exists()
+        if began:  # It is as if it had been stopped at the border.
+            for step in (40, 50, 60):
+                shutil.rmtree(folder / FOLDER / str(step))
+        started: list[Process] = []
+        config = dataclasses.replace(base, out=str(folder))
+        spawn_all(started, config, tmp_path / name, command_environment, processes=processes)
+        texts = end(started)
+        assert [process.returncode for process in started] == [0] * processes, "\n".join(texts)
+        assert ("resuming at step 30" in texts[0]) == began
+        if name == "one" and not began:
+            expected = runs.lines_without_time(folder)
+        lines = runs.lines_without_time(folder)
+        for line, other in zip(lines, expected, strict=True):
+            assert (line["step"], line["bytes_seen"]) == (other["step"], other["bytes_seen"])
+            terms = line["step"] * (8 * 16 + 2 * (2 * 48 + 16))
+            assert_close(line["bpc"], other["bpc"], terms)
 
 
 # --- what ends them

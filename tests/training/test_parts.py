@@ -178,10 +178,14 @@ def test_muon_goes_on_through_a_phase_with_another_batch(corpus: Path, tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("phases", [PHASES, PHASES[::-1]], ids=["shrinking", "growing"])
 def test_phases_and_all_options_killed_and_resumed(
-    rated_corpus: Path, tmp_path: Path, command_environment: dict[str, str]
+    phases: tuple[Phase, ...],
+    rated_corpus: Path,
+    tmp_path: Path,
+    command_environment: dict[str, str],
 ) -> None:
-    long = tuple(dataclasses.replace(phase, steps=300) for phase in PHASES)
+    long = tuple(dataclasses.replace(phase, steps=300) for phase in phases)
 
     def make(out: Path) -> Config:
         config = phased(rated_corpus, out, long)
@@ -205,4 +209,4 @@ def test_phases_and_all_options_killed_and_resumed(
     process = start(config, tmp_path, command_environment)
     text, _ = process.communicate(timeout=300)
     assert process.returncode == 0, text.decode()
-    assert_same_run(tmp_path / "run", tmp_path / "calm")
+    assert_same_run(tmp_path / "run", tmp_path / "calm", phases[-1].batch)
