@@ -69,6 +69,7 @@ def test_without_fp8_it_is_the_packages_recurrence(fp8: Any, random: np.random.G
     jax.tree.map(np.testing.assert_array_equal, ours, _gradient(plain, params, bytes_BT, carry))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backward", ["E4M3", "E5M2"])
 def test_what_is_emulated_is_what_fp8_arrays_give(
     fp8: Any, backward: str, random: np.random.Generator

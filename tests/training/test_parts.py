@@ -163,6 +163,7 @@ def test_a_phase_that_has_ended_cannot_change_its_length(
     loop.train(phased(corpus, tmp_path / "longer", longer))
 
 
+@pytest.mark.slow
 def test_muon_goes_on_through_a_phase_with_another_batch(corpus: Path, tmp_path: Path) -> None:
     """β2 follows the phase's own batch, and the state is the same one."""
 
