@@ -61,6 +61,7 @@ def _case(fp8: Any, random: np.random.Generator) -> tuple[LanguageModel, Any, An
     return plain, params, bytes_BT, fp8.Carry(*state)
 
 
+@pytest.mark.slow
 def test_without_fp8_it_is_the_packages_recurrence(fp8: Any, random: np.random.Generator) -> None:
     plain, params, bytes_BT, carry = _case(fp8, random)
     model = fp8.Fp8Model(plain, fp8.Formats(fp8.BF16, fp8.BF16))

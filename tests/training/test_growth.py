@@ -81,6 +81,7 @@ def test_it_goes_on_before_at_and_after_the_border_as_if_never_stopped(
     assert_same_run(folder, straight)
 
 
+@pytest.mark.slow
 def test_old_rows_keep_their_state_where_nothing_is_learned(corpus: Path, tmp_path: Path) -> None:
     """At a rate that changes no parameter, they end as in a run whose rows never changed.
 
@@ -146,7 +147,8 @@ def test_rows_that_cannot_go_on_begin_anew_and_that_is_said(corpus: Path, tmp_pa
     assert parts[2].stream.epoch(60) == pytest.approx(parts[1].stream.epoch(60), rel=0.05)
 
 
-@pytest.mark.parametrize("begin", [pytest.param(0, marks=pytest.mark.slow), 30])
+@pytest.mark.slow
+@pytest.mark.parametrize("begin", [0, 30])
 def test_on_two_devices_it_learns_the_same(
     begin: int, corpus: Path, straight: Path, tmp_path: Path
 ) -> None:

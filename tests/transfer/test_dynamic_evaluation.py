@@ -27,7 +27,7 @@ from mlstm_jax.training.parallel import Parallel
 from tests.marks import FP16
 from tests.tolerance import assert_close, bound
 
-pytestmark = pytest.mark.numeric
+numeric = pytest.mark.numeric
 
 WINDOW = 32  # of the run
 # Of a loss and its gradient: there and back through the products of two layers of 64 units.
@@ -76,6 +76,7 @@ def shifted(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@numeric
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("name", ["rms", "sgd"])
 def test_no_byte_is_scored_by_parameters_that_have_read_it(run: Run, name: str, rows: int) -> None:
@@ -112,7 +113,8 @@ def test_no_byte_is_scored_by_parameters_that_have_read_it(run: Run, name: str, 
         assert not same_BS[:, (window + 1) * WINDOW : (window + 2) * WINDOW].any()
 
 
-@pytest.mark.parametrize("compute", ["fp32", "bf16", FP16])
+@numeric
+@pytest.mark.parametrize("compute", ["fp32", pytest.param("bf16", marks=pytest.mark.slow), FP16])
 @pytest.mark.parametrize("stop", [None, 3])
 def test_rate_0_gives_what_evaluate_gives(run: Run, compute: str, stop: int | None) -> None:
     """In sixteen rows, on four devices and on one: the sums are in another order."""
@@ -146,6 +148,7 @@ def test_rate_0_gives_what_a_forward_pass_gives_byte_by_byte(run: Run) -> None:
     assert np.count_nonzero(found_BT) == stream.scored == len(split.bytes) - 1
 
 
+@numeric
 def test_one_step_is_that_of_numpy(run: Run, random: np.random.Generator) -> None:
     """θ − η g / (r + ε) + min(1, λ r / mean r) (θ_0 − θ), of a window that is not full."""
     trained, model = run.params, run.model
@@ -187,6 +190,7 @@ def test_one_step_is_that_of_numpy(run: Run, random: np.random.Generator) -> Non
     assert not window.skipped
 
 
+@numeric
 def test_statistics_are_the_mean_square_of_gradients(run: Run) -> None:
     evaluator, split = make_evaluator(run), make_split(nonsense(0, 5), "train")
     stream = evaluator.stream(split)
@@ -215,7 +219,7 @@ def test_statistics_are_the_mean_square_of_gradients(run: Run) -> None:
 
 
 @pytest.mark.parametrize("compute", ["fp32", pytest.param("bf16", marks=pytest.mark.slow), FP16])
-@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("rows", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_it_learns_a_vocabulary_that_the_model_never_met(
     run: Run, corpus: Path, compute: str, rows: int
 ) -> None:
@@ -319,6 +323,7 @@ def test_the_command_chooses_on_validation_and_leaves_the_checkpoint_alone(
     assert "one device" not in done.stdout
 
 
+@pytest.mark.slow
 def test_another_test_text_changes_no_choice_and_what_was_chosen_can_be_given(
     run: Run,
     shifted: Path,
@@ -369,6 +374,7 @@ def test_another_test_text_changes_no_choice_and_what_was_chosen_can_be_given(
     assert "became no number; give a lower --dynamic-rate" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_imported_weights_and_a_corpus_without_text_to_train_on(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
