@@ -151,11 +151,11 @@ def test_the_day_of_a_gpu_in_small(tmp_path: Path, command_environment: dict[str
     assert "left for the next call: products, graphs_off" in call("--minutes", "0.01")
     assert "=== graphs_off" in call()
     assert "products: done before" in call()
-    page.write_text("before\n<!-- gpu:begin -->\nnothing\n<!-- gpu:end -->\nafter\n")
+    page.write_text("before\n<!-- gpu:begin -->\nan older page\n<!-- gpu:end -->\nafter\n")
     report = [sys.executable, FOLDER / "gpu_report.py", out, "--into", page]
     subprocess.run(report, check=True, env=command_environment, timeout=60)
     text = page.read_text()
-    assert "nothing" not in text
+    assert "an older page" not in text
     assert text.startswith("before\n")
     assert text.endswith("<!-- gpu:end -->\nafter\n")
     assert "| 64 / 8 / 16, fp32 | h Wmh |" in text

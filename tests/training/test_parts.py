@@ -179,14 +179,11 @@ def test_muon_goes_on_through_a_phase_with_another_batch(corpus: Path, tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("phases", [PHASES, PHASES[::-1]], ids=["shrinking", "growing"])
 def test_phases_and_all_options_killed_and_resumed(
-    phases: tuple[Phase, ...],
-    rated_corpus: Path,
-    tmp_path: Path,
-    command_environment: dict[str, str],
+    rated_corpus: Path, tmp_path: Path, command_environment: dict[str, str]
 ) -> None:
-    long = tuple(dataclasses.replace(phase, steps=300) for phase in phases)
+    """From 8 rows to 16, so that the carry goes through, too."""
+    long = tuple(dataclasses.replace(phase, steps=300) for phase in reversed(PHASES))
 
     def make(out: Path) -> Config:
         config = phased(rated_corpus, out, long)
