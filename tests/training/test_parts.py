@@ -207,4 +207,4 @@ def test_phases_and_all_options_killed_and_resumed(
     process = start(config, tmp_path, command_environment)
     text, _ = process.communicate(timeout=300)
     assert process.returncode == 0, text.decode()
-    assert_same_run(tmp_path / "run", tmp_path / "calm", phases[-1].batch)
+    assert_same_run(tmp_path / "run", tmp_path / "calm", long[-1].batch)
