@@ -25,8 +25,8 @@ Data flows one way, and imports go downward only::
     data/                  sources, readers, documents → prepare (duckdb_engine and _stage,
                            beam_engine, given_splits, corpus_writer) → corpus → shards → order →
                            stream, evaluation_stream; summary, markup, advice   (no jax)
-    model/                 recurrence, cell, kernels, launch, stacks, inputs, product, weight norm,
-                           the language model   (no data, no training)
+    model/                 recurrence, layer, cell, scans, kernels, launch, stacks, inputs, product,
+                           weight norm, the language model   (no data, no training)
     training/              loop, parts, step, adapting_step, all_reduce, state, optimizer, muon,
                            schedule, loss scale; start, resume, checkpoint (meta, checksum,
                            retention); parallel and replicas (devices); cluster, rendezvous,

@@ -1,0 +1,65 @@
+"""One layer: its state, what it reads, its weights, and one step of it."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mlstm_jax.model import cell
+from mlstm_jax.model.inputs import is_bytes, read
+from mlstm_jax.model.product import dot
+
+Array = jax.Array
+
+
+class LayerCarry(NamedTuple):
+    """State of one layer between two steps: h float32 [B, H], c [B, H]."""
+
+    h: Array
+    c: Array
+
+
+class Sequence(NamedTuple):
+    """What changes from step to step.
+
+    x is the bytes, int32 [T, B], or the states of the layer below, [T, B, I]. Where hold_TB (bool)
+    is true, h and c stay as they are, and their gradient passes.
+    """
+
+    x: Array
+    hold_TB: Array | None = None
+
+
+class Weights(NamedTuple):
+    """The matrices and the bias, float32; for bytes I is 256, and row v is that of byte v."""
+
+    wmx_IH: Array
+    wx_IG: Array
+    wmh_HH: Array
+    wh_HG: Array
+    b_G: Array
+
+
+def rounded(weights: Weights, x: Array, compute: jnp.dtype) -> Weights:
+    """Return the matrices of products in the compute type; tables and the bias stay as they are."""
+    wmx_IH, wx_IG, wmh_HH, wh_HG, b_G = weights
+    if not is_bytes(x):
+        wmx_IH, wx_IG = wmx_IH.astype(compute), wx_IG.astype(compute)
+    return Weights(wmx_IH, wx_IG, wmh_HH.astype(compute), wh_HG.astype(compute), b_G)
+
+
+def layer_step(
+    rounded_h: Array, carry: LayerCarry, now: Sequence, w: Weights
+) -> tuple[LayerCarry, tuple[Array, cell.Gates]]:
+    """One step: the new carry, then mh and the four gates after their nonlinearities, [B, H].
+
+    rounded_h is h in the type of the products.
+    """
+    mh = dot(rounded_h, w.wmh_HH)
+    m = read(now.x, w.wmx_IH) * mh
+    z_BG = read(now.x, w.wx_IG) + dot(m, w.wh_HG) + w.b_G[None]
+    hold_B1 = None if now.hold_TB is None else now.hold_TB[:, None]
+    gates, h, c = cell.advance(
+        tuple(jnp.split(z_BG, 4, axis=-1)), carry.h, carry.c.astype(jnp.float32), hold_B1
+    )
+    return LayerCarry(h=h, c=c.astype(carry.c.dtype)), (mh, gates)

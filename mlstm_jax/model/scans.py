@@ -1,0 +1,138 @@
+"""The loops over time as XLA runs them, forward and back; kernels.py has those of our own kernels.
+
+`packed` keeps the parts of a step in one array, as is best on a GPU; else dz takes the place of the
+gates, as is best on a CPU. The numbers are the same.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mlstm_jax.model import cell, stacks
+from mlstm_jax.model.inputs import is_bytes, read
+from mlstm_jax.model.layer import LayerCarry, Sequence, Weights, layer_step
+from mlstm_jax.model.product import dot
+
+Array = jax.Array
+
+
+class Saved(NamedTuple):
+    """What the backward scan needs beside the arguments, in stacks, see `stacks.empty`.
+
+    h after each step [T, B, H], c before it [T, B, H], and of each step mh, i, f, o and u: packed
+    as one [T, 5, B, H], which a GPU writes in one kernel; else mh [T, B, H], and the gates side by
+    side [T, B, 4H], where the backward scan puts dz in their place.
+    """
+
+    h: Array
+    before_c: Array
+    made: tuple[Array, ...]
+
+    def h_TBH(self, compute: jnp.dtype) -> Array:
+        """Return h after each step, in the compute type."""
+        return stacks.of_bits(self.h, compute)
+
+
+def forward(
+    carry: LayerCarry, sequence: Sequence, weights: Weights, compute: jnp.dtype, packed: bool
+) -> tuple[LayerCarry, Saved]:
+    """Run the window, matrices rounded; return the carry after it, and what the way back needs."""
+    window, shape = sequence.x.shape[0], carry.h.shape
+
+    def step(t: Array, before: tuple[Array, LayerCarry, Saved]) -> tuple[Array, LayerCarry, Saved]:
+        rounded_h, carry, saved = before
+        after, (mh, gates) = layer_step(rounded_h, carry, stacks.at(sequence, t), weights)
+        rounded_h = after.h.astype(compute)
+        made = [x.astype(compute) for x in (mh, *gates)]
+        saved = Saved(
+            h=stacks.put(saved.h, rounded_h, t),
+            before_c=stacks.put(saved.before_c, carry.c, t),
+            made=(stacks.put(saved.made[0], jnp.stack(made), t),)
+            if packed
+            else (
+                stacks.put(saved.made[0], made[0], t),
+                stacks.put_side_by_side(saved.made[1], made[1:], t),
+            ),
+        )
+        return rounded_h, after, saved
+
+    saved = Saved(
+        h=stacks.empty((window, *shape), compute),
+        before_c=stacks.empty((window, *shape), carry.c.dtype),
+        made=(stacks.empty((window, 5, *shape), compute),)
+        if packed
+        else (
+            stacks.empty((window, *shape), compute),
+            stacks.empty((window, shape[0], 4 * shape[1]), compute),
+        ),
+    )
+    # h goes from step to step in both types: rounded anew it would be a kernel more.
+    first = carry.h.astype(compute), carry, saved
+    _, last, saved = jax.lax.fori_loop(0, window, step, first)
+    return last, saved
+
+
+def backward(
+    first: LayerCarry,
+    sequence: Sequence,
+    weights: Weights,
+    saved: Saved,
+    compute: jnp.dtype,
+    packed: bool,
+    dlast: LayerCarry,
+    dh_TBH: Array,
+) -> tuple[Array, Array, Array, Array]:
+    """Run back through the window that `forward` ran from the carry `first`.
+
+    Returns:
+        The cotangents of h and c before the window, float32 [B, H]; and in the compute type dz of
+        each step [T, B, 4H], and dmh with dmx [T, 2, B, H].
+    """
+    window, shape = sequence.x.shape[0], first.h.shape
+    mx_TBH = None if is_bytes(sequence.x) else read(sequence.x, weights.wmx_IH)
+    # Transposed once: on a CPU a product with a transposed right side is a third slower.
+    wmh_transposed, wh_transposed = weights.wmh_HH.T, weights.wh_HG.T
+    dh_bits = stacks.as_bits(dh_TBH)
+    gates_BG = None
+    dz = stacks.empty((window, shape[0], 4 * shape[1]), compute)
+    if not packed:
+        # dz takes the gates' place: no fresh memory, whose pages a CPU would have to be given. A
+        # step is read after the one behind it was written, or XLA would copy the stack each time.
+        saved, dz = saved._replace(made=saved.made[:1]), saved.made[1]
+        gates_BG = stacks.at(dz, jnp.int32(window - 1))
+
+    def step(k: Array, later: tuple[Any, ...]) -> tuple[Any, ...]:
+        dh, dc, gates_BG, dz_TBG, dm_T2BH = later
+        t = window - 1 - k
+        now, here = stacks.at((sequence, saved), t)
+        # A lookup here saves a GPU from writing all of mx first.
+        mx = read(now.x, weights.wmx_IH) if mx_TBH is None else stacks.at(mx_TBH, t)
+        mh, *gates = (
+            stacks.of_bits(x, compute).astype(jnp.float32)
+            for x in (here.made[0] if packed else (*here.made, *jnp.split(gates_BG, 4, axis=-1)))
+        )
+        before_c = stacks.of_bits(here.before_c, first.c.dtype).astype(jnp.float32)
+        dh = dh + stacks.of_bits(stacks.at(dh_bits, t), compute).astype(jnp.float32)
+        hold_B1 = None if now.hold_TB is None else now.hold_TB[:, None]
+        found = cell.gradient(cell.Gates(*gates), before_c, dh, dc, hold_B1)
+        dz_BG = jnp.concatenate(found.z, axis=-1).astype(compute)
+        dm = dot(dz_BG, wh_transposed)
+        dmh, dmx = (dm * mx).astype(compute), (dm * mh).astype(compute)
+        dh = dot(dmh, wmh_transposed)
+        if found.held_h is not None:
+            dh = dh + found.held_h
+        dz_TBG = stacks.put(dz_TBG, dz_BG, t)
+        return (
+            dh,
+            found.c,
+            None if packed else stacks.at(dz_TBG, jnp.maximum(t - 1, 0)),
+            dz_TBG,
+            stacks.put(dm_T2BH, jnp.stack([dmh, dmx]), t),
+        )
+
+    dm = stacks.empty((window, 2, *shape), compute)
+    dh0_BH, dc0_BH, _, dz, dm = jax.lax.fori_loop(
+        0, window, step, (dlast.h, dlast.c.astype(jnp.float32), gates_BG, dz, dm)
+    )
+    return dh0_BH, dc0_BH, stacks.of_bits(dz, compute), stacks.of_bits(dm, compute)
