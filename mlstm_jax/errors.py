@@ -20,6 +20,10 @@ class UserError(KnownError):
     exit_code = 2
 
 
+class InUse(UserError):
+    """Another process trains in the run folder."""
+
+
 _REMEDIES = (
     ((errno.ENOSPC, errno.EDQUOT), "Free some space there"),
     ((errno.EFBIG,), "Raise the limit on the size of a file (ulimit -f)"),

@@ -27,7 +27,7 @@ import jax
 from mlstm_jax import __version__, config_differences, config_text, out_folder
 from mlstm_jax.config import Config
 from mlstm_jax.data.documents import Cleaning
-from mlstm_jax.errors import KnownError, UserError, remedy
+from mlstm_jax.errors import InUse, KnownError, UserError, remedy
 from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import Weights
 from mlstm_jax.model.language_model import LanguageModel, Parameters
@@ -82,7 +82,8 @@ def claim(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterato
 
     Raises:
         UserError: the folder is something else, holds a run of another kind, or none although
-            `resume` is set; or another process trains in it.
+            `resume` is set.
+        InUse: another process trains in it.
     """
     folder = Path(config.out)
     if (folder / WEIGHTS).exists():
@@ -122,13 +123,13 @@ def claim(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterato
 def _lock(file: int, folder: Path) -> None:
     """Lock the run folder's file, or warn where its file system has no locks.
 
-    Raises UserError where another process has locked it, or may have.
+    Raises InUse where another process has locked it, and UserError where one may have.
     """
     try:
         # The system lets go of it when the process ends, however it ends.
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise UserError(
+        raise InUse(
             f"another process is training in {folder}; wait for it, or use another --out."
         ) from None
     except OSError as error:

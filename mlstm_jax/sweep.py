@@ -107,8 +107,13 @@ def pending(runs: Runs, out: Path) -> Iterator[tuple[tuple[str, str], Config]]:
                     "use another --out, or remove it."
                 )
             _require_same_inputs(folder(out, key), here)
-        if result(key, folder(out, key)).status not in ("done", "diverged"):
+        if not is_over(key, folder(out, key)):
             yield key, here
+
+
+def is_over(key: tuple[str, str], run_folder: Path) -> bool:
+    """Return whether a run is finished or has diverged."""
+    return result(key, run_folder).status in ("done", "diverged")
 
 
 def _require_same_inputs(run_folder: Path, config: Config) -> None:

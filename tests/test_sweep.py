@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlstm_jax import cli, config_text, sweep
+from mlstm_jax import cli, config_text, run, sweep
 from mlstm_jax.config import Config
 from mlstm_jax.data.prepare import prepare
 from mlstm_jax.errors import UserError
@@ -74,6 +74,36 @@ def test_a_sweep_ends_with_a_table_and_runs_nothing_twice(
     with pytest.raises(SystemExit):
         cli.main(["sweep", str(same), "--out", str(out)])
     assert "8/tame holds a run with another corpus" in capsys.readouterr().err
+
+
+def test_two_processes_share_a_sweep(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec, out = write_spec(tmp_path / "spec.py", corpus), tmp_path / "out"
+    (_, held), *_ = sweep.pending(sweep.load(spec), out)
+    with run.claim(held, resume=False):
+        cli.main(["sweep", str(spec), "--out", str(out)])
+    shown = capsys.readouterr()
+    assert "left to other processes: 8 / tame" in shown.err
+    assert "| 8 | … | Div |" in shown.out
+    cli.main(["sweep", str(spec), "--out", str(out)])
+    assert "1 of 1: 8 / tame" in capsys.readouterr().err
+
+
+def test_a_run_that_another_process_has_trained_since_is_not_trained_again(
+    corpus: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec, out = write_spec(tmp_path / "spec.py", corpus), tmp_path / "out"
+    cli.main(["sweep", str(spec), "--out", str(out)])
+    capsys.readouterr()
+    # What this process saw before the other had trained them.
+    stale = list(sweep.load(spec).items())
+    monkeypatch.setattr(sweep, "pending", lambda runs, out: iter(stale))
+    cli.main(["sweep", str(spec), "--out", str(out)])
+    assert "of 2" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

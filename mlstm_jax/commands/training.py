@@ -13,7 +13,7 @@ import tyro
 from tyro.conf import Positional, arg
 
 from mlstm_jax.commands import models
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import InUse, UserError
 from mlstm_jax.terminal import message, show
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ def sweep(
     """Train all runs of a specification, one after the other, and make their table.
 
     A run that is finished or has diverged is not run again; stop it at any time, and go on with
-    the same command. OUT/table.md has the validation BPC of each, OUT/table.csv every figure.
+    the same command. The same command in a second terminal, or on another machine that sees the
+    same files, takes the runs that the first has not begun. OUT/table.md has the validation BPC of
+    each, OUT/table.csv every figure.
 
     Args:
         spec: Python file that sets `runs = {(ROW, COLUMN): Config(...)}`; see configs/sweeps/.
@@ -75,10 +77,20 @@ def sweep(
 
     if not table_only:
         waiting = list(sweeps.pending(runs, out))
+        elsewhere: list[str] = []
         for number, (key, config) in enumerate(waiting, 1):
-            show(f"\n{number} of {len(waiting)}: {key[0]} / {key[1]}", file=sys.stderr)
-            _train_one(config)
+            if sweeps.is_over(key, sweeps.folder(out, key)):
+                continue  # another process has trained it since
+            name = f"{key[0]} / {key[1]}"
+            show(f"\n{number} of {len(waiting)}: {name}", file=sys.stderr)
+            try:
+                _train_one(config)
+            except InUse:
+                show("another process trains it", file=sys.stderr)
+                elsewhere.append(name)
             write_tables()
+        if elsewhere:
+            show(f"\nleft to other processes: {', '.join(elsewhere)}", file=sys.stderr)
     show(write_tables())
     show(f"every figure: {out / 'table.csv'}")
 
