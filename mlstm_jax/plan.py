@@ -87,8 +87,10 @@ def muon_seconds(config: Config, machine: Machine, devices: int) -> float:
     flops = 6 * hidden**3 * -(-square // devices)
     flops += sum((4 * r * r * hidden + 2 * r**3) * -(-count // devices) for r, count in narrow)
     rates = machine.step_flops_per_s
-    # In float32, whose products GPUs round to TF32 where nobody asks for more.
+    # In float32, whose products GPUs round to TF32 where nobody asks for more, or in bf16.
     rate = rates.get("tf32", rates.get("fp32", 0.0))
+    if config.precision.compute == "bf16":
+        rate = rates.get("bf16", rate)
     return config.optimizer.muon_steps * flops / rate if rate else 0.0
 
 

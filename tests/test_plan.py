@@ -148,3 +148,6 @@ def test_muon_costs_what_the_compiler_counts() -> None:
     eighth = plan.muon_seconds(config, machine, 8) * rate
     assert planned / 8 < eighth < planned / 4
     assert plan.muon_seconds(Config(), machine, 1) == 0
+    half = dataclasses.replace(config, precision=Precision(compute="bf16"))
+    rates = machine.step_flops_per_s
+    assert plan.muon_seconds(half, machine, 1) == pytest.approx(planned / rates["bf16"])

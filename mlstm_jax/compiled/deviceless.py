@@ -114,6 +114,7 @@ def compile_step(config: Config, machine: Machine, devices: int) -> Compiled:
         rate,
         update_bytes=config.data.batch * config.data.window,
         axis_name=AXIS,
+        compute=config.precision.compute,
     )
     rows = config.data.batch // devices
     arguments = (

@@ -249,6 +249,7 @@ def _train_part(
         rate,
         update_bytes=config.data.batch * config.data.window,
         axis_name=parallel.AXIS,
+        compute=config.precision.compute,
     )
     one_step = make_train_step(config, training.model, adam, rate, parallel.AXIS)
     train_step = devices.map(one_step, donate=(0, 1))

@@ -23,6 +23,11 @@ from mlstm_jax.config import Optimizer
 from mlstm_jax.training import muon
 
 
+def muon_type(compute: str) -> Any:
+    """Return the type of the operands of Muon's products."""
+    return jnp.bfloat16 if compute == "bf16" else jnp.float32
+
+
 def matrices(params: Any) -> Any:
     """Return which parameters are matrices with a trust ratio and decay: V's and the decoder."""
 
@@ -39,6 +44,7 @@ def build(
     *,
     update_bytes: int = 0,
     axis_name: str | None = None,
+    compute: str = "fp32",
 ) -> optax.GradientTransformation:
     """Return clip → optimizer → −rate; its state has one structure, clipped or not.
 
@@ -47,6 +53,8 @@ def build(
         rate: of an applied update.
         update_bytes: bytes of text in one update, all devices' together; used with b2_half_life.
         axis_name: of devices that share Muon's matrices out, see muon.py; None: none do.
+        compute: the config's `precision.compute`. In bf16 Muon's products are, too; fp16 has not
+            the range for them, and they stay float32.
     """
     clip, b2 = optimizer.clip_norm, second_moment_decay(optimizer, update_bytes)
     clipped = optax.identity() if clip is None else optax.clip_by_global_norm(clip)
@@ -71,7 +79,7 @@ def build(
             ratio = optimizer.muon_learning_rate / optimizer.learning_rate
             of_matrices = optax.chain(
                 muon.momentum(),
-                muon.orthogonalise(optimizer.muon_steps, jnp.float32, axis_name),
+                muon.orthogonalise(optimizer.muon_steps, muon_type(compute), axis_name),
                 optax.add_decayed_weights(optimizer.weight_decay),
                 optax.scale_by_learning_rate(lambda count: ratio * rate(count)),
             )

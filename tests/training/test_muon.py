@@ -80,6 +80,27 @@ def test_muon_against_its_equations(random: np.random.Generator) -> None:
         params = optax.apply_updates(params, updates)
 
 
+def test_newton_schulz_in_bf16(random: np.random.Generator) -> None:
+    """Where singular values are near one, an iteration keeps 0.72 of an error and adds its own.
+
+    |a + 3b + 5c| = 0.72. Its own: bs has three roundings of operands and cs² six, each half a
+    unit, so at most (3 |b| + 6 |c|) / 2 units.
+    """
+    q = np.linalg.qr(random.normal(size=(2, 48, 48)))[0]
+    g = (q[0] * np.linspace(1, 3, 48)) @ q[1]
+    g = np.concatenate([g, g[:, :16]], axis=1)
+    step = muon.orthogonalise(5, optimizer.muon_type("bf16"), None)
+    made = jax.jit(lambda g: step.update({"wmh_v": g}, optax.EmptyState())[0]["wmh_v"])
+    expected = np.sqrt(64 / 48) * newton_schulz(g)
+    _, b, c = COEFFICIENTS
+    own = (3 * abs(b) + 6 * c) / 2 * UNIT["bfloat16"]
+    error = np.linalg.norm(made(g.astype(np.float32)) - expected, 2)
+    assert error < own / (1 - 0.72) * np.linalg.norm(expected, 2)
+    assert "xbf16>" in made.lower(g.astype(np.float32)).as_text()
+    # fp16 has not the range.
+    assert optimizer.muon_type("fp16") == optimizer.muon_type("fp32") == np.float32
+
+
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_devices_share_the_matrices_out(count: int, random: np.random.Generator) -> None:
     options = Optimizer(name="muon")
