@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen
 
-from mlstm_jax.model.product import dot
+from mlstm_jax.model.matmul import dot
 from mlstm_jax.model.recurrence import LayerCarry, Loops, Outputs, Sequence, Weights
 
 Array = jax.Array

@@ -26,11 +26,11 @@ from fp8_recurrence import BF16, E4M3, E5M2, FATES, TENSORS, Formats, Fp8Model, 
 from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train
 from mlstm_jax.data.corpus import Corpus, open_corpus
 from mlstm_jax.data.prefetch import prefetch
-from mlstm_jax.evaluation import Evaluator
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.training import optimizer, parallel, schedule
+from mlstm_jax.training.evaluation import Evaluator
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.training.parts import make_parts, stretches
+from mlstm_jax.training.phases import make_parts, stretches
 from mlstm_jax.training.start import fresh_state
 from mlstm_jax.training.step import make_train_step
 

@@ -40,14 +40,14 @@ _PTX = re.compile(r"\b((?:wgmma\.mma_async|mma\.sync)[\w.]*|cvt[\w.]*(?:e4m3|e5m
 
 def compile_all(machine_path: Path, dump: Path) -> list[dict[str, Any]]:
     """Compile all cases with the flags of this process."""
-    from mlstm_jax.training import environment
+    from mlstm_jax import environment
 
     environment.without_gpus()
     import jax
     import jax.numpy as jnp
 
     from mlstm_jax.compiled import deviceless, hlo, kernels
-    from mlstm_jax.machine import load_machine
+    from mlstm_jax.planning.machine import load_machine
 
     machine, rows = load_machine(machine_path), []
     for batch, summed, columns, left, right, transposed in CASES:

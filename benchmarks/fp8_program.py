@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from mlstm_jax.training import environment
+from mlstm_jax import environment
 
 environment.without_gpus()
 
@@ -32,8 +32,8 @@ from mlstm_jax.compiled.kernels import Kernel, kernels, products  # noqa: E402
 from mlstm_jax.compiled.summary import LAUNCHES  # noqa: E402
 from mlstm_jax.config import Config, Data, Model, Precision  # noqa: E402
 from mlstm_jax.data.stream import Batch  # noqa: E402
-from mlstm_jax.machine import Machine, load_machine  # noqa: E402
 from mlstm_jax.model.language_model import LanguageModel  # noqa: E402
+from mlstm_jax.planning.machine import Machine, load_machine  # noqa: E402
 from mlstm_jax.training import optimizer, schedule  # noqa: E402
 from mlstm_jax.training.parallel import AXIS  # noqa: E402
 from mlstm_jax.training.state import init_state  # noqa: E402

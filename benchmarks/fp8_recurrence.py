@@ -25,7 +25,7 @@ from mlstm_jax.config import Model
 from mlstm_jax.model import stacks
 from mlstm_jax.model.inputs import read, read_gradients
 from mlstm_jax.model.language_model import COMPUTE_TYPES, Carry, LanguageModel, Parameters, Reading
-from mlstm_jax.model.product import product, sum_rows
+from mlstm_jax.model.matmul import product, sum_rows
 from mlstm_jax.model.recurrence import LayerCarry, Outputs, Sequence, Weights
 from mlstm_jax.model.weight_norm import weight_norm
 

@@ -96,8 +96,8 @@ def _stop_after(process: subprocess.Popen[str], seconds: float) -> Any:
 
 def train(out: Path, seconds: float, small: bool) -> None:
     """Train 2048 units on the corpus in `out` for some seconds of its own, and say how it went."""
+    from mlstm_jax import environment
     from mlstm_jax.config import Config, Data, Devices, Model, Optimizer, Precision, Train
-    from mlstm_jax.training import environment
 
     environment.prepare(Devices())
     import measure

@@ -21,6 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # for tests/, which has the model in NumPy
 
+from mlstm_jax import environment  # noqa: E402
 from mlstm_jax.config import (  # noqa: E402
     Config,
     Data,
@@ -30,7 +31,6 @@ from mlstm_jax.config import (  # noqa: E402
     Precision,
     Train,
 )
-from mlstm_jax.training import environment  # noqa: E402
 
 # Before jax is imported: a resumed run is the same to the bit with kernels that repeat.
 environment.prepare(Devices(), deterministic=True)

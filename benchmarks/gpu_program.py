@@ -13,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 
-from mlstm_jax.training import environment
+from mlstm_jax import environment
 
 environment.without_gpus()
 
@@ -21,7 +21,7 @@ import jax  # noqa: E402
 
 from mlstm_jax.compiled import summary  # noqa: E402
 from mlstm_jax.config import Config, Data, Devices, Model, Precision  # noqa: E402
-from mlstm_jax.machine import load_machine  # noqa: E402
+from mlstm_jax.planning.machine import load_machine  # noqa: E402
 
 # Hidden units, rows on a device, bytes of the window.
 GRIDS = {

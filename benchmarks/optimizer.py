@@ -3,7 +3,7 @@
     python benchmarks/optimizer.py --json benchmarks/results/optimizer_cpu.json
 
 The gradient is there already; only the hidden units of a point count. Flops are Muon's, of its
-steps of Newton-Schulz (mlstm_jax/plan.py).
+steps of Newton-Schulz (mlstm_jax/planning/plan.py).
 """
 
 from collections.abc import Iterator

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import measure
 from measure import DTYPES, Case, Point
 
-from mlstm_jax.model.product import product
+from mlstm_jax.model.matmul import product
 from mlstm_jax.model.recurrence import LayerCarry, Loops, Sequence, Weights, recurrence
 
 EMBEDDING = 64

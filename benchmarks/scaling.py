@@ -50,8 +50,8 @@ def has_gpus() -> bool:
 def main() -> None:
     """Measure, print and write."""
     arguments = parse_arguments()
+    from mlstm_jax import environment
     from mlstm_jax.config import Config, Data, Devices, Model, Precision
-    from mlstm_jax.training import environment
 
     virtual = arguments.virtual_cpu or not has_gpus()
     if virtual:

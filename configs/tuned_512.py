@@ -11,8 +11,7 @@ end at 2.033, 1.925 and 1.901. The start is the paper's.
 
 from pathlib import Path
 
-from mlstm_jax.config import load_file
-from mlstm_jax.sweep import vary
+from mlstm_jax.config import load_file, vary
 
 config = vary(
     load_file(Path(__file__).parent / "reference_512.py"),

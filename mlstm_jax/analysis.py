@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from mlstm_jax import config_text, sweep
+from mlstm_jax import config_text
 from mlstm_jax.config import Config
 from mlstm_jax.errors import UserError
-from mlstm_jax.training import metrics
+from mlstm_jax.training import metrics, sweep
 
 # What may stand on an axis; the columns of a table of lines.
 LABELS = {

@@ -14,11 +14,10 @@ from collections.abc import Callable, Sequence
 import tyro
 from tyro.conf import FlagCreatePairsOff
 
-from mlstm_jax import __version__, config_differences, suggestion, terminal
+from mlstm_jax import __version__, config_differences, environment, suggestion, terminal
 from mlstm_jax.commands import corpora, evaluation, labels, models, training, transfer
 from mlstm_jax.config import Config
 from mlstm_jax.errors import KnownError
-from mlstm_jax.training import environment
 
 _COMMANDS: dict[str, Callable[..., None]] = {
     "prepare": corpora.prepare,

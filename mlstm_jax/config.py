@@ -9,7 +9,7 @@ import dataclasses
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from mlstm_jax import address, user_python
 from mlstm_jax.errors import UserError
@@ -417,3 +417,19 @@ def load_file(path: Path | str) -> Config:
     if not isinstance(config, Config):
         raise UserError(f"{path} sets no `config = Config(...)`; see configs/quickstart.py.")
     return config
+
+
+def vary(config: Config, **fields: Any) -> Config:
+    """Return the config with fields changed, each given as section__field=value."""
+    sections: dict[str, dict[str, Any]] = {}
+    whole: dict[str, Any] = {}
+    for name, value in fields.items():
+        section, _, field = name.partition("__")
+        if field:
+            sections.setdefault(section, {})[field] = value
+        else:
+            whole[section] = value
+    # All fields of a section at once: they are checked together.
+    for section, changes in sections.items():
+        whole[section] = dataclasses.replace(getattr(config, section), **changes)
+    return dataclasses.replace(config, **whole)

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mlstm_jax.config import Devices
-from mlstm_jax.evaluation import Evaluator, corpus_of
 from mlstm_jax.run import load
 from mlstm_jax.training import parallel
+from mlstm_jax.training.evaluation import Evaluator, corpus_of
 from mlstm_jax.transfer.generate import as_text, generate
 
 COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {

@@ -24,7 +24,9 @@ from pathlib import Path
 
 import jax
 
-from mlstm_jax import __version__, config_differences, config_text, out_folder
+from mlstm_jax import __version__, config_differences, config_text, environment, out_folder
+from mlstm_jax.checkpoints import meta
+from mlstm_jax.checkpoints.checkpoint import Checkpoints
 from mlstm_jax.config import Config
 from mlstm_jax.data.documents import Cleaning
 from mlstm_jax.errors import InUse, KnownError, UserError, remedy
@@ -32,8 +34,6 @@ from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import Weights
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.terminal import show
-from mlstm_jax.training import environment, meta
-from mlstm_jax.training.checkpoint import Checkpoints
 
 _LOCK = ".lock"
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)

@@ -9,8 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from mlstm_jax import environment
 from mlstm_jax.config import Devices
-from mlstm_jax.training import environment
 
 # Before jax is imported. All processes of a session, those that tests start among them, share the
 # programs that they compile; the first makes the folder, and removes it.

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from mlstm_jax import sweep
 from mlstm_jax.config import load_file
 from mlstm_jax.errors import UserError
+from mlstm_jax.training import sweep
 
-HEAD = "from mlstm_jax.config import *\nfrom mlstm_jax.sweep import vary\n"
+HEAD = "from mlstm_jax.config import *\n\n"
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ Command:   mlstm-jax sweep configs/sweeps/batch_rates_128.py --out runs/batch_ra
 Hardware:  CPU cores with AVX512_BF16, three to six minutes a run on each
 """
 
-from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train
-from mlstm_jax.sweep import vary
+from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train, vary
 
 BYTES = 1500 * 256 * 64
 HALF_LIFE = 709_783.0  # bytes: of 0.999 at 16 rows of 64

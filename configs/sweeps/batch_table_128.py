@@ -12,8 +12,7 @@ that it forgets half in, that of 16 rows. Micro-batches are there for the noise 
 yet.
 """
 
-from mlstm_jax.config import Config, Data, Model, Optimizer, Train
-from mlstm_jax.sweep import vary
+from mlstm_jax.config import Config, Data, Model, Optimizer, Train, vary
 
 BYTES = 1500 * 1024 * 64
 HALF_LIFE = 709_783.0  # bytes: of 0.999 at 16 rows of 64

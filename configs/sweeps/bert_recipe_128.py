@@ -11,8 +11,7 @@ rate is LAMB's best at 256 rows (batch_rates_128.py). Every run reads 24.6 MB. O
 takes an update from each micro-batch instead, the rate is by the square root.
 """
 
-from mlstm_jax.config import Config, Data, Model, Optimizer, Phase, Precision, Train
-from mlstm_jax.sweep import vary
+from mlstm_jax.config import Config, Data, Model, Optimizer, Phase, Precision, Train, vary
 
 BATCH, SHORT, LONG = 256, 64, 256
 BYTES = 1500 * BATCH * SHORT

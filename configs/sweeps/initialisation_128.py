@@ -9,8 +9,7 @@ Found:     results/initialisation_128/, notebooks/convergence.ipynb
 
 from math import sqrt
 
-from mlstm_jax.config import Config, Data, Model, Optimizer, Train
-from mlstm_jax.sweep import vary
+from mlstm_jax.config import Config, Data, Model, Optimizer, Train, vary
 
 base = Config(
     model=Model(hidden=128, embedding=64),

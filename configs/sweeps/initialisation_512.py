@@ -7,8 +7,7 @@ Hardware:  two CPU cores, about six minutes a run
 
 from pathlib import Path
 
-from mlstm_jax.config import load_file
-from mlstm_jax.sweep import vary
+from mlstm_jax.config import load_file, vary
 
 base = load_file(Path(__file__).parent.parent / "reference_512.py")
 

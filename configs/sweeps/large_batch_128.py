@@ -15,8 +15,7 @@ square root; its rate means another thing than Adam's, so it is also there from 
 found for it at 16 rows, 16e-3. Micro-batches are there for the noise scale alone.
 """
 
-from mlstm_jax.config import Config, Data, Model, Optimizer, Train
-from mlstm_jax.sweep import vary
+from mlstm_jax.config import Config, Data, Model, Optimizer, Train, vary
 
 base = Config(
     model=Model(hidden=128, embedding=64),

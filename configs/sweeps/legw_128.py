@@ -12,8 +12,7 @@ the batch warms up for 6.4, and makes 598 updates. "sqrt" and "linear" warm up f
 epoch at any batch. Muon has the same rate and 20 updates of warm-up at any batch.
 """
 
-from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train
-from mlstm_jax.sweep import vary
+from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train, vary
 
 base = Config(
     model=Model(hidden=128, embedding=64),

@@ -6,8 +6,7 @@ Hardware:  two CPU cores, two to six minutes a run
 Found:     results/precision_128/, notebooks/precision.ipynb
 """
 
-from mlstm_jax.config import Config, Data, Model, Optimizer, Train
-from mlstm_jax.sweep import vary
+from mlstm_jax.config import Config, Data, Model, Optimizer, Train, vary
 
 base = Config(
     model=Model(hidden=128, embedding=64),

@@ -8,8 +8,7 @@ Expected:  test BPC 1.104, 1.108 and 1.117 after one epoch; Radford et al. 2017,
 
 from pathlib import Path
 
-from mlstm_jax.config import load_file
-from mlstm_jax.sweep import vary
+from mlstm_jax.config import load_file, vary
 
 base = vary(
     load_file(Path(__file__).parent.parent / "amazon_4096.py"),

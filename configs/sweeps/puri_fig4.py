@@ -9,8 +9,7 @@ Expected:  BPC after one epoch, 4096-d 1.117 (Fig. 2), 8192-d 1.038; 256-d and 1
 
 from pathlib import Path
 
-from mlstm_jax.config import load_file
-from mlstm_jax.sweep import vary
+from mlstm_jax.config import load_file, vary
 
 base = vary(
     load_file(Path(__file__).parent.parent / "amazon_4096.py"),

@@ -14,8 +14,7 @@ Expected:  test BPC of the paper, by batch:
 
 from pathlib import Path
 
-from mlstm_jax.config import load_file
-from mlstm_jax.sweep import vary
+from mlstm_jax.config import load_file, vary
 
 base = vary(
     load_file(Path(__file__).parent.parent / "amazon_4096.py"),

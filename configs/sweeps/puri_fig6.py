@@ -8,8 +8,7 @@ Expected:  test BPC 1.102, 1.090, 1.104, 1.116, 1.132
 
 from pathlib import Path
 
-from mlstm_jax.config import load_file
-from mlstm_jax.sweep import vary
+from mlstm_jax.config import load_file, vary
 
 # 3e-3 falling to zero over 100,000 updates, whatever the batch; at most three epochs.
 base = load_file(Path(__file__).parent.parent / "amazon_4096.py")

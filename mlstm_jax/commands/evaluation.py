@@ -13,7 +13,8 @@ from mlstm_jax.terminal import show
 
 if TYPE_CHECKING:
     from mlstm_jax.data.corpus import Corpus, SplitName
-    from mlstm_jax.dynamic_evaluation import (
+    from mlstm_jax.run import Run
+    from mlstm_jax.training.dynamic_evaluation import (
         DynamicEvaluator,
         DynamicResult,
         DynamicScore,
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
         Setting,
         Stream,
     )
-    from mlstm_jax.evaluation import Score
-    from mlstm_jax.run import Run
+    from mlstm_jax.training.evaluation import Score
 
 
 class _Options(NamedTuple):
@@ -68,8 +68,8 @@ def evaluate(
     """
     options = _Options(dynamic_rate, dynamic_decay, dynamic_rule, dynamic_rows)
     _require_options(options, split, dynamic=dynamic)
-    from mlstm_jax.evaluation import corpus_of
     from mlstm_jax.run import load
+    from mlstm_jax.training.evaluation import corpus_of
 
     loaded = load(run, checkpoint)
     opened, is_own = corpus_of(loaded, corpus)
@@ -142,8 +142,8 @@ def _require_options(options: _Options, split: str, *, dynamic: bool) -> None:
 
 def _static(loaded: "Run", opened: "Corpus", split: "SplitName") -> "Score":
     from mlstm_jax.config import Devices
-    from mlstm_jax.evaluation import Evaluator
     from mlstm_jax.training import parallel
+    from mlstm_jax.training.evaluation import Evaluator
     from mlstm_jax.training.progress import ProgressLine
 
     devices = parallel.local(Devices())
@@ -167,8 +167,14 @@ def _dynamic(
     import jax
 
     from mlstm_jax.config import Devices
-    from mlstm_jax.dynamic_evaluation import STATIC, DynamicEvaluator, DynamicResult, Setting, best
     from mlstm_jax.training import parallel
+    from mlstm_jax.training.dynamic_evaluation import (
+        STATIC,
+        DynamicEvaluator,
+        DynamicResult,
+        Setting,
+        best,
+    )
 
     _require_splits(opened, options)
     if jax.local_device_count() > 1:
@@ -212,7 +218,7 @@ def _require_splits(opened: "Corpus", options: _Options) -> None:
 
 def _rule(evaluator: "DynamicEvaluator", opened: "Corpus", name: "RuleName") -> tuple["Rule", int]:
     """Return the rule of a name, and how many windows its statistics are of."""
-    from mlstm_jax.dynamic_evaluation import statistics_places
+    from mlstm_jax.training.dynamic_evaluation import statistics_places
     from mlstm_jax.training.progress import ProgressLine
 
     if name == "sgd":
@@ -227,7 +233,7 @@ def _search(
     evaluator: "DynamicEvaluator", stream: "Stream", rule: "Rule", name: "RuleName"
 ) -> list["DynamicScore"]:
     """Score the validation split with every setting of the grid."""
-    from mlstm_jax.dynamic_evaluation import grid
+    from mlstm_jax.training.dynamic_evaluation import grid
     from mlstm_jax.training.progress import ProgressLine
 
     settings = grid(name)

@@ -211,7 +211,7 @@ def import_(
         out: run folder to make.
     """
     from mlstm_jax.interop import nvidia, openai, unirep, weights
-    from mlstm_jax.plan import parameter_count
+    from mlstm_jax.planning.plan import parameter_count
     from mlstm_jax.run import read_config, write_imported
 
     readers = {

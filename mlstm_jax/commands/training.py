@@ -22,16 +22,15 @@ if TYPE_CHECKING:
 
 def train(arguments: Sequence[str], program: str) -> None:
     """Train a model, or go on with an unfinished run; without a config, the quickstart."""
-    from mlstm_jax import config_text, quickstart
-    from mlstm_jax.training import environment
+    from mlstm_jax import config_text, environment, quickstart
 
     config, resume, reset_carry = config_text.parse(arguments, quickstart.config, program)
     environment.prepare(config.devices, deterministic=config.train.deterministic)
     is_quickstart = config.data.corpus == quickstart.config.data.corpus
     if is_quickstart and not resume:
         quickstart.prepare_corpus()
+    from mlstm_jax.distributed.process_info import place
     from mlstm_jax.training.loop import train as run_train
-    from mlstm_jax.training.place import place
 
     here = place(config.distributed, os.environ)
     run = run_train(config, resume=resume, reset_carry=reset_carry)
@@ -62,7 +61,7 @@ def sweep(
         table_only: train nothing; make the tables of what is there.
     """
     from mlstm_jax import out_folder
-    from mlstm_jax import sweep as sweeps
+    from mlstm_jax.training import sweep as sweeps
 
     runs = sweeps.load(spec)
     out_folder.require(out)
@@ -113,9 +112,9 @@ def plan(arguments: Sequence[str]) -> None:
     """Say how long a config takes on a machine: seconds a step, hours, memory and cost."""
     from mlstm_jax import config as configs
     from mlstm_jax import config_text, quickstart
-    from mlstm_jax import plan as planning
     from mlstm_jax.data.corpus import open_corpus
-    from mlstm_jax.machine import load_machine, with_measured_rate
+    from mlstm_jax.planning import plan as planning
+    from mlstm_jax.planning.machine import load_machine, with_measured_rate
 
     default, rest = config_text.take_file(arguments, quickstart.config)
 
@@ -203,15 +202,15 @@ def schedule(arguments: Sequence[str]) -> None:
         "CONFIG.py sets the fields, the options override them, as with train.",
     )
     from mlstm_jax.data.corpus import open_corpus
-    from mlstm_jax.training import parts
+    from mlstm_jax.training import phases
     from mlstm_jax.training import schedule as schedules
 
     config = configs.resolve_batch(given.config, given.gpus)
     if given.corpus_bytes is None:
-        made = parts.make_parts(config, open_corpus(Path(config.data.corpus)))
-        stretches = parts.stretches(made)
+        made = phases.make_parts(config, open_corpus(Path(config.data.corpus)))
+        stretches = phases.stretches(made)
     else:
-        stretches = parts.expected_stretches(config, given.corpus_bytes)
+        stretches = phases.expected_stretches(config, given.corpus_bytes)
     drawn = schedules.draw(config.optimizer, stretches)
     show(drawn.text)
     if given.plot:

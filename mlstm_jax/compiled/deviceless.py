@@ -21,10 +21,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from mlstm_jax.config import Config
 from mlstm_jax.data.stream import Batch
 from mlstm_jax.errors import UserError
-from mlstm_jax.machine import Gpu, Machine
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.launch import require_gpu
 from mlstm_jax.model.recurrence import Loops
+from mlstm_jax.planning.machine import Gpu, Machine
 from mlstm_jax.training import optimizer, schedule
 from mlstm_jax.training.parallel import AXIS
 from mlstm_jax.training.state import init_state

@@ -8,7 +8,7 @@ and it fits with room to spare; the steps of a stack that is larger come from me
 from typing import NamedTuple
 
 from mlstm_jax.compiled.kernels import Access, Kernel, collectives
-from mlstm_jax.machine import Gpu, Machine
+from mlstm_jax.planning.machine import Gpu, Machine
 
 # Of the cache, what the arrays of one step may fill together with others.
 _USABLE_CACHE = 0.5

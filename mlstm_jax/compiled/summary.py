@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from mlstm_jax import plan
 from mlstm_jax.compiled import deviceless, hlo
 from mlstm_jax.compiled.estimate import estimate
 from mlstm_jax.compiled.kernels import beside, collectives, kernels
 from mlstm_jax.config import Config
-from mlstm_jax.machine import Machine
-from mlstm_jax.training.environment import MEMORY_FRACTION
+from mlstm_jax.environment import MEMORY_FRACTION
+from mlstm_jax.planning import plan
+from mlstm_jax.planning.machine import Machine
 
 # Seconds of a launch: inside a graph, as XLA makes one of a loop's body, about the second.
 LAUNCHES = (0.0, 1e-6, 2e-6)

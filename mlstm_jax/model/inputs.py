@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from mlstm_jax.model import stacks
-from mlstm_jax.model.product import dot, sum_rows
+from mlstm_jax.model.matmul import dot, sum_rows
 
 Array = jax.Array
 

@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from mlstm_jax.model import cell
 from mlstm_jax.model.inputs import is_bytes, read
 from mlstm_jax.model.launch import Shape, launch
-from mlstm_jax.model.product import dot
+from mlstm_jax.model.matmul import dot
 
 Array = jax.Array
 float32 = jnp.float32

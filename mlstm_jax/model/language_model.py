@@ -26,7 +26,7 @@ import numpy as np
 from flax import linen
 
 from mlstm_jax import config
-from mlstm_jax.model.product import product
+from mlstm_jax.model.matmul import product
 from mlstm_jax.model.recurrence import (
     LayerCarry,
     Loops,

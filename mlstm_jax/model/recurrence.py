@@ -39,7 +39,7 @@ import jax.numpy as jnp
 from mlstm_jax.model import kernels, scans, stacks
 from mlstm_jax.model.inputs import is_bytes, read, read_gradients
 from mlstm_jax.model.layer import LayerCarry, Sequence, Weights, layer_step, rounded
-from mlstm_jax.model.product import sum_rows
+from mlstm_jax.model.matmul import sum_rows
 from mlstm_jax.model.scans import Saved
 
 Array = jax.Array

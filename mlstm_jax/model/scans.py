@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from mlstm_jax.model import cell, stacks
 from mlstm_jax.model.inputs import is_bytes, read
 from mlstm_jax.model.layer import LayerCarry, Sequence, Weights, layer_step
-from mlstm_jax.model.product import dot
+from mlstm_jax.model.matmul import dot
 
 Array = jax.Array
 

@@ -4,9 +4,9 @@ import jax
 
 from mlstm_jax.config import Config
 from mlstm_jax.data.corpus import Corpus
-from mlstm_jax.training.cluster import Cluster
+from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.training.parts import Part
+from mlstm_jax.training.phases import Part
 from mlstm_jax.training.resume import Found
 
 

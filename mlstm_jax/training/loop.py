@@ -19,22 +19,23 @@ import jax
 import numpy as np
 import optax
 
-from mlstm_jax import run
+from mlstm_jax import environment, run
+from mlstm_jax.checkpoints.checkpoint import Checkpoints, with_sums
 from mlstm_jax.config import Config, resolve_batch
 from mlstm_jax.data.corpus import Corpus, open_corpus
 from mlstm_jax.data.prefetch import prefetch
-from mlstm_jax.evaluation import Evaluator
+from mlstm_jax.distributed import consistency
+from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.model.language_model import Carry, LanguageModel
 from mlstm_jax.model.launch import require_gpu
 from mlstm_jax.model.recurrence import Loops
-from mlstm_jax.training import agreement, environment, optimizer, parallel, schedule, signals
+from mlstm_jax.training import optimizer, parallel, schedule, signals
 from mlstm_jax.training import resume as resuming
 from mlstm_jax.training import start as starting
 from mlstm_jax.training.announcement import announcement
-from mlstm_jax.training.checkpoint import Checkpoints, with_sums
-from mlstm_jax.training.cluster import Cluster
+from mlstm_jax.training.evaluation import Evaluator
 from mlstm_jax.training.metrics import MetricsLog, Silent
-from mlstm_jax.training.parts import Part, describe, make_parts, stretches, total_steps
+from mlstm_jax.training.phases import Part, describe, make_parts, stretches, total_steps
 from mlstm_jax.training.progress import ProgressLine
 from mlstm_jax.training.replicas import make_comparison
 from mlstm_jax.training.reporter import Diverged, Reporter
@@ -93,10 +94,10 @@ def train(config: Config, *, resume: bool = False, reset_carry: bool = False) ->
         if config.train.deterministic:
             environment.require_deterministic()
         corpus = open_corpus(Path(config.data.corpus), verify=config.train.verify_corpus)
-        agreement.require_one_run(cluster, config, corpus)
+        consistency.require_one_run(cluster, config, corpus)
         devices = stack.enter_context(parallel.started(cluster, config.devices))
         config = resolve_batch(config, devices.count)
-        changed = agreement.claim(stack, cluster, config, resume=resume, reset_carry=reset_carry)
+        changed = consistency.claim(stack, cluster, config, resume=resume, reset_carry=reset_carry)
         watchdog.folder = folder
         model = _make_model(config, devices)
         # A divergence is found so many steps after it began.

@@ -18,10 +18,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mlstm_jax.address import Address
 from mlstm_jax.config import Devices
+from mlstm_jax.distributed.cluster import Cluster
+from mlstm_jax.distributed.listener import free_port, loopback_of
+from mlstm_jax.distributed.process_info import local_device_ids
 from mlstm_jax.errors import UserError
-from mlstm_jax.training.cluster import Cluster
-from mlstm_jax.training.listener import free_port, loopback_of
-from mlstm_jax.training.place import local_device_ids
 
 AXIS = "data"
 

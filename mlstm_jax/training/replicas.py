@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.errors import KnownError
-from mlstm_jax.training.cluster import Cluster
 from mlstm_jax.training.parallel import AXIS, Parallel
 
 Array = jax.Array

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mlstm_jax.checkpoints.checkpoint import SET_ASIDE, Checkpoints, Damaged
+from mlstm_jax.checkpoints.meta import FOLDER, Meta
 from mlstm_jax.config import Config
 from mlstm_jax.data.stream import Origin, TrainStream
+from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import metrics
-from mlstm_jax.training.checkpoint import SET_ASIDE, Checkpoints, Damaged
-from mlstm_jax.training.cluster import Cluster
-from mlstm_jax.training.meta import FOLDER, Meta
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.state import TrainState
 

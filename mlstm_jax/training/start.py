@@ -9,10 +9,10 @@ import optax
 
 from mlstm_jax import run
 from mlstm_jax.config import Config
+from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.interop.weights import Arrays, expected_shapes, fingerprint, flatten, unflatten
 from mlstm_jax.model.language_model import LanguageModel
-from mlstm_jax.training.cluster import Cluster
 from mlstm_jax.training.state import TrainState, init_state
 
 

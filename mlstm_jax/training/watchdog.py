@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
+from mlstm_jax.checkpoints import meta
 from mlstm_jax.errors import KnownError
-from mlstm_jax.training import meta
 
 
 class Stuck(KnownError):

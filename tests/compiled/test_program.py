@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mlstm_jax import plan
 from mlstm_jax.compiled import deviceless, hlo
 from mlstm_jax.compiled.deviceless import Compiled, compile_program, compile_step
 from mlstm_jax.compiled.hlo import Array
@@ -33,8 +32,9 @@ from mlstm_jax.compiled.kernels import (
 from mlstm_jax.config import Config, Data, Devices, Model, Precision, Train
 from mlstm_jax.data.evaluation_stream import EvaluationBatch
 from mlstm_jax.errors import UserError
-from mlstm_jax.machine import load_machine
 from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.planning import plan
+from mlstm_jax.planning.machine import load_machine
 from mlstm_jax.training.parallel import AXIS
 from mlstm_jax.training.step import make_evaluation_step
 from mlstm_jax.transfer import features, generate

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlstm_jax.training import checkpoint
+from mlstm_jax.checkpoints import checkpoint
 from tests.training.runs import make_config, start
 
 

@@ -12,9 +12,9 @@ import jax
 import numpy as np
 
 from mlstm_jax import run
+from mlstm_jax.checkpoints.checkpoint import Checkpoints
 from mlstm_jax.config import Config, Data, Model, Optimizer, Train
 from mlstm_jax.training import metrics, optimizer, schedule
-from mlstm_jax.training.checkpoint import Checkpoints
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.start import state_shapes
 

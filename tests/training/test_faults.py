@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlstm_jax import run
+from mlstm_jax import environment, run
+from mlstm_jax.checkpoints import meta
 from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.interop.weights import fingerprint
-from mlstm_jax.training import environment, loop, meta, metrics
+from mlstm_jax.training import loop, metrics
 from mlstm_jax.training.reporter import Diverged
 from mlstm_jax.training.watchdog import Watchdog
 from tests.training.runs import (

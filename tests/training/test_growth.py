@@ -10,12 +10,12 @@ import jax
 import numpy as np
 import pytest
 
+from mlstm_jax.checkpoints.meta import FILE, FOLDER, ITEM, steps_in
 from mlstm_jax.config import Config, Data, Devices, Optimizer, Phase, Train
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import loop, metrics
-from mlstm_jax.training.meta import FILE, FOLDER, ITEM, steps_in
-from mlstm_jax.training.parts import describe, make_parts
+from mlstm_jax.training.phases import describe, make_parts
 from tests.tolerance import assert_close
 from tests.training.runs import assert_same_run, final_state, lines_without_time, make_config
 

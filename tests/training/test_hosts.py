@@ -87,7 +87,7 @@ def meet(
     processes = [
         machine.start(
             environment,
-            *(sys.executable, "-m", "tests.training.meeting"),
+            *(sys.executable, "-m", "tests.distributed.meeting"),
             *(at, str(len(where)), str(index), str(seconds)),
         )
         for index, machine in enumerate(where)

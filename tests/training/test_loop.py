@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mlstm_jax import config_text, run
+from mlstm_jax import config_text, environment, run
+from mlstm_jax.checkpoints.checkpoint import Checkpoints
+from mlstm_jax.checkpoints.meta import steps_in
 from mlstm_jax.config import Config, Data, Devices, Model, Optimizer, Precision, Train
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import UserError
-from mlstm_jax.training import environment, loop, metrics, parts
-from mlstm_jax.training.checkpoint import Checkpoints
-from mlstm_jax.training.meta import steps_in
+from mlstm_jax.training import loop, metrics, phases
 from mlstm_jax.training.reporter import Diverged
 from tests.training.runs import (
     assert_same_run,
@@ -377,10 +377,10 @@ def test_a_run_takes_the_memory_that_a_plan_counts_with(
 
 
 def test_length_of_a_run() -> None:
-    assert parts.total_steps(Train(steps=100_000, epochs=3), 5000) == 15_000
-    assert parts.total_steps(Train(steps=100, epochs=3), 5000) == 100
-    assert parts.total_steps(Train(steps=100, epochs=None), 7) == 100
-    assert parts.total_steps(Train(epochs=0.5), 7) == 4
+    assert phases.total_steps(Train(steps=100_000, epochs=3), 5000) == 15_000
+    assert phases.total_steps(Train(steps=100, epochs=3), 5000) == 100
+    assert phases.total_steps(Train(steps=100, epochs=None), 7) == 100
+    assert phases.total_steps(Train(epochs=0.5), 7) == 4
 
 
 def test_config_json_round_trip(corpus: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlstm_jax.config import Distributed
-from mlstm_jax.training.cluster import Cluster
+from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.replicas import ReplicasDiffer, fold, make_comparison
 

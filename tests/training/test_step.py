@@ -20,7 +20,7 @@ from mlstm_jax.model.language_model import Carry, LanguageModel
 from mlstm_jax.model.recurrence import Loops
 from mlstm_jax.training import optimizer, parallel, schedule, start
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.training.parts import train_stream
+from mlstm_jax.training.phases import train_stream
 from mlstm_jax.training.state import TrainState
 from mlstm_jax.training.step import StepMetrics, make_train_step
 from tests.marks import FP16

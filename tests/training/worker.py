@@ -6,8 +6,8 @@ Run as ``python -m tests.training.worker CORPUS OUT.npz COORDINATOR PROCESSES IN
 import sys
 from pathlib import Path
 
+from mlstm_jax import environment
 from mlstm_jax.config import Config, Data, Devices, Distributed, Model, Optimizer, Train
-from mlstm_jax.training import environment
 
 STEPS = 20
 
@@ -33,10 +33,10 @@ def main(corpus: str, out: str, coordinator: str, processes: str, index: str, de
     import numpy as np
 
     from mlstm_jax.data.corpus import open_corpus
+    from mlstm_jax.distributed.cluster import Cluster
     from mlstm_jax.model.language_model import LanguageModel
     from mlstm_jax.training import optimizer, parallel, schedule
-    from mlstm_jax.training.cluster import Cluster
-    from mlstm_jax.training.parts import train_stream
+    from mlstm_jax.training.phases import train_stream
     from mlstm_jax.training.start import fresh_state
     from mlstm_jax.training.step import make_train_step
 

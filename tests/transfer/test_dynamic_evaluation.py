@@ -13,16 +13,16 @@ import numpy as np
 import optax
 import pytest
 
-from mlstm_jax import cli, dynamic_evaluation
+from mlstm_jax import cli
 from mlstm_jax.config import Precision
 from mlstm_jax.data.corpus import Split, open_corpus
 from mlstm_jax.data.evaluation_stream import EvaluationBatch
-from mlstm_jax.dynamic_evaluation import STATIC, DynamicEvaluator, DynamicScore, best, grid
-from mlstm_jax.evaluation import Evaluator
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.run import Run, load
-from mlstm_jax.training import loss_scale
+from mlstm_jax.training import dynamic_evaluation, loss_scale
 from mlstm_jax.training.adapting_step import Adapting, Rule, Setting, make_adapting_step
+from mlstm_jax.training.dynamic_evaluation import STATIC, DynamicEvaluator, DynamicScore, best, grid
+from mlstm_jax.training.evaluation import Evaluator
 from mlstm_jax.training.parallel import Parallel
 from tests.marks import FP16
 from tests.tolerance import assert_close, bound

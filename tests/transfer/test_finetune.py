@@ -12,10 +12,10 @@ import pytest
 from mlstm_jax import cli
 from mlstm_jax.config import Config, Distributed, Model, Optimizer, Train
 from mlstm_jax.data.corpus import differing, open_corpus
+from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.errors import UserError
 from mlstm_jax.run import Run, as_weights, load, write_imported
 from mlstm_jax.training import optimizer, start
-from mlstm_jax.training.cluster import Cluster
 from mlstm_jax.transfer import finetune
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.labels import Labelled

@@ -24,11 +24,11 @@ from types import TracebackType
 from mlstm_jax import terminal
 from mlstm_jax.address import is_loopback, parse
 from mlstm_jax.config import Distributed
+from mlstm_jax.distributed import listener, rendezvous
+from mlstm_jax.distributed.connection import Json, Peer, Stop
+from mlstm_jax.distributed.process_info import place
+from mlstm_jax.distributed.rendezvous import Greeting, Lobby
 from mlstm_jax.errors import KnownError, UserError
-from mlstm_jax.training import listener, rendezvous
-from mlstm_jax.training.peer import Json, Peer, Stop
-from mlstm_jax.training.place import place
-from mlstm_jax.training.rendezvous import Greeting, Lobby
 
 # After another process has told why it stops: time to come to the same error by oneself.
 _GRACE_SECONDS = 5.0

@@ -1,15 +1,15 @@
 """One process of several that meet, without JAX, for the tests of how they do.
 
-Run as ``python -m tests.training.meeting COORDINATOR PROCESSES INDEX SECONDS [HOLD]``: it waits so
-many seconds for the others, says who is there, and stays for HOLD more.
+Run as ``python -m tests.distributed.meeting COORDINATOR PROCESSES INDEX SECONDS [HOLD]``: it waits
+so many seconds for the others, says who is there, and stays for HOLD more.
 """
 
 import sys
 import time
 
 from mlstm_jax.config import Distributed
+from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.errors import KnownError
-from mlstm_jax.training.cluster import Cluster
 
 
 def main(coordinator: str, processes: str, index: str, seconds: str, hold: str = "0") -> None:

@@ -14,7 +14,7 @@ from mlstm_jax.config import Config, Optimizer, Phase, Train
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import loop, metrics, schedule
-from mlstm_jax.training.parts import make_parts
+from mlstm_jax.training.phases import make_parts
 from mlstm_jax.training.schedule import Stretch
 from tests.tolerance import assert_close
 from tests.training.runs import (

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from mlstm_jax.address import Address, is_loopback
+from mlstm_jax.distributed import listener
 from mlstm_jax.errors import UserError
-from mlstm_jax.training import listener
 
 Hosts = Callable[[str, str], list[str]]
 

@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from mlstm_jax.checkpoints.meta import Meta
 from mlstm_jax.config import Config, Phase, Train
 from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.data.stream import Origin, TrainStream
-from mlstm_jax.training.meta import Meta
 from mlstm_jax.training.schedule import Stretch
 
 

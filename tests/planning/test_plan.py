@@ -8,15 +8,16 @@ import jax
 import numpy as np
 import pytest
 
-from mlstm_jax import cli, plan
+from mlstm_jax import cli
 from mlstm_jax import config as configs
 from mlstm_jax.config import Config, Data, Model, Optimizer, Phase, Precision, Train
 from mlstm_jax.errors import UserError
-from mlstm_jax.machine import load_machine, with_measured_rate
 from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.planning import plan
+from mlstm_jax.planning.machine import load_machine, with_measured_rate
 from mlstm_jax.training import muon
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 MACHINES = ROOT / "configs/machines"
 RESULTS = ROOT / "benchmarks/results"
 

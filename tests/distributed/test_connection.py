@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from mlstm_jax.distributed import connection
+from mlstm_jax.distributed.connection import Peer
 from mlstm_jax.errors import KnownError
-from mlstm_jax.training import peer
-from mlstm_jax.training.peer import Peer
 
 
 @pytest.fixture
@@ -58,13 +58,13 @@ def test_a_long_message_passes_and_one_that_is_too_long_is_the_senders_error(
     ends: tuple[Peer, socket.socket],
 ) -> None:
     here, there = ends
-    value = "a" * (peer.LONGEST - 1000)
+    value = "a" * (connection.LONGEST - 1000)
     sender = threading.Thread(target=Peer(there, 0, "node1").send, kwargs={"value": value})
     sender.start()
     assert here.receive(20) == {"value": value}
     sender.join()
     with pytest.raises(KnownError, match=r"of 16,777,230 bytes to process 1 \(node2\) is too long"):
-        here.send(value="a" * peer.LONGEST)
+        here.send(value="a" * connection.LONGEST)
 
 
 @pytest.mark.parametrize("line", [b"[" * 200_000, b"3", b"NaN", b"\xff", b"1" * 5000, b""])

@@ -6,19 +6,18 @@ diverged is not run again, so a sweep that was stopped goes on where it was.
 """
 
 import csv
-import dataclasses
 import functools
 import io
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mlstm_jax import config as configs
-from mlstm_jax import config_differences, config_text, user_python
+from mlstm_jax import config_differences, config_text, environment, user_python
 from mlstm_jax.config import Config
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import UserError
-from mlstm_jax.training import environment, metrics
+from mlstm_jax.training import metrics
 
 Runs = dict[tuple[str, str], Config]
 
@@ -39,22 +38,6 @@ class Result(NamedTuple):
     noise_scale: float | None  # rows, the mean over the second half of the lines
     bytes_per_second: float | None
     seconds: float | None
-
-
-def vary(config: Config, **fields: Any) -> Config:
-    """Return the config with fields changed, written as section__field=value."""
-    sections: dict[str, dict[str, Any]] = {}
-    whole: dict[str, Any] = {}
-    for name, value in fields.items():
-        section, _, field = name.partition("__")
-        if field:
-            sections.setdefault(section, {})[field] = value
-        else:
-            whole[section] = value
-    # All fields of a section at once: they are checked together.
-    for section, changes in sections.items():
-        whole[section] = dataclasses.replace(getattr(config, section), **changes)
-    return dataclasses.replace(config, **whole)
 
 
 def load(path: Path) -> Runs:
@@ -93,7 +76,7 @@ def pending(runs: Runs, out: Path) -> Iterator[tuple[tuple[str, str], Config]]:
         UserError: a run in the folder is of another config than the specification's.
     """
     for key, config in runs.items():
-        here = vary(config, out=str(folder(out, key)))
+        here = configs.vary(config, out=str(folder(out, key)))
         before = folder(out, key) / "config.json"
         if before.is_file():
             old = config_text.read(before)

@@ -34,7 +34,7 @@ def start(address: str, command_environment: dict[str, str]) -> Iterator[Start]:
         words = [at, str(processes), str(index), str(seconds), str(hold)]
         started.append(
             subprocess.Popen(
-                [sys.executable, "-m", "tests.training.meeting", *words],
+                [sys.executable, "-m", "tests.distributed.meeting", *words],
                 env=command_environment,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -4,12 +4,11 @@ from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
 
-from mlstm_jax import config_differences, config_text, run
+from mlstm_jax import config_differences, config_text, environment, run
 from mlstm_jax.config import Config
 from mlstm_jax.data.corpus import Corpus
+from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.errors import UserError
-from mlstm_jax.training import environment
-from mlstm_jax.training.cluster import Cluster
 
 
 def require_one_run(cluster: Cluster, config: Config, corpus: Corpus) -> None:

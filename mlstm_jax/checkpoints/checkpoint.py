@@ -23,10 +23,10 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from mlstm_jax.checkpoints import checksum, meta, retention
+from mlstm_jax.checkpoints.meta import FOLDER, Meta
 from mlstm_jax.errors import KnownError, remedy
 from mlstm_jax.model.language_model import Carry, Parameters
-from mlstm_jax.training import checksum, meta, retention
-from mlstm_jax.training.meta import FOLDER, Meta
 from mlstm_jax.training.state import TrainState
 
 # Orbax reports every save at INFO, its own thread's handling at WARNING, and errors before it

@@ -14,14 +14,15 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from mlstm_jax.checkpoints import checkpoint, checksum
+from mlstm_jax.checkpoints.checkpoint import CheckpointFailed, Checkpoints, Damaged, with_sums
+from mlstm_jax.checkpoints.meta import Meta, read
+from mlstm_jax.checkpoints.retention import best, kept
 from mlstm_jax.config import Config, Model
 from mlstm_jax.data.stream import Origin
 from mlstm_jax.model.language_model import LanguageModel
-from mlstm_jax.training import checkpoint, checksum, optimizer
-from mlstm_jax.training.checkpoint import CheckpointFailed, Checkpoints, Damaged, with_sums
-from mlstm_jax.training.meta import Meta, read
+from mlstm_jax.training import optimizer
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.training.retention import best, kept
 from mlstm_jax.training.start import fresh_state
 from mlstm_jax.training.state import TrainState
 

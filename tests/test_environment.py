@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlstm_jax.training import environment
+from mlstm_jax import environment
 
 PROGRAM = """
 import sys

@@ -9,9 +9,10 @@ import pytest
 
 from mlstm_jax.config import Config, Distributed
 from mlstm_jax.config_differences import flatten
+from mlstm_jax.distributed import connection
+from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.errors import UserError
-from mlstm_jax.training import parallel, peer
-from mlstm_jax.training.cluster import Cluster
+from mlstm_jax.training import parallel
 
 COUNT = 600
 
@@ -61,7 +62,7 @@ def test_many_configs_are_compared_in_short_messages() -> None:
     assert len(json.dumps([fields] * COUNT)) > 1 << 20
     said, longest = require_equal([fields] * COUNT)
     assert not any(said)
-    assert longest < peer.LONGEST / 100
+    assert longest < connection.LONGEST / 100
 
 
 def test_when_process_0_differs_from_all_one_speaks_for_them() -> None:
@@ -69,7 +70,7 @@ def test_when_process_0_differs_from_all_one_speaks_for_them() -> None:
     said, longest = require_equal([fields | {"train.seed": 1}] + [fields] * (COUNT - 1))
     expected = "train.seed is 0 on process 1 (node1) and 598 more, but 1 on process 0"
     assert said == [f"{expected}. Make them equal."] * COUNT
-    assert longest < peer.LONGEST / 100
+    assert longest < connection.LONGEST / 100
 
 
 def test_when_all_differ_some_are_named_and_the_rest_counted() -> None:
@@ -77,7 +78,7 @@ def test_when_all_differ_some_are_named_and_the_rest_counted() -> None:
     assert "train.seed is 5 on process 5 (node5), but 0 on process 0" in said[7]
     assert "node6" not in said[7]
     assert said[7].endswith("594 more processes differ in other ways. Make them equal.")
-    assert longest < peer.LONGEST / 100
+    assert longest < connection.LONGEST / 100
 
 
 @pytest.mark.parametrize("other", [{"a": 1.0, "b": [2]}, {"b": (2,), "a": 1}])

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from mlstm_jax.errors import UserError
-from mlstm_jax.machine import load_machine, with_measured_rate
+from mlstm_jax.planning.machine import load_machine, with_measured_rate
 
-MACHINES = Path(__file__).parent.parent / "configs/machines"
+MACHINES = Path(__file__).parents[2] / "configs/machines"
 _H200 = json.loads((MACHINES / "h200.json").read_text())
 
 

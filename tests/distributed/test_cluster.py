@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mlstm_jax.checkpoints.checkpoint import Checkpoints
+from mlstm_jax.checkpoints.meta import FOLDER
 from mlstm_jax.config import Config, Devices, Model, Optimizer, Phase
 from mlstm_jax.interop import openai
 from mlstm_jax.run import write_imported
 from mlstm_jax.training import metrics
-from mlstm_jax.training.checkpoint import Checkpoints
-from mlstm_jax.training.meta import FOLDER
 from tests.interop.test_weights import write_openai
 from tests.tolerance import assert_close
 from tests.training import runs, worker

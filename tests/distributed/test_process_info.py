@@ -3,8 +3,8 @@
 import pytest
 
 from mlstm_jax.config import Distributed
+from mlstm_jax.distributed.process_info import local_device_ids, place
 from mlstm_jax.errors import UserError
-from mlstm_jax.training.place import local_device_ids, place
 
 NONE = Distributed()
 HEAD = Distributed(coordinator="node1:8476")

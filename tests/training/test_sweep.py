@@ -6,21 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from mlstm_jax import cli, config_text, run, sweep
+from mlstm_jax import cli, config_text, run
+from mlstm_jax import config as configs
 from mlstm_jax.config import Config
 from mlstm_jax.data.prepare import prepare
 from mlstm_jax.errors import UserError
-from mlstm_jax.training import schedule
+from mlstm_jax.training import schedule, sweep
 from tests.training.runs import make_config, short
 
-SPECS = sorted((Path(__file__).parent.parent / "configs/sweeps").glob("*.py"))
+SPECS = sorted((Path(__file__).parents[2] / "configs/sweeps").glob("*.py"))
 
 
 def write_spec(path: Path, corpus: Path, **fields: object) -> Path:
     train = short(steps=12, epochs=None, eval_every=6, divergence_steps=3)
     base = make_config(corpus, Path("runs/x"), train=train)
     path.write_text(
-        "from mlstm_jax.config import *\nfrom mlstm_jax.sweep import vary\n"
+        "from mlstm_jax.config import *\n"
         f"base = vary({base!r}, **{fields!r})\n"
         "rules = {'tame': {}, 'wild': {'optimizer__learning_rate': 3.0, "
         "'optimizer__decay_steps': 10**6}}\n"
@@ -151,7 +152,7 @@ def test_the_rates_of_the_papers_fig_5() -> None:
 
 
 def test_fields_of_a_section_change_together() -> None:
-    changed = sweep.vary(
+    changed = configs.vary(
         Config(), out="x", optimizer__scaling="legw", optimizer__warmup_epochs=0.1, data__batch=8
     )
     assert (changed.out, changed.data.batch) == ("x", 8)

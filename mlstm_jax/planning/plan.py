@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from mlstm_jax.config import Config, resolve_batch
+from mlstm_jax.environment import MEMORY_FRACTION
 from mlstm_jax.errors import UserError
-from mlstm_jax.machine import Machine
-from mlstm_jax.training.environment import MEMORY_FRACTION
+from mlstm_jax.planning.machine import Machine
 
 VOCABULARY = 256
 # Read and written an update by Adam and its masters: parameters, gradient and two moments.

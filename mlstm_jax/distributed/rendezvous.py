@@ -14,9 +14,9 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 
 from mlstm_jax.address import Address, is_loopback
+from mlstm_jax.distributed import listener
+from mlstm_jax.distributed.connection import Json, Peer, Stop
 from mlstm_jax.errors import KnownError, UserError
-from mlstm_jax.training import listener
-from mlstm_jax.training.peer import Json, Peer, Stop
 
 _WELCOME = "all are here"
 _GREETING_SECONDS = 10.0
