@@ -30,7 +30,7 @@ from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.training import optimizer, parallel, schedule
 from mlstm_jax.training.evaluation import Evaluator
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.training.phases import make_parts, stretches
+from mlstm_jax.training.phases import resolve_phases, stretches
 from mlstm_jax.training.start import fresh_state
 from mlstm_jax.training.step import make_train_step
 
@@ -75,7 +75,7 @@ def run(config: Config, corpus: Corpus, arm: str) -> dict[str, Any]:
     # They stand in for the package's model, of which the steps need no more than they have.
     model: Any = Fp8Model(plain, ARMS[arm])
     in_bf16: Any = Fp8Model(plain, ARMS["bf16"])
-    parts = make_parts(config, corpus)
+    parts = resolve_phases(config, corpus)
     (part,), (rate,) = parts, schedule.rates(config.optimizer, stretches(parts))
     tx = beside_scaling(optimizer.build(config.optimizer, rate))
     step = devices.map(make_train_step(config, model, tx, rate, parallel.AXIS), donate=(0, 1))

@@ -24,7 +24,13 @@ import jax.numpy as jnp
 from mlstm_jax.config import Model
 from mlstm_jax.model import stacks
 from mlstm_jax.model.inputs import read, read_gradients
-from mlstm_jax.model.language_model import COMPUTE_TYPES, Carry, LanguageModel, Parameters, Reading
+from mlstm_jax.model.language_model import (
+    COMPUTE_TYPES,
+    Carry,
+    LanguageModel,
+    ModelOutput,
+    Parameters,
+)
 from mlstm_jax.model.matmul import product, sum_rows
 from mlstm_jax.model.recurrence import LayerCarry, Outputs, Sequence, Weights
 from mlstm_jax.model.weight_norm import weight_norm
@@ -297,9 +303,9 @@ class Fp8Model:
         variables: Any,
         bytes_BT: Array,
         carry: Carry,
-        hold_BT: None = None,
-        keep_BLH: None = None,
-    ) -> Reading:
+        padding_mask_BT: None = None,
+        dropout_mask_BLH: None = None,
+    ) -> ModelOutput:
         """Read a window of every row, as `LanguageModel` does."""
         params = variables["params"]
         layer, embedding_VE = params["layer_0"], params["embedding"]
@@ -318,4 +324,6 @@ class Fp8Model:
         sequence = Sequence(bytes_BT.T.astype(jnp.int32))
         after, x = recurrence(before, sequence, weights, params["scaling"], self.formats)
         logits_TBV = product(x, params["decoder_kernel"], BF16) + params["decoder_bias"][None, None]
-        return Reading(Carry(after.h[:, None], after.c[:, None]), logits_TBV.swapaxes(0, 1), None)
+        return ModelOutput(
+            Carry(after.h[:, None], after.c[:, None]), logits_TBV.swapaxes(0, 1), None
+        )

@@ -77,10 +77,10 @@ def program(compute: str) -> Result:
     config, devices = train_step.make_config(point), Parallel(jax.local_devices()[:1])
     model = LanguageModel(config.model, config.precision)
     rate = schedule.learning_rate(config.optimizer, point.batch, 1000)
-    adam = optimizer.build(config.optimizer, rate)
-    step = devices.map(make_train_step(config, model, adam, rate, parallel.AXIS), donate=(0, 1))
+    tx = optimizer.build(config.optimizer, rate)
+    step = devices.map(make_train_step(config, model, tx, rate, parallel.AXIS), donate=(0, 1))
     compiled = step.lower(
-        devices.replicate(fresh_state(config, model, adam, None)),
+        devices.replicate(fresh_state(config, model, tx, None)),
         devices.split_rows(model.init_carry(point.batch)),
         devices.split_rows(train_step.make_batch(point)),
         devices.replicate(np.float32(0)),

@@ -53,9 +53,9 @@ def our_case(name: str, point: Point, recompute_every: int | None) -> Case:
     loops: Loops | None = "pallas" if name == "pallas" else None
     model = LanguageModel(config.model, config.precision, recompute_every, loops)
     rate = schedule.learning_rate(config.optimizer, config.data.batch, 1_000_000)
-    adam = optimizer.build(config.optimizer, rate)
-    step = devices.map(make_train_step(config, model, adam, rate, parallel.AXIS), donate=(0, 1))
-    state = devices.replicate(fresh_state(config, model, adam, None))
+    tx = optimizer.build(config.optimizer, rate)
+    step = devices.map(make_train_step(config, model, tx, rate, parallel.AXIS), donate=(0, 1))
+    state = devices.replicate(fresh_state(config, model, tx, None))
     carry = devices.split_rows(model.init_carry(point.batch))
     batch = devices.split_rows(make_batch(point))
     go_on = devices.replicate(np.float32(0))

@@ -31,7 +31,7 @@ from mlstm_jax.config import Config
 from mlstm_jax.data.documents import Cleaning
 from mlstm_jax.errors import InUse, KnownError, UserError, remedy
 from mlstm_jax.interop import weights
-from mlstm_jax.interop.weights import Weights
+from mlstm_jax.interop.weights import ModelWeights
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.terminal import show
 
@@ -71,7 +71,7 @@ def read_config(folder: Path) -> Config | None:
 
 
 @contextmanager
-def claim(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterator[list[str]]:
+def lock(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterator[list[str]]:
     """Hold the run folder of `config`, so that one process trains in it.
 
     A new folder gets its config at once: a run that is killed before its first checkpoint is
@@ -242,7 +242,7 @@ def load(folder: Path, checkpoint: str = "best") -> Run:
         checkpoints.close()
 
 
-def write_imported(folder: Path, imported: Weights) -> None:
+def write_imported(folder: Path, imported: ModelWeights) -> None:
     """Make a run folder of a model from elsewhere, whole or not at all.
 
     Raises UserError where there is something already.
@@ -263,12 +263,12 @@ def write_imported(folder: Path, imported: Weights) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def as_weights(run: Run) -> Weights:
+def as_weights(run: Run) -> ModelWeights:
     """Return a trained or imported model as what `weights.save` writes."""
     if run.imported:
         return weights.load(run.folder / WEIGHTS)  # with its source
     source = f"mlstm_jax {__version__}, step {run.step}"
-    return Weights(run.config.model, run.cleaning, run.params, source)
+    return ModelWeights(run.config.model, run.cleaning, run.params, source)
 
 
 def _choose(checkpoints: Checkpoints, folder: Path, wanted: str) -> int:

@@ -29,13 +29,13 @@ def train(arguments: Sequence[str], program: str) -> None:
     is_quickstart = config.data.corpus == quickstart.config.data.corpus
     if is_quickstart and not resume:
         quickstart.prepare_corpus()
-    from mlstm_jax.distributed.process_info import place
+    from mlstm_jax.distributed.process_info import process_info
     from mlstm_jax.training.loop import train as run_train
 
-    here = place(config.distributed, os.environ)
+    this = process_info(config.distributed, os.environ)
     run = run_train(config, resume=resume, reset_carry=reset_carry)
-    if here.processes > 1:
-        if here.index == 0:
+    if this.processes > 1:
+        if this.index == 0:
             show(f"\ndone; `mlstm-jax report {run}` shows what it learned")
         return
     models.report(run)
@@ -207,7 +207,7 @@ def schedule(arguments: Sequence[str]) -> None:
 
     config = configs.resolve_batch(given.config, given.gpus)
     if given.corpus_bytes is None:
-        made = phases.make_parts(config, open_corpus(Path(config.data.corpus)))
+        made = phases.resolve_phases(config, open_corpus(Path(config.data.corpus)))
         stretches = phases.stretches(made)
     else:
         stretches = phases.expected_stretches(config, given.corpus_bytes)

@@ -91,7 +91,8 @@ def transfer(
         train: texts with labels, two or more, in .csv, .tsv, .json or .jsonl, each also .gz.
         test: likewise, to report the accuracy on.
         out: folder to write.
-        valid: likewise, to choose the strength of the L1 penalty on; unset: cross-validation.
+        valid: likewise, to choose C, the inverse strength of the L1 penalty, on; unset:
+            cross-validation.
         label_column: field or column of the label, a number or a text.
         text_column: field or column of the text; unset: text, reviewText, sentence, ...
         state: c, the cell state, or h, after the last byte; or mean_h, the mean of h over all

@@ -108,10 +108,10 @@ def compile_step(config: Config, machine: Machine, devices: int) -> Compiled:
         _require_pallas(config, machine)
         loops = "pallas"
     model = LanguageModel(config.model, config.precision, config.train.recompute_every, loops)
-    rate = schedule.learning_rate(config.optimizer, config.data.batch, _STEPS)
+    lr_schedule = schedule.learning_rate(config.optimizer, config.data.batch, _STEPS)
     tx = optimizer.build(
         config.optimizer,
-        rate,
+        lr_schedule,
         update_bytes=config.data.batch * config.data.window,
         axis_name=AXIS,
         compute=config.precision.compute,
@@ -123,7 +123,7 @@ def compile_step(config: Config, machine: Machine, devices: int) -> Compiled:
         _batch(config, rows),
         np.float32(0),
     )
-    step = make_train_step(config, model, tx, rate, AXIS)
+    step = make_train_step(config, model, tx, lr_schedule, AXIS)
     return compile_program(machine, step, arguments, devices, donate=(0, 1))
 
 

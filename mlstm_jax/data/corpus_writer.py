@@ -92,7 +92,7 @@ def durable(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def appearing(out: Path, overwrite: bool) -> Iterator[Path]:
+def atomic_directory(out: Path, overwrite: bool) -> Iterator[Path]:
     """Give a temporary folder to fill, which becomes `out` if the block ends without an error."""
     partial = partial_folder(out)
     aside = partial.with_name(f"{partial.name}.old")

@@ -17,7 +17,7 @@ from typing import Literal
 from mlstm_jax.data import corpus, given_splits, requirements
 from mlstm_jax.data.corpus import Manifest, SplitManifest, SplitName
 from mlstm_jax.data.corpus_writer import (
-    appearing,
+    atomic_directory,
     check_out,
     durable,
     partial_folder,
@@ -123,7 +123,7 @@ def prepare(
     scratch = partial_folder(scratch_beside) / "scratch"
     with (
         _tidied(out, scratch_beside, rejects_file, rejects),
-        appearing(out, overwrite) as folder,
+        atomic_directory(out, overwrite) as folder,
         shown_stages(progress) as stages,
     ):
         try:

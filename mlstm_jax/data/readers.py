@@ -21,8 +21,8 @@ from mlstm_jax.data.documents import (
     rating_of,
 )
 from mlstm_jax.data.records import (
-    Found,
     Line,
+    RecordOrReject,
     csv_records,
     fasta_records,
     json_records,
@@ -165,7 +165,7 @@ def _records(
     recipe: Recipe,
     label_field: str | None,
     on_read: Callable[[int], None] | None,
-) -> Iterator[Found]:
+) -> Iterator[RecordOrReject]:
     text_fields, document = recipe.text_fields, recipe.document
     fields = {*text_fields, *recipe.rating_fields, *([label_field] if label_field else [])}
     if str(source) == PYDOC:

@@ -20,7 +20,7 @@ _MOST_LINES_A_RECORD = 10_000
 # A line with its number and end.
 Line = tuple[int, str] | Reject
 # A record and its line, or where it is in words.
-Found = tuple[int | str, Record] | Reject
+RecordOrReject = tuple[int | str, Record] | Reject
 
 
 def reject(kind: str, source: Path, line: int, why: str, excerpt: str) -> Reject:
@@ -50,14 +50,14 @@ def units(lines: Iterable[Line], document: Unit) -> Iterator[str | Reject]:
         yield text if document == "file" else text.rstrip("\r\n")
 
 
-def fasta_records(source: Path, lines: Iterable[Line], text_field: str) -> Iterator[Found]:
+def fasta_records(source: Path, lines: Iterable[Line], text_field: str) -> Iterator[RecordOrReject]:
     """Yield the sequences of FASTA: a line `>name`, and lines of letters; a last `*` is no letter.
 
     A record that has a line which cannot be read is lost with it.
     """
     start, name, parts, is_whole = 0, "", list[str](), True
 
-    def record() -> Found:
+    def record() -> RecordOrReject:
         return start, {text_field: "".join(parts).removesuffix("*"), "name": name}
 
     for line in lines:
@@ -99,7 +99,7 @@ def _object_of(pairs: list[tuple[str, object]]) -> _Object:
 
 def json_records(
     source: Path, lines: Iterator[Line], fields: Collection[str], may_be_array: bool
-) -> Iterator[Found]:
+) -> Iterator[RecordOrReject]:
     """Yield the objects of JSON lines, or of one array that takes the whole file.
 
     An object that has one of `fields` twice is rejected: which of the two is meant is unknown.
@@ -147,7 +147,9 @@ def _json(source: Path, line: int, text: str) -> object:
         )
 
 
-def _object(source: Path, where: int | str, value: object, fields: Collection[str]) -> Found:
+def _object(
+    source: Path, where: int | str, value: object, fields: Collection[str]
+) -> RecordOrReject:
     twice = sorted(value.twice.intersection(fields)) if isinstance(value, _Object) else []
     if isinstance(value, _Object) and not twice:
         return where, value
@@ -196,7 +198,7 @@ def csv_records(
     text_fields: tuple[str, ...],
     fields: Collection[str],
     delimiter: str,
-) -> Iterator[Found]:
+) -> Iterator[RecordOrReject]:
     """Yield the rows of CSV by the names of its header.
 
     Raises:

@@ -132,7 +132,7 @@ class TrainStream:
                 "lower data.batch or data.window, or prepare more text."
             )
         self._targets = int(targets_BK.sum())
-        self.idle = 1 - self._targets / (self.steps_per_epoch * batch * window)
+        self.padding_fraction = 1 - self._targets / (self.steps_per_epoch * batch * window)
         self._labels = _Labels(split, scaled=labels == "ratings") if labels else None
 
     def go_on_from(self, before: "TrainStream", step: int) -> None:

@@ -125,7 +125,7 @@ def _epoch(split: Split, batch: int, window: int, stop: int | None) -> dict[str,
         "window": window,
         "steps": stream.steps_per_epoch,
         "shards": stream.shards,
-        "idle": stream.idle,
+        "idle": stream.padding_fraction,
     }
 
 

@@ -25,8 +25,8 @@ from mlstm_jax import terminal
 from mlstm_jax.address import is_loopback, parse
 from mlstm_jax.config import Distributed
 from mlstm_jax.distributed import listener, rendezvous
-from mlstm_jax.distributed.connection import Json, Peer, Stop
-from mlstm_jax.distributed.process_info import place
+from mlstm_jax.distributed.connection import Connection, Json, Stop
+from mlstm_jax.distributed.process_info import process_info
 from mlstm_jax.distributed.rendezvous import Greeting, Lobby
 from mlstm_jax.errors import KnownError, UserError
 
@@ -51,14 +51,14 @@ class Cluster:
     """
 
     def __init__(self, distributed: Distributed) -> None:
-        here = place(distributed, os.environ)
-        self.index, self.processes = here.index, here.processes
+        this = process_info(distributed, os.environ)
+        self.index, self.processes = this.index, this.processes
         self.host = socket.gethostname()
         self.first_host = ""
         self._coordinator = distributed.coordinator
         self._timeout = distributed.timeout_seconds
         self._silence = distributed.heartbeat_timeout_seconds
-        self._peers: dict[int, Peer] = {}
+        self._connections: dict[int, Connection] = {}
         self._changed = threading.Condition()
         self._values: dict[int, list[Json]] = {}  # by process: what it has said, not yet taken
         self._leaving = threading.Event()
@@ -76,15 +76,15 @@ class Cluster:
         """Whether this process runs on another machine than process 0."""
         if self.is_first or is_loopback(self.first_host):
             return False
-        own = self._peers[0].connection.getsockname()
+        own = self._connections[0].sock.getsockname()
         return listener.numeric_host(own) != self.first_host
 
     def __enter__(self) -> "Cluster":
         if self.processes > 1:
             self._meet()
-            for peer in self._peers.values():
-                peer.connection.settimeout(self._silence)
-                threading.Thread(target=self._read, args=(peer,), daemon=True).start()
+            for connection in self._connections.values():
+                connection.sock.settimeout(self._silence)
+                threading.Thread(target=self._read, args=(connection,), daemon=True).start()
             threading.Thread(target=self._beat, daemon=True).start()
         return self
 
@@ -109,11 +109,11 @@ class Cluster:
         if self.processes == 1:
             return [value]
         if not self.is_first:
-            self._peers[0].send(value=value)
+            self._connections[0].send(value=value)
             return self._take(0)
         values = [value, *(self._take(index) for index in range(1, self.processes))]
-        for peer in self._peers.values():
-            peer.send(value=values)
+        for connection in self._connections.values():
+            connection.send(value=values)
         return values
 
     def require_equal(self, values: dict[str, Json], advice: str) -> None:
@@ -161,8 +161,8 @@ class Cluster:
             traceback.print_exception(error)
         self._say(text)
         stop = Stop(text, str(self), code)
-        for peer in self._peers.values():
-            peer.send(**stop.message())
+        for connection in self._connections.values():
+            connection.send(**stop.message())
         if self.is_first:
             self._outlive_others()
         else:
@@ -180,11 +180,13 @@ class Cluster:
         where = parse(self._coordinator)
         if self.is_first:
             lobby = Lobby(where, self.host, self.processes, self._timeout, self._say)
-            self._peers = lobby.wait()
-            self.first_host = rendezvous.reached_at(self._peers.values())
+            self._connections = lobby.wait()
+            self.first_host = rendezvous.reached_at(self._connections.values())
         else:
             greeting = Greeting(self.index, self.processes, self.host)
-            self._peers[0], self.first_host = rendezvous.find_first(where, greeting, self._timeout)
+            self._connections[0], self.first_host = rendezvous.find_first(
+                where, greeting, self._timeout
+            )
 
     # --- while it runs
 
@@ -207,28 +209,28 @@ class Cluster:
 
     def _beat(self) -> None:
         while True:
-            for peer in self._peers.values():
-                peer.send(alive=True)
+            for connection in self._connections.values():
+                connection.send(alive=True)
             time.sleep(min(5.0, self._silence / 4))
 
-    def _read(self, peer: Peer) -> None:
+    def _read(self, connection: Connection) -> None:
         """Read what a process says, until it stops or is lost."""
         try:
             while True:
-                message = peer.receive(self._silence)
+                message = connection.receive(self._silence)
                 if "value" in message:
-                    self._put(peer.index, message["value"])
+                    self._put(connection.index, message["value"])
                 elif "bye" in message:
                     return
                 elif "alive" not in message:
                     self._others_stop(Stop.read(message))
                     return
         except TimeoutError:
-            self._lost(f"{peer} has given no sign of life for {self._silence:g} s")
+            self._lost(f"{connection} has given no sign of life for {self._silence:g} s")
         except (OSError, EOFError):
-            self._lost(f"{peer} is gone: it was killed, or its machine was")
+            self._lost(f"{connection} is gone: it was killed, or its machine was")
         except ValueError as error:
-            self._lost(f"{peer} sent something that is not a message of this run ({error})")
+            self._lost(f"{connection} sent something that is not a message of this run ({error})")
 
     def _lost(self, what: str) -> None:
         if self._leaving.is_set():
@@ -242,8 +244,8 @@ class Cluster:
     def _others_stop(self, stop: Stop) -> None:
         """End this process too, unless it comes to the same end by itself."""
         if self.is_first:
-            for peer in self._peers.values():
-                peer.send(**stop.message())
+            for connection in self._connections.values():
+                connection.send(**stop.message())
         if stop.now or not self._leaving.wait(_GRACE_SECONDS):
             text = f"{stop.source} stopped: {stop.text}"
             self._end(Stop(text, stop.source, stop.code or 1, now=True))
@@ -253,8 +255,8 @@ class Cluster:
         self._leaving.set()
         self._say(stop.text)
         if self.is_first:
-            for peer in self._peers.values():
-                peer.send(**stop.message())
+            for connection in self._connections.values():
+                connection.send(**stop.message())
             self._outlive_others()
         _exit(stop.code)
 
@@ -262,17 +264,17 @@ class Cluster:
         """Leave when all have come to the end."""
         self.gather("done")
         self._leaving.set()
-        for peer in self._peers.values():
-            peer.send(bye=True)
+        for connection in self._connections.values():
+            connection.send(bye=True)
 
     def _outlive_others(self) -> None:
         """Stay until the others are gone: JAX aborts them when process 0 goes first."""
         deadline = time.monotonic() + _GRACE_SECONDS + 5
-        for peer in self._peers.values():
+        for connection in self._connections.values():
             try:
                 while time.monotonic() < deadline:
-                    peer.connection.settimeout(max(0.1, deadline - time.monotonic()))
-                    if not peer.connection.recv(4096):
+                    connection.sock.settimeout(max(0.1, deadline - time.monotonic()))
+                    if not connection.sock.recv(4096):
                         break
             except OSError:
                 continue

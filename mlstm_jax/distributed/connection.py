@@ -41,15 +41,15 @@ class Stop(NamedTuple):
         return cls(text[:_LONGEST_TEXT], source, code, message.get("now") is True)
 
 
-class Peer:
+class Connection:
     """One connection, and who is at its other end.
 
     A message has to be whole within a time, however slowly its bytes come.
     """
 
-    def __init__(self, connection: socket.socket, index: int, host: str) -> None:
+    def __init__(self, sock: socket.socket, index: int, host: str) -> None:
         self.index, self.host = index, host
-        self.connection = connection
+        self.sock = sock
         self._received = bytearray()
         self._searched = 0  # so many bytes of it hold no end of a line
         self._sending = threading.Lock()
@@ -68,7 +68,7 @@ class Peer:
                 f"a message of {len(line):,} bytes to {self} is too long; {LONGEST:,} can be sent."
             )
         with contextlib.suppress(OSError), self._sending:
-            self.connection.sendall(line)
+            self.sock.sendall(line)
 
     def receive(self, seconds: float) -> dict[str, Json]:
         """Return the next message.
@@ -80,7 +80,7 @@ class Peer:
         """
         deadline = time.monotonic() + seconds
         readable = select.poll()
-        readable.register(self.connection, select.POLLIN)
+        readable.register(self.sock, select.POLLIN)
         while (message := self._next(LONGEST)) is None:
             left = deadline - time.monotonic()
             if left <= 0 or not readable.poll(left * 1000):
@@ -99,7 +99,7 @@ class Peer:
     def is_silent(self) -> bool:
         """Whether the other end is there, and has sent nothing more; of a non-blocking one."""
         try:
-            self.connection.recv(1, socket.MSG_PEEK)
+            self.sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return not self._received
         except OSError:
@@ -108,11 +108,11 @@ class Peer:
 
     def close(self) -> None:
         """Close the connection."""
-        self.connection.close()
+        self.sock.close()
 
     def _fill(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            chunk = self.connection.recv(1 << 16)
+            chunk = self.sock.recv(1 << 16)
             if not chunk:
                 raise EOFError
             self._received += chunk

@@ -23,14 +23,14 @@ _GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessInfo:
     """Which process this is, of how many."""
 
     index: int
     processes: int
 
 
-def place(distributed: Distributed, environment: Mapping[str, str]) -> Place:
+def process_info(distributed: Distributed, environment: Mapping[str, str]) -> ProcessInfo:
     """Return which process this is, by the config or else by its launcher's variables.
 
     Raises:
@@ -64,7 +64,7 @@ def place(distributed: Distributed, environment: Mapping[str, str]) -> Place:
                 f"distributed.processes is {count}, but distributed.coordinator is not set; give "
                 "the address of process 0, --distributed.coordinator HOST:PORT."
             )
-        return Place(0, 1)
+        return ProcessInfo(0, 1)
     if count is None or index is None:
         name = "processes" if count is None else "index"
         raise UserError(
@@ -73,7 +73,7 @@ def place(distributed: Distributed, environment: Mapping[str, str]) -> Place:
         )
     if index >= count:
         raise UserError(f"distributed.index is {index}, but it must be below {count}, processes.")
-    return Place(index, count)
+    return ProcessInfo(index, count)
 
 
 def local_device_ids(environment: Mapping[str, str]) -> list[int] | None:

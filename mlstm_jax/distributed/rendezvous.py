@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 
 from mlstm_jax.address import Address, is_loopback
 from mlstm_jax.distributed import listener
-from mlstm_jax.distributed.connection import Json, Peer, Stop
+from mlstm_jax.distributed.connection import Connection, Json, Stop
 from mlstm_jax.errors import KnownError, UserError
 
 _WELCOME = "all are here"
@@ -67,12 +67,12 @@ class Lobby:
     ) -> None:
         self._address, self._host, self._processes = address, host, processes
         self._seconds, self._say = seconds, say
-        self._peers: dict[int, Peer] = {}
-        self._guests: dict[Peer, float] = {}  # who has not greeted, and until when they may
+        self._connections: dict[int, Connection] = {}
+        self._guests: dict[Connection, float] = {}  # who has not greeted, and until when they may
         self._selector = selectors.DefaultSelector()
         self._note = ""
 
-    def wait(self) -> dict[int, Peer]:
+    def wait(self) -> dict[int, Connection]:
         """Return the others by their index, once all are here at one time.
 
         Raises UserError, and tells it to those that are here, where one is missing when the time is
@@ -89,16 +89,16 @@ class Lobby:
                 self._note = listener.note(self._address.host, hosts)
                 self._meet(deadline)
         except UserError as error:
-            for peer in self._peers.values():
-                peer.send(**Stop(str(error), "process 0", error.exit_code).message())
-                peer.close()
+            for connection in self._connections.values():
+                connection.send(**Stop(str(error), "process 0", error.exit_code).message())
+                connection.close()
             raise
         finally:
             for guest in self._guests:
                 guest.close()
-        for peer in self._peers.values():
-            peer.send(value=_WELCOME)
-        return self._peers
+        for connection in self._connections.values():
+            connection.send(value=_WELCOME)
+        return self._connections
 
     def _meet(self, deadline: float) -> None:
         told, note = time.monotonic(), f"; {self._note}" if self._note else ""
@@ -110,46 +110,48 @@ class Lobby:
                 self._say(f"waits for {self._absent()}, {deadline - now:.0f} s more{note}")
                 told, note = now, ""
             for key, _ in self._selector.select(min(deadline - now, 1.0)):
-                peer = key.data
-                if peer is None:
+                connection = key.data
+                if connection is None:
                     self._accept(key.fileobj)  # type: ignore[arg-type]
-                elif peer in self._guests:
-                    self._hear(peer)
-                elif peer in self._peers.values():
+                elif connection in self._guests:
+                    self._hear(connection)
+                elif connection in self._connections.values():
                     # It has nothing to say before the welcome: it is gone, or none of ours.
-                    self._lose(peer)
+                    self._lose(connection)
             for guest in [one for one, until in self._guests.items() if until < now]:
                 self._send_away(guest)
 
     def _all_are_here(self) -> bool:
-        if len(self._peers) < self._processes - 1:
+        if len(self._connections) < self._processes - 1:
             return False
-        gone = [peer for peer in self._peers.values() if not peer.is_silent()]
-        for peer in gone:
-            self._lose(peer)
+        gone = [
+            connection for connection in self._connections.values() if not connection.is_silent()
+        ]
+        for connection in gone:
+            self._lose(connection)
         return not gone
 
     def _accept(self, server: socket.socket) -> None:
         try:
-            connection, _ = server.accept()
+            sock, _ = server.accept()
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 return  # It has gone, or the network had an error that will be seen again.
             if not self._guests:
                 raise UserError(
-                    f"process 0 cannot take more than {len(self._peers)} connections ({error}); "
-                    "raise its limit of open files, `ulimit -n`."
+                    f"process 0 cannot take more than {len(self._connections)} connections "
+                    f"({error}); raise its limit of open files, `ulimit -n`."
                 ) from error
             self._send_away(next(iter(self._guests)))
             return
         if len(self._guests) == _MOST_GUESTS:
             self._send_away(next(iter(self._guests)))
-        connection.setblocking(False)
-        guest = Peer(connection, -1, "")
+        sock.setblocking(False)
+        guest = Connection(sock, -1, "")
         self._guests[guest] = time.monotonic() + _GREETING_SECONDS
-        self._selector.register(connection, selectors.EVENT_READ, guest)
+        self._selector.register(sock, selectors.EVENT_READ, guest)
 
-    def _hear(self, guest: Peer) -> None:
+    def _hear(self, guest: Connection) -> None:
         """Let a process in that has greeted, unless it is none of this run."""
         try:
             message = guest.take(_LONGEST_GREETING)
@@ -163,7 +165,7 @@ class Lobby:
             return
         del self._guests[guest]
         guest.index, guest.host = greeting.index, greeting.host
-        before, why = self._peers.get(guest.index), None
+        before, why = self._connections.get(guest.index), None
         if greeting.processes != self._processes:
             why = (
                 f"{guest} was told of {greeting.processes} processes, but process 0 of "
@@ -178,25 +180,27 @@ class Lobby:
             raise error
         if before:
             self._lose(before)
-        self._peers[guest.index] = guest
+        self._connections[guest.index] = guest
 
-    def _send_away(self, guest: Peer) -> None:
+    def _send_away(self, guest: Connection) -> None:
         del self._guests[guest]
-        self._selector.unregister(guest.connection)
+        self._selector.unregister(guest.sock)
         guest.close()
 
-    def _lose(self, peer: Peer) -> None:
-        self._say(f"{peer} has gone; waiting for it to come back")
-        del self._peers[peer.index]
-        self._selector.unregister(peer.connection)
-        peer.close()
+    def _lose(self, connection: Connection) -> None:
+        self._say(f"{connection} has gone; waiting for it to come back")
+        del self._connections[connection.index]
+        self._selector.unregister(connection.sock)
+        connection.close()
 
     def _absent(self) -> str:
-        absent = [n for n in range(1, self._processes) if n not in self._peers]
+        absent = [n for n in range(1, self._processes) if n not in self._connections]
         return f"process{'es' if len(absent) > 1 else ''} {', '.join(map(str, absent))}"
 
     def _missing(self) -> str:
-        here = {0: self._host} | {peer.index: peer.host for peer in self._peers.values()}
+        here = {0: self._host} | {
+            connection.index: connection.host for connection in self._connections.values()
+        }
         present = ", ".join(f"{index} ({host})" for index, host in sorted(here.items()))
         return (
             f"{self._absent()} of {self._processes} did not come within {self._seconds:g} s; here "
@@ -206,16 +210,16 @@ class Lobby:
         )
 
 
-def reached_at(peers: Iterable[Peer]) -> str:
+def reached_at(connections: Iterable[Connection]) -> str:
     """Return the numeric host of this machine at which the others have reached it.
 
     One that is no loopback is good for all of them.
     """
-    hosts = [listener.numeric_host(peer.connection.getsockname()) for peer in peers]
+    hosts = [listener.numeric_host(connection.sock.getsockname()) for connection in connections]
     return max(hosts, key=lambda host: (not is_loopback(host), hosts.count(host)))
 
 
-def find_first(address: Address, greeting: Greeting, seconds: float) -> tuple[Peer, str]:
+def find_first(address: Address, greeting: Greeting, seconds: float) -> tuple[Connection, str]:
     """Find process 0, and wait until it has found all.
 
     Returns:
@@ -228,20 +232,20 @@ def find_first(address: Address, greeting: Greeting, seconds: float) -> tuple[Pe
     deadline = time.monotonic() + seconds
     while True:
         try:
-            connection = socket.create_connection(address, timeout=5.0)
+            sock = socket.create_connection(address, timeout=5.0)
             with ExitStack() as stack:
-                stack.callback(connection.close)
-                peer = Peer(connection, 0, address.host)
-                host = listener.numeric_host(connection.getpeername())
-                peer.send(**asdict(greeting))
+                stack.callback(sock.close)
+                connection = Connection(sock, 0, address.host)
+                host = listener.numeric_host(sock.getpeername())
+                connection.send(**asdict(greeting))
                 # Process 0 has as long to wait for the others.
-                first = peer.receive(seconds + 30)
+                first = connection.receive(seconds + 30)
                 if "stop" in first:
                     raise _refusal(Stop.read(first))
                 if first.get("value") != _WELCOME:
                     raise ValueError("something else answers there")
                 stack.pop_all()
-                return peer, host
+                return connection, host
         except (OSError, EOFError, ValueError) as error:
             if time.monotonic() > deadline:
                 raise UserError(

@@ -21,14 +21,14 @@ from mlstm_jax import config
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop import arrays
 from mlstm_jax.interop.arrays import Array
-from mlstm_jax.interop.weights import Weights
+from mlstm_jax.interop.weights import ModelWeights
 from mlstm_jax.model.language_model import VOCABULARY
 
 # Ours, theirs.
 _MATRICES = (("wx", "w_ih"), ("wh", "w_hh"), ("wmx", "w_mih"), ("wmh", "w_mhh"))
 
 
-def read(path: Path) -> Weights:
+def read(path: Path) -> ModelWeights:
     """Read a .pt file; UserError names the tensor that is missing or of another shape."""
     found = _load(path)
     wanted = _Wanted(path, found)
@@ -60,7 +60,7 @@ def read(path: Path) -> Weights:
     for layer in range(layers):
         params[f"layer_{layer}"] = _layer(path, tensors, layer, hidden)
     model = config.Model(hidden=hidden, embedding=width, layers=layers)
-    return Weights(model, "radford", params, "NVIDIA/sentiment-discovery")
+    return ModelWeights(model, "radford", params, "NVIDIA/sentiment-discovery")
 
 
 def _add_layer(wanted: "_Wanted", layer: int, inputs: int, hidden: int) -> None:

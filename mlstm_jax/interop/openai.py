@@ -12,11 +12,11 @@ import numpy as np
 from mlstm_jax import config
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop import arrays, numpy_files
-from mlstm_jax.interop.weights import Weights
+from mlstm_jax.interop.weights import ModelWeights
 from mlstm_jax.model.language_model import VOCABULARY
 
 
-def read(folder: Path) -> Weights:
+def read(folder: Path) -> ModelWeights:
     """Read 0.npy to 14.npy; UserError names the file that is missing or of another shape."""
     if not folder.is_dir():
         raise UserError(f"{folder}: is no folder; name the one that holds 0.npy to 14.npy.")
@@ -62,4 +62,4 @@ def read(folder: Path) -> Weights:
         "decoder_bias": tensors[14],
     }
     model = config.Model(hidden=hidden, embedding=embedding)
-    return Weights(model, "radford", params, "openai/generating-reviews-discovering-sentiment")
+    return ModelWeights(model, "radford", params, "openai/generating-reviews-discovering-sentiment")

@@ -16,7 +16,7 @@ from mlstm_jax import config
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop import arrays, numpy_files
 from mlstm_jax.interop.arrays import Array
-from mlstm_jax.interop.weights import Weights
+from mlstm_jax.interop.weights import ModelWeights
 from mlstm_jax.model.language_model import VOCABULARY
 
 # Token n is the n-th, from 1; 0 is padding.
@@ -29,7 +29,7 @@ _NAMES = {"wx_v": "wx", "wh_v": "wh", "wmx_v": "wmx", "wmh_v": "wmh", "b": "b"}
 _NAMES |= {"wx_g": "gx", "wh_g": "gh", "wmx_g": "gmx", "wmh_g": "gmh"}
 
 
-def read(folder: Path) -> Weights:
+def read(folder: Path) -> ModelWeights:
     """Read a folder of weights; UserError names the file that is missing or of another shape."""
     if not folder.is_dir():
         raise UserError(f"{folder}: is no folder; name the one that holds embed_matrix:0.npy.")
@@ -88,7 +88,7 @@ def read(folder: Path) -> Weights:
     bias_V[_TOKENS] = made["fully_connected_biases"]
     params |= {"embedding": embedding_VE, "decoder_kernel": kernel_HV, "decoder_bias": bias_V}
     model = config.Model(hidden=hidden, embedding=width, layers=len(prefixes))
-    return Weights(model, "protein", params, "churchlab/UniRep", notes)
+    return ModelWeights(model, "protein", params, "churchlab/UniRep", notes)
 
 
 def _names(name: str) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ _KEY = "mlstm_jax"
 Arrays = dict[str, NDArray[np.float32]]
 
 
-class Weights(NamedTuple):
+class ModelWeights(NamedTuple):
     """A model and all that reading a text with it needs."""
 
     model: config.Model
@@ -97,7 +97,7 @@ def expected_shapes(model: config.Model) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def save(path: Path, weights: Weights) -> None:
+def save(path: Path, weights: ModelWeights) -> None:
     """Write a file of the kind that its name says, whole or not at all.
 
     Raises:
@@ -140,7 +140,7 @@ class _About:
     fingerprint: str | None = None  # another program may leave it out
 
 
-def load(path: Path) -> Weights:
+def load(path: Path) -> ModelWeights:
     """Read a file that `save` wrote, or another program in its format.
 
     Names, types and shapes of all arrays are checked before any is read.
@@ -162,7 +162,7 @@ def load(path: Path) -> Weights:
             f"{path}: its arrays are not those that were written, by their fingerprint; copy it "
             "again from where it came."
         )
-    return Weights(about.model, about.cleaning, params, about.source)
+    return ModelWeights(about.model, about.cleaning, params, about.source)
 
 
 def _about(path: Path, text: str) -> _About:

@@ -26,14 +26,14 @@ import numpy as np
 from flax import linen
 
 from mlstm_jax import config
-from mlstm_jax.model.matmul import product
+from mlstm_jax.model.matmul import matmul
 from mlstm_jax.model.recurrence import (
     LayerCarry,
+    LayerWeights,
     Loops,
     Sequence,
-    Weights,
     recurrence,
-    recurrence_trace,
+    recurrence_states,
 )
 from mlstm_jax.model.weight_norm import column_norms, weight_norm
 
@@ -59,7 +59,7 @@ class Carry(NamedTuple):
     c: Array
 
 
-class Reading(NamedTuple):
+class ModelOutput(NamedTuple):
     """What the model makes of a window."""
 
     carry: Carry  # after it
@@ -68,7 +68,7 @@ class Reading(NamedTuple):
     # mean of the training split, or the logit of each class; None without a label head.
     labels_BTK: Array | None
     # The state after each byte, h and c [B, T, L, H], where it was asked for.
-    trace: Carry | None = None
+    states: Carry | None = None
 
 
 def _uniform(hidden: int) -> Any:
@@ -95,13 +95,13 @@ class _Layer(linen.Module):
         return weight_norm(v_IO, g_O)
 
     @linen.compact
-    def __call__(self, inputs: int) -> Weights:
+    def __call__(self, inputs: int) -> LayerWeights:
         """Return them normalised; `inputs` is the width I of what the layer reads."""
         hidden, gain = self.model.hidden, self.model.recurrent_gain
         uniform = _uniform(hidden)
         orthogonal = linen.initializers.orthogonal()
         recurrent = orthogonal if self.model.recurrent_init == "orthogonal" else uniform
-        return Weights(
+        return LayerWeights(
             wmx_IH=self._matrix("wmx", inputs, hidden, uniform),
             wmh_HH=self._matrix("wmh", hidden, hidden, recurrent, gain),
             wx_IG=self._matrix("wx", inputs, 4 * hidden, uniform),
@@ -156,70 +156,70 @@ class LanguageModel(linen.Module):
         self,
         bytes_BT: Array,
         carry: Carry,
-        hold_BT: Array | None = None,
-        keep_BLH: Array | None = None,
-        trace: bool = False,
-    ) -> Reading:
+        padding_mask_BT: Array | None = None,
+        dropout_mask_BLH: Array | None = None,
+        return_states: bool = False,
+    ) -> ModelOutput:
         """Read a window of every row.
 
         Args:
             bytes_BT: the bytes read, of any integer type.
             carry: the state after the bytes before them.
-            hold_BT: bool, where the state must not change: the padding behind a text's end. The
-                logits mean nothing there.
-            keep_BLH: what each unit's output is multiplied by on its way up, all through the
-                window: dropout. The layer's own state is not.
-            trace: return the state after each byte, too; without a gradient.
+            padding_mask_BT: bool, true in the padding behind a text's end: the state is kept
+                there, and the logits mean nothing.
+            dropout_mask_BLH: factors of each unit's output on its way up, the same for a whole
+                window. The layer's own state is not multiplied.
+            return_states: return the state after each byte, too; without a gradient.
         """
         with self.product_precision():
-            return self._read(bytes_BT, carry, hold_BT, keep_BLH, trace)
+            return self._read(bytes_BT, carry, padding_mask_BT, dropout_mask_BLH, return_states)
 
     def _read(
         self,
         bytes_BT: Array,
         carry: Carry,
-        hold_BT: Array | None,
-        keep_BLH: Array | None,
-        trace: bool,
-    ) -> Reading:
+        padding_mask_BT: Array | None,
+        dropout_mask_BLH: Array | None,
+        return_states: bool,
+    ) -> ModelOutput:
         embedding_VE = self.param(
             "embedding",
             linen.initializers.normal(self.model.embedding_std),
             (VOCABULARY, self.model.embedding),
         )
         x = bytes_BT.T.astype(jnp.int32)
-        hold_TB = None if hold_BT is None else hold_BT.T
-        states, traces = [], []
+        hold_TB = None if padding_mask_BT is None else padding_mask_BT.T
+        ends, states = [], []
         for layer in range(self.model.layers):
             inputs = self.model.hidden if layer else self.model.embedding
             weights = _Layer(self.model, name=f"layer_{layer}")(inputs)
             if layer == 0:
                 # Bytes are few: the projections of all of them are a table, made once a window.
                 weights = weights._replace(
-                    wmx_IH=product(embedding_VE, weights.wmx_IH, self.compute),
-                    wx_IG=product(embedding_VE, weights.wx_IG, self.compute),
+                    wmx_IH=matmul(embedding_VE, weights.wmx_IH, self.compute),
+                    wx_IG=matmul(embedding_VE, weights.wx_IG, self.compute),
                 )
             before = LayerCarry(carry.h[:, layer], carry.c[:, layer])
             sequence = Sequence(x, hold_TB)
-            if trace:
-                state, steps = recurrence_trace(before, sequence, weights, self.compute)
-                traces.append(steps)
+            if return_states:
+                state, steps = recurrence_states(before, sequence, weights, self.compute)
+                states.append(steps)
                 x = steps.h.astype(self.compute)
             else:
                 loops = self.loops or ("apart" if jax.default_backend() == "cpu" else "packed")
                 state, x = recurrence(
                     before, sequence, weights, self.compute, self.recompute_every, loops
                 )
-            states.append(state)
-            if keep_BLH is not None:
-                x = x * keep_BLH[None, :, layer].astype(x.dtype)
+            ends.append(state)
+            if dropout_mask_BLH is not None:
+                x = x * dropout_mask_BLH[None, :, layer].astype(x.dtype)
         uniform = _uniform(self.model.hidden)
         kernel_HV = self.param("decoder_kernel", uniform, (self.model.hidden, VOCABULARY))
         bias_V = self.param("decoder_bias", linen.initializers.zeros, (VOCABULARY,))
-        logits_TBV = product(x, kernel_HV, self.compute) + bias_V[None, None, :]
+        logits_TBV = matmul(x, kernel_HV, self.compute) + bias_V[None, None, :]
         carry = Carry(
-            h=jnp.stack([state.h for state in states], axis=1),
-            c=jnp.stack([state.c for state in states], axis=1),
+            h=jnp.stack([state.h for state in ends], axis=1),
+            c=jnp.stack([state.c for state in ends], axis=1),
         )
         labels_BTK = None
         width = self.model.classes or int(self.model.rating_head)
@@ -227,13 +227,13 @@ class LanguageModel(linen.Module):
             zeros = linen.initializers.zeros
             label_HK = self.param("label_kernel", zeros, (self.model.hidden, width))
             bias_K = self.param("label_bias", zeros, (width,))
-            labels_BTK = product(x, label_HK, self.compute).swapaxes(0, 1) + bias_K[None, None]
+            labels_BTK = matmul(x, label_HK, self.compute).swapaxes(0, 1) + bias_K[None, None]
         steps_BTLH = None
-        if trace:
+        if return_states:
             steps_BTLH = Carry(
-                *(jnp.stack(parts, axis=2).swapaxes(0, 1) for parts in zip(*traces, strict=True))
+                *(jnp.stack(parts, axis=2).swapaxes(0, 1) for parts in zip(*states, strict=True))
             )
-        return Reading(carry, logits_TBV.swapaxes(0, 1), labels_BTK, steps_BTLH)
+        return ModelOutput(carry, logits_TBV.swapaxes(0, 1), labels_BTK, steps_BTLH)
 
     def init_parameters(self, key: Array) -> Parameters:
         """Return fresh parameters; the same key gives the same ones on every device."""

@@ -30,7 +30,7 @@ class Sequence(NamedTuple):
     hold_TB: Array | None = None
 
 
-class Weights(NamedTuple):
+class LayerWeights(NamedTuple):
     """The matrices and the bias, float32; for bytes I is 256, and row v is that of byte v."""
 
     wmx_IH: Array
@@ -40,16 +40,16 @@ class Weights(NamedTuple):
     b_G: Array
 
 
-def rounded(weights: Weights, x: Array, compute: jnp.dtype) -> Weights:
+def rounded(weights: LayerWeights, x: Array, compute: jnp.dtype) -> LayerWeights:
     """Return the matrices of products in the compute type; tables and the bias stay as they are."""
     wmx_IH, wx_IG, wmh_HH, wh_HG, b_G = weights
     if not is_bytes(x):
         wmx_IH, wx_IG = wmx_IH.astype(compute), wx_IG.astype(compute)
-    return Weights(wmx_IH, wx_IG, wmh_HH.astype(compute), wh_HG.astype(compute), b_G)
+    return LayerWeights(wmx_IH, wx_IG, wmh_HH.astype(compute), wh_HG.astype(compute), b_G)
 
 
 def layer_step(
-    rounded_h: Array, carry: LayerCarry, now: Sequence, w: Weights
+    rounded_h: Array, carry: LayerCarry, now: Sequence, w: LayerWeights
 ) -> tuple[LayerCarry, tuple[Array, cell.Gates]]:
     """One step: the new carry, then mh and the four gates after their nonlinearities, [B, H].
 

@@ -46,7 +46,7 @@ def sum_rows(x: Array, dy: Array) -> Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def product(x: Array, w_IO: Array, compute: jnp.dtype) -> Array:
+def matmul(x: Array, w_IO: Array, compute: jnp.dtype) -> Array:
     """Multiply ``x [..., I]`` by ``w [I, O]`` in type `compute`.
 
     Returns:
@@ -66,4 +66,4 @@ def _backward(compute: jnp.dtype, saved: tuple[Array, Array], dy: Array) -> tupl
     return dot(dy, transposed(w_IO)).astype(x.dtype), sum_rows(x.astype(compute), dy)
 
 
-product.defvjp(_forward, _backward)
+matmul.defvjp(_forward, _backward)

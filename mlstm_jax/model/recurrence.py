@@ -38,7 +38,7 @@ import jax.numpy as jnp
 
 from mlstm_jax.model import kernels, scans, stacks
 from mlstm_jax.model.inputs import is_bytes, read, read_gradients
-from mlstm_jax.model.layer import LayerCarry, Sequence, Weights, layer_step, rounded
+from mlstm_jax.model.layer import LayerCarry, LayerWeights, Sequence, layer_step, rounded
 from mlstm_jax.model.matmul import sum_rows
 from mlstm_jax.model.scans import Saved
 
@@ -51,7 +51,7 @@ Loops = Literal["apart", "packed", "pallas", "interpreted"]
 
 
 def recurrence_reference(
-    carry: LayerCarry, sequence: Sequence, weights: Weights, compute: jnp.dtype
+    carry: LayerCarry, sequence: Sequence, weights: LayerWeights, compute: jnp.dtype
 ) -> Outputs:
     """Run the equations with JAX's own gradient; arguments and results as `recurrence`."""
     weights = rounded(weights, sequence.x, compute)
@@ -63,8 +63,8 @@ def recurrence_reference(
     return jax.lax.scan(step, carry, sequence)
 
 
-def recurrence_trace(
-    carry: LayerCarry, sequence: Sequence, weights: Weights, compute: jnp.dtype
+def recurrence_states(
+    carry: LayerCarry, sequence: Sequence, weights: LayerWeights, compute: jnp.dtype
 ) -> tuple[LayerCarry, LayerCarry]:
     """Return the carry after the window, and that after every step, [T, B, H]; no gradient."""
     weights = rounded(weights, sequence.x, compute)
@@ -83,7 +83,7 @@ def recurrence_trace(
 def recurrence(
     carry: LayerCarry,
     sequence: Sequence,
-    weights: Weights,
+    weights: LayerWeights,
     compute: jnp.dtype,
     recompute_every: int | None = None,
     loops: Loops = "apart",
@@ -129,7 +129,7 @@ def recurrence(
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def _recurrence(
-    carry: LayerCarry, sequence: Sequence, weights: Weights, compute: jnp.dtype, loops: Loops
+    carry: LayerCarry, sequence: Sequence, weights: LayerWeights, compute: jnp.dtype, loops: Loops
 ) -> Outputs:
     # What is not asked for is not made: the compiler drops what XLA's loop saves.
     weights = rounded(weights, sequence.x, compute)
@@ -137,11 +137,11 @@ def _recurrence(
     return last, saved.h_TBH(compute)
 
 
-Residuals = tuple[LayerCarry, Sequence, Weights, Saved]
+Residuals = tuple[LayerCarry, Sequence, LayerWeights, Saved]
 
 
 def _forward(
-    carry: LayerCarry, sequence: Sequence, weights: Weights, compute: jnp.dtype, loops: Loops
+    carry: LayerCarry, sequence: Sequence, weights: LayerWeights, compute: jnp.dtype, loops: Loops
 ) -> tuple[Outputs, Residuals]:
     weights = rounded(weights, sequence.x, compute)
     if loops in ("apart", "packed"):
@@ -156,7 +156,7 @@ def _forward(
 
 def _backward(
     compute: jnp.dtype, loops: Loops, residuals: Residuals, cotangents: Outputs
-) -> tuple[LayerCarry, Sequence, Weights]:
+) -> tuple[LayerCarry, Sequence, LayerWeights]:
     first, sequence, weights, saved = residuals
     dlast, dh_TBH = cotangents
     packed = loops != "apart"
@@ -185,7 +185,7 @@ def _backward(
     return (
         LayerCarry(h=dh0_BH, c=dc0_BH.astype(first.c.dtype)),
         Sequence(x=cast(Array, dx), hold_TB=None),
-        Weights(
+        LayerWeights(
             wmx_IH=dwmx_IH,
             wx_IG=dwx_IG,
             wmh_HH=sum_rows(before_h_TBH, dmh_TBH),

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from mlstm_jax.model import cell, stacks
 from mlstm_jax.model.inputs import is_bytes, read
-from mlstm_jax.model.layer import LayerCarry, Sequence, Weights, layer_step
+from mlstm_jax.model.layer import LayerCarry, LayerWeights, Sequence, layer_step
 from mlstm_jax.model.matmul import dot
 
 Array = jax.Array
@@ -35,7 +35,7 @@ class Saved(NamedTuple):
 
 
 def forward(
-    carry: LayerCarry, sequence: Sequence, weights: Weights, compute: jnp.dtype, packed: bool
+    carry: LayerCarry, sequence: Sequence, weights: LayerWeights, compute: jnp.dtype, packed: bool
 ) -> tuple[LayerCarry, Saved]:
     """Run the window, matrices rounded; return the carry after it, and what the way back needs."""
     window, shape = sequence.x.shape[0], carry.h.shape
@@ -76,7 +76,7 @@ def forward(
 def backward(
     first: LayerCarry,
     sequence: Sequence,
-    weights: Weights,
+    weights: LayerWeights,
     saved: Saved,
     compute: jnp.dtype,
     packed: bool,

@@ -6,20 +6,20 @@ from mlstm_jax.config import Config
 from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.training.phases import Part
-from mlstm_jax.training.resume import Found
+from mlstm_jax.training.phases import ResolvedPhase
+from mlstm_jax.training.resume import ResumePoint
 
 
 def announcement(
     config: Config,
-    parts: list[Part],
+    phases: list[ResolvedPhase],
     devices: Parallel,
     cluster: Cluster,
     corpus: Corpus,
-    found: Found,
+    found: ResumePoint,
 ) -> str:
     """Say what is about to be trained, on what."""
-    total, first = parts[-1].last, found.step
+    total, first = phases[-1].last, found.step
     if first >= total:
         return f"{config.out} is finished: {first:,} steps. More of them: --train.steps"
     count = sum(leaf.size for leaf in jax.tree.leaves(found.state.params))
@@ -29,27 +29,28 @@ def announcement(
         where += f" of {cluster.processes} processes"
     size = corpus.manifest.splits["train"].bytes
     lines = [
-        f"{start} {total:,} steps, {parts[-1].stream.epoch(total):.2f} epochs: {count:,} "
+        f"{start} {total:,} steps, {phases[-1].stream.epoch(total):.2f} epochs: {count:,} "
         f"parameters in {config.precision.compute} on {where}; run folder {config.out}",
     ]
-    for part in parts:
-        data, stream = part.config.data, part.stream
-        steps = f"steps {part.first:,} to {part.last:,}: " if len(parts) > 1 else ""
+    for phase in phases:
+        data, stream = phase.config.data, phase.stream
+        steps = f"steps {phase.first:,} to {phase.last:,}: " if len(phases) > 1 else ""
         lines.append(
             f"{steps}{data.batch} rows x {data.window} bytes a step, from {size:,} bytes in "
-            f"{stream.shards:,} shards" + (f"; {part.describe_carry()}" if part.rows_before else "")
+            f"{stream.shards:,} shards"
+            + (f"; {phase.describe_carry()}" if phase.rows_before else "")
         )
         if stream.shards < stream.wanted_shards:
             lines.append(
                 f"the corpus is too small for {stream.wanted_shards:,} shards: {stream.shards:,} "
                 "used"
             )
-        idle = part.idle if config.phases else stream.idle
-        if idle > 0.1:
+        padding_fraction = phase.padding_fraction if config.phases else stream.padding_fraction
+        if padding_fraction > 0.1:
             lines.append(
-                f"{idle:.0%} of {'the phase' if config.phases else 'an epoch'} is padding, and "
-                "rows that wait for the longest; "
-                + ("more data.shards, or " if part.growth else "")
+                f"{padding_fraction:.0%} of {'the phase' if config.phases else 'an epoch'} is "
+                "padding, and rows that wait for the longest; "
+                + ("more data.shards, or " if phase.growth else "")
                 + "a smaller data.batch or data.window wastes less"
             )
     return "\n".join(lines)

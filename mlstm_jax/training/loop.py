@@ -34,12 +34,18 @@ from mlstm_jax.training import resume as resuming
 from mlstm_jax.training import start as starting
 from mlstm_jax.training.announcement import announcement
 from mlstm_jax.training.evaluation import Evaluator
-from mlstm_jax.training.metrics import MetricsLog, Silent
-from mlstm_jax.training.phases import Part, describe, make_parts, stretches, total_steps
+from mlstm_jax.training.metrics import MetricsLog, NullLog
+from mlstm_jax.training.phases import (
+    ResolvedPhase,
+    describe,
+    resolve_phases,
+    stretches,
+    total_steps,
+)
 from mlstm_jax.training.progress import ProgressLine
 from mlstm_jax.training.replicas import make_comparison
 from mlstm_jax.training.reporter import Diverged, Reporter
-from mlstm_jax.training.resume import Found, Here
+from mlstm_jax.training.resume import ExpectedCheckpoint, ResumePoint
 from mlstm_jax.training.signals import WEIGHTS, Interrupted
 from mlstm_jax.training.state import TrainState
 from mlstm_jax.training.step import make_train_step
@@ -64,8 +70,8 @@ class _Run:
     require_equal_replicas: Callable[[int, Any], None]
     start: str | None  # the fingerprint of train.start_from's parameters
     total: int
-    parts: list[Part]
-    rates: list[optax.Schedule]  # of each part
+    phases: list[ResolvedPhase]
+    lr_schedules: list[optax.Schedule]  # of each phase
 
 
 def train(config: Config, *, resume: bool = False, reset_carry: bool = False) -> Path:
@@ -97,7 +103,7 @@ def train(config: Config, *, resume: bool = False, reset_carry: bool = False) ->
         consistency.require_one_run(cluster, config, corpus)
         devices = stack.enter_context(parallel.started(cluster, config.devices))
         config = resolve_batch(config, devices.count)
-        changed = consistency.claim(stack, cluster, config, resume=resume, reset_carry=reset_carry)
+        changed = consistency.lock(stack, cluster, config, resume=resume, reset_carry=reset_carry)
         watchdog.folder = folder
         model = _make_model(config, devices)
         # A divergence is found so many steps after it began.
@@ -105,24 +111,24 @@ def train(config: Config, *, resume: bool = False, reset_carry: bool = False) ->
         checkpoints = stack.enter_context(
             closing(Checkpoints(folder, config.train.keep_checkpoints, reach=reach))
         )
-        parts = make_parts(config, corpus)
-        adam = optimizer.build(config.optimizer, lambda count: 0.0)
+        phases = resolve_phases(config, corpus)
+        tx = optimizer.build(config.optimizer, lambda count: 0.0)
         given, notes = starting.load(cluster, config, required=not checkpoints.steps())
 
-        def at(step: int) -> Here:
-            part = next((part for part in parts if step <= part.last), parts[-1])
-            batch = part.config.data.batch
+        def at(step: int) -> ExpectedCheckpoint:
+            phase = next((phase for phase in phases if step <= phase.last), phases[-1])
+            batch = phase.config.data.batch
             shapes = jax.eval_shape(lambda: model.init_carry(batch))
-            about = describe(part, corpus, step)._replace(start=given and given.fingerprint)
-            return Here(part.stream, about, shapes, bool(config.phases))
+            about = describe(phase, corpus, step)._replace(start=given and given.fingerprint)
+            return ExpectedCheckpoint(phase.stream, about, shapes, bool(config.phases))
 
-        def find(newest: int | None = None) -> Found:
+        def find(newest: int | None = None) -> ResumePoint:
             """Return where to begin; the state before the first step if nowhere else."""
             found = resuming.find(
                 cluster,
                 checkpoints,
                 devices,
-                starting.state_shapes(config, model, adam),
+                starting.state_shapes(config, model, tx),
                 at,
                 newest=newest,
                 reset_carry=reset_carry,
@@ -133,18 +139,20 @@ def train(config: Config, *, resume: bool = False, reset_carry: bool = False) ->
                 resuming.require_new(folder, config, resume=resume)
             # Found missing when there still were checkpoints, it is needed now.
             start = given or starting.load(cluster, config, required=True)[0]
-            fresh = starting.fresh_state(config, model, adam, start)
-            return Found(0, devices.of_first_process(fresh), None, parts[0].stream.origin, [])
+            fresh = starting.fresh_state(config, model, tx, start)
+            return ResumePoint(
+                0, devices.of_first_process(fresh), None, phases[0].stream.origin, []
+            )
 
         found = find()
         found = found._replace(notes=[*notes, *found.notes])
         start = given.fingerprint if given else found.start
         if not config.phases:
-            stream = parts[0].stream
+            stream = phases[0].stream
             stream.origin = found.origin
             total = total_steps(config.train, stream.steps_per_epoch, stream.position(0))
-            parts = [dataclasses.replace(parts[0], last=total)]
-        total = parts[-1].last
+            phases = [dataclasses.replace(phases[0], last=total)]
+        total = phases[-1].last
         cluster.require_equal(
             {"step": found.step, "steps": total}, "The same corpus and config give the same steps."
         )
@@ -164,38 +172,41 @@ def train(config: Config, *, resume: bool = False, reset_carry: bool = False) ->
             require_equal_replicas=make_comparison(cluster, devices),
             start=start,
             total=total,
-            parts=parts,
-            rates=schedule.rates(config.optimizer, stretches(parts)),
+            phases=phases,
+            lr_schedules=schedule.rates(config.optimizer, stretches(phases)),
         )
         progress = stack.enter_context(
             ProgressLine("train", total, found.step, quiet=not cluster.is_first)
         )
-        progress.say(announcement(config, parts, devices, cluster, corpus, found))
+        progress.say(announcement(config, phases, devices, cluster, corpus, found))
         if changed:
             progress.say("changed since the run began: " + ", ".join(changed))
         event: dict[str, Any] = {"event": "resumed", "changed": changed}
         announced = 0 < found.step < total
         while True:
-            part = next((part for part in parts if found.step < part.last), parts[-1])
-            if part.first == found.step and part is not parts[0]:
-                found = found._replace(carry=part.begin(found.carry))
+            phase = next((phase for phase in phases if found.step < phase.last), phases[-1])
+            if phase.first == found.step and phase is not phases[0]:
+                found = found._replace(carry=phase.begin(found.carry))
             for note in found.notes:
                 progress.say(note)
-            with closing(MetricsLog(folder, found.step) if cluster.is_first else Silent()) as log:
-                reporter = Reporter(part.config, part.stream, log, progress, found)
+            with closing(MetricsLog(folder, found.step) if cluster.is_first else NullLog()) as log:
+                reporter = Reporter(phase.config, phase.stream, log, progress, found)
                 if announced:
                     reporter.event(found.step, **event, notes=found.notes)
                 try:
-                    state, carry = _train_part(training, part, found, reporter)
+                    state, carry = _train_phase(training, phase, found, reporter)
                 except Diverged as diverged:
                     found, event = _roll_back(config, checkpoints, diverged, found, find)
                     announced = True
                     continue
-            if part is parts[-1]:
+            if phase is phases[-1]:
                 return folder
-            following = parts[parts.index(part) + 1]
-            note = f"step {part.last}: the next phase, {following.describe_carry()}"
-            found, announced = Found(part.last, state, carry, part.stream.origin, [note]), True
+            following = phases[phases.index(phase) + 1]
+            note = f"step {phase.last}: the next phase, {following.describe_carry()}"
+            found, announced = (
+                ResumePoint(phase.last, state, carry, phase.stream.origin, [note]),
+                True,
+            )
             event = {"event": "phase"}
 
 
@@ -212,9 +223,9 @@ def _roll_back(
     config: Config,
     checkpoints: Checkpoints,
     diverged: Diverged,
-    began: Found,
-    find: Callable[[int], Found],
-) -> tuple[Found, dict[str, Any]]:
+    began: ResumePoint,
+    find: Callable[[int], ResumePoint],
+) -> tuple[ResumePoint, dict[str, Any]]:
     """Return where a run that has diverged goes on, and the event; raise it again if nowhere.
 
     What it has diverged in is deleted, so that a later session does not go on from that.
@@ -234,25 +245,25 @@ def _roll_back(
     return found._replace(state=state, notes=[*found.notes, note]), event
 
 
-def _train_part(
-    training: _Run, part: Part, found: Found, reporter: Reporter
+def _train_phase(
+    training: _Run, phase: ResolvedPhase, found: ResumePoint, reporter: Reporter
 ) -> tuple[TrainState, Carry]:
-    """Train from a checkpoint, or the beginning, to the end of a part.
+    """Train from a checkpoint, or the beginning, to the end of a phase.
 
     Returns:
         The state and the carry of this process's rows, both NumPy.
     """
-    config, stream, last = part.config, part.stream, part.last
+    config, stream, last = phase.config, phase.stream, phase.last
     devices, checkpoints, watchdog = training.devices, training.checkpoints, training.watchdog
-    rate = training.rates[training.parts.index(part)]
-    adam = optimizer.build(
+    lr_schedule = training.lr_schedules[training.phases.index(phase)]
+    tx = optimizer.build(
         config.optimizer,
-        rate,
+        lr_schedule,
         update_bytes=config.data.batch * config.data.window,
         axis_name=parallel.AXIS,
         compute=config.precision.compute,
     )
-    one_step = make_train_step(config, training.model, adam, rate, parallel.AXIS)
+    one_step = make_train_step(config, training.model, tx, lr_schedule, parallel.AXIS)
     train_step = devices.map(one_step, donate=(0, 1))
     rows = devices.rows(config.data.batch)
     carry = found.carry
@@ -285,7 +296,7 @@ def _train_part(
                     reporter.evaluation(step, score)
                 watchdog.beat(f"the checkpoint of step {step} is written")
                 training.require_equal_replicas(step, state)
-                about = describe(part, training.corpus, step)._replace(
+                about = describe(phase, training.corpus, step)._replace(
                     start=training.start,
                     high_steps=reporter.high_steps,
                     bpc=score.bpc if score else None,

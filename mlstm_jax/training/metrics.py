@@ -29,7 +29,7 @@ def read(path: Path) -> list[dict[str, Any]]:
         raise UserError(f"{path} holds a line that is not JSON ({error}); remove it.") from error
 
 
-class Silent:
+class NullLog:
     """The log of a process that writes none: every process computes the same lines."""
 
     seconds = 0.0

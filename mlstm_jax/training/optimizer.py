@@ -40,7 +40,7 @@ def matrices(params: Any) -> Any:
 
 def build(
     optimizer: Optimizer,
-    rate: optax.Schedule,
+    lr_schedule: optax.Schedule,
     *,
     update_bytes: int = 0,
     axis_name: str | None = None,
@@ -60,7 +60,7 @@ def build(
     clipped = optax.identity() if clip is None else optax.clip_by_global_norm(clip)
     adam = optax.scale_by_adam(b1=optimizer.b1, b2=b2, eps=optimizer.eps)
     decay = optax.add_decayed_weights(optimizer.weight_decay, mask=matrices)
-    descend = optax.scale_by_learning_rate(rate)
+    descend = optax.scale_by_learning_rate(lr_schedule)
     match optimizer.name:
         case "adam":
             return optax.chain(clipped, adam, descend)
@@ -81,7 +81,7 @@ def build(
                 muon.momentum(),
                 muon.orthogonalise(optimizer.muon_steps, muon_type(compute), axis_name),
                 optax.add_decayed_weights(optimizer.weight_decay),
-                optax.scale_by_learning_rate(lambda count: ratio * rate(count)),
+                optax.scale_by_learning_rate(lambda count: ratio * lr_schedule(count)),
             )
             transforms = {True: of_matrices, False: optax.chain(adam, descend)}
             return optax.chain(clipped, optax.partition(transforms, matrices))

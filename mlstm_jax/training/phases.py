@@ -1,4 +1,4 @@
-"""The parts of a run: its phases, or the whole of it; what each reads, and from where to where."""
+"""The phases of a run, each with its batch, window, stream and steps; or one for the whole run."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ from mlstm_jax.training.schedule import Stretch
 
 
 @dataclass(frozen=True)
-class Part:
+class ResolvedPhase:
     """A phase of a run, or all of it: what is read from one step to another."""
 
     config: Config  # with the batch and window of the phase
@@ -32,17 +32,17 @@ class Part:
         return _growth(self.rows_before, self.config.data.batch)
 
     @property
-    def idle(self) -> float:
+    def padding_fraction(self) -> float:
         """The fraction of the positions that are no target: padding and waiting."""
         data = self.config.data
         targets = self.stream.bytes_seen(self.last) - self.stream.bytes_seen(self.first)
         return 1 - targets / ((self.last - self.first) * data.batch * data.window)
 
     def begin(self, carry: Any) -> Any:
-        """Return the carry that the part begins with: row j goes on as row k·j, the others at zero.
+        """Return the carry that the phase begins with: row j goes on as row k·j, others at zero.
 
         Args:
-            carry: at the end of the part before; NumPy [rows of a process, ...], or None.
+            carry: at the end of the phase before; NumPy [rows of a process, ...], or None.
 
         Returns:
             NumPy [k · rows, ...]; None where all rows begin at zero.
@@ -59,7 +59,7 @@ class Part:
         return jax.tree.map(grow, carry)
 
     def describe_carry(self) -> str:
-        """Say what becomes of the rows of the part before."""
+        """Say what becomes of the rows of the phase before."""
         rows, before = self.config.data.batch, self.rows_before or 0
         if self.growth is None:
             return f"the carry starts from zero, because {rows} rows are no multiple of {before}"
@@ -74,34 +74,34 @@ def _growth(before: int | None, rows: int) -> int | None:
     return rows // before
 
 
-def make_parts(config: Config, corpus: Corpus) -> list[Part]:
+def resolve_phases(config: Config, corpus: Corpus) -> list[ResolvedPhase]:
     """Return the phases of a run, each taking the text up where the one before has left it.
 
     Exactly there if its batch is a multiple of that one's: then the rows go on, with their carry.
-    Otherwise at about the same place, from shard starts. A run without phases is one part; its end
+    Otherwise at about the same place, from shard starts. A run without phases is one phase; its end
     may still change with its origin.
     """
     if not config.phases:
         stream = train_stream(config, corpus)
-        return [Part(config, stream, 0, total_steps(config.train, stream.steps_per_epoch))]
-    parts: list[Part] = []
+        return [ResolvedPhase(config, stream, 0, total_steps(config.train, stream.steps_per_epoch))]
+    phases: list[ResolvedPhase] = []
     for phase, cut_for in zip(config.phases, _cuts(config.phases), strict=True):
         data = dataclasses.replace(config.data, batch=phase.batch, window=phase.window)
         here = dataclasses.replace(config, data=data)
         stream = train_stream(here, corpus, cut_for)
-        if not parts:
-            parts.append(Part(here, stream, 0, phase.steps))
+        if not phases:
+            phases.append(ResolvedPhase(here, stream, 0, phase.steps))
             continue
-        first, before = parts[-1].last, parts[-1].stream
-        rows = parts[-1].config.data.batch
-        part = Part(here, stream, first, first + phase.steps, rows)
-        if part.growth is None:
+        first, before = phases[-1].last, phases[-1].stream
+        rows = phases[-1].config.data.batch
+        resolved = ResolvedPhase(here, stream, first, first + phase.steps, rows)
+        if resolved.growth is None:
             position = round(before.epoch(first) * stream.steps_per_epoch)
             stream.origin = Origin(first, position, before.bytes_seen(first))
         else:
             stream.go_on_from(before, first)
-        parts.append(part)
-    return parts
+        phases.append(resolved)
+    return phases
 
 
 def _cuts(phases: Sequence[Phase]) -> list[tuple[int, int]]:
@@ -122,11 +122,11 @@ def _cuts(phases: Sequence[Phase]) -> list[tuple[int, int]]:
     return cuts
 
 
-def stretches(parts: list[Part]) -> list[Stretch]:
-    """Return what the learning rate must know of the parts of a run."""
+def stretches(phases: list[ResolvedPhase]) -> list[Stretch]:
+    """Return what the learning rate must know of the phases of a run."""
     return [
-        Stretch(part.first, part.last, part.config.data.batch, part.stream.steps_per_epoch)
-        for part in parts
+        Stretch(phase.first, phase.last, phase.config.data.batch, phase.stream.steps_per_epoch)
+        for phase in phases
     ]
 
 
@@ -177,9 +177,9 @@ def total_steps(train: Train, steps_per_epoch: int, ahead: int = 0) -> int:
     return min(limits)
 
 
-def describe(part: Part, corpus: Corpus, step: int) -> Meta:
+def describe(phase: ResolvedPhase, corpus: Corpus, step: int) -> Meta:
     """Return what a checkpoint at `step` is trained on."""
-    stream, rows = part.stream, dataclasses.asdict(part.config.data)
+    stream, rows = phase.stream, dataclasses.asdict(phase.config.data)
     del rows["corpus"], rows["batch_per_device"]
     if not stream.own_cut:
         rows["cut_into"] = stream.shards

@@ -7,9 +7,9 @@ from mlstm_jax.config import Config
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import KnownError
 from mlstm_jax.training.evaluation import Score
-from mlstm_jax.training.metrics import BITS_PER_NAT, MetricsLog, Silent
+from mlstm_jax.training.metrics import BITS_PER_NAT, MetricsLog, NullLog
 from mlstm_jax.training.progress import ProgressLine, rate
-from mlstm_jax.training.resume import Found
+from mlstm_jax.training.resume import ResumePoint
 from mlstm_jax.training.step import StepMetrics
 
 
@@ -60,9 +60,9 @@ class Reporter:
         self,
         config: Config,
         stream: TrainStream,
-        log: MetricsLog | Silent,
+        log: MetricsLog | NullLog,
         progress: ProgressLine,
-        found: Found,
+        found: ResumePoint,
     ) -> None:
         self._config, self._stream, self._log, self._progress = config, stream, log, progress
         self._started = time.monotonic() - log.seconds

@@ -15,7 +15,7 @@ from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.state import TrainState
 
 
-class Found(NamedTuple):
+class ResumePoint(NamedTuple):
     """A checkpoint to go on from."""
 
     step: int
@@ -27,7 +27,7 @@ class Found(NamedTuple):
     start: str | None = None  # likewise
 
 
-class Here(NamedTuple):
+class ExpectedCheckpoint(NamedTuple):
     """What a run trains on at a step, by its present config."""
 
     stream: TrainStream
@@ -41,11 +41,11 @@ def find(
     checkpoints: Checkpoints,
     devices: Parallel,
     state: TrainState,
-    at: Callable[[int], Here],
+    at: Callable[[int], ExpectedCheckpoint],
     *,
     newest: int | None = None,
     reset_carry: bool = False,
-) -> Found | None:
+) -> ResumePoint | None:
     """Return the newest checkpoint that every process can read, or None where there is none.
 
     Newer ones that cannot be read are set aside. Those after `newest` are deleted.
@@ -92,7 +92,7 @@ def find(
             )
         if same_rows:
             carry = devices.own_rows(rows)
-            return Found(
+            return ResumePoint(
                 step, restored, carry, before.origin, notes, before.high_steps, before.start
             )
         position = round(before.epoch * here.stream.steps_per_epoch)
@@ -102,7 +102,7 @@ def find(
             f"the carry is reset at step {step}: the rows were {_describe(before.rows)}, and are "
             f"{_describe(here.meta.rows)}; they begin {epoch:.2f} epochs into the text"
         )
-        return Found(step, restored, None, origin, notes, before.high_steps, before.start)
+        return ResumePoint(step, restored, None, origin, notes, before.high_steps, before.start)
     if notes:
         raise UserError(
             "; ".join(notes) + ". No other is there to go on from; restore one from a copy, or "
@@ -144,7 +144,7 @@ def _set_aside(cluster: Cluster, checkpoints: Checkpoints, steps: list[int]) -> 
     return checkpoints.folder / SET_ASIDE
 
 
-def _fits(before: Meta, here: Here, *, reset_carry: bool) -> bool:
+def _fits(before: Meta, here: ExpectedCheckpoint, *, reset_carry: bool) -> bool:
     """Return whether the rows are the same; raise UserError where the run cannot go on."""
     now = here.meta
     if (before.corpus, before.cleaning) != (now.corpus, now.cleaning):

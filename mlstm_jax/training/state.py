@@ -17,7 +17,7 @@ from mlstm_jax.training import loss_scale
 Array = jax.Array
 
 
-class Tally(NamedTuple):
+class MetricSums(NamedTuple):
     """Sums over the applied updates since the last line of metrics.
 
     They live on the device, in the checkpoint, so that a line is the same whether or not the run
@@ -43,14 +43,14 @@ class TrainState(NamedTuple):
     params: Parameters
     opt_state: Any
     loss_scale: loss_scale.LossScale
-    tally: Tally
+    tally: MetricSums
 
 
-def zero_tally() -> Tally:
+def zero_tally() -> MetricSums:
     """Return empty sums."""
     zero = jnp.float32(0)
-    floats = {name: zero for name in Tally._fields if name != "updates"}
-    return Tally(updates=jnp.int32(0), **floats)
+    floats = {name: zero for name in MetricSums._fields if name != "updates"}
+    return MetricSums(updates=jnp.int32(0), **floats)
 
 
 def init_state(

@@ -19,7 +19,7 @@ from mlstm_jax.data.stream import Batch
 from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
 from mlstm_jax.training import loss_scale
 from mlstm_jax.training.all_reduce import sum_over_devices
-from mlstm_jax.training.state import Tally, TrainState, zero_tally
+from mlstm_jax.training.state import MetricSums, TrainState, zero_tally
 
 Array = jax.Array
 
@@ -45,9 +45,9 @@ class Gradient(NamedTuple):
 
 
 class StepMetrics(NamedTuple):
-    """Scalars of a step, the same on every device of every process; see `Tally` for the sums."""
+    """Scalars of a step, the same on every device of every process."""
 
-    tally: Tally
+    tally: MetricSums
     loss: Array  # of this step alone, nats a byte
     stop: Array  # above 0: a process was asked to stop
     applied: Array
@@ -129,7 +129,7 @@ def make_train_step(
     config: Config,
     model: LanguageModel,
     optimizer: optax.GradientTransformation,
-    rate: optax.Schedule,
+    lr_schedule: optax.Schedule,
     axis_name: str,
 ) -> TrainStep:
     """Return the step: state and carry before, one batch, stop → state and carry after, metrics.
@@ -153,18 +153,18 @@ def make_train_step(
         key = jax.random.fold_in(jax.random.fold_in(key, _DROPOUT), step)
         row_B = jax.lax.axis_index(axis_name) * rows + jnp.arange(rows)
         shape = (model.model.layers, model.model.hidden)
-        keep_BLH = jax.vmap(
+        dropout_mask_BLH = jax.vmap(
             lambda row: jax.random.bernoulli(jax.random.fold_in(key, row), 1 - dropout, shape)
         )(row_B)
-        return keep_BLH / jnp.float32(1 - dropout)
+        return dropout_mask_BLH / jnp.float32(1 - dropout)
 
     def gradient_of(
-        params: Parameters, scale: Array, carry: Carry, batch: Batch, keep_BLH: Array | None
+        params: Parameters, scale: Array, carry: Carry, batch: Batch, dropout_mask_BLH: Array | None
     ) -> Gradient:
         """Return the gradient over some rows of this device."""
 
         def scaled_loss(params: Parameters) -> tuple[Array, tuple[Any, Carry]]:
-            read = model.apply({"params": params}, batch.inputs_BT, carry, None, keep_BLH)
+            read = model.apply({"params": params}, batch.inputs_BT, carry, None, dropout_mask_BLH)
             nats_BT = cross_entropy(read.logits_BTV, batch.targets_BT)
             loss = jnp.mean(jnp.where(_counted(batch), nats_BT, 0))
             label_loss, labels = _label_losses(read.labels_BTK, batch.labels_BT)
@@ -181,11 +181,11 @@ def make_train_step(
         return Gradient(gradient, Means(loss, square, *more), after)
 
     def accumulated(
-        params: Parameters, scale: Array, carry: Carry, batch: Batch, keep_BLH: Array | None
+        params: Parameters, scale: Array, carry: Carry, batch: Batch, dropout_mask_BLH: Array | None
     ) -> Gradient:
         """Return the same over all rows, a micro-batch of them at a time."""
         if micro_batches == 1:
-            return gradient_of(params, scale, carry, batch, keep_BLH)
+            return gradient_of(params, scale, carry, batch, dropout_mask_BLH)
 
         def split(x: Array) -> Array:
             return x.reshape(micro_batches, -1, *x.shape[1:])
@@ -196,7 +196,9 @@ def make_train_step(
             return jax.tree.map(lambda a, b: a + b / micro_batches, sums, more), after
 
         zeros = (jax.tree.map(jnp.zeros_like, params), Means(*[jnp.float32(0)] * 4))
-        means, after = jax.lax.scan(add, zeros, jax.tree.map(split, (carry, batch, keep_BLH)))
+        means, after = jax.lax.scan(
+            add, zeros, jax.tree.map(split, (carry, batch, dropout_mask_BLH))
+        )
         return Gradient(*means, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), after))
 
     def train_step(
@@ -204,8 +206,8 @@ def make_train_step(
     ) -> tuple[TrainState, Carry, StepMetrics]:
         scale = state.loss_scale.scale
         carry = reset(carry, batch.reset_B)
-        keep_BLH = kept_units(state.step, batch.inputs_BT.shape[0])
-        local = accumulated(state.params, scale, carry, batch, keep_BLH)
+        dropout_mask_BLH = kept_units(state.step, batch.inputs_BT.shape[0])
+        local = accumulated(state.params, scale, carry, batch, dropout_mask_BLH)
         after, devices = local.after, jax.lax.axis_size(axis_name)
         shares, means = jax.tree.map(lambda x: x / devices, (local.gradient, local.means))
         shares = jax.tree.map(lambda share: share.astype(reduce_type), shares)
@@ -231,7 +233,7 @@ def make_train_step(
 
         first_of_line = state.step % config.train.log_every == 0
         tally = _select(first_of_line, zero_tally(), state.tally)
-        counted = Tally(
+        counted = MetricSums(
             loss=tally.loss + loss,
             grad_norm=tally.grad_norm + grad_norm,
             signal=tally.signal + signal,
@@ -257,7 +259,7 @@ def make_train_step(
             applied=new.applied,
             skipped=new.step - new.applied,
             consecutive_skips=new.consecutive_skips,
-            learning_rate=jnp.float32(rate(state.applied)) * state.rate_scale,
+            learning_rate=jnp.float32(lr_schedule(state.applied)) * state.rate_scale,
             loss_scale=scale,
         )
         return new, after, metrics

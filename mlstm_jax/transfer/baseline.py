@@ -14,7 +14,7 @@ from mlstm_jax.transfer.labels import Labelled
 class Baseline:
     """What TF-IDF of words and pairs of words reaches."""
 
-    strength: float
+    C: float
     train: float
     valid: float
     test: float
@@ -29,21 +29,21 @@ def measure(
     from sklearn.model_selection import StratifiedKFold, cross_val_score
     from sklearn.pipeline import make_pipeline
 
-    def model(strength: float) -> Any:
+    def model(C: float) -> Any:
         words = TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True)
-        return make_pipeline(words, LogisticRegression(C=strength, max_iter=1000))
+        return make_pipeline(words, LogisticRegression(C=C, max_iter=1000))
 
-    def score(strength: float) -> float:
+    def score(C: float) -> float:
         if valid is None:
             fewest = min(Counter(train.labels).values())
             folds = StratifiedKFold(min(3, fewest))
-            found = cross_val_score(model(strength), *train, cv=folds, error_score="raise")
+            found = cross_val_score(model(C), *train, cv=folds, error_score="raise")
             return float(found.mean())
-        return float(model(strength).fit(*train).score(*valid))
+        return float(model(C).fit(*train).score(*valid))
 
     try:
-        scores = {strength: score(strength) for strength in (1.0, 4.0, 16.0, 64.0)}
-        best = max(scores, key=lambda strength: scores[strength])
+        scores = {C: score(C) for C in (1.0, 4.0, 16.0, 64.0)}
+        best = max(scores, key=lambda C: scores[C])
         fitted = model(best).fit(*train)
         reached = (float(fitted.score(*part)) for part in (train, test))
     except ValueError as error:  # scikit-learn's, where no word is left to count

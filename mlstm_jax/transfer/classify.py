@@ -1,13 +1,13 @@
 """A linear classifier on frozen features: L1-regularised logistic regression by scikit-learn.
 
-Puri et al. 2018, section VI, after Radford et al. 2017: its strength C is the best of 2^-8 ... 2^0
+Puri et al. 2018, section VI, after Radford et al. 2017: its C is the best of 2^-8 ... 2^0
 on validation data; then the k units of largest |weight| are fitted again on those alone. Of more
 than two classes each is told from the rest. A classifier is kept as numbers and names, never as a
 pickle.
 
 # Paper: the features as they are. Here each is divided by its standard deviation for the fit, and
 the weights are those of the features as they are again: the cell state of a small model deviates by
-a tenth, and the same strengths would shrink all of its weights to nothing.
+a tenth, and the same values of C would shrink all of its weights to nothing.
 """
 
 import json
@@ -26,7 +26,7 @@ from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.interop import arrays
 from mlstm_jax.transfer.features import Features, State
 
-STRENGTHS = tuple(2.0**power for power in range(-8, 1))
+CS = tuple(2.0**power for power in range(-8, 1))
 _FOLDS = 5
 FORMAT = 1
 
@@ -46,7 +46,7 @@ class Classifier(NamedTuple):
     weights_KD: NDArray[np.float64]
     intercepts_K: NDArray[np.float64]
     classes: list[str]
-    strength: float  # C; infinite for a head that was trained without a penalty
+    C: float  # C; infinite for a head that was trained without a penalty
     softmax: bool = False  # of many classes: else each is told from the rest
     deviations_D: NDArray[np.float64] | None = None  # of the features, in the texts of the fit
 
@@ -81,7 +81,7 @@ class Classifier(NamedTuple):
         return np.argsort(-np.abs(self.weights_KD * scale_D).max(axis=0), kind="stable")
 
 
-def fit(examples: Examples, classes: list[str], strength: float) -> Classifier:
+def fit(examples: Examples, classes: list[str], C: float) -> Classifier:
     """Fit a classifier; every class must occur."""
     values = examples.features.astype(np.float64)
     mean_D, deviation_D = values.mean(axis=0), values.std(axis=0)
@@ -92,14 +92,12 @@ def fit(examples: Examples, classes: list[str], strength: float) -> Classifier:
     for positive in range(1 if len(classes) == 2 else 0, len(classes)):
         # l1_ratio=1 is the L1 penalty; the seed fixes the order of liblinear's coordinates.
         model = LogisticRegression(
-            l1_ratio=1.0, C=strength, solver="liblinear", random_state=0, max_iter=1000
+            l1_ratio=1.0, C=C, solver="liblinear", random_state=0, max_iter=1000
         )
         model.fit(scaled, examples.labels == positive)
         weights.append(model.coef_[0] / deviation_D)
         intercepts.append(model.intercept_[0] - weights[-1] @ mean_D)
-    return Classifier(
-        np.array(weights), np.array(intercepts), classes, strength, deviations_D=deviation_D
-    )
+    return Classifier(np.array(weights), np.array(intercepts), classes, C, deviations_D=deviation_D)
 
 
 def choose(
@@ -108,24 +106,24 @@ def choose(
     classes: list[str],
     on_fit: Callable[[int], None] = lambda count: None,
 ) -> tuple[Classifier, float]:
-    """Return the classifier of the best strength, and its accuracy on validation data.
+    """Return the classifier of the best C, and its accuracy on validation data.
 
     Args:
         train: what is fitted.
-        valid: what the strength is chosen on; None: five-fold cross-validation of `train`.
+        valid: what C is chosen on; None: five-fold cross-validation of `train`.
         classes: their names.
-        on_fit: called with the number of strengths tried.
+        on_fit: called with the number of values of C tried.
     """
     scores = []
-    for count, strength in enumerate(STRENGTHS, 1):
-        scores.append(_checked(train, valid, classes, strength))
+    for count, C in enumerate(CS, 1):
+        scores.append(_checked(train, valid, classes, C))
         on_fit(count)
     best = int(np.argmax(scores))  # the smallest C of equals: the fewest weights
-    return fit(train, classes, STRENGTHS[best]), scores[best]
+    return fit(train, classes, CS[best]), scores[best]
 
 
-def best_strength(draws: Sequence[Examples], valid: Examples | None, classes: list[str]) -> float:
-    """Return the strength, every second of them tried, that is best over draws of as many examples.
+def best_C(draws: Sequence[Examples], valid: Examples | None, classes: list[str]) -> float:
+    """Return the C, every second of them tried, that is best over draws of as many examples.
 
     Without validation data each draw is cross-validated; one with a single example of a class
     cannot be, and has no say. Where none can, it is the weakest penalty: few examples with a strong
@@ -134,20 +132,20 @@ def best_strength(draws: Sequence[Examples], valid: Examples | None, classes: li
     if valid is None:
         draws = [draw for draw in draws if np.bincount(draw.labels).min() > 1]
     if not draws:
-        return STRENGTHS[-1]
-    tried = STRENGTHS[::2]
-    scores = [sum(_checked(draw, valid, classes, strength) for draw in draws) for strength in tried]
+        return CS[-1]
+    tried = CS[::2]
+    scores = [sum(_checked(draw, valid, classes, C) for draw in draws) for C in tried]
     return tried[int(np.argmax(scores))]
 
 
-def _checked(train: Examples, valid: Examples | None, classes: list[str], strength: float) -> float:
+def _checked(train: Examples, valid: Examples | None, classes: list[str], C: float) -> float:
     """Return the accuracy on validation data, or where there is none by cross-validation."""
     if valid is None:
-        return _cross_validated(train, classes, strength)
-    return fit(train, classes, strength).accuracy(valid)
+        return _cross_validated(train, classes, C)
+    return fit(train, classes, C).accuracy(valid)
 
 
-def _cross_validated(examples: Examples, classes: list[str], strength: float) -> float:
+def _cross_validated(examples: Examples, classes: list[str], C: float) -> float:
     fewest = int(np.bincount(examples.labels).min())
     if fewest < 2:
         raise UserError(
@@ -157,7 +155,7 @@ def _cross_validated(examples: Examples, classes: list[str], strength: float) ->
     folds = StratifiedKFold(min(_FOLDS, fewest), shuffle=True, random_state=0)
     right = 0
     for inside, outside in folds.split(examples.features, examples.labels):
-        found = fit(_rows(examples, inside), classes, strength)
+        found = fit(_rows(examples, inside), classes, C)
         right += int((found.predict(examples.features[outside]) == examples.labels[outside]).sum())
     return right / len(examples.labels)
 
@@ -194,7 +192,7 @@ class _File(NamedTuple):
 
     format: int
     classes: list[str]
-    strength: float | None  # None: infinite
+    C: float | None  # None: infinite
     softmax: bool
     state: State
     all_layers: bool
@@ -210,7 +208,7 @@ def save(folder: Path, classifier: Classifier, about: Description) -> None:
     written = {
         "format": FORMAT,
         "classes": classifier.classes,
-        "strength": None if math.isinf(classifier.strength) else classifier.strength,
+        "C": None if math.isinf(classifier.C) else classifier.C,
         "softmax": classifier.softmax,
         **about._asdict(),
     }
@@ -253,7 +251,7 @@ def load(folder: Path) -> tuple[Classifier, Description]:
         made["weights"],
         made["intercepts"],
         given.classes,
-        math.inf if given.strength is None else given.strength,
+        math.inf if given.C is None else given.C,
         given.softmax,
         made.get("deviations"),
     )

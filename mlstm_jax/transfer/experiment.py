@@ -13,7 +13,7 @@ import numpy as np
 
 from mlstm_jax.transfer import baseline, classify
 from mlstm_jax.transfer.baseline import Baseline
-from mlstm_jax.transfer.classify import STRENGTHS, Classifier, Examples
+from mlstm_jax.transfer.classify import CS, Classifier, Examples
 from mlstm_jax.transfer.features import State
 from mlstm_jax.transfer.labels import Labelled
 
@@ -25,7 +25,7 @@ _BINS = 40
 Texts = tuple[Labelled, Labelled | None, Labelled]
 
 # How often `run` tells how far it is.
-PARTS_OF_A_RUN = len(STRENGTHS) + 3
+PARTS_OF_A_RUN = len(CS) + 3
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Result:
     texts: dict[str, int]  # of train, valid and test
     state: State
     features: int
-    strength: float  # C
+    C: float  # C
     train: float
     valid: float  # cross-validated where there was no validation file
     test: float
@@ -85,16 +85,16 @@ def run(
         columns: the unit that each feature is.
         on_part: told which of `PARTS_OF_A_RUN` has been done, and what comes.
     """
-    fits = len(STRENGTHS)
+    fits = len(CS)
     chosen, valid_accuracy = classify.choose(
-        train, valid, classes, lambda n: on_part(n, f"strength {n} of {fits}")
+        train, valid, classes, lambda n: on_part(n, f"C {n} of {fits}")
     )
     units = chosen.ranking
 
     def accuracy_of(some: list[int]) -> float:
         few = classify.columns(train, some)
-        # Few features need no shrinking: the weakest of the strengths tried.
-        return classify.fit(few, classes, STRENGTHS[-1]).accuracy(classify.columns(test, some))
+        # Few features need no shrinking: the largest C tried.
+        return classify.fit(few, classes, CS[-1]).accuracy(classify.columns(test, some))
 
     on_part(fits, "the first units")
     top = {k: accuracy_of(units[:k].tolist()) for k in TOP_UNITS if k <= len(units)}
@@ -112,7 +112,7 @@ def run(
         texts=sizes,
         state=state,
         features=train.features.shape[1],
-        strength=chosen.strength,
+        C=chosen.C,
         train=chosen.accuracy(train),
         valid=valid_accuracy,
         test=chosen.accuracy(test),
@@ -151,17 +151,17 @@ def _learning_curve(
     curve = []
     for count in [n for n in _CURVE if len(classes) <= n < total]:
         draws = [classify.subset(train, count, seed) for seed in range(_DRAWS)]
-        strength = classify.best_strength(draws, valid, classes)
-        scores = [classify.fit(draw, classes, strength).accuracy(test) for draw in draws]
-        curve.append(_point(count, strength, scores))
-    return [*curve, _point(total, chosen.strength, [chosen.accuracy(test)])]
+        C = classify.best_C(draws, valid, classes)
+        scores = [classify.fit(draw, classes, C).accuracy(test) for draw in draws]
+        curve.append(_point(count, C, scores))
+    return [*curve, _point(total, chosen.C, [chosen.accuracy(test)])]
 
 
-def _point(count: int, strength: float, scores: list[float]) -> dict[str, float]:
+def _point(count: int, C: float, scores: list[float]) -> dict[str, float]:
     mean = float(np.mean(scores))
     return {
         "examples": count,
-        "strength": strength,
+        "C": C,
         "mean": mean,
         "least": min(scores),
         "largest": max(scores),

@@ -146,10 +146,12 @@ def _make_step(model: LanguageModel, *, mean: bool) -> Callable[..., Any]:
         params: Parameters, carry: tuple[Carry, jax.Array], batch: tuple[jax.Array, jax.Array]
     ) -> tuple[Carry, jax.Array]:
         (before, sum_BLH), (bytes_BT, left_B) = carry, batch
-        hold_BT = jnp.arange(bytes_BT.shape[1])[None, :] >= left_B[:, None]
-        read = model.apply({"params": params}, bytes_BT, before, hold_BT, trace=mean)
+        padding_mask_BT = jnp.arange(bytes_BT.shape[1])[None, :] >= left_B[:, None]
+        read = model.apply(
+            {"params": params}, bytes_BT, before, padding_mask_BT, return_states=mean
+        )
         if mean:
-            h_BTLH = jnp.where(hold_BT[:, :, None, None], 0, read.trace.h)
+            h_BTLH = jnp.where(padding_mask_BT[:, :, None, None], 0, read.states.h)
             sum_BLH = sum_BLH + h_BTLH.sum(axis=1)
         return read.carry, sum_BLH
 

@@ -19,7 +19,7 @@ import numpy as np
 from mlstm_jax.config import Config, Data, Model, Optimizer, Train
 from mlstm_jax.data import corpus
 from mlstm_jax.data.corpus import FORMAT_VERSION, Manifest
-from mlstm_jax.data.corpus_writer import appearing, durable, write_split
+from mlstm_jax.data.corpus_writer import atomic_directory, durable, write_split
 from mlstm_jax.data.documents import Cleaning, clean, in_order
 from mlstm_jax.errors import UserError
 from mlstm_jax.run import Run
@@ -38,7 +38,7 @@ def write_corpus(
         UserError: there is one already, of other texts.
     """
     splits = {}
-    with appearing(out, overwrite=True) as folder:
+    with atomic_directory(out, overwrite=True) as folder:
         for name, part in (("train", train), ("valid", valid), ("test", None)):
             labelled = (
                 (clean(text, cleaning), float(classes.index(label)))

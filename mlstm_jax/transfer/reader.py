@@ -44,9 +44,9 @@ class Character(NamedTuple):
 def _read_window(
     model: LanguageModel, params: Parameters, carry: Carry, bytes_BT: jax.Array, length: jax.Array
 ) -> tuple[Carry, Carry, jax.Array]:
-    hold_BT = jnp.arange(bytes_BT.shape[1])[None] >= length
-    read = model.apply({"params": params}, bytes_BT, carry, hold_BT, trace=True)
-    return read.carry, read.trace, read.logits_BTV[:, length - 1]
+    padding_mask_BT = jnp.arange(bytes_BT.shape[1])[None] >= length
+    read = model.apply({"params": params}, bytes_BT, carry, padding_mask_BT, return_states=True)
+    return read.carry, read.states, read.logits_BTV[:, length - 1]
 
 
 def read(
@@ -63,13 +63,13 @@ def read(
         bytes_BT = np.zeros((1, _WINDOW), np.uint8)
         bytes_BT[0, : len(piece)] = np.frombuffer(piece, np.uint8)
         length = jnp.int32(len(piece))
-        carry, trace, logits_BV = _read_window(model, params, carry, bytes_BT, length)
-        h_TLH = np.asarray(trace.h[0], np.float64)[: len(piece)]
+        carry, states, logits_BV = _read_window(model, params, carry, bytes_BT, length)
+        h_TLH = np.asarray(states.h[0], np.float64)[: len(piece)]
         if state == "mean_h":
             count_T1 = np.arange(at + 1, at + len(piece) + 1)[:, None]
             values_TH = (sum_LH[layer] + h_TLH[:, layer].cumsum(axis=0)) / count_T1
         else:
-            found = trace.c if state == "c" else trace.h
+            found = states.c if state == "c" else states.h
             values_TH = np.asarray(found[0, :, layer])[: len(piece)]
         sum_LH += h_TLH.sum(axis=0)
         pieces.append(np.asarray(values_TH, np.float32))

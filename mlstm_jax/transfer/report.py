@@ -60,7 +60,7 @@ def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
                 "",
             )
         ),
-        f"C = {result.strength:g}; {result.nonzero} of {result.features} features have a weight. "
+        f"C = {result.C:g}; {result.nonzero} of {result.features} features have a weight. "
         f"Largest first: {', '.join(map(str, result.units[:10]))}.",
         "",
         f"To see the best: `mlstm-jax heatmap RUN --state {result.state} --layer "
@@ -78,7 +78,7 @@ def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
         "| labelled examples | C | test accuracy, % | over three draws |",
         "|---|---|---|---|",
         *(
-            f"| {int(point['examples']):,} | {point['strength']:g} | {_percent(point['mean'])} | "
+            f"| {int(point['examples']):,} | {point['C']:g} | {_percent(point['mean'])} | "
             f"{_percent(point['least'])} to {_percent(point['largest'])} |"
             for point in result.learning_curve
         ),

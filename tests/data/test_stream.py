@@ -57,7 +57,7 @@ def test_a_single_document_is_an_epoch_of_every_row() -> None:
     split = make_split([40_000])
     stream = TrainStream(split, batch=8, window=32, shards=16)
     assert stream.shards == 16
-    assert stream.idle < 0.05
+    assert stream.padding_fraction < 0.05
     texts = [b""] * 8
     for step in range(stream.steps_per_epoch):
         batch = stream.batch(step)
@@ -174,8 +174,8 @@ def test_an_epoch_is_as_long_as_its_longest_row_and_repeats(split: Split) -> Non
     np.testing.assert_array_equal(first.inputs_BT, again.inputs_BT)
     assert stream.epoch(3 * stream.steps_per_epoch) == 3
     positions = stream.steps_per_epoch * 4 * 16
-    assert stream.idle == pytest.approx(1 - (len(split.bytes) - 8) / positions)
-    assert 0 <= stream.idle < 0.1
+    assert stream.padding_fraction == pytest.approx(1 - (len(split.bytes) - 8) / positions)
+    assert 0 <= stream.padding_fraction < 0.1
 
 
 def test_rows_of_processes_are_the_rows_of_the_whole(split: Split) -> None:

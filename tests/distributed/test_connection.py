@@ -9,19 +9,19 @@ from collections.abc import Iterator
 import pytest
 
 from mlstm_jax.distributed import connection
-from mlstm_jax.distributed.connection import Peer
+from mlstm_jax.distributed.connection import Connection
 from mlstm_jax.errors import KnownError
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Peer, socket.socket]]:
+def ends() -> Iterator[tuple[Connection, socket.socket]]:
     """One end as a Peer, the other as it is."""
     one, other = socket.socketpair()
     with one, other:
-        yield Peer(one, 1, "node2"), other
+        yield Connection(one, 1, "node2"), other
 
 
-def test_a_message_is_read_however_it_comes(ends: tuple[Peer, socket.socket]) -> None:
+def test_a_message_is_read_however_it_comes(ends: tuple[Connection, socket.socket]) -> None:
     here, there = ends
     there.sendall(b'{"value": 1}\n{"value": 2}\n{"val')
     assert here.receive(1) == {"value": 1}
@@ -33,7 +33,7 @@ def test_a_message_is_read_however_it_comes(ends: tuple[Peer, socket.socket]) ->
         here.receive(1)
 
 
-def test_a_message_that_drips_has_no_more_time(ends: tuple[Peer, socket.socket]) -> None:
+def test_a_message_that_drips_has_no_more_time(ends: tuple[Connection, socket.socket]) -> None:
     here, there = ends
     done = threading.Event()
 
@@ -55,11 +55,11 @@ def test_a_message_that_drips_has_no_more_time(ends: tuple[Peer, socket.socket])
 
 
 def test_a_long_message_passes_and_one_that_is_too_long_is_the_senders_error(
-    ends: tuple[Peer, socket.socket],
+    ends: tuple[Connection, socket.socket],
 ) -> None:
     here, there = ends
     value = "a" * (connection.LONGEST - 1000)
-    sender = threading.Thread(target=Peer(there, 0, "node1").send, kwargs={"value": value})
+    sender = threading.Thread(target=Connection(there, 0, "node1").send, kwargs={"value": value})
     sender.start()
     assert here.receive(20) == {"value": value}
     sender.join()
@@ -69,7 +69,7 @@ def test_a_long_message_passes_and_one_that_is_too_long_is_the_senders_error(
 
 @pytest.mark.parametrize("line", [b"[" * 200_000, b"3", b"NaN", b"\xff", b"1" * 5000, b""])
 def test_what_is_no_message_is_an_error_of_values(
-    ends: tuple[Peer, socket.socket], line: bytes
+    ends: tuple[Connection, socket.socket], line: bytes
 ) -> None:
     here, there = ends
     there.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)

@@ -3,7 +3,7 @@
 import pytest
 
 from mlstm_jax.config import Distributed
-from mlstm_jax.distributed.process_info import local_device_ids, place
+from mlstm_jax.distributed.process_info import local_device_ids, process_info
 from mlstm_jax.errors import UserError
 
 NONE = Distributed()
@@ -31,8 +31,8 @@ JOB = {"JOB_COMPLETION_INDEX": "5"}
 def test_the_launcher_says_which_process_this_is(
     distributed: Distributed, environment: dict[str, str], expected: tuple[int, int]
 ) -> None:
-    here = place(distributed, environment)
-    assert (here.index, here.processes) == expected
+    this = process_info(distributed, environment)
+    assert (this.index, this.processes) == expected
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_what_a_launcher_does_not_say_is_asked_for(
     distributed: Distributed, environment: dict[str, str], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        place(distributed, environment)
+        process_info(distributed, environment)
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "1.0", "²", "1" * 5000])
@@ -68,15 +68,15 @@ def test_a_launchers_number_that_is_none_is_named(
     name: str, others: dict[str, str], text: str
 ) -> None:
     with pytest.raises(UserError, match=f"{name} is .*, but it must be a whole number"):
-        place(HEAD, others | {name: text})
+        process_info(HEAD, others | {name: text})
 
 
 def test_a_launchers_number_is_not_read_where_the_config_says_it() -> None:
     own = Distributed(coordinator="node1:8476", processes=4, index=2)
     for environment in ({**SRUN, "SLURM_PROCID": "x"}, {"JOB_COMPLETION_INDEX": "x"}):
-        here = place(own, environment)
-        assert (here.index, here.processes) == (2, 4)
-        assert place(Distributed(processes=1), environment).processes == 1
+        this = process_info(own, environment)
+        assert (this.index, this.processes) == (2, 4)
+        assert process_info(Distributed(processes=1), environment).processes == 1
 
 
 def slurm(

@@ -21,7 +21,7 @@ import numpy as np
 
 from mlstm_jax.errors import KnownError
 from mlstm_jax.interop import nvidia, openai, unirep, weights
-from mlstm_jax.interop.weights import Weights
+from mlstm_jax.interop.weights import ModelWeights
 from mlstm_jax.transfer import classify
 from tests.interop.test_weights import write_nvidia, write_openai, write_unirep
 
@@ -97,7 +97,7 @@ def change_archive(path: Path, draw: random.Random) -> None:
 
 def check(found: object) -> None:
     """Whatever was imported is whole."""
-    if isinstance(found, Weights):
+    if isinstance(found, ModelWeights):
         flat = weights.flatten(found.params)
         shapes = {name: array.shape for name, array in flat.items()}
         assert shapes == weights.expected_shapes(found.model)

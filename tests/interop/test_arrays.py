@@ -17,16 +17,16 @@ import pytest
 from mlstm_jax import config
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop import nvidia, openai, unirep, weights
-from mlstm_jax.interop.weights import Weights
+from mlstm_jax.interop.weights import ModelWeights
 from tests.interop.test_weights import write_nvidia, write_openai, write_unirep
 
 MODEL = config.Model(hidden=4, embedding=3, layers=2)
 
 
-def draw(random: np.random.Generator) -> Weights:
+def draw(random: np.random.Generator) -> ModelWeights:
     shapes = weights.expected_shapes(MODEL)
     flat = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-    return Weights(MODEL, "radford", weights.unflatten(flat), "a test")
+    return ModelWeights(MODEL, "radford", weights.unflatten(flat), "a test")
 
 
 def write(path: Path, flat: dict[str, np.ndarray], about: Any) -> None:

@@ -162,7 +162,7 @@ def terms_of(loaded: run.Run, text: bytes) -> int:
 
 
 def assert_same_model(
-    found: weights.Weights, forward: Callable[[bytes], Any], text: bytes, folder: Path
+    found: weights.ModelWeights, forward: Callable[[bytes], Any], text: bytes, folder: Path
 ) -> None:
     """The imported run, read from its folder, against the layout's own forward pass."""
     run.write_imported(folder, found)
@@ -387,7 +387,7 @@ def test_imported_weights_are_not_trained_over(tmp_path: Path, random: np.random
         run.write_imported(tmp_path / "run", found)
     with (
         pytest.raises(UserError, match="holds imported weights"),
-        run.claim(run.Config(out=str(tmp_path / "run")), resume=False),
+        run.lock(run.Config(out=str(tmp_path / "run")), resume=False),
     ):
         pass
     assert (tmp_path / "run" / run.WEIGHTS).read_bytes() == before

@@ -14,8 +14,8 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.model.launch import require_gpu
 from mlstm_jax.model.recurrence import (
     LayerCarry,
+    LayerWeights,
     Sequence,
-    Weights,
     recurrence,
     recurrence_reference,
 )
@@ -24,7 +24,7 @@ from tests.tolerance import assert_close, error
 pytestmark = pytest.mark.numeric
 
 TYPES = ["float32", "bfloat16", "float16"]
-Arguments = tuple[LayerCarry, Sequence, Weights]
+Arguments = tuple[LayerCarry, Sequence, LayerWeights]
 
 
 def combinations(*choices: Any, fast: list[tuple]) -> list[Any]:
@@ -48,7 +48,7 @@ def arguments(
     rows = inputs or 256
     x = normal(t, b, inputs) if inputs else random.integers(0, 256, (t, b), dtype=np.int32)
     scale = np.float32(np.sqrt(inputs or 1))
-    weights = Weights(
+    weights = LayerWeights(
         wmx_IH=normal(rows, h) / scale,
         wx_IG=normal(rows, 4 * h) / scale,
         wmh_HH=normal(h, h) / np.float32(np.sqrt(h)),
@@ -71,7 +71,7 @@ def gradients(function: Any, given: Arguments, compute: Any, direction: tuple, *
     carry, sequence, weights = given
     is_vector = sequence.x.dtype == np.float32
 
-    def scalar(carry: LayerCarry, x: Any, weights: Weights) -> jax.Array:
+    def scalar(carry: LayerCarry, x: Any, weights: LayerWeights) -> jax.Array:
         given = carry, sequence._replace(x=x) if is_vector else sequence, weights
         made = function(*given, jnp.dtype(compute), **options)
         parts = jax.tree.map(lambda a, b: jnp.vdot(a.astype(b.dtype), b), made, direction)
@@ -81,10 +81,10 @@ def gradients(function: Any, given: Arguments, compute: Any, direction: tuple, *
     return jax.jit(jax.grad(scalar, by))(carry, sequence.x, weights)
 
 
-def float64_gradients(given: Arguments, direction: tuple) -> Weights:
+def float64_gradients(given: Arguments, direction: tuple) -> LayerWeights:
     """The equations once more, all in float64, under JAX's own gradient; bytes only."""
 
-    def step(w: Weights, carry: tuple, byte_B: jax.Array) -> tuple:
+    def step(w: LayerWeights, carry: tuple, byte_B: jax.Array) -> tuple:
         h, c = carry
         m = w.wmx_IH[byte_B] * (h @ w.wmh_HH)
         i, f, o, u = jnp.split(w.wx_IG[byte_B] + m @ w.wh_HG + w.b_G[None], 4, axis=-1)
@@ -97,7 +97,7 @@ def float64_gradients(given: Arguments, direction: tuple) -> Weights:
             lambda x: x.astype(np.float64) if x.dtype == np.float32 else x, (given, direction)
         )
 
-        def scalar(weights: Weights) -> jax.Array:
+        def scalar(weights: LayerWeights) -> jax.Array:
             scan = jax.lax.scan(lambda c, x: step(weights, c, x), tuple(carry), sequence.x)
             (h, c), h_TBH = scan
             return jnp.vdot(h, dlast.h) + jnp.vdot(c, dlast.c) + jnp.vdot(h_TBH, dh_TBH)
@@ -194,7 +194,7 @@ def test_forward_is_the_same_to_the_bit_in_every_mode(
     def run(*given: Any) -> Any:
         return recurrence(*given, compute, recompute_every)
 
-    def saving(carry: LayerCarry, weights: Weights) -> Any:
+    def saving(carry: LayerCarry, weights: LayerWeights) -> Any:
         return jax.vjp(lambda c, w: run(c, sequence, w), carry, weights)[0]
 
     jax.tree.map(np.testing.assert_array_equal, jax.jit(run)(*given), plain)
@@ -383,7 +383,7 @@ def test_our_own_kernels_compute_the_same(
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(ours))
     assert_close(ours, exact, terms_of(t, b, h, inputs), compute)
 
-    def saving(carry: LayerCarry, weights: Weights) -> Any:
+    def saving(carry: LayerCarry, weights: LayerWeights) -> Any:
         run = lambda c, w: recurrence(c, given[1], w, jnp.dtype(compute), **options)  # noqa: E731
         return jax.vjp(run, carry, weights)[0]
 

@@ -48,13 +48,13 @@ def final_state(folder: Path, batch: int) -> Any:
     config = run.read_config(folder)
     assert config is not None
     model = run.LanguageModel(config.model, config.precision)
-    adam = optimizer.build(config.optimizer, schedule.learning_rate(config.optimizer, batch, 300))
+    tx = optimizer.build(config.optimizer, schedule.learning_rate(config.optimizer, batch, 300))
     checkpoints = Checkpoints(folder, read_only=True)
     step = checkpoints.latest()
     assert step is not None
     devices = Parallel(jax.local_devices()[:1])
     carry = devices.abstract_rows(model.init_carry(batch))
-    state, rows = checkpoints.restore(step, state_shapes(config, model, adam), carry)
+    state, rows = checkpoints.restore(step, state_shapes(config, model, tx), carry)
     checkpoints.close()
     return state, devices.own_rows(rows)
 

@@ -15,7 +15,7 @@ from mlstm_jax.config import Config, Data, Devices, Optimizer, Phase, Train
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import loop, metrics
-from mlstm_jax.training.phases import describe, make_parts
+from mlstm_jax.training.phases import describe, resolve_phases
 from tests.tolerance import assert_close
 from tests.training.runs import assert_same_run, final_state, lines_without_time, make_config
 
@@ -66,7 +66,7 @@ def test_a_run_of_growing_batches_is_one_run(corpus: Path, straight: Path) -> No
     assert rates[35] == pytest.approx(5e-3 * 2**0.5 * (1 - 34 / 1000))
     steps = [
         describe(part, open_corpus(corpus), 30)
-        for part in make_parts(growing(corpus, straight), open_corpus(corpus))
+        for part in resolve_phases(growing(corpus, straight), open_corpus(corpus))
     ]
     assert steps[0].epoch == steps[1].epoch
     assert steps[0].bytes_seen == steps[1].bytes_seen == 30 * 4 * 16
@@ -107,7 +107,7 @@ def test_old_rows_keep_their_state_where_nothing_is_learned(corpus: Path, tmp_pa
 def test_a_window_that_grows_keeps_the_carry(corpus: Path, tmp_path: Path) -> None:
     """Two parts of one row number are one stream of bytes, whatever their windows."""
     phases = (Phase(steps=30, batch=4, window=16), Phase(steps=30, batch=4, window=64))
-    first, second = make_parts(growing(corpus, tmp_path, phases), open_corpus(corpus))
+    first, second = resolve_phases(growing(corpus, tmp_path, phases), open_corpus(corpus))
     assert second.growth == 1
     assert second.describe_carry() == "all 4 rows go on"
     long, short = second.stream.batch(30), [first.stream.batch(step) for step in range(30, 34)]
@@ -120,7 +120,7 @@ def test_a_window_that_grows_keeps_the_carry(corpus: Path, tmp_path: Path) -> No
 
 
 def test_each_process_grows_its_own_rows(corpus: Path, tmp_path: Path) -> None:
-    _, part = make_parts(growing(corpus, tmp_path), open_corpus(corpus))
+    _, part = resolve_phases(growing(corpus, tmp_path), open_corpus(corpus))
     carry = {"h": np.arange(8, dtype=np.float32).reshape(4, 1, 2), "c": np.ones((4, 1, 2))}
     whole = part.begin(carry)
     assert whole["h"].shape == (8, 1, 2)
@@ -137,7 +137,7 @@ def test_each_process_grows_its_own_rows(corpus: Path, tmp_path: Path) -> None:
 
 def test_rows_that_cannot_go_on_begin_anew_and_that_is_said(corpus: Path, tmp_path: Path) -> None:
     phases = (*PHASES, Phase(steps=10, batch=12, window=16), Phase(steps=10, batch=6, window=16))
-    parts = make_parts(growing(corpus, tmp_path, phases), open_corpus(corpus))
+    parts = resolve_phases(growing(corpus, tmp_path, phases), open_corpus(corpus))
     assert [part.growth for part in parts] == [None, 2, None, None]
     assert parts[2].describe_carry() == (
         "the carry starts from zero, because 12 rows are no multiple of 8"
@@ -177,7 +177,7 @@ def test_what_an_earlier_version_began_in_another_way_is_not_gone_on_with(
 ) -> None:
     """It began the second phase at shard starts, and its origin says nothing of places."""
     folder = keep_to(straight, 40, tmp_path / "run")
-    part = make_parts(growing(corpus, folder), open_corpus(corpus))[1]
+    part = resolve_phases(growing(corpus, folder), open_corpus(corpus))[1]
     assert part.stream.origin.places
     rewrite_meta(folder, 40, origin=list(part.stream.origin[:3]))
     with pytest.raises(UserError, match=r"an earlier version began this one in another way"):

@@ -245,7 +245,7 @@ def test_resume_needs_a_run_and_a_run_needs_its_own_folder(corpus: Path, tmp_pat
 
 def test_one_process_trains_in_a_folder(short_run: Config) -> None:
     with (
-        run.claim(short_run, resume=True),
+        run.lock(short_run, resume=True),
         pytest.raises(UserError, match="another process is training in"),
     ):
         loop.train(short_run)

@@ -198,13 +198,13 @@ def test_the_trust_ratio_turns_v_alike_whatever_its_norm(random: np.random.Gener
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_adam_against_its_equations(clip: float | None, random: np.random.Generator) -> None:
     chosen = Optimizer(learning_rate=0.01, clip_norm=clip)
-    adam = optimizer.build(chosen, schedule.learning_rate(chosen, 128, 10))
+    tx = optimizer.build(chosen, schedule.learning_rate(chosen, 128, 10))
     params = {"a": random.normal(size=(3, 2)).astype(np.float32)}
-    state = adam.init(params)
+    state = tx.init(params)
     w, m, v = np.float64(params["a"]), 0.0, 0.0
     for n in range(6):
         gradient = random.normal(size=(3, 2)).astype(np.float32)
-        updates, state = adam.update({"a": gradient}, state, params)
+        updates, state = tx.update({"a": gradient}, state, params)
         params = {"a": params["a"] + updates["a"]}
 
         g = np.float64(gradient)

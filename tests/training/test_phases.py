@@ -14,7 +14,7 @@ from mlstm_jax.config import Config, Optimizer, Phase, Train
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import loop, metrics, schedule
-from mlstm_jax.training.phases import make_parts
+from mlstm_jax.training.phases import resolve_phases
 from mlstm_jax.training.schedule import Stretch
 from tests.tolerance import assert_close
 from tests.training.runs import (
@@ -46,7 +46,7 @@ def straight(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_phase_takes_the_text_up_where_the_last_has_left_it(corpus: Path, tmp_path: Path) -> None:
-    first, second = make_parts(phased(corpus, tmp_path), open_corpus(corpus))
+    first, second = resolve_phases(phased(corpus, tmp_path), open_corpus(corpus))
     assert (first.first, first.last, second.first, second.last) == (0, 30, 30, 60)
     assert second.stream.epoch(30) == pytest.approx(first.stream.epoch(30), rel=0.05)
     assert second.stream.bytes_seen(60) == 30 * 16 * 8 + 30 * 8 * 32
@@ -155,7 +155,7 @@ def test_a_phase_that_has_ended_cannot_change_its_length(
         loop.train(config)
     loop.train(config, reset_carry=True)
     said = capfd.readouterr().err
-    epochs = make_parts(config, open_corpus(corpus))[1].stream.epoch(60)
+    epochs = resolve_phases(config, open_corpus(corpus))[1].stream.epoch(60)
     assert f"they begin {epochs:.2f} epochs into the text" in said
     # One that is not over yet can.
     longer = (PHASES[0], dataclasses.replace(PHASES[1], steps=40))

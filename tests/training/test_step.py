@@ -43,8 +43,8 @@ def make_config(corpus: Path, **precision: Any) -> Config:
 def fresh(config: Config) -> TrainState:
     """The state before the first step: of the model, the precision, the optimizer and the seed."""
     model = LanguageModel(config.model, config.precision)
-    adam = optimizer.build(config.optimizer, lambda count: 0.0)
-    return start.fresh_state(config, model, adam, None)
+    tx = optimizer.build(config.optimizer, lambda count: 0.0)
+    return start.fresh_state(config, model, tx, None)
 
 
 class Trainer:
@@ -63,10 +63,10 @@ class Trainer:
         self.devices = Parallel(jax.local_devices()[:devices])
         model = LanguageModel(config.model, config.precision, recompute_every, loops)
         rate = schedule.learning_rate(config.optimizer, config.data.batch, 200)
-        adam = optimizer.build(config.optimizer, rate)
+        tx = optimizer.build(config.optimizer, rate)
         self.stream = train_stream(config, open_corpus(Path(config.data.corpus)))
         self.traces = 0
-        step = make_train_step(config, model, adam, rate, parallel.AXIS)
+        step = make_train_step(config, model, tx, rate, parallel.AXIS)
 
         def counted(*arguments: Any) -> Any:
             self.traces += 1

@@ -82,7 +82,7 @@ def test_two_processes_share_a_sweep(
 ) -> None:
     spec, out = write_spec(tmp_path / "spec.py", corpus), tmp_path / "out"
     (_, held), *_ = sweep.pending(sweep.load(spec), out)
-    with run.claim(held, resume=False):
+    with run.lock(held, resume=False):
         cli.main(["sweep", str(spec), "--out", str(out)])
     shown = capsys.readouterr()
     assert "left to other processes: 8 / tame" in shown.err

@@ -47,7 +47,7 @@ def test_the_units_that_know_are_found(
     telling = [18] if classes == 2 else [17, 18, 19]
     assert sorted(found.ranking[: len(telling)].tolist()) == telling
     assert found.nonzero < 40
-    assert found.strength in classify.STRENGTHS
+    assert found.C in classify.CS
     np.testing.assert_allclose(found.probabilities(test.features).sum(axis=1), 1)
 
 
@@ -87,7 +87,7 @@ def test_a_classifier_is_kept_without_pickle(tmp_path: Path, random: np.random.G
     classify.save(tmp_path, found, about)
     again, also = classify.load(tmp_path)
     assert also == about
-    assert (again.classes, again.strength) == (found.classes, 0.25)
+    assert (again.classes, again.C) == (found.classes, 0.25)
     np.testing.assert_array_equal(again.weights_KD, found.weights_KD)
     assert isinstance(again, Classifier)
     (tmp_path / "classifier.safetensors").write_bytes(b"no")
@@ -107,7 +107,7 @@ def test_a_classifier_is_kept_without_pickle(tmp_path: Path, random: np.random.G
         ({"classes": ["a", "b"]}, r"weights has the shape \(3, 4\), but must have \(1, 4\)"),
         ({"state": "z"}, "state is 'z', but it must be one of c, h, mean_h"),
         ({"softmax": "no"}, "softmax is 'no', but it must be true or false"),
-        ({"strength": []}, r"strength is \[\], but it must be a number"),
+        ({"C": []}, r"C is \[\], but it must be a number"),
         ({"format": 2}, "is of another version of this program"),
         ({"more": 1}, "there is no field 'more'"),
         ({"weights": np.zeros((3, 0))}, "weights has the shape"),
@@ -431,19 +431,19 @@ def test_what_was_killed_between_two_states_goes_on(
     assert f"{out} exists; choose another folder" in capsys.readouterr().err
 
 
-def test_the_strength_is_chosen_for_the_number_of_examples(random: np.random.Generator) -> None:
+def test_C_is_chosen_for_the_number_of_examples(random: np.random.Generator) -> None:
     """Many examples take a C at which few would have no weights, and tell nothing."""
     from mlstm_jax.transfer import experiment
 
     train, test = make(random, 3000), make(random, 500)
     few = classify.subset(train, 20, 0)
-    strong = classify.fit(train, NAMES[2], classify.STRENGTHS[0])
-    assert classify.fit(few, NAMES[2], strong.strength).accuracy(test) < 0.6
+    strong = classify.fit(train, NAMES[2], classify.CS[0])
+    assert classify.fit(few, NAMES[2], strong.C).accuracy(test) < 0.6
     curve = experiment._learning_curve(train, make(random, 200), test, strong)
     by_count = {point["examples"]: point for point in curve}
-    assert by_count[20]["strength"] > strong.strength
+    assert by_count[20]["C"] > strong.C
     assert by_count[20]["mean"] > 0.8
-    assert by_count[3000]["strength"] == strong.strength
+    assert by_count[3000]["C"] == strong.C
     # One example of a class cannot be cross-validated.
     one = Examples(train.features[:3], np.array([0, 0, 1]))
-    assert classify.best_strength([one], None, NAMES[2]) == classify.STRENGTHS[-1]
+    assert classify.best_C([one], None, NAMES[2]) == classify.CS[-1]

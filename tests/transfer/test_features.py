@@ -68,8 +68,10 @@ def test_units_and_layers_are_columns_of_the_whole(run: Run) -> None:
 
 def test_a_held_state_does_not_move_by_a_bit(run: Run) -> None:
     carry = jax.tree.map(lambda x: np.full_like(x, 0.3), run.model.init_carry(2))
-    hold_BT = np.array([[False] * 8, [True] * 8])
-    after, *_ = run.model.apply({"params": run.params}, np.ones((2, 8), np.uint8), carry, hold_BT)
+    padding_mask_BT = np.array([[False] * 8, [True] * 8])
+    after, *_ = run.model.apply(
+        {"params": run.params}, np.ones((2, 8), np.uint8), carry, padding_mask_BT
+    )
     np.testing.assert_array_equal(after.c[1], carry.c[1])
     np.testing.assert_array_equal(after.h[1], carry.h[1])
     assert np.abs(after.c[0] - carry.c[0]).max() > 0.01
@@ -77,13 +79,15 @@ def test_a_held_state_does_not_move_by_a_bit(run: Run) -> None:
 
 def test_the_trace_is_the_carry_after_each_byte(run: Run) -> None:
     bytes_BT = np.frombuffer(b"my guitar is good", np.uint8)[None]
-    read = run.model.apply({"params": run.params}, bytes_BT, run.model.init_carry(1), trace=True)
-    assert read.trace is not None
+    read = run.model.apply(
+        {"params": run.params}, bytes_BT, run.model.init_carry(1), return_states=True
+    )
+    assert read.states is not None
     carry, apply = run.model.init_carry(1), jax.jit(run.model.apply)
     for at in range(bytes_BT.shape[1]):
         carry, *_ = apply({"params": run.params}, bytes_BT[:, at : at + 1], carry)
-        assert_close((read.trace.c[:, at], read.trace.h[:, at]), (carry.c, carry.h), TERMS)
-    np.testing.assert_array_equal(read.trace.c[:, -1], read.carry.c)
+        assert_close((read.states.c[:, at], read.states.h[:, at]), (carry.c, carry.h), TERMS)
+    np.testing.assert_array_equal(read.states.c[:, -1], read.carry.c)
 
 
 def test_the_command_keeps_the_places_of_records(

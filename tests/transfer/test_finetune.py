@@ -30,12 +30,12 @@ def test_a_run_starts_from_the_parameters_of_another(run: Run) -> None:
         model=dataclasses.replace(run.config.model, classes=3),
         train=Train(start_from=str(run.folder)),
     )
-    adam = optimizer.build(Optimizer(), lambda count: 0.0)
+    tx = optimizer.build(Optimizer(), lambda count: 0.0)
 
     def begin(config: Config) -> dict[str, np.ndarray]:
         model = type(run.model)(config.model, config.precision)
         given, _ = start.load(Cluster(Distributed()), config, required=True)
-        fresh = start.fresh_state(config, model, adam, given)
+        fresh = start.fresh_state(config, model, tx, given)
         assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(fresh.params))
         return fresh.params
 

@@ -194,10 +194,12 @@ def test_a_heat_map_shows_the_unit_after_each_character(run: Run, tmp_path: Path
     text = prompt_bytes(HEAT_TEXT, run.cleaning)
     assert "".join(made.texts) == text.decode()
     bytes_BT = np.frombuffer(text, np.uint8)[None]
-    read = run.model.apply({"params": run.params}, bytes_BT, run.model.init_carry(1), trace=True)
-    assert read.trace is not None
+    read = run.model.apply(
+        {"params": run.params}, bytes_BT, run.model.init_carry(1), return_states=True
+    )
+    assert read.states is not None
     ends = np.cumsum([len(one.encode()) for one in made.texts]) - 1
-    assert_close(made.values, read.trace.c[0, ends, -1, 7], terms=2 * 3 * 64)
+    assert_close(made.values, read.states.c[0, ends, -1, 7], terms=2 * 3 * 64)
     assert made.scale == pytest.approx(np.abs(made.values).max())
     # A page of its own: nothing to fetch, nothing to run, the text escaped.
     page = as_html(made)
@@ -219,9 +221,11 @@ def test_a_heat_map_shows_what_units_were_ranked_by(run: Run, layer: int) -> Non
     """After the last character it is the feature of `transfer`, in each state of each layer."""
     text = prompt_bytes(HEAT_TEXT * 5, run.cleaning)
     bytes_BT = np.frombuffer(text, np.uint8)[None]
-    read = run.model.apply({"params": run.params}, bytes_BT, run.model.init_carry(1), trace=True)
-    assert read.trace is not None
-    c_T, h_T = (np.asarray(x[0, :, layer, 9], np.float64) for x in (read.trace.c, read.trace.h))
+    read = run.model.apply(
+        {"params": run.params}, bytes_BT, run.model.init_carry(1), return_states=True
+    )
+    assert read.states is not None
+    c_T, h_T = (np.asarray(x[0, :, layer, 9], np.float64) for x in (read.states.c, read.states.h))
     mean_T = h_T.cumsum() / np.arange(1, len(h_T) + 1)
     reader, expected = Reader(run), {"c": c_T, "h": h_T, "mean_h": mean_T}
     for state, values_T in expected.items():
