@@ -26,7 +26,7 @@ from measure import machine
 from mlstm_jax.config import Config, Model
 from mlstm_jax.data.documents import clean
 from mlstm_jax.model.language_model import LanguageModel
-from mlstm_jax.run import Run, load
+from mlstm_jax.run import Run, load_run
 from mlstm_jax.transfer import features
 from mlstm_jax.transfer.features import _ROWS, _WINDOW, Featurizer
 from mlstm_jax.transfer.labels import read_texts
@@ -84,7 +84,7 @@ def main() -> None:
     texts = read_texts(arguments.texts, None) if arguments.texts else make_texts(arguments.count)
     texts = texts[: arguments.count]
     if arguments.run:
-        run = load(arguments.run)
+        run = load_run(arguments.run)
     else:
         config = Config(model=Model(hidden=arguments.hidden))
         model = LanguageModel(config.model, config.precision)

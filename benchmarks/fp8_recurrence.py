@@ -23,7 +23,7 @@ import jax.numpy as jnp
 
 from mlstm_jax.config import Model
 from mlstm_jax.model import stacks
-from mlstm_jax.model.inputs import read, read_gradients
+from mlstm_jax.model.inputs import project, read_gradients
 from mlstm_jax.model.language_model import (
     COMPUTE_TYPES,
     Carry,
@@ -175,9 +175,9 @@ def _forward(
         h_operand, carry, saved = before
         x = stacks.at(sequence.x, t)
         mh = times_wmh(h_operand)
-        m = read(x, weights.wmx_IH) * mh
+        m = project(x, weights.wmx_IH) * mh
         mwh = times_wh(as_operand(m, m_scale))
-        i, f, o, u = jnp.split(read(x, weights.wx_IG) + mwh + weights.b_G[None], 4, axis=-1)
+        i, f, o, u = jnp.split(project(x, weights.wx_IG) + mwh + weights.b_G[None], 4, axis=-1)
         i, f, o, u = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jax.nn.sigmoid(o), jnp.tanh(u)
         c = f * carry.c + i * u
         h = o * jnp.tanh(c)
@@ -220,7 +220,7 @@ def _backward(
         dh, dc, dz_TBG, dm_T2BH = later
         t = window - 1 - k
         x, here = stacks.at((sequence.x, saved), t)
-        mx = read(x, weights.wmx_IH)
+        mx = project(x, weights.wmx_IH)
         mh, i, f, o, u = (
             stacks.of_bits(y, BF16).astype(jnp.float32)
             for y in (here.made[0] if formats.on_gpu else here.made)
@@ -253,7 +253,7 @@ def _backward(
     h_TBH = stacks.of_bits(saved.h, BF16)
     before_h_TBH = jnp.concatenate([first.h.astype(BF16)[None], h_TBH[:-1]])
     mh_TBH = stacks.of_bits(saved.made[0][:, 0] if formats.on_gpu else saved.made[0], BF16)
-    m_TBH = (read(sequence.x, weights.wmx_IH) * mh_TBH.astype(jnp.float32)).astype(BF16)
+    m_TBH = (project(sequence.x, weights.wmx_IH) * mh_TBH.astype(jnp.float32)).astype(BF16)
     _, dwmx_IH, dwx_IG = read_gradients(sequence.x, weights.wmx_IH, weights.wx_IG, dmx_TBH, dz_TBG)
     operands = (before_h_TBH, m_TBH, dz_TBG, dmh_TBH)
     types = (formats.forward, formats.forward, formats.backward, formats.backward)

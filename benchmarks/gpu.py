@@ -116,12 +116,12 @@ def train(out: Path, seconds: float, small: bool) -> None:
         precision=Precision(compute="fp32" if small else "bf16"),
         train=Train(epochs=100, log_every=50, eval_every=500, checkpoint_every=500),
     )
-    before = _trained(metrics.read(folder / "metrics.jsonl"))
+    before = _trained(metrics.read_metrics(folder / "metrics.jsonl"))
     signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     signal.setitimer(signal.ITIMER_REAL, max(1.0, seconds - before))
     with contextlib.suppress(Interrupted):
         loop.train(config)
-    lines = metrics.read(folder / "metrics.jsonl")
+    lines = metrics.read_metrics(folder / "metrics.jsonl")
     made = {
         "benchmark": "training",
         **measure.machine(),

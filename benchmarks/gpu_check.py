@@ -192,7 +192,7 @@ def resume(folder: Path, corpus: Path) -> Result:
     lines = [
         {
             (line["kind"], line["step"]): (line["loss"], line.get("grad_norm"))
-            for line in metrics.read(Path(one.out) / "metrics.jsonl")
+            for line in metrics.read_metrics(Path(one.out) / "metrics.jsonl")
             if line["kind"] in ("train", "eval")
         }
         for one in (whole, parts)
@@ -205,7 +205,7 @@ def overflow(folder: Path, corpus: Path) -> Result:
     precision = Precision(compute="fp16", initial_loss_scale=2.0**24)
     config = _small_run(folder / "overflow", corpus, precision=precision)
     loop.train(config)
-    lines = metrics.read(Path(config.out) / "metrics.jsonl")
+    lines = metrics.read_metrics(Path(config.out) / "metrics.jsonl")
     train = [line for line in lines if line["kind"] == "train"]
     return {
         "passed": 0 < train[-1]["skipped"] < 30 and train[-1]["bpc"] < train[0]["bpc"],

@@ -47,7 +47,7 @@ class History(NamedTuple):
     events: pd.DataFrame
 
 
-def load(*folders: Path | str) -> list[History]:
+def load_histories(*folders: Path | str) -> list[History]:
     """Read every run in or below `folders`, by name; a run is named by its path below them.
 
     Raises:
@@ -60,21 +60,21 @@ def load(*folders: Path | str) -> list[History]:
             raise UserError(f"{folder} holds no run: no metrics.jsonl is in or below it.")
         for run in found:
             name = run.name if run == folder else str(run.relative_to(folder))
-            histories.append(read(run, name))
+            histories.append(read_history(run, name))
     return histories
 
 
-def read(run: Path, name: str) -> History:
+def read_history(run: Path, name: str) -> History:
     """Read one run folder; only its config.json and metrics.jsonl are needed."""
     path = run / "config.json"
     if not path.is_file():
         raise UserError(f"{run} has no config.json, so it is not a whole run folder.")
     kinds: dict[str, list[dict[str, Any]]] = {"train": [], "eval": [], "event": []}
-    for line in metrics.read(run / "metrics.jsonl"):
+    for line in metrics.read_metrics(run / "metrics.jsonl"):
         kinds[line.pop("kind")].append(line)
     train, evaluations = (_table(kinds[kind]) for kind in ("train", "eval"))
     events = pd.DataFrame(kinds["event"], columns=["step", "event"])
-    config = config_text.read(path)
+    config = config_text.load_json(path)
     return History(name, config, train, evaluations, events)
 
 

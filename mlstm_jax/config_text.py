@@ -28,7 +28,7 @@ def from_json(text: str | bytes, source: Path) -> Config:
         ) from error
 
 
-def read(path: Path) -> Config:
+def load_json(path: Path) -> Config:
     """Read the config.json of a run; UserError names the file and the field that is wrong."""
     try:
         return from_json(path.read_bytes(), path)

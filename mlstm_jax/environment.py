@@ -178,7 +178,7 @@ def code() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()[:12]
 
 
-def describe() -> dict[str, Any]:
+def describe_environment() -> dict[str, Any]:
     """Return versions, flags and devices, for environment.json; nothing that names the machine."""
     import jax
 

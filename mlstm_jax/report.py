@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mlstm_jax.config import Devices
-from mlstm_jax.run import load
+from mlstm_jax.run import load_run
 from mlstm_jax.training import parallel
 from mlstm_jax.training.evaluation import Evaluator, corpus_of
 from mlstm_jax.transfer.generate import as_text, generate
@@ -34,7 +34,7 @@ def report(folder: Path, corpus: Path | None = None) -> str:
         folder: the run folder.
         corpus: another corpus than the one it was trained on.
     """
-    run = load(folder)
+    run = load_run(folder)
     config = run.config
     opened, is_own = corpus_of(run, corpus)
     split = opened.split("valid")

@@ -67,11 +67,13 @@ class Run:
 def read_config(folder: Path) -> Config | None:
     """Return the config of the run in `folder`, or None where there is none."""
     path = folder / "config.json"
-    return config_text.read(path) if path.is_file() else None
+    return config_text.load_json(path) if path.is_file() else None
 
 
 @contextmanager
-def lock(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterator[list[str]]:
+def lock_run_folder(
+    config: Config, *, resume: bool, reset_carry: bool = False
+) -> Iterator[list[str]]:
     """Hold the run folder of `config`, so that one process trains in it.
 
     A new folder gets its config at once: a run that is killed before its first checkpoint is
@@ -164,7 +166,7 @@ def write_folder(config: Config, inputs: Mapping[str, str | None] | None = None)
     """
     folder = Path(config.out)
     _replace(folder / "config.json", config_text.to_json(config))
-    described = environment.describe() | {"inputs": dict(inputs or {})}
+    described = environment.describe_environment() | {"inputs": dict(inputs or {})}
     _replace(folder / environment.FILE, json.dumps(described, indent=2) + "\n")
 
 
@@ -194,7 +196,7 @@ def _replace(path: Path, text: str) -> None:
     os.replace(partial, path)
 
 
-def load(folder: Path, checkpoint: str = "best") -> Run:
+def load_run(folder: Path, checkpoint: str = "best") -> Run:
     """Load a trained model.
 
     Args:
@@ -218,7 +220,7 @@ def load(folder: Path, checkpoint: str = "best") -> Run:
     if (folder / WEIGHTS).is_file():
         if checkpoint not in ("best", "latest"):
             raise UserError(f"--checkpoint {checkpoint}: {folder} holds imported weights alone.")
-        found = weights.load(folder / WEIGHTS)
+        found = weights.load_weights(folder / WEIGHTS)
         if found.model != config.model:
             raise UserError(
                 f"{folder}: config.json and {WEIGHTS} are of different models; import it again."
@@ -266,7 +268,7 @@ def write_imported(folder: Path, imported: ModelWeights) -> None:
 def as_weights(run: Run) -> ModelWeights:
     """Return a trained or imported model as what `weights.save` writes."""
     if run.imported:
-        return weights.load(run.folder / WEIGHTS)  # with its source
+        return weights.load_weights(run.folder / WEIGHTS)  # with its source
     source = f"mlstm_jax {__version__}, step {run.step}"
     return ModelWeights(run.config.model, run.cleaning, run.params, source)
 

@@ -45,19 +45,19 @@ def write_run(folder: Path, ends: str = "finished", bpc: float = 2.0, train: flo
 def test_a_line_that_is_no_json_is_named(line: bytes, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(line + b"\n")
     with pytest.raises(UserError, match=r"metrics\.jsonl holds a line that is not JSON"):
-        metrics.read(tmp_path / "metrics.jsonl")
+        metrics.read_metrics(tmp_path / "metrics.jsonl")
 
 
 def test_a_run_becomes_tables(tmp_path: Path) -> None:
     write_run(tmp_path / "all" / "a")
     write_run(tmp_path / "all" / "deep" / "b", ends="diverged")
-    first, second = analysis.load(tmp_path / "all")
+    first, second = analysis.load_histories(tmp_path / "all")
     assert (first.name, second.name) == ("a", "deep/b")
     assert first.config.data.batch == 8
     np.testing.assert_array_equal(first.train["minutes"], [1, 2, 3, 4])
     np.testing.assert_array_equal(first.train["megabytes"], [0.01, 0.02, 0.03, 0.04])
     assert np.isnan(first.train["bpc"][1])  # a line without an update
-    assert analysis.load(tmp_path / "all/a")[0].name == "a"
+    assert analysis.load_histories(tmp_path / "all/a")[0].name == "a"
     table = analysis.summary([first, second])
     assert list(table["end"]) == ["finished", "diverged"]
     assert table.loc["a", "last BPC"] == 2.0
@@ -67,10 +67,10 @@ def test_a_run_becomes_tables(tmp_path: Path) -> None:
 
 def test_what_is_no_run_is_said(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no run"):
-        analysis.load(tmp_path)
+        analysis.load_histories(tmp_path)
     (write_run(tmp_path / "run") / "config.json").unlink()
     with pytest.raises(UserError, match="has no config"):
-        analysis.load(tmp_path)
+        analysis.load_histories(tmp_path)
     with pytest.raises(UserError, match="holds no sweep"):
         analysis.grid(tmp_path)
 
@@ -78,7 +78,7 @@ def test_what_is_no_run_is_said(tmp_path: Path) -> None:
 def test_a_run_that_has_just_begun_can_be_shown(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     (run / "metrics.jsonl").write_text("")
-    histories = analysis.load(run)
+    histories = analysis.load_histories(run)
     assert list(analysis.summary(histories)["end"]) == ["unfinished"]
     _, axes = plt.subplots()
     analysis.plot(axes, histories, "step", "bpc")
@@ -99,11 +99,11 @@ def test_limits_leave_out_the_first_fall_and_no_curve(tmp_path: Path) -> None:
     one, other = (
         write_run(tmp_path / name, bpc=bpc, train=bpc) for name, bpc in (("a", 1), ("b", 6))
     )
-    low, high = analysis.limits(analysis.load(one, other), "bpc")
+    low, high = analysis.limits(analysis.load_histories(one, other), "bpc")
     assert 0.7 < low < 1
     assert 6.75 < high < 7.1
     (one / "metrics.jsonl").write_text("")
-    assert analysis.limits(analysis.load(one), "bpc") is None
+    assert analysis.limits(analysis.load_histories(one), "bpc") is None
 
 
 def test_the_table_of_a_sweep(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_the_table_of_a_sweep(tmp_path: Path) -> None:
 
 
 def test_a_curve_has_the_values_of_its_run(tmp_path: Path) -> None:
-    histories = analysis.load(write_run(tmp_path / "run"))
+    histories = analysis.load_histories(write_run(tmp_path / "run"))
     _, axes = plt.subplots()
     analysis.plot(axes, histories, "megabytes", "learning_rate", style=lambda one: {"lw": 3})
     analysis.plot(axes, histories, "megabytes", "no such column")

@@ -131,7 +131,7 @@ def test_differences_part_what_forbids_a_resume_from_what_does_not() -> None:
 def test_json_that_is_no_config_is_refused(text: str | bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(UserError) as error:
-        config_text.read(tmp_path / "config.json")
+        config_text.load_json(tmp_path / "config.json")
     assert f"{tmp_path / 'config.json'} is not the config of a run of this" in str(error.value)
     assert message in str(error.value)
     assert "restore the file" in str(error.value)

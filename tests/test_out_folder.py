@@ -16,7 +16,7 @@ def test_what_is_in_the_way_is_named(tmp_path: Path) -> None:
         out_folder.require(file / "deep" / "run")
     with (
         pytest.raises(UserError, match=r"reviews.csv is a file"),
-        run.lock(Config(out=str(file / "run")), resume=False),
+        run.lock_run_folder(Config(out=str(file / "run")), resume=False),
     ):
         pass
     with pytest.raises(UserError, match=r"nothing can be written in /proc"):

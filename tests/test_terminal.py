@@ -97,7 +97,7 @@ def test_labels_are_escaped_in_a_terminal_alone(
 ) -> None:
     classes = [HOSTILE, "a\nb"]
     made = classify.Classifier(np.ones((1, 2)), np.zeros(1), classes, 1.0)
-    fingerprint = weights.fingerprint(run.load(hostile_run).params)
+    fingerprint = weights.fingerprint(run.load_run(hostile_run).params)
     (tmp_path / "dir").mkdir()
     about = classify.Description("c", False, fingerprint, None)
     classify.save(tmp_path / "dir", made, about)
@@ -177,7 +177,7 @@ def test_an_import_tells_its_source_with_escapes(
     written = capsys.readouterr().out
     assert f"from {SHOWN}\n" in written
     assert not steers(written)
-    assert weights.load(tmp_path / "m.npz").source == HOSTILE
+    assert weights.load_weights(tmp_path / "m.npz").source == HOSTILE
 
 
 def test_a_progress_line_says_nothing_that_steers(capsys: pytest.CaptureFixture[str]) -> None:

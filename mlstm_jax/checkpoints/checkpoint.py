@@ -177,7 +177,7 @@ class Checkpoints:
 
     def meta(self, step: int) -> Meta:
         """Return what the checkpoint of `step` was trained on; raise Damaged if it cannot be."""
-        return self._attempt(step, lambda: meta.read(self.folder, step)[0])
+        return self._attempt(step, lambda: meta.read_meta(self.folder, step)[0])
 
     def restore(
         self, step: int, state: TrainState, carry: Carry | None
@@ -190,7 +190,7 @@ class Checkpoints:
         """
 
         def read() -> tuple[TrainState, Carry | None]:
-            _, sums = meta.read(self.folder, step)
+            _, sums = meta.read_meta(self.folder, step)
             parts = {"params": state.params, "state": state._replace(params=())}
             items = {
                 name: ocp.args.StandardRestore(_template(part)) for name, part in parts.items()
@@ -214,7 +214,7 @@ class Checkpoints:
         """Return the parameters at `step` as a NumPy tree; raise Damaged unless shaped as given."""
 
         def read() -> Parameters:
-            _, sums = meta.read(self.folder, step)
+            _, sums = meta.read_meta(self.folder, step)
             restored = self._manager.restore(
                 step,
                 args=ocp.args.Composite(params=ocp.args.StandardRestore(_template(params))),

@@ -48,7 +48,7 @@ def seal(meta: Meta, sums: Sums) -> dict[str, Any]:
     return {"meta": fields, "sums": sums, "sum": _sum_of(fields, sums)}
 
 
-def read(folder: Path, step: int) -> tuple[Meta, Sums]:
+def read_meta(folder: Path, step: int) -> tuple[Meta, Sums]:
     """Return the meta of the checkpoint of `step`, and the checksums of its arrays.
 
     Raises OSError, ValueError, KeyError or TypeError where the file is damaged.
@@ -69,7 +69,7 @@ def score(folder: Path, step: int) -> float | None:
     try:
         if before.is_file():
             return float(json.loads(before.read_bytes())["bpc"])
-        return read(folder, step)[0].bpc
+        return read_meta(folder, step)[0].bpc
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # It is damaged; to restore the checkpoint will raise that.
 

@@ -108,7 +108,7 @@ def prepare(
             max_reject_fraction=max_reject_fraction,
         )
     made = corpus.open_corpus(out)
-    show(corpus.describe(made))
+    show(corpus.format_corpus(made))
     for note in advice(made, sources, document):
         show(f"note: {note}")
 
@@ -152,6 +152,6 @@ def inspect(
     if json_:
         print(json.dumps(made | ({"checksums": "all agree"} if verify else {}), indent=2))
         return
-    show(f"{corpora.describe(opened)}\n\n{summary.describe(made)}")
+    show(f"{corpora.format_corpus(opened)}\n\n{summary.format_summary(made)}")
     if verify:
         show("checksums: all agree")

@@ -68,10 +68,10 @@ def evaluate(
     """
     options = _Options(dynamic_rate, dynamic_decay, dynamic_rule, dynamic_rows)
     _require_options(options, split, dynamic=dynamic)
-    from mlstm_jax.run import load
+    from mlstm_jax.run import load_run
     from mlstm_jax.training.evaluation import corpus_of
 
-    loaded = load(run, checkpoint)
+    loaded = load_run(run, checkpoint)
     opened, is_own = corpus_of(loaded, corpus)
     adapted = _dynamic(loaded, opened, split, options) if dynamic else None
     score = adapted.static if adapted else _static(loaded, opened, split)

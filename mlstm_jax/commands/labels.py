@@ -63,7 +63,7 @@ def finetune(
     import numpy as np
 
     from mlstm_jax.interop.weights import fingerprint
-    from mlstm_jax.run import load
+    from mlstm_jax.run import load_run
     from mlstm_jax.training.loop import train as run_train
     from mlstm_jax.transfer import classify as classifiers
     from mlstm_jax.transfer import finetune as tuning
@@ -77,7 +77,7 @@ def finetune(
     classes = tables["train"].classes
     for name, path in paths.items():
         require_classes(path, tables[name], classes)
-    loaded = load(run)
+    loaded = load_run(run)
     out.mkdir(parents=True, exist_ok=True)
     tuning.write_corpus(out / "corpus", tables["train"], tables["valid"], classes, loaded.cleaning)
     config = tuning.make_config(
@@ -92,7 +92,7 @@ def finetune(
         dropout=dropout,
         seed=seed,
     )
-    tuned = load(run_train(config), checkpoint)
+    tuned = load_run(run_train(config), checkpoint)
     classifier = tuning.head(tuned, classes)
     (out / "classifier").mkdir(exist_ok=True)
     about = classifiers.Description("h", False, fingerprint(tuned.params), text_column)
@@ -133,16 +133,16 @@ def classify(
     import csv
 
     from mlstm_jax.interop.weights import fingerprint
-    from mlstm_jax.run import load
+    from mlstm_jax.run import load_run
     from mlstm_jax.transfer import classify as classifiers
     from mlstm_jax.transfer.features import Featurizer
     from mlstm_jax.transfer.labels import read_texts
 
     if out:
         require_folder_of(out)
-    chosen, about = classifiers.load(classifier)
+    chosen, about = classifiers.load_classifier(classifier)
     texts = read_texts(source, text_column or about.text_column)
-    loaded = load(run, checkpoint)
+    loaded = load_run(run, checkpoint)
     require_same_model(classifier, about.model, fingerprint(loaded.params), run)
     featurizer = Featurizer(loaded, states=(about.state,), all_layers=about.all_layers)
     if chosen.weights_KD.shape[1] != featurizer.width:

@@ -55,12 +55,12 @@ def generate(
         seed: the same seed gives the same texts; 0 to 4,294,967,295.
         checkpoint: best (by validation BPC), latest, or a step.
     """
-    from mlstm_jax.run import load
+    from mlstm_jax.run import load_run
     from mlstm_jax.transfer.generate import as_text
     from mlstm_jax.transfer.generate import generate as run_generate
 
     held = dict(_held(text) for text in set_unit)
-    loaded = load(run, checkpoint)
+    loaded = load_run(run, checkpoint)
     pieces = run_generate(
         loaded,
         prompt,
@@ -131,7 +131,7 @@ def heatmap(
             hundredth of its characters that are largest.
         checkpoint: best (by validation BPC), latest, or a step.
     """
-    from mlstm_jax.run import load
+    from mlstm_jax.run import load_run
     from mlstm_jax.transfer.heatmap import heat, write
     from mlstm_jax.transfer.reader import Reader
 
@@ -140,7 +140,7 @@ def heatmap(
             text = file.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             raise UserError(f"{file}: cannot be read: {error.strerror}") from error
-    made = heat(Reader(load(run, checkpoint)), text, unit, scale, state=state, layer=layer)
+    made = heat(Reader(load_run(run, checkpoint)), text, unit, scale, state=state, layer=layer)
     missing = write(out, made)
     show(
         f"{out}: {len(made.texts):,} characters, {made.name} from {made.values.min():.3f} to "
@@ -176,14 +176,14 @@ def view(
     except ImportError as error:
         raise UserError(f"the page needs {error.name}: pip install -e '.[view]'") from error
     from mlstm_jax.interop.weights import fingerprint
-    from mlstm_jax.run import load
+    from mlstm_jax.run import load_run
     from mlstm_jax.transfer import classify as classifiers
     from mlstm_jax.view.server import bind, serve
     from mlstm_jax.view.viewer import Viewer
 
-    loaded, chosen, about = load(run, checkpoint), None, None
+    loaded, chosen, about = load_run(run, checkpoint), None, None
     if classifier:
-        chosen, about = classifiers.load(classifier)
+        chosen, about = classifiers.load_classifier(classifier)
         require_same_model(classifier, about.model, fingerprint(loaded.params), run)
     address = bind(host, port)
     viewer = Viewer(loaded, chosen, about)
@@ -215,10 +215,10 @@ def import_(
     from mlstm_jax.run import read_config, write_imported
 
     readers = {
-        "openai": openai.read,
-        "nvidia": nvidia.read,
-        "unirep": unirep.read,
-        "mlstm": weights.load,
+        "openai": openai.read_openai,
+        "nvidia": nvidia.read_nvidia,
+        "unirep": unirep.read_unirep,
+        "mlstm": weights.load_weights,
     }
     found = readers[kind](source)
     write_imported(out, found)
@@ -258,6 +258,6 @@ def export(
         raise UserError(f"--out {out} does not end in .{ending}, its --format; change one of them.")
     if out.exists():
         raise UserError(f"{out} exists; name another file, or remove it.")
-    loaded = runs.load(run, checkpoint)
+    loaded = runs.load_run(run, checkpoint)
     weights.save(out, runs.as_weights(loaded))
     show(f"{out}: {out.stat().st_size:,} bytes, the model of {run}, step {loaded.step:,}")

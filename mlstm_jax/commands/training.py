@@ -63,7 +63,7 @@ def sweep(
     from mlstm_jax import out_folder
     from mlstm_jax.training import sweep as sweeps
 
-    runs = sweeps.load(spec)
+    runs = sweeps.load_sweep(spec)
     out_folder.require(out)
 
     def write_tables() -> str:
@@ -161,7 +161,7 @@ def plan(arguments: Sequence[str]) -> None:
         corpus_bytes = open_corpus(folder).manifest.splits["train"].bytes
     rows = planning.plan(config, machine, list(given.gpus), corpus_bytes)
     made = {"machine": machine.name, "rows": planning.as_json(rows)}
-    show(planning.describe(config, machine, rows, corpus_bytes))
+    show(planning.format_plan(config, machine, rows, corpus_bytes))
     if given.compile:
         from mlstm_jax.compiled import deviceless, summary
         from mlstm_jax.training.progress import ProgressLine
@@ -172,7 +172,7 @@ def plan(arguments: Sequence[str]) -> None:
                 config, machine, list(given.gpus), lambda done: progress.update(done, "programs")
             )
         made["compiled"] = summary.as_json(compiled)
-        show(f"\n{summary.describe(machine, compiled)}")
+        show(f"\n{summary.format_programs(machine, compiled)}")
     if given.json:
         given.json.write_text(json.dumps(made, indent=2) + "\n")
 

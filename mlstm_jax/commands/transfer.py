@@ -46,7 +46,7 @@ def features(
         checkpoint: best (by validation BPC), latest, or a step.
     """
     require_files(source)
-    from mlstm_jax.run import load
+    from mlstm_jax.run import load_run
     from mlstm_jax.transfer import feature_file
     from mlstm_jax.transfer.features import Featurizer
     from mlstm_jax.transfer.labels import read_texts
@@ -55,7 +55,7 @@ def features(
         raise UserError(f"--out {out} does not end in .npz; name it so.")
     require_folder_of(out)
     texts = read_texts(source, text_column)
-    loaded = load(run, checkpoint)
+    loaded = load_run(run, checkpoint)
     featurizer = Featurizer(loaded, states=state, all_layers=all_layers, units=units)
     started = time.monotonic()
     found = features_of(featurizer, "features", texts)
@@ -104,7 +104,7 @@ def transfer(
     import numpy as np
 
     from mlstm_jax.interop.weights import fingerprint
-    from mlstm_jax.run import load
+    from mlstm_jax.run import load_run
     from mlstm_jax.training.progress import ProgressLine
     from mlstm_jax.transfer import classify as classifiers
     from mlstm_jax.transfer import experiment, report
@@ -129,7 +129,7 @@ def transfer(
     require_classes(test, texts[2], classes)
     if valid and texts[1]:
         require_classes(valid, texts[1], classes)
-    loaded = load(run, checkpoint)
+    loaded = load_run(run, checkpoint)
     model = fingerprint(loaded.params)
     featurizer = Featurizer(loaded, states=state, all_layers=all_layers)
     named = {name: part for name, part in zip(experiment.PARTS, texts, strict=True) if part}
@@ -188,7 +188,7 @@ def _features(
     from mlstm_jax.transfer import feature_file
 
     keys = {name: feature_file.key_of(model, featurizer, part) for name, part in texts.items()}
-    before = {name: feature_file.read(kept / f"{name}.npz", keys[name]) for name in texts}
+    before = {name: feature_file.read_features(kept / f"{name}.npz", keys[name]) for name in texts}
     # The features of all texts come first: what is in OUT without them is another command's.
     if is_begun and any(found is None for found in before.values()):
         raise UserError(

@@ -102,7 +102,7 @@ def _row(config: Config, machine: Machine, devices: int, phase: int) -> Row:
     )
 
 
-def describe(machine: Machine, rows: list[Row]) -> str:
+def format_programs(machine: Machine, rows: list[Row]) -> str:
     """Return the table for people."""
     assert machine.gpu is not None
     has_phases = any(row.phase for row in rows)

@@ -268,7 +268,7 @@ def differing(corpus: Corpus) -> list[str]:
     ]
 
 
-def describe(corpus: Corpus) -> str:
+def format_corpus(corpus: Corpus) -> str:
     """Return the counts of a corpus as plain text, for people."""
     manifest = corpus.manifest
     rows = [("split", "documents", "bytes")]

@@ -32,7 +32,7 @@ from mlstm_jax.data.documents import (
     normalized,
 )
 from mlstm_jax.data.gathered import Report, manifest_names
-from mlstm_jax.data.readers import read, read_source
+from mlstm_jax.data.readers import read_file, read_source
 from mlstm_jax.data.rejects import Rejects
 from mlstm_jax.data.sources import PARQUET, is_builtin, is_gzip_name, suffix_of
 from mlstm_jax.data.sql import BAD, BLANK, NONE, TEXT, insert, json_rows, parquet_rows
@@ -97,12 +97,12 @@ class Stage:
             slowly += self._read_json(json, lambda part: self._report("read", share * part))
             done = sum(sizes[n] for n in json if n not in slowly)
         for n in sorted(slowly):
-            read = 0
+            texts_read = 0
 
             def advance(count: int, start: int = done) -> None:
-                nonlocal read
-                read += count
-                self._report("read", (start + read) / total)
+                nonlocal texts_read
+                texts_read += count
+                self._report("read", (start + texts_read) / total)
 
             name = self._sources[n]
             if not is_builtin(name) and suffix_of(Path(name)) == PARQUET:
@@ -217,7 +217,7 @@ class Stage:
 
     def _say_why_none(self, name: str) -> None:
         if not is_builtin(name) and suffix_of(Path(name)) != PARQUET:
-            for _ in read(Path(name), self._recipe):
+            for _ in read_file(Path(name), self._recipe):
                 pass  # It says which fields there are.
         raise UserError(f"{name}: no text is left of it after cleaning; leave it out.")
 

@@ -59,7 +59,7 @@ def read_documents(
     For the arguments see `read`. Raises UserError at the first record that cannot be read, too.
     """
     recipe = Recipe(text_field=text_field, rating_field=rating_field, document=document)
-    for found in read(source, recipe, label_field=label_field):
+    for found in read_file(source, recipe, label_field=label_field):
         if not isinstance(found, Reject):
             yield found
         elif found.kind == NOT_TEXT:
@@ -83,10 +83,10 @@ def read_source(
         from mlstm_jax.data.parquet import read_parquet
 
         return read_parquet(Path(name), recipe)
-    return read(Path(name), recipe, on_read=on_read)
+    return read_file(Path(name), recipe, on_read=on_read)
 
 
-def read(
+def read_file(
     source: Path,
     recipe: Recipe,
     *,

@@ -129,7 +129,7 @@ def _epoch(split: Split, batch: int, window: int, stop: int | None) -> dict[str,
     }
 
 
-def describe(summary: dict[str, Any]) -> str:
+def format_summary(summary: dict[str, Any]) -> str:
     """Return a summary as text for people, without what `corpus.describe` says."""
     lengths, epoch = summary["document_bytes"], summary["epoch"]
     counts = np.array(summary["byte_counts"])

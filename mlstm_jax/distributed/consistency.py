@@ -29,13 +29,13 @@ def require_one_run(cluster: Cluster, config: Config, corpus: Corpus) -> None:
     )
 
 
-def lock(
+def lock_run_folder(
     stack: ExitStack, cluster: Cluster, config: Config, *, resume: bool, reset_carry: bool
 ) -> list[str]:
     """Let process 0 hold the run folder, and the others see that it is the same; see run.claim."""
     changed: list[str] | None = None
     if cluster.is_first:
-        claimed = run.lock(config, resume=resume, reset_carry=reset_carry)
+        claimed = run.lock_run_folder(config, resume=resume, reset_carry=reset_carry)
         changed = stack.enter_context(claimed)
     changed = cluster.gather(changed)[0]
     kept = run.read_config(Path(config.out))

@@ -65,7 +65,7 @@ def write_safetensors(
     path.chmod(mode)
 
 
-def read(
+def read_arrays(
     where: str,
     arrays: Mapping[str, Array],
     shapes: Mapping[str, tuple[int, ...]],

@@ -28,7 +28,7 @@ from mlstm_jax.model.language_model import VOCABULARY
 _MATRICES = (("wx", "w_ih"), ("wh", "w_hh"), ("wmx", "w_mih"), ("wmh", "w_mhh"))
 
 
-def read(path: Path) -> ModelWeights:
+def read_nvidia(path: Path) -> ModelWeights:
     """Read a .pt file; UserError names the tensor that is missing or of another shape."""
     found = _load(path)
     wanted = _Wanted(path, found)
@@ -149,7 +149,7 @@ class _Wanted:
         """Read all that were added; UserError names the one that is wrong."""
         values = sum(math.prod(shape) for shape in self._shapes.values())
         arrays.require_room(self._path, 4 * values)
-        return arrays.read(str(self._path), self._arrays, self._shapes)
+        return arrays.read_arrays(str(self._path), self._arrays, self._shapes)
 
 
 def _load(path: Path) -> dict[str, Array]:

@@ -16,7 +16,7 @@ from mlstm_jax.interop.weights import ModelWeights
 from mlstm_jax.model.language_model import VOCABULARY
 
 
-def read(folder: Path) -> ModelWeights:
+def read_openai(folder: Path) -> ModelWeights:
     """Read 0.npy to 14.npy; UserError names the file that is missing or of another shape."""
     if not folder.is_dir():
         raise UserError(f"{folder}: is no folder; name the one that holds 0.npy to 14.npy.")
@@ -40,7 +40,7 @@ def read(folder: Path) -> ModelWeights:
         (VOCABULARY,),
     ]
     names = [path.name for path in paths]
-    found = arrays.read(
+    found = arrays.read_arrays(
         str(folder), dict(zip(names, files, strict=True)), dict(zip(names, shapes, strict=True))
     )
     tensors = list(found.values())

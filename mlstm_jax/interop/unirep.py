@@ -29,7 +29,7 @@ _NAMES = {"wx_v": "wx", "wh_v": "wh", "wmx_v": "wmx", "wmh_v": "wmh", "b": "b"}
 _NAMES |= {"wx_g": "gx", "wh_g": "gh", "wmx_g": "gmx", "wmh_g": "gmh"}
 
 
-def read(folder: Path) -> ModelWeights:
+def read_unirep(folder: Path) -> ModelWeights:
     """Read a folder of weights; UserError names the file that is missing or of another shape."""
     if not folder.is_dir():
         raise UserError(f"{folder}: is no folder; name the one that holds embed_matrix:0.npy.")
@@ -72,7 +72,7 @@ def read(folder: Path) -> ModelWeights:
             f"{arrays.some(unread)}. A head on the mean of h is fitted again by `mlstm-jax "
             "transfer --state mean_h`.",
         )
-    made = arrays.read(str(folder), found, shapes)
+    made = arrays.read_arrays(str(folder), found, shapes)
     params: dict[str, Any] = {
         f"layer_{layer}": {ours: made[prefix + theirs] for ours, theirs in _NAMES.items()}
         for layer, prefix in enumerate(prefixes)

@@ -140,7 +140,7 @@ class _About:
     fingerprint: str | None = None  # another program may leave it out
 
 
-def load(path: Path) -> ModelWeights:
+def load_weights(path: Path) -> ModelWeights:
     """Read a file that `save` wrote, or another program in its format.
 
     Names, types and shapes of all arrays are checked before any is read.
@@ -156,7 +156,7 @@ def load(path: Path) -> ModelWeights:
                 f"{path}: holds no {_KEY!r} metadata, so it is not a model of this program."
             )
         about = _about(path, text)
-        params = unflatten(arrays.read(str(path), found, expected_shapes(about.model)))
+        params = unflatten(arrays.read_arrays(str(path), found, expected_shapes(about.model)))
     if about.fingerprint not in (None, fingerprint(params)):
         raise UserError(
             f"{path}: its arrays are not those that were written, by their fingerprint; copy it "

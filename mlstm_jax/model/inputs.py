@@ -14,7 +14,7 @@ def is_bytes(x: Array) -> bool:
     return jnp.issubdtype(x.dtype, jnp.integer)
 
 
-def read(x: Array, w_IO: Array) -> Array:
+def project(x: Array, w_IO: Array) -> Array:
     """Return x W, float32: a lookup for bytes [...], a product for vectors [..., I]."""
     if is_bytes(x):
         return jnp.take(w_IO, x, axis=0, mode="clip")

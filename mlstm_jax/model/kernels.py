@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from mlstm_jax.model import cell
-from mlstm_jax.model.inputs import is_bytes, read
+from mlstm_jax.model.inputs import is_bytes, project
 from mlstm_jax.model.launch import Shape, launch
 from mlstm_jax.model.matmul import dot
 
@@ -69,7 +69,7 @@ def _what_is_read(x_TB: Array, t: Array, w_IO: Array) -> tuple[Array, ...]:
     """Return arrays in which a kernel finds x_t W: the bytes and the table, or x_t W itself."""
     if is_bytes(x_TB):
         return x_TB, w_IO
-    return (read(jax.lax.dynamic_index_in_dim(x_TB, t, keepdims=False), w_IO),)
+    return (project(jax.lax.dynamic_index_in_dim(x_TB, t, keepdims=False), w_IO),)
 
 
 def _find(references: list[Any], t: Array, row: Array, units: Any) -> Array:
@@ -188,7 +188,7 @@ def backward(
     hold = _of_hold(hold_TB)
     wmh_transposed, wh_transposed = wmh_HH.T, wh_HG.T
     of_bytes = is_bytes(x_TB)
-    mx_arrays = (x_TB, wmx_IH) if of_bytes else (read(x_TB, wmx_IH),)
+    mx_arrays = (x_TB, wmx_IH) if of_bytes else (project(x_TB, wmx_IH),)
 
     def run(name: str, body: Any, inputs: Any, in_place: Any, outputs: Any) -> Any:
         return launch(name, body, inputs, in_place, outputs, rows, hidden, interpret)

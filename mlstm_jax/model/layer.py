@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from mlstm_jax.model import cell
-from mlstm_jax.model.inputs import is_bytes, read
+from mlstm_jax.model.inputs import is_bytes, project
 from mlstm_jax.model.matmul import dot
 
 Array = jax.Array
@@ -56,8 +56,8 @@ def layer_step(
     rounded_h is h in the type of the products.
     """
     mh = dot(rounded_h, w.wmh_HH)
-    m = read(now.x, w.wmx_IH) * mh
-    z_BG = read(now.x, w.wx_IG) + dot(m, w.wh_HG) + w.b_G[None]
+    m = project(now.x, w.wmx_IH) * mh
+    z_BG = project(now.x, w.wx_IG) + dot(m, w.wh_HG) + w.b_G[None]
     hold_B1 = None if now.hold_TB is None else now.hold_TB[:, None]
     gates, h, c = cell.advance(
         tuple(jnp.split(z_BG, 4, axis=-1)), carry.h, carry.c.astype(jnp.float32), hold_B1

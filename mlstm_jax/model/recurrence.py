@@ -37,7 +37,7 @@ import jax
 import jax.numpy as jnp
 
 from mlstm_jax.model import kernels, scans, stacks
-from mlstm_jax.model.inputs import is_bytes, read, read_gradients
+from mlstm_jax.model.inputs import is_bytes, project, read_gradients
 from mlstm_jax.model.layer import LayerCarry, LayerWeights, Sequence, layer_step, rounded
 from mlstm_jax.model.matmul import sum_rows
 from mlstm_jax.model.scans import Saved
@@ -173,7 +173,7 @@ def _backward(
     h_TBH = saved.h_TBH(compute)
     mh_TBH = stacks.of_bits(saved.made[0][:, 0] if packed else saved.made[0], compute)
     before_h_TBH = jnp.concatenate([first.h.astype(compute)[None], h_TBH[:-1]])
-    mx_TBH = read(sequence.x, weights.wmx_IH)
+    mx_TBH = project(sequence.x, weights.wmx_IH)
     m_TBH = (mx_TBH * mh_TBH.astype(jnp.float32)).astype(compute)
     dx, dwmx_IH, dwx_IG = read_gradients(sequence.x, weights.wmx_IH, weights.wx_IG, dmx_TBH, dz_TBG)
     # Each byte adds one row of the table and the bias, so the table's gradient has the bias's.

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from mlstm_jax.model import cell, stacks
-from mlstm_jax.model.inputs import is_bytes, read
+from mlstm_jax.model.inputs import is_bytes, project
 from mlstm_jax.model.layer import LayerCarry, LayerWeights, Sequence, layer_step
 from mlstm_jax.model.matmul import dot
 
@@ -90,7 +90,7 @@ def backward(
         each step [T, B, 4H], and dmh with dmx [T, 2, B, H].
     """
     window, shape = sequence.x.shape[0], first.h.shape
-    mx_TBH = None if is_bytes(sequence.x) else read(sequence.x, weights.wmx_IH)
+    mx_TBH = None if is_bytes(sequence.x) else project(sequence.x, weights.wmx_IH)
     # Transposed once: on a CPU a product with a transposed right side is a third slower.
     wmh_transposed, wh_transposed = weights.wmh_HH.T, weights.wh_HG.T
     dh_bits = stacks.as_bits(dh_TBH)
@@ -107,7 +107,7 @@ def backward(
         t = window - 1 - k
         now, here = stacks.at((sequence, saved), t)
         # A lookup here saves a GPU from writing all of mx first.
-        mx = read(now.x, weights.wmx_IH) if mx_TBH is None else stacks.at(mx_TBH, t)
+        mx = project(now.x, weights.wmx_IH) if mx_TBH is None else stacks.at(mx_TBH, t)
         mh, *gates = (
             stacks.of_bits(x, compute).astype(jnp.float32)
             for x in (here.made[0] if packed else (*here.made, *jnp.split(gates_BG, 4, axis=-1)))

@@ -179,7 +179,9 @@ def phases(config: Config) -> Iterator[tuple[int, Config]]:
         yield number, dataclasses.replace(config, data=data, train=train)
 
 
-def describe(config: Config, machine: Machine, rows: list[Row], corpus_bytes: float | None) -> str:
+def format_plan(
+    config: Config, machine: Machine, rows: list[Row], corpus_bytes: float | None
+) -> str:
     """Return the plan as a table, and what to change where it does not fit."""
     model, phases = config.model, config.phases
     windows = ", ".join(str(one.window) for one in phases) or config.data.window

@@ -37,7 +37,7 @@ from mlstm_jax.training.evaluation import Evaluator
 from mlstm_jax.training.metrics import MetricsLog, NullLog
 from mlstm_jax.training.phases import (
     ResolvedPhase,
-    describe,
+    checkpoint_meta,
     resolve_phases,
     stretches,
     total_steps,
@@ -103,7 +103,9 @@ def train(config: Config, *, resume: bool = False, reset_carry: bool = False) ->
         consistency.require_one_run(cluster, config, corpus)
         devices = stack.enter_context(parallel.started(cluster, config.devices))
         config = resolve_batch(config, devices.count)
-        changed = consistency.lock(stack, cluster, config, resume=resume, reset_carry=reset_carry)
+        changed = consistency.lock_run_folder(
+            stack, cluster, config, resume=resume, reset_carry=reset_carry
+        )
         watchdog.folder = folder
         model = _make_model(config, devices)
         # A divergence is found so many steps after it began.
@@ -113,13 +115,13 @@ def train(config: Config, *, resume: bool = False, reset_carry: bool = False) ->
         )
         phases = resolve_phases(config, corpus)
         tx = optimizer.build(config.optimizer, lambda count: 0.0)
-        given, notes = starting.load(cluster, config, required=not checkpoints.steps())
+        given, notes = starting.load_start(cluster, config, required=not checkpoints.steps())
 
         def at(step: int) -> ExpectedCheckpoint:
             phase = next((phase for phase in phases if step <= phase.last), phases[-1])
             batch = phase.config.data.batch
             shapes = jax.eval_shape(lambda: model.init_carry(batch))
-            about = describe(phase, corpus, step)._replace(start=given and given.fingerprint)
+            about = checkpoint_meta(phase, corpus, step)._replace(start=given and given.fingerprint)
             return ExpectedCheckpoint(phase.stream, about, shapes, bool(config.phases))
 
         def find(newest: int | None = None) -> ResumePoint:
@@ -138,7 +140,7 @@ def train(config: Config, *, resume: bool = False, reset_carry: bool = False) ->
             if newest is None:
                 resuming.require_new(folder, config, resume=resume)
             # Found missing when there still were checkpoints, it is needed now.
-            start = given or starting.load(cluster, config, required=True)[0]
+            start = given or starting.load_start(cluster, config, required=True)[0]
             fresh = starting.fresh_state(config, model, tx, start)
             return ResumePoint(
                 0, devices.of_first_process(fresh), None, phases[0].stream.origin, []
@@ -296,7 +298,7 @@ def _train_phase(
                     reporter.evaluation(step, score)
                 watchdog.beat(f"the checkpoint of step {step} is written")
                 training.require_equal_replicas(step, state)
-                about = describe(phase, training.corpus, step)._replace(
+                about = checkpoint_meta(phase, training.corpus, step)._replace(
                     start=training.start,
                     high_steps=reporter.high_steps,
                     bpc=score.bpc if score else None,

@@ -16,7 +16,7 @@ from mlstm_jax.errors import UserError
 BITS_PER_NAT = 1 / math.log(2)
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a metrics file; a last line cut short by a kill is left out."""
     if not path.exists():
         return []
@@ -52,7 +52,7 @@ class MetricsLog:
 
     def __init__(self, folder: Path, step: int) -> None:
         path = folder / "metrics.jsonl"
-        kept = [line for line in read(path) if line["step"] <= step and step > 0]
+        kept = [line for line in read_metrics(path) if line["step"] <= step and step > 0]
         partial = path.with_suffix(".partial")
         partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
         os.replace(partial, path)

@@ -177,7 +177,7 @@ def total_steps(train: Train, steps_per_epoch: int, ahead: int = 0) -> int:
     return min(limits)
 
 
-def describe(phase: ResolvedPhase, corpus: Corpus, step: int) -> Meta:
+def checkpoint_meta(phase: ResolvedPhase, corpus: Corpus, step: int) -> Meta:
     """Return what a checkpoint at `step` is trained on."""
     stream, rows = phase.stream, dataclasses.asdict(phase.config.data)
     del rows["corpus"], rows["batch_per_device"]

@@ -119,7 +119,7 @@ def require_new(folder: Path, config: Config, *, resume: bool) -> None:
     A run that was killed before its first checkpoint was whole, or that diverged before it, starts
     over. One whose metrics tell of more had a checkpoint, and has lost it.
     """
-    lines = metrics.read(folder / "metrics.jsonl")
+    lines = metrics.read_metrics(folder / "metrics.jsonl")
     newest = max((line["step"] for line in lines), default=0)
     train = config.train
     saved = {n * every for n in (1, 2) for every in (train.eval_every, train.checkpoint_every)}

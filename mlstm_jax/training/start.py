@@ -23,7 +23,9 @@ class Start(NamedTuple):
     fingerprint: str
 
 
-def load(cluster: Cluster, config: Config, *, required: bool) -> tuple[Start | None, list[str]]:
+def load_start(
+    cluster: Cluster, config: Config, *, required: bool
+) -> tuple[Start | None, list[str]]:
     """Return what `train.start_from` gives, if it is set, and notes for a person.
 
     Args:
@@ -38,7 +40,7 @@ def load(cluster: Cluster, config: Config, *, required: bool) -> tuple[Start | N
     start, notes = None, []
     if config.train.start_from is not None:
         try:
-            params = run.load(Path(config.train.start_from)).params
+            params = run.load_run(Path(config.train.start_from)).params
             start = Start(flatten(params), fingerprint(params))
         except KnownError as error:  # not there, or damaged
             if required:

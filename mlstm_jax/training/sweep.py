@@ -40,7 +40,7 @@ class Result(NamedTuple):
     seconds: float | None
 
 
-def load(path: Path) -> Runs:
+def load_sweep(path: Path) -> Runs:
     """Run a specification, the user's own Python, and return its ``runs``.
 
     Raises:
@@ -79,7 +79,7 @@ def pending(runs: Runs, out: Path) -> Iterator[tuple[tuple[str, str], Config]]:
         here = configs.vary(config, out=str(folder(out, key)))
         before = folder(out, key) / "config.json"
         if before.is_file():
-            old = config_text.read(before)
+            old = config_text.load_json(before)
             wanted = configs.resolve_batch(here, 1) if here.data.batch_per_device is None else here
             different = [
                 line for lines in config_differences.differences(old, wanted) for line in lines
@@ -121,14 +121,14 @@ def _require_same_inputs(run_folder: Path, config: Config) -> None:
 @functools.lru_cache
 def _fingerprint(start_from: str) -> str:
     from mlstm_jax.interop.weights import fingerprint
-    from mlstm_jax.run import load
+    from mlstm_jax.run import load_run
 
-    return fingerprint(load(Path(start_from)).params)
+    return fingerprint(load_run(Path(start_from)).params)
 
 
 def result(key: tuple[str, str], run_folder: Path) -> Result:
     """Return what the files of a run folder say."""
-    lines = metrics.read(run_folder / "metrics.jsonl")
+    lines = metrics.read_metrics(run_folder / "metrics.jsonl")
     train = [line for line in lines if line["kind"] == "train"]
     scores = [line["bpc"] for line in lines if line["kind"] == "eval"]
     ends = [line["event"] for line in lines if line["kind"] == "event"]
@@ -137,7 +137,7 @@ def result(key: tuple[str, str], run_folder: Path) -> Result:
     path = run_folder / "config.json"
     if path.is_file():
         status = "unfinished"
-        config = config_text.read(path)
+        config = config_text.load_json(path)
         if "finished" in ends:
             status = "done"
         elif ends and ends[-1] == "diverged":

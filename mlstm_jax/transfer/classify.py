@@ -221,7 +221,7 @@ def save(folder: Path, classifier: Classifier, about: Description) -> None:
         raise KnownError(f"{folder}: cannot be written: {error.strerror or error}") from error
 
 
-def load(folder: Path) -> tuple[Classifier, Description]:
+def load_classifier(folder: Path) -> tuple[Classifier, Description]:
     """Read what `save` wrote; UserError says which field or array of it is wrong."""
     about = folder / "classifier.json"
     if not about.is_file():
@@ -246,7 +246,7 @@ def load(folder: Path) -> tuple[Classifier, Description]:
         shapes: dict[str, tuple[int, ...]] = {"weights": (rows, width), "intercepts": (rows,)}
         if "deviations" in found:
             shapes["deviations"] = (width,)
-        made = arrays.read(str(path), found, shapes, np.float64)
+        made = arrays.read_arrays(str(path), found, shapes, np.float64)
     classifier = Classifier(
         made["weights"],
         made["intercepts"],

@@ -47,7 +47,7 @@ def key_of(model: str, featurizer: Featurizer, texts: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
-def read(path: Path, key: str) -> Features | None:
+def read_features(path: Path, key: str) -> Features | None:
     """Return the features that were kept under a key, or None where there are none."""
     if not path.is_file():
         return None

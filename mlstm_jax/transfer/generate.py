@@ -22,7 +22,7 @@ from mlstm_jax.data.documents import Cleaning, clean
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import VOCABULARY, Carry, LanguageModel, Parameters
 from mlstm_jax.run import Run
-from mlstm_jax.transfer.reader import read
+from mlstm_jax.transfer.reader import read_text
 
 _BLOCK = 64
 _MOST_DRAWN = 2**31 - 1  # bytes; the place of each is an int32 of the device
@@ -162,7 +162,7 @@ def generate(
 
     params = jax.device_put(run.params)
     # All samples begin alike, so one row reads the prompt.
-    carry, logits_BV, *_ = read(run.model, params, prompt_bytes(prompt, run.cleaning))
+    carry, logits_BV, *_ = read_text(run.model, params, prompt_bytes(prompt, run.cleaning))
     carry, logits_BV = jax.tree.map(lambda x: jnp.repeat(x, samples, axis=0), (carry, logits_BV))
     key = jax.random.key(seed, impl="threefry2x32")
     keys_B = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(samples))

@@ -49,7 +49,7 @@ def _read_window(
     return read.carry, read.states, read.logits_BTV[:, length - 1]
 
 
-def read(
+def read_text(
     model: LanguageModel, params: Parameters, text: bytes, state: State = "c", layer: int = -1
 ) -> Read:
     """Read at least one byte from a zero state, by one compiled step whatever the length.
@@ -85,7 +85,7 @@ class Reader:
 
     def __call__(self, text: bytes, state: State = "c", layer: int = -1) -> Trace:
         """Read at least one byte, from a zero state; trace a state of a layer, -1 for the top."""
-        found = read(self.run.model, self._params, text, state, layer)
+        found = read_text(self.run.model, self._params, text, state, layer)
         next_V = np.asarray(jax.nn.softmax(found.logits_BV[0]), np.float32)
         end_LH: dict[State, NDArray[np.float32]] = {
             "c": np.asarray(found.carry.c[0], np.float32),

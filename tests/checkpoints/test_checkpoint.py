@@ -16,7 +16,7 @@ import pytest
 
 from mlstm_jax.checkpoints import checkpoint, checksum
 from mlstm_jax.checkpoints.checkpoint import CheckpointFailed, Checkpoints, Damaged, with_sums
-from mlstm_jax.checkpoints.meta import Meta, read
+from mlstm_jax.checkpoints.meta import Meta, read_meta
 from mlstm_jax.checkpoints.retention import best, kept
 from mlstm_jax.config import Config, Model
 from mlstm_jax.data.stream import Origin
@@ -248,7 +248,7 @@ def test_a_score_that_is_nan_does_not_drive_the_best_away(tmp_path: Path) -> Non
     checkpoints.close()
     for found in (checkpoints, Checkpoints(saved.folder, read_only=True)):
         assert (found.steps(), found.best()) == ([10, 40], 10)
-    assert read(saved.folder, 10)[0].bpc == 2.0
+    assert read_meta(saved.folder, 10)[0].bpc == 2.0
 
 
 def test_what_is_set_aside_is_kept_whole_and_makes_room(saved: Saved, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from mlstm_jax.data.corpus import (
     FORMAT_VERSION,
     SPLITS,
     Manifest,
-    describe,
     differing,
+    format_corpus,
     is_corpus,
     open_corpus,
 )
@@ -129,7 +129,7 @@ def test_what_is_not_a_corpus(tmp_path: Path, folder: Path) -> None:
     with pytest.raises(UserError, match=r"is a run, not a corpus. `mlstm-jax report"):
         open_corpus(tmp_path)
     with pytest.raises(UserError, match=r"is a corpus, not a run; train on it"):
-        run.load(folder)
+        run.load_run(folder)
     assert is_corpus(folder)
     (folder / "notes.txt").write_text("mine")
     assert not is_corpus(folder)
@@ -203,7 +203,7 @@ def test_a_path_that_cannot_be_one_is_named() -> None:
 
 
 def test_describe_counts(folder: Path) -> None:
-    text = describe(open_corpus(folder))
+    text = format_corpus(open_corpus(folder))
     assert "40 records: 0 without text, 0 blank, 0 duplicates" in text
     assert "cleaning radford, seed 3, split 8,1,1, ratings yes" in text
     rows = [line.split() for line in text.splitlines()]

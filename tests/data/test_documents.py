@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlstm_jax.data.documents import Document, Recipe, clean
-from mlstm_jax.data.readers import read, read_documents
+from mlstm_jax.data.readers import read_documents, read_file
 from mlstm_jax.errors import UserError
 
 
@@ -128,7 +128,7 @@ def test_the_documentation_of_python_is_built_in() -> None:
 def test_the_bytes_read_add_up_to_the_file(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt.gz", "".join(f"line {i * i}\n" for i in range(5000)))
     told: list[int] = []
-    assert len(list(read(path, Recipe(), on_read=told.append))) == 5000
+    assert len(list(read_file(path, Recipe(), on_read=told.append))) == 5000
     assert sum(told) == path.stat().st_size
     assert len(told) == 6
 

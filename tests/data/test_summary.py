@@ -9,7 +9,7 @@ import pytest
 from mlstm_jax import cli
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.data.prepare import prepare
-from mlstm_jax.data.summary import describe, summarise
+from mlstm_jax.data.summary import format_summary, summarise
 
 TEXTS = [("good strap", 5), ("a café, an endless story " * 30, 1), ("bad", 1), ("so so", None)]
 
@@ -44,11 +44,11 @@ def test_a_summary_counts_what_is_there(made: Path) -> None:
     assert found["epoch"]["steps"] > 0
     assert len(found["samples"]) == 2
     assert 0 < found["bits_per_byte"] < 8
-    text = describe(found)
+    text = format_summary(found)
     assert "1            2 ####" in text
     assert "shortest: bad" in text
     too_large = summarise(opened, batch=100_000, window=256)
-    assert "too few" in describe(too_large)
+    assert "too few" in format_summary(too_large)
 
 
 def test_inspect_as_json(made: Path, capsys: pytest.CaptureFixture[str]) -> None:

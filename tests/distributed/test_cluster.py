@@ -260,7 +260,7 @@ def test_a_signal_to_one_stops_all_at_one_step(
     running[1].send_signal(signal.SIGTERM)
     texts = end(running)
     assert [process.returncode for process in running] == [0, 0], "\n".join(texts)
-    last = metrics.read(tmp_path / "run/metrics.jsonl")[-1]
+    last = metrics.read_metrics(tmp_path / "run/metrics.jsonl")[-1]
     assert (last["event"], last["signal"]) == ("interrupted", "SIGTERM")
     for text in texts:
         assert f"SIGTERM: stopped at step {last['step']} of 300 with a checkpoint" in text
@@ -349,7 +349,7 @@ def test_another_start_on_one_process_is_named(
     places = [tmp_path / "one", tmp_path / "two"]
     for place in places:
         write_openai(place, random)
-        write_imported(place / "run", openai.read(place))
+        write_imported(place / "run", openai.read_openai(place))
     configs = [
         dataclasses.replace(
             runs.make_config(corpus, tmp_path / "run", model=Model(hidden=7, embedding=5)),

@@ -40,22 +40,22 @@ def make(kind: str, folder: Path) -> tuple[list[Path], Callable[[], object]]:
     generator = np.random.default_rng(0)
     if kind == "openai":
         write_openai(folder / "o", generator)
-        return sorted((folder / "o").iterdir()), lambda: openai.read(folder / "o")
+        return sorted((folder / "o").iterdir()), lambda: openai.read_openai(folder / "o")
     if kind == "unirep":
         write_unirep(folder / "u", generator, 2)
-        return sorted((folder / "u").iterdir()), lambda: unirep.read(folder / "u")
+        return sorted((folder / "u").iterdir()), lambda: unirep.read_unirep(folder / "u")
     if kind == "nvidia":
         write_nvidia(folder / "m.pt", generator, padding=1, folded=False)
-        return [folder / "m.pt"], lambda: nvidia.read(folder / "m.pt")
+        return [folder / "m.pt"], lambda: nvidia.read_nvidia(folder / "m.pt")
     if kind == "classifier":
         made = classify.Classifier(generator.normal(size=(3, 5)), np.zeros(3), ["a", "b", "c"], 1.0)
         classify.save(folder, made, classify.Description("c", False, "abc", None))
         names = ("classifier.json", "classifier.safetensors")
-        return [folder / name for name in names], lambda: classify.load(folder)
+        return [folder / name for name in names], lambda: classify.load_classifier(folder)
     write_openai(folder / "o", generator)
     path = folder / f"m.{kind}"
-    weights.save(path, openai.read(folder / "o"))
-    return [path], lambda: weights.load(path)
+    weights.save(path, openai.read_openai(folder / "o"))
+    return [path], lambda: weights.load_weights(path)
 
 
 def change(content: bytes, draw: random.Random) -> bytes:

@@ -78,7 +78,7 @@ def test_a_zip_bomb_is_refused_before_it_is_read(tmp_path: Path) -> None:
     write_bomb(tmp_path / "m.npz", "anything.npy", 100_000_000)
     message = r"m\.npz: claims 100,000,128 bytes of arrays, but has"
     with at_most(5_000_000), pytest.raises(UserError, match=message):
-        weights.load(tmp_path / "m.npz")
+        weights.load_weights(tmp_path / "m.npz")
 
 
 def test_shapes_are_checked_before_anything_is_read(
@@ -94,12 +94,12 @@ def test_shapes_are_checked_before_anything_is_read(
         write(path, flat, about)
         message = r"layer_1/wh_v has the shape \(4, 5000000\), but must"
         with at_most(5_000_000), pytest.raises(UserError, match=message):
-            weights.load(path)
+            weights.load_weights(path)
     write_openai(tmp_path / "o", random)
     np.save(tmp_path / "o/14.npy", np.zeros(5_000_000))
     message = r"14\.npy has the shape \(5000000,\), but must have"
     with at_most(5_000_000), pytest.raises(UserError, match=message):
-        openai.read(tmp_path / "o")
+        openai.read_openai(tmp_path / "o")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_metadata_of_another_type_are_named(
     path, flat, about = exported
     write(path, flat, about | {"model": about["model"] | change})
     with pytest.raises(UserError, match=rf"m\.\w+: its metadata are not whole \({message}"):
-        weights.load(path)
+        weights.load_weights(path)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_metadata_of_another_form_are_named(about: Any, message: str, exported: 
     path, flat, whole = exported
     write(path, flat, whole | about if isinstance(about, dict) else about)
     with pytest.raises(UserError, match=message):
-        weights.load(path)
+        weights.load_weights(path)
 
 
 def test_metadata_nested_too_deeply_are_refused(exported: Any) -> None:
@@ -156,7 +156,7 @@ def test_metadata_nested_too_deeply_are_refused(exported: Any) -> None:
 
         save_file(flat, path, metadata={"mlstm_jax": deep})
     with pytest.raises(UserError, match="its metadata are not whole"):
-        weights.load(path)
+        weights.load_weights(path)
 
 
 def test_metadata_that_are_no_text_are_refused(exported: Any) -> None:
@@ -165,30 +165,30 @@ def test_metadata_that_are_no_text_are_refused(exported: Any) -> None:
         path = exported[0].with_suffix(".npz")
         np.savez(path, mlstm_jax=about, **flat)
         with pytest.raises(UserError, match=r"m\.npz: mlstm_jax"):
-            weights.load(path)
+            weights.load_weights(path)
 
 
 def test_other_floats_become_float32(exported: Any) -> None:
     path, flat, about = exported
     small = {name: array.astype(np.float16) for name, array in flat.items()}
     write(path, small, about)
-    found = weights.flatten(weights.load(path).params)
+    found = weights.flatten(weights.load_weights(path).params)
     for name, array in small.items():
         np.testing.assert_array_equal(found[name], array.astype(np.float32))
-    loaded = weights.load(path).params["layer_0"]
+    loaded = weights.load_weights(path).params["layer_0"]
     assert {array.dtype.name for array in loaded.values()} == {"float32"}
     # What float32 cannot hold is inf there.
     large = {name: array.astype(np.float64) * 1e300 for name, array in flat.items()}
     write(path, large, about)
     with pytest.raises(UserError, match="must be finite numbers of float32"):
-        weights.load(path)
+        weights.load_weights(path)
 
 
 def test_many_unknown_names_make_a_short_message(exported: Any) -> None:
     path, flat, about = exported
     write(path, flat | {f"x{n}": np.zeros(1) for n in range(2000)}, about)
     with pytest.raises(UserError, match="and 1,995 more") as error:
-        weights.load(path)
+        weights.load_weights(path)
     assert len(str(error.value)) < 300
 
 
@@ -199,9 +199,9 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path, random: np.random.Gen
     os.mkfifo(tmp_path / "m.npz")
     os.mkfifo(tmp_path / "m.safetensors")
     for call in (
-        "openai.read(Path('o'))",
-        "weights.load(Path('m.npz'))",
-        "weights.load(Path('m.safetensors'))",
+        "openai.read_openai(Path('o'))",
+        "weights.load_weights(Path('m.npz'))",
+        "weights.load_weights(Path('m.safetensors'))",
     ):
         code = "from pathlib import Path; from mlstm_jax.interop import openai, weights; " + call
         done = subprocess.run(
@@ -213,7 +213,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path, random: np.random.Gen
 def test_no_array_may_hold_nan(tmp_path: Path, random: np.random.Generator) -> None:
     write_openai(tmp_path / "o", random)
     write_unirep(tmp_path / "u", random, 2)
-    for folder, read in (("o", openai.read), ("u", unirep.read)):
+    for folder, read in (("o", openai.read_openai), ("u", unirep.read_unirep)):
         for path in sorted((tmp_path / folder).iterdir()):
             before = path.read_bytes()
             array = np.load(path)
@@ -234,7 +234,7 @@ def test_a_stack_has_all_of_its_layers(tmp_path: Path, random: np.random.Generat
         tmp_path / "u" / (stack.format(1) + end), tmp_path / "u" / (stack.format(10_000_000) + end)
     )
     with pytest.raises(UserError, match="has a layer 10000000, but not all before it"):
-        unirep.read(tmp_path / "u")
+        unirep.read_unirep(tmp_path / "u")
 
 
 # --- .pt
@@ -263,12 +263,12 @@ def test_no_tensor_may_hold_nan(state_dict: Any) -> None:
         wrong.view(-1)[0] = float("nan")  # of the embedding: in the row of the padding
         torch.save(tensors | {name: wrong}, path)
         with pytest.raises(UserError, match=rf"{name} must be finite numbers"):
-            nvidia.read(path)
+            nvidia.read_nvidia(path)
     large = {"encoder.rnn.rnns.0.b_ih": torch.full_like(tensors["encoder.rnn.rnns.0.b_ih"], 3e38)}
     large["encoder.rnn.rnns.0.b_hh"] = large["encoder.rnn.rnns.0.b_ih"]
     torch.save(tensors | large, path)
     with pytest.raises(UserError, match=r"computed of rnns\.0\.b_ih must be finite"):
-        nvidia.read(path)
+        nvidia.read_nvidia(path)
 
 
 def test_a_gap_in_the_layers_of_a_state_dict_is_named(state_dict: Any) -> None:
@@ -279,7 +279,7 @@ def test_a_gap_in_the_layers_of_a_state_dict_is_named(state_dict: Any) -> None:
         more = {f"encoder.rnn.rnns.{number}.w_ih": torch.zeros(1)}
         torch.save(tensors | more, path)
         with pytest.raises(UserError, match="has a layer 999"):
-            nvidia.read(path)
+            nvidia.read_nvidia(path)
 
 
 def test_a_state_dict_claims_no_more_than_it_holds(state_dict: Any, tmp_path: Path) -> None:
@@ -289,16 +289,16 @@ def test_a_state_dict_claims_no_more_than_it_holds(state_dict: Any, tmp_path: Pa
     name = "encoder.rnn.rnns.0.w_hh_v"
     torch.save(tensors | {name: torch.zeros(1).expand(28, 7)}, path)
     with pytest.raises(UserError, match=f"{name} must be finite floating-point numbers"):
-        nvidia.read(path)
+        nvidia.read_nvidia(path)
     torch.save(tensors | {name: torch.zeros(28, 7).to_sparse()}, path)
     with pytest.raises(UserError, match=r"must be finite floating-point numbers|tensors alone"):
-        nvidia.read(path)
+        nvidia.read_nvidia(path)
     torch.save({"a": torch.zeros(30_000_000)}, path)
     with zipfile.ZipFile(path) as archive, zipfile.ZipFile(tmp_path / "b.pt", "w", 8) as bomb:
         for member in archive.infolist():
             bomb.writestr(member.filename, archive.read(member))
     with pytest.raises(UserError, match=r"b\.pt: claims .* bytes of arrays, but has"):
-        nvidia.read(tmp_path / "b.pt")
+        nvidia.read_nvidia(tmp_path / "b.pt")
 
 
 def test_dicts_within_one_another_end(state_dict: Any) -> None:
@@ -312,7 +312,7 @@ def test_dicts_within_one_another_end(state_dict: Any) -> None:
     for content in (doubled, round_):
         torch.save(content, path)
         with pytest.raises(UserError, match="a model has at most 10,000"):
-            nvidia.read(path)
+            nvidia.read_nvidia(path)
 
 
 def test_parameters_are_imported_like_tensors(state_dict: Any) -> None:
@@ -320,9 +320,9 @@ def test_parameters_are_imported_like_tensors(state_dict: Any) -> None:
     import torch
 
     path, tensors = state_dict
-    expected = weights.flatten(nvidia.read(path).params)
+    expected = weights.flatten(nvidia.read_nvidia(path).params)
     torch.save({name: torch.nn.Parameter(tensor) for name, tensor in tensors.items()}, path)
-    for name, array in weights.flatten(nvidia.read(path).params).items():
+    for name, array in weights.flatten(nvidia.read_nvidia(path).params).items():
         np.testing.assert_array_equal(array, expected[name])
 
 

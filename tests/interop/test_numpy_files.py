@@ -51,7 +51,7 @@ def test_a_npy_that_is_none_is_named(
     write_openai(tmp_path / "o", random)
     (tmp_path / "o/12.npy").write_bytes(content)
     with pytest.raises(UserError, match=r"12\.npy: is not a \.npy file of numbers"):
-        openai.read(tmp_path / "o")
+        openai.read_openai(tmp_path / "o")
 
 
 @pytest.mark.parametrize("kind", ["<f2", "<f8", ">f4", ">f8"])
@@ -62,10 +62,10 @@ def test_any_float_in_any_order_is_imported(
     write_openai(tmp_path / "o", random)
     for path in (tmp_path / "o").iterdir():  # to numbers that all of the types hold
         np.save(path, np.load(path).astype(np.float16).astype(np.float32))
-    expected = weights.flatten(openai.read(tmp_path / "o").params)
+    expected = weights.flatten(openai.read_openai(tmp_path / "o").params)
     for path in (tmp_path / "o").iterdir():
         np.save(path, np.array(np.load(path), kind, order=order))
-    found = openai.read(tmp_path / "o")
+    found = openai.read_openai(tmp_path / "o")
     for name, array in weights.flatten(found.params).items():
         np.testing.assert_array_equal(array, expected[name])
     assert {array.dtype.str for array in found.params["layer_0"].values()} == {"<f4"}
@@ -78,4 +78,4 @@ def test_what_is_no_float_is_refused(
     write_openai(tmp_path / "o", random)
     np.save(tmp_path / "o/12.npy", np.zeros(7, kind))
     with pytest.raises(UserError, match=r"12\.npy must be finite floating-point numbers, not"):
-        openai.read(tmp_path / "o")
+        openai.read_openai(tmp_path / "o")

@@ -166,7 +166,7 @@ def assert_same_model(
 ) -> None:
     """The imported run, read from its folder, against the layout's own forward pass."""
     run.write_imported(folder, found)
-    loaded = run.load(folder)
+    loaded = run.load_run(folder)
     bytes_BT = np.frombuffer(text, np.uint8)[None]
     carry, logits, *_ = loaded.model.apply(
         {"params": loaded.params}, bytes_BT, loaded.model.init_carry(1)
@@ -185,7 +185,7 @@ PROTEIN = b"\x02MKXLBZJO"
 
 def test_openai(tmp_path: Path, random: np.random.Generator) -> None:
     forward = write_openai(tmp_path / "o", random)
-    assert_same_model(openai.read(tmp_path / "o"), forward, TEXT, tmp_path / "run")
+    assert_same_model(openai.read_openai(tmp_path / "o"), forward, TEXT, tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -196,15 +196,15 @@ def test_nvidia(
 ) -> None:
     path = tmp_path / "model.pt"
     forward = write_nvidia(path, random, padding=padding, folded=folded, half=half)
-    assert_same_model(nvidia.read(path), forward, TEXT, tmp_path / "run")
+    assert_same_model(nvidia.read_nvidia(path), forward, TEXT, tmp_path / "run")
 
 
 @pytest.mark.parametrize(("layers", "end"), [(1, ":0.npy"), (3, ":0.npy"), (1, "_0.npy")])
 def test_unirep(layers: int, end: str, tmp_path: Path, random: np.random.Generator) -> None:
     forward = write_unirep(tmp_path / "u", random, layers, end)
-    found = unirep.read(tmp_path / "u")
+    found = unirep.read_unirep(tmp_path / "u")
     assert_same_model(found, forward, PROTEIN, tmp_path / "run")
-    loaded = run.load(tmp_path / "run")
+    loaded = run.load_run(tmp_path / "run")
     (row,) = features(loaded, ["mkx lbzjo\n"])
     assert_close(row, forward(PROTEIN)[0], terms_of(loaded, PROTEIN))
 
@@ -258,7 +258,7 @@ def test_import_export_import_gives_the_same_bytes(
     again = tmp_path / f"again.{ending}"
     cli.main(["export", str(tmp_path / "b"), "--out", str(again)])
     assert again.read_bytes() == file.read_bytes()
-    assert weights.load(file).source == "openai/generating-reviews-discovering-sentiment"
+    assert weights.load_weights(file).source == "openai/generating-reviews-discovering-sentiment"
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o027])
@@ -268,7 +268,7 @@ def test_a_file_may_be_read_by_those_whom_the_umask_lets(
     write_openai(tmp_path / "o", random)
     before = os.umask(umask)
     try:
-        run.write_imported(tmp_path / "run", openai.read(tmp_path / "o"))
+        run.write_imported(tmp_path / "run", openai.read_openai(tmp_path / "o"))
         cli.main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "m.safetensors")])
         made = classify.Classifier(np.ones((1, 3)), np.zeros(1), ["a", "b"], 1.0)
         classify.save(tmp_path, made, classify.Description("c", False, "abc", None))
@@ -284,7 +284,7 @@ def test_an_export_that_cannot_be_written_leaves_nothing(
     ending: str, tmp_path: Path, random: np.random.Generator
 ) -> None:
     write_openai(tmp_path / "o", random)
-    found = openai.read(tmp_path / "o")
+    found = openai.read_openai(tmp_path / "o")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
@@ -298,16 +298,16 @@ def test_an_export_that_cannot_be_written_leaves_nothing(
 def test_one_flipped_bit_in_an_export_is_found(tmp_path: Path, random: np.random.Generator) -> None:
     write_openai(tmp_path / "o", random)
     file = tmp_path / "model.safetensors"
-    weights.save(file, openai.read(tmp_path / "o"))
+    weights.save(file, openai.read_openai(tmp_path / "o"))
     whole = file.read_bytes()
     for place in (-1, -1000):  # in arrays, which come last
         changed = bytearray(whole)
         changed[place] ^= 1
         file.write_bytes(changed)
         with pytest.raises(UserError, match="arrays are not those that were written"):
-            weights.load(file)
+            weights.load_weights(file)
     file.write_bytes(whole)
-    weights.load(file)
+    weights.load_weights(file)
 
 
 def test_an_export_is_read_without_this_package(
@@ -317,7 +317,7 @@ def test_an_export_is_read_without_this_package(
     from safetensors import safe_open
 
     forward = write_openai(tmp_path / "o", random)
-    run.write_imported(tmp_path / "run", openai.read(tmp_path / "o"))
+    run.write_imported(tmp_path / "run", openai.read_openai(tmp_path / "o"))
     cli.main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "m.npz")])
     with safe_open(tmp_path / "run" / run.WEIGHTS, "np") as file:
         about = json.loads(file.metadata()["mlstm_jax"])
@@ -340,14 +340,14 @@ def test_the_file_that_is_wrong_is_named(tmp_path: Path, random: np.random.Gener
     write_openai(tmp_path / "o", random)
     np.save(tmp_path / "o/7.npy", np.zeros((H, H + 1), np.float32))
     with pytest.raises(UserError, match=r"7\.npy has the shape \(7, 8\), but must have \(7, 7\)"):
-        openai.read(tmp_path / "o")
+        openai.read_openai(tmp_path / "o")
     (tmp_path / "o/3.npy").unlink()
     with pytest.raises(UserError, match=r"3\.npy: is missing"):
-        openai.read(tmp_path / "o")
+        openai.read_openai(tmp_path / "o")
     write_unirep(tmp_path / "u", random, 2)
     (tmp_path / "u/rnn_mlstm_stack_mlstm_stack1_mlstm_stack1_wmx:0.npy").unlink()
     with pytest.raises(UserError, match="lacks rnn_mlstm_stack_mlstm_stack1_mlstm_stack1_wmx"):
-        unirep.read(tmp_path / "u")
+        unirep.read_unirep(tmp_path / "u")
 
 
 class Opens:
@@ -366,28 +366,28 @@ def test_a_strangers_pickle_is_not_executed(tmp_path: Path, random: np.random.Ge
     with (tmp_path / "o/0.npy").open("wb") as file:
         np.save(file, np.array([Opens(trap)], object), allow_pickle=True)
     with pytest.raises(UserError, match=r"0\.npy: is not a \.npy file of numbers"):
-        openai.read(tmp_path / "o")
+        openai.read_openai(tmp_path / "o")
     with (tmp_path / "m.npz").open("wb") as file:
         np.savez(file, allow_pickle=True, a=np.array([Opens(trap)], object))
     with pytest.raises(UserError, match="cannot be read"):
-        weights.load(tmp_path / "m.npz")
+        weights.load_weights(tmp_path / "m.npz")
     pytest.importorskip("torch")
     (tmp_path / "m.pt").write_bytes(pickle.dumps({"encoder": Opens(trap)}, protocol=2))
     with pytest.raises(UserError, match="is no file of tensors alone"):
-        nvidia.read(tmp_path / "m.pt")
+        nvidia.read_nvidia(tmp_path / "m.pt")
     assert not trap.exists()
 
 
 def test_imported_weights_are_not_trained_over(tmp_path: Path, random: np.random.Generator) -> None:
     write_openai(tmp_path / "o", random)
-    found = openai.read(tmp_path / "o")
+    found = openai.read_openai(tmp_path / "o")
     run.write_imported(tmp_path / "run", found)
     before = (tmp_path / "run" / run.WEIGHTS).read_bytes()
     with pytest.raises(UserError, match="exists; choose another"):
         run.write_imported(tmp_path / "run", found)
     with (
         pytest.raises(UserError, match="holds imported weights"),
-        run.lock(run.Config(out=str(tmp_path / "run")), resume=False),
+        run.lock_run_folder(run.Config(out=str(tmp_path / "run")), resume=False),
     ):
         pass
     assert (tmp_path / "run" / run.WEIGHTS).read_bytes() == before
@@ -397,18 +397,18 @@ def test_weights_of_another_model_than_the_config_are_refused(
     tmp_path: Path, random: np.random.Generator
 ) -> None:
     write_openai(tmp_path / "o", random)
-    run.write_imported(tmp_path / "run", openai.read(tmp_path / "o"))
+    run.write_imported(tmp_path / "run", openai.read_openai(tmp_path / "o"))
     file = tmp_path / "run/config.json"
     file.write_text(file.read_text().replace('"hidden": 7', '"hidden": 8'))
     with pytest.raises(UserError, match=r"config\.json and weights\.safetensors are of different"):
-        run.load(tmp_path / "run")
+        run.load_run(tmp_path / "run")
 
 
 def test_imported_weights_have_no_corpus_and_one_checkpoint(
     tmp_path: Path, random: np.random.Generator, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_openai(tmp_path / "o", random)
-    run.write_imported(tmp_path / "run", openai.read(tmp_path / "o"))
+    run.write_imported(tmp_path / "run", openai.read_openai(tmp_path / "o"))
     for command, message in (
         (["evaluate"], "name one with --corpus"),
         (["generate", "--checkpoint", "7"], "holds imported weights alone"),
@@ -431,11 +431,11 @@ def test_a_damaged_export_is_refused(
     change: Callable[[Any], Any], message: str, tmp_path: Path, random: np.random.Generator
 ) -> None:
     write_openai(tmp_path / "o", random)
-    found = openai.read(tmp_path / "o")
+    found = openai.read_openai(tmp_path / "o")
     change(found)
     weights.save(tmp_path / "m.safetensors", found)
     with pytest.raises(UserError, match=message):
-        weights.load(tmp_path / "m.safetensors")
+        weights.load_weights(tmp_path / "m.safetensors")
     (tmp_path / "cut.npz").write_bytes((tmp_path / "m.safetensors").read_bytes()[:100])
     with pytest.raises(UserError, match="cannot be read"):
-        weights.load(tmp_path / "cut.npz")
+        weights.load_weights(tmp_path / "cut.npz")

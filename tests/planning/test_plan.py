@@ -124,7 +124,7 @@ def test_phases_are_summed_for_each_number_of_devices() -> None:
     machine = load_machine(MACHINES / "dgx1_v100.json")
     rows = plan.plan(config, machine, [1, 8, 8], None)  # one of them twice
     assert [(row.devices, row.phase) for row in rows] == [(n, k) for n in (1, 8, 8) for k in (1, 2)]
-    said = plan.describe(config, machine, rows, None).splitlines()
+    said = plan.format_plan(config, machine, rows, None).splitlines()
     sums = [line for line in said if "all of it" in line]
     hours = [f"{sum(row.hours or 0 for row in rows[n : n + 2]):.2f} hours" for n in (0, 2, 4)]
     assert len(sums) == 3

@@ -39,7 +39,7 @@ def make_config(corpus: Path, out: Path, **sections: Any) -> Config:
 def lines_without_time(folder: Path) -> list[dict[str, Any]]:
     return [
         {name: value for name, value in line.items() if name not in TIMES}
-        for line in metrics.read(folder / "metrics.jsonl")
+        for line in metrics.read_metrics(folder / "metrics.jsonl")
         if line["kind"] != "event"
     ]
 
@@ -92,7 +92,7 @@ def wait_for_step(process: subprocess.Popen[bytes], folder: Path, step: int) -> 
     """Wait until a line of metrics tells of `step`, or the process has ended."""
     deadline = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < deadline:
-        lines = metrics.read(folder / "metrics.jsonl")
+        lines = metrics.read_metrics(folder / "metrics.jsonl")
         if lines and lines[-1]["step"] >= step:
             return
         time.sleep(0.002)

@@ -50,7 +50,9 @@ def config_of(corpus: Path, out: Path, steps: int, **sections: Any) -> Config:
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
-    return [line for line in metrics.read(folder / "metrics.jsonl") if line["kind"] == "event"]
+    return [
+        line for line in metrics.read_metrics(folder / "metrics.jsonl") if line["kind"] == "event"
+    ]
 
 
 def cut_short(folder: Path, step: int) -> None:
@@ -186,7 +188,7 @@ def test_a_run_that_diverges_can_roll_itself_back(corpus: Path, tmp_path: Path) 
     assert len(found) == 1
     assert found[0]["rate_scale"] == pytest.approx(0.04)
     assert found[0]["step"] < found[0]["diverged_at"]
-    lines = metrics.read(tmp_path / "run/metrics.jsonl")
+    lines = metrics.read_metrics(tmp_path / "run/metrics.jsonl")
     assert lines[-1]["event"] == "finished"
     assert lines[-2]["step"] == 80
     assert lines[-2]["bpc"] < 5
@@ -195,7 +197,7 @@ def test_a_run_that_diverges_can_roll_itself_back(corpus: Path, tmp_path: Path) 
     # The rate stays low in a later session.
     longer = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=90))
     loop.train(longer)
-    lines = metrics.read(tmp_path / "run/metrics.jsonl")
+    lines = metrics.read_metrics(tmp_path / "run/metrics.jsonl")
     assert [line["step"] for line in lines if line["kind"] == "train"][-1] == 90
     assert lines[-3]["learning_rate"] == pytest.approx(3.0 * 0.04, rel=1e-3)
 
@@ -260,12 +262,12 @@ def test_what_a_run_started_from_may_be_missing_until_it_is_needed(
     values = {"divergence_bpc": 0.01, "divergence_steps": 9, "start_from": str(first)}
     config = diverging(corpus, folder, 4, on_divergence="rollback", **values)
     loop.train(config)
-    start = meta.read(folder, 4)[0].start
-    assert start == fingerprint(run.load(first).params)
+    start = meta.read_meta(folder, 4)[0].start
+    assert start == fingerprint(run.load_run(first).params)
     shutil.rmtree(first / "checkpoints/40/params")
     loop.train(dataclasses.replace(config, train=dataclasses.replace(config.train, steps=6)))
     assert "what train.start_from gives cannot be compared" in capfd.readouterr().err
-    assert meta.read(folder, 6)[0].start == start
+    assert meta.read_meta(folder, 6)[0].start == start
     assert environment.inputs_of(folder)["start_from"] == start
     shutil.rmtree(first)
     with pytest.raises(UserError, match=r"first is not a run folder"):

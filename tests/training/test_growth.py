@@ -15,7 +15,7 @@ from mlstm_jax.config import Config, Data, Devices, Optimizer, Phase, Train
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import loop, metrics
-from mlstm_jax.training.phases import describe, resolve_phases
+from mlstm_jax.training.phases import checkpoint_meta, resolve_phases
 from tests.tolerance import assert_close
 from tests.training.runs import assert_same_run, final_state, lines_without_time, make_config
 
@@ -54,7 +54,7 @@ def keep_to(source: Path, step: int, folder: Path) -> Path:
 
 
 def test_a_run_of_growing_batches_is_one_run(corpus: Path, straight: Path) -> None:
-    lines = metrics.read(straight / "metrics.jsonl")
+    lines = metrics.read_metrics(straight / "metrics.jsonl")
     events = [line for line in lines if line["kind"] == "event"]
     assert [line["event"] for line in events] == ["phase", "finished"]
     assert events[0]["notes"] == ["step 30: the next phase, 4 rows go on, 4 begin at shard starts"]
@@ -65,7 +65,7 @@ def test_a_run_of_growing_batches_is_one_run(corpus: Path, straight: Path) -> No
     assert rates[30] == pytest.approx(5e-3 * (1 - 29 / 1000))
     assert rates[35] == pytest.approx(5e-3 * 2**0.5 * (1 - 34 / 1000))
     steps = [
-        describe(part, open_corpus(corpus), 30)
+        checkpoint_meta(part, open_corpus(corpus), 30)
         for part in resolve_phases(growing(corpus, straight), open_corpus(corpus))
     ]
     assert steps[0].epoch == steps[1].epoch

@@ -78,7 +78,9 @@ def test_a_signal_stops_it_with_a_checkpoint_and_it_goes_on(
     assert process.returncode == code, output.decode()
     assert f"{number.name}: stopped at step" in output.decode()
     events = [
-        line for line in metrics.read(tmp_path / "run/metrics.jsonl") if line["kind"] == "event"
+        line
+        for line in metrics.read_metrics(tmp_path / "run/metrics.jsonl")
+        if line["kind"] == "event"
     ]
     assert events[-1]["event"] == "interrupted"
     checkpoints = Checkpoints(tmp_path / "run", read_only=True)
@@ -92,7 +94,7 @@ def test_a_signal_stops_it_with_a_checkpoint_and_it_goes_on(
 
 
 def test_the_run_folder_holds_what_it_says(undisturbed: Path) -> None:
-    lines = metrics.read(undisturbed / "metrics.jsonl")
+    lines = metrics.read_metrics(undisturbed / "metrics.jsonl")
     train = [line for line in lines if line["kind"] == "train"]
     evals = [line for line in lines if line["kind"] == "eval"]
     assert [line["step"] for line in train] == list(range(5, 301, 5))
@@ -135,7 +137,7 @@ def test_the_newest_checkpoints_and_the_best_are_kept(corpus: Path, tmp_path: Pa
     loop.train(config)
     evals = {
         line["step"]: line["bpc"]
-        for line in metrics.read(tmp_path / "run/metrics.jsonl")
+        for line in metrics.read_metrics(tmp_path / "run/metrics.jsonl")
         if line["kind"] == "eval"
     }
     best = min(evals, key=lambda step: evals[step])
@@ -143,10 +145,10 @@ def test_the_newest_checkpoints_and_the_best_are_kept(corpus: Path, tmp_path: Pa
     assert checkpoints.steps() == sorted({best, 45, 50})
     assert checkpoints.best() == best
     checkpoints.close()
-    assert run.load(tmp_path / "run").step == best
-    assert run.load(tmp_path / "run", "latest").step == 50
+    assert run.load_run(tmp_path / "run").step == best
+    assert run.load_run(tmp_path / "run", "latest").step == 50
     with pytest.raises(UserError, match=r"--checkpoint 7: .* has checkpoints at"):
-        run.load(tmp_path / "run", "7")
+        run.load_run(tmp_path / "run", "7")
 
 
 @pytest.mark.parametrize(
@@ -188,7 +190,7 @@ def test_a_run_that_overflows_for_ever_stops_and_says_so(corpus: Path, tmp_path:
     )
     with pytest.raises(Diverged, match="the last 6 updates were skipped"):
         loop.train(config)
-    last = metrics.read(tmp_path / "run/metrics.jsonl")[-1]
+    last = metrics.read_metrics(tmp_path / "run/metrics.jsonl")[-1]
     assert (last["kind"], last["event"], last["step"]) == ("event", "diverged", 6)
     assert Diverged.exit_code == 1
 
@@ -245,7 +247,7 @@ def test_resume_needs_a_run_and_a_run_needs_its_own_folder(corpus: Path, tmp_pat
 
 def test_one_process_trains_in_a_folder(short_run: Config) -> None:
     with (
-        run.lock(short_run, resume=True),
+        run.lock_run_folder(short_run, resume=True),
         pytest.raises(UserError, match="another process is training in"),
     ):
         loop.train(short_run)
@@ -272,7 +274,7 @@ def test_waiting_for_data_is_told(
     monkeypatch.setattr(TrainStream, "batch", slow)
     config = make_config(corpus, tmp_path / "run", train=short(steps=40))
     loop.train(config)
-    lines = metrics.read(tmp_path / "run/metrics.jsonl")
+    lines = metrics.read_metrics(tmp_path / "run/metrics.jsonl")
     waits = [line["data_wait_fraction"] for line in lines if line["kind"] == "train"]
     assert all(0 <= wait <= 1 for wait in waits)
     assert waits[-1] > 0.5
@@ -399,12 +401,12 @@ def test_a_closed_terminal_stops_it_with_a_checkpoint(
     process = start(config, tmp_path, command_environment, login, terminal=theirs)
     os.close(theirs)
     deadline = time.monotonic() + 120
-    while not metrics.read(tmp_path / "run/metrics.jsonl") and time.monotonic() < deadline:
+    while not metrics.read_metrics(tmp_path / "run/metrics.jsonl") and time.monotonic() < deadline:
         if select.select([ours], [], [], 0.01)[0]:
             os.read(ours, 65536)
     os.close(ours)
     assert process.wait(timeout=60) == 0
-    last = metrics.read(tmp_path / "run/metrics.jsonl")[-1]
+    last = metrics.read_metrics(tmp_path / "run/metrics.jsonl")[-1]
     assert (last["event"], last["signal"]) == ("interrupted", "SIGHUP")
     assert steps_in(tmp_path / "run")[-1] == last["step"]
 
@@ -423,7 +425,7 @@ def test_proteins_are_learned_one_by_one_and_their_stop_with_them(tmp_path: Path
     )
     data = Data(corpus=str(tmp_path / "corpus"), batch=8, window=16)
     loop.train(make_config(tmp_path / "corpus", tmp_path / "run", data=data))
-    lines = metrics.read(tmp_path / "run/metrics.jsonl")
+    lines = metrics.read_metrics(tmp_path / "run/metrics.jsonl")
     (last,) = [line for line in lines if line["kind"] == "eval" and line["step"] == 300]
     # Eight letters of two bits and a stop that is certain once nine bytes were counted; without
     # that it would cost 3.2 bits, one in nine, and a stop never seen costs 8 or more.

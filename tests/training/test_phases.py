@@ -55,7 +55,7 @@ def test_a_phase_takes_the_text_up_where_the_last_has_left_it(corpus: Path, tmp_
 
 
 def test_phases_are_one_run(straight: Path) -> None:
-    lines = metrics.read(straight / "metrics.jsonl")
+    lines = metrics.read_metrics(straight / "metrics.jsonl")
     assert [line["step"] for line in lines if line["kind"] == "train"] == list(range(5, 61, 5))
     assert [line["step"] for line in lines if line["kind"] == "eval"] == [20, 30, 40, 60]
     assert [line["event"] for line in lines if line["kind"] == "event"] == ["phase", "finished"]

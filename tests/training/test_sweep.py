@@ -81,8 +81,8 @@ def test_two_processes_share_a_sweep(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spec, out = write_spec(tmp_path / "spec.py", corpus), tmp_path / "out"
-    (_, held), *_ = sweep.pending(sweep.load(spec), out)
-    with run.lock(held, resume=False):
+    (_, held), *_ = sweep.pending(sweep.load_sweep(spec), out)
+    with run.lock_run_folder(held, resume=False):
         cli.main(["sweep", str(spec), "--out", str(out)])
     shown = capsys.readouterr()
     assert "left to other processes: 8 / tame" in shown.err
@@ -101,7 +101,7 @@ def test_a_run_that_another_process_has_trained_since_is_not_trained_again(
     cli.main(["sweep", str(spec), "--out", str(out)])
     capsys.readouterr()
     # What this process saw before the other had trained them.
-    stale = list(sweep.load(spec).items())
+    stale = list(sweep.load_sweep(spec).items())
     monkeypatch.setattr(sweep, "pending", lambda runs, out: iter(stale))
     cli.main(["sweep", str(spec), "--out", str(out)])
     assert "of 2" not in capsys.readouterr().err
@@ -119,14 +119,14 @@ def test_a_run_that_another_process_has_trained_since_is_not_trained_again(
 def test_a_file_without_runs_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "spec.py").write_text(text)
     with pytest.raises(UserError, match=r"spec\.py sets no `runs"):
-        sweep.load(tmp_path / "spec.py")
+        sweep.load_sweep(tmp_path / "spec.py")
     with pytest.raises(UserError, match="does not exist"):
-        sweep.load(tmp_path / "none.py")
+        sweep.load_sweep(tmp_path / "none.py")
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_every_sweep_of_the_project_loads(path: Path) -> None:
-    runs = sweep.load(path)
+    runs = sweep.load_sweep(path)
     assert len(runs) > 1
     for word in ("Command:", "Hardware:"):
         assert word in path.read_text()
@@ -141,7 +141,7 @@ def test_the_rates_of_the_papers_fig_5() -> None:
         "5e-4": [5e-4] * 5,
         "3e-3": [3e-3] * 5,
     }
-    runs = sweep.load(next(path for path in SPECS if path.stem == "puri_fig5"))
+    runs = sweep.load_sweep(next(path for path in SPECS if path.stem == "puri_fig5"))
     for rule, rates in printed.items():
         configs_of_rule = [config for (_, column), config in runs.items() if column == rule]
         found = [

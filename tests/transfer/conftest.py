@@ -7,7 +7,7 @@ from filelock import FileLock
 
 from mlstm_jax.config import Config, Data, Model, Optimizer, Train
 from mlstm_jax.data.prepare import prepare
-from mlstm_jax.run import Run, load
+from mlstm_jax.run import Run, load_run
 from mlstm_jax.training import loop
 
 
@@ -32,4 +32,4 @@ def run(text_file: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: st
                 )
             )
             (folder / "done").touch()
-    return load(folder / "run")
+    return load_run(folder / "run")

@@ -85,16 +85,16 @@ def test_a_classifier_is_kept_without_pickle(tmp_path: Path, random: np.random.G
     found = classify.fit(make(random, 200, 3), NAMES[3], 0.25)
     about = Description("c", False, "abc", None)
     classify.save(tmp_path, found, about)
-    again, also = classify.load(tmp_path)
+    again, also = classify.load_classifier(tmp_path)
     assert also == about
     assert (again.classes, again.C) == (found.classes, 0.25)
     np.testing.assert_array_equal(again.weights_KD, found.weights_KD)
     assert isinstance(again, Classifier)
     (tmp_path / "classifier.safetensors").write_bytes(b"no")
     with pytest.raises(UserError, match="cannot be read"):
-        classify.load(tmp_path)
+        classify.load_classifier(tmp_path)
     with pytest.raises(UserError, match="holds no classifier"):
-        classify.load(tmp_path / "none")
+        classify.load_classifier(tmp_path / "none")
 
 
 @pytest.mark.parametrize(
@@ -131,14 +131,14 @@ def test_a_classifier_of_a_stranger_is_checked(
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     save_file(arrays, tmp_path / "classifier.safetensors")
     with pytest.raises(UserError, match=message):
-        classify.load(tmp_path)
+        classify.load_classifier(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "[]", "{", "\xff"])
 def test_a_description_that_is_no_json_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "classifier.json").write_text(text, encoding="latin-1")
     with pytest.raises(UserError, match="the classifier cannot be read"):
-        classify.load(tmp_path)
+        classify.load_classifier(tmp_path)
 
 
 def test_a_subset_has_every_class(random: np.random.Generator) -> None:
@@ -329,7 +329,7 @@ def test_features_are_kept_whatever_fails_after_them(
     assert f"features in {out / 'features'} of the same texts are used" in capsys.readouterr().err
     texts = read_labelled(train, "review", "verdict").texts
     key = feature_file.key_of("abc", Featurizer(run), texts)
-    assert feature_file.read(out / "features/train.npz", key) is None  # of another model
+    assert feature_file.read_features(out / "features/train.npz", key) is None  # of another model
 
 
 def test_features_of_another_reading_or_other_units_have_another_key(run: Run) -> None:
@@ -366,7 +366,7 @@ def test_a_classifier_that_cannot_be_written_whole_is_none(
     with pytest.raises(KnownError, match="cannot be written: No space left on device"):
         classify.save(tmp_path, made, about)
     with pytest.raises(UserError, match=r"holds no classifier\.json"):
-        classify.load(tmp_path)
+        classify.load_classifier(tmp_path)
 
 
 @pytest.mark.slow

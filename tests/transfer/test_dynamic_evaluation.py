@@ -18,7 +18,7 @@ from mlstm_jax.config import Precision
 from mlstm_jax.data.corpus import Split, open_corpus
 from mlstm_jax.data.evaluation_stream import EvaluationBatch
 from mlstm_jax.model.language_model import LanguageModel
-from mlstm_jax.run import Run, load
+from mlstm_jax.run import Run, load_run
 from mlstm_jax.training import dynamic_evaluation, loss_scale
 from mlstm_jax.training.adapting_step import Adapting, Rule, Setting, make_adapting_step
 from mlstm_jax.training.dynamic_evaluation import STATIC, DynamicEvaluator, DynamicScore, best, grid
@@ -397,7 +397,7 @@ def test_imported_weights_and_a_corpus_without_text_to_train_on(
     found = json.loads(score.read_text())
     assert found["dynamic"]["bpc"] < found["bpc"]
     assert (found["dynamic"]["rows"], found["dynamic"]["window"]) == (2, 256)
-    assert load(theirs).imported
+    assert load_run(theirs).imported
 
 
 @pytest.mark.parametrize(

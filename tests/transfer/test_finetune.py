@@ -14,7 +14,7 @@ from mlstm_jax.config import Config, Distributed, Model, Optimizer, Train
 from mlstm_jax.data.corpus import differing, open_corpus
 from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.errors import UserError
-from mlstm_jax.run import Run, as_weights, load, write_imported
+from mlstm_jax.run import Run, as_weights, load_run, write_imported
 from mlstm_jax.training import optimizer, start
 from mlstm_jax.transfer import finetune
 from mlstm_jax.transfer.features import Featurizer
@@ -34,7 +34,7 @@ def test_a_run_starts_from_the_parameters_of_another(run: Run) -> None:
 
     def begin(config: Config) -> dict[str, np.ndarray]:
         model = type(run.model)(config.model, config.precision)
-        given, _ = start.load(Cluster(Distributed()), config, required=True)
+        given, _ = start.load_start(Cluster(Distributed()), config, required=True)
         fresh = start.fresh_state(config, model, tx, given)
         assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(fresh.params))
         return fresh.params
@@ -109,7 +109,7 @@ def test_finetune_from_the_outside(
     result = json.loads((out / "report.json").read_text())
     assert result["classes"] == ["fair", "fine", "poor"]
     assert result["accuracy"]["valid"] > 0.9
-    tuned = load(out / "run", "latest")
+    tuned = load_run(out / "run", "latest")
     assert tuned.config.train.start_from == str(run.folder)
     classify = ["classify", str(out / "run"), str(out / "classifier"), str(valid)]
     cli.main([*classify, "--checkpoint", "latest"])

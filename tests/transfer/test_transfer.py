@@ -17,7 +17,7 @@ from mlstm_jax import cli, config_text
 from mlstm_jax.data.prepare import prepare
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.report import compressed_bpc, report
-from mlstm_jax.run import Run, load
+from mlstm_jax.run import Run, load_run
 from mlstm_jax.transfer.generate import Sampling, _sample, as_text, generate, prompt_bytes
 from mlstm_jax.transfer.heatmap import as_html, colour, heat, ink, places, write
 from mlstm_jax.transfer.reader import Reader, characters
@@ -169,7 +169,7 @@ def test_seeds_to_the_last_draw_different_texts(run: Run) -> None:
 @pytest.mark.parametrize("wanted", ["\u00b2", "9" * 5000, "+1", "1_0", "-1"])
 def test_a_checkpoint_that_is_none_is_named(run: Run, wanted: str) -> None:
     with pytest.raises(UserError, match="has checkpoints at 300; name one of them"):
-        load(run.folder, wanted)
+        load_run(run.folder, wanted)
 
 
 def test_generate_from_the_command_line(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -376,13 +376,13 @@ def test_a_split_of_another_preparation_is_not_taken_for_one_that_was_not_traine
 
 def test_a_run_needs_checkpoints(run: Run, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a run folder"):
-        load(tmp_path)
+        load_run(tmp_path)
     (tmp_path / "config.json").write_text((run.folder / "config.json").read_text())
     with pytest.raises(UserError, match="holds no checkpoint"):
-        load(tmp_path)
+        load_run(tmp_path)
     (tmp_path / "config.json").write_text('{"model": {"hiden": 3}}')
     with pytest.raises(UserError, match=r"config\.json is not the config"):
-        load(tmp_path)
+        load_run(tmp_path)
 
 
 @pytest.mark.parametrize("change", [{"hidden": 65}, {"hidden": 2**20}, {"layers": 1}])
@@ -397,7 +397,7 @@ def test_a_config_of_another_model_is_refused(
     with pytest.raises(
         KnownError, match=r"the checkpoint of step 300 (cannot|is of a model of other sizes)"
     ):
-        load(copy)
+        load_run(copy)
 
 
 def test_run_says_what_it_was_trained_on(
