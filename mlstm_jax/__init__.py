@@ -13,7 +13,7 @@ Data flows one way, and imports go downward only::
     interruption.py        SIGTERM and Ctrl-C, where nothing is kept
     user_python.py         config and sweep files are run, and their mistakes named
     suggestion.py          the name that a mistyped one may stand for
-    out_folder.py          whether a folder can be made
+    output.py          whether a folder can be made
     terminal.py            text for people, without what steers a terminal
     run.py                 a run folder: config, metrics, checkpoints → a model ready to use
     report.py              what a run learned, beside gzip, bz2 and xz

@@ -18,6 +18,7 @@ from mlstm_jax import __version__, config_differences, environment, suggestion, 
 from mlstm_jax.commands import corpora, evaluation, labels, models, training, transfer
 from mlstm_jax.config import Config
 from mlstm_jax.errors import KnownError
+from mlstm_jax.quiet import silence
 
 _COMMANDS: dict[str, Callable[..., None]] = {
     "prepare": corpora.prepare,
@@ -101,6 +102,7 @@ def main(arguments: Sequence[str] | None = None, program: str | None = None) -> 
         wrong = terminal.message(f"mlstm-jax: there is no command {name!r}{asked}")
         print(f"{_usage('mlstm-jax')}\n\n{wrong}", file=sys.stderr)
         sys.exit(2)
+    silence()
     environment.without_gpus()
     if name not in _WITHOUT_JAX:
         environment.cache_programs()

@@ -11,32 +11,23 @@
 What `mlstm-jax import` makes is a run folder, too, of config.json and weights.safetensors alone.
 """
 
-import errno
-import fcntl
-import json
-import os
-import shutil
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 
-from mlstm_jax import __version__, config_differences, config_text, environment, out_folder
-from mlstm_jax.checkpoints import meta
+from mlstm_jax import __version__, config_text, output
 from mlstm_jax.checkpoints.checkpoint import Checkpoints
 from mlstm_jax.config import Config
 from mlstm_jax.data.documents import Cleaning
-from mlstm_jax.errors import InUse, KnownError, UserError, remedy
+from mlstm_jax.errors import UserError
 from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import ModelWeights
 from mlstm_jax.model.language_model import LanguageModel, Parameters
-from mlstm_jax.terminal import show
+from mlstm_jax.quiet import quiet
 
-_LOCK = ".lock"
-_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 WEIGHTS = "weights.safetensors"
 
 
@@ -68,132 +59,6 @@ def read_config(folder: Path) -> Config | None:
     """Return the config of the run in `folder`, or None where there is none."""
     path = folder / "config.json"
     return config_text.load_json(path) if path.is_file() else None
-
-
-@contextmanager
-def lock_run_folder(
-    config: Config, *, resume: bool, reset_carry: bool = False
-) -> Iterator[list[str]]:
-    """Hold the run folder of `config`, so that one process trains in it.
-
-    A new folder gets its config at once: a run that is killed before its first checkpoint is
-    still known as one. While it has neither that nor a line of metrics, it may become another.
-
-    Yields:
-        What has changed since the run was started, where that is allowed.
-
-    Raises:
-        UserError: the folder is something else, holds a run of another kind, or none although
-            `resume` is set.
-        InUse: another process trains in it.
-    """
-    folder = Path(config.out)
-    if (folder / WEIGHTS).exists():
-        raise UserError(
-            f"{folder} holds imported weights, not a run to go on with; choose another folder with "
-            "--out."
-        )
-    before = read_config(folder)
-    has_begun = any((folder / "checkpoints").glob("[0-9]*")) or _size(folder / "metrics.jsonl") > 0
-    changed: list[str] = []
-    if before is None:
-        if resume:
-            raise UserError(f"--resume: {folder} holds no run; start one without --resume.")
-        if folder.exists() and not (folder.is_dir() and all(map(_is_ours, folder.iterdir()))):
-            raise UserError(f"{folder} exists and is not a run; choose another folder with --out.")
-    elif has_begun:
-        found = config_differences.differences(before, config)
-        forbidden = found.forbidden + ([] if reset_carry else found.resets_carry)
-        if forbidden:
-            way_out = "" if found.forbidden else ", or go on with the carry reset, --reset-carry"
-            raise UserError(
-                f"the run in {folder} cannot go on with another "
-                + ", another ".join(forbidden)
-                + f". Undo the change, or start a new run with --out{way_out}."
-            )
-        changed = found.resets_carry + found.allowed
-    if not folder.exists():
-        out_folder.require(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / _LOCK).open("w") as lock:
-        _lock(lock.fileno(), folder)
-        if not has_begun:
-            write_folder(config)
-        yield changed
-
-
-def _lock(file: int, folder: Path) -> None:
-    """Lock the run folder's file, or warn where its file system has no locks.
-
-    Raises InUse where another process has locked it, and UserError where one may have.
-    """
-    try:
-        # The system lets go of it when the process ends, however it ends.
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise InUse(
-            f"another process is training in {folder}; wait for it, or use another --out."
-        ) from None
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            # NFS answers so also where another has the lock (EACCES).
-            raise UserError(
-                f"{folder} cannot be locked ({error.strerror}): another process may be training in "
-                "it. If none is, the file system refuses locks; use another --out."
-            ) from error
-        show(
-            f"mlstm-jax: warning: the file system of {folder} has no locks "
-            f"({error.strerror}); see to it that no second run trains in this folder.",
-            file=sys.stderr,
-        )
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
-
-
-def _is_ours(path: Path) -> bool:
-    """Return whether a file may be left of a run that was killed before it had its config."""
-    return path.name == _LOCK or path.suffix == ".partial"
-
-
-def write_folder(config: Config, inputs: Mapping[str, str | None] | None = None) -> None:
-    """Write config.json and environment.json, each whole or not at all.
-
-    Args:
-        config: the run's.
-        inputs: see environment.inputs.
-    """
-    folder = Path(config.out)
-    _replace(folder / "config.json", config_text.to_json(config))
-    described = environment.describe_environment() | {"inputs": dict(inputs or {})}
-    _replace(folder / environment.FILE, json.dumps(described, indent=2) + "\n")
-
-
-@contextmanager
-def disk_errors(folder: Path) -> Iterator[None]:
-    """Turn an OSError about a file into a KnownError that says how the run in a folder goes on."""
-    try:
-        yield
-    except OSError as error:
-        advice = remedy(error)
-        if advice is None:  # Of a connection, say.
-            raise
-        steps = meta.steps_in(folder)
-        ending = (
-            f"the same command goes on from the checkpoint of step {steps[-1]}"
-            if steps
-            else "or name another folder with --out"
-        )
-        raise KnownError(
-            f"{error.filename or folder}: {error.strerror or error}. {advice}; {ending}."
-        ) from error
-
-
-def _replace(path: Path, text: str) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(text)
-    os.replace(partial, path)
 
 
 def load_run(folder: Path, checkpoint: str = "best") -> Run:
@@ -232,16 +97,21 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
             f"{folder} holds no checkpoint: let the run train for longer, or name another (those "
             "in results/ are metrics alone)."
         )
-    checkpoints = Checkpoints(folder, read_only=True)
-    try:
+    with quiet(), closing(Checkpoints(folder, read_only=True)) as checkpoints:
         step = _choose(checkpoints, folder, checkpoint)
         model = LanguageModel(config.model, config.precision)
         shapes = jax.eval_shape(model.init_parameters, jax.random.key(0))
         params = checkpoints.restore_params(step, shapes)
         about = checkpoints.meta(step)
         return Run(folder, config, step, about.cleaning, model, params, about.corpus)
-    finally:
-        checkpoints.close()
+
+
+def initial_parameters(config: Config) -> Callable[[], Parameters] | None:
+    """Return what reads the parameters that `train.start_from` names; None where it is unset."""
+    if config.train.start_from is None:
+        return None
+    folder = Path(config.train.start_from)
+    return lambda: load_run(folder).params
 
 
 def write_imported(folder: Path, imported: ModelWeights) -> None:
@@ -252,17 +122,10 @@ def write_imported(folder: Path, imported: ModelWeights) -> None:
     folder = folder.resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists; choose another folder with --out.")
-    partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
     config = Config(out=str(folder.name), model=imported.model)
-    try:
-        partial.mkdir(parents=True)
+    with output.atomic_directory(folder) as partial:
         weights.save(partial / WEIGHTS, imported)
-        (partial / "config.json").write_text(config_text.to_json(config))
-        partial.replace(folder)
-    except OSError as error:
-        raise KnownError(f"{folder}: cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        output.write_text(partial / "config.json", config_text.to_json(config))
 
 
 def as_weights(run: Run) -> ModelWeights:

@@ -10,9 +10,7 @@ of itself, and the carry has one a row beside it. What does not agree with its c
 as is whatever cannot be read. Nothing damaged is deleted: it is set aside, in a folder beside.
 """
 
-import logging
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,15 +24,6 @@ import orbax.checkpoint as ocp
 from mlstm_jax.checkpoints import checksum, meta, retention
 from mlstm_jax.checkpoints.meta import FOLDER, Meta
 from mlstm_jax.errors import KnownError, remedy
-from mlstm_jax.model.language_model import Carry, Parameters
-from mlstm_jax.training.state import TrainState
-
-# Orbax reports every save at INFO, its own thread's handling at WARNING, and errors before it
-# raises them.
-logging.getLogger("absl").setLevel(logging.CRITICAL)
-# When one file of many fails, the others report to an event loop that is gone, each with a
-# traceback, and bury the one message that matters.
-logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
 # A file system that is out of reach for a moment is tried again after so many seconds.
 PAUSES = (0.5, 2.0)
@@ -42,17 +31,6 @@ PAUSES = (0.5, 2.0)
 SET_ASIDE = "set-aside"
 
 Read = TypeVar("Read")
-
-
-def _quiet(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def quiet(unraisable: Any) -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":
-            hook(unraisable)
-
-    return quiet
-
-
-sys.unraisablehook = _quiet(sys.unraisablehook)
 
 
 class Damaged(KnownError):
@@ -110,11 +88,11 @@ class Checkpoints:
             },
         )
 
-    def save(self, step: int, state: TrainState, rows: Any, about: Meta) -> None:
+    def save(self, step: int, state: Any, rows: Any, about: Meta) -> None:
         """Begin to write the state and the carry; return before it is done. All processes call it.
 
         Args:
-            state: NumPy, the same in all processes.
+            state: NumPy, the same in all processes; a NamedTuple that has `params`.
             rows: `with_sums` of the carry as global arrays, of which each process writes its rows.
             about: what it was trained on.
 
@@ -179,9 +157,7 @@ class Checkpoints:
         """Return what the checkpoint of `step` was trained on; raise Damaged if it cannot be."""
         return self._attempt(step, lambda: meta.read_meta(self.folder, step)[0])
 
-    def restore(
-        self, step: int, state: TrainState, carry: Carry | None
-    ) -> tuple[TrainState, Carry | None]:
+    def restore(self, step: int, state: Any, carry: Any | None) -> tuple[Any, Any | None]:
         """Return what was saved at `step`; raise Damaged if it cannot be read.
 
         Args:
@@ -189,7 +165,7 @@ class Checkpoints:
             carry: the shapes of the carry and where its rows lie, which come back so; or None.
         """
 
-        def read() -> tuple[TrainState, Carry | None]:
+        def read() -> tuple[Any, Any | None]:
             _, sums = meta.read_meta(self.folder, step)
             parts = {"params": state.params, "state": state._replace(params=())}
             items = {
@@ -210,10 +186,10 @@ class Checkpoints:
 
         return self._attempt(step, read)
 
-    def restore_params(self, step: int, params: Parameters) -> Parameters:
+    def restore_params(self, step: int, params: Any) -> Any:
         """Return the parameters at `step` as a NumPy tree; raise Damaged unless shaped as given."""
 
-        def read() -> Parameters:
+        def read() -> Any:
             _, sums = meta.read_meta(self.folder, step)
             restored = self._manager.restore(
                 step,
@@ -276,13 +252,13 @@ class Checkpoints:
         raise AssertionError("unreachable")
 
 
-def _sums_of(carry: Carry) -> jax.ShapeDtypeStruct:
+def _sums_of(carry: Any) -> jax.ShapeDtypeStruct:
     """Return the shape of the checksums of a carry's rows, and where they lie: with the rows."""
     leaf = jax.tree.leaves(carry)[0]
     return jax.ShapeDtypeStruct(leaf.shape[:1], np.uint32, sharding=leaf.sharding)
 
 
-def _require_rows(carry: Carry, sums: jax.Array) -> None:
+def _require_rows(carry: Any, sums: jax.Array) -> None:
     """Raise ValueError where a row of this process is not the one whose checksum was written."""
     for number, shard in enumerate(sums.addressable_shards):
         rows = jax.tree.map(lambda x, n=number: np.asarray(x.addressable_shards[n].data), carry)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from mlstm_jax import out_folder
+from mlstm_jax import output
 from mlstm_jax.commands import (
     RunFolder,
     features_of,
@@ -63,14 +63,14 @@ def finetune(
     import numpy as np
 
     from mlstm_jax.interop.weights import fingerprint
-    from mlstm_jax.run import load_run
+    from mlstm_jax.run import initial_parameters, load_run
     from mlstm_jax.training.loop import train as run_train
     from mlstm_jax.transfer import classify as classifiers
     from mlstm_jax.transfer import finetune as tuning
     from mlstm_jax.transfer.features import Featurizer
     from mlstm_jax.transfer.labels import read_labelled, require_classes
 
-    out_folder.require(out)
+    output.require_folder(out)
     paths = {"train": train, "valid": valid} | ({"test": test} if test else {})
     tables = {name: read_labelled(path, text_column, label_column) for name, path in paths.items()}
     require_classes(train, tables["train"])
@@ -92,7 +92,9 @@ def finetune(
         dropout=dropout,
         seed=seed,
     )
-    tuned = load_run(run_train(config), checkpoint)
+    tuned = load_run(
+        run_train(config, initial=initial_parameters(config), owns_process=True), checkpoint
+    )
     classifier = tuning.head(tuned, classes)
     (out / "classifier").mkdir(exist_ok=True)
     about = classifiers.Description("h", False, fingerprint(tuned.params), text_column)

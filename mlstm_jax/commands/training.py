@@ -30,10 +30,17 @@ def train(arguments: Sequence[str], program: str) -> None:
     if is_quickstart and not resume:
         quickstart.prepare_corpus()
     from mlstm_jax.distributed.process_info import process_info
+    from mlstm_jax.run import initial_parameters
     from mlstm_jax.training.loop import train as run_train
 
     this = process_info(config.distributed, os.environ)
-    run = run_train(config, resume=resume, reset_carry=reset_carry)
+    run = run_train(
+        config,
+        initial=initial_parameters(config),
+        resume=resume,
+        reset_carry=reset_carry,
+        owns_process=True,
+    )
     if this.processes > 1:
         if this.index == 0:
             show(f"\ndone; `mlstm-jax report {run}` shows what it learned")
@@ -60,11 +67,11 @@ def sweep(
         out: folder of the run folders, OUT/ROW/COLUMN, and of the tables.
         table_only: train nothing; make the tables of what is there.
     """
-    from mlstm_jax import out_folder
+    from mlstm_jax import output
     from mlstm_jax.training import sweep as sweeps
 
     runs = sweeps.load_sweep(spec)
-    out_folder.require(out)
+    output.require_folder(out)
 
     def write_tables() -> str:
         results = [sweeps.result(key, sweeps.folder(out, key)) for key in runs]
@@ -98,11 +105,12 @@ def _train_one(config: "Config") -> None:
     """Train a run of a sweep; one that diverges is a result, too."""
     import jax
 
+    from mlstm_jax.run import initial_parameters
     from mlstm_jax.training.loop import train as run_train
     from mlstm_jax.training.reporter import Diverged
 
     try:
-        run_train(config)
+        run_train(config, initial=initial_parameters(config), owns_process=True)
     except Diverged as error:
         show(f"diverged: {message(error)}", file=sys.stderr)
     jax.clear_caches()

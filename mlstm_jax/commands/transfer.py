@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from mlstm_jax import out_folder
+from mlstm_jax import output
 from mlstm_jax.commands import RunFolder, features_of, require_files, require_folder_of
 from mlstm_jax.errors import UserError
 from mlstm_jax.terminal import show
@@ -118,7 +118,7 @@ def transfer(
     is_done = all((folder / report.REPORT).exists() for folder in folders.values())
     if out.exists() and (not out.is_dir() or (is_begun and (is_done or not kept.is_dir()))):
         raise UserError(f"{out} exists; choose another folder with --out.")
-    out_folder.require(out)
+    output.require_folder(out)
 
     def read(path: Path) -> Labelled:
         return read_labelled(path, text_column, label_column)

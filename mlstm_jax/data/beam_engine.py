@@ -7,7 +7,6 @@ read the sources and write the parts by their paths, so both must lie where all 
 
 import json
 import math
-import os
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from mlstm_jax import output
 from mlstm_jax.data.corpus import SourceManifest
 from mlstm_jax.data.documents import Recipe, Reject, Written, clean, in_order, order_key
 from mlstm_jax.data.gathered import Gathered, Report, manifest_names
@@ -150,15 +150,15 @@ def _write_part(group: tuple[str, Iterable[Written]], recipe: Recipe, folder: st
     digits, documents = group
     kept = list(in_order(documents, recipe.seed, recipe.dedupe))
     ratings = np.array([rating for _, rating in kept], np.float64)
-    partial = Path(folder) / f".{digits}.{uuid.uuid4().hex}"
-    with partial.open("wb") as file:
+    made = Path(folder) / f"{digits}.npz"
+    suffix = f".{uuid.uuid4().hex}.partial"
+    with output.atomic_file(made, suffix) as partial, partial.open("wb") as file:
         np.savez(
             file,
             text=np.frombuffer(b"".join(text for text, _ in kept), np.uint8),
             ends=np.cumsum([len(text) for text, _ in kept], dtype=np.int64),
             ratings=ratings,
         )
-    os.replace(partial, Path(folder) / f"{digits}.npz")
     return len(kept)
 
 

@@ -3,8 +3,6 @@
 import hashlib
 import io
 import os
-import re
-import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -13,7 +11,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from mlstm_jax import out_folder
+from mlstm_jax import output
 from mlstm_jax.data import corpus
 from mlstm_jax.data.corpus import SplitManifest
 from mlstm_jax.data.documents import Written
@@ -91,29 +89,6 @@ def durable(path: Path) -> Iterator[BinaryIO]:
         os.fsync(file.fileno())
 
 
-@contextmanager
-def atomic_directory(out: Path, overwrite: bool) -> Iterator[Path]:
-    """Give a temporary folder to fill, which becomes `out` if the block ends without an error."""
-    partial = partial_folder(out)
-    aside = partial.with_name(f"{partial.name}.old")
-    try:
-        partial.mkdir(parents=True)
-        yield partial
-        check_out(out, overwrite)  # again: someone else may have made it meanwhile
-        try:
-            if out.exists():
-                os.rename(out, aside)
-            os.rename(partial, out)
-        finally:
-            if aside.exists() and not out.exists():
-                os.rename(aside, out)
-        _remove_aside(aside)
-    except OSError as error:
-        raise UserError(f"{out}: cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
 def check_out(out: Path, overwrite: bool) -> None:
     """Raise UserError unless a corpus may be written to `out`."""
     if out.is_mount():
@@ -122,7 +97,7 @@ def check_out(out: Path, overwrite: bool) -> None:
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise UserError(f"{out}: cannot be written: {parent} is no folder that you may write in.")
     if not out.exists():
-        out_folder.require(out)
+        output.require_folder(out)
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not (out.is_dir() and corpus.is_corpus(out)):
@@ -134,44 +109,3 @@ def check_out(out: Path, overwrite: bool) -> None:
         raise UserError(
             f"{out}: exists; name another folder with --out, or replace it with --overwrite."
         )
-
-
-def partial_folder(out: Path) -> Path:
-    """Return the name of this process's temporary folder for `out`, beside it."""
-    return out.with_name(f".{out.name}.partial-{os.getpid()}")
-
-
-def remove_leftovers(out: Path) -> None:
-    """Remove the temporary folders for `out` of processes that were killed on this machine."""
-    if not out.parent.is_dir():
-        return
-    pattern = re.compile(re.escape(f".{out.name}.partial-") + r"(\d+)(\.old)?")
-    for folder in out.parent.iterdir():
-        match = pattern.fullmatch(folder.name)
-        # This process has made none yet: one of its number is of an earlier process.
-        if match and (int(match[1]) == os.getpid() or not _is_alive(int(match[1]))):
-            if not match[2]:
-                shutil.rmtree(folder, ignore_errors=True)
-            elif out.exists():
-                _remove_aside(folder)
-            else:  # Killed when the old corpus was aside, the new not there.
-                os.rename(folder, out)
-
-
-def _remove_aside(aside: Path) -> None:
-    """Remove an old corpus, renamed first, so that no later run brings back a part of it."""
-    if aside.exists():
-        partial = aside.with_suffix("")
-        shutil.rmtree(partial, ignore_errors=True)
-        os.rename(aside, partial)
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)  # no signal, only whether one could be sent
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True  # someone else's
-    return True

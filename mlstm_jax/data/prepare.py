@@ -16,20 +16,14 @@ from typing import Literal
 
 from mlstm_jax.data import corpus, given_splits, requirements
 from mlstm_jax.data.corpus import Manifest, SplitManifest, SplitName
-from mlstm_jax.data.corpus_writer import (
-    atomic_directory,
-    check_out,
-    durable,
-    partial_folder,
-    remove_leftovers,
-    write_split,
-)
+from mlstm_jax.data.corpus_writer import check_out, durable, write_split
 from mlstm_jax.data.documents import Cleaning, Dedupe, Recipe, Unit
 from mlstm_jax.data.gathered import Gathered
 from mlstm_jax.data.rejects import Rejects, check_rejects_file
 from mlstm_jax.data.sources import find_sources
 from mlstm_jax.data.stages import Stages, shown_stages
 from mlstm_jax.errors import UserError
+from mlstm_jax.output import atomic_directory, partial_folder, remove_leftovers
 
 Engine = Literal["duckdb", "beam"]
 Weights = tuple[int, int, int]
@@ -123,7 +117,7 @@ def prepare(
     scratch = partial_folder(scratch_beside) / "scratch"
     with (
         _tidied(out, scratch_beside, rejects_file, rejects),
-        atomic_directory(out, overwrite) as folder,
+        atomic_directory(out, lambda: check_out(out, overwrite)) as folder,
         shown_stages(progress) as stages,
     ):
         try:

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax import config, fields
+from mlstm_jax import config, fields, output
 from mlstm_jax.data.documents import Cleaning
-from mlstm_jax.errors import KnownError, UserError
+from mlstm_jax.errors import UserError
 from mlstm_jax.interop import arrays, numpy_files
 from mlstm_jax.model.language_model import VOCABULARY, Parameters
 
@@ -113,20 +113,15 @@ def save(path: Path, weights: ModelWeights) -> None:
         "fingerprint": fingerprint(weights.params),
     }
     text = json.dumps(about, sort_keys=True)
-    partial = path.with_name(f"{path.name}.partial")
-    try:
+    if path.suffix not in (".safetensors", ".npz"):
+        raise UserError(f"{path}: a model is written as .safetensors or .npz; name it so.")
+    with output.write_errors(path), output.atomic_file(path) as partial:
         if path.suffix == ".safetensors":
             arrays.write_safetensors(partial, flat, {_KEY: text})
-        elif path.suffix == ".npz":
+        else:
             with partial.open("wb") as file:
                 as_bytes = np.frombuffer(text.encode(), np.uint8)
                 np.savez(file, allow_pickle=False, **{_KEY: as_bytes}, **flat)
-        else:
-            raise UserError(f"{path}: a model is written as .safetensors or .npz; name it so.")
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise KnownError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,11 +6,11 @@ the checkpoint's step are dropped, since those steps will be taken again.
 
 import json
 import math
-import os
 import time
 from pathlib import Path
 from typing import Any
 
+from mlstm_jax import output
 from mlstm_jax.errors import UserError
 
 BITS_PER_NAT = 1 / math.log(2)
@@ -53,9 +53,7 @@ class MetricsLog:
     def __init__(self, folder: Path, step: int) -> None:
         path = folder / "metrics.jsonl"
         kept = [line for line in read_metrics(path) if line["step"] <= step and step > 0]
-        partial = path.with_suffix(".partial")
-        partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        os.replace(partial, path)
+        output.write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
         self.seconds = max((line.get("seconds", 0.0) for line in kept), default=0.0)
         ends = [line["step"] for line in kept if line.get("event") == "finished"]
         self.finished_at = ends[-1] if ends else None

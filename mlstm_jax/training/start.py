@@ -1,18 +1,17 @@
 """The state before the first step: from the seed, or from the parameters of another run."""
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import numpy as np
 import optax
 
-from mlstm_jax import run
 from mlstm_jax.config import Config
 from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.interop.weights import Arrays, expected_shapes, fingerprint, flatten, unflatten
-from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.training.state import TrainState, init_state
 
 
@@ -24,13 +23,18 @@ class Start(NamedTuple):
 
 
 def load_start(
-    cluster: Cluster, config: Config, *, required: bool
+    cluster: Cluster,
+    config: Config,
+    initial: Callable[[], Parameters] | None,
+    *,
+    required: bool,
 ) -> tuple[Start | None, list[str]]:
     """Return what `train.start_from` gives, if it is set, and notes for a person.
 
     Args:
         cluster: all processes call this, and get the same.
         config: of the run.
+        initial: reads those parameters.
         required: whether the run cannot do without. One that has checkpoints can.
 
     Raises:
@@ -39,8 +43,13 @@ def load_start(
     """
     start, notes = None, []
     if config.train.start_from is not None:
+        if initial is None:
+            raise UserError(
+                f"train.start_from names {config.train.start_from}, but nothing was given to read "
+                "its parameters with; pass `initial` (see run.initial_parameters)."
+            )
         try:
-            params = run.load_run(Path(config.train.start_from)).params
+            params = initial()
             start = Start(flatten(params), fingerprint(params))
         except KnownError as error:  # not there, or damaged
             if required:

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 
-from mlstm_jax import fields
-from mlstm_jax.errors import KnownError, UserError
+from mlstm_jax import fields, output
+from mlstm_jax.errors import UserError
 from mlstm_jax.interop import arrays
 from mlstm_jax.transfer.features import Features, State
 
@@ -212,13 +212,11 @@ def save(folder: Path, classifier: Classifier, about: Description) -> None:
         "softmax": classifier.softmax,
         **about._asdict(),
     }
-    try:
+    with output.write_errors(folder):
+        (folder / "classifier.json").unlink(missing_ok=True)
         arrays.write_safetensors(folder / "classifier.safetensors", values)
         # Last: without it there is no classifier.
-        (folder / "classifier.json").write_text(json.dumps(written, indent=2) + "\n")
-    except OSError as error:
-        (folder / "classifier.json").unlink(missing_ok=True)
-        raise KnownError(f"{folder}: cannot be written: {error.strerror or error}") from error
+        output.write_text(folder / "classifier.json", json.dumps(written, indent=2) + "\n")
 
 
 def load_classifier(folder: Path) -> tuple[Classifier, Description]:

@@ -11,28 +11,26 @@ from pathlib import Path
 
 import numpy as np
 
-from mlstm_jax.errors import KnownError
+from mlstm_jax import output
 from mlstm_jax.transfer.features import Features, Featurizer
 
 
 def write(path: Path, found: Features, featurizer: Featurizer, key: str = "") -> None:
     """Write features, whole or not at all; KnownError where that cannot be done."""
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        with partial.open("wb") as file:
-            np.savez(
-                file,
-                allow_pickle=False,
-                features=found,
-                state=featurizer.state_of_column,
-                layer=featurizer.layer_of_column,
-                unit=featurizer.unit_of_column,
-                **({"key": np.array(key)} if key else {}),
-            )
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise KnownError(f"{path}: cannot be written: {error.strerror or error}") from error
+    with (
+        output.write_errors(path),
+        output.atomic_file(path) as partial,
+        partial.open("wb") as file,
+    ):
+        np.savez(
+            file,
+            allow_pickle=False,
+            features=found,
+            state=featurizer.state_of_column,
+            layer=featurizer.layer_of_column,
+            unit=featurizer.unit_of_column,
+            **({"key": np.array(key)} if key else {}),
+        )
 
 
 def key_of(model: str, featurizer: Featurizer, texts: Sequence[str]) -> str:

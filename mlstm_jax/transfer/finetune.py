@@ -19,9 +19,10 @@ import numpy as np
 from mlstm_jax.config import Config, Data, Model, Optimizer, Train
 from mlstm_jax.data import corpus
 from mlstm_jax.data.corpus import FORMAT_VERSION, Manifest
-from mlstm_jax.data.corpus_writer import atomic_directory, durable, write_split
+from mlstm_jax.data.corpus_writer import check_out, durable, write_split
 from mlstm_jax.data.documents import Cleaning, clean, in_order
 from mlstm_jax.errors import UserError
+from mlstm_jax.output import atomic_directory
 from mlstm_jax.run import Run
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.labels import Labelled
@@ -38,7 +39,7 @@ def write_corpus(
         UserError: there is one already, of other texts.
     """
     splits = {}
-    with atomic_directory(out, overwrite=True) as folder:
+    with atomic_directory(out, lambda: check_out(out, overwrite=True)) as folder:
         for name, part in (("train", train), ("valid", valid), ("test", None)):
             labelled = (
                 (clean(text, cleaning), float(classes.index(label)))

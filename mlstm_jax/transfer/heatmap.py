@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.cells import cell_len
 
-from mlstm_jax.errors import KnownError, UserError
+from mlstm_jax import output
+from mlstm_jax.errors import UserError
 from mlstm_jax.terminal import one_line
 from mlstm_jax.transfer.features import State
 from mlstm_jax.transfer.reader import Reader, characters
@@ -119,13 +120,11 @@ def write(path: Path, made: Heat) -> str:
     """
     if path.suffix not in (".html", ".png"):
         raise UserError(f"--out {path}: a heat map is an .html or a .png; name it so.")
-    try:
+    with output.write_errors(path):
         if path.suffix == ".html":
-            path.write_text(as_html(made), encoding="utf-8")
+            output.write_text(path, as_html(made))
             return ""
         return _draw(path, made)
-    except OSError as error:
-        raise KnownError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def as_html(made: Heat) -> str:

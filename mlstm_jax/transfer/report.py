@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mlstm_jax import output
 from mlstm_jax.terminal import one_line
 from mlstm_jax.transfer.experiment import Result
 from mlstm_jax.transfer.features import STATE_NAMES
@@ -15,11 +16,10 @@ REPORT = "report.md"  # the last file to be written: where it is, all are
 
 def write(folder: Path, result: Result, model: str) -> None:
     """Write report.json, report.md and, where matplotlib is there, the pictures."""
-    (folder / "report.json").write_text(json.dumps({"model": model} | asdict(result), indent=2))
+    written = {"model": model} | asdict(result)
+    output.write_text(folder / "report.json", json.dumps(written, indent=2))
     report = as_markdown(result, model, draw(folder, result))
-    partial = folder / f"{REPORT}.partial"
-    partial.write_text(report, encoding="utf-8")
-    partial.replace(folder / REPORT)
+    output.write_text(folder / REPORT, report)
 
 
 def as_markdown(result: Result, model: str, pictures: list[str]) -> str:

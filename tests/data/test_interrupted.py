@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from mlstm_jax import cli
-from mlstm_jax.data import corpus_writer, duckdb_stage, rejects
+from mlstm_jax import cli, output
+from mlstm_jax.data import duckdb_stage, rejects
 from mlstm_jax.data import prepare as module
 from mlstm_jax.interruption import Interrupted, interruptible
 
@@ -113,7 +113,7 @@ def stopping(function: Callable, number: signal.Signals) -> Callable:
         (duckdb_stage, "kept"),
         (rejects, "_by_place"),  # while the file of rejects is written
         (module, "write_split"),
-        (corpus_writer.shutil, "rmtree"),  # while it tidies up
+        (output.shutil, "rmtree"),  # while it tidies up
         (os, "rename"),
     ],
 )

@@ -17,11 +17,11 @@ import pytest
 from mlstm_jax import cli
 from mlstm_jax.data import prepare as module
 from mlstm_jax.data.corpus import SPLITS, differing, open_corpus
-from mlstm_jax.data.corpus_writer import remove_leftovers
 from mlstm_jax.data.documents import Dedupe, clean
 from mlstm_jax.data.prepare import prepare
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import UserError
+from mlstm_jax.output import remove_leftovers
 
 REPOSITORY = Path(__file__).parents[2]
 

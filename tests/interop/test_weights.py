@@ -14,6 +14,7 @@ import pytest
 from mlstm_jax import cli, run
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.interop import nvidia, openai, unirep, weights
+from mlstm_jax.training import run_folder
 from mlstm_jax.transfer import classify
 from mlstm_jax.transfer.features import features
 from tests.tolerance import assert_close
@@ -387,7 +388,7 @@ def test_imported_weights_are_not_trained_over(tmp_path: Path, random: np.random
         run.write_imported(tmp_path / "run", found)
     with (
         pytest.raises(UserError, match="holds imported weights"),
-        run.lock_run_folder(run.Config(out=str(tmp_path / "run")), resume=False),
+        run_folder.lock(run.Config(out=str(tmp_path / "run")), resume=False),
     ):
         pass
     assert (tmp_path / "run" / run.WEIGHTS).read_bytes() == before

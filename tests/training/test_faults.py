@@ -18,7 +18,7 @@ from mlstm_jax.checkpoints import meta
 from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.interop.weights import fingerprint
-from mlstm_jax.training import loop, metrics
+from mlstm_jax.training import loop, metrics, run_folder
 from mlstm_jax.training.reporter import Diverged
 from mlstm_jax.training.watchdog import Watchdog
 from tests.training.runs import (
@@ -327,7 +327,7 @@ def test_a_reset_that_was_killed_before_its_first_checkpoint_is_asked_for_again(
     data = Data(corpus=str(corpus), batch=4, window=16)
     config = config_of(corpus, tmp_path / "run", 60, data=data)
     # The config is written when the session begins, the first checkpoint only later.
-    run.write_folder(config)
+    run_folder.write_folder(config)
     with pytest.raises(UserError, match=r"rows are batch 8.*not batch 4.*--reset-carry"):
         loop.train(config)
     loop.train(config, reset_carry=True)
@@ -348,13 +348,13 @@ def test_a_file_that_cannot_be_written_gets_advice_that_fits(
     (tmp_path / "run/checkpoints/40").mkdir(parents=True)
     with (
         pytest.raises(KnownError, match=re.escape(f"{path}: {said}. {advice}")),
-        run.disk_errors(tmp_path / "run"),
+        run_folder.disk_errors(tmp_path / "run"),
     ):
         raise OSError(number, said, str(path))
     # Nothing is said of checkpoints where there are none.
     with (
         pytest.raises(KnownError, match="or name another folder with --out"),
-        run.disk_errors(tmp_path / "none"),
+        run_folder.disk_errors(tmp_path / "none"),
     ):
         raise OSError(number, said, str(path))
 

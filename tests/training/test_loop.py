@@ -23,7 +23,7 @@ from mlstm_jax.checkpoints.meta import steps_in
 from mlstm_jax.config import Config, Data, Devices, Model, Optimizer, Precision, Train
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import UserError
-from mlstm_jax.training import loop, metrics, phases
+from mlstm_jax.training import loop, metrics, phases, run_folder
 from mlstm_jax.training.reporter import Diverged
 from tests.training.runs import (
     assert_same_run,
@@ -247,7 +247,7 @@ def test_resume_needs_a_run_and_a_run_needs_its_own_folder(corpus: Path, tmp_pat
 
 def test_one_process_trains_in_a_folder(short_run: Config) -> None:
     with (
-        run.lock_run_folder(short_run, resume=True),
+        run_folder.lock(short_run, resume=True),
         pytest.raises(UserError, match="another process is training in"),
     ):
         loop.train(short_run)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from mlstm_jax import cli, config_text, run
+from mlstm_jax import cli, config_text
 from mlstm_jax import config as configs
 from mlstm_jax.config import Config
 from mlstm_jax.data.prepare import prepare
 from mlstm_jax.errors import UserError
-from mlstm_jax.training import schedule, sweep
+from mlstm_jax.training import run_folder, schedule, sweep
 from tests.training.runs import make_config, short
 
 SPECS = sorted((Path(__file__).parents[2] / "configs/sweeps").glob("*.py"))
@@ -82,7 +82,7 @@ def test_two_processes_share_a_sweep(
 ) -> None:
     spec, out = write_spec(tmp_path / "spec.py", corpus), tmp_path / "out"
     (_, held), *_ = sweep.pending(sweep.load_sweep(spec), out)
-    with run.lock_run_folder(held, resume=False):
+    with run_folder.lock(held, resume=False):
         cli.main(["sweep", str(spec), "--out", str(out)])
     shown = capsys.readouterr()
     assert "left to other processes: 8 / tame" in shown.err

@@ -4,25 +4,26 @@ from pathlib import Path
 
 import pytest
 
-from mlstm_jax import out_folder, run
+from mlstm_jax import output
 from mlstm_jax.config import Config
 from mlstm_jax.errors import UserError
+from mlstm_jax.training import run_folder
 
 
 def test_what_is_in_the_way_is_named(tmp_path: Path) -> None:
     file = tmp_path / "reviews.csv"
     file.write_text("text\n")
     with pytest.raises(UserError, match=r"reviews.csv is a file; choose another folder with --out"):
-        out_folder.require(file / "deep" / "run")
+        output.require_folder(file / "deep" / "run")
     with (
         pytest.raises(UserError, match=r"reviews.csv is a file"),
-        run.lock_run_folder(Config(out=str(file / "run")), resume=False),
+        run_folder.lock(Config(out=str(file / "run")), resume=False),
     ):
         pass
     with pytest.raises(UserError, match=r"nothing can be written in /proc"):
-        out_folder.require(Path("/proc/x"))
+        output.require_folder(Path("/proc/x"))
 
 
 def test_nothing_is_left_where_it_can_be_made(tmp_path: Path) -> None:
-    out_folder.require(tmp_path / "deep" / "run")
+    output.require_folder(tmp_path / "deep" / "run")
     assert not list(tmp_path.iterdir())

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mlstm_jax import run
 from mlstm_jax.config import Config
 from mlstm_jax.errors import UserError
+from mlstm_jax.training import run_folder
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def flock_fails(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest)
 def test_a_file_system_without_locks_is_warned_of(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with run.lock_run_folder(Config(out=str(tmp_path / "run")), resume=False):
+    with run_folder.lock(Config(out=str(tmp_path / "run")), resume=False):
         assert (tmp_path / "run/config.json").is_file()
     said = capsys.readouterr().err
     assert f"the file system of {tmp_path / 'run'} has no locks" in said
@@ -39,7 +39,7 @@ def test_a_file_system_without_locks_is_warned_of(
 def test_a_lock_that_is_refused_may_be_held_by_another(tmp_path: Path) -> None:
     with (
         pytest.raises(UserError, match=r"cannot be locked .* another process may be training"),
-        run.lock_run_folder(Config(out=str(tmp_path / "run")), resume=False),
+        run_folder.lock(Config(out=str(tmp_path / "run")), resume=False),
     ):
         pass
     assert not (tmp_path / "run/config.json").exists()

@@ -1,0 +1,157 @@
+"""The run folder that a process trains in: locked, with its config and environment."""
+
+import errno
+import fcntl
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from hashlib import sha256
+from pathlib import Path
+
+from mlstm_jax import config_differences, config_text, environment, output, run
+from mlstm_jax.checkpoints import meta
+from mlstm_jax.config import Config
+from mlstm_jax.distributed.cluster import Cluster
+from mlstm_jax.errors import InUse, KnownError, UserError, remedy
+from mlstm_jax.terminal import show
+
+_LOCK = ".lock"
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+
+
+@contextmanager
+def lock(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterator[list[str]]:
+    """Hold the run folder of `config`, so that one process trains in it.
+
+    A new folder gets its config at once: a run that is killed before its first checkpoint is
+    still known as one. While it has neither that nor a line of metrics, it may become another.
+
+    Yields:
+        What has changed since the run was started, where that is allowed.
+
+    Raises:
+        UserError: the folder is something else, holds a run of another kind, or none although
+            `resume` is set.
+        InUse: another process trains in it.
+    """
+    folder = Path(config.out)
+    if (folder / run.WEIGHTS).exists():
+        raise UserError(
+            f"{folder} holds imported weights, not a run to go on with; choose another folder with "
+            "--out."
+        )
+    before = run.read_config(folder)
+    has_begun = any((folder / "checkpoints").glob("[0-9]*")) or _size(folder / "metrics.jsonl") > 0
+    changed: list[str] = []
+    if before is None:
+        if resume:
+            raise UserError(f"--resume: {folder} holds no run; start one without --resume.")
+        if folder.exists() and not (folder.is_dir() and all(map(_is_ours, folder.iterdir()))):
+            raise UserError(f"{folder} exists and is not a run; choose another folder with --out.")
+    elif has_begun:
+        found = config_differences.differences(before, config)
+        forbidden = found.forbidden + ([] if reset_carry else found.resets_carry)
+        if forbidden:
+            way_out = "" if found.forbidden else ", or go on with the carry reset, --reset-carry"
+            raise UserError(
+                f"the run in {folder} cannot go on with another "
+                + ", another ".join(forbidden)
+                + f". Undo the change, or start a new run with --out{way_out}."
+            )
+        changed = found.resets_carry + found.allowed
+    if not folder.exists():
+        output.require_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / _LOCK).open("w") as file:
+        _lock(file.fileno(), folder)
+        if not has_begun:
+            write_folder(config)
+        yield changed
+
+
+def lock_together(
+    stack: ExitStack, cluster: Cluster, config: Config, *, resume: bool, reset_carry: bool
+) -> list[str]:
+    """Let process 0 hold the run folder, and the others see that it is the same; see run.claim."""
+    changed: list[str] | None = None
+    if cluster.is_first:
+        changed = stack.enter_context(lock(config, resume=resume, reset_carry=reset_carry))
+    changed = cluster.gather(changed)[0]
+    kept = run.read_config(Path(config.out))
+    # A digest: the configs that all have seen would be long, in one message.
+    seen = "none" if kept is None else sha256(config_text.to_json(kept).encode()).hexdigest()
+    if any(other != seen for other in cluster.gather(seen)):
+        raise UserError(
+            f"the run folder {config.out} is not the same for all processes; it must lie on a file "
+            "system that they share."
+        )
+    return changed or []
+
+
+def _lock(file: int, folder: Path) -> None:
+    """Lock the run folder's file, or warn where its file system has no locks.
+
+    Raises InUse where another process has locked it, and UserError where one may have.
+    """
+    try:
+        # The system lets go of it when the process ends, however it ends.
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InUse(
+            f"another process is training in {folder}; wait for it, or use another --out."
+        ) from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            # NFS answers so also where another has the lock (EACCES).
+            raise UserError(
+                f"{folder} cannot be locked ({error.strerror}): another process may be training in "
+                "it. If none is, the file system refuses locks; use another --out."
+            ) from error
+        show(
+            f"mlstm-jax: warning: the file system of {folder} has no locks "
+            f"({error.strerror}); see to it that no second run trains in this folder.",
+            file=sys.stderr,
+        )
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _is_ours(path: Path) -> bool:
+    """Return whether a file may be left of a run that was killed before it had its config."""
+    return path.name == _LOCK or path.suffix == ".partial"
+
+
+def write_folder(config: Config, inputs: Mapping[str, str | None] | None = None) -> None:
+    """Write config.json and environment.json, each whole or not at all.
+
+    Args:
+        config: the run's.
+        inputs: see environment.inputs.
+    """
+    folder = Path(config.out)
+    output.write_text(folder / "config.json", config_text.to_json(config))
+    described = environment.describe_environment() | {"inputs": dict(inputs or {})}
+    output.write_text(folder / environment.FILE, json.dumps(described, indent=2) + "\n")
+
+
+@contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Turn an OSError about a file into a KnownError that says how the run in a folder goes on."""
+    try:
+        yield
+    except OSError as error:
+        advice = remedy(error)
+        if advice is None:  # Of a connection, say.
+            raise
+        steps = meta.steps_in(folder)
+        ending = (
+            f"the same command goes on from the checkpoint of step {steps[-1]}"
+            if steps
+            else "or name another folder with --out"
+        )
+        raise KnownError(
+            f"{error.filename or folder}: {error.strerror or error}. {advice}; {ending}."
+        ) from error

@@ -1,0 +1,223 @@
+"""What a training session needs from its beginning to its end, and how it is set up.
+
+A session is one call of `train`: a run has one, or several where it is stopped and goes on.
+"""
+
+import dataclasses
+import signal
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import optax
+
+from mlstm_jax import environment
+from mlstm_jax.checkpoints.checkpoint import Checkpoints
+from mlstm_jax.config import Config, resolve_batch
+from mlstm_jax.data.corpus import Corpus, open_corpus
+from mlstm_jax.distributed import consistency
+from mlstm_jax.distributed.cluster import Cluster
+from mlstm_jax.errors import UserError
+from mlstm_jax.model.language_model import LanguageModel, Parameters
+from mlstm_jax.model.launch import require_gpu
+from mlstm_jax.model.recurrence import Loops
+from mlstm_jax.quiet import quiet
+from mlstm_jax.training import optimizer, parallel, resume, run_folder, schedule, signals, start
+from mlstm_jax.training.announcement import announcement
+from mlstm_jax.training.evaluation import Evaluator
+from mlstm_jax.training.metrics import MetricsLog, NullLog
+from mlstm_jax.training.phases import (
+    ResolvedPhase,
+    checkpoint_meta,
+    resolve_phases,
+    stretches,
+    total_steps,
+)
+from mlstm_jax.training.progress import ProgressLine
+from mlstm_jax.training.replicas import make_comparison
+from mlstm_jax.training.resume import ExpectedCheckpoint, ResumePoint
+from mlstm_jax.training.watchdog import Watchdog
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """What the loop needs."""
+
+    config: Config
+    changed: list[str]  # what has changed since the run began, where that is allowed
+    cluster: Cluster
+    devices: parallel.Parallel
+    watchdog: Watchdog
+    signals: list[signal.Signals]  # received; always empty where none is handled
+    corpus: Corpus
+    model: LanguageModel
+    evaluator: Evaluator
+    checkpoints: Checkpoints
+    require_equal_replicas: Callable[[int, Any], None]
+    begin: ResumePoint
+    find: Callable[[int], ResumePoint]  # where to go on from, at or before a step
+    start: str | None  # the fingerprint of the parameters that the run began with
+    total: int  # steps
+    phases: list[ResolvedPhase]
+    lr_schedules: list[optax.Schedule]  # of each phase
+    progress: ProgressLine
+
+    def open_log(self, step: int) -> MetricsLog | NullLog:
+        """Open metrics.jsonl to go on after a step; process 0 alone has one."""
+        return MetricsLog(Path(self.config.out), step) if self.cluster.is_first else NullLog()
+
+
+def set_up(
+    stack: ExitStack,
+    config: Config,
+    initial: Callable[[], Parameters] | None = None,
+    *,
+    resume: bool,
+    reset_carry: bool,
+    owns_process: bool,
+) -> Session:
+    """Find the other processes, lock the run folder, and find where to begin; see `loop.train`."""
+    cluster = Cluster(config.distributed)
+    if cluster.processes > 1 and not owns_process:
+        raise UserError(
+            f"distributed.processes is {cluster.processes}: when one process of several is lost, "
+            "the others have to end at once. Train with owns_process=True, in processes that do "
+            "nothing else, or by the command `mlstm-jax train`."
+        )
+    stack.enter_context(quiet())
+    stack.enter_context(cluster)
+    folder = Path(config.out)
+    watchdog = Watchdog(config.train.watchdog_seconds, cluster.stop, cluster.index)
+    received: list[signal.Signals] = []
+    if owns_process:
+        stack.enter_context(watchdog)
+        received = stack.enter_context(signals.collect())
+    stack.enter_context(run_folder.disk_errors(folder))
+    if config.train.deterministic:
+        environment.require_deterministic()
+    corpus = open_corpus(Path(config.data.corpus), verify=config.train.verify_corpus)
+    consistency.require_one_run(cluster, config, corpus)
+    devices = stack.enter_context(parallel.started(cluster, config.devices))
+    config = resolve_batch(config, devices.count)
+    changed = run_folder.lock_together(
+        stack, cluster, config, resume=resume, reset_carry=reset_carry
+    )
+    watchdog.folder = folder
+    model = _make_model(config, devices)
+    # A divergence is found so many steps after it began.
+    reach = max(config.train.divergence_steps, config.precision.max_consecutive_skips)
+    checkpoints = stack.enter_context(
+        closing(Checkpoints(folder, config.train.keep_checkpoints, reach=reach))
+    )
+    phases = resolve_phases(config, corpus)
+    finder = _Finder(
+        cluster, devices, corpus, model, checkpoints, config, phases, initial, resume, reset_carry
+    )
+    begin = finder(None)
+    fingerprint = finder.given.fingerprint if finder.given else begin.start
+    if not config.phases:
+        stream = phases[0].stream
+        stream.origin = begin.origin
+        total = total_steps(config.train, stream.steps_per_epoch, stream.position(0))
+        phases = [dataclasses.replace(phases[0], last=total)]
+    total = phases[-1].last
+    cluster.require_equal(
+        {"step": begin.step, "steps": total}, "The same corpus and config give the same steps."
+    )
+    if cluster.is_first:
+        run_folder.write_folder(config, environment.inputs(corpus, fingerprint))
+    progress = stack.enter_context(
+        ProgressLine("train", total, begin.step, quiet=not cluster.is_first)
+    )
+    progress.say(announcement(config, phases, devices, cluster, corpus, begin))
+    if changed:
+        progress.say("changed since the run began: " + ", ".join(changed))
+    return Session(
+        config=config,
+        changed=changed,
+        cluster=cluster,
+        devices=devices,
+        watchdog=watchdog,
+        signals=received,
+        corpus=corpus,
+        model=model,
+        evaluator=Evaluator(model, corpus.split("valid"), config.data.window, devices, corpus.stop),
+        checkpoints=checkpoints,
+        require_equal_replicas=make_comparison(cluster, devices),
+        begin=begin,
+        find=finder,
+        start=fingerprint,
+        total=total,
+        phases=phases,
+        lr_schedules=schedule.rates(config.optimizer, stretches(phases)),
+        progress=progress,
+    )
+
+
+def _make_model(config: Config, devices: parallel.Parallel) -> LanguageModel:
+    """Return the model as it is trained, after a check that the devices run its kernels."""
+    loops: Loops | None = None
+    if config.devices.kernels == "pallas":
+        require_gpu(config.model.hidden, devices.compute_capability())
+        loops = "pallas"
+    return LanguageModel(config.model, config.precision, config.train.recompute_every, loops)
+
+
+@dataclass
+class _Finder:
+    """Finds where a session begins, and where it goes on when it has diverged."""
+
+    cluster: Cluster
+    devices: parallel.Parallel
+    corpus: Corpus
+    model: LanguageModel
+    checkpoints: Checkpoints
+    config: Config
+    phases: list[ResolvedPhase]
+    initial: Callable[[], Parameters] | None
+    resume: bool
+    reset_carry: bool
+
+    def __post_init__(self) -> None:
+        self._tx = optimizer.build(self.config.optimizer, lambda count: 0.0)
+        self.given, self._notes = start.load_start(
+            self.cluster, self.config, self.initial, required=not self.checkpoints.steps()
+        )
+
+    def __call__(self, newest: int | None) -> ResumePoint:
+        """Return the newest checkpoint, none after `newest`; or the state before the first step."""
+        found = resume.find(
+            self.cluster,
+            self.checkpoints,
+            self.devices,
+            start.state_shapes(self.config, self.model, self._tx),
+            self._expected,
+            newest=newest,
+            reset_carry=self.reset_carry,
+        )
+        if found is None:
+            if newest is None:
+                resume.require_new(Path(self.config.out), self.config, resume=self.resume)
+            # Found missing when there still were checkpoints, it is needed now.
+            given = (
+                self.given
+                or start.load_start(self.cluster, self.config, self.initial, required=True)[0]
+            )
+            fresh = start.fresh_state(self.config, self.model, self._tx, given)
+            state, origin = self.devices.of_first_process(fresh), self.phases[0].stream.origin
+            found = ResumePoint(0, state, None, origin, [])
+        if newest is None:
+            found = found._replace(notes=[*self._notes, *found.notes])
+        return found
+
+    def _expected(self, step: int) -> ExpectedCheckpoint:
+        """Return what a checkpoint of a step should have been trained on."""
+        phase = next((one for one in self.phases if step <= one.last), self.phases[-1])
+        batch = phase.config.data.batch
+        shapes = jax.eval_shape(lambda: self.model.init_carry(batch))
+        about = checkpoint_meta(phase, self.corpus, step)
+        about = about._replace(start=self.given and self.given.fingerprint)
+        return ExpectedCheckpoint(phase.stream, about, shapes, bool(self.config.phases))
