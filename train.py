@@ -1,4 +1,4 @@
-"""Train: ``python train.py [CONFIG.py] [--section.field value ...]``; see ``--help``."""
+"""Train: ``python train.py [CONFIG] [--section.field value ...]``; see ``--help``."""
 
 import sys
 

@@ -1,7 +1,7 @@
 """The paper's 4096-d model: Puri et al. 2018, section VIII and Fig. 6.
 
 Corpus:    mlstm-jax prepare aggressive_dedup.json.gz --out corpora/amazon   (82 million reviews)
-Command:   mlstm-jax train configs/amazon_4096.py
+Command:   mlstm-jax train amazon_4096
 Hardware:  8 GPUs or more, 256 rows each; it stops after 100,000 steps, which on one GPU is a
            sixth of an epoch (`mlstm-jax schedule` says so beforehand). `prepare` holds the text in
            memory: 40 GB of it.

@@ -6,7 +6,7 @@ Corpus:    split enwik8 (100,000,000 bytes of Wikipedia) as is usual, 90, 5 and 
                tail -c 5000000 enwik8 > test.txt
            mlstm-jax prepare --train train.txt --valid valid.txt --test test.txt --clean none \\
                --out corpora/enwik8
-Command:   mlstm-jax train configs/enwik8_2800.py
+Command:   mlstm-jax train enwik8_2800
 Hardware:  one GPU of 16 GB or more
 Expected:  1.24 BPC, as published for 46 M parameters with weight normalisation and variational
            dropout. It was not run here: sizes and the target are the paper's; rate, batch and

@@ -1,7 +1,7 @@
 """Radford et al. 2017, the baseline of Puri et al. 2018: batch 128, one epoch.
 
 Corpus:    mlstm-jax prepare aggressive_dedup.json.gz --out corpora/amazon
-Command:   mlstm-jax train configs/radford_4096.py
+Command:   mlstm-jax train radford_4096
 Hardware:  4 Pascal GPUs, one month (the authors')
 Expected:  1.12 BPC; SST 91.9 %, IMDB 92.8 % after transfer
 """

@@ -1,7 +1,7 @@
 """A real run for one GPU or a patient CPU: 512-d on some tens of megabytes of reviews.
 
 Corpus:    mlstm-jax prepare reviews.jsonl.gz --out corpora/reviews --split 400,1,1 --dedupe exact
-Command:   mlstm-jax train configs/small_512.py
+Command:   mlstm-jax train small_512
 Hardware:  two CPU cores: 12 kB/s
 Expected:  validation 1.704 BPC after 6,000 steps on 72 MB of Amazon and IMDB reviews (README); at
            2e-3 it was 1.748

@@ -1,7 +1,7 @@
 """The run of reference_512.py at the best rate tried: four times that of NVIDIA's run.
 
-Corpus:    as configs/reference_512.py
-Command:   mlstm-jax train configs/tuned_512.py
+Corpus:    as reference_512
+Command:   mlstm-jax train tuned_512
 Hardware:  two CPU cores, about seven minutes
 Expected:  validation 1.901 BPC (results/tuned_512/), where reference_512.py reaches 2.033
 

@@ -15,12 +15,22 @@ import tyro
 from tyro.conf import FlagCreatePairsOff
 
 from mlstm_jax import __version__, config_differences, environment, suggestion, terminal
-from mlstm_jax.commands import corpora, evaluation, labels, models, training, transfer
+from mlstm_jax.commands import (
+    corpora,
+    evaluation,
+    labels,
+    models,
+    shipped,
+    training,
+    transfer,
+)
 from mlstm_jax.config import Config
 from mlstm_jax.errors import KnownError
 from mlstm_jax.quiet import silence
 
 _COMMANDS: dict[str, Callable[..., None]] = {
+    "quickstart": shipped.quickstart,
+    "configs": shipped.configs,
     "prepare": corpora.prepare,
     "inspect": corpora.inspect,
     "plan": training.plan,
@@ -42,17 +52,17 @@ _COMMANDS: dict[str, Callable[..., None]] = {
 
 
 # Commands that parse the fields of a config as options themselves.
-_OF_A_CONFIG = ("train", "plan", "schedule")
+_OF_A_CONFIG = ("quickstart", "train", "plan", "schedule")
 
 # Commands that compile nothing.
-_WITHOUT_JAX = ("prepare", "inspect", "plan", "schedule", "import", "export")
+_WITHOUT_JAX = ("configs", "prepare", "inspect", "plan", "schedule", "import", "export")
 
 
 def _usage(program: str) -> str:
     lines = [f"usage: {program} COMMAND ...", ""]
     for name, function in _COMMANDS.items():
         summary = (function.__doc__ or "").splitlines()[0]
-        lines.append(f"  {name:<10}{summary}")
+        lines.append(f"  {name:<11}{summary}")
     lines += [
         "",
         f"{program} COMMAND --help explains a command's options.",
@@ -109,7 +119,9 @@ def main(arguments: Sequence[str] | None = None, program: str | None = None) -> 
     try:
         with terminal.quoting(rest):
             if name == "train":
-                training.train(rest, program or "mlstm-jax train")
+                training.train(rest, f"{program or 'mlstm-jax train'} [CONFIG]")
+            elif name == "quickstart":
+                shipped.quickstart(rest, "mlstm-jax quickstart")
             elif name in _OF_A_CONFIG:
                 _COMMANDS[name](rest)
             else:

@@ -1,7 +1,7 @@
 """What one experiment is: frozen dataclasses with checks.
 
 A config file is a Python module that sets ``config = Config(...)``. A command line starts from it
-and overrides single fields: ``train.py configs/small_512.py --optimizer.learning-rate 1e-3``.
+and overrides single fields: ``mlstm-jax train small_512 --optimizer.learning-rate 1e-3``.
 The comment above a field is its ``--help``. No jax import: a device count can still be asked for.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from mlstm_jax import address, user_python
+from mlstm_jax import address, shipped, user_python
 from mlstm_jax.errors import UserError
 
 # JAX makes its keys of the last 32 bits: of two larger seeds, one might be the other.
@@ -409,13 +409,16 @@ def resolve_batch(config: Config, device_count: int) -> Config:
 
 
 def load_file(path: Path | str) -> Config:
-    """Run a config file, the user's own Python, and return its ``config``."""
-    path = Path(path)
-    if not path.is_file():
-        raise UserError(f"{path} does not exist; configs/ holds the ones that come with the code.")
+    """Run a config file, the user's own Python, and return its ``config``.
+
+    A bare name that is no file is that of a config that comes with the package: ``small_512``.
+    """
+    path = shipped.find(Path(path), "config")
     config = user_python.run(path, "config").get("config")
     if not isinstance(config, Config):
-        raise UserError(f"{path} sets no `config = Config(...)`; see configs/quickstart.py.")
+        raise UserError(
+            f"{path} sets no `config = Config(...)`; `mlstm-jax configs small_512` shows one."
+        )
     return config
 
 

@@ -36,12 +36,34 @@ def load_json(path: Path) -> Config:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
+def split_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the config that a command line names, if it does, and the rest of the line.
+
+    It is the first word, ``CONFIG``, or stands anywhere as ``--config CONFIG``.
+    """
+    rest, named = list(arguments), []
+    if rest and not rest[0].startswith("-"):
+        named.append(rest.pop(0))
+    while (at := next((i for i, word in enumerate(rest) if _is_config(word)), None)) is not None:
+        option, equals, value = rest.pop(at).partition("=")
+        if not equals:
+            if at == len(rest) or rest[at].startswith("-"):
+                raise UserError(f"{option} needs the name of a shipped config or of a file.")
+            value = rest.pop(at)
+        named.append(value)
+    if len(named) > 1:
+        raise UserError(f"one config is needed, but {' and '.join(named)} are named.")
+    return (named[0] if named else None), rest
+
+
+def _is_config(word: str) -> bool:
+    return word == "--config" or word.startswith("--config=")
+
+
 def take_file(arguments: Sequence[str], default: Config) -> tuple[Config, list[str]]:
     """Return the config that a command line starts from, and the rest of it."""
-    rest = list(arguments)
-    if rest and not rest[0].startswith("-"):
-        default = load_file(Path(rest.pop(0)))
-    return default, rest
+    named, rest = split_config(arguments)
+    return (default if named is None else load_file(Path(named))), rest
 
 
 class Request(NamedTuple):
@@ -53,7 +75,7 @@ class Request(NamedTuple):
 
 
 def parse(arguments: Sequence[str], default: Config, program: str) -> Request:
-    """Return what ``[CONFIG.py] [--section.field value ...] [--resume] [--reset-carry]`` says.
+    """Return what ``[CONFIG] [--section.field value ...] [--resume] [--reset-carry]`` says.
 
     Exits with 2, after a message, on a field or value that does not exist.
 
@@ -80,10 +102,11 @@ def parse(arguments: Sequence[str], default: Config, program: str) -> Request:
     parsed = tyro.cli(
         Arguments,
         args=rest,
-        prog=f"{program} [CONFIG.py]",
-        description="Train a byte-level mLSTM. CONFIG.py sets the fields, the options override "
-        "them; without a config it is the quickstart, whose values are then the defaults shown "
-        "here. An unfinished run in the same folder is resumed.",
+        prog=program,
+        description="Train a byte-level mLSTM. Without a config it is the quickstart, whose values "
+        "are then the defaults shown here. A config (`mlstm-jax train CONFIG`, or --config CONFIG) "
+        "is a Python file or a name that `mlstm-jax configs` lists; it sets the fields, and the "
+        "options override them. An unfinished run in the same folder is resumed.",
     )
     config = dataclasses.replace(parsed.config, phases=phases)
     return Request(config, parsed.resume, parsed.reset_carry)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import mlstm_jax
-from mlstm_jax import __version__
+from mlstm_jax import __version__, shipped
 from mlstm_jax.config import Devices
 from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.errors import UserError
@@ -174,8 +174,10 @@ def versions() -> dict[str, str]:
 
 def code() -> str:
     """Return a sha256 of the package's own source, by which processes know that theirs is one."""
-    sources = Path(mlstm_jax.__file__).parent.rglob("*.py")
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()[:12]
+    sources = sorted(Path(mlstm_jax.__file__).parent.rglob("*.py"))
+    # A wheel has the configs inside the package, a clone beside it; the code is the same.
+    code = [path for path in sources if shipped.folder() not in path.parents]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in code)).hexdigest()[:12]
 
 
 def describe_environment() -> dict[str, Any]:

@@ -1,8 +1,11 @@
 """The run that needs nothing: Python's own documentation, a small model, two minutes.
 
-It is in the package, not in configs/, so that `mlstm-jax train` has it wherever it is installed.
+`mlstm-jax quickstart` runs it; it is the config of `mlstm-jax train` where none is named, too.
 """
 
+import os
+import shutil
+import sys
 from pathlib import Path
 
 from mlstm_jax.config import Config, Data, Model, Optimizer, Train
@@ -30,9 +33,18 @@ def prepare_corpus() -> None:
 
 def next_steps(run: Path) -> str:
     """Return what a newcomer may type next."""
-    return f"""What to try next, in a shell where you have typed . .venv/bin/activate once:
-  mlstm-jax generate {run} --prompt "The object" --length 300
-  mlstm-jax evaluate {run} --split test
+    command = _command()
+    return f"""What to try next:
+  {command} generate {run} --prompt "The object" --length 300
+  {command} evaluate {run} --split test
 Your own text, a document a line (or .csv, .jsonl, .gz of each):
-  mlstm-jax prepare reviews.csv --out corpora/mine
-  mlstm-jax train configs/small_512.py --data.corpus corpora/mine --out runs/mine"""
+  {command} prepare reviews.csv --out corpora/mine
+  {command} train small_512 --data.corpus corpora/mine --out runs/mine"""
+
+
+def _command() -> str:
+    """Return what the user can type: the command where it is on the PATH, else where it is."""
+    beside = Path(sys.executable).with_name("mlstm-jax")
+    if shutil.which("mlstm-jax") or not beside.exists():
+        return "mlstm-jax"
+    return os.path.relpath(beside)

@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).parent.parent
 COMMANDS = [
     *("prepare", "inspect", "plan", "schedule", "train", "sweep"),
     *("evaluate", "generate", "heatmap", "report", "features", "transfer", "finetune"),
-    *("classify", "view", "import", "export"),
+    *("classify", "view", "import", "export", "quickstart", "configs"),
 ]
 
 
@@ -83,6 +83,13 @@ def test_from_text_to_a_score_and_a_sentence(call, text_file: Path, tmp_path: Pa
         (["prepare", "pydoc:", "--out", "x", "--split", "1;2"], "--split '1;2' is not"),
         (["inspect", "absent"], "absent"),
         (["train", "absent.py"], "absent.py does not exist"),
+        (["train", "--config", "smal_512"], "did you mean small_512?"),
+        (["train", "small_512", "--config=tuned_512"], "small_512 and tuned_512 are named"),
+        (["plan", "small_512", "--machine", "h20"], "h20 does not exist"),
+        (["sweep", "legw", "--out", "x"], "did you mean legw_128?"),
+        (["quickstart", "small_512"], "mlstm-jax train small_512"),
+        (["configs", "smal_512"], "did you mean small_512?"),
+        (["configs", "small_512", "--out", "absent/"], "absent: there is no such folder"),
         (["train", "--data.corpus", "absent"], "mlstm-jax prepare"),
         (["train", "--model.hidden", "0"], "model.hidden is 0"),
         (["train", "--model.hiden", "4"], "--model.hid"),

@@ -46,6 +46,27 @@ def test_a_line_overrides_a_file_and_a_file_the_default() -> None:
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ["small_512", "--data.batch", "64"],
+        ["--config", "small_512", "--data.batch", "64"],
+        ["--data.batch", "64", "--config=small_512"],
+        ["--data.batch", "64", "--config", str(FOLDER / "small_512.py")],
+    ],
+    ids=" ".join,
+)
+def test_a_config_is_named_first_or_as_an_option(words: list[str]) -> None:
+    config = config_text.parse(words, quickstart.config, "train").config
+    assert (config.out, config.data.batch) == ("runs/small_512", 64)
+
+
+@pytest.mark.parametrize("words", [["--config"], ["--config", "--resume"]], ids=" ".join)
+def test_a_config_option_without_a_value_is_refused(words: list[str]) -> None:
+    with pytest.raises(UserError, match="--config needs the name"):
+        config_text.parse(words, quickstart.config, "train")
+
+
+@pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: Model(hidden=0), "model.hidden is 0, but it must be 1 to 1,048,576"),

@@ -1,7 +1,7 @@
 r"""The best rates at 16 and at 256 rows, for batch_table_128.py: a quarter of its text.
 
 Corpus:    that of batch_table_128.py
-Command:   mlstm-jax sweep configs/sweeps/batch_rates_128.py --out runs/batch_rates_128
+Command:   mlstm-jax sweep batch_rates_128 --out runs/batch_rates_128
 Hardware:  CPU cores with AVX512_BF16, three to six minutes a run on each
 """
 

@@ -3,7 +3,7 @@ r"""Sixteen to 1,024 rows on equal text, each rule at its best: how far can the 
 Corpus:    72 MB of Amazon and IMDB reviews:
            mlstm-jax prepare amazon/*.json.gz imdb/unsup.jsonl.gz --split 400,1,1 \
              --dedupe exact --out corpora/reviews
-Command:   mlstm-jax sweep configs/sweeps/batch_table_128.py --out runs/batch_table_128
+Command:   mlstm-jax sweep batch_table_128 --out runs/batch_table_128
 Hardware:  CPU cores, about 20 minutes a run on each
 
 Each run reads 98 MB, so that 1,024 rows make 1,500 updates. A rule starts from the best rate found

@@ -1,7 +1,7 @@
 r"""BERT's large-batch recipe on the mLSTM, and without each part of it.
 
 Corpus:    that of batch_table_128.py
-Command:   mlstm-jax sweep configs/sweeps/bert_recipe_128.py --out runs/bert_recipe_128
+Command:   mlstm-jax sweep bert_recipe_128 --out runs/bert_recipe_128
 Hardware:  CPU cores with AVX512_BF16, four minutes a run on each
 
 NVIDIA's recipe for BERT (You et al. 2020): LAMB whose gradient has norm 1 at most, 90% of the

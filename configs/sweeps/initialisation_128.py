@@ -2,7 +2,7 @@ r"""How much hangs on initialisation and rate at 128-d, over 20 MB of text: long
 
 Corpus:    mlstm-jax prepare amazon/*.json.gz imdb/unsup.jsonl.gz \
              --split 400,1,1 --dedupe exact --out corpora/reviews
-Command:   mlstm-jax sweep configs/sweeps/initialisation_128.py --out runs/initialisation_128
+Command:   mlstm-jax sweep initialisation_128 --out runs/initialisation_128
 Hardware:  two CPU cores, about four minutes a run
 Found:     results/initialisation_128/, notebooks/convergence.ipynb
 """

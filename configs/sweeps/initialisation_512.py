@@ -1,15 +1,13 @@
 """How much hangs on initialisation and rate: the run of reference_512.py, changed one by one.
 
-Corpus:    as configs/reference_512.py
-Command:   mlstm-jax sweep configs/sweeps/initialisation_512.py --out runs/initialisation_512
+Corpus:    as reference_512
+Command:   mlstm-jax sweep initialisation_512 --out runs/initialisation_512
 Hardware:  two CPU cores, about six minutes a run
 """
 
-from pathlib import Path
-
 from mlstm_jax.config import load_file, vary
 
-base = load_file(Path(__file__).parent.parent / "reference_512.py")
+base = load_file("reference_512")
 
 rates = {"2e-3": 2e-3, "4e-3": 4e-3, "8e-3": 8e-3}
 starts = {

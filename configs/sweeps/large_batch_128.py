@@ -3,7 +3,7 @@ r"""Batch against the rule for the rate on a CPU: the question of Puri et al. 20
 Corpus:    an eighth of 72 MB of Amazon and IMDB reviews, 8.7 MB:
            mlstm-jax prepare amazon/*.json.gz imdb/unsup.jsonl.gz \
              --split 120,3,877 --dedupe exact --out corpora/reviews_small
-Command:   mlstm-jax sweep configs/sweeps/large_batch_128.py --out runs/large_batch_128
+Command:   mlstm-jax sweep large_batch_128 --out runs/large_batch_128
 Hardware:  two CPU cores, about one and a half minutes a run
 Found:     results/large_batch_128/, notebooks/large_batch.ipynb
 

@@ -3,7 +3,7 @@ r"""LEGW as its paper sets it: many epochs of a small text, 1 to 64 times the ba
 Corpus:    2.0 MB of reviews of musical instruments (McAuley et al. 2015):
            mlstm-jax prepare reviews_Musical_Instruments_5.json.gz --split 20,4,26 \
              --dedupe exact --out corpora/instruments
-Command:   mlstm-jax sweep configs/sweeps/legw_128.py --out runs/legw_128
+Command:   mlstm-jax sweep legw_128 --out runs/legw_128
 Hardware:  CPU cores with AVX512_BF16, five minutes a run on each
 
 You et al. 2019: rate √k, warm-up of k times as many epochs, nothing tuned again. Rate 16e-3 at 16

@@ -1,7 +1,7 @@
 """fp32, bf16 and fp16 on the same text, batches and seed: Puri et al. 2018, section V and Fig. 2.
 
-Corpus:    as configs/sweeps/large_batch_128.py
-Command:   mlstm-jax sweep configs/sweeps/precision_128.py --out runs/precision_128
+Corpus:    as large_batch_128
+Command:   mlstm-jax sweep precision_128 --out runs/precision_128
 Hardware:  two CPU cores, two to six minutes a run
 Found:     results/precision_128/, notebooks/precision.ipynb
 """

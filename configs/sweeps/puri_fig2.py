@@ -1,17 +1,15 @@
 """Mixed against single precision: Puri et al. 2018, section VII and Fig. 2.
 
-Corpus:    as configs/amazon_4096.py
-Command:   mlstm-jax sweep configs/sweeps/puri_fig2.py --out runs/puri_fig2
+Corpus:    as amazon_4096
+Command:   mlstm-jax sweep puri_fig2 --out runs/puri_fig2
 Hardware:  8 V100 (the paper's): fp32 73.8 hours, fp16 24.2, fp16 at twice the batch 17.4
 Expected:  test BPC 1.104, 1.108 and 1.117 after one epoch; Radford et al. 2017, batch 128: 1.12
 """
 
-from pathlib import Path
-
 from mlstm_jax.config import load_file, vary
 
 base = vary(
-    load_file(Path(__file__).parent.parent / "amazon_4096.py"),
+    load_file("amazon_4096"),
     optimizer__decay_steps=None,
     train__steps=None,
     train__epochs=1.0,

@@ -1,18 +1,16 @@
 """Larger models: Puri et al. 2018, section VIII-A and Fig. 4.
 
-Corpus:    as configs/amazon_4096.py
-Command:   mlstm-jax sweep configs/sweeps/puri_fig4.py --out runs/puri_fig4
+Corpus:    as amazon_4096
+Command:   mlstm-jax sweep puri_fig4 --out runs/puri_fig4
 Hardware:  one node of 8 V100 (the paper's); 8192-d at 96 rows a GPU, for want of memory
 Expected:  BPC after one epoch, 4096-d 1.117 (Fig. 2), 8192-d 1.038; 256-d and 1024-d about 1.64 and
            1.34, read off their figure
 """
 
-from pathlib import Path
-
 from mlstm_jax.config import load_file, vary
 
 base = vary(
-    load_file(Path(__file__).parent.parent / "amazon_4096.py"),
+    load_file("amazon_4096"),
     optimizer__decay_steps=None,
     train__steps=None,
     train__epochs=1.0,

@@ -1,7 +1,7 @@
 """Batch against the rule for the rate, one epoch: Puri et al. 2018, section IX-A and Fig. 5.
 
-Corpus:    as configs/amazon_4096.py
-Command:   mlstm-jax sweep configs/sweeps/puri_fig5.py --out runs/puri_fig5
+Corpus:    as amazon_4096
+Command:   mlstm-jax sweep puri_fig5 --out runs/puri_fig5
 Hardware:  8 to 128 V100 (the paper's), 256 rows each
 Expected:  test BPC of the paper, by batch:
            2048   linear 1.280   sqrt 1.117   5e-4 1.130   3e-3 1.110
@@ -12,12 +12,10 @@ Expected:  test BPC of the paper, by batch:
            LEGW and LAMB are not the paper's: no value is known.
 """
 
-from pathlib import Path
-
 from mlstm_jax.config import load_file, vary
 
 base = vary(
-    load_file(Path(__file__).parent.parent / "amazon_4096.py"),
+    load_file("amazon_4096"),
     optimizer__learning_rate=5e-4,
     optimizer__decay_steps=None,
     train__steps=None,

@@ -1,17 +1,15 @@
 """Batch against convergence in three epochs: Puri et al. 2018, section IX-B and Fig. 6.
 
-Corpus:    as configs/amazon_4096.py
-Command:   mlstm-jax sweep configs/sweeps/puri_fig6.py --out runs/puri_fig6
+Corpus:    as amazon_4096
+Command:   mlstm-jax sweep puri_fig6 --out runs/puri_fig6
 Hardware:  8, 16, 32, 64, 128 V100 (the paper's), 256 rows each: 23.7, 25.3, 14.0, 7.1, 3.5 hours
 Expected:  test BPC 1.102, 1.090, 1.104, 1.116, 1.132
 """
 
-from pathlib import Path
-
 from mlstm_jax.config import load_file, vary
 
 # 3e-3 falling to zero over 100,000 updates, whatever the batch; at most three epochs.
-base = load_file(Path(__file__).parent.parent / "amazon_4096.py")
+base = load_file("amazon_4096")
 runs = {
     (str(batch), "3e-3"): vary(base, data__batch=batch, data__batch_per_device=None)
     for batch in (2048, 4096, 8192, 16384, 32768)

@@ -174,7 +174,7 @@ def view(
         import starlette as _
         import uvicorn as _  # noqa: F401, F811
     except ImportError as error:
-        raise UserError(f"the page needs {error.name}: pip install -e '.[view]'") from error
+        raise UserError(f"the page needs {error.name}: pip install 'mlstm-jax[view]'") from error
     from mlstm_jax.interop.weights import fingerprint
     from mlstm_jax.run import load_run
     from mlstm_jax.transfer import classify as classifiers

@@ -51,7 +51,7 @@ def train(arguments: Sequence[str], program: str) -> None:
 
 
 def sweep(
-    spec: Annotated[Path, Positional, arg(metavar="SPEC.py")],
+    spec: Annotated[Path, Positional, arg(metavar="SPEC")],
     out: Path,
     table_only: bool = False,
 ) -> None:
@@ -63,7 +63,8 @@ def sweep(
     each, OUT/table.csv every figure.
 
     Args:
-        spec: Python file that sets `runs = {(ROW, COLUMN): Config(...)}`; see configs/sweeps/.
+        spec: Python file that sets `runs = {(ROW, COLUMN): Config(...)}`, or the name of a sweep
+            that `mlstm-jax configs` lists.
         out: folder of the run folders, OUT/ROW/COLUMN, and of the tables.
         table_only: train nothing; make the tables of what is there.
     """
@@ -129,7 +130,7 @@ def plan(arguments: Sequence[str]) -> None:
     @dataclass(frozen=True, kw_only=True)
     class Arguments:
         config: Annotated[configs.Config, arg(name="")] = default
-        # Description of the machine, JSON; configs/machines/ has ready ones.
+        # Description of the machine, JSON, or a name that `mlstm-jax configs` lists, such as h200.
         machine: Path
         # Numbers of devices to plan for, over all nodes.
         gpus: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -149,10 +150,11 @@ def plan(arguments: Sequence[str]) -> None:
     given = tyro.cli(
         Arguments,
         args=rest,
-        prog="mlstm-jax plan [CONFIG.py]",
+        prog="mlstm-jax plan [CONFIG]",
         description="Seconds an iteration, bytes a second, memory, hours and cost of a config on "
-        "1 to many devices, by a roofline of the step and a ring all-reduce. CONFIG.py sets the "
-        "fields of the run, the options override them, as with train.",
+        "1 to many devices, by a roofline of the step and a ring all-reduce. CONFIG, a file or a "
+        "name that `mlstm-jax configs` lists, sets the fields of the run, and the options override "
+        "them, as with train.",
     )
     config, machine = given.config, load_machine(given.machine)
     if given.rates:
@@ -205,9 +207,10 @@ def schedule(arguments: Sequence[str]) -> None:
     given = tyro.cli(
         Arguments,
         args=rest,
-        prog="mlstm-jax schedule [CONFIG.py]",
+        prog="mlstm-jax schedule [CONFIG]",
         description="The learning rate of a config over its run: scaling, warm-up and decay. "
-        "CONFIG.py sets the fields, the options override them, as with train.",
+        "CONFIG, a file or a name that `mlstm-jax configs` lists, sets the fields, and the options "
+        "override them, as with train.",
     )
     from mlstm_jax.data.corpus import open_corpus
     from mlstm_jax.training import phases

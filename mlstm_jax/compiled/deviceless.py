@@ -150,7 +150,7 @@ def compile_program(
     if machine.gpu is None:
         raise UserError(
             f"{machine.name}: the machine's file does not describe its GPU, the field gpu, which "
-            "--compile needs; configs/machines/h200.json has one."
+            "--compile needs; `mlstm-jax configs h200` shows one."
         )
     mesh = Mesh(np.array(_devices(machine, machine.gpu, devices)), (AXIS,))
     spec = PartitionSpec(AXIS)

@@ -1,6 +1,6 @@
 """What a machine is to a plan: rates, sizes and links, from a JSON file.
 
-configs/machines/ has ready ones. The rate of a type of number may come from what
+`mlstm-jax configs` lists ready ones. The rate of a type of number may come from what
 benchmarks/train_step.py measured on such a device.
 """
 
@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlstm_jax import fields
+from mlstm_jax import fields, shipped
 from mlstm_jax.errors import UserError
 
 
@@ -55,16 +55,20 @@ class Machine:
 
 
 def load_machine(path: Path) -> Machine:
-    """Read a machine's description; UserError names the file and what is wrong."""
+    """Read a machine's description; UserError names the file and what is wrong.
+
+    A bare name that is no file is that of a machine that comes with the package: ``h200``.
+    """
+    path = shipped.find(path, "machine")
     try:
         machine = fields.build(Machine, fields.parse(path.read_bytes()))
     except OSError as error:
         raise UserError(
-            f"{path} cannot be read ({error.strerror}); configs/machines/ has ready ones."
+            f"{path} cannot be read ({error.strerror}); `mlstm-jax configs` lists ready ones."
         ) from error
     except fields.Wrong as error:
         raise UserError(
-            f"{path} is not a machine's description ({error}); configs/machines/ has ready ones."
+            f"{path} is not a machine's description ({error}); `mlstm-jax configs h200` shows one."
         ) from error
     rates = [*machine.step_flops_per_s.values(), machine.memory_bytes_per_s]
     links = [machine.inside_node.bytes_per_s, machine.across_nodes.bytes_per_s]

@@ -157,7 +157,7 @@ def plot(drawn: Drawn, path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UserError(
-            "--plot needs matplotlib: pip install -e '.[plot]', or leave it out."
+            "--plot needs matplotlib: pip install 'mlstm-jax[plot]', or leave it out."
         ) from error
     figure = Figure(figsize=(7, 3.5), layout="constrained")
     axes = figure.subplots()

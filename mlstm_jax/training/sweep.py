@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mlstm_jax import config as configs
-from mlstm_jax import config_differences, config_text, environment, user_python
+from mlstm_jax import config_differences, config_text, environment, shipped, user_python
 from mlstm_jax.config import Config
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import UserError
@@ -43,11 +43,12 @@ class Result(NamedTuple):
 def load_sweep(path: Path) -> Runs:
     """Run a specification, the user's own Python, and return its ``runs``.
 
+    A bare name that is no file is that of a sweep that comes with the package: ``legw_128``.
+
     Raises:
         UserError: there is no such file, or it sets no runs, or two would share a folder.
     """
-    if not path.is_file():
-        raise UserError(f"{path} does not exist; configs/sweeps/ holds the ones of the project.")
+    path = shipped.find(path, "sweep")
     runs = user_python.run(path, "sweep").get("runs")
     valid = isinstance(runs, dict) and all(
         isinstance(key, tuple)
@@ -58,8 +59,8 @@ def load_sweep(path: Path) -> Runs:
     )
     if not valid or not runs:
         raise UserError(
-            f"{path} sets no `runs = {{(ROW, COLUMN): Config(...)}}` of two labels without /; see "
-            "configs/sweeps/."
+            f"{path} sets no `runs = {{(ROW, COLUMN): Config(...)}}` of two labels without /; "
+            "`mlstm-jax configs legw_128` shows a file that does."
         )
     return runs
 

@@ -238,7 +238,7 @@ def _draw(path: Path, made: Heat) -> str:
         from matplotlib.ticker import MaxNLocator
     except ImportError as error:
         raise UserError(
-            "a .png needs matplotlib: pip install -e '.[plot]', or write an .html"
+            "a .png needs matplotlib: pip install 'mlstm-jax[plot]', or write an .html"
         ) from error
     found = places(made.texts)
     lines = found[-1][0] + 1

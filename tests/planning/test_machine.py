@@ -34,7 +34,7 @@ def test_a_bad_description_is_named(text: str, message: str, tmp_path: Path) -> 
     (tmp_path / "machine.json").write_text(text)
     with pytest.raises(UserError, match=message):
         load_machine(tmp_path / "machine.json")
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match=r"none\.json does not exist"):
         load_machine(tmp_path / "none.json")
 
 

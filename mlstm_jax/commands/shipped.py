@@ -1,0 +1,87 @@
+"""Commands on what comes with the package: quickstart, configs."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, get_args
+
+from tyro.conf import Positional, arg
+
+from mlstm_jax import config_text, shipped, suggestion
+from mlstm_jax.commands import training
+from mlstm_jax.errors import UserError
+from mlstm_jax.terminal import show
+
+_HEADINGS: dict[shipped.Kind, str] = {
+    "config": "configs, for train, plan and schedule",
+    "sweep": "sweeps, for sweep",
+    "machine": "machines, for plan --machine",
+    "flags": 'flags for XLA on GPUs, as XLA_FLAGS="$(mlstm-jax configs NAME)"',
+}
+
+
+def quickstart(arguments: Sequence[str], program: str) -> None:
+    """Train a small model on Python's own documentation and report; about two minutes."""
+    named, _ = config_text.split_config(arguments)
+    if named is not None:
+        raise UserError(
+            f"quickstart has a config of its own; use `mlstm-jax train {named}` to train another."
+        )
+    training.train(arguments, program)
+
+
+def configs(
+    name: Annotated[str | None, Positional, arg(metavar="NAME")] = None,
+    out: Path | None = None,
+) -> None:
+    """List the configs, sweeps, machines and flags of the package, or copy one of them.
+
+    A name of this list can stand wherever a command asks for such a file. Without --out a file is
+    printed.
+
+    Args:
+        name: the file to copy or print; unset: list all.
+        out: folder to copy it into, or name of the new file; nothing is overwritten.
+    """
+    if name is None:
+        if out is not None:
+            raise UserError("--out needs the NAME of what to copy; `mlstm-jax configs` lists them.")
+        _show_list()
+        return
+    known = shipped.files()
+    if name not in known:
+        near = suggestion.question(suggestion.nearest(name, known)) or "."
+        raise UserError(
+            f"the package has no config, sweep, machine or flags {name!r}{near} "
+            "`mlstm-jax configs` lists what it has."
+        )
+    source = known[name]
+    if out is None:
+        sys.stdout.write(source.read_text(encoding="utf-8"))
+        return
+    if not out.is_dir() and out.suffix != source.suffix:
+        raise UserError(
+            f"--out {out}: there is no such folder; make it, or name a file that ends in "
+            f"{source.suffix}."
+        )
+    target = out / source.name if out.is_dir() else out
+    try:
+        with target.open("x", encoding="utf-8") as file:
+            file.write(source.read_text(encoding="utf-8"))
+    except FileExistsError as error:
+        raise UserError(
+            f"{target} exists and is not overwritten; name another file with --out."
+        ) from error
+    except OSError as error:
+        raise UserError(f"--out {out}: {target} cannot be written: {error.strerror}.") from error
+    show(f"written: {target}")
+
+
+def _show_list() -> None:
+    width = max(map(len, shipped.files()))
+    for kind in get_args(shipped.Kind):
+        show(f"{_HEADINGS[kind]}:")
+        for name, path in shipped.files(kind).items():
+            show(f"  {name:<{width}}  {shipped.summary(path)}")
+        show("")
+    show("`mlstm-jax configs NAME --out .` copies one out; `mlstm-jax configs NAME` prints it.")

@@ -1,0 +1,82 @@
+"""The files that come with the package: found by their names, listed and copied out."""
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from mlstm_jax import cli, config, shipped
+from mlstm_jax.errors import UserError
+from mlstm_jax.planning.machine import load_machine
+from mlstm_jax.training import sweep
+
+FOLDER = Path(__file__).parent.parent / "configs"
+
+
+def call(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """Run a command that succeeds, and return what it prints."""
+    cli.main(words)
+    return capsys.readouterr().out
+
+
+def test_all_files_are_found_and_no_two_share_a_name() -> None:
+    found = [path for kind in get_args(shipped.Kind) for path in shipped.files(kind).values()]
+    assert {path.relative_to(FOLDER) for path in found} == {
+        path.relative_to(FOLDER)
+        for path in FOLDER.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert len({path.stem for path in found}) == len(found)
+
+
+def test_a_name_is_that_of_its_own_kind() -> None:
+    assert config.load_file("small_512") == config.load_file(FOLDER / "small_512.py")
+    assert len(sweep.load_sweep(Path("legw_128"))) > 1
+    assert load_machine(Path("h200")) == load_machine(FOLDER / "machines/h200.json")
+    with pytest.raises(UserError, match="legw_128 does not exist, and the package has no config"):
+        config.load_file("legw_128")
+
+
+def test_a_file_goes_before_a_name_and_a_name_before_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("small_512").mkdir()
+    assert shipped.find(Path("small_512"), "config") == FOLDER / "small_512.py"
+    Path("tuned_512").write_text("")
+    assert shipped.find(Path("tuned_512"), "config") == Path("tuned_512")
+
+
+def test_the_list_has_every_file_with_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = call(capsys, "configs").splitlines()
+    shown = dict(line.split(maxsplit=1) for line in lines if line.startswith("  "))
+    assert shown.keys() == shipped.files().keys()
+    assert shown["small_512"].startswith("A real run for one GPU or a patient CPU")
+    assert shown["h200"].startswith("H200 141 GB")
+    assert shown["overlap"].startswith("--xla_gpu")
+
+
+def test_a_file_is_printed_and_copied_but_replaces_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (FOLDER / "small_512.py").read_text()
+    assert call(capsys, "configs", "small_512") == text
+    copies = [tmp_path / "small_512.py", tmp_path / "mine.py"]
+    for out, copy in zip((tmp_path, copies[1]), copies, strict=True):
+        assert call(capsys, "configs", "small_512", "--out", str(out)) == f"written: {copy}\n"
+        assert copy.read_text() == text
+    copies[0].write_text("mine")
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["configs", "small_512", "--out", str(tmp_path)])
+    assert stop.value.code == 2
+    assert f"{copies[0]} exists and is not overwritten" in capsys.readouterr().err
+    assert copies[0].read_text() == "mine"
+
+
+def test_a_sweep_that_is_copied_out_still_loads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Some vary a config that ships, and must find it from any folder."""
+    for name in shipped.files("sweep"):
+        call(capsys, "configs", name, "--out", str(tmp_path))
+        assert sweep.load_sweep(tmp_path / f"{name}.py") == sweep.load_sweep(Path(name))
