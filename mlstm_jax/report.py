@@ -58,7 +58,8 @@ def report(folder: Path, corpus: Path | None = None) -> str:
         "A sample, drawn at temperature 0.7:",
         *textwrap.wrap(sample, 96, initial_indent="  ", subsequent_indent="  "),
         "",
-        f"The run lies in {folder}: config.json, metrics.jsonl, checkpoints/, tensorboard/.",
+        f"The run lies in {folder}: config.json, metrics.jsonl, checkpoints/"
+        + (", tensorboard/." if (folder / "tensorboard").is_dir() else "."),
     ]
     if score.bpc >= others[best_other]:
         lines.append(f"It does not beat {best_other} yet: train longer, or on more text.")

@@ -1,4 +1,4 @@
-"""metrics.jsonl, one JSON object a line, and the same scalars as TensorBoard events.
+"""metrics.jsonl, one JSON object a line; the same scalars for TensorBoard where it is installed.
 
 Each line has `kind` (train, eval, event) and `step`, the batches seen. On a resume the lines after
 the checkpoint's step are dropped, since those steps will be taken again.
@@ -6,12 +6,14 @@ the checkpoint's step are dropped, since those steps will be taken again.
 
 import json
 import math
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from mlstm_jax import output
 from mlstm_jax.errors import UserError
+from mlstm_jax.terminal import show
 
 BITS_PER_NAT = 1 / math.log(2)
 
@@ -79,11 +81,16 @@ class MetricsLog:
 
 
 def _event_writer(folder: Path, step: int) -> Any:
-    """Open TensorBoard's events, or return None where TensorBoard is not installed."""
+    """Open TensorBoard's events; without TensorBoard say so and return None."""
     try:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ModuleNotFoundError:
+        show(
+            "no event files for TensorBoard, which is not installed: pip install "
+            "'mlstm-jax[tensorboard]'; metrics.jsonl has the same",
+            file=sys.stderr,
+        )
         return None
     writer = EventFileWriter(str(folder))
     # A session that starts at `step` tells TensorBoard to forget what an earlier one wrote later.

@@ -1,0 +1,25 @@
+"""What the project says of itself in several files is the same in all."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import mlstm_jax
+
+REPOSITORY = Path(__file__).parent.parent
+
+
+def test_one_version() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    assert "version" not in project["project"]
+    assert project["tool"]["hatch"]["version"]["path"] == "mlstm_jax/__init__.py"
+    citation = (REPOSITORY / "CITATION.cff").read_text()
+    assert re.findall(r"(?m)^version: (.*)$", citation) == [mlstm_jax.__version__]
+    newest, *_ = re.findall(r"(?m)^## \[(.*)\]", (REPOSITORY / "CHANGELOG.md").read_text())
+    assert newest == mlstm_jax.__version__
+
+
+def test_messages_name_what_can_be_typed_without_a_clone() -> None:
+    for path in (REPOSITORY / "mlstm_jax").rglob("*.py"):
+        found = re.findall(r"pip install -e|bin/activate|configs/\w+", path.read_text())
+        assert not found, f"{path}: {found}"
