@@ -158,7 +158,7 @@ def _load(path: Path) -> dict[str, Array]:
     except ImportError as error:
         raise UserError(
             "a .pt file is read by PyTorch, of which the CPU build is enough: pip install "
-            "-e '.[torch]'"
+            "'mlstm-jax[torch]'"
         ) from error
     if not path.is_file():
         raise UserError(f"{path}: there is no such file.")

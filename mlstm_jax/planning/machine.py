@@ -97,7 +97,7 @@ def with_measured_rate(machine: Machine, results: Path, compute: str, hidden: in
     except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
         raise UserError(
             f"{results} holds no train step of ours in {compute} ({type(error).__name__}: {error});"
-            " make it with `python benchmarks/train_step.py --json FILE`."
+            " make it with `python benchmarks/train_step.py --json FILE` in a clone of the project."
         ) from error
     return dataclasses.replace(
         machine,
