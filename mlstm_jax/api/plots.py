@@ -50,8 +50,7 @@ def plot_metrics(
 
     figure, axes = plt.subplots(len(PANELS), 1, figsize=(8, 2.4 * len(PANELS)), sharex=True)
     plt.close(figure)  # A notebook would show it a second time.
-    until = time.monotonic() + live_seconds
-    shown = None
+    shown, until = None, time.monotonic() + live_seconds
     while True:
         _draw(axes, folders, x)
         if on_draw:
