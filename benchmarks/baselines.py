@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import linen
 
 from mlstm_jax.model.matmul import dot
-from mlstm_jax.model.recurrence import LayerCarry, Loops, Outputs, Sequence, Weights
+from mlstm_jax.model.recurrence import LayerCarry, LayerWeights, Loops, Outputs, Sequence
 
 Array = jax.Array
 
@@ -13,7 +13,7 @@ Array = jax.Array
 def autodiff(
     carry: LayerCarry,
     sequence: Sequence,
-    weights: Weights,
+    weights: LayerWeights,
     compute: jnp.dtype,
     recompute_every: int | None = None,
     loops: Loops = "apart",

@@ -31,8 +31,8 @@ from mlstm_jax.model.language_model import (
     ModelOutput,
     Parameters,
 )
-from mlstm_jax.model.matmul import product, sum_rows
-from mlstm_jax.model.recurrence import LayerCarry, Outputs, Sequence, Weights
+from mlstm_jax.model.matmul import matmul, sum_rows
+from mlstm_jax.model.recurrence import LayerCarry, LayerWeights, Outputs, Sequence
 from mlstm_jax.model.weight_norm import weight_norm
 
 Array = jax.Array
@@ -145,7 +145,7 @@ class _Saved(NamedTuple):
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
 def recurrence(
-    carry: LayerCarry, sequence: Sequence, weights: Weights, scaling: Scaling, formats: Formats
+    carry: LayerCarry, sequence: Sequence, weights: LayerWeights, scaling: Scaling, formats: Formats
 ) -> Outputs:
     """Run one layer over the bytes of a window, without `hold_TB`; as the package's, in bfloat16.
 
@@ -161,7 +161,7 @@ def _scales(scaling: Scaling, formats: Formats) -> list[Array]:
 
 
 def _forward(
-    carry: LayerCarry, sequence: Sequence, weights: Weights, scaling: Scaling, formats: Formats
+    carry: LayerCarry, sequence: Sequence, weights: LayerWeights, scaling: Scaling, formats: Formats
 ) -> tuple[Outputs, Any]:
     window, shape = sequence.x.shape[0], carry.h.shape
     h_scale, m_scale, *_ = _scales(scaling, formats)
@@ -205,7 +205,7 @@ def _forward(
 
 def _backward(
     formats: Formats, residuals: Any, cotangents: Outputs
-) -> tuple[LayerCarry, Sequence, Weights, Scaling]:
+) -> tuple[LayerCarry, Sequence, LayerWeights, Scaling]:
     first, sequence, weights, scaling, saved = residuals
     dlast, dh_TBH = cotangents
     window, shape = sequence.x.shape[0], first.h.shape
@@ -262,7 +262,7 @@ def _backward(
     return (
         LayerCarry(h=dh0_BH, c=dc0_BH),
         Sequence(x=None, hold_TB=None),  # type: ignore[arg-type]
-        Weights(
+        LayerWeights(
             wmx_IH=dwmx_IH,
             wx_IG=dwx_IG,
             wmh_HH=sum_rows(before_h_TBH, dmh_TBH),
@@ -313,9 +313,9 @@ class Fp8Model:
         def matrix(name: str) -> Array:
             return weight_norm(layer[f"{name}_v"], layer[f"{name}_g"])
 
-        weights = Weights(
-            wmx_IH=product(embedding_VE, matrix("wmx"), BF16),
-            wx_IG=product(embedding_VE, matrix("wx"), BF16),
+        weights = LayerWeights(
+            wmx_IH=matmul(embedding_VE, matrix("wmx"), BF16),
+            wx_IG=matmul(embedding_VE, matrix("wx"), BF16),
             wmh_HH=matrix("wmh"),
             wh_HG=matrix("wh"),
             b_G=layer["b"],
@@ -323,7 +323,7 @@ class Fp8Model:
         before = LayerCarry(carry.h[:, 0], carry.c[:, 0])
         sequence = Sequence(bytes_BT.T.astype(jnp.int32))
         after, x = recurrence(before, sequence, weights, params["scaling"], self.formats)
-        logits_TBV = product(x, params["decoder_kernel"], BF16) + params["decoder_bias"][None, None]
+        logits_TBV = matmul(x, params["decoder_kernel"], BF16) + params["decoder_bias"][None, None]
         return ModelOutput(
             Carry(after.h[:, None], after.c[:, None]), logits_TBV.swapaxes(0, 1), None
         )

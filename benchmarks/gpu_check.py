@@ -54,9 +54,9 @@ from mlstm_jax.model.language_model import LanguageModel  # noqa: E402
 from mlstm_jax.model.launch import require_gpu  # noqa: E402
 from mlstm_jax.model.recurrence import (  # noqa: E402
     LayerCarry,
+    LayerWeights,
     Loops,
     Sequence,
-    Weights,
     recurrence,
 )
 from mlstm_jax.training import loop, metrics, optimizer, parallel, schedule  # noqa: E402
@@ -145,7 +145,7 @@ def our_own_kernels(compute: str) -> Result:
         return random.normal(size=shape).astype(np.float32)
 
     root = np.float32(np.sqrt(hidden))
-    weights = Weights(
+    weights = LayerWeights(
         *(normal(256, hidden), normal(256, 4 * hidden), normal(hidden, hidden) / root),
         *(normal(hidden, 4 * hidden) / root, normal(4 * hidden)),
     )
@@ -155,7 +155,7 @@ def our_own_kernels(compute: str) -> Result:
     cotangent = normal(window, rows, hidden)
 
     def gradient(loops: Loops) -> Any:
-        def scalar(carry: LayerCarry, weights: Weights) -> jax.Array:
+        def scalar(carry: LayerCarry, weights: LayerWeights) -> jax.Array:
             sequence = Sequence(bytes_TB, hold_TB)
             made = recurrence(carry, sequence, weights, jnp.dtype(NAMES[compute]), None, loops)
             return jnp.vdot(made[1].astype(jnp.float32), cotangent) + jnp.sum(made[0].c)

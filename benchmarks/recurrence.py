@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import measure
 from measure import DTYPES, Case, Point
 
-from mlstm_jax.model.matmul import product
-from mlstm_jax.model.recurrence import LayerCarry, Loops, Sequence, Weights, recurrence
+from mlstm_jax.model.matmul import matmul
+from mlstm_jax.model.recurrence import LayerCarry, LayerWeights, Loops, Sequence, recurrence
 
 EMBEDDING = 64
 # As the model chooses it.
@@ -52,9 +52,9 @@ def mlstm(run: Callable[..., Any], point: Point, params: Tree, bytes_TB: jax.Arr
     """Return h [T, B, H] of the layer, run by `run`, from a zero carry."""
     compute = DTYPES[point.dtype]
     zero = jnp.zeros((point.batch, point.hidden), jnp.float32)
-    weights = Weights(
-        wmx_IH=product(params["embedding"], params["wmx"], compute),
-        wx_IG=product(params["embedding"], params["wx"], compute),
+    weights = LayerWeights(
+        wmx_IH=matmul(params["embedding"], params["wmx"], compute),
+        wx_IG=matmul(params["embedding"], params["wx"], compute),
         wmh_HH=params["wmh"],
         wh_HG=params["wh"],
         b_G=params["b"],

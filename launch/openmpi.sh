@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# One process a GPU, or one a machine, started by Open MPI. Run it on the first machine.
+# Start one process per GPU, or one per machine, with Open MPI. Run this on the first machine.
 #
 #   launch/openmpi.sh PROCESSES CONFIG [OPTIONS ...]
 #   MPIRUN_OPTIONS="--hostfile hosts --map-by ppr:8:node" launch/openmpi.sh 32 configs/amazon_4096.py
 #
-# COORDINATOR is this machine's address and a free port; HOSTNAME:8476 unless you set it.
+# COORDINATOR is this machine's address and a free port; by default HOSTNAME:8476.
 set -euo pipefail
 [ $# -ge 2 ] || { sed -n '2,7p' "$0" | cut -c3-; exit 2; }
 processes=$1

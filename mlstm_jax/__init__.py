@@ -53,4 +53,59 @@ The source is Puri, Kirby, Yakovenko, Catanzaro 2018, "Large Scale Language Mode
 al. 2016, not the matrix LSTM of xLSTM.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from mlstm_jax.api.features import Features
+    from mlstm_jax.api.functions import plan, prepare, sweep, train
+    from mlstm_jax.api.model import TrainedModel, load
+    from mlstm_jax.api.plots import plot_metrics
+    from mlstm_jax.config import Config, vary
+    from mlstm_jax.data.prepare import PrepareOptions
+    from mlstm_jax.transfer.finetune import FinetuneOptions
+
+# What the package gives, and where it is: read when it is asked for, so that `import mlstm_jax`
+# takes no time and leaves the process as it is.
+_PUBLIC = {
+    "Config": "config",
+    "Features": "api.features",
+    "FinetuneOptions": "transfer.finetune",
+    "PrepareOptions": "data.prepare",
+    "TrainedModel": "api.model",
+    "load": "api.model",
+    "plan": "api.functions",
+    "plot_metrics": "api.plots",
+    "prepare": "api.functions",
+    "sweep": "api.functions",
+    "train": "api.functions",
+    "vary": "config",
+}
+
+__all__ = [
+    "Config",
+    "Features",
+    "FinetuneOptions",
+    "PrepareOptions",
+    "TrainedModel",
+    "__version__",
+    "load",
+    "plan",
+    "plot_metrics",
+    "prepare",
+    "sweep",
+    "train",
+    "vary",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(f"mlstm_jax.{_PUBLIC[name]}"), name)
+    raise AttributeError(f"module 'mlstm_jax' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -14,10 +14,17 @@ class KnownError(Exception):
     exit_code = 1
 
 
-class UserError(KnownError):
+class UserError(KnownError, ValueError):
     """A mistake in what the user gave: the message names it, where it is, and what to do."""
 
     exit_code = 2
+
+
+class FileError(KnownError, OSError):
+    """A file could not be written, or not be read back."""
+
+    # OSError would print its numbers.
+    __str__ = KnownError.__str__
 
 
 class InUse(UserError):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from mlstm_jax.errors import KnownError, UserError
+from mlstm_jax.errors import FileError, KnownError, UserError
 
 
 def require_folder(folder: Path) -> None:
@@ -36,11 +36,13 @@ def require_folder(folder: Path) -> None:
 
 @contextmanager
 def write_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError of the block into a KnownError: `path` cannot be written."""
+    """Turn an OSError of the block into a FileError: `path` cannot be written."""
     try:
         yield
+    except KnownError:
+        raise
     except OSError as error:
-        raise KnownError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise FileError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 @contextmanager
@@ -92,6 +94,8 @@ def atomic_directory(out: Path, check: Callable[[], None] = lambda: None) -> Ite
             if aside.exists() and not out.exists():
                 os.rename(aside, out)
         _remove_aside(aside)
+    except KnownError:
+        raise
     except OSError as error:
         raise UserError(f"{out}: cannot be written: {error.strerror or error}") from error
     finally:

@@ -52,7 +52,7 @@ class Run:
     @property
     def imported(self) -> bool:
         """Whether it is another program's, or an export."""
-        return (self.folder / WEIGHTS).is_file()
+        return self.folder.is_file() or (self.folder / WEIGHTS).is_file()
 
 
 def read_config(folder: Path) -> Config | None:
@@ -65,12 +65,17 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
     """Load a trained model.
 
     Args:
-        folder: a run folder.
+        folder: a run folder; or a .safetensors or .npz that `weights.save` wrote.
         checkpoint: "best" by validation BPC, "latest", or a step.
 
     Raises:
         UserError: not a run folder, no whole checkpoint, or none of that step.
     """
+    if folder.is_file() and folder.suffix in (".safetensors", ".npz"):
+        found = weights.load_weights(folder)
+        made = Config(out=str(folder), model=found.model)
+        model = LanguageModel(found.model, made.precision)
+        return Run(folder, made, 0, found.cleaning, model, found.params)
     config = read_config(folder)
     if config is None:
         if (folder / "manifest.json").is_file():
@@ -131,7 +136,8 @@ def write_imported(folder: Path, imported: ModelWeights) -> None:
 def as_weights(run: Run) -> ModelWeights:
     """Return a trained or imported model as what `weights.save` writes."""
     if run.imported:
-        return weights.load_weights(run.folder / WEIGHTS)  # with its source
+        file = run.folder if run.folder.is_file() else run.folder / WEIGHTS
+        return weights.load_weights(file)  # with its source
     source = f"mlstm_jax {__version__}, step {run.step}"
     return ModelWeights(run.config.model, run.cleaning, run.params, source)
 

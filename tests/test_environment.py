@@ -11,7 +11,7 @@ from mlstm_jax import environment
 
 PROGRAM = """
 import sys
-from mlstm_jax.training import environment
+from mlstm_jax import environment
 environment.cache_programs()
 import jax, jax.numpy as jnp, numpy as np
 hits = []

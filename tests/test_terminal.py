@@ -14,7 +14,7 @@ import pytest
 
 from mlstm_jax import cli, config, run, terminal
 from mlstm_jax.interop import weights
-from mlstm_jax.interop.weights import Weights
+from mlstm_jax.interop.weights import ModelWeights
 from mlstm_jax.training.progress import ProgressLine
 from mlstm_jax.transfer import classify
 from tests.interop.test_weights import write_openai
@@ -76,7 +76,9 @@ def hostile_run(tmp_path: Path) -> Path:
     shapes = weights.expected_shapes(model)
     flat = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
     flat["decoder_bias"][0x1B] = 100
-    run.write_imported(tmp_path / "run", Weights(model, "none", weights.unflatten(flat), HOSTILE))
+    run.write_imported(
+        tmp_path / "run", ModelWeights(model, "none", weights.unflatten(flat), HOSTILE)
+    )
     return tmp_path / "run"
 
 

@@ -23,7 +23,7 @@ import orbax.checkpoint as ocp
 
 from mlstm_jax.checkpoints import checksum, meta, retention
 from mlstm_jax.checkpoints.meta import FOLDER, Meta
-from mlstm_jax.errors import KnownError, remedy
+from mlstm_jax.errors import FileError, remedy
 
 # A file system that is out of reach for a moment is tried again after so many seconds.
 PAUSES = (0.5, 2.0)
@@ -33,11 +33,11 @@ SET_ASIDE = "set-aside"
 Read = TypeVar("Read")
 
 
-class Damaged(KnownError):
+class Damaged(FileError):
     """A checkpoint cannot be read, or is not what was written."""
 
 
-class CheckpointFailed(KnownError):
+class CheckpointFailed(FileError):
     """A checkpoint could not be written."""
 
 

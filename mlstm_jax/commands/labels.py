@@ -1,7 +1,6 @@
 """Commands that tell labels: finetune, classify."""
 
 import contextlib
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -60,55 +59,35 @@ def finetune(
         checkpoint: of the finished run, for the classifier: best (by validation BPC), or latest.
     """
     require_files(train, valid, test)
-    import numpy as np
-
-    from mlstm_jax.interop.weights import fingerprint
-    from mlstm_jax.run import initial_parameters, load_run
-    from mlstm_jax.training.loop import train as run_train
-    from mlstm_jax.transfer import classify as classifiers
-    from mlstm_jax.transfer import finetune as tuning
-    from mlstm_jax.transfer.features import Featurizer
-    from mlstm_jax.transfer.labels import read_labelled, require_classes
+    from mlstm_jax.run import load_run
+    from mlstm_jax.transfer.finetune import FinetuneOptions
+    from mlstm_jax.transfer.finetune import finetune as run_finetune
+    from mlstm_jax.transfer.labels import read_labelled
 
     output.require_folder(out)
     paths = {"train": train, "valid": valid} | ({"test": test} if test else {})
-    tables = {name: read_labelled(path, text_column, label_column) for name, path in paths.items()}
-    require_classes(train, tables["train"])
-    classes = tables["train"].classes
-    for name, path in paths.items():
-        require_classes(path, tables[name], classes)
-    loaded = load_run(run)
-    out.mkdir(parents=True, exist_ok=True)
-    tuning.write_corpus(out / "corpus", tables["train"], tables["valid"], classes, loaded.cleaning)
-    config = tuning.make_config(
-        loaded,
+    made = run_finetune(
+        load_run(run),
+        {name: read_labelled(path, text_column, label_column) for name, path in paths.items()},
+        {name: str(path) for name, path in paths.items()},
         out,
-        len(classes),
-        epochs=epochs,
-        learning_rate=learning_rate,
-        label_weight=label_weight,
-        batch=batch,
-        window=window,
-        dropout=dropout,
-        seed=seed,
+        FinetuneOptions(
+            epochs=epochs,
+            learning_rate=learning_rate,
+            label_weight=label_weight,
+            batch=batch,
+            window=window,
+            dropout=dropout,
+            seed=seed,
+        ),
+        checkpoint=checkpoint,
+        text_column=text_column,
+        owns_process=True,
+        show_progress=True,
     )
-    tuned = load_run(
-        run_train(config, initial=initial_parameters(config), owns_process=True), checkpoint
-    )
-    classifier = tuning.head(tuned, classes)
-    (out / "classifier").mkdir(exist_ok=True)
-    about = classifiers.Description("h", False, fingerprint(tuned.params), text_column)
-    classifiers.save(out / "classifier", classifier, about)
-    featurizer = Featurizer(tuned, states=("h",))
-    accuracies = {}
-    for name, table in tables.items():
-        read = features_of(featurizer, f"features of {name}", table.texts)
-        labels = np.array([classes.index(label) for label in table.labels])
-        accuracies[name] = classifier.accuracy(classifiers.Examples(read, labels))
-    result = {"run": str(run), "step": tuned.step, "classes": classes, "accuracy": accuracies}
-    (out / "report.json").write_text(json.dumps(result, indent=2) + "\n")
-    shown = ", ".join(f"{name} {100 * score:.1f}" for name, score in accuracies.items())
-    show(f"\naccuracy, %: {shown} (step {tuned.step:,})\nin {out}: run/, classifier/, report.json")
+    shown = ", ".join(f"{name} {100 * score:.1f}" for name, score in made.accuracy.items())
+    step = made.run.step
+    show(f"\naccuracy, %: {shown} (step {step:,})\nin {out}: run/, classifier/, report.json")
 
 
 def classify(

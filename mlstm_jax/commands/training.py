@@ -13,11 +13,11 @@ import tyro
 from tyro.conf import Positional, arg
 
 from mlstm_jax.commands import models
-from mlstm_jax.errors import InUse, UserError
-from mlstm_jax.terminal import message, show
+from mlstm_jax.errors import UserError
+from mlstm_jax.terminal import show
 
 if TYPE_CHECKING:
-    from mlstm_jax.config import Config
+    pass
 
 
 def train(arguments: Sequence[str], program: str) -> None:
@@ -73,48 +73,14 @@ def sweep(
 
     runs = sweeps.load_sweep(spec)
     output.require_folder(out)
-
-    def write_tables() -> str:
-        results = [sweeps.result(key, sweeps.folder(out, key)) for key in runs]
-        table = sweeps.as_markdown(results)
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "table.csv").write_text(sweeps.as_csv(results))
-        (out / "table.md").write_text(table)
-        return table
-
     if not table_only:
-        waiting = list(sweeps.pending(runs, out))
-        elsewhere: list[str] = []
-        for number, (key, config) in enumerate(waiting, 1):
-            if sweeps.is_over(key, sweeps.folder(out, key)):
-                continue  # another process has trained it since
-            name = f"{key[0]} / {key[1]}"
-            show(f"\n{number} of {len(waiting)}: {name}", file=sys.stderr)
-            try:
-                _train_one(config)
-            except InUse:
-                show("another process trains it", file=sys.stderr)
-                elsewhere.append(name)
-            write_tables()
-        if elsewhere:
-            show(f"\nleft to other processes: {', '.join(elsewhere)}", file=sys.stderr)
-    show(write_tables())
+
+        def on_begin(number: int, total: int, key: tuple[str, str]) -> None:
+            show(f"\n{number} of {total}: {key[0]} / {key[1]}", file=sys.stderr)
+
+        sweeps.sweep(runs, out, on_begin=on_begin, owns_process=True)
+    show(sweeps.write_tables(runs, out))
     show(f"every figure: {out / 'table.csv'}")
-
-
-def _train_one(config: "Config") -> None:
-    """Train a run of a sweep; one that diverges is a result, too."""
-    import jax
-
-    from mlstm_jax.run import initial_parameters
-    from mlstm_jax.training.loop import train as run_train
-    from mlstm_jax.training.reporter import Diverged
-
-    try:
-        run_train(config, initial=initial_parameters(config), owns_process=True)
-    except Diverged as error:
-        show(f"diverged: {message(error)}", file=sys.stderr)
-    jax.clear_caches()
 
 
 def plan(arguments: Sequence[str]) -> None:

@@ -23,7 +23,7 @@ from mlstm_jax.data.gathered import Gathered, Report, manifest_names
 from mlstm_jax.data.readers import read_source
 from mlstm_jax.data.rejects import Rejects
 from mlstm_jax.data.sources import is_builtin
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import KnownError, UserError
 
 _BYTES_A_PART = 1 << 25
 _MOST_DIGITS = 4
@@ -104,6 +104,8 @@ def _complaints() -> Iterator[None]:
     """Turn what Beam says of its options and runner into one line."""
     try:
         yield
+    except KnownError:
+        raise
     except (ValueError, RuntimeError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(f"Beam could not run the pipeline: {lines[0]}") from error

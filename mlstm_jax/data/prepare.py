@@ -6,13 +6,15 @@ of threads, changes a byte of the result. The folder appears whole or not at all
 program is stopped.
 """
 
+import dataclasses
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from mlstm_jax.data import corpus, given_splits, requirements
 from mlstm_jax.data.corpus import Manifest, SplitManifest, SplitName
@@ -36,65 +38,102 @@ SPLIT: Weights = (1000, 1, 1)
 _ORDER: tuple[SplitName, ...] = ("test", "valid", "train")
 
 
-def prepare(
-    sources: Sequence[str] | Mapping[SplitName, Sequence[str]],
-    out: Path,
-    *,
-    text_field: str | None = None,
-    rating_field: str | None = None,
-    document: Unit | None = None,
-    split: Weights | None = None,
-    seed: int = 0,
-    cleaning: Cleaning = "radford",
-    dedupe: Dedupe | None = None,
-    overwrite: bool = False,
-    progress: bool = False,
-    engine: Engine = "duckdb",
-    beam_options: Sequence[str] = (),
-    memory_limit: str = MEMORY_LIMIT,
-    threads: int | None = None,
-    temp_dir: Path | None = None,
-    max_reject_fraction: float = MAX_REJECT_FRACTION,
-) -> Manifest:
-    """Write the corpus folder `out` from `sources`, and return its manifest.
+@dataclass(frozen=True, kw_only=True)
+class PrepareOptions:
+    """How a corpus is made.
 
-    Args:
-        sources: see `find_sources`; for the next three `readers.read`. Or those of each split:
-            then all documents are kept, in their order, and there is nothing to split, to
-            deduplicate or to order; see `given_splits`.
+    Attributes:
+        text_field: column or field of the text; None: text, reviewText, review_body, sentence or
+            content.
+        rating_field: that of a rating to keep; None: rating, overall, star_rating or stars.
+        document: what one document of a text file is: "line", the default, "paragraph" or "file".
         split: weights, in documents, of train, valid and test, by default `SPLIT`. Valid and test
             get at least one document each unless their weight is 0.
         seed: of the order.
+        cleaning: "radford": unescape HTML, newlines to spaces, strip, pad; "none": the text as it
+            is; "protein": sequences of amino acids, as UniRep reads them.
         dedupe: which documents count as the same: of the same cleaned bytes, "exact"; of the same
-            but for case and white space, "normalized", the default; or none. One of them is kept,
-            see `kept`.
-        overwrite: replace `out` if it is a corpus.
-        progress: show a bar on stderr if that is a terminal.
+            but for case and white space, "normalized", the default; or "none". One of them is
+            kept, see `kept`.
         engine: what reads and orders; the corpus is the same, byte for byte.
         beam_options: options of Beam's own, such as ``--runner=FlinkRunner``.
         memory_limit: of DuckDB, such as "4GB"; the program needs some hundred MB beside it.
         threads: of DuckDB; by default all cores.
-        temp_dir: folder for temporary files; by default they are beside `out`.
+        temp_dir: folder for temporary files; by default they are beside the corpus.
         max_reject_fraction: of all records, how many may be unreadable; `OUT.rejects.jsonl` has
             them.
+    """
+
+    text_field: str | None = None
+    rating_field: str | None = None
+    document: Unit | None = None
+    split: Weights | None = None
+    seed: int = 0
+    cleaning: Cleaning = "radford"
+    dedupe: Dedupe | None = None
+    engine: Engine = "duckdb"
+    beam_options: Sequence[str] = ()
+    memory_limit: str = MEMORY_LIMIT
+    threads: int | None = None
+    temp_dir: Path | None = None
+    max_reject_fraction: float = MAX_REJECT_FRACTION
+
+
+DEFAULTS = PrepareOptions()
+
+
+def prepare(
+    sources: Sequence[str] | Mapping[SplitName, Sequence[str]],
+    out: Path,
+    options: PrepareOptions = DEFAULTS,
+    *,
+    overwrite: bool = False,
+    progress: bool = False,
+    **changes: Any,
+) -> Manifest:
+    """Write the corpus folder `out` from `sources`, and return its manifest.
+
+    Args:
+        sources: see `find_sources`. Or those of each split: then all documents are kept, in their
+            order, and there is nothing to split, to deduplicate or to order; see `given_splits`.
+        out: the folder; it appears whole or not at all.
+        options: how.
+        overwrite: replace `out` if it is a corpus.
+        progress: show a bar on stderr if that is a terminal.
+        changes: fields of the options that are others.
 
     Raises:
-        UserError: a source, `out` or an argument cannot be used, or there is too little disk or
+        UserError: a source, `out` or an option cannot be used, or there is too little disk or
             memory. Nothing is left behind, save the file of rejects.
     """
+    options = dataclasses.replace(options, **changes)
     # To put the temporary folder beside, even for "." or a link.
     out = requirements.resolved("--out", out)
+    temp_dir = options.temp_dir
     if temp_dir is not None:
         temp_dir = requirements.resolved("--temp-dir", temp_dir)
     given = sources if isinstance(sources, Mapping) else {}
     if given:
-        requirements.check_given(given, split, dedupe, seed, engine)
-    dedupe = dedupe or ("none" if given else "normalized")
-    recipe = Recipe(text_field, rating_field, document, cleaning, dedupe, seed)
+        requirements.check_given(given, options.split, options.dedupe, options.seed, options.engine)
+    recipe = Recipe(
+        options.text_field,
+        options.rating_field,
+        options.document,
+        options.cleaning,
+        options.dedupe or ("none" if given else "normalized"),
+        options.seed,
+    )
     names = [*chain(*given.values())] if given else list(sources)
-    weights = split or SPLIT
-    requirements.check_arguments(names, weights, recipe, max_reject_fraction, threads, memory_limit)
-    if engine != "beam" and beam_options:
+    weights = options.split or SPLIT
+    requirements.check_arguments(
+        names,
+        weights,
+        recipe,
+        options.max_reject_fraction,
+        options.threads,
+        options.memory_limit,
+    )
+    if options.engine != "beam" and options.beam_options:
         raise UserError("--beam-options are of --engine beam; name it, too.")
     if temp_dir is not None and not (temp_dir.is_dir() and os.access(temp_dir, os.W_OK)):
         raise UserError(f"--temp-dir {temp_dir}: is no folder that you may write in.")
@@ -123,11 +162,16 @@ def prepare(
         try:
             if given:
                 gathering = given_splits.gather(found_in, recipe, rejects, report=stages.report)
-            elif engine == "beam":
+            elif options.engine == "beam":
                 from mlstm_jax.data import beam_engine
 
                 gathering = beam_engine.gather(
-                    found, recipe, rejects, scratch, options=beam_options, report=stages.report
+                    found,
+                    recipe,
+                    rejects,
+                    scratch,
+                    options=options.beam_options,
+                    report=stages.report,
                 )
             else:
                 from mlstm_jax.data import duckdb_engine
@@ -137,8 +181,8 @@ def prepare(
                     recipe,
                     rejects,
                     scratch,
-                    memory_limit=memory_limit,
-                    threads=threads,
+                    memory_limit=options.memory_limit,
+                    threads=options.threads,
                     report=stages.report,
                 )
             manifest = _write(
@@ -148,7 +192,7 @@ def prepare(
                 None if given else weights,
                 rejects,
                 rejects_file,
-                max_reject_fraction,
+                options.max_reject_fraction,
                 stages,
             )
         finally:

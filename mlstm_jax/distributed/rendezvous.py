@@ -246,6 +246,8 @@ def find_first(address: Address, greeting: Greeting, seconds: float) -> tuple[Co
                     raise ValueError("something else answers there")
                 stack.pop_all()
                 return connection, host
+        except KnownError:
+            raise
         except (OSError, EOFError, ValueError) as error:
             if time.monotonic() > deadline:
                 raise UserError(

@@ -13,7 +13,7 @@ devices need: inside a node or across. docs/performance.md has the flops and byt
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from mlstm_jax.config import Config, resolve_batch
@@ -130,7 +130,7 @@ def memory_bytes(config: Config, rows: int) -> float:
 
 
 def plan(
-    config: Config, machine: Machine, devices: list[int], corpus_bytes: float | None
+    config: Config, machine: Machine, devices: Sequence[int], corpus_bytes: float | None
 ) -> list[Row]:
     """Return a row for each number of devices.
 

@@ -8,7 +8,7 @@ all of this and decides alike, from the same numbers; process 0 alone writes the
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, cast
@@ -39,6 +39,8 @@ def train(
     initial: Callable[[], Parameters] | None = None,
     resume: bool = False,
     reset_carry: bool = False,
+    callbacks: Sequence[Callable[[dict[str, Any]], None]] = (),
+    quiet: bool = False,
     owns_process: bool = False,
 ) -> Path:
     """Train until the config's steps are done, from the newest whole checkpoint if there is one.
@@ -49,6 +51,8 @@ def train(
             see `run.initial_parameters`.
         resume: fail unless there is a run to go on with.
         reset_carry: go on with other rows (batch, window, shards), the state of each from zero.
+        callbacks: called with each line of metrics.jsonl when it is written; in process 0 alone.
+        quiet: show no progress.
         owns_process: the process does nothing else. SIGINT, SIGTERM and SIGHUP then stop the run
             with a checkpoint, and where nothing happens for `config.train.watchdog_seconds`, or
             another process of the run is lost, the process ends at once.
@@ -67,6 +71,8 @@ def train(
             initial,
             resume=resume,
             reset_carry=reset_carry,
+            callbacks=callbacks,
+            quiet=quiet,
             owns_process=owns_process,
         )
         _run(session)

@@ -8,6 +8,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,13 @@ class MetricsLog:
         finished_at: the step at which these say that the run was finished, if they do.
     """
 
-    def __init__(self, folder: Path, step: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        step: int,
+        callbacks: Sequence[Callable[[dict[str, Any]], None]] = (),
+    ) -> None:
+        self._callbacks = callbacks
         path = folder / "metrics.jsonl"
         kept = [line for line in read_metrics(path) if line["step"] <= step and step > 0]
         output.write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
@@ -68,8 +75,11 @@ class MetricsLog:
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in values.items()
         }
-        self._file.write(json.dumps({"kind": kind, "step": step, **finite}) + "\n")
+        line = {"kind": kind, "step": step, **finite}
+        self._file.write(json.dumps(line) + "\n")
         self._file.flush()
+        for callback in self._callbacks:
+            callback(dict(line))
         if self._events:
             _add_scalars(self._events, kind, step, finite)
 

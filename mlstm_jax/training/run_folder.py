@@ -13,7 +13,7 @@ from mlstm_jax import config_differences, config_text, environment, output, run
 from mlstm_jax.checkpoints import meta
 from mlstm_jax.config import Config
 from mlstm_jax.distributed.cluster import Cluster
-from mlstm_jax.errors import InUse, KnownError, UserError, remedy
+from mlstm_jax.errors import FileError, InUse, KnownError, UserError, remedy
 from mlstm_jax.terminal import show
 
 _LOCK = ".lock"
@@ -139,9 +139,11 @@ def write_folder(config: Config, inputs: Mapping[str, str | None] | None = None)
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Turn an OSError about a file into a KnownError that says how the run in a folder goes on."""
+    """Turn an OSError about a file into a FileError that says how the run in a folder goes on."""
     try:
         yield
+    except KnownError:
+        raise
     except OSError as error:
         advice = remedy(error)
         if advice is None:  # Of a connection, say.
@@ -152,6 +154,6 @@ def disk_errors(folder: Path) -> Iterator[None]:
             if steps
             else "or name another folder with --out"
         )
-        raise KnownError(
+        raise FileError(
             f"{error.filename or folder}: {error.strerror or error}. {advice}; {ending}."
         ) from error

@@ -5,7 +5,7 @@ A session is one call of `train`: a run has one, or several where it is stopped 
 
 import dataclasses
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.model.launch import require_gpu
 from mlstm_jax.model.recurrence import Loops
-from mlstm_jax.quiet import quiet
+from mlstm_jax.quiet import quiet as without_reports
 from mlstm_jax.training import optimizer, parallel, resume, run_folder, schedule, signals, start
 from mlstm_jax.training.announcement import announcement
 from mlstm_jax.training.evaluation import Evaluator
@@ -64,10 +64,13 @@ class Session:
     phases: list[ResolvedPhase]
     lr_schedules: list[optax.Schedule]  # of each phase
     progress: ProgressLine
+    callbacks: Sequence[Callable[[dict[str, Any]], None]]  # of lines of metrics
 
     def open_log(self, step: int) -> MetricsLog | NullLog:
         """Open metrics.jsonl to go on after a step; process 0 alone has one."""
-        return MetricsLog(Path(self.config.out), step) if self.cluster.is_first else NullLog()
+        if not self.cluster.is_first:
+            return NullLog()
+        return MetricsLog(Path(self.config.out), step, self.callbacks)
 
 
 def set_up(
@@ -77,6 +80,8 @@ def set_up(
     *,
     resume: bool,
     reset_carry: bool,
+    callbacks: Sequence[Callable[[dict[str, Any]], None]],
+    quiet: bool,
     owns_process: bool,
 ) -> Session:
     """Find the other processes, lock the run folder, and find where to begin; see `loop.train`."""
@@ -87,7 +92,7 @@ def set_up(
             "the others have to end at once. Train with owns_process=True, in processes that do "
             "nothing else, or by the command `mlstm-jax train`."
         )
-    stack.enter_context(quiet())
+    stack.enter_context(without_reports())
     stack.enter_context(cluster)
     folder = Path(config.out)
     watchdog = Watchdog(config.train.watchdog_seconds, cluster.stop, cluster.index)
@@ -130,7 +135,7 @@ def set_up(
     if cluster.is_first:
         run_folder.write_folder(config, environment.inputs(corpus, fingerprint))
     progress = stack.enter_context(
-        ProgressLine("train", total, begin.step, quiet=not cluster.is_first)
+        ProgressLine("train", total, begin.step, quiet=quiet or not cluster.is_first)
     )
     progress.say(announcement(config, phases, devices, cluster, corpus, begin))
     if changed:
@@ -154,6 +159,7 @@ def set_up(
         phases=phases,
         lr_schedules=schedule.rates(config.optimizer, stretches(phases)),
         progress=progress,
+        callbacks=callbacks,
     )
 
 

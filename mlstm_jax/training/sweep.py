@@ -8,16 +8,31 @@ diverged is not run again, so a sweep that was stopped goes on where it was.
 import csv
 import functools
 import io
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
+
 from mlstm_jax import config as configs
-from mlstm_jax import config_differences, config_text, environment, shipped, user_python
+from mlstm_jax import (
+    config_differences,
+    config_text,
+    environment,
+    output,
+    shipped,
+    user_python,
+)
 from mlstm_jax.config import Config
 from mlstm_jax.data.corpus import open_corpus
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import InUse, UserError
+from mlstm_jax.interop.weights import fingerprint
+from mlstm_jax.run import initial_parameters, load_run
+from mlstm_jax.terminal import message, show
 from mlstm_jax.training import metrics
+from mlstm_jax.training.loop import train
+from mlstm_jax.training.reporter import Diverged
 
 Runs = dict[tuple[str, str], Config]
 
@@ -121,10 +136,55 @@ def _require_same_inputs(run_folder: Path, config: Config) -> None:
 
 @functools.lru_cache
 def _fingerprint(start_from: str) -> str:
-    from mlstm_jax.interop.weights import fingerprint
-    from mlstm_jax.run import load_run
-
     return fingerprint(load_run(Path(start_from)).params)
+
+
+def sweep(
+    runs: Runs,
+    out: Path,
+    *,
+    on_begin: Callable[[int, int, tuple[str, str]], None] = lambda number, total, key: None,
+    owns_process: bool = False,
+) -> list[Result]:
+    """Train the runs that are neither finished nor diverged; return what became of all.
+
+    What another process trains is left to it. The tables are written after each run.
+
+    Args:
+        runs: by row and column.
+        out: folder of the run folders.
+        on_begin: called before each run with its number, their number, and its key.
+        owns_process: see `loop.train`.
+    """
+    output.require_folder(out)
+    waiting = list(pending(runs, out))
+    elsewhere: list[str] = []
+    for number, (key, config) in enumerate(waiting, 1):
+        if is_over(key, folder(out, key)):
+            continue  # another process has trained it since
+        on_begin(number, len(waiting), key)
+        try:
+            train(config, initial=initial_parameters(config), owns_process=owns_process)
+        except Diverged as error:  # a result, too
+            show(f"diverged: {message(error)}", file=sys.stderr)
+        except InUse:
+            show("another process trains it", file=sys.stderr)
+            elsewhere.append(" / ".join(key))
+        jax.clear_caches()
+        write_tables(runs, out)
+    if elsewhere:
+        show(f"\nleft to other processes: {', '.join(elsewhere)}", file=sys.stderr)
+    return [result(key, folder(out, key)) for key in runs]
+
+
+def write_tables(runs: Runs, out: Path) -> str:
+    """Write table.csv and table.md of what there is; return the latter."""
+    results = [result(key, folder(out, key)) for key in runs]
+    table = as_markdown(results)
+    out.mkdir(parents=True, exist_ok=True)
+    output.write_text(out / "table.csv", as_csv(results))
+    output.write_text(out / "table.md", table)
+    return table
 
 
 def result(key: tuple[str, str], run_folder: Path) -> Result:

@@ -23,6 +23,7 @@ from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
 from mlstm_jax.run import Run
 from mlstm_jax.training import parallel
 from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.transfer.windows import batches, windows
 
 # c and h after the last byte, or the mean of h over all bytes (Alley et al. 2019).
 State = Literal["c", "h", "mean_h"]
@@ -57,6 +58,7 @@ class Featurizer:
         all_layers: bool = False,
         units: Sequence[int] | None = None,
         devices: Parallel | None = None,
+        rows: int | None = None,
     ) -> None:
         """Choose what to keep of a text.
 
@@ -66,6 +68,7 @@ class Featurizer:
             all_layers: keep those of every layer, the lowest first; otherwise the top one's.
             units: keep these alone of each layer; unset: all.
             devices: unset: all of this process.
+            rows: texts read at a time, rounded up to a multiple of the devices; unset: 64 each.
 
         Raises:
             UserError: there is no such state or unit, or a state is named twice.
@@ -90,7 +93,8 @@ class Featurizer:
         self.state_of_column = np.repeat(np.array(self._states), len(layers_of_state))
         self.width = len(self.unit_of_column)
         self._devices = devices or parallel.local(Devices())
-        self._rows = _ROWS * self._devices.count
+        count = self._devices.count
+        self._rows = _ROWS * count if rows is None else -(-rows // count) * count
         self._params = self._devices.replicate(run.params)
         mean = "mean_h" in states
         self._read = self._devices.map(_make_step(run.model, mean=mean), donate=(1,))
@@ -105,13 +109,11 @@ class Featurizer:
             on_text: called with the number of texts done, for a progress line.
         """
         cleaned = [clean(text, self._run.cleaning) for text in texts]
-        order = np.argsort([len(text) for text in cleaned], kind="stable")
-        result = np.zeros((len(texts), self.width), np.float32)
-        for start in range(0, len(order), self._rows):
-            chosen = order[start : start + self._rows]
-            batch = [cleaned[index] for index in chosen]
-            result[chosen] = self._batch(batch)[: len(chosen)]
-            on_text(start + len(chosen))
+        result, done = np.zeros((len(texts), self.width), np.float32), 0
+        for chosen in batches(cleaned, self._rows):
+            result[chosen] = self._batch([cleaned[place] for place in chosen])[: len(chosen)]
+            done += len(chosen)
+            on_text(done)
         return result
 
     def _batch(self, texts: list[bytes]) -> Features:
@@ -119,17 +121,10 @@ class Featurizer:
         devices, rows = self._devices, self._rows
         length_B = np.zeros(rows, np.int32)
         length_B[: len(texts)] = [len(text) for text in texts]
-        windows = -(-int(length_B.max()) // _WINDOW)
         zero = self._run.model.init_carry(rows)
         carry = devices.split_rows((zero, np.zeros(zero.h.shape, np.float32)))
-        for window in range(windows):
-            at = window * _WINDOW
-            bytes_BT = np.zeros((rows, _WINDOW), np.uint8)
-            for row, text in enumerate(texts):
-                piece = text[at : at + _WINDOW]
-                bytes_BT[row, : len(piece)] = np.frombuffer(piece, np.uint8)
-            left_B = np.clip(length_B - at, 0, _WINDOW)
-            carry = self._read(self._params, carry, devices.split_rows((bytes_BT, left_B)))
+        for window in windows(texts, rows, _WINDOW):
+            carry = self._read(self._params, carry, devices.split_rows(tuple(window)))
         after, sum_BLH = devices.fetch_rows(carry)
         mean_BLH = sum_BLH / np.maximum(length_B, 1)[:, None, None]
         made = {"c": after.c, "h": after.h, "mean_h": mean_BLH}

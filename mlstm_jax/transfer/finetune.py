@@ -11,21 +11,31 @@ model's loss (Howard and Ruder 2018 and Radford et al. 2018 keep that loss, too)
 """
 
 import dataclasses
+import json
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from mlstm_jax import output
 from mlstm_jax.config import Config, Data, Model, Optimizer, Train
 from mlstm_jax.data import corpus
 from mlstm_jax.data.corpus import FORMAT_VERSION, Manifest
 from mlstm_jax.data.corpus_writer import check_out, durable, write_split
 from mlstm_jax.data.documents import Cleaning, clean, in_order
 from mlstm_jax.errors import UserError
+from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.output import atomic_directory
-from mlstm_jax.run import Run
-from mlstm_jax.transfer.classify import Classifier
-from mlstm_jax.transfer.labels import Labelled
+from mlstm_jax.run import Run, initial_parameters, load_run
+from mlstm_jax.training.loop import train
+from mlstm_jax.training.progress import ProgressLine
+from mlstm_jax.transfer.classify import Classifier, Description, Examples, save
+from mlstm_jax.transfer.features import Featurizer
+from mlstm_jax.transfer.labels import Labelled, require_classes
 
 
 def write_corpus(
@@ -70,20 +80,96 @@ def write_corpus(
             )
 
 
-def make_config(
+@dataclass(frozen=True, kw_only=True)
+class FinetuneOptions:
+    """How a model is trained on.
+
+    Attributes:
+        epochs: passes over the training texts.
+        learning_rate: the largest, a tenth of the way; then it falls to a 32nd.
+        label_weight: how many bytes of the language model's loss one label counts as.
+        batch: rows in the global batch.
+        window: bytes of truncated back-propagation.
+        dropout: fraction of the units of each layer's output that are left out.
+        seed: of dropout and of the order of the text.
+    """
+
+    epochs: float = 3.0
+    learning_rate: float = 1e-3
+    label_weight: float = 1000.0
+    batch: int = 32
+    window: int = 128
+    dropout: float = 0.2
+    seed: int = 0
+
+
+class Finetuned(NamedTuple):
+    """A model trained on labels, and how well it does."""
+
+    run: Run
+    classifier: Classifier
+    about: Description
+    accuracy: dict[str, float]  # of train, valid and test, fractions
+
+
+def finetune(
     run: Run,
+    texts: Mapping[str, Labelled],
+    names: Mapping[str, str],
     out: Path,
-    classes: int,
+    options: FinetuneOptions,
     *,
-    epochs: float,
-    learning_rate: float,
-    label_weight: float,
-    batch: int,
-    window: int,
-    dropout: float,
-    seed: int,
-) -> Config:
+    checkpoint: str = "best",
+    text_column: str | None = None,
+    owns_process: bool = False,
+    show_progress: bool = False,
+) -> Finetuned:
+    """Train a model on to tell labels, end to end, with its language model beside.
+
+    Args:
+        run: the model to begin with.
+        texts: train and valid, and test if there is one. The bits per character of valid choose
+            the checkpoint.
+        names: what messages call each of them, such as its file.
+        out: folder for corpus/, run/, classifier/ and report.json; the same call resumes in it.
+        options: of the training.
+        checkpoint: of the finished run: best (by validation BPC), or latest.
+        text_column: of the texts' files; `classify` reads the same.
+        owns_process: see `loop.train`.
+        show_progress: of the features, on standard error.
+
+    Raises:
+        UserError: the classes do not fit, or `out` holds something else.
+    """
+    output.require_folder(out)
+    require_classes(names["train"], texts["train"])
+    classes = texts["train"].classes
+    for name, table in texts.items():
+        require_classes(names[name], table, classes)
+    out.mkdir(parents=True, exist_ok=True)
+    write_corpus(out / "corpus", texts["train"], texts["valid"], classes, run.cleaning)
+    config = make_config(run, out, len(classes), options)
+    trained = train(config, initial=initial_parameters(config), owns_process=owns_process)
+    tuned = load_run(trained, checkpoint)
+    classifier = head(tuned, classes)
+    about = Description("h", False, fingerprint(tuned.params), text_column)
+    (out / "classifier").mkdir(exist_ok=True)
+    save(out / "classifier", classifier, about)
+    featurizer, accuracy = Featurizer(tuned, states=("h",)), {}
+    for name, table in texts.items():
+        line = ProgressLine(f"features of {name}", len(table.texts), quiet=not show_progress)
+        with line as progress:
+            read = featurizer(table.texts, partial(progress.update, status="texts"))
+        labels = np.array([classes.index(label) for label in table.labels])
+        accuracy[name] = classifier.accuracy(Examples(read, labels))
+    report = {"run": str(run.folder), "step": tuned.step, "classes": classes, "accuracy": accuracy}
+    output.write_text(out / "report.json", json.dumps(report, indent=2) + "\n")
+    return Finetuned(tuned, classifier, about, accuracy)
+
+
+def make_config(run: Run, out: Path, classes: int, options: FinetuneOptions) -> Config:
     """Return the config of the run, with a checkpoint an epoch and the corpus read anew in each."""
+    batch, window = options.batch, options.window
     model = dataclasses.asdict(run.config.model) | {"classes": classes, "rating_head": False}
     size = corpus.open_corpus(out / "corpus").manifest.splits["train"].bytes
     steps = max(1, size // (batch * window))
@@ -91,17 +177,21 @@ def make_config(
         out=str(out / "run"),
         model=Model(**model),
         data=Data(
-            corpus=str(out / "corpus"), batch=batch, window=window, shuffle_shards=True, seed=seed
+            corpus=str(out / "corpus"),
+            batch=batch,
+            window=window,
+            shuffle_shards=True,
+            seed=options.seed,
         ),
         optimizer=Optimizer(
-            learning_rate=learning_rate, schedule="triangular", name="adam", clip_norm=1.0
+            learning_rate=options.learning_rate, schedule="triangular", name="adam", clip_norm=1.0
         ),
         precision=run.config.precision,
         train=Train(
-            epochs=epochs,
-            label_weight=label_weight,
-            dropout=dropout,
-            seed=seed,
+            epochs=options.epochs,
+            label_weight=options.label_weight,
+            dropout=options.dropout,
+            seed=options.seed,
             start_from=str(run.folder),
             log_every=max(1, steps // 10),
             eval_every=steps,

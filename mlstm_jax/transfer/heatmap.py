@@ -41,6 +41,14 @@ class Heat(NamedTuple):
     scale: float  # the value of the fullest colour
     title: str
 
+    def save(self, path: str | Path) -> None:
+        """Write an .html page or a .png picture."""
+        write(Path(path), self)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        return as_html(self)
+
     @property
     def name(self) -> str:
         """What is shown, in words."""

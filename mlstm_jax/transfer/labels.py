@@ -67,7 +67,7 @@ def read_labelled(path: Path, text_column: str | None, label_column: str) -> Lab
     return Labelled(texts, labels)
 
 
-def require_classes(path: Path, found: Labelled, known: list[str] | None = None) -> None:
+def require_classes(path: Path | str, found: Labelled, known: list[str] | None = None) -> None:
     """Raise UserError unless there are two classes or more, and none that is not `known`."""
     if known is None:
         if len(found.classes) < 2:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
 from mlstm_jax.run import Run
 from mlstm_jax.transfer.features import State
+from mlstm_jax.transfer.windows import windows
 
 _WINDOW = 64
 
@@ -58,19 +59,16 @@ def read_text(
     """
     carry, pieces = jax.tree.map(jnp.asarray, model.init_carry(1)), []
     sum_LH = np.zeros(carry.h.shape[1:])
-    for at in range(0, len(text), _WINDOW):
-        piece = text[at : at + _WINDOW]
-        bytes_BT = np.zeros((1, _WINDOW), np.uint8)
-        bytes_BT[0, : len(piece)] = np.frombuffer(piece, np.uint8)
-        length = jnp.int32(len(piece))
-        carry, states, logits_BV = _read_window(model, params, carry, bytes_BT, length)
-        h_TLH = np.asarray(states.h[0], np.float64)[: len(piece)]
+    for number, (bytes_BT, left_B) in enumerate(windows([text], 1, _WINDOW)):
+        at, length = number * _WINDOW, int(left_B[0])
+        carry, states, logits_BV = _read_window(model, params, carry, bytes_BT, jnp.int32(length))
+        h_TLH = np.asarray(states.h[0], np.float64)[:length]
         if state == "mean_h":
-            count_T1 = np.arange(at + 1, at + len(piece) + 1)[:, None]
+            count_T1 = np.arange(at + 1, at + length + 1)[:, None]
             values_TH = (sum_LH[layer] + h_TLH[:, layer].cumsum(axis=0)) / count_T1
         else:
             found = states.c if state == "c" else states.h
-            values_TH = np.asarray(found[0, :, layer])[: len(piece)]
+            values_TH = np.asarray(found[0, :, layer])[:length]
         sum_LH += h_TLH.sum(axis=0)
         pieces.append(np.asarray(values_TH, np.float32))
     return Read(carry, logits_BV, pieces, sum_LH / len(text))

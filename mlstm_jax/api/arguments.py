@@ -1,0 +1,63 @@
+"""Arguments of public functions: checked, and named in messages as Python writes them."""
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import ParamSpec, TypeVar
+
+from mlstm_jax.errors import KnownError, UserError
+
+Parameters = ParamSpec("Parameters")
+Returned = TypeVar("Returned")
+
+# An option of the command line: --text-column, --data.corpus.
+_OPTION = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:[-.][a-z0-9]+)*)")
+
+
+def in_python(text: str) -> str:
+    """Return a message with the options of the command line written as arguments."""
+    return _OPTION.sub(lambda found: found[1].replace("-", "_"), text)
+
+
+def public(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
+    """Let the messages of errors name arguments, where the command line would name options."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
+        try:
+            return function(*args, **kwargs)
+        except KnownError as error:
+            error.args = (in_python(str(error)), *error.args[1:])
+            raise
+
+    return wrapped
+
+
+def as_texts(texts: Iterable[str], name: str = "texts") -> list[str]:
+    """Return texts as a list.
+
+    Raises:
+        UserError: one string was given, which would be read letter by letter, or one is no string.
+    """
+    if isinstance(texts, (str, bytes)):
+        raise UserError(f"{name} is one {type(texts).__name__}; give a list of texts, [text].")
+    found = list(texts)
+    wrong = next((n for n, text in enumerate(found) if not isinstance(text, str)), None)
+    if wrong is not None:
+        raise UserError(
+            f"{name}[{wrong}] is of type {type(found[wrong]).__name__}, but it must be a str."
+        )
+    return found
+
+
+def one_of(name: str, value: object, allowed: Sequence[object]) -> None:
+    """Raise UserError unless a value is one of those allowed."""
+    if value not in allowed:
+        shown = ", ".join(repr(one) for one in allowed)
+        raise UserError(f"{name} is {value!r}, but it must be one of {shown}.")
+
+
+def at_least(name: str, value: int, least: int) -> None:
+    """Raise UserError unless a number is large enough."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UserError(f"{name} is {value!r}, but it must be an integer of at least {least}.")

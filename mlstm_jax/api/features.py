@@ -1,0 +1,102 @@
+"""Features of texts as a scikit-learn transformer."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.utils import Tags
+
+from mlstm_jax.api.arguments import as_texts, public
+from mlstm_jax.api.model import TrainedModel, load
+from mlstm_jax.errors import UserError
+from mlstm_jax.transfer.features import State
+
+
+class Features(TransformerMixin, BaseEstimator):
+    """Texts to the state of a frozen model, in a `Pipeline` or a `GridSearchCV`.
+
+    Fitting learns nothing: the model is trained already.
+
+    Args:
+        model: a `TrainedModel`, or what `load` takes.
+        state: see `TrainedModel.encode`.
+        all_layers: see `TrainedModel.encode`.
+        batch_size: texts read at a time.
+        show_progress: on standard error.
+    """
+
+    def __init__(
+        self,
+        model: TrainedModel | str | Path,
+        *,
+        state: State = "mean_h",
+        all_layers: bool = False,
+        batch_size: int = 64,
+        show_progress: bool = False,
+    ) -> None:
+        # As scikit-learn asks: kept as they are, checked in `fit`.
+        self.model = model
+        self.state = state
+        self.all_layers = all_layers
+        self.batch_size = batch_size
+        self.show_progress = show_progress
+
+    @public
+    def fit(self, texts: Iterable[str], y: Any = None) -> "Features":
+        """Check the texts and load the model; learn nothing.
+
+        Raises:
+            ValueError: there is no such model, or `texts` is one string.
+        """
+        as_texts(texts)
+        self._loaded()
+        return self
+
+    @public
+    def transform(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Return float32 [texts, units]."""
+        return self._loaded().encode(
+            as_texts(texts),
+            self.state,
+            all_layers=self.all_layers,
+            batch_size=self.batch_size,
+            show_progress=self.show_progress,
+        )
+
+    def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
+        """Return "mean_h_0", ...; of several layers "layer0_mean_h_0", ..."""
+        model = self._loaded().config.model
+        layers = range(model.layers) if self.all_layers else [model.layers - 1]
+        names = [
+            f"layer{layer}_{self.state}_{unit}" if self.all_layers else f"{self.state}_{unit}"
+            for layer in layers
+            for unit in range(model.hidden)
+        ]
+        return np.array(names, dtype=object)
+
+    def _loaded(self) -> TrainedModel:
+        if isinstance(self.model, TrainedModel):
+            return self.model
+        if not isinstance(self.model, (str, Path)):
+            raise UserError(
+                f"model is of type {type(self.model).__name__}, but it must be a TrainedModel, or "
+                "a path that `load` takes."
+            )
+        known = getattr(self, "_from_path", None)
+        if known is None or known[0] != self.model:
+            known = self._from_path = (self.model, load(self.model))
+        found: TrainedModel = known[1]
+        return found
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return True
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.requires_fit = False
+        tags.input_tags.string = True
+        tags.input_tags.two_d_array = False
+        return tags

@@ -1,0 +1,432 @@
+"""A trained model: what it makes of texts, what it writes, and what it can be taught."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlstm_jax import run as runs
+from mlstm_jax.api.arguments import as_texts, at_least, one_of, public
+from mlstm_jax.config import Config, Devices
+from mlstm_jax.data.corpus import SplitName
+from mlstm_jax.errors import UserError
+from mlstm_jax.interop import weights
+from mlstm_jax.run import Run
+from mlstm_jax.training import metrics, parallel
+from mlstm_jax.training.evaluation import Evaluator, Score, corpus_of
+from mlstm_jax.training.progress import ProgressLine
+from mlstm_jax.transfer.features import STATE_NAMES, Featurizer, State
+from mlstm_jax.transfer.finetune import Finetuned, FinetuneOptions
+from mlstm_jax.transfer.finetune import finetune as run_finetune
+from mlstm_jax.transfer.generate import as_text
+from mlstm_jax.transfer.generate import generate as run_generate
+from mlstm_jax.transfer.heatmap import Heat, heat
+from mlstm_jax.transfer.labels import Labelled, read_labelled
+from mlstm_jax.transfer.reader import Reader
+from mlstm_jax.transfer.scoring import Scorer
+from mlstm_jax.transfer.transfer import Transferred
+from mlstm_jax.transfer.transfer import transfer as run_transfer
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# A file of texts with labels, or the texts and the labels.
+Examples: TypeAlias = str | Path | tuple[Sequence[str], Sequence[object]]
+
+_STATES = tuple(STATE_NAMES)
+
+
+class TrainedModel:
+    """A trained or imported model; `load` and `train` return one.
+
+    It does not change. The programs that it compiles are kept with it, so a second call compiles
+    nothing. Copies are the model itself, and it is pickled as the path it was loaded from.
+
+    Attributes:
+        path: what it was loaded from.
+        checkpoint: what `load` was asked for: "best", "latest" or a step.
+        step: of the checkpoint; 0 for imported weights.
+        config: of the run that trained it.
+    """
+
+    def __init__(self, run: Run, checkpoint: str = "best") -> None:
+        """Wrap a run that is in memory; use `load`."""
+        self._run, self.checkpoint = run, checkpoint
+        self._readers: dict[object, Any] = {}
+
+    @property
+    def path(self) -> Path:
+        """The run folder, or the file of weights."""
+        return self._run.folder
+
+    @property
+    def step(self) -> int:
+        """Updates that trained it."""
+        return self._run.step
+
+    @property
+    def config(self) -> Config:
+        """The run's."""
+        return self._run.config
+
+    @property
+    def hidden(self) -> int:
+        """Units H of a layer."""
+        return self.config.model.hidden
+
+    @property
+    def parameters(self) -> Mapping[str, NDArray[np.float32]]:
+        """The arrays by name, float32, as docs/weights.md lists them."""
+        return weights.flatten(self._run.params)
+
+    def __repr__(self) -> str:
+        model = self.config.model
+        count = sum(array.size for array in self.parameters.values())
+        return (
+            f"TrainedModel({str(self.path)!r}, checkpoint={self.checkpoint!r})\n"
+            f"  mLSTM, {model.layers} x {model.hidden} units, {count:,} parameters, "
+            f"{self.config.precision.compute}\n"
+            f"  {'imported' if self._run.imported else f'step {self.step:,}'}, "
+            f"texts cleaned as {self._run.cleaning}"
+        )
+
+    def __copy__(self) -> "TrainedModel":
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "TrainedModel":
+        return self
+
+    def __reduce__(self) -> tuple[Any, tuple[str, str]]:
+        # The step is named, since a run that trains on may have another best one by then.
+        step = self.checkpoint if self._run.imported else str(self.step)
+        return load, (str(self.path.resolve()), step)
+
+    @public
+    def encode(
+        self,
+        texts: Sequence[str],
+        state: State = "mean_h",
+        *,
+        all_layers: bool = False,
+        batch_size: int = 64,
+        show_progress: bool = False,
+    ) -> NDArray[np.float32]:
+        """Return the features of texts (Radford et al. 2017; Puri et al. 2018, section VI).
+
+        Args:
+            texts: any number, of any length. A text's features depend on the text alone, to
+                rounding: not on the others, their order or `batch_size`.
+            state: "c", the cell state, or "h" after the last byte; or "mean_h", the mean of h over
+                all bytes, the best of the three for most labels.
+            all_layers: of every layer, the lowest first; otherwise of the top one.
+            batch_size: texts read at a time, over all devices.
+            show_progress: on standard error.
+
+        Returns:
+            float32 [texts, H], or [texts, layers · H].
+
+        Raises:
+            ValueError: `texts` is one string or holds something else than strings; there is no
+                such state.
+        """
+        found = as_texts(texts)
+        one_of("state", state, _STATES)
+        at_least("batch_size", batch_size, 1)
+        featurizer = self._kept(
+            (state, all_layers, batch_size),
+            lambda: Featurizer(self._run, states=(state,), all_layers=all_layers, rows=batch_size),
+        )
+        with ProgressLine("encode", len(found), quiet=not show_progress) as progress:
+            features: NDArray[np.float32] = featurizer(
+                found, partial(progress.update, status="texts")
+            )
+        return features
+
+    @public
+    def bits_per_character(self, texts: Sequence[str], *, show_progress: bool = False) -> float:
+        """Return the mean bits a byte of texts, each read by itself from a zero state.
+
+        Every byte after cleaning counts, save the first of each text, which nothing predicts. So a
+        short text costs more than the same bytes in a corpus, where `evaluate` carries the state.
+
+        Raises:
+            ValueError: `texts` is one string, or there is no byte to score.
+        """
+        found = as_texts(texts)
+        scorer = self._kept("score", lambda: Scorer(self._run))
+        with ProgressLine("score", len(found), quiet=not show_progress) as progress:
+            score = scorer(found, partial(progress.update, status="texts"))
+        if not score.bytes_scored:
+            raise UserError("texts hold no byte to score.")
+        return float(score.bits_per_character)
+
+    @public
+    def generate(
+        self,
+        prompt: str = "",
+        *,
+        bytes: int = 400,
+        temperature: float = 0.7,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        set_unit: Mapping[int, float] | None = None,
+        stop: str = "",
+    ) -> str:
+        """Return the prompt and what the model writes after it.
+
+        Args:
+            prompt: text to continue; "" begins a document.
+            bytes: to draw, at most.
+            temperature: 1 samples the model's own distribution, lower is safer, 0 takes the
+                likeliest byte.
+            top_k: draw from the k likeliest bytes only.
+            top_p: draw only from the fewest bytes that have this probability together.
+            seed: the same seed gives the same text.
+            set_unit: units of the top layer's cell state, and the value each is held at (Radford
+                et al. 2017, section 4.3).
+            stop: a byte that ends the text and is left out.
+
+        Raises:
+            ValueError: an argument is out of its range.
+        """
+        pieces = run_generate(
+            self._run,
+            prompt,
+            length=bytes,
+            seed=seed,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            held=dict(set_unit or {}),
+            stop=stop.encode(),
+        )
+        return prompt + "".join(as_text(piece for (piece,) in pieces))
+
+    @public
+    def heatmap(
+        self,
+        text: str,
+        unit: int,
+        *,
+        state: State = "c",
+        layer: int | None = None,
+        scale: float | None = None,
+    ) -> Heat:
+        """Return a unit's value after each character; a notebook shows it in colours.
+
+        Args:
+            text: what to read.
+            unit: its number in the layer.
+            state: "c" or "h" after each character, or "mean_h", the mean of h up to it.
+            layer: 0 is the lowest; unset: the top one.
+            scale: the value of the fullest colour; unset: nearly the largest in the text.
+
+        Raises:
+            ValueError: the text is empty, or there is no such unit or layer.
+        """
+        one_of("state", state, _STATES)
+        reader = self._kept("read", lambda: Reader(self._run))
+        return heat(reader, text, unit, scale, state=state, layer=layer)
+
+    @public
+    def evaluate(self, split: SplitName = "test", *, corpus: str | Path | None = None) -> Score:
+        """Return the bits per character of a split, the state carried (Puri et al. 2018, VI).
+
+        Args:
+            split: "train", "valid" or "test".
+            corpus: corpus folder; unset: the one that the model was trained on.
+
+        Raises:
+            ValueError: there is no such split or corpus, or it is no longer what it was.
+        """
+        one_of("split", split, ("train", "valid", "test"))
+        scored = corpus_of(self._run, None if corpus is None else Path(corpus)).corpus
+        devices = parallel.local(Devices())
+        evaluator = Evaluator(
+            self._run.model, scored.split(split), self.config.data.window, devices, scored.stop
+        )
+        return evaluator(devices.replicate(self._run.params))
+
+    @public
+    def transfer(
+        self,
+        train: Examples,
+        test: Examples,
+        valid: Examples | None = None,
+        *,
+        out: str | Path | None = None,
+        state: State = "c",
+        all_layers: bool = False,
+        label_column: str = "label",
+        text_column: str | None = None,
+        show_progress: bool = False,
+    ) -> Transferred:
+        """Fit L1 logistic regression to the frozen features of texts, and measure it.
+
+        The paper's protocol, with TF-IDF beside it (Puri et al. 2018, section VI). For your own
+        pipeline use `Features`.
+
+        Args:
+            train: a file of texts with labels, or the texts and the labels.
+            test: likewise, to report the accuracy on.
+            valid: likewise, to choose C on; unset: cross-validation.
+            out: folder for the features, the classifier, report.md, report.json and pictures.
+            state: see `encode`.
+            all_layers: see `encode`.
+            label_column: field or column of the label in files.
+            text_column: field or column of the text in files; unset: text, sentence, ...
+            show_progress: on standard error.
+
+        Returns:
+            The classifier and what was found, `.result.test` the accuracy, a fraction.
+
+        Raises:
+            ValueError: a file cannot be read, the classes do not fit, or `out` holds something
+                else.
+        """
+        one_of("state", state, _STATES)
+        texts, names = _examples(
+            {"train": train, "test": test, "valid": valid}, text_column, label_column
+        )
+        made = run_transfer(
+            self._run,
+            texts,
+            names,
+            None if out is None else Path(out),
+            states=(state,),
+            all_layers=all_layers,
+            text_column=text_column,
+            show_progress=show_progress,
+        )
+        return made[state]
+
+    @public
+    def finetune(
+        self,
+        train: Examples,
+        valid: Examples,
+        out: str | Path,
+        test: Examples | None = None,
+        *,
+        options: FinetuneOptions | None = None,
+        label_column: str = "label",
+        text_column: str | None = None,
+        show_progress: bool = False,
+    ) -> Finetuned:
+        """Train all parameters on to tell labels, with the language model's loss beside.
+
+        Args:
+            train: a file of texts with labels, or the texts and the labels.
+            valid: likewise; its bits per character choose the checkpoint.
+            out: folder for the corpus, the run and the classifier; the same call resumes in it.
+            test: likewise, to report the accuracy on.
+            options: of the training; unset: three epochs.
+            label_column, text_column: in files, as in `transfer`.
+            show_progress: of the features, on standard error.
+
+        Raises:
+            ValueError: a file cannot be read, the classes do not fit, or `out` holds something
+                else.
+        """
+        texts, names = _examples(
+            {"train": train, "valid": valid, "test": test}, text_column, label_column
+        )
+        return run_finetune(
+            self._run,
+            texts,
+            names,
+            Path(out),
+            options or FinetuneOptions(),
+            text_column=text_column,
+            show_progress=show_progress,
+        )
+
+    @public
+    def export(self, path: str | Path) -> Path:
+        """Write the model as one .safetensors or .npz file that any program can read.
+
+        Raises:
+            ValueError: the path has another ending, or is there already.
+            OSError: it cannot be written.
+        """
+        path = Path(path)
+        if path.exists():
+            raise UserError(f"{path} exists; name another file, or remove it.")
+        weights.save(path, runs.as_weights(self._run))
+        return path
+
+    @property
+    def metrics(self) -> Any:
+        """The lines of metrics.jsonl: a pandas DataFrame, or a list of dicts without pandas.
+
+        Raises:
+            ValueError: the model was not trained here.
+        """
+        lines = self._lines()
+        try:
+            import pandas as pd
+        except ImportError:
+            return lines
+        return pd.DataFrame(lines)
+
+    def _lines(self) -> list[dict[str, Any]]:
+        lines = metrics.read_metrics(self.path / "metrics.jsonl")
+        if not lines:
+            raise UserError(f"{self.path} has no metrics: it was imported, not trained here.")
+        return lines
+
+    @public
+    def plot(self, x: Literal["step", "megabytes", "epoch", "minutes"] = "megabytes") -> "Figure":
+        """Draw bits per character, learning rate, gradient and speed of the run.
+
+        Needs matplotlib and pandas, the extra `notebooks`.
+        """
+        from mlstm_jax.api.plots import plot_metrics
+
+        self._lines()
+        return plot_metrics([self.path], x=x)
+
+    def _kept(self, key: object, make: Any) -> Any:
+        """Return a reader with a compiled program, made once."""
+        if key not in self._readers:
+            self._readers[key] = make()
+        return self._readers[key]
+
+
+def _examples(
+    given: Mapping[str, Examples | None], text_column: str | None, label_column: str
+) -> tuple[dict[str, Labelled], dict[str, str]]:
+    """Return the texts and labels of each, and what messages call them."""
+    texts, names = {}, {}
+    for name, one in given.items():
+        if one is None:
+            continue
+        if isinstance(one, (str, Path)):
+            texts[name], names[name] = read_labelled(Path(one), text_column, label_column), str(one)
+            continue
+        some, labels = as_texts(one[0], f"{name}[0]"), [str(label) for label in one[1]]
+        if len(some) != len(labels):
+            raise UserError(f"{name} has {len(some):,} texts, but {len(labels):,} labels.")
+        if not some:
+            raise UserError(f"{name} has no texts.")
+        texts[name], names[name] = Labelled(some, labels), name
+    return texts, names
+
+
+@public
+def load(path: str | Path, checkpoint: str = "best") -> TrainedModel:
+    """Load a trained model.
+
+    Args:
+        path: a run folder, trained or imported; or a .safetensors or .npz that `export` wrote.
+        checkpoint: "best" by validation bits per character, "latest", or a step.
+
+    Raises:
+        ValueError: there is no model, or no such checkpoint.
+        OSError: the checkpoint is damaged.
+    """
+    return TrainedModel(runs.load_run(Path(path), str(checkpoint)), str(checkpoint))

@@ -1,0 +1,95 @@
+"""Curves of runs, drawn once or again and again while they train."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from mlstm_jax.api.arguments import as_texts, one_of, public
+from mlstm_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+X: tuple[str, ...] = ("step", "megabytes", "epoch", "minutes")
+PANELS = ("bpc", "learning_rate", "grad_norm", "loss_scale", "kilobytes_per_second")
+
+
+@public
+def plot_metrics(
+    runs: Sequence[str | Path],
+    *,
+    x: Literal["step", "megabytes", "epoch", "minutes"] = "megabytes",
+    live_seconds: float = 0.0,
+    on_draw: "Callable[[Figure], None] | None" = None,
+) -> "Figure":
+    """Draw bits per character, rate, gradient, loss scale and speed of runs.
+
+    Needs matplotlib and pandas, the extra `notebooks`.
+
+    Args:
+        runs: run folders, or folders of run folders.
+        x: what the horizontal axis counts.
+        live_seconds: draw again every 5 s for so long; a notebook shows the figure in place.
+        on_draw: called with the figure each time, instead of showing it.
+
+    Raises:
+        ValueError: a folder holds no run.
+    """
+    one_of("x", x, X)
+    folders = as_texts([str(run) for run in runs], "runs")
+    if not folders:
+        raise UserError("runs is empty; give run folders.")
+    try:
+        import matplotlib.pyplot as plt
+        import pandas as _  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            f"pictures need {error.name}: pip install 'mlstm-jax[notebooks]'"
+        ) from error
+
+    figure, axes = plt.subplots(len(PANELS), 1, figsize=(8, 2.4 * len(PANELS)), sharex=True)
+    plt.close(figure)  # A notebook would show it a second time.
+    shown, until = None, time.monotonic() + live_seconds
+    while True:
+        _draw(axes, folders, x)
+        if on_draw:
+            on_draw(figure)
+        elif live_seconds:
+            shown = _show(figure, shown)
+        if time.monotonic() >= until:
+            return figure
+        time.sleep(min(5.0, max(0.1, until - time.monotonic())))
+
+
+def _draw(axes: "Sequence[object]", folders: list[str], x: str) -> None:
+    from mlstm_jax import analysis
+
+    histories = analysis.load_histories(*folders)
+    for panel, name in zip(axes, PANELS, strict=True):
+        panel.clear()  # type: ignore[attr-defined]
+        analysis.plot(panel, histories, x, name)
+        if name == "bpc":
+            analysis.plot(
+                panel,
+                histories,
+                x,
+                name,
+                kind="evaluations",
+                label=lambda one: "_",
+                style=lambda one: {"ls": "", "marker": "o", "ms": 3},
+            )
+            panel.set_ylim(analysis.limits(histories, name))  # type: ignore[attr-defined]
+            panel.legend(fontsize=8)  # type: ignore[attr-defined]
+
+
+def _show(figure: "Figure", shown: object) -> object:
+    """Show a figure in a notebook, in place of the one before."""
+    try:
+        from IPython.display import display
+    except ImportError:
+        return None
+    if shown is None:
+        return display(figure, display_id=True)
+    shown.update(figure)  # type: ignore[attr-defined]
+    return shown

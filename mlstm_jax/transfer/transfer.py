@@ -1,0 +1,173 @@
+"""Transfer: texts with labels, the features of a frozen model, a classifier and a report.
+
+The features are kept in OUT/features as they are made, so that work that was stopped resumes.
+"""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from mlstm_jax import output
+from mlstm_jax.errors import UserError
+from mlstm_jax.interop.weights import fingerprint
+from mlstm_jax.run import Run
+from mlstm_jax.terminal import show
+from mlstm_jax.training.progress import ProgressLine
+from mlstm_jax.transfer import classify, experiment, feature_file, report
+from mlstm_jax.transfer.classify import Classifier, Description, Examples
+from mlstm_jax.transfer.experiment import Result
+from mlstm_jax.transfer.features import Features, Featurizer, State
+from mlstm_jax.transfer.labels import Labelled, require_classes
+
+
+class Transferred(NamedTuple):
+    """A classifier of a frozen model's features, and how well it does."""
+
+    classifier: Classifier
+    about: Description
+    result: Result
+    folder: Path | None  # where its report and files are
+
+
+def transfer(
+    run: Run,
+    texts: Mapping[str, Labelled],
+    names: Mapping[str, str],
+    out: Path | None = None,
+    *,
+    states: Sequence[State] = ("c",),
+    all_layers: bool = False,
+    text_column: str | None = None,
+    show_progress: bool = False,
+) -> dict[State, Transferred]:
+    """Fit a classifier to the features of each state, and measure it.
+
+    Args:
+        run: a trained model; its parameters stay as they are.
+        texts: train, test and, if there is one, valid. Without valid C is cross-validated.
+        names: what messages call each of them, such as its file.
+        out: folder for the features, report.md, report.json, pictures and classifier; of several
+            states each gets a folder of its own in it. Unset: nothing is written.
+        states: see `State`.
+        all_layers: use every layer, not the top one alone.
+        text_column: of the texts' files; `classify` reads the same.
+        show_progress: on standard error.
+
+    Raises:
+        UserError: the classes do not fit, or `out` holds something else.
+    """
+    kept = None if out is None else out / "features"
+    folders = _folders(out, states) if out else {}
+    is_begun = out is not None and require_out(out, states)
+    require_classes(names["train"], texts["train"])
+    classes = texts["train"].classes
+    for name in ("test", "valid"):
+        if name in texts:
+            require_classes(names[name], texts[name], classes)
+    model = fingerprint(run.params)
+    featurizer = Featurizer(run, states=states, all_layers=all_layers)
+    found = _features(kept, featurizer, model, texts, is_begun=is_begun, loud=show_progress)
+    made = {}
+    for one in states:
+        chosen = np.flatnonzero(featurizer.state_of_column == one)
+        columns = [
+            experiment.Unit(int(featurizer.layer_of_column[n]), int(featurizer.unit_of_column[n]))
+            for n in chosen
+        ]
+        examples = {
+            name: Examples(
+                values[:, chosen] if len(states) > 1 else values,
+                np.array([classes.index(label) for label in texts[name].labels]),
+            )
+            for name, values in found.items()
+        }
+        parts = experiment.PARTS_OF_A_RUN
+        with ProgressLine(f"classifier of {one}", parts, quiet=not show_progress) as progress:
+            classifier, result = experiment.run(
+                examples["train"],
+                examples.get("valid"),
+                examples["test"],
+                (texts["train"], texts.get("valid"), texts["test"]),
+                classes,
+                one,
+                columns,
+                progress.update,
+            )
+        about = Description(one, all_layers, model, text_column)
+        folder = folders.get(one)
+        if folder:
+            folder.mkdir(exist_ok=True)
+            (folder / report.REPORT).unlink(missing_ok=True)
+            classify.save(folder, classifier, about)
+            report.write(folder, result, run.name)
+        made[one] = Transferred(classifier, about, result, folder)
+    return made
+
+
+def _folders(out: Path, states: Sequence[State]) -> dict[State, Path]:
+    return {one: out / one if len(states) > 1 else out for one in states}
+
+
+def require_out(out: Path, states: Sequence[State]) -> bool:
+    """Return whether `out` was begun by an earlier call; UserError where it is something else."""
+    folders = _folders(out, states).values()
+    kept = out / "features"
+    is_begun = out.is_dir() and any(path != kept for path in out.iterdir())
+    is_done = all((folder / report.REPORT).exists() for folder in folders)
+    if out.exists() and (not out.is_dir() or (is_begun and (is_done or not kept.is_dir()))):
+        raise UserError(f"{out} exists; choose another folder with --out.")
+    output.require_folder(out)
+    return is_begun
+
+
+def _features(
+    kept: Path | None,
+    featurizer: Featurizer,
+    model: str,
+    texts: Mapping[str, Labelled],
+    *,
+    is_begun: bool,
+    loud: bool,
+) -> dict[str, Features]:
+    """Return the features of all texts: those that are kept already, and others, kept at once.
+
+    Raises UserError where `out` was begun and its features are not those of this call.
+    """
+    keys, before = {}, {}
+    if kept is not None:
+        for name, part in texts.items():
+            keys[name] = feature_file.key_of(model, featurizer, part.texts)
+            before[name] = feature_file.read_features(kept / f"{name}.npz", keys[name])
+        # The features of all texts come first: what is there without them is another call's.
+        if is_begun and any(found is None for found in before.values()):
+            raise UserError(
+                f"{kept.parent} exists, and the features in it are not of these texts, states and "
+                "parameters; give the command that it was begun with, or choose another folder "
+                "with --out."
+            )
+        with output.write_errors(kept.parent):
+            kept.mkdir(parents=True, exist_ok=True)
+    made: dict[str, Features] = {}
+    read_now, started = 0, time.monotonic()
+    for name, part in texts.items():
+        found = before.get(name)
+        if found is None:
+            line = ProgressLine(f"features of {name}", len(part.texts), quiet=not loud)
+            with line as progress:
+                found = featurizer(part.texts, partial(progress.update, status="texts"))
+            if kept is not None:
+                # Whatever fails from here on, they are the longer part of the work.
+                feature_file.write(kept / f"{name}.npz", found, featurizer, keys[name])
+            read_now += len(part.texts)
+        made[name] = found
+    if loud and read_now:
+        rate = read_now / (time.monotonic() - started)
+        show(f"features of {read_now:,} texts: {rate:,.1f} texts/s", file=sys.stderr)
+    if loud and kept and read_now < sum(len(part.texts) for part in texts.values()):
+        show(f"features in {kept} of the same texts are used", file=sys.stderr)
+    return made

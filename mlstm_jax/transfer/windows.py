@@ -1,0 +1,39 @@
+"""Texts of any length, read a window at a time in batches of one shape.
+
+Every reader of texts goes through it, so that one compiled program serves all texts.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Window(NamedTuple):
+    """The next bytes of a batch of texts."""
+
+    bytes_BT: NDArray[np.uint8]  # zero behind a text's end
+    left_B: NDArray[np.int32]  # how many of the T bytes are of the text
+
+
+def batches(texts: Sequence[bytes], rows: int) -> Iterator[NDArray[np.intp]]:
+    """Yield the places of texts of about one length, at most `rows` at a time, the short first."""
+    order = np.argsort([len(text) for text in texts], kind="stable")
+    for start in range(0, len(order), rows):
+        yield order[start : start + rows]
+
+
+def windows(texts: Sequence[bytes], rows: int, width: int) -> Iterator[Window]:
+    """Yield the windows of at most `rows` texts, `width` bytes each, until all are read.
+
+    Rows without a text are empty; empty texts alone have no window.
+    """
+    length_B = np.zeros(rows, np.int32)
+    length_B[: len(texts)] = [len(text) for text in texts]
+    for at in range(0, int(length_B.max(initial=0)), width):
+        bytes_BT = np.zeros((rows, width), np.uint8)
+        for row, text in enumerate(texts):
+            piece = text[at : at + width]
+            bytes_BT[row, : len(piece)] = np.frombuffer(piece, np.uint8)
+        yield Window(bytes_BT, np.clip(length_B - at, 0, width).astype(np.int32))

@@ -1,0 +1,77 @@
+"""Features in scikit-learn: its own checks, and what people put transformers into."""
+
+import warnings
+from pathlib import Path
+
+import joblib
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.exceptions import SkipTestWarning
+from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.utils.estimator_checks import check_estimator
+
+import mlstm_jax as mlstm
+
+TEXTS = [f"my guitar is {word} {n}." for n in range(12) for word in ("good", "bad")]
+LABELS = [1, 0] * 12
+
+
+def test_scikit_learns_own_checks(model: mlstm.TrainedModel) -> None:
+    with warnings.catch_warnings():
+        # It has no data for texts, and says so; its own CountVectorizer gets the same checks.
+        warnings.simplefilter("ignore", SkipTestWarning)
+        results = check_estimator(mlstm.Features(model), on_fail="raise")
+        of_texts = check_estimator(CountVectorizer(), on_fail="raise")
+    passed = {one["check_name"] for one in results if one["status"] == "passed"}
+    assert passed >= {one["check_name"] for one in of_texts if one["status"] == "passed"} > set()
+
+
+def test_a_pipeline_from_texts_to_labels(model: mlstm.TrainedModel) -> None:
+    classifier = make_pipeline(mlstm.Features(model), LogisticRegression()).fit(TEXTS, LABELS)
+    assert classifier.score(TEXTS, LABELS) > 0.9
+    np.testing.assert_array_equal(
+        mlstm.Features(model, state="c").fit_transform(TEXTS), model.encode(TEXTS, "c")
+    )
+
+
+def test_a_grid_search_chooses_the_state(model: mlstm.TrainedModel) -> None:
+    pipeline = make_pipeline(mlstm.Features(model), LogisticRegression(max_iter=2000))
+    search = GridSearchCV(pipeline, {"features__state": ["c", "mean_h"]}, cv=2, n_jobs=1)
+    assert search.fit(TEXTS, LABELS).best_score_ > 0.8
+
+
+def test_clones_share_the_model(model: mlstm.TrainedModel) -> None:
+    first = mlstm.Features(model, state="h", all_layers=True)
+    again = clone(first)
+    assert again.model is model
+    assert again.get_params() == first.get_params()
+
+
+def test_it_is_kept_in_a_file(model: mlstm.TrainedModel, tmp_path: Path) -> None:
+    pipeline = make_pipeline(mlstm.Features(model), LogisticRegression()).fit(TEXTS, LABELS)
+    joblib.dump(pipeline, tmp_path / "pipeline.joblib")
+    again = joblib.load(tmp_path / "pipeline.joblib")
+    np.testing.assert_array_equal(again.predict_proba(TEXTS), pipeline.predict_proba(TEXTS))
+
+
+def test_names_and_data_frames(model: mlstm.TrainedModel) -> None:
+    pandas = pytest.importorskip("pandas")
+    features = mlstm.Features(model, all_layers=True).set_output(transform="pandas")
+    table = features.fit_transform(TEXTS[:3])
+    assert isinstance(table, pandas.DataFrame)
+    assert [*table.columns[:2], table.columns[-1]] == [
+        "layer0_mean_h_0",
+        "layer0_mean_h_1",
+        "layer1_mean_h_63",
+    ]
+    assert mlstm.Features(model, state="c").get_feature_names_out()[5] == "c_5"
+
+
+def test_a_path_is_loaded_once(model: mlstm.TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    features = mlstm.Features(str(model.path)).fit(TEXTS)
+    monkeypatch.setattr("mlstm_jax.api.features.load", lambda path: pytest.fail("loaded again"))
+    np.testing.assert_array_equal(features.transform(TEXTS), model.encode(TEXTS))

@@ -1,0 +1,115 @@
+"""Corpora, training, sweeps and plans in Python."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mlstm_jax as mlstm
+from mlstm_jax.config import Data, Distributed, Model, Train
+from mlstm_jax.training import loop
+from tests.training.runs import make_config, short
+
+
+def small(corpus: Path, out: Path, **train: Any) -> mlstm.Config:
+    return make_config(corpus, out, train=short(steps=6, epochs=None, eval_every=3, **train))
+
+
+def test_a_corpus_of_files(text_file: Path, tmp_path: Path) -> None:
+    options = mlstm.PrepareOptions(split=(20, 1, 1), seed=3)
+    made = mlstm.prepare(text_file, tmp_path / "corpus", options)
+    assert made.manifest.seed == 3
+    given = mlstm.prepare({"train": [text_file]}, str(tmp_path / "given"))
+    assert given.manifest.splits["train"].documents == 3000
+    with pytest.raises(ValueError, match="replace it with overwrite"):
+        mlstm.prepare(text_file, tmp_path / "corpus")
+
+
+def test_training_gives_a_model_and_its_metrics(corpus: Path, tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    lines: list[dict[str, Any]] = []
+    config = small(corpus, tmp_path / "run")
+    handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    model = mlstm.train(config, callbacks=[lines.append], show_progress=False)
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert isinstance(model.metrics, pandas.DataFrame)
+    assert [line["step"] for line in lines if line["kind"] == "eval"] == [3, 6]
+    assert lines == model._lines()
+    assert model.evaluate("valid").bpc == pytest.approx(lines[-2]["bpc"], rel=1e-5)
+    assert model.step in (3, 6)
+    # Trained on, from where it was.
+    longer = mlstm.vary(config, train__steps=9)
+    assert mlstm.train(longer, show_progress=False, resume=True)._lines()[-1]["step"] == 9
+
+
+def test_progress_can_be_silent(
+    corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    mlstm.train(small(corpus, tmp_path / "run"), show_progress=False)
+    assert capfd.readouterr().err == ""
+
+
+def test_an_error_in_a_callback_ends_the_training(corpus: Path, tmp_path: Path) -> None:
+    def stop(line: dict[str, Any]) -> None:
+        if line["kind"] == "eval":
+            raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        mlstm.train(small(corpus, tmp_path / "run"), callbacks=[stop], show_progress=False)
+    # It resumes.
+    done = mlstm.train(small(corpus, tmp_path / "run"), show_progress=False)
+    assert done._lines()[-1]["step"] == 6
+
+
+def test_a_library_ends_no_process(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No watchdog runs, and several processes, whose loss ends the others, must be asked for."""
+    monkeypatch.setattr(os, "_exit", lambda code: pytest.fail("os._exit"))
+    config = small(corpus, tmp_path / "run", watchdog_seconds=0.2)
+
+    def wait(line: dict[str, Any]) -> None:
+        import time
+
+        time.sleep(0.5 if line["kind"] == "eval" else 0)
+
+    mlstm.train(config, callbacks=[wait], show_progress=False)
+    several = Distributed(coordinator="localhost:1", processes=2, index=1)
+    cluster = mlstm.Config(out=str(tmp_path / "two"), distributed=several)
+    with pytest.raises(ValueError, match="Train with owns_process=True"):
+        loop.train(cluster)
+
+
+def test_a_sweep_of_a_dict(corpus: Path, tmp_path: Path) -> None:
+    base = small(corpus, tmp_path / "x")
+    runs = {(str(batch), "only"): mlstm.vary(base, data__batch=batch) for batch in (4, 8)}
+    begun: list[tuple[int, int, tuple[str, str]]] = []
+    found = mlstm.sweep(runs, tmp_path / "out", on_begin=lambda *args: begun.append(args))
+    assert [one.status for one in found] == ["done", "done"]
+    assert begun == [(1, 2, ("4", "only")), (2, 2, ("8", "only"))]
+    assert (tmp_path / "out/table.md").is_file()
+
+
+def test_a_plan(corpus: Path) -> None:
+    machine = Path(__file__).parents[2] / "configs/machines/h200.json"
+    config = mlstm.Config(
+        model=Model(hidden=4096), data=Data(corpus=str(corpus), batch=256), train=Train(epochs=1)
+    )
+    rows = mlstm.plan(config, machine, devices=(1, 4))
+    assert [row.devices for row in rows] == [1, 4]
+    with pytest.raises(ValueError, match="devices is"):
+        mlstm.plan(config, machine, devices=(0,))
+
+
+def test_curves_are_drawn_while_a_run_trains(corpus: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    pytest.importorskip("matplotlib")
+    model = mlstm.train(small(corpus, tmp_path / "run"), show_progress=False)
+    figures: list[Any] = []
+    mlstm.plot_metrics([tmp_path / "run"], live_seconds=3.0, on_draw=figures.append)
+    assert len(figures) >= 2
+    assert len(model.plot("step").axes) == 5
+    with pytest.raises(ValueError, match="x is 'hours'"):
+        mlstm.plot_metrics([tmp_path / "run"], x="hours")  # type: ignore[arg-type]

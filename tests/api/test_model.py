@@ -1,0 +1,175 @@
+"""A model in Python: what `load` takes, and what the model makes of texts."""
+
+import copy
+import logging
+import pickle
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import mlstm_jax as mlstm
+from mlstm_jax.api.arguments import in_python
+from mlstm_jax.data.documents import clean
+from mlstm_jax.run import Run
+from mlstm_jax.transfer import features as module
+from mlstm_jax.transfer.features import Featurizer
+from tests.tolerance import assert_close
+
+TEXTS = ["my guitar is good 1.", "", "that strap sounds bad 12.", "the café works great 3." * 20]
+# The sums that a feature passes through in a step: H, E and the gates' inputs.
+TERMS = 3 * 64
+
+
+def test_what_is_loaded_can_be_read_in_a_few_lines(model: mlstm.TrainedModel) -> None:
+    lines = repr(model).splitlines()
+    assert len(lines) == 3
+    assert "2 x 64 units" in lines[1]
+    assert "step 300" in lines[2]
+    assert model.hidden == 64
+
+
+def test_encode_gives_the_features(model: mlstm.TrainedModel, run: Run) -> None:
+    found = model.encode(TEXTS)
+    assert found.shape == (4, 64)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found[1], 0)
+    expected = Featurizer(run, states=("mean_h",))(TEXTS)
+    assert_close(found, expected, TERMS)
+    every = model.encode(TEXTS, "c", all_layers=True)
+    assert every.shape == (4, 128)
+    assert_close(every[:, 64:], model.encode(TEXTS, "c", batch_size=2), TERMS)
+    assert model.encode([]).shape == (0, 64)
+
+
+def test_a_second_call_compiles_nothing(
+    model: mlstm.TrainedModel,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whatever the number and the length of the texts."""
+    model.encode(TEXTS)
+    made: list[Any] = []
+    monkeypatch.setattr(module, "_make_step", lambda *a, **k: made.append(a))
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        model.encode(["a longer text " * 60] * 7)
+    assert not made
+    assert "Compiling" not in caplog.text
+
+
+def test_bits_per_character_of_texts(model: mlstm.TrainedModel, run: Run) -> None:
+    """The cross-entropy of every byte but the first, text by text, in NumPy."""
+    nats, count = 0.0, 0
+    for text in TEXTS:
+        read = np.frombuffer(clean(text, run.cleaning), np.uint8)
+        if len(read) < 2:
+            continue
+        variables = {"params": run.params}
+        _, logits, *_ = run.model.apply(variables, read[None, :-1], run.model.init_carry(1))
+        logits = np.asarray(logits[0], np.float64)
+        largest = logits.max(axis=1)
+        normaliser = largest + np.log(np.exp(logits - largest[:, None]).sum(axis=1))
+        nats += (normaliser - logits[np.arange(len(read) - 1), read[1:]]).sum()
+        count += len(read) - 1
+    found = model.bits_per_character(TEXTS)
+    assert_close(np.float32(found), np.float32(nats / count / np.log(2)), TERMS + count)
+    with pytest.raises(ValueError, match="no byte to score"):
+        model.bits_per_character([])
+
+
+def test_generate_continues_a_prompt(model: mlstm.TrainedModel) -> None:
+    text = model.generate("my guitar", bytes=50, temperature=0)
+    assert text.startswith("my guitar")
+    assert text == model.generate("my guitar", bytes=50, temperature=0, seed=3)
+    assert "\n" not in model.generate(bytes=200, stop="\n")
+    held = dict.fromkeys(range(32), 3.0)
+    assert model.generate(bytes=30, set_unit=held) != model.generate(bytes=30)
+
+
+def test_a_heat_map_shows_itself(model: mlstm.TrainedModel, tmp_path: Path) -> None:
+    made = model.heatmap("my guitar is good", 3, state="mean_h")
+    assert made.state == "mean_h"
+    assert "<html" in made._repr_html_()
+    made.save(tmp_path / "heat.html")
+    assert (tmp_path / "heat.html").read_text(encoding="utf-8") == made._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: m.encode("one text"), r"texts is one str; give a list of texts, \[text\]\."),
+        (lambda m: m.encode(b"bytes"), "texts is one bytes"),
+        (lambda m: m.encode(["a", 3]), r"texts\[1\] is of type int"),
+        (lambda m: m.encode(["a"], "mean"), "state is 'mean', but it must be one of 'c', 'h', "),
+        (lambda m: m.encode(["a"], batch_size=0), "batch_size is 0, but .* at least 1"),
+        (lambda m: m.generate(top_k=0), r"^top_k is 0, but it must be 1 or more"),
+        (lambda m: m.generate(stop="ab"), r"^stop is b'ab', but it must be a single byte"),
+        (lambda m: m.heatmap("a", 64), r"^unit 64 does not exist: the model has 0 to 63"),
+        (lambda m: m.heatmap("", 1), "the text is empty"),
+        (lambda m: m.evaluate("dev"), "split is 'dev', but it must be one of 'train', 'valid'"),
+        (lambda m: m.transfer((["a"], [1, 2]), (["a"], [1])), "train has 1 texts, but 2 labels"),
+        (lambda m: m.transfer(("a", [1]), (["a"], [1])), r"train\[0\] is one str"),
+        (lambda m: m.transfer((["a", "b"], [1, 1]), (["a"], [1])), "only the label 1"),
+        (lambda m: mlstm.load(Path("none")), "none is not a run folder"),
+        (lambda m: mlstm.Features(3).fit(["a"]), "model is of type int"),
+        (lambda m: mlstm.plot_metrics([]), "runs is empty"),
+    ],
+)
+def test_mistakes_are_value_errors_that_name_the_argument(
+    call: Any, message: str, model: mlstm.TrainedModel
+) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        call(model)
+    assert "--" not in str(error.value)
+
+
+def test_options_are_arguments_in_python() -> None:
+    assert in_python("x exists; choose another folder with --out.") == (
+        "x exists; choose another folder with out."
+    )
+    assert in_python("--text-column or --data.corpus -- a--b") == (
+        "text_column or data.corpus -- a--b"
+    )
+
+
+def test_copies_and_pickles(model: mlstm.TrainedModel) -> None:
+    assert copy.deepcopy(model) is model
+    again = pickle.loads(pickle.dumps(model))
+    assert again.step == model.step
+    np.testing.assert_array_equal(again.encode(TEXTS), model.encode(TEXTS))
+    assert len(pickle.dumps(model)) < 1000
+
+
+def test_export_and_load_again(model: mlstm.TrainedModel, tmp_path: Path) -> None:
+    path = model.export(tmp_path / "mine.safetensors")
+    again = mlstm.load(str(path))
+    assert "imported" in repr(again)
+    np.testing.assert_array_equal(again.encode(TEXTS), model.encode(TEXTS))
+    with pytest.raises(ValueError, match="exists; name another file"):
+        model.export(path)
+    with pytest.raises(ValueError, match="has no metrics"):
+        _ = again.metrics
+    with pytest.raises(OSError, match="cannot be written"):
+        model.export(tmp_path / "none" / "m.npz")
+    pickled = pickle.loads(pickle.dumps(again))
+    np.testing.assert_array_equal(pickled.encode(TEXTS[:1]), model.encode(TEXTS[:1]))
+
+
+def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) -> None:
+    def examples(first: int, count: int) -> tuple[list[str], list[int]]:
+        words = [("good", 1), ("bad", 0)]
+        texts = [f"my guitar is {words[n % 2][0]} {n}." for n in range(first, first + count)]
+        return texts, [words[n % 2][1] for n in range(first, first + count)]
+
+    train, test = examples(0, 60), examples(100, 30)
+    made = model.transfer(train, test, state="mean_h")
+    assert made.folder is None
+    assert made.result.test > 0.9
+    assert made.result.state == "mean_h"
+    kept = model.transfer(train, test, state="mean_h", out=tmp_path / "out")
+    assert (tmp_path / "out/report.md").is_file()
+    assert kept.result == made.result
+    with pytest.raises(ValueError, match="exists; choose another folder with out"):
+        model.transfer(train, test, out=tmp_path / "out")

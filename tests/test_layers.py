@@ -1,0 +1,65 @@
+"""Imports point downwards: no module imports one of a layer above its own."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlstm_jax
+
+PACKAGE = Path(mlstm_jax.__file__).parent
+
+# From the top. A module's layer is that of its longest prefix here; one layer may import itself.
+LAYERS = [
+    {"__main__", "cli", "commands"},
+    {"view"},
+    {"api", "quickstart", "report", "analysis"},
+    {"transfer", "planning", "compiled"},
+    {"training"},
+    {"run"},
+    {"interop", "checkpoints"},
+    {"distributed", "environment"},
+    {"model", "data"},
+    {"config_differences", "config_text"},
+    {"config", "user_python"},
+    {"fields", "output", "quiet", "shipped"},
+    {"address", "errors", "interruption", "suggestion", "terminal"},
+]
+
+
+def layer_of(module: str) -> int:
+    name = module.removeprefix("mlstm_jax.").split(".")[0]
+    (found,) = [number for number, names in enumerate(LAYERS) if name in names]
+    return found
+
+
+def imports(path: Path) -> Iterator[str]:
+    """The package's modules that a file imports, at its top or later."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mlstm_jax"):
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                file = PACKAGE.parent / Path(*inner.split("."))
+                is_module = file.is_dir() or file.with_suffix(".py").is_file()
+                if is_module:
+                    yield inner
+                elif node.module != "mlstm_jax":  # which gives its version
+                    yield str(node.module)
+        elif isinstance(node, ast.Import):
+            yield from (a.name for a in node.names if a.name.startswith("mlstm_jax."))
+
+
+def test_no_import_runs_upwards() -> None:
+    upwards = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+        if name == "__init__":
+            continue  # the public names, late
+        here = layer_of(name)
+        upwards += [f"{name} -> {one}" for one in imports(path) if layer_of(one) < here]
+    assert not upwards
+
+
+def test_every_module_has_a_layer() -> None:
+    top = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
+    top -= {"__init__", "__pycache__"}
+    assert top == set().union(*LAYERS)
