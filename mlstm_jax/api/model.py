@@ -325,7 +325,8 @@ class TrainedModel:
             out: folder for the corpus, the run and the classifier; the same call resumes in it.
             test: likewise, to report the accuracy on.
             options: of the training; unset: three epochs.
-            label_column, text_column: in files, as in `transfer`.
+            label_column: in files, as in `transfer`.
+            text_column: likewise.
             show_progress: of the features, on standard error.
 
         Raises:
