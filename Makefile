@@ -1,19 +1,24 @@
 # Everything runs in .venv, made from pyproject.toml and constraints.txt.
 #   make quickstart   a corpus, a small model, a report; about two minutes
+#   make install      the package and what it needs, into .venv
 #   make test         the tests; those that need Beam, TFDS, notebooks or a browser skip
 #   make test-all     these, too: it installs what they need; make test-slow: the long ones
 #   make test-portable   the tests of floating-point results, as other processors compute them
 #   make test-compiled   the program that a GPU runs, compiled without one; Linux, 1.6 GB
+#   make wheel        a wheel and an sdist in dist/; make test-wheel: installed and used elsewhere
+#   make docs         the documentation as pages in site/
 #   make gpu          all that is measured on a GPU, in 35 minutes; it needs jax[cuda12] or [cuda13]
 #   make check        what CI checks: lint, types and tests
 
 PYTHON ?= python3
 BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: quickstart install test test-all test-slow test-portable test-compiled gpu lint types check clean
+.PHONY: quickstart install test test-all test-slow test-portable test-compiled gpu \
+  wheel test-wheel docs lint types check clean
 
 quickstart: .venv/ready
-	$(BIN)/python train.py
+	$(BIN)/mlstm-jax quickstart
 
 install: .venv/ready
 
@@ -43,6 +48,19 @@ gpu:
 	$(PYTHON) benchmarks/gpu.py --out $(OUT) $(if $(TEXT),--text $(TEXT))
 	$(PYTHON) benchmarks/gpu_report.py $(OUT)
 
+# The wheel is made from the sdist, with the tools of .venv: nothing is downloaded.
+wheel: .venv/ready-dev
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+
+test-wheel: wheel
+	.ci/test-wheel $(BIN)/python
+
+docs: .venv/ready-docs
+	$(BIN)/python -m nbconvert --log-level WARN --to markdown --output-dir docs/notebooks notebooks/*.ipynb
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "written: site/index.html; for its search, python -m http.server -d site"
+
 lint: .venv/ready-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -53,27 +71,37 @@ types: .venv/ready-dev
 check: lint types test-all
 
 clean:
-	rm -rf .venv .venv-compiled .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-compiled .pytest_cache .mypy_cache .ruff_cache \
+	  dist site docs/notebooks
 
 .venv/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed, but $(PYTHON) is" \
 	    "$$($(PYTHON) -V 2>&1); try: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@echo "installing mlstm_jax and what it needs into .venv: about 900 MB"
+	$(INSTALL) -e .
+	@echo "installed: $$(du -sm .venv | cut -f1) MB in .venv"
 	@touch $@
 
 .venv/ready-test: .venv/ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@echo "installing what the tests need: about 320 MB more"
+	$(INSTALL) -e '.[test]'
 	@touch $@
 
 .venv/ready-test-all: .venv/ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-	  -e '.[test-all]'
+	@echo "installing what every test needs, Beam and TFDS among it: about 870 MB more"
+	$(INSTALL) -e '.[test-all]'
 	@touch $@
 
 .venv/ready-dev: .venv/ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@echo "installing what the tests need, linters and build tools: about 430 MB more"
+	$(INSTALL) -e '.[dev]'
+	@touch $@
+
+.venv/ready-docs: .venv/ready
+	@echo "installing MkDocs and its plugins: about 95 MB more"
+	$(INSTALL) -e '.[docs]'
 	@touch $@
 
 .venv-compiled/ready: pyproject.toml constraints.txt
