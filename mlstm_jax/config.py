@@ -379,7 +379,8 @@ class Config:
 def resolve_batch(config: Config, device_count: int) -> Config:
     """Return the config with its global batch set, and checked against the number of devices.
 
-    Raises UserError where the rows cannot be split evenly over the devices (SPEC: paper IV).
+    Raises UserError where the rows cannot be split evenly over the devices (Puri et al. 2018,
+    section IV).
     """
     data = config.data
     if data.batch_per_device is not None:

@@ -16,6 +16,7 @@ Parameters, all float32::
     label_kernel, label_bias      [H, K], [K]      with model.rating_head (K = 1) or classes; zero
 """
 
+import functools
 import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, cast
@@ -239,3 +240,11 @@ class LanguageModel(linen.Module):
         """Return fresh parameters; the same key gives the same ones on every device."""
         window_BT = jnp.zeros((1, 1), jnp.uint8)
         return self.init(key, window_BT, self.init_carry(1))["params"]
+
+
+@functools.cache
+def parameter_shapes(model: config.Model) -> Parameters:
+    """Return the tree of a model's parameters as shapes and types alone."""
+    return jax.eval_shape(
+        LanguageModel(model, config.Precision()).init_parameters, jax.random.key(0)
+    )
