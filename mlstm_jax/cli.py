@@ -44,8 +44,8 @@ _COMMANDS: dict[str, Callable[..., None]] = {
 # Commands that parse the fields of a config as options themselves.
 _OF_A_CONFIG = ("train", "plan", "schedule")
 
-# Commands that compile nothing.
-_WITHOUT_JAX = ("prepare", "inspect", "plan", "schedule", "import", "export")
+# Commands that compute nothing: they leave a GPU, which may be busy, alone.
+_ON_CPU = ("prepare", "inspect", "plan", "schedule", "import", "export")
 
 
 def _usage(program: str) -> str:
@@ -104,7 +104,9 @@ def main(arguments: Sequence[str] | None = None, program: str | None = None) -> 
         sys.exit(2)
     silence()
     environment.without_gpus()
-    if name not in _WITHOUT_JAX:
+    if name in _ON_CPU:
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    else:
         environment.cache_programs()
     try:
         with terminal.quoting(rest):

@@ -245,6 +245,5 @@ class LanguageModel(linen.Module):
 @functools.cache
 def parameter_shapes(model: config.Model) -> Parameters:
     """Return the tree of a model's parameters as shapes and types alone."""
-    return jax.eval_shape(
-        LanguageModel(model, config.Precision()).init_parameters, jax.random.key(0)
-    )
+    shell = LanguageModel(model, config.Precision())
+    return jax.eval_shape(lambda: shell.init_parameters(jax.random.key(0)))
