@@ -15,7 +15,7 @@ import tyro
 from tyro.conf import FlagCreatePairsOff
 
 from mlstm_jax import __version__, config_differences, environment, suggestion, terminal
-from mlstm_jax.commands import corpora, evaluation, labels, models, training, transfer
+from mlstm_jax.commands import corpora, evaluation, labels, models, training, transfer, watch
 from mlstm_jax.config import Config
 from mlstm_jax.errors import KnownError
 from mlstm_jax.quiet import silence
@@ -36,6 +36,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "finetune": labels.finetune,
     "classify": labels.classify,
     "view": models.view,
+    "watch": watch.watch,
     "import": models.import_,
     "export": models.export,
 }
@@ -45,7 +46,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
 _OF_A_CONFIG = ("train", "plan", "schedule")
 
 # Commands that compute nothing: they leave a GPU, which may be busy, alone.
-_ON_CPU = ("prepare", "inspect", "plan", "schedule", "import", "export")
+_ON_CPU = ("prepare", "inspect", "plan", "schedule", "import", "export", "watch")
 
 
 def _usage(program: str) -> str:
