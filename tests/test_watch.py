@@ -40,17 +40,6 @@ def test_what_each_run_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     cli.main(["watch", *(str(tmp_path / name) for name in ("all", "mine", "new"))])
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert " ".join(rows[0]) == "run step epoch train bpc valid bpc rate scale kB/s"
-        "run",
-        "step",
-        "epoch",
-        "train",
-        "bpc",
-        "valid",
-        "bpc",
-        "rate",
-        "scale",
-        "kB/s",
-    ]
     assert rows[1] == ["all/a", "20", "0.020", "2.2500", "2.0000", "1.00e-03", "1", "12.3"]
     assert rows[2][:2] == ["all/b/c", "5"]
     assert rows[2][-1] == "diverged"
