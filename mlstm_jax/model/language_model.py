@@ -1,8 +1,8 @@
 """The byte-level language model: embedding → mLSTM layers → linear decoder.
 
-Puri et al. 2018, section VI. The Linen module below owns the parameters and nothing else: the
-mathematics is in recurrence.py, weight_norm.py and product.py. This is the only file that imports
-flax.linen, so a port to another module library touches it alone.
+Puri et al. 2018, section VI. The Linen module below owns the parameters, and wires the layers
+together; the mathematics is in recurrence.py, weight_norm.py and matmul.py. This is the only file
+that imports flax.linen, so a port to another module library touches it alone.
 
 Parameters, all float32::
 
