@@ -1,44 +1,25 @@
 """mlstm_jax: byte-level multiplicative-LSTM language models, trained on many devices.
 
-Data flows one way, and imports go downward only::
+Data flows one way, and imports point downwards only::
 
     text ─prepare─▶ corpus ─stream─▶ batches ─step─▶ state ─▶ checkpoints, metrics ─▶ transfer
 
     cli.py, commands/      the `mlstm-jax` command, and its subcommands
-    config.py              what one experiment is
-    address.py             HOST:PORT
-    config_text.py         configs as JSON, and the parsing of a command line
-    config_differences.py  what may change when a run goes on
-    fields.py              dataclasses from JSON, every type checked
-    interruption.py        SIGTERM and Ctrl-C, where nothing is kept
-    user_python.py         config and sweep files are run, and their mistakes named
-    suggestion.py          the name that a mistyped one may stand for
-    output.py          whether a folder can be made
-    terminal.py            text for people, without what steers a terminal
-    run.py                 a run folder: config, metrics, checkpoints → a model ready to use
-    report.py              what a run learned, beside gzip, bz2 and xz
-    evaluation.py          bits per character of a split
-    dynamic_evaluation.py  the same, while the parameters learn from what they have scored
-    machine.py             what a plan must know of the machines
-    plan.py                how long a config takes, on what
-    sweep.py               several runs and their table
-    data/                  sources, readers, documents → prepare (duckdb_engine and _stage,
-                           beam_engine, given_splits, corpus_writer) → corpus → shards → order →
-                           stream, evaluation_stream; summary, markup, advice   (no jax)
-    model/                 recurrence, layer, cell, scans, kernels, launch, stacks, inputs, product,
-                           weight norm, the language model   (no data, no training)
-    training/              loop, parts, step, adapting_step, all_reduce, state, optimizer, muon,
-                           schedule, loss scale; start, resume, checkpoint (meta, checksum,
-                           retention); parallel and replicas (devices); cluster, rendezvous,
-                           listener, peer, place, agreement, signals, watchdog; metrics, reporter,
-                           announcement
-    transfer/              features, feature_file, labels, classify, experiment, baseline, report,
-                           finetune; generate, reader, heatmap
     view/                  a local page that shows units and classes as one types
-    compiled/              deviceless, hlo, kernels, estimate, summary: the program of a GPU that
-                           need not be there
-    interop/               other people's weights, in and out
-    analysis.py            runs as tables and curves, for the notebooks
+    api/                   what `import mlstm_jax` gives; report.py, quickstart.py, analysis.py
+    transfer/              features, classifiers, fine-tuning, generation, heat maps
+    planning/, compiled/   how long a config takes on a machine; the program that a GPU would run
+    training/              the loop, the step, optimizers, evaluation, sweeps
+    run.py                 a run folder, or a file of weights → a model ready to use
+    interop/, checkpoints/ other programs' weights, in and out; checkpoints with checksums
+    distributed/           the processes of a run; environment.py: what is set before JAX starts
+    model/                 recurrence, layer, cell, kernels, the language model   (no data)
+    data/                  sources, readers, documents → prepare → corpus → shards → order →
+                           stream, evaluation_stream   (no jax)
+    config.py              what one experiment is; config_text.py, config_differences.py
+    fields.py, output.py   checked input, atomic output
+
+docs/architecture.md has every file, and tests/test_layers.py the order of the layers.
 
 Letters for dimensions, used as suffixes of array names (``bytes_BT``, ``wh_HG``), everywhere:
 

@@ -23,6 +23,7 @@ from mlstm_jax.commands import (
     shipped,
     training,
     transfer,
+    watch,
 )
 from mlstm_jax.config import Config
 from mlstm_jax.errors import KnownError
@@ -46,6 +47,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "finetune": labels.finetune,
     "classify": labels.classify,
     "view": models.view,
+    "watch": watch.watch,
     "import": models.import_,
     "export": models.export,
 }
@@ -54,8 +56,8 @@ _COMMANDS: dict[str, Callable[..., None]] = {
 # Commands that parse the fields of a config as options themselves.
 _OF_A_CONFIG = ("quickstart", "train", "plan", "schedule")
 
-# Commands that compile nothing.
-_WITHOUT_JAX = ("configs", "prepare", "inspect", "plan", "schedule", "import", "export")
+# Commands that compute nothing: they leave a GPU, which may be busy, alone.
+_ON_CPU = ("configs", "prepare", "inspect", "plan", "schedule", "import", "export", "watch")
 
 
 def _usage(program: str) -> str:
@@ -114,7 +116,9 @@ def main(arguments: Sequence[str] | None = None, program: str | None = None) -> 
         sys.exit(2)
     silence()
     environment.without_gpus()
-    if name not in _WITHOUT_JAX:
+    if name in _ON_CPU:
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    else:
         environment.cache_programs()
     try:
         with terminal.quoting(rest):

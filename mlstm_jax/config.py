@@ -30,6 +30,8 @@ def require_seed(name: str, value: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
+    """The network and its initial parameters."""
+
     # Hidden units H of a layer. Paper: 4096 (also 256, 1024, 8192).
     hidden: int = 4096
     # Embedding size E of a byte. Paper: 64.
@@ -65,6 +67,8 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
+    """The corpus, and how its text becomes batches."""
+
     # Folder made by `mlstm-jax prepare`.
     corpus: str = "corpora/quickstart"
     # Rows (streams) in the global batch, over all devices. Paper: 128 to 32,768.
@@ -94,6 +98,8 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
+    """The optimizer, and the learning rate over a run."""
+
     # The optimizer. LAMB with `clip_norm` 1 is NVIDIA's variant. Paper: adam.
     name: Literal["adam", "adamw", "lamb", "lars", "muon"] = "adam"
     # Learning rate before scaling. Paper: 3e-3 for every large batch; Radford: 5e-4.
@@ -168,6 +174,8 @@ class Optimizer:
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
+    """Types of numbers, and loss scaling."""
+
     # Type of the matrix products. Masters, moments, sums, logits and loss stay float32. fp16 uses
     # dynamic loss scaling; bf16 needs none. tf32 is fp32 with operands that GPUs since the A100
     # round to 10 bits of mantissa, for about eight times the speed; elsewhere it is fp32. Paper:
@@ -201,6 +209,8 @@ class Precision:
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
+    """How long a run trains, and what it writes when."""
+
     # Optimizer steps, at most; unset: as many as `epochs` needs. Paper: 100,000.
     steps: int | None = None
     # Passes over the training split, at most; unset: as many as `steps` needs. Paper: 3.
@@ -289,6 +299,8 @@ class Train:
 
 @dataclass(frozen=True, kw_only=True)
 class Devices:
+    """The devices of one process."""
+
     # Devices of each process to train on; unset: all that it has. Paper: 8 a machine.
     count: int | None = None
     # What runs the elementwise part of a training step on GPUs: XLA's kernels, or our own, written
@@ -305,6 +317,8 @@ class Devices:
 
 @dataclass(frozen=True, kw_only=True)
 class Distributed:
+    """The processes of a run, on one machine or several."""
+
     # Address of process 0, HOST:PORT (an IPv6 address in brackets, [fd00::1]:8476), the same for
     # all; unset: the run is one process.
     coordinator: str | None = None
@@ -379,7 +393,8 @@ class Config:
 def resolve_batch(config: Config, device_count: int) -> Config:
     """Return the config with its global batch set, and checked against the number of devices.
 
-    Raises UserError where the rows cannot be split evenly over the devices (SPEC: paper IV).
+    Raises UserError where the rows cannot be split evenly over the devices (Puri et al. 2018,
+    section IV).
     """
     data = config.data
     if data.batch_per_device is not None:

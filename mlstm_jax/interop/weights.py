@@ -25,7 +25,7 @@ from mlstm_jax import config, fields, output
 from mlstm_jax.data.documents import Cleaning
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop import arrays, numpy_files
-from mlstm_jax.model.language_model import VOCABULARY, Parameters
+from mlstm_jax.model.language_model import Parameters, parameter_shapes
 
 FORMAT = 1
 _KEY = "mlstm_jax"
@@ -43,15 +43,21 @@ class ModelWeights(NamedTuple):
     notes: tuple[str, ...] = ()  # on what was not taken over, for people
 
 
-def flatten(params: Parameters, prefix: str = "") -> Arrays:
-    """Return the parameters by name, layer_0/wx_v and so on."""
-    flat: Arrays = {}
+def named(params: Parameters, prefix: str = "") -> dict[str, Any]:
+    """Return the leaves of a tree of parameters by name: `layer_0/wh_v`."""
+    flat: dict[str, Any] = {}
     for name, value in params.items():
         if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{name}/")
+            flat |= named(value, f"{prefix}{name}/")
         else:
-            flat[f"{prefix}{name}"] = np.ascontiguousarray(value, np.float32)
+            flat[f"{prefix}{name}"] = value
     return flat
+
+
+def flatten(params: Parameters) -> Arrays:
+    """Return a tree's arrays by name, as C-contiguous float32."""
+    leaves = named(params).items()
+    return {name: np.ascontiguousarray(value, np.float32) for name, value in leaves}
 
 
 def unflatten(flat: Mapping[str, NDArray[Any]]) -> Parameters:
@@ -77,24 +83,7 @@ def fingerprint(params: Parameters) -> str:
 
 def expected_shapes(model: config.Model) -> dict[str, tuple[int, ...]]:
     """Return the shape of every parameter of a model, by name."""
-    hidden = model.hidden
-    shapes: dict[str, tuple[int, ...]] = {"embedding": (VOCABULARY, model.embedding)}
-    for layer in range(model.layers):
-        inputs = hidden if layer else model.embedding
-        for name, rows, columns in (
-            ("wmx", inputs, hidden),
-            ("wmh", hidden, hidden),
-            ("wx", inputs, 4 * hidden),
-            ("wh", hidden, 4 * hidden),
-        ):
-            shapes[f"layer_{layer}/{name}_v"] = (rows, columns)
-            shapes[f"layer_{layer}/{name}_g"] = (columns,)
-        shapes[f"layer_{layer}/b"] = (4 * hidden,)
-    shapes |= {"decoder_kernel": (hidden, VOCABULARY), "decoder_bias": (VOCABULARY,)}
-    width = model.classes or int(model.rating_head)
-    if width:
-        shapes |= {"label_kernel": (hidden, width), "label_bias": (width,)}
-    return shapes
+    return {name: leaf.shape for name, leaf in named(parameter_shapes(model)).items()}
 
 
 def save(path: Path, weights: ModelWeights) -> None:

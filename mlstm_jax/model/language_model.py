@@ -1,8 +1,8 @@
 """The byte-level language model: embedding → mLSTM layers → linear decoder.
 
-Puri et al. 2018, section VI. The Linen module below owns the parameters and nothing else: the
-mathematics is in recurrence.py, weight_norm.py and product.py. This is the only file that imports
-flax.linen, so a port to another module library touches it alone.
+Puri et al. 2018, section VI. The Linen module below owns the parameters, and wires the layers
+together; the mathematics is in recurrence.py, weight_norm.py and matmul.py. This is the only file
+that imports flax.linen, so a port to another module library touches it alone.
 
 Parameters, all float32::
 
@@ -16,6 +16,7 @@ Parameters, all float32::
     label_kernel, label_bias      [H, K], [K]      with model.rating_head (K = 1) or classes; zero
 """
 
+import functools
 import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, cast
@@ -239,3 +240,10 @@ class LanguageModel(linen.Module):
         """Return fresh parameters; the same key gives the same ones on every device."""
         window_BT = jnp.zeros((1, 1), jnp.uint8)
         return self.init(key, window_BT, self.init_carry(1))["params"]
+
+
+@functools.cache
+def parameter_shapes(model: config.Model) -> Parameters:
+    """Return the tree of a model's parameters as shapes and types alone."""
+    shell = LanguageModel(model, config.Precision())
+    return jax.eval_shape(lambda: shell.init_parameters(jax.random.key(0)))

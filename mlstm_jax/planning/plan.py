@@ -16,12 +16,14 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import jax
+
 from mlstm_jax.config import Config, resolve_batch
 from mlstm_jax.environment import MEMORY_FRACTION
 from mlstm_jax.errors import UserError
+from mlstm_jax.model.language_model import VOCABULARY, parameter_shapes
 from mlstm_jax.planning.machine import Machine
 
-VOCABULARY = 256
 # Read and written an update by Adam and its masters: parameters, gradient and two moments.
 _OPTIMIZER_BYTES = 28
 
@@ -44,14 +46,8 @@ class Row(NamedTuple):
 
 
 def parameter_count(config: Config) -> int:
-    """Return the number of parameters: V and g of four matrices a layer, embedding, decoder."""
-    model = config.model
-    total = VOCABULARY * (model.embedding + model.hidden + 1)
-    for layer in range(model.layers):
-        inputs = model.hidden if layer else model.embedding
-        # V, then g and the bias.
-        total += 5 * model.hidden * (inputs + model.hidden) + 10 * model.hidden + 4 * model.hidden
-    return total
+    """Return the number of parameters, those of a label head too."""
+    return sum(leaf.size for leaf in jax.tree.leaves(parameter_shapes(config.model)))
 
 
 def step_seconds(config: Config, machine: Machine, rows: int) -> float:

@@ -1,5 +1,6 @@
 """What a person sees while something long runs: a live line, or plain lines in a log file."""
 
+import importlib.util
 import sys
 import time
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ class ProgressLine:
         self._since: tuple[int, float] | None = None
         self._printed = time.monotonic()
         self._live: Progress | None = None
-        if sys.stderr.isatty() and not quiet:
+        if not quiet and (sys.stderr.isatty() or _draws_in_notebook(self._console)):
             self._live = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=24),
@@ -84,6 +85,11 @@ class ProgressLine:
             yield
         except OSError:
             self._live, self._quiet = None, True
+
+
+def _draws_in_notebook(console: Console) -> bool:
+    """Return whether rich can draw a bar in place here: in a notebook, with widgets."""
+    return console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
 
 
 def _clock(seconds: float) -> str:

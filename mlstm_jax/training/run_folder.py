@@ -73,7 +73,7 @@ def lock(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterator
 def lock_together(
     stack: ExitStack, cluster: Cluster, config: Config, *, resume: bool, reset_carry: bool
 ) -> list[str]:
-    """Let process 0 hold the run folder, and the others see that it is the same; see run.claim."""
+    """Let process 0 lock the run folder, and the others see that it is the same; see `lock`."""
     changed: list[str] | None = None
     if cluster.is_first:
         changed = stack.enter_context(lock(config, resume=resume, reset_carry=reset_carry))

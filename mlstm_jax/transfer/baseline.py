@@ -1,6 +1,6 @@
 """The baseline of the transfer experiment: TF-IDF of words and pairs, and logistic regression.
 
-It stands beside what a model's state tells, so that nobody is fooled.
+It shows what the same labels can be told by without a language model.
 """
 
 from collections import Counter

@@ -19,7 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import StratifiedKFold
+from sklearn.model_selection import StratifiedKFold, cross_val_score
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from mlstm_jax import fields, output
 from mlstm_jax.errors import UserError
@@ -81,23 +84,26 @@ class Classifier(NamedTuple):
         return np.argsort(-np.abs(self.weights_KD * scale_D).max(axis=0), kind="stable")
 
 
+def _pipeline(classes: int, C: float) -> Any:
+    """Return the estimator, not yet fitted: of many classes each is told from the rest."""
+    # l1_ratio=1 is the L1 penalty; the seed fixes the order of liblinear's coordinates.
+    logistic = LogisticRegression(
+        l1_ratio=1.0, C=C, solver="liblinear", random_state=0, max_iter=1000
+    )
+    # A feature that never changes has no scale, and gets 1.
+    return make_pipeline(
+        StandardScaler(), logistic if classes == 2 else OneVsRestClassifier(logistic)
+    )
+
+
 def fit(examples: Examples, classes: list[str], C: float) -> Classifier:
     """Fit a classifier; every class must occur."""
     values = examples.features.astype(np.float64)
-    mean_D, deviation_D = values.mean(axis=0), values.std(axis=0)
-    # A feature that never changes tells nothing, and has no scale.
-    deviation_D[deviation_D < 1e-12] = 1
-    scaled = (values - mean_D) / deviation_D
-    weights, intercepts = [], []
-    for positive in range(1 if len(classes) == 2 else 0, len(classes)):
-        # l1_ratio=1 is the L1 penalty; the seed fixes the order of liblinear's coordinates.
-        model = LogisticRegression(
-            l1_ratio=1.0, C=C, solver="liblinear", random_state=0, max_iter=1000
-        )
-        model.fit(scaled, examples.labels == positive)
-        weights.append(model.coef_[0] / deviation_D)
-        intercepts.append(model.intercept_[0] - weights[-1] @ mean_D)
-    return Classifier(np.array(weights), np.array(intercepts), classes, C, deviations_D=deviation_D)
+    scaler, logistic = _pipeline(len(classes), C).fit(values, examples.labels)
+    fitted = [logistic] if len(classes) == 2 else logistic.estimators_
+    weights_KD = np.concatenate([one.coef_ for one in fitted]) / scaler.scale_
+    intercepts_K = np.concatenate([one.intercept_ for one in fitted]) - weights_KD @ scaler.mean_
+    return Classifier(weights_KD, intercepts_K, classes, C, deviations_D=scaler.scale_)
 
 
 def choose(
@@ -116,7 +122,7 @@ def choose(
     """
     scores = []
     for count, C in enumerate(CS, 1):
-        scores.append(_checked(train, valid, classes, C))
+        scores.append(_score(train, valid, classes, C))
         on_fit(count)
     best = int(np.argmax(scores))  # the smallest C of equals: the fewest weights
     return fit(train, classes, CS[best]), scores[best]
@@ -134,30 +140,23 @@ def best_C(draws: Sequence[Examples], valid: Examples | None, classes: list[str]
     if not draws:
         return CS[-1]
     tried = CS[::2]
-    scores = [sum(_checked(draw, valid, classes, C) for draw in draws) for C in tried]
+    scores = [sum(_score(draw, valid, classes, C) for draw in draws) for C in tried]
     return tried[int(np.argmax(scores))]
 
 
-def _checked(train: Examples, valid: Examples | None, classes: list[str], C: float) -> float:
+def _score(train: Examples, valid: Examples | None, classes: list[str], C: float) -> float:
     """Return the accuracy on validation data, or where there is none by cross-validation."""
-    if valid is None:
-        return _cross_validated(train, classes, C)
-    return fit(train, classes, C).accuracy(valid)
-
-
-def _cross_validated(examples: Examples, classes: list[str], C: float) -> float:
-    fewest = int(np.bincount(examples.labels).min())
+    if valid is not None:
+        return fit(train, classes, C).accuracy(valid)
+    fewest = int(np.bincount(train.labels).min())
     if fewest < 2:
         raise UserError(
-            f"class {classes[int(np.bincount(examples.labels).argmin())]!r} has one text, too few "
+            f"class {classes[int(np.bincount(train.labels).argmin())]!r} has one text, too few "
             "for cross-validation; give more, or a file of validation texts with --valid."
         )
     folds = StratifiedKFold(min(_FOLDS, fewest), shuffle=True, random_state=0)
-    right = 0
-    for inside, outside in folds.split(examples.features, examples.labels):
-        found = fit(_rows(examples, inside), classes, C)
-        right += int((found.predict(examples.features[outside]) == examples.labels[outside]).sum())
-    return right / len(examples.labels)
+    values = train.features.astype(np.float64)
+    return float(cross_val_score(_pipeline(len(classes), C), values, train.labels, cv=folds).mean())
 
 
 def _rows(examples: Examples, chosen: Any) -> Examples:

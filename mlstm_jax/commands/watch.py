@@ -1,0 +1,111 @@
+"""The command watch: what runs are doing, in a table that is drawn again as they go on."""
+
+import contextlib
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import Positional, arg
+
+from mlstm_jax.errors import UserError
+from mlstm_jax.terminal import one_line
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_SECONDS = 2.0
+# A run without a new line for so many times the usual time between two has stopped.
+_STALE = 10
+
+
+def watch(
+    runs: Annotated[tuple[Path, ...], Positional, arg(metavar="RUN [RUN ...]")],
+) -> None:
+    """Show the progress of runs, on this machine or on files that it shares: BPC, rate, speed.
+
+    In a terminal the table is drawn again every two seconds until Ctrl-C; a file or a pipe gets it
+    once. TensorBoard shows the curves: `tensorboard --logdir RUN`.
+
+    Args:
+        runs: run folders, or folders that hold some, such as a sweep's.
+    """
+    from rich.console import Console
+    from rich.live import Live
+
+    _folders(runs)
+    if not sys.stdout.isatty():
+        Console(width=160).print(table(runs))
+        return
+    console = Console()
+    with contextlib.suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:
+        while True:
+            live.update(table(runs), refresh=True)
+            time.sleep(_SECONDS)
+
+
+def _folders(runs: tuple[Path, ...]) -> dict[str, Path]:
+    """Return the run folders by the name that is shown."""
+    found: dict[str, Path] = {}
+    for given in runs:
+        inside = sorted(path.parent for path in given.rglob("metrics.jsonl"))
+        if not inside:
+            raise UserError(f"{given} holds no run: no metrics.jsonl is in or below it.")
+        found |= {
+            given.name if folder == given else f"{given.name}/{folder.relative_to(given)}": folder
+            for folder in inside
+        }
+    return found
+
+
+def table(runs: tuple[Path, ...]) -> "Table":
+    """Return the table of all runs in these folders."""
+    from rich.table import Table
+
+    made = Table(box=None, header_style="bold")
+    for name in ("run", "step", "epoch", "train bpc", "valid bpc", "rate", "scale", "kB/s", ""):
+        is_text = name in ("run", "")
+        made.add_column(name, justify="left" if is_text else "right", no_wrap=not is_text)
+    for name, folder in _folders(runs).items():
+        made.add_row(one_line(name), *_row(folder))
+    return made
+
+
+def _row(folder: Path) -> list[str]:
+    from mlstm_jax.training.metrics import read_metrics
+
+    lines = read_metrics(folder / "metrics.jsonl")
+    of_kind: dict[str, list[dict[str, Any]]] = {"train": [], "eval": [], "event": []}
+    for line in lines:
+        of_kind[line["kind"]].append(line)
+    last = of_kind["train"][-1] if of_kind["train"] else {}
+    scored = of_kind["eval"][-1] if of_kind["eval"] else {}
+
+    def shown(values: dict[str, Any], name: str, form: str) -> str:
+        value = values.get(name)
+        return "" if value is None else format(value, form)
+
+    return [
+        shown(last, "step", ",d"),
+        shown(last, "epoch", ".3f"),
+        shown(last, "bpc", ".4f"),
+        shown(scored, "bpc", ".4f"),
+        shown(last, "learning_rate", ".2e"),
+        shown(last, "loss_scale", ".0f"),
+        "" if not last.get("bytes_per_second") else f"{last['bytes_per_second'] / 1e3:,.1f}",
+        _state(folder, of_kind),
+    ]
+
+
+def _state(folder: Path, of_kind: dict[str, list[dict[str, Any]]]) -> str:
+    """Return whether a run is finished, has diverged, or has been silent for long."""
+    events, train = of_kind["event"], of_kind["train"]
+    end = events[-1] if events else {}
+    newest = max((line["step"] for line in train), default=0)
+    if end.get("event") in ("finished", "diverged", "interrupted") and end["step"] >= newest:
+        return str(end["event"])
+    times = [line["seconds"] for line in train[-5:] if line.get("seconds") is not None]
+    usual = max((after - before for before, after in pairwise(times)), default=0)
+    silent = time.time() - (folder / "metrics.jsonl").stat().st_mtime
+    return f"no line for {silent:.0f} s" if silent > max(60.0, _STALE * usual) else ""
