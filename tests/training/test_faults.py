@@ -261,17 +261,21 @@ def test_what_a_run_started_from_may_be_missing_until_it_is_needed(
     # Every loss is too high, so the ninth step tells that the run has diverged from the first on.
     values = {"divergence_bpc": 0.01, "divergence_steps": 9, "start_from": str(first)}
     config = diverging(corpus, folder, 4, on_divergence="rollback", **values)
-    loop.train(config)
+
+    def train(config: Config) -> None:
+        loop.train(config, initial=run.initial_parameters(config))
+
+    train(config)
     start = meta.read_meta(folder, 4)[0].start
     assert start == fingerprint(run.load_run(first).params)
     shutil.rmtree(first / "checkpoints/40/params")
-    loop.train(dataclasses.replace(config, train=dataclasses.replace(config.train, steps=6)))
+    train(dataclasses.replace(config, train=dataclasses.replace(config.train, steps=6)))
     assert "what train.start_from gives cannot be compared" in capfd.readouterr().err
     assert meta.read_meta(folder, 6)[0].start == start
     assert environment.inputs_of(folder)["start_from"] == start
     shutil.rmtree(first)
     with pytest.raises(UserError, match=r"first is not a run folder"):
-        loop.train(dataclasses.replace(config, train=dataclasses.replace(config.train, steps=20)))
+        train(dataclasses.replace(config, train=dataclasses.replace(config.train, steps=20)))
 
 
 @pytest.mark.slow

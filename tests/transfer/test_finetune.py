@@ -14,7 +14,7 @@ from mlstm_jax.config import Config, Distributed, Model, Optimizer, Train
 from mlstm_jax.data.corpus import differing, open_corpus
 from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.errors import UserError
-from mlstm_jax.run import Run, as_weights, load_run, write_imported
+from mlstm_jax.run import Run, as_weights, initial_parameters, load_run, write_imported
 from mlstm_jax.training import optimizer, start
 from mlstm_jax.transfer import finetune
 from mlstm_jax.transfer.features import Featurizer
@@ -34,7 +34,8 @@ def test_a_run_starts_from_the_parameters_of_another(run: Run) -> None:
 
     def begin(config: Config) -> dict[str, np.ndarray]:
         model = type(run.model)(config.model, config.precision)
-        given, _ = start.load_start(Cluster(Distributed()), config, required=True)
+        initial = initial_parameters(config)
+        given, _ = start.load_start(Cluster(Distributed()), config, initial, required=True)
         fresh = start.fresh_state(config, model, tx, given)
         assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(fresh.params))
         return fresh.params
