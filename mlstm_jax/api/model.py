@@ -245,11 +245,15 @@ class TrainedModel:
         """
         one_of("split", split, ("train", "valid", "test"))
         scored = corpus_of(self._run, None if corpus is None else Path(corpus)).corpus
-        devices = parallel.local(Devices())
-        evaluator = Evaluator(
-            self._run.model, scored.split(split), self.config.data.window, devices, scored.stop
+        devices = self._kept("devices", lambda: parallel.local(Devices()))
+        evaluator = self._kept(
+            (scored.identity, split),
+            lambda: Evaluator(
+                self._run.model, scored.split(split), self.config.data.window, devices, scored.stop
+            ),
         )
-        return evaluator(devices.replicate(self._run.params))
+        score: Score = evaluator(devices.replicate(self._run.params))
+        return score
 
     @public
     def transfer(

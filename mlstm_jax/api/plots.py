@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mlstm_jax.api.arguments import as_texts, one_of, public
 from mlstm_jax.errors import UserError
@@ -62,12 +62,12 @@ def plot_metrics(
         time.sleep(min(5.0, max(0.1, until - time.monotonic())))
 
 
-def _draw(axes: "Sequence[object]", folders: list[str], x: str) -> None:
+def _draw(axes: Sequence[Any], folders: list[str], x: str) -> None:
     from mlstm_jax import analysis
 
     histories = analysis.load_histories(*folders)
     for panel, name in zip(axes, PANELS, strict=True):
-        panel.clear()  # type: ignore[attr-defined]
+        panel.clear()
         analysis.plot(panel, histories, x, name)
         if name == "bpc":
             analysis.plot(
@@ -79,11 +79,11 @@ def _draw(axes: "Sequence[object]", folders: list[str], x: str) -> None:
                 label=lambda one: "_",
                 style=lambda one: {"ls": "", "marker": "o", "ms": 3},
             )
-            panel.set_ylim(analysis.limits(histories, name))  # type: ignore[attr-defined]
-            panel.legend(fontsize=8)  # type: ignore[attr-defined]
+            panel.set_ylim(analysis.limits(histories, name))
+            panel.legend(fontsize=8)
 
 
-def _show(figure: "Figure", shown: object) -> object:
+def _show(figure: "Figure", shown: Any) -> Any:
     """Show a figure in a notebook, in place of the one before."""
     try:
         from IPython.display import display
@@ -91,5 +91,5 @@ def _show(figure: "Figure", shown: object) -> object:
         return None
     if shown is None:
         return display(figure, display_id=True)
-    shown.update(figure)  # type: ignore[attr-defined]
+    shown.update(figure)
     return shown
