@@ -99,7 +99,7 @@ def test_a_corpus_of_given_splits_is_the_same_each_time(tmp_path: Path) -> None:
             ["--train", "a.txt", "--valid", "./a.txt"],
             r"a.txt: is given for --valid and",
         ),
-        (["a.txt", "--test", "b.txt"], r"a.txt: of which split is it\?"),
+        (["a.txt", "--test", "b.txt"], r"a.txt: belongs to no split; name it"),
         (["--train", "a.txt", "--seed", "3"], "--seed: splits that are given"),
         (["--train", "a.txt", "--split", "8,1,1"], "--split: splits that are given"),
         (["--train", "a.txt", "--dedupe", "exact"], "--dedupe: splits that are given"),
