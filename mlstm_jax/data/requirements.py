@@ -98,7 +98,7 @@ def check_apart(found: Mapping[str, Sequence[str]]) -> None:
             other = split_of.setdefault(path, split)
             if other != split:
                 raise UserError(
-                    f"{source}: is given for --{other} and --{split}; a score on text that was "
+                    f"{source}: is named for --{other} and --{split}; a score on text that was "
                     "trained on says nothing about new text, so name it for only one."
                 )
 

@@ -44,7 +44,7 @@ class Origin(NamedTuple):
     step: int = 0
     position: int = 0  # windows of the new stream that count as read
     bytes_seen: int = 0
-    # Checksum of the places in the text where rows continued; None: all began at shard starts.
+    # Checksum of the positions in the text where rows continued; None: all at shard starts.
     places: int | None = None
 
 

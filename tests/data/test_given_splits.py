@@ -97,7 +97,7 @@ def test_a_corpus_of_given_splits_is_the_same_each_time(tmp_path: Path) -> None:
     [
         (
             ["--train", "a.txt", "--valid", "./a.txt"],
-            r"a.txt: is given for --valid and",
+            r"a.txt: is named for --valid and",
         ),
         (["a.txt", "--test", "b.txt"], r"a.txt: belongs to no split; name it"),
         (["--train", "a.txt", "--seed", "3"], "--seed: splits given with"),
