@@ -1,11 +1,11 @@
-"""HOST:PORT, where a process can be reached: read and written in this one place."""
+"""Addresses of processes, HOST:PORT: the only module that parses and formats them."""
 
 import ipaddress
 from typing import NamedTuple
 
 
 class Address(NamedTuple):
-    """Where a process can be reached; as text, an IPv6 address is in brackets."""
+    """Address of a process; as text, an IPv6 address is in brackets."""
 
     host: str  # a name, an IPv4 address, or an IPv6 address without brackets
     port: int
@@ -15,18 +15,18 @@ class Address(NamedTuple):
 
 
 def parse(text: str) -> Address:
-    """Read node1:8476, 10.0.0.1:8476, [fd00::1]:8476 or [fe80::1%eth0]:8476.
+    """Parse node1:8476, 10.0.0.1:8476, [fd00::1]:8476 or [fe80::1%eth0]:8476.
 
-    Raises ValueError with what an address must be.
+    Raises ValueError, which states the required form.
     """
     host, _, port = text.rpartition(":")
     if is_ipv6(host) or is_ipv6(text):
-        # What follows the last colon may be the port, or the end of the address.
+        # The part after the last colon may be the port or the end of the address.
         meant = f"[{host}]:{port}" if is_ipv6(host) else f"[{text}]:8476"
-        raise ValueError(f"HOST:PORT with brackets around an IPv6 address, as {meant}")
+        raise ValueError(f"HOST:PORT with brackets around an IPv6 address, such as {meant}")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else ""
     if not _is_port(port) or not (is_ipv6(bare) or _is_name(host)):
-        raise ValueError("HOST:PORT, as node1:8476 or [fd00::1]:8476")
+        raise ValueError("HOST:PORT, such as node1:8476 or [fd00::1]:8476")
     return Address(bare or host, int(port))
 
 
@@ -49,7 +49,7 @@ def is_literal(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a numeric host is the machine itself, as 127.0.0.1 is everywhere."""
+    """Whether an IP address is the machine itself, such as 127.0.0.1."""
     return ipaddress.ip_address(host).is_loopback
 
 
@@ -59,7 +59,7 @@ def _is_port(text: str) -> bool:
 
 def _is_name(host: str) -> bool:
     try:
-        host.encode("idna")  # As the resolver will.
+        host.encode("idna")  # The resolver does the same.
     except UnicodeError:
         return False
     return bool(host) and host.isprintable() and not set(host) & set(" :/@%[]")

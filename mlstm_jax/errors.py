@@ -1,51 +1,51 @@
-"""Errors whose message is all that a user needs; the command prints it, without a traceback."""
+"""Errors whose message is all that a user needs: the command prints it without a traceback."""
 
 import errno
 import os
 
 
 class KnownError(Exception):
-    """The message says what happened and what to do.
+    """An error whose message states what happened and what to do.
 
     Attributes:
-        exit_code: what the command exits with.
+        exit_code: exit code of the command.
     """
 
     exit_code = 1
 
 
 class UserError(KnownError, ValueError):
-    """A mistake in what the user gave: the message names it, where it is, and what to do."""
+    """A mistake in the user's input: the message states what is wrong, where, and what to do."""
 
     exit_code = 2
 
 
 class FileError(KnownError, OSError):
-    """A file could not be written, or not be read back."""
+    """A file could not be written or read back."""
 
-    # OSError would print its numbers.
+    # OSError's own would print error numbers.
     __str__ = KnownError.__str__
 
 
 class InUse(UserError):
-    """Another process trains in the run folder."""
+    """Another process is training in the run folder."""
 
 
 _REMEDIES = (
     ((errno.ENOSPC, errno.EDQUOT), "Free some space there"),
-    ((errno.EFBIG,), "Raise the limit on the size of a file (ulimit -f)"),
+    ((errno.EFBIG,), "Raise the limit on file size (ulimit -f)"),
     ((errno.EROFS,), "The file system is read-only: make it writable"),
     ((errno.EACCES, errno.EPERM), "Allow this user to write there"),
-    ((errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP), "Name another place"),
+    ((errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP), "Choose another path"),
     ((errno.EMFILE, errno.ENFILE), "Raise the limit on open files (ulimit -n)"),
-    ((errno.EIO, errno.ESTALE), "See whether the disk or its server works"),
+    ((errno.EIO, errno.ESTALE), "Check the disk or the file server"),
 )
 
 
 def remedy(error: BaseException) -> str | None:
     """Return what a user can do about a file that could not be written; None if unknown.
 
-    Libraries wrap the system's errors, so its message counts as well as its number.
+    Libraries wrap system errors, so this checks the message as well as the error number.
     """
     text = str(error)
     for numbers, advice in _REMEDIES:

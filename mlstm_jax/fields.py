@@ -1,4 +1,4 @@
-"""Dataclasses from JSON that a stranger may have written: every name and every type is checked."""
+"""Build dataclasses from untrusted JSON: every name and every type is checked."""
 
 import dataclasses
 import inspect
@@ -16,16 +16,16 @@ _RULES = {
     int: "a whole number of at most 64 bits",
     float: "a number",
     bool: "true or false",
-    str: "a text",
+    str: "a string",
 }
 
 
 class Wrong(UserError):
-    """The message says which field is wrong, and what it must be; the caller adds the file."""
+    """The message states which field is wrong and what it must be; the caller adds the file."""
 
 
 def parse(text: str | bytes) -> Any:
-    """Return what a JSON text says; raise Wrong where it is not JSON, or nested too deeply."""
+    """Parse a JSON text; raise Wrong if it is not JSON, or is nested too deeply."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -33,21 +33,21 @@ def parse(text: str | bytes) -> Any:
 
 
 def build(kind: type[Made], values: object, name: str = "") -> Made:
-    """Return a dataclass or NamedTuple of the values of a parsed JSON object.
+    """Return a dataclass or NamedTuple built from a parsed JSON object.
 
-    Its fields may be int, float, bool, str, Literal of texts, another dataclass, lists, tuples and
-    dicts of these, and any of them or None. A field that has a default may be absent.
+    Its fields may be int, float, bool, str, Literal of strings, another dataclass, and lists,
+    tuples and dicts of these; each may also allow None. A field with a default may be absent.
 
     Args:
-        kind: what to make.
-        values: an object, by the names of the fields.
-        name: what the object is called in messages, such as "model"; empty for a whole file.
+        kind: the class to build.
+        values: the object: values by field name.
+        name: the object's name in messages, such as "model"; empty for a whole file.
 
     Raises:
-        Wrong: a field is unknown, absent, of another type, or refused by `kind` itself.
+        Wrong: a field is unknown, missing, of the wrong type, or refused by `kind` itself.
     """
     if not isinstance(values, Mapping):
-        raise _wrong(name or "the whole", values, "an object with named fields")
+        raise _wrong(name or "the top level", values, "an object with named fields")
     prefix = f"{name}." if name else ""
     types = get_type_hints(kind)
     for key in values:
@@ -88,7 +88,7 @@ def _checked(kind: Any, value: Any, name: str) -> Any:
             raise _wrong(name, value, f"a list of {len(inner)}")
         parts = zip(inner, value, strict=True)
         return origin(_checked(part, item, f"{name}[{n}]") for n, (part, item) in enumerate(parts))
-    # A bool is an int to Python, and 1 is a float to people.
+    # In Python a bool is an int; people write 1 for a float.
     right = type(value) is kind or (kind is float and type(value) is int)
     if not right or (type(value) is int and not -(2**63) <= value < 2**63):
         raise _wrong(name, value, _RULES[kind])

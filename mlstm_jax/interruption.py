@@ -1,7 +1,7 @@
-"""SIGTERM and Ctrl-C during work that is undone then: one line, and the exit code of a shell.
+"""SIGTERM and Ctrl-C during work that is then undone: one line, and the exit code of a shell.
 
-Libraries turn an exception that a signal has raised into errors of their own, so whatever is raised
-after a signal counts as the interruption.
+Libraries convert an exception raised by a signal into errors of their own, so any exception after a
+signal counts as the interruption.
 """
 
 import signal
@@ -14,7 +14,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(KnownError):
-    """A signal ended the work; 128 and its number is the exit code, as in a shell."""
+    """A signal ended the work; the exit code is 128 plus its number, as in a shell."""
 
     def __init__(self, received: signal.Signals) -> None:
         super().__init__(f"stopped by {received.name}; no temporary files are left.")
@@ -22,10 +22,10 @@ class Interrupted(KnownError):
 
 
 class _Received(KeyboardInterrupt):
-    """KeyboardInterrupt, but not that class itself.
+    """A subclass of KeyboardInterrupt, because Python treats that class itself specially.
 
-    Where a C library runs Python code (`PyRun_String`) and that class comes out, Python notes it,
-    and ends the process by SIGINT in the end, whatever became of the exception.
+    If it leaves Python code that a C library runs (`PyRun_String`), Python records it and ends the
+    process with SIGINT at exit, even if the exception was handled.
     """
 
 
@@ -35,14 +35,14 @@ def interruptible() -> Iterator[None]:
     received: list[signal.Signals] = []
 
     def stop(number: int, frame: object) -> None:
-        # Once: a second signal must not end the tidying up that the first began.
+        # Once: a second signal must not interrupt the cleanup that the first started.
         if not received:
             received.append(signal.Signals(number))
             raise _Received
 
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # as of a shell's background jobs
+        if handler is not signal.SIG_IGN:  # ignored in a shell's background jobs
             signal.signal(number, stop)
     try:
         yield
@@ -51,6 +51,6 @@ def interruptible() -> Iterator[None]:
             raise
         raise Interrupted(received[0]) from error
     finally:
-        if not received:  # else the program is about to end, and no signal may disturb that
+        if not received:  # otherwise the program is exiting, and no signal may disturb that
             for number, handler in before.items():
                 signal.signal(number, handler)

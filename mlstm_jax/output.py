@@ -1,6 +1,6 @@
-"""Files and folders to write: whether they can be, and whole or not at all.
+"""Write files and folders: check that this is possible, and write all or nothing.
 
-A file or folder is written under a temporary name beside its own, and renamed at the end.
+A file or folder is written under a temporary name next to its own, and renamed at the end.
 """
 
 import os
@@ -15,28 +15,28 @@ from mlstm_jax.errors import FileError, KnownError, UserError
 
 
 def require_folder(folder: Path) -> None:
-    """Raise UserError unless a folder exists or can be made, and can be written in.
+    """Raise UserError unless a folder exists or can be created, and is writable.
 
-    This is tried in the nearest folder that exists: permissions alone do not tell, as in /proc.
+    Tries it in the nearest existing folder: permissions alone do not show it, as in /proc.
     """
     nearest = next((place for place in (folder, *folder.parents) if place.exists()), Path())
     if not nearest.is_dir():
         raise UserError(
-            f"{folder}: cannot be made: {nearest} is a file; choose another folder with --out."
+            f"{folder}: cannot be created: {nearest} is a file; choose another folder with --out."
         )
     try:
         with tempfile.TemporaryDirectory(prefix=".mlstm-jax-", dir=nearest):
             pass
     except OSError as error:
         raise UserError(
-            f"{folder}: nothing can be written in {nearest} ({error.strerror or error}); choose "
-            "another folder with --out."
+            f"{folder}: cannot write in {nearest} ({error.strerror or error}); choose another "
+            "folder with --out."
         ) from error
 
 
 @contextmanager
 def write_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError of the block into a FileError: `path` cannot be written."""
+    """Convert an OSError from the block into a FileError: `path` cannot be written."""
     try:
         yield
     except KnownError:
@@ -47,11 +47,11 @@ def write_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic_file(path: Path, suffix: str = ".partial") -> Iterator[Path]:
-    """Give the name of a temporary file to write, which becomes `path` if there is no error.
+    """Yield the name of a temporary file to write; it becomes `path` if there is no error.
 
     Args:
-        path: of the file to make or replace.
-        suffix: of the temporary name; one of its own where several processes write the same file.
+        path: the file to create or replace.
+        suffix: of the temporary name; must be unique if several processes write the same file.
     """
     partial = path.with_name(f"{path.name}{suffix}")
     try:
@@ -63,22 +63,22 @@ def atomic_file(path: Path, suffix: str = ".partial") -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file of UTF-8, whole or not at all."""
+    """Write a UTF-8 file, completely or not at all."""
     with atomic_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
 @contextmanager
 def atomic_directory(out: Path, check: Callable[[], None] = lambda: None) -> Iterator[Path]:
-    """Give a temporary folder to fill, which becomes `out` if the block ends without an error.
+    """Yield a temporary folder to fill; it becomes `out` if the block ends without an error.
 
     Args:
-        out: the folder to make, or to replace as a whole.
-        check: raises where `out` must not be replaced; called again at the end, since another
-            process may have made it meanwhile.
+        out: the folder to create, or to replace as a whole.
+        check: raises if `out` must not be replaced; called at the end, because another process
+            may have created `out` in the meantime.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: `out` cannot be written.
     """
     partial = partial_folder(out)
     aside = partial.with_name(f"{partial.name}.old")
@@ -103,29 +103,29 @@ def atomic_directory(out: Path, check: Callable[[], None] = lambda: None) -> Ite
 
 
 def partial_folder(out: Path) -> Path:
-    """Return the name of this process's temporary folder for `out`, beside it."""
+    """Return the name of this process's temporary folder for `out`, next to it."""
     return out.with_name(f".{out.name}.partial-{os.getpid()}")
 
 
 def remove_leftovers(out: Path) -> None:
-    """Remove the temporary folders for `out` of processes that were killed on this machine."""
+    """Remove the temporary folders for `out` that killed processes left on this machine."""
     if not out.parent.is_dir():
         return
     pattern = re.compile(re.escape(f".{out.name}.partial-") + r"(\d+)(\.old)?")
     for folder in out.parent.iterdir():
         match = pattern.fullmatch(folder.name)
-        # This process has made none yet: one of its number is of an earlier process.
+        # This process has created none yet: one with its pid is from an earlier process.
         if match and (int(match[1]) == os.getpid() or not _is_alive(int(match[1]))):
             if not match[2]:
                 shutil.rmtree(folder, ignore_errors=True)
             elif out.exists():
                 _remove_aside(folder)
-            else:  # Killed when the old folder was aside, the new not there.
+            else:  # Killed between the two renames: restore the old folder.
                 os.rename(folder, out)
 
 
 def _remove_aside(aside: Path) -> None:
-    """Remove an old folder, renamed first, so that no later process brings back a part of it."""
+    """Rename and remove an old folder, so that no later process restores a part of it."""
     if aside.exists():
         partial = aside.with_suffix("")
         shutil.rmtree(partial, ignore_errors=True)
@@ -135,9 +135,9 @@ def _remove_aside(aside: Path) -> None:
 
 def _is_alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)  # no signal, only whether one could be sent
+        os.kill(pid, 0)  # sends nothing, only checks whether it could
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
-        return True  # someone else's
+        return True  # another user's process
     return True

@@ -1,4 +1,4 @@
-"""What a mistyped or shortened name may stand for: a field, an option, a command."""
+"""Suggestions for a mistyped or shortened name of a field, option or command."""
 
 import difflib
 from collections.abc import Iterable
@@ -10,10 +10,10 @@ def nearest(word: str, known: Iterable[str]) -> list[str]:
 
 
 def of_short(word: str, options: Iterable[str]) -> list[str]:
-    """Return at most two options that a shortened one may stand for.
+    """Return at most two options that a shortened one may stand for, the shortest first.
 
-    The last part of a dotted option may be its initials or begin with the word:
-    ``lr`` is that of ``optimizer.learning-rate``.
+    The word may be the initials or the beginning of the last part of a dotted option:
+    ``lr`` stands for ``optimizer.learning-rate``.
     """
     found = []
     for option in options:
@@ -25,6 +25,6 @@ def of_short(word: str, options: Iterable[str]) -> list[str]:
 
 
 def question(names: Iterable[str]) -> str:
-    """Return what a message ends with: "; did you mean A or B?", or nothing."""
+    """Return the end of a message: "; did you mean A or B?", or an empty string."""
     joined = " or ".join(names)
     return f"; did you mean {joined}?" if joined else ""

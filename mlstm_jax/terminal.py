@@ -1,7 +1,7 @@
-"""Text for people: a character that would steer the terminal is shown as an escape.
+"""Output for people: a character that would control the terminal is shown as an escape.
 
-Corpora, labels, file names and what a model writes come from strangers. An escape sequence among
-them could clear the screen or set the window's title, a direction mark could turn a message around.
+Corpora, labels, file names and generated text are untrusted. An escape sequence in them could clear
+the screen or set the window title; a direction mark could reverse a message.
 """
 
 import io
@@ -11,33 +11,33 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from typing import TextIO
 
-# C0 but for tab and newline; DEL and C1; lines and directions of Unicode; lone surrogates.
+# C0 except tab and newline; DEL and C1; Unicode line and direction marks; lone surrogates.
 _STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _COLOUR = re.compile("\x1b\\[[0-9;]*m")
 
 
 def printable(text: object) -> str:
-    r"""Return a text with escapes, such as \x1b or \u202e; newlines and tabs stay."""
+    r"""Return a text with escapes, such as \x1b or \u202e, but keep newlines and tabs."""
     return _STEERS.sub(lambda found: ascii(found[0])[1:-1], str(text))
 
 
 def one_line(text: object) -> str:
-    r"""Return a text with escapes, \n and \t among them: for a cell of a table."""
+    r"""Return a text with escapes, including \n and \t: for a table cell."""
     return printable(text).replace("\n", r"\n").replace("\t", r"\t")
 
 
 def message(text: object) -> str:
-    """Return a message with its further lines indented, so that none passes for another."""
+    """Return a message with escapes and further lines indented, so that none looks like another."""
     return printable(text).replace("\n", "\n  ")
 
 
 def show(text: object, *, file: TextIO | None = None, end: str = "\n") -> None:
-    """Print for people, at once; to standard output unless a file is named."""
+    """Print a text with escapes and flush; to standard output unless `file` is set."""
     print(printable(text), file=file, end=end, flush=True)
 
 
 class _Printable(io.TextIOBase):
-    """A stream that is no terminal, and passes on what is printable."""
+    """A stream, not a terminal, that passes on text with escapes."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -52,10 +52,10 @@ class _Printable(io.TextIOBase):
 
 @contextmanager
 def quoting(words: Sequence[str]) -> Iterator[None]:
-    """Keep standard error printable where it may repeat these words of a command line.
+    """Keep standard error printable while it may repeat these words of a command line.
 
-    The parser of command lines writes there by itself, with colours. Nothing changes unless one of
-    the words needs escapes, so progress lines stay live.
+    The command line parser writes there directly, with colours. Nothing changes unless one of the
+    words needs escapes, so progress lines stay live.
     """
     if all(printable(word) == word for word in words):
         yield

@@ -1,4 +1,4 @@
-"""Run the Python of a user's own, a config or a sweep, and say where a mistake in it is."""
+"""Run a user's Python file, a config or a sweep, and report the line of an error in it."""
 
 import dataclasses
 import re
@@ -16,20 +16,20 @@ _UNKNOWN_FIELD = re.compile(
 
 
 def run(path: Path, what: str) -> dict[str, Any]:
-    """Return the names that a file sets.
+    """Run a file, and return the names that it sets.
 
     Args:
-        path: a .py file that is there.
+        path: an existing file; its name must end in .py.
         what: "config" or "sweep", for messages.
 
     Raises:
-        UserError: the file is not Python, or raises an error; the message names the line.
+        UserError: the file is not valid Python, or raises an error; the message names the line.
     """
     if path.suffix != ".py":
         raise UserError(
-            f"{path} is not a {what}: that is a Python file, its name ends in .py. If {path} is "
-            f"text to train on, make a corpus with `mlstm-jax prepare {path} --out corpora/mine` "
-            "and name it with --data.corpus corpora/mine."
+            f"{path} is not a {what}, which must be a Python file (.py). If {path} is text to "
+            f"train on, make a corpus with `mlstm-jax prepare {path} --out corpora/mine` and pass "
+            "--data.corpus corpora/mine."
         )
     try:
         return runpy.run_path(str(path))
@@ -37,19 +37,19 @@ def run(path: Path, what: str) -> dict[str, Any]:
         raise
     except SyntaxError as error:
         place = f"{error.filename or path}{f', line {error.lineno}' if error.lineno else ''}"
-        raise UserError(f"{place} is not Python: {error.msg}.") from error
+        raise UserError(f"{place} is not valid Python: {error.msg}.") from error
     except Exception as error:
         raise UserError(f"{_place(path, error)}: {_explained(error)}") from error
 
 
 def _place(path: Path, error: Exception) -> str:
-    """Return the file and the last line of it that led to an error."""
+    """Return the file, and its last line in the traceback of an error."""
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
     return f"{path}, line {lines[-1]}" if lines else str(path)
 
 
 def _explained(error: Exception) -> str:
-    """Return an error's own words; for an unknown field, the names that resemble it."""
+    """Return an error's type and message; for an unknown field, similar names."""
     from mlstm_jax import config
 
     found = _UNKNOWN_FIELD.match(str(error)) if isinstance(error, TypeError) else None

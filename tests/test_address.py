@@ -28,13 +28,13 @@ def test_an_address_is_read_and_written(text: str, expected: Address) -> None:
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("::1:8476", "brackets around an IPv6 address, as [::1]:8476"),
-        ("fe80::1%eth0:8476", "as [fe80::1%eth0]:8476"),
-        ("1:2:3:4:5:6:7:8:8476", "as [1:2:3:4:5:6:7:8]:8476"),
-        ("1:2:3:4:5:6:7:8", "as [1:2:3:4:5:6:7:8]:8476"),
-        ("::1", "as [::1]:8476"),
+        ("::1:8476", "brackets around an IPv6 address, such as [::1]:8476"),
+        ("fe80::1%eth0:8476", "such as [fe80::1%eth0]:8476"),
+        ("1:2:3:4:5:6:7:8:8476", "such as [1:2:3:4:5:6:7:8]:8476"),
+        ("1:2:3:4:5:6:7:8", "such as [1:2:3:4:5:6:7:8]:8476"),
+        ("::1", "such as [::1]:8476"),
         *(
-            (text, "HOST:PORT, as node1:8476")
+            (text, "HOST:PORT, such as node1:8476")
             for text in (
                 *("", ":", "node1", "node1:", ":8476", "[]:8476", "[::1]", "[::1:8476"),
                 *("[node1]:8476", "[10.0.0.1]:8476", "[fe80::1%]:8476", "http://node1:8476"),

@@ -117,7 +117,7 @@ def test_a_mistake_gets_a_message_and_exit_code_2(
         (["train", "/proc/cpuinfo"], "/proc/cpuinfo is not a config"),
         (["train", "--data.corpus", "absent", "--hidden=3"], "did you mean --model.hidden?"),
         (["classify", "absent-run", "absent-classifier", "absent.csv"], "absent.csv: there is no"),
-        (["prepare", "pydoc:", "--out", "/proc/x"], "/proc/x: nothing can be written in /proc"),
+        (["prepare", "pydoc:", "--out", "/proc/x"], "/proc/x: cannot write in /proc"),
     ],
 )
 def test_a_mistake_is_told_with_what_may_have_been_meant(

@@ -20,7 +20,7 @@ def test_what_is_in_the_way_is_named(tmp_path: Path) -> None:
         run_folder.lock(Config(out=str(file / "run")), resume=False),
     ):
         pass
-    with pytest.raises(UserError, match=r"nothing can be written in /proc"):
+    with pytest.raises(UserError, match=r"cannot write in /proc"):
         output.require_folder(Path("/proc/x"))
 
 

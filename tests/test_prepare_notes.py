@@ -34,7 +34,7 @@ def test_the_split_that_is_advised_is_large_enough(prepare: Prepare, tmp_path: P
     assert "note" not in prepare(path, "--split", advised[1])
     # No split of so little text is large enough, so none is advised.
     path.write_text("".join(f"It is sentence {n} of a long row of them.\n" for n in range(2000)))
-    assert "so give more text" in prepare(path, "--split", "8,1,1")
+    assert "so add more text" in prepare(path, "--split", "8,1,1")
 
 
 def test_wrapped_prose_and_files_of_no_known_kind_are_told(
@@ -46,7 +46,7 @@ def test_wrapped_prose_and_files_of_no_known_kind_are_told(
     (folder / "a.txt").write_text("".join(line.format(n) for n in range(300)))
     (folder / "notes.md").write_text("not read")
     said = prepare(folder)
-    assert "1 file(s) in the folders are of no known kind and were not read: notes.md" in said
+    assert "1 file(s) in the folders are of an unknown kind and were not read: notes.md" in said
     assert "--document paragraph or file" in said
     assert "--document paragraph or file" not in prepare(folder / "a.txt", "--document", "line")
     (folder / "a.txt").write_text(

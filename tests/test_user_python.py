@@ -24,7 +24,7 @@ HEAD = "from mlstm_jax.config import *\n\n"
         ),
         ("config = Config(zebra=1)", r"Config has no field 'zebra'; its fields are out, model"),
         ("import absent_module", r"line 3: ModuleNotFoundError: No module named 'absent_module'"),
-        ("config = (", r"line 3 is not Python: '\(' was never closed"),
+        ("config = (", r"line 3 is not valid Python: '\(' was never closed"),
         ("config = 1 / 0", r"line 3: ZeroDivisionError"),
         ("config = Config(model=Model(hidden=0))", r"model.hidden is 0, but it must be"),
     ],

@@ -1,4 +1,4 @@
-"""Commands on corpora: prepare, inspect."""
+"""Commands for corpora: prepare, inspect."""
 
 import json
 from pathlib import Path
@@ -37,36 +37,37 @@ def prepare(
     engine: Literal["duckdb", "beam"] = "duckdb",
     beam_options: str = "",
 ) -> None:
-    """Make a corpus folder from files of text.
+    """Make a corpus folder from text files.
 
     Args:
         sources: .json, .jsonl, .csv, .tsv, .txt and .fasta files, each also .gz, and .parquet;
-            folders and patterns of them; tfds:NAME[/CONFIG]:SPLIT; `pydoc:` is Python's docs.
-        out: folder to write; it appears whole or not at all.
-        train: sources of the train split, where a corpus comes with its splits; they are kept as
-            they are, all documents in their order, and with --clean none byte for byte.
-        valid: those of the validation split.
-        test: those of the test split.
-        text_column: column or field of the text; unset: text, reviewText, review_body, sentence or
-            content.
-        rating_column: that of a rating to keep; unset: rating, overall, star_rating or stars.
+            folders and patterns of them; tfds:NAME[/CONFIG]:SPLIT; `pydoc:` for Python's docs.
+        out: output folder; it is complete or absent.
+        train: sources of the train split, if a corpus comes with its splits. All documents are
+            kept in their order; with --clean none, byte for byte.
+        valid: sources of the validation split.
+        test: sources of the test split.
+        text_column: column or field of the text; unset: the first non-null of text, reviewText,
+            review_body, sentence and content.
+        rating_column: column or field of a rating to keep; unset: the first non-null of rating,
+            overall, star_rating and stars.
         document: what one document of a text file is; unset: a line.
-        split: documents in train, valid and test, as weights; 0,0,1 is a test set alone; unset:
+        split: weights of train, valid and test, in documents; 0,0,1 makes only a test set; unset:
             1000,1,1, as in the paper.
-        seed: of the order of the documents, which depends on it and on their content alone.
-        clean: radford: unescape HTML, newlines to spaces, strip, pad; none: the text as it is;
-            protein: sequences of amino acids, as UniRep reads them.
-        dedupe: of documents of the same text one is kept. normalized: the same but for case and
-            white space; exact: to the byte; none: all are kept. Paper: removed. Unset: normalized,
-            but none where --train, --valid or --test is given.
-        overwrite: replace the corpus that is there.
-        memory_limit: of DuckDB, which reads and sorts; some hundred MB come on top.
-        threads: of DuckDB; unset: all cores.
-        temp_dir: folder for temporary files, about twice the text; unset: beside the corpus.
-        max_reject_fraction: records that may be unreadable; they are in OUT.rejects.jsonl. With
-            more of them nothing is made.
-        engine: beam: as an Apache Beam pipeline, for clusters; the corpus is the same.
-        beam_options: options of Beam and its runner, such as "--runner=FlinkRunner".
+        seed: seed of the document order, which depends only on the seed and the documents.
+        clean: radford: unescape HTML, newlines to spaces, strip, pad; none: keep the text;
+            protein: read amino acid sequences as UniRep does.
+        dedupe: keep one of several equal documents. normalized: ignore differences in case
+            and white space; exact: compare bytes; none: keep all. Paper: duplicates removed.
+            Unset: normalized, or none with --train, --valid or --test.
+        overwrite: replace an existing corpus.
+        memory_limit: limit for DuckDB, which reads and sorts; add a few hundred MB for the rest.
+        threads: threads of DuckDB; unset: all cores.
+        temp_dir: folder for temporary files, about twice the text; unset: next to the corpus.
+        max_reject_fraction: largest fraction of unreadable records, which are listed in
+            OUT.rejects.jsonl; above it, no corpus is written.
+        engine: beam: run as an Apache Beam pipeline, for clusters; the corpus is the same.
+        beam_options: options for Beam and its runner, such as "--runner=FlinkRunner".
     """
     import shlex
 
@@ -74,8 +75,8 @@ def prepare(
     given = {name: some for name, some in splits.items() if some}
     if given and sources:
         raise UserError(
-            f"{sources[0]}: of which split is it? Name it after --train, --valid or --test, or "
-            "name all files without these."
+            f"{sources[0]}: belongs to no split; name it after --train, --valid or --test, or use "
+            "none of these options."
         )
     sources = sources or [name for some in given.values() for name in some]
 
@@ -118,7 +119,7 @@ def _split(text: str) -> tuple[int, int, int]:
         train, valid, test = (int(part) for part in text.split(","))
     except ValueError:
         raise UserError(
-            f"--split {text!r} is not three whole numbers, train, valid and test: 1000,1,1"
+            f"--split {text!r} is not three whole numbers for train, valid and test: 1000,1,1"
         ) from None
     return train, valid, test
 
@@ -131,15 +132,15 @@ def inspect(
     samples: int = 3,
     json_: Annotated[bool, arg(name="json")] = False,
 ) -> None:
-    """Show what is in a corpus folder: counts, lengths, bytes, ratings, samples, an epoch's steps.
+    """Show what is in a corpus folder: counts, lengths, bytes, ratings, samples, steps per epoch.
 
     Args:
-        corpus: folder made by `prepare`.
+        corpus: corpus folder, created by `prepare`.
         verify: recompute the checksums, and fail if one differs.
-        batch: rows of the step whose epoch is told.
-        window: its bytes.
+        batch: rows per training step, to count the steps of an epoch.
+        window: bytes per row and step, for the same count.
         samples: documents to show.
-        json_: write all of it, and the count of every byte, as JSON instead.
+        json_: write everything, and the count of every byte value, as JSON instead.
     """
     from mlstm_jax.data import corpus as corpora
     from mlstm_jax.data import summary

@@ -1,1 +1,1 @@
-"""From files of text to a corpus on disk and its batches; nothing here imports jax."""
+"""Turn text files into a corpus on disk, and read its batches; nothing here imports jax."""

@@ -1,4 +1,4 @@
-"""What a person should know of a corpus that was just made, and what to do about it."""
+"""Notes for the user on a new corpus, each with what to do about it."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,45 +8,45 @@ from mlstm_jax.data.documents import Unit
 from mlstm_jax.data.markup import markup_share
 from mlstm_jax.data.sources import passed_over
 
-# With fewer bytes, bits per character depend on which few documents they are.
+# With fewer bytes, bits per character depend too much on the choice of documents.
 _LEAST_SCORED = 50_000
-# Amazon's reviews have 0.0008.
+# Amazon reviews have 0.0008.
 _MUCH_MARKUP = 0.1
 _MOST_NAMED = 5
 _LINES = (".txt", ".txt.gz")
-# The least weight of the train split beside 1 of the others: most of the text is to train on.
+# Smallest weight of the train split, each other being 1: most of the text is for training.
 _LEAST_TRAINED = 8
 
 
 def advice(made: Corpus, sources: Sequence[str], document: Unit | None) -> Iterator[str]:
-    """Yield notes on a corpus, each a line; often there is none.
+    """Yield notes on a corpus, one line each; often there are none.
 
     Args:
         made: the corpus.
-        sources: what it was made from, as `find_sources` takes them.
-        document: what one document of a text file was asked to be; None: nothing was asked.
+        sources: its sources, as passed to `find_sources`.
+        document: the requested unit of a document in a text file; None: no request.
 
     Raises:
-        UserError: a split's files are not what the manifest says.
+        UserError: a split's files do not match the manifest.
     """
     manifest = made.manifest
     if manifest.rejected:
         counts = ", ".join(f"{count:,} {kind}" for kind, count in manifest.rejected.items())
-        yield f"left out, and listed in {made.path}.rejects.jsonl: {counts}."
+        yield f"skipped, and listed in {made.path}.rejects.jsonl: {counts}."
         if any("gzip" in kind for kind in manifest.rejected):
-            yield "of a gzip that is cut short the rest is missing; fetch it again."
+            yield "the rest of a damaged gzip file is lost; fetch or create the file again."
     train = made.split("train")
     share = markup_share(train)
     if share >= _MUCH_MARKUP:
         yield (
             f"{share:.0%} of the train split's bytes are in tags such as <p>, so it looks like "
-            "HTML or XML; if that is not meant, take the text out of it first."
+            "HTML or XML; if that is not intended, extract the text first."
         )
     others = passed_over(sources, without=(made.path.resolve(),))
     if others:
         names = ", ".join(path.name for path in others[:_MOST_NAMED])
         yield (
-            f"{len(others):,} file(s) in the folders are of no known kind and were not read: "
+            f"{len(others):,} file(s) in the folders are of an unknown kind and were not read: "
             f"{names}{', ...' if len(others) > _MOST_NAMED else ''}; if one is text, rename it to "
             "end in .txt."
         )
@@ -55,29 +55,29 @@ def advice(made: Corpus, sources: Sequence[str], document: Unit | None) -> Itera
     median = summary.wrapped(train) if is_cut else 0
     if median:
         yield (
-            f"half of the documents have at most {median:,} bytes, and most end within a sentence. "
-            "A document is a line of a text file: if the lines are wrapped, --document paragraph "
-            "or file keeps together what belongs together."
+            f"half of the documents have at most {median:,} bytes, and most end in mid-sentence. "
+            "Each line of a text file is a document: if the lines are wrapped, use --document "
+            "paragraph or file."
         )
     yield from _too_small(manifest)
 
 
 def _too_small(manifest: Manifest) -> Iterator[str]:
-    """Yield a note on each split that is too small to score, with what makes it large enough."""
+    """Yield a note on each split that is too small to score, with how to enlarge it."""
     sizes = {name: split.bytes for name, split in manifest.splits.items()}
     _, valid, test = (min(weight, 1) for weight in manifest.split or (1, 1, 1))
-    # A quarter more, as documents differ in length.
+    # A quarter more, because documents differ in length.
     train = int(sum(sizes.values()) / (1.25 * _LEAST_SCORED)) - valid - test
     if manifest.split is None:
         remedy = f"a good score needs {_LEAST_SCORED:,}."
     elif train >= _LEAST_TRAINED:
         share = f"one in {train + valid + test} documents"
-        remedy = f"--split {train},{valid},{test} gives {share} to each, enough for a good score."
+        remedy = f"--split {train},{valid},{test} gives {share} to each, enough for good scores."
     else:
-        remedy = f"a good score needs {_LEAST_SCORED:,}, so give more text."
+        remedy = f"a good score needs {_LEAST_SCORED:,}, so add more text."
     for name in ("valid", "test"):
         if 0 < sizes[name] < _LEAST_SCORED:
             yield (
-                f"the {name} split has only {sizes[name]:,} bytes, so its scores will be rough; "
+                f"the {name} split has only {sizes[name]:,} bytes, so its scores will be noisy; "
                 f"{remedy}"
             )

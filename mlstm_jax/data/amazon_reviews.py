@@ -1,7 +1,7 @@
-"""Amazon's reviews as a TFDS data set, from files that the user has downloaded.
+"""Amazon reviews as a TFDS data set, from files that the user has downloaded.
 
-TFDS's own `amazon_us_reviews` can no longer be downloaded. This one reads what McAuley's group
-publishes, in any of its three layouts, from a folder on disk::
+TFDS's own `amazon_us_reviews` can no longer be downloaded. This one reads the files of McAuley's
+group, in any of their three layouts, from a folder on disk::
 
     import tensorflow_datasets as tfds
     import mlstm_jax.data.amazon_reviews
@@ -10,7 +10,7 @@ publishes, in any of its three layouts, from a folder on disk::
     builder = tfds.builder("amazon_reviews", file_format="array_record")
     builder.download_and_prepare(download_config=config)
 
-and `mlstm-jax prepare tfds:amazon_reviews:train` reads it then.
+Then `mlstm-jax prepare tfds:amazon_reviews:train` reads it.
 """
 
 import math
@@ -26,18 +26,18 @@ from mlstm_jax.data.sources import find_sources
 
 
 class AmazonReviews(tfds.core.GeneratorBasedBuilder):
-    """One split, train: every review that has text, in a shuffled order that TFDS chooses."""
+    """One split, train: every review with text, in a shuffled order that TFDS chooses."""
 
     VERSION = tfds.core.Version("1.0.0")
     MANUAL_DOWNLOAD_INSTRUCTIONS = (
-        "Put reviews into manual_dir, as .json.gz or .jsonl.gz files (or .csv, or any of them "
-        "uncompressed): of 2014, https://jmcauley.ucsd.edu/data/amazon/; of 2018, "
-        "https://nijianmo.github.io/amazon/; of 2023, https://amazon-reviews-2023.github.io/."
+        "Put reviews into manual_dir, as .json.gz or .jsonl.gz files (or .csv, or any of these "
+        "uncompressed). Sources: 2014, https://jmcauley.ucsd.edu/data/amazon/; 2018, "
+        "https://nijianmo.github.io/amazon/; 2023, https://amazon-reviews-2023.github.io/."
     )
 
     def _info(self) -> tfds.core.DatasetInfo:
         return self.dataset_info_from_configs(
-            description="Reviews of products, each with its rating, 1 to 5; NaN where it has none.",
+            description="Product reviews, each with its rating, 1 to 5, or NaN if it has none.",
             features=tfds.features.FeaturesDict(
                 {"text": tfds.features.Text(), "rating": np.float32}
             ),

@@ -1,8 +1,8 @@
 """Read, deduplicate and order documents as an Apache Beam pipeline, on any of its runners.
 
-The documents are grouped by the first digits of their keys; each group is put in order by one
-worker and becomes a part file, and the parts in the order of their digits are the corpus. Workers
-read the sources and write the parts by their paths, so both must lie where all of them see them.
+The documents are grouped by the first digits of their keys. One worker sorts each group and writes
+it as a part file; the parts, in the order of their digits, form the corpus. Workers read sources
+and write parts by path, so both must be in places that all workers see.
 """
 
 import json
@@ -40,10 +40,10 @@ def gather(
     options: Sequence[str],
     report: Report,
 ) -> Iterator[Gathered]:
-    """Run the pipeline, with its files in the folder `scratch`, and give what is to be written.
+    """Run the pipeline, with its files in the folder `scratch`, and yield what to write.
 
     Args:
-        options: of Beam and its runner, such as ``--runner=FlinkRunner``.
+        options: options for Beam and its runner, such as ``--runner=FlinkRunner``.
 
     Raises:
         UserError: Beam is not installed, or a source cannot be used.
@@ -101,7 +101,7 @@ def gather(
 
 @contextmanager
 def _complaints() -> Iterator[None]:
-    """Turn what Beam says of its options and runner into one line."""
+    """Convert errors of Beam about its options and runner into one line."""
     try:
         yield
     except KnownError:
@@ -112,14 +112,14 @@ def _complaints() -> Iterator[None]:
 
 
 def _digits(sources: Sequence[str]) -> int:
-    """Return by how many hex digits to group, for groups that a worker can hold."""
+    """Return the number of hex digits to group by, so that a worker can hold each group."""
     size = sum(Path(name).stat().st_size for name in sources if not is_builtin(name))
-    groups = 4 * size / _BYTES_A_PART  # as if all were compressed
+    groups = 4 * size / _BYTES_A_PART  # as if all sources were compressed
     return next((n for n in range(1, _MOST_DIGITS) if 16**n >= groups), _MOST_DIGITS)
 
 
 def _read(source: tuple[int, str], recipe: Recipe, digits: int) -> Iterator[Any]:
-    """Yield the documents of a source by their first digits, and what else there is to say."""
+    """Yield the documents of a source by their first digits, and rejects, counts and errors."""
     from apache_beam.pvalue import TaggedOutput
 
     number, name = source
@@ -137,17 +137,17 @@ def _read(source: tuple[int, str], recipe: Recipe, digits: int) -> Iterator[Any]
                 rated = rated or found.rating is not None
                 yield order_key(text, recipe.seed, recipe.dedupe)[:digits], (text, rating)
         if not seen["text"]:
-            raise UserError(f"{name}: no text is left of it after cleaning; leave it out.")
+            raise UserError(f"{name}: no text is left after cleaning; leave it out.")
     except UserError as error:
-        # Raised here it would reach the user in the middle of a traceback of Beam's.
+        # Raised here, it would reach the user inside a traceback from Beam.
         yield TaggedOutput(_ERRORS, [str(error)])
     yield TaggedOutput(_COUNTS, [number, seen["text"], seen["none"], seen["blank"], rated])
 
 
 def _write_part(group: tuple[str, Iterable[Written]], recipe: Recipe, folder: str) -> int:
-    """Put a group in order and write it; return how many documents it keeps.
+    """Sort a group and write it; return how many documents it keeps.
 
-    A worker may do it again, or two at once: the file appears whole, and is the same each time.
+    A worker may repeat this, or two may do it at once: the file is always complete and the same.
     """
     digits, documents = group
     kept = list(in_order(documents, recipe.seed, recipe.dedupe))

@@ -1,13 +1,13 @@
 """The corpus on disk: a manifest, and for each split its bytes, document offsets and ratings.
 
-A folder holds::
+A folder contains::
 
-    manifest.json          what was put in, what is in each split, and checksums
+    manifest.json          the sources, the contents of each split, and checksums
     SPLIT.bin              the documents of train, valid or test, one after the other
     SPLIT.offsets.npy      uint64 [documents + 1]: where each starts, and the end
-    SPLIT.ratings.npy      float32 [documents], NaN where there is none; absent if no record had one
+    SPLIT.ratings.npy      float32 [documents], NaN for none; absent if no record had a rating
 
-It has no time stamps and no paths, so the same text gives the same folder, byte for byte.
+It contains no time stamps and no paths, so the same text gives the same folder, byte for byte.
 """
 
 import hashlib
@@ -34,17 +34,17 @@ SplitName = Literal["train", "valid", "test"]
 
 
 def bytes_file(split: str) -> str:
-    """Return the name of the file of a split's bytes."""
+    """Return the name of the file with a split's bytes."""
     return f"{split}.bin"
 
 
 def offsets_file(split: str) -> str:
-    """Return the name of the file of a split's document offsets."""
+    """Return the name of the file with a split's document offsets."""
     return f"{split}.offsets.npy"
 
 
 def ratings_file(split: str) -> str:
-    """Return the name of the file of a split's ratings."""
+    """Return the name of the file with a split's ratings."""
     return f"{split}.ratings.npy"
 
 
@@ -58,34 +58,34 @@ FILES = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class SourceManifest:
-    """What one file gave. It is known by its name alone: a path would tell whose machine it was.
+    """Counts of one source file, recorded by name only: a path would reveal whose machine it was.
 
-    Of files of one name in different folders it has what tells these apart, too.
+    The name includes parent folders only where needed to distinguish files of the same name.
     """
 
     name: str
     documents: int  # with text, before duplicates are removed
-    without_text: int  # its text field is missing, null or no string
-    blank: int  # its text is empty, or white space
+    without_text: int  # its text field is missing, null or not a string
+    blank: int  # its text is empty or white space
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitManifest:
-    """What is in one split."""
+    """Contents of one split."""
 
     documents: int
     bytes: int
-    sha256: dict[str, str]  # of each of its files, by name
+    sha256: dict[str, str]  # of each of its files, by file name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What was put into a corpus, and what it became."""
+    """The sources and options of a corpus, and its contents."""
 
     format_version: int
     seed: int
     cleaning: Cleaning
-    split: tuple[int, int, int] | None  # weights of train, valid, test; None: they were given
+    split: tuple[int, int, int] | None  # weights of train, valid, test; None: given splits
     sources: tuple[SourceManifest, ...]
     records: int
     without_text: int
@@ -101,34 +101,34 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes, where: Path) -> "Manifest":
-        """Return the manifest that `text`, read from the file `where`, says.
+        """Return the manifest in `text`, read from the file `where`.
 
         Raises:
-            UserError: it is damaged, or of a version that this program does not know.
+            UserError: it is damaged, or has a version that this program cannot read.
         """
         try:
             values = fields.parse(text)
             version = values.get("format_version") if isinstance(values, dict) else None
             if version is not None and version != FORMAT_VERSION:
                 raise UserError(
-                    f"{where}: format_version {reprlib.repr(version)}, but this program reads "
-                    f"{FORMAT_VERSION}; prepare the corpus again with it."
+                    f"{where}: format_version is {reprlib.repr(version)}, but this program reads "
+                    f"{FORMAT_VERSION}; run prepare again."
                 )
             manifest = fields.build(cls, values)
             if set(manifest.splits) != set(SPLITS):
                 raise fields.Wrong(f"splits must be {', '.join(SPLITS)}")
             if not all(split.sha256.keys() <= FILES for split in manifest.splits.values()):
-                raise fields.Wrong("sha256 names a file that no corpus has")
+                raise fields.Wrong("sha256 names a file that is not part of a corpus")
         except fields.Wrong as error:
             raise UserError(
-                f"{where}: is not a whole manifest ({error}); prepare the corpus again."
+                f"{where}: is not a valid manifest ({error}); run prepare again."
             ) from error
         return manifest
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """A split, read from disk as it is used.
+    """A split, read from disk on access.
 
     Attributes:
         bytes: uint8 [bytes].
@@ -151,16 +151,16 @@ class Corpus:
 
     @property
     def identity(self) -> str:
-        """A sha256 of cleaning and contents: what a checkpoint keeps to know its corpus by."""
+        """A sha256 of cleaning and contents, by which a checkpoint identifies its corpus."""
         sums = {name: split.sha256 for name, split in self.manifest.splits.items()}
         text = json.dumps([self.manifest.cleaning, sums], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def stop(self) -> int | None:
-        """The byte that ends a document where each is read by itself, or None: one stream.
+        """The byte that ends each document if they are read separately, or None: one stream.
 
-        Proteins are read by themselves, as in UniRep (Alley et al. 2019).
+        Proteins are read separately, as in UniRep (Alley et al. 2019).
         """
         return STOP if self.manifest.cleaning == "protein" else None
 
@@ -168,7 +168,7 @@ class Corpus:
         """Open a split, memory-mapped and read-only.
 
         Raises:
-            UserError: its files are not of the sizes that the manifest says.
+            UserError: its files do not have the sizes in the manifest.
         """
         expected = self.manifest.splits[name]
         path = self.path / bytes_file(name)
@@ -180,7 +180,7 @@ class Corpus:
             ratings = None
             if ratings_file(name) in expected.sha256:
                 ratings = _load(self.path / ratings_file(name))
-        except Exception as error:  # NumPy has many for a header that is none
+        except Exception as error:  # NumPy raises many types for an invalid header
             raise UserError(self._damaged(name, str(error))) from error
         if size != expected.bytes:
             raise UserError(
@@ -195,7 +195,7 @@ class Corpus:
         ):
             raise UserError(
                 self._damaged(
-                    name, f"offsets or ratings are not of {expected.documents:,} documents"
+                    name, f"offsets or ratings do not match {expected.documents:,} documents"
                 )
             )
         return Split(name, data, offsets, ratings)
@@ -205,18 +205,18 @@ class Corpus:
 
 
 def _load(path: Path) -> NDArray[Any]:
-    return np.lib.format.open_memmap(path, mode="r")  # which refuses pickles
+    return np.lib.format.open_memmap(path, mode="r")  # refuses pickles
 
 
 def open_corpus(path: Path, *, verify: bool = False) -> Corpus:
     """Open a corpus folder.
 
     Args:
-        path: made by `prepare`.
+        path: a folder created by `prepare`.
         verify: also read all of its files, and compare them with the manifest's checksums.
 
     Raises:
-        UserError: `path` is not a corpus, or a file of it is not what was written.
+        UserError: `path` is not a corpus, or one of its files has changed.
     """
     manifest = path / MANIFEST
     try:
@@ -224,8 +224,8 @@ def open_corpus(path: Path, *, verify: bool = False) -> Corpus:
     except (FileNotFoundError, NotADirectoryError) as error:
         if (path / "config.json").is_file():
             raise UserError(
-                f"{path}: is a run, not a corpus. `mlstm-jax report {path}` shows a run, evaluate "
-                "and generate use one; its config.json names its corpus, data.corpus."
+                f"{path}: is a run, not a corpus. `mlstm-jax report {path}` shows it, and evaluate "
+                "and generate use it; data.corpus in its config.json names its corpus."
             ) from error
         what = "not a corpus" if path.exists() else "there is no such folder"
         raise UserError(
@@ -237,14 +237,14 @@ def open_corpus(path: Path, *, verify: bool = False) -> Corpus:
     wrong = differing(corpus) if verify else []
     if wrong:
         raise UserError(
-            f"{path}: {', '.join(wrong)} is not what the manifest says; prepare it again."
+            f"{path}: does not match its manifest in {', '.join(wrong)}; run prepare again."
         )
     return corpus
 
 
 def is_corpus(path: Path) -> bool:
-    """Return whether a folder is a corpus and nothing else, so that it may be replaced."""
-    # Other programs, too, keep a manifest.json among files that are not ours to delete.
+    """Return whether a folder contains only a corpus, so that it may be replaced."""
+    # Other programs also write a manifest.json, next to files that must not be deleted.
     return (path / MANIFEST).is_file() and {entry.name for entry in path.iterdir()} <= FILES
 
 
@@ -255,7 +255,7 @@ def checksum(path: Path) -> str:
 
 
 def differing(corpus: Corpus) -> list[str]:
-    """Return the names of the files that are missing or not what the manifest says."""
+    """Return the names of the files that are missing or differ from the manifest."""
     sums: Mapping[str, str] = {
         name: expected
         for split in corpus.manifest.splits.values()

@@ -1,4 +1,4 @@
-"""Write a corpus: its files as the documents come, all of them on the disk, the folder at once."""
+"""Write the files of a corpus as the documents arrive, and flush them to the disk."""
 
 import hashlib
 import io
@@ -23,7 +23,7 @@ _DOCUMENTS_A_WRITE = 4096
 def write_split(
     folder: Path, name: str, documents: Iterable[Written], count: int, rated: bool
 ) -> SplitManifest:
-    """Write the files of a split from `count` documents, a few of them in memory at a time."""
+    """Write the files of a split from `count` documents, with a few in memory at a time."""
     sums: dict[str, str] = {}
     size = written = 0
     ratings_name = corpus.ratings_file(name)
@@ -43,12 +43,12 @@ def write_split(
             ratings.write(np.array([rating for _, rating in some], np.float32).tobytes())
             size, written = int(ends[-1]), written + len(some)
     if written != count:
-        raise RuntimeError(f"{name}: {written} documents came where {count} were counted")
+        raise RuntimeError(f"{name}: received {written} documents, but {count} were counted")
     return SplitManifest(documents=count, bytes=size, sha256=sums)
 
 
 def _npy_header(dtype: np.dtype, length: int) -> bytes:
-    """Return the beginning of a .npy file of one dimension, as `numpy.save` writes it."""
+    """Return the header of a one-dimensional .npy file, as `numpy.save` writes it."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         header, {"descr": dtype.str, "fortran_order": False, "shape": (length,)}
@@ -57,7 +57,7 @@ def _npy_header(dtype: np.dtype, length: int) -> bytes:
 
 
 class _Summed:
-    """A file whose checksum is known when it is written."""
+    """A file that computes its checksum as it is written."""
 
     def __init__(self, file: BinaryIO | None) -> None:
         self._file = file
@@ -82,7 +82,7 @@ def _file(path: Path | None, sums: dict[str, str]) -> Iterator[_Summed]:
 
 @contextmanager
 def durable(path: Path) -> Iterator[BinaryIO]:
-    """Open a file to write that is on the disk, not in a cache, when the block ends."""
+    """Open a file for writing, and flush it from caches to the disk when the block ends."""
     with path.open("wb") as file:
         yield file
         file.flush()
@@ -92,17 +92,19 @@ def durable(path: Path) -> Iterator[BinaryIO]:
 def check_out(out: Path, overwrite: bool) -> None:
     """Raise UserError unless a corpus may be written to `out`."""
     if out.is_mount():
-        raise UserError(f"{out}: cannot be replaced as a whole; name a folder in it with --out.")
+        raise UserError(f"{out}: is a mount point; name a folder in it with --out.")
     parent = next(folder for folder in out.parents if folder.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
-        raise UserError(f"{out}: cannot be written: {parent} is no folder that you may write in.")
+        raise UserError(
+            f"{out}: cannot be written: {parent} is not a writable folder; name another."
+        )
     if not out.exists():
         output.require_folder(out)
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not (out.is_dir() and corpus.is_corpus(out)):
         raise UserError(
-            f"{out}: exists and is not a corpus, or has other files in it, so it is left alone; "
+            f"{out}: exists and is not a corpus, or has other files in it, so it is not replaced; "
             "name another folder with --out."
         )
     if not overwrite:

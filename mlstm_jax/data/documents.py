@@ -1,8 +1,8 @@
-r"""What a document is: a text with its rating, its bytes in a corpus, and its place in the order.
+r"""Documents: a text with its rating, its bytes in a corpus, and its place in the order.
 
-A document is a review, a line, a paragraph or a file: what is deduplicated, shuffled and never cut
-by a split. Cleaning follows Radford et al. 2017 and Puri et al. 2018. The order and what
-counts as a duplicate depend on content and seed alone, so any engine computes the same.
+A document is a review, a line, a paragraph or a file. Documents are deduplicated and shuffled as
+units, and a split never cuts one. Cleaning follows Radford et al. 2017 and Puri et al. 2018. Order
+and duplicates depend only on content and seed, so every engine computes the same result.
 """
 
 import hashlib
@@ -21,14 +21,14 @@ Dedupe = Literal["exact", "normalized", "none"]
 TEXT_FIELDS = ("text", "reviewText", "review_body", "sentence", "content")
 RATING_FIELDS = ("rating", "overall", "star_rating", "stars")
 
-STOP = 3  # ETX, the stop of a sequence in UniRep; a corpus does not hold it
+STOP = 3  # ETX, UniRep's stop token; not stored in a corpus
 
-# What SQL and Python take alike; "nan", "1_000" and full-width digits would not be.
+# Numbers that SQL and Python parse alike; "nan", "1_000" and full-width digits are not.
 NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
-LARGEST_RATING = 3.4e38  # of float32, in which a corpus keeps them
+LARGEST_RATING = 3.4e38  # of float32, in which a corpus stores them
 _NUMBER = re.compile(NUMBER)
 
-# The number of a character, but longer than Python reads; it is of no character.
+# A character reference with more digits than Python parses; no character has that number.
 _LONG_REFERENCE = re.compile("&#[0-9]{4301,};?")
 
 Record = Mapping[str, object]
@@ -37,20 +37,20 @@ Written = tuple[bytes, float]
 
 
 class Document(NamedTuple):
-    """A text, perhaps blank, and the rating and the label that came with it."""
+    """A text, possibly blank, with its rating and label."""
 
     text: str
     rating: float | None
-    label: str | None = None  # where a field of labels was named
+    label: str | None = None  # only if a label field is named
 
 
 class Reject(NamedTuple):
-    """What stands where a document should, and cannot be read as one."""
+    """A record that cannot be read as a document."""
 
-    kind: str  # a few words, the same for all of a kind
-    place: str  # file, and line where it is known
+    kind: str  # a few words that name the kind
+    place: str  # file, and line if known
     message: str  # place, reason and advice
-    excerpt: str = ""  # how it begins
+    excerpt: str = ""  # its beginning
 
 
 class Recipe(NamedTuple):
@@ -65,21 +65,21 @@ class Recipe(NamedTuple):
 
     @property
     def text_fields(self) -> tuple[str, ...]:
-        """The fields of which the first that is not null is the text."""
+        """The candidate fields of the text: the first that is not null is used."""
         return (self.text_field,) if self.text_field is not None else TEXT_FIELDS
 
     @property
     def rating_fields(self) -> tuple[str, ...]:
-        """The same for the rating."""
+        """The candidate fields of the rating: the first that is not null is used."""
         return (self.rating_field,) if self.rating_field is not None else RATING_FIELDS
 
 
 def clean(text: str, cleaning: Cleaning) -> bytes:
-    r"""Return a document's bytes in the corpus, empty if nothing but padding would be left.
+    r"""Return a document's bytes in the corpus, empty if only padding would be left.
 
-    "radford": HTML-unescape, newlines to spaces, strip, "\n " in front, " " behind. "none": the
-    text as it is and "\n". "protein": STX, the start of a sequence in UniRep, and the sequence in
-    capitals without white space. All are UTF-8; a lone surrogate, which has none, becomes "?".
+    "radford": unescape HTML, newlines to spaces, strip, "\n " in front, " " behind. "none": the
+    unchanged text and "\n". "protein": STX, UniRep's start token, and the sequence in upper case
+    without white space. The bytes are UTF-8; a lone surrogate, which has no UTF-8, becomes "?".
     """
     if cleaning == "radford":
         text = html.unescape(_LONG_REFERENCE.sub("\ufffd", text))
@@ -93,14 +93,14 @@ def clean(text: str, cleaning: Cleaning) -> bytes:
 
 
 def normalized(text: str) -> str:
-    """Return a text without what near-duplicates differ in: case and white space."""
+    """Return a text without differences in case and white space, to find near-duplicates."""
     return " ".join(text.split()).casefold()
 
 
 def order_key(text: bytes, seed: int, dedupe: Dedupe) -> str:
-    """Return what orders the documents of a corpus, as hex; duplicates have the same.
+    """Return the key that orders the documents of a corpus, as hex; duplicates share it.
 
-    It is md5 of the seed and the cleaned text, which is normalized first where `dedupe` says so.
+    It is the md5 of the seed and the cleaned text, normalized first if `dedupe` is "normalized".
     """
     if dedupe == "normalized":
         text = normalized(text.decode()).encode()
@@ -108,10 +108,10 @@ def order_key(text: bytes, seed: int, dedupe: Dedupe) -> str:
 
 
 def kept(copies: list[Written], seed: int, dedupe: Dedupe) -> list[Written]:
-    """Return which of the documents of one `order_key` are kept, in their order.
+    """Return the documents to keep, in order, of those with the same `order_key`.
 
-    All of them without deduplication; else the first by the md5 of its own text, with the lowest
-    rating that this text has.
+    Without deduplication, all are kept. Otherwise the one whose own text has the smallest md5 is
+    kept, with the lowest rating of that text.
     """
     if len(copies) > 1:
         copies = sorted(
@@ -121,7 +121,7 @@ def kept(copies: list[Written], seed: int, dedupe: Dedupe) -> list[Written]:
 
 
 def in_order(documents: Iterable[Written], seed: int, dedupe: Dedupe) -> Iterator[Written]:
-    """Yield the documents to keep in their order; all are in memory."""
+    """Yield the documents to keep, in order; holds all of them in memory."""
     keyed = sorted((order_key(text, seed, dedupe), text, rating) for text, rating in documents)
     for _, copies in groupby(keyed, key=itemgetter(0)):
         yield from kept([(text, rating) for _, text, rating in copies], seed, dedupe)
@@ -133,7 +133,7 @@ def first(record: Record, fields: tuple[str, ...]) -> object:
 
 
 def rating_of(value: object) -> float | None:
-    """Return the rating that a value is, or None: a number, or a text that is one."""
+    """Return a value as a rating if it is a number or the text of one, else None."""
     if isinstance(value, str):
         value = value.strip(" \t\n\v\f\r")
         if not _NUMBER.fullmatch(value):
@@ -141,7 +141,7 @@ def rating_of(value: object) -> float | None:
     elif isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
-        # Plus 0 makes -0 a 0, which is equal to it but not the same bytes.
+        # Adding 0 turns -0 into 0, which is equal but has different bytes.
         rating = float(value) + 0.0
     except OverflowError:
         return None
@@ -149,7 +149,7 @@ def rating_of(value: object) -> float | None:
 
 
 def label_of(value: object) -> str | None:
-    """Return a label as text: 1, 1.0 and "1" are one."""
+    """Return a label as text: 1, 1.0 and "1" are the same label."""
     if isinstance(value, str):
         return value.strip() or None
     if isinstance(value, float) and value.is_integer():

@@ -1,6 +1,6 @@
 """Read, deduplicate and order documents with DuckDB, out of core and on all cores.
 
-Where memory or disk are too small, the error says what to do about it.
+If memory or disk space is too small, the error states what to do about it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,16 +28,16 @@ def gather(
     threads: int | None,
     report: Report,
 ) -> Iterator[Gathered]:
-    """Read all sources into a database in the folder `scratch`, and give what is to be written.
+    """Read all sources into a database in the folder `scratch`, and yield what to write.
 
     Raises:
-        UserError: a source cannot be used, or memory or disk are not enough.
+        UserError: a source cannot be used, or there is too little memory or disk.
     """
     config: dict[str, Any] = {
         "memory_limit": memory_limit,
         "temp_directory": str(scratch / "spill"),
         "preserve_insertion_order": False,
-        # Nothing is fetched from the network, not even an extension.
+        # Download nothing, not even an extension.
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
     }
@@ -58,13 +58,13 @@ def gather(
 
 @contextmanager
 def _complaints(scratch: Path) -> Iterator[None]:
-    """Turn what DuckDB says of too little memory or disk into what to do about it."""
+    """Convert DuckDB's errors about too little memory or disk into what to do about it."""
     try:
         yield
     except duckdb.OutOfMemoryException as error:
         raise UserError(
-            f"the memory limit is too low for this: {_brief(error)}\nGive more with "
-            "--memory-limit, or use fewer --threads."
+            f"the memory limit is too low: {_brief(error)}\nRaise --memory-limit, or use fewer "
+            "--threads."
         ) from error
     except duckdb.IOException as error:
         raise UserError(

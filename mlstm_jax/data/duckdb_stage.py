@@ -1,10 +1,10 @@
-"""The table of all records in DuckDB: read, counted, and given in the order of the corpus.
+"""The table of all records in DuckDB: filled, counted, and read in the order of the corpus.
 
-Clean JSON lines and Parquet are parsed by DuckDB itself. A file in which it meets anything that it
-cannot read is read again by `readers.read`, which says what and where, and so are the kinds whose
-records can only be found from the file's beginning (CSV, paragraphs, arrays). Cleaning and keys are
-computed in SQL for plain ASCII text without "&", where it is easy to be the same as
-`documents.clean` and `documents.order_key`, and by those functions otherwise.
+DuckDB itself parses clean JSON lines and Parquet. If it finds anything in a file that it cannot
+read, `readers.read_source` reads the file again and reports what and where. That function also
+reads the kinds whose records can only be found from the start of the file (CSV, paragraphs,
+arrays). SQL cleans plain ASCII text without "&" and computes its keys, because there it is easy to
+match `documents.clean` and `documents.order_key`; those functions handle all other text.
 """
 
 import gzip
@@ -61,7 +61,7 @@ class Stage:
             "CREATE TABLE documents"
             "(key UUID, source INTEGER, kind TINYINT, text VARCHAR, rating DOUBLE)"
         )
-        # It is read once: what compressing it costs is more than what it saves.
+        # The table is read once: compression would cost more than it saves.
         con.execute("SET force_compression = 'uncompressed'")
         con.execute("CREATE TABLE files(filename VARCHAR, source INTEGER)")
         text = con.sqltype("VARCHAR")
@@ -70,7 +70,7 @@ class Stage:
             con.create_function(name, function, [text], text, null_handling="special")
 
     def close(self) -> None:
-        # A result that was not fetched to its end would keep the functions from being removed.
+        # The functions cannot be removed while a result is not fetched to its end.
         self._ordered.close()
         for name in self._functions:
             self._con.remove_function(name)
@@ -79,7 +79,7 @@ class Stage:
         return clean(text, self._recipe.cleaning).decode() or None if text is not None else None
 
     def read(self) -> None:
-        """Read every source into the table, each by the fastest way that is exact."""
+        """Read every source into the table, each by the fastest exact method."""
         stop = Event()
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             try:
@@ -113,7 +113,7 @@ class Stage:
         self._report("read", 1)
 
     def _read_json(self, numbers: list[int], report: Callable[[float], None]) -> list[int]:
-        """Read JSON lines; return which files have records that DuckDB cannot read."""
+        """Read JSON lines; return the files that have records that DuckDB cannot read."""
         try:
             self._run(
                 insert(json_rows([self._sources[n] for n in numbers], self._recipe), self._recipe),
@@ -121,7 +121,7 @@ class Stage:
             )
         except duckdb.OutOfMemoryException:
             raise
-        except duckdb.Error:  # Such as a gzip cut short. It took back what it had inserted.
+        except duckdb.Error:  # Such as a truncated gzip. DuckDB rolled back its inserts.
             if len(numbers) == 1:
                 return numbers
             return [bad for n in numbers for bad in self._read_json([n], report)]
@@ -142,11 +142,11 @@ class Stage:
             self._run(insert(rows, self._recipe), lambda part: None)
         except (duckdb.OutOfMemoryException, duckdb.IOException):
             raise
-        except duckdb.Error:  # Such as a text that is not UTF-8. What it had inserted it took back.
+        except duckdb.Error:  # Such as a text that is not UTF-8. DuckDB rolled back its inserts.
             self._feed(number, lambda count: None)
 
     def _feed(self, number: int, on_read: Callable[[int], None]) -> None:
-        """Read a source by Python, a batch of documents at a time."""
+        """Read a source in Python, a batch of documents at a time."""
         texts: list[str | None] = []
         ratings: list[float] = []
 
@@ -188,14 +188,14 @@ class Stage:
                     report(max(0.0, self._con.query_progress()) / 100)
             except BaseException:
                 running.cancel()
-                # Again, for one that comes before the query has begun is forgotten.
+                # Repeated, because an interrupt before the query starts is lost.
                 while not wait([running], timeout=0.05).done:
                     self._con.interrupt()
                 raise
             running.result().fetchall()
 
     def counts(self) -> list[SourceManifest]:
-        """Return what each source gave; raise UserError if one gave nothing."""
+        """Return the counts of each source; raise UserError if one has no text."""
         seen: Counter[tuple[int, int]] = Counter()
         for source, kind, count in self._con.execute(
             "SELECT source, kind, count(*) FROM documents GROUP BY source, kind"
@@ -218,8 +218,8 @@ class Stage:
     def _say_why_none(self, name: str) -> None:
         if not is_builtin(name) and suffix_of(Path(name)) != PARQUET:
             for _ in read_file(Path(name), self._recipe):
-                pass  # It says which fields there are.
-        raise UserError(f"{name}: no text is left of it after cleaning; leave it out.")
+                pass  # This raises an error that lists the fields.
+        raise UserError(f"{name}: no text is left after cleaning; leave it out.")
 
     def totals(self) -> tuple[int, bool]:
         """Return how many documents will be written, and whether any has a rating."""
@@ -230,7 +230,7 @@ class Stage:
         return rows[0]
 
     def in_order(self) -> Iterator[Written]:
-        """Yield the documents that are kept, in the order of their keys."""
+        """Yield the documents to keep, in the order of their keys."""
         self._ordered.execute(
             f"SELECT key::VARCHAR, text, rating FROM documents WHERE kind = {TEXT} ORDER BY key"
         )
@@ -247,9 +247,9 @@ class Stage:
 
 
 def _is_json_lines(name: str, stop: Event) -> bool:
-    """Return whether DuckDB may read a file: JSON lines, and whole, if it is compressed.
+    """Return whether DuckDB may read a file: JSON lines, and complete if it is compressed.
 
-    Once `stop` is set the answer comes early and does not matter.
+    Once `stop` is set, this returns early and the result does not matter.
     """
     if is_builtin(name) or suffix_of(Path(name)) not in (".json", ".jsonl"):
         return False
@@ -258,10 +258,10 @@ def _is_json_lines(name: str, stop: Event) -> bool:
         name.encode()
         with gzip.open(path) if is_gzip_name(path) else path.open("rb") as file:
             while (byte := file.read(1)).isspace() and not stop.is_set():
-                pass  # the first byte that is no white space
-            # DuckDB does not look at the checksum.
+                pass  # to the first byte that is not white space
+            # DuckDB does not verify the checksum.
             while is_gzip_name(path) and not stop.is_set() and file.read(_CHUNK):
                 pass  # to the end, where the checksum is
     except (OSError, EOFError, UnicodeEncodeError, zlib.error):
-        return False  # Python reads it then, and says what is wrong
+        return False  # then Python reads it and reports what is wrong
     return suffix_of(path) == ".jsonl" or byte != b"["

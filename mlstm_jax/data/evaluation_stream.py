@@ -1,4 +1,4 @@
-"""What is scored of a split: every byte once, in a few long streams or document by document."""
+"""Windows that score every byte of a split once, in a few long streams or by document."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ EVALUATION_ROWS = 16
 
 
 class EvaluationBatch(NamedTuple):
-    """One window of every shard of a split that is scored."""
+    """One window of every shard of a split to score."""
 
     inputs_BT: NDArray[np.uint8]
     targets_BT: NDArray[np.uint8]
@@ -22,17 +22,17 @@ class EvaluationBatch(NamedTuple):
 
 
 class EvaluationStream:
-    """Every byte of a split once, save the first of each shard, in at most 16 shards.
+    """Every byte of a split once, except the first of each shard, in at most 16 shards.
 
     Attributes:
-        rows: how many shards there are.
-        steps: windows of the longest shard.
-        scored: bytes scored over all of them.
+        rows: number of shards.
+        steps: number of windows of the longest shard.
+        scored: number of bytes scored, over all shards.
     """
 
     def __init__(self, split: Split, *, window: int, rows: int = EVALUATION_ROWS) -> None:
         size = int(split.offsets[-1])
-        # A state that starts from zero costs some bits: nothing beside a long shard.
+        # Starting from a zero state costs some bits, negligible in a long shard.
         is_long = size >= rows * LEAST_WINDOWS * window
         shards = rows if is_long else min(rows, len(split.offsets) - 1) or 1
         bounds = np.unique(cut(split.offsets, shards, inside_documents=is_long))
@@ -48,7 +48,7 @@ class EvaluationStream:
         self.steps = int(-(-(self._ends_B - self._starts_B - 1).max() // window))
 
     def batch(self, step: int, rows: int) -> EvaluationBatch:
-        """Return the windows at `step`, with empty rows after the shards to make `rows` of them."""
+        """Return the windows at `step`, padded after the shards with empty rows to `rows` rows."""
         shards = self.rows
         start_B1 = self._starts_B[:, None] + step * self._window
         position_BT = start_B1 + np.arange(self._window + 1)
@@ -64,15 +64,15 @@ class EvaluationStream:
 
 
 class DocumentStream:
-    """Every document of a split by itself, from a zero state, and the byte that ends it.
+    """Every document of a split separately, from a zero state, and the byte that ends it.
 
-    A document's first byte is given, and its others are scored, and then `stop`, which is not in
-    the corpus: as UniRep reads proteins, from their start token to their stop token.
+    A document's first byte is only an input. Its other bytes are scored, then `stop`, which is not
+    in the corpus. UniRep reads proteins this way, from start token to stop token.
 
     Attributes:
-        rows: among how many the documents are divided.
-        steps: windows of the row that has most.
-        scored: bytes scored over all of them; as many as the split has.
+        rows: number of rows among which the documents are divided.
+        steps: number of windows of the longest row.
+        scored: number of bytes scored, over all rows; equal to the size of the split.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class DocumentStream:
             )
         self._bytes, self._window, self._stop = split.bytes, window, stop
         windows_D = -(-np.diff(offsets) // window)
-        first_D = np.concatenate([[0], np.cumsum(windows_D)])  # of the windows of all documents
+        first_D = np.concatenate([[0], np.cumsum(windows_D)])  # first window of each document
         document_W = np.repeat(np.arange(len(windows_D)), windows_D)
         place_W = np.arange(first_D[-1]) - first_D[document_W]
         self._starts_W = offsets[document_W] + place_W * window
@@ -97,7 +97,7 @@ class DocumentStream:
         self.steps = int(np.diff(self._bounds).max())
 
     def batch(self, step: int, rows: int) -> EvaluationBatch:
-        """Return the windows at `step`, with empty rows after those to make `rows` of them."""
+        """Return the windows at `step`, padded with empty rows to `rows` rows."""
         at_B = self._bounds[:-1] + step
         is_read_B = at_B < self._bounds[1:]
         at_B = np.minimum(at_B, len(self._starts_W) - 1)

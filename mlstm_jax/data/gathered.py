@@ -1,4 +1,4 @@
-"""What an engine has read and ordered, before any of it is written."""
+"""The documents that an engine has read and ordered, before they are written."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,10 +12,10 @@ from mlstm_jax.data.sources import is_builtin
 
 
 def manifest_names(sources: Sequence[str]) -> list[str]:
-    """Return what a manifest calls each source: a file's name.
+    """Return the name of each source in a manifest: a file's name.
 
-    Where files of different folders have one name, as many of the folders above are put before it
-    as tell them apart.
+    If files in different folders have the same name, as many parent folders are put before it as
+    are needed to distinguish them.
     """
     parts = [(name,) if is_builtin(name) else Path(name).resolve().parts for name in sources]
     depths = [1] * len(parts)
@@ -32,7 +32,7 @@ def manifest_names(sources: Sequence[str]) -> list[str]:
         depths = longer
 
 
-# Told the stage and, from 0 to 1, how much of it is done.
+# Called with a stage and the fraction of it that is done, from 0 to 1.
 Report = Callable[[str, float], None]
 
 
@@ -40,7 +40,7 @@ class Gathered(NamedTuple):
     """The result of an engine."""
 
     counts: list[SourceManifest]  # sorted
-    documents: int  # to be written
+    documents: int  # number to write
     rated: bool  # whether any has a rating
-    in_order: Iterator[Written]  # can be gone through once
-    sizes: Mapping[str, int] = MappingProxyType({})  # documents of each split, where they are given
+    in_order: Iterator[Written]  # can be iterated once
+    sizes: Mapping[str, int] = MappingProxyType({})  # documents per split, if the splits are given

@@ -1,7 +1,7 @@
-"""Read splits that are given: every document of each, in the order of its files.
+"""Read given splits: every document of each, in the order of its files.
 
-Benchmarks such as enwik8, Penn Treebank and WikiText are published so. Nothing is sorted, so no
-engine is needed: the files are read twice, to count their documents and to write them.
+Benchmarks such as enwik8, Penn Treebank and WikiText are published this way. Nothing is sorted, so
+no engine is needed: the files are read twice, to count their documents and to write them.
 """
 
 import gzip
@@ -29,12 +29,12 @@ OnRead = Callable[[int], None]
 def gather(
     sources: Mapping[str, Sequence[str]], recipe: Recipe, rejects: Rejects, *, report: Report
 ) -> Iterator[Gathered]:
-    """Count the documents of every split, and give what is to be written.
+    """Count the documents of every split, and yield what to write.
 
     Args:
-        sources: of each split, in the order in which they are written.
-        recipe: with cleaning "none" a text file is taken as it is, byte for byte, and a document
-            is cut after the end of a line or paragraph; else see `clean`.
+        sources: the sources of each split, in the order in which to write the splits.
+        recipe: with cleaning "none", a text file is kept byte for byte, and a document is cut
+            after the end of a line or paragraph; otherwise see `clean`.
 
     Raises:
         UserError: a source cannot be used.
@@ -61,7 +61,7 @@ def gather(
             seen["without" if found is None else "text" if found[0] else "blank"] += 1
             rated = rated or (found is not None and not isnan(found[1]))
         if not seen["text"]:
-            raise UserError(f"{name}: no text is left of it after cleaning; leave it out.")
+            raise UserError(f"{name}: no text is left after cleaning; leave it out.")
         sizes[split] += seen["text"]
         counts.append(
             SourceManifest(
@@ -86,11 +86,11 @@ def _again(name: str, recipe: Recipe, expected: int) -> Iterator[Written]:
             count += 1
             yield found
     if count != expected:
-        raise UserError(f"{name}: was changed while it was read; prepare the corpus again.")
+        raise UserError(f"{name}: changed while it was being read; run prepare again.")
 
 
 def _read(name: str, recipe: Recipe, on_read: OnRead) -> Iterator[Written | Reject | None]:
-    """Yield the documents of a source, empty ones among them; None for a record without text."""
+    """Yield the documents of a source, including empty ones; None for a record without text."""
     if recipe.cleaning == "none" and not is_builtin(name) and suffix_of(Path(name)) == ".txt":
         for text in _as_it_is(Path(name), recipe.document or "line", on_read):
             yield text, nan
@@ -104,9 +104,9 @@ def _read(name: str, recipe: Recipe, on_read: OnRead) -> Iterator[Written | Reje
 
 
 def _as_it_is(source: Path, document: Unit, on_read: OnRead) -> Iterator[bytes]:
-    """Yield all bytes of a file in documents, which end as their lines do; blank lines with them.
+    """Yield all bytes of a file as documents, including line ends and blank lines.
 
-    They are not decoded: a split of enwik8 may begin inside a character.
+    The bytes are not decoded: a split of enwik8 may begin inside a character.
     """
     parts: list[bytes] = []
     told, has_text, was_blank = 0, False, False
@@ -124,7 +124,7 @@ def _as_it_is(source: Path, document: Unit, on_read: OnRead) -> Iterator[bytes]:
                     on_read(position - told)
                     told = position
             on_read(raw.tell() - told)
-    except (OSError, EOFError, zlib.error) as error:  # of gzip, too
-        raise UserError(f"{source}: cannot be read: {error}; fetch or make it again.") from error
+    except (OSError, EOFError, zlib.error) as error:  # also from gzip
+        raise UserError(f"{source}: cannot be read: {error}; fetch or create it again.") from error
     if parts:
         yield b"".join(parts)

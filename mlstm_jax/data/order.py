@@ -1,8 +1,8 @@
-"""The order of shards: which row reads what in an epoch, one piece after the other.
+"""The order of shards: which pieces each row reads in an epoch, one after the other.
 
-A piece is a shard, or what is left of one when other rows take an epoch up in its middle. The order
-stands apart from the stream because it knows nothing of bytes, only of where they are. Here B is
-the global batch and K the pieces of a row; a row with fewer has empty ones beside.
+A piece is a shard, or the rest of one when another set of rows continues an epoch. The order is
+separate from the stream because it handles only the positions of bytes, not the bytes. Here B is
+the global batch and K the number of pieces per row; a row with fewer is padded with empty ones.
 """
 
 from collections.abc import Sequence
@@ -17,15 +17,15 @@ Int64 = NDArray[np.int64]
 class Order(NamedTuple):
     """The pieces of each row in reading order."""
 
-    starts_BK: Int64  # in bytes, from the beginning of the split
+    starts_BK: Int64  # in bytes, from the start of the split
     lengths_BK: Int64  # in bytes
     before_BK: Int64  # windows that the row reads before the piece
-    windows: int  # of the row that has most
+    windows: int  # of the row with the most
 
     def at(self, step: int, window: int) -> tuple[Int64, Int64, Int64]:
-        """Return where the piece of each row at `step` starts, its length, and what was read of it.
+        """Return the start and length of each row's piece at `step`, and the bytes read of it.
 
-        A row that has read all waits at the end of its last piece.
+        A row that has finished waits at the end of its last piece.
         """
         piece_B1 = self.pieces_at(step)[:, None]
         start_B, length_B, before_B = (
@@ -34,9 +34,9 @@ class Order(NamedTuple):
         return start_B, length_B, np.minimum((step - before_B) * window, length_B)
 
     def pieces_at(self, step: int) -> Int64:
-        """Return each row's last piece begun by `step`; empty ones begin where the next does.
+        """Return each row's last piece that starts by `step`; empty ones start with the next.
 
-        By bisection of all rows at once: proteins are shards of their own, so there are millions.
+        Bisects all rows at once: each protein is a shard, so there are millions.
         """
         rows = np.arange(len(self.before_BK))
         pieces = self.before_BK.shape[1]
@@ -67,7 +67,7 @@ def regular(bounds: Int64, batch: int, window: int) -> Order:
 def shuffled(order: Order, window: int, seed: Sequence[int]) -> Order:
     """Return each row's own pieces in an order drawn from `seed`.
 
-    Within a row, so that a row's number of windows, and so an epoch's, never changes.
+    Shuffling within a row keeps its number of windows, and so the epoch's, constant.
     """
     batch, pieces = order.starts_BK.shape
     drawn_BK = np.random.default_rng(seed).permuted(np.tile(np.arange(pieces), (batch, 1)), axis=1)
@@ -78,21 +78,21 @@ def shuffled(order: Order, window: int, seed: Sequence[int]) -> Order:
 def taken_up(
     order: Order, step: int, window: int, *, growth: int, new_window: int
 ) -> tuple[Order, NDArray[np.bool_]]:
-    """Share what is left of an epoch at `step` out over more rows.
+    """Distribute the rest of an epoch at `step` over more rows.
 
-    What row j has left goes to rows k·j to k·j + k − 1 of the k·B new ones. The first of them goes
-    on with the piece that row j is in; the whole shards are shared out so that the numbers of
-    windows of these k rows differ by at most those of the longest piece. With k = 1 every row keeps
-    what it has.
+    The rest of row j goes to rows k·j to k·j + k − 1 of the k·B new rows. The first of them
+    continues the piece that row j is in. The whole shards are distributed so that the window counts
+    of these k rows differ by at most that of the longest piece. With k = 1, every row keeps its
+    pieces.
 
     Args:
-        order: of the B rows, read in windows of `window` bytes.
-        step: windows of this epoch that each row has read.
+        order: the order of the B rows, read in windows of `window` bytes.
+        step: number of windows of this epoch that each row has read.
         growth: k, at least 1.
-        new_window: bytes of the new rows' windows.
+        new_window: window of the new rows, in bytes.
 
     Returns:
-        What the new rows read, and which of them begin in the middle of a shard; bool [k·B].
+        The order of the new rows, and which of them start in the middle of a shard; bool [k·B].
     """
     batch, pieces = order.starts_BK.shape
     piece_B = order.pieces_at(step)
@@ -105,10 +105,10 @@ def taken_up(
     more = ((0, 0), (0, -pieces % growth))
     starts_BK, lengths_BK = np.pad(starts_BK, more, mode="edge"), np.pad(lengths_BK, more)
 
-    # From the longest to the shortest, dealt to the k rows in turn.
+    # Deal the pieces to the k rows in turn, longest first.
     falling_BK = np.argsort(-lengths_BK // new_window, axis=1, kind="stable")
     dealt = falling_BK.reshape(batch, -1, growth).swapaxes(1, 2)
-    # The row that the present piece was dealt to becomes the first of its k.
+    # The row that received the current piece becomes the first of its k.
     has_present = (dealt == piece_B[:, None, None]).any(axis=2)
     dealt = np.take_along_axis(
         dealt, np.argsort(~has_present, axis=1, kind="stable")[:, :, None], axis=1

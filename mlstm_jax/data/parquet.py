@@ -1,6 +1,6 @@
-"""Read documents of Parquet files: by DuckDB, or by pyarrow where a text is not UTF-8.
+"""Read documents of Parquet files with DuckDB, or with pyarrow if a text is not UTF-8.
 
-DuckDB gives up a whole file for one such text, and of the rows around it gives none.
+DuckDB rejects a whole file for one such text, and returns none of the rows around it.
 """
 
 from collections.abc import Iterator
@@ -13,16 +13,16 @@ from mlstm_jax.data.sql import parquet_rows
 from mlstm_jax.errors import UserError
 
 _ROWS_A_FETCH = 4096
-_NOT_UTF8 = "Invalid string encoding"  # in the words of DuckDB
+_NOT_UTF8 = "Invalid string encoding"  # from DuckDB's error message
 _STRINGS = ("string", "large_string", "string_view")  # pyarrow's
 _EXCERPT = 80  # characters
 
 
 def read_parquet(source: Path, recipe: Recipe) -> Iterator[Document | Reject | None]:
-    """Yield the documents of a file, None for each record without text, and what cannot be read.
+    """Yield the documents of a file, None for each record without text, and rejects.
 
     Raises:
-        UserError: the file cannot be read, has no column of text, or no text that can be read.
+        UserError: the file cannot be read, or has no text column, or no readable text.
     """
     done = 0
     with duckdb.connect() as con:
@@ -52,13 +52,13 @@ def read_parquet(source: Path, recipe: Recipe) -> Iterator[Document | Reject | N
 
 
 def _read_bytes(source: Path, recipe: Recipe) -> Iterator[Document | Reject | None]:
-    """Do the same by pyarrow, which gives a text as bytes, whether or not they are UTF-8."""
+    """Do the same with pyarrow, which returns texts as bytes, UTF-8 or not."""
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
         raise UserError(
-            f"{source}: has a text that is not UTF-8; to leave out its row alone needs pyarrow: "
+            f"{source}: has a text that is not UTF-8; to skip only its row, install pyarrow: "
             f"pip install 'mlstm-jax[parquet]' ({error}); or convert the file."
         ) from error
     try:
@@ -93,7 +93,7 @@ def _found(place: str, record: dict[str, object], recipe: Recipe) -> Document | 
         decoded = text.decode()
     except UnicodeDecodeError as error:
         excerpt = text.decode(errors="backslashreplace")[:_EXCERPT]
-        why = f"not UTF-8 text (byte 0x{text[error.start]:02x}); correct it where the file is made."
+        why = f"not UTF-8 text (byte 0x{text[error.start]:02x}); correct it at its source."
         return Reject("not UTF-8", place, f"{place}: {why}", excerpt)
     rating = mark.decode(errors="replace") if isinstance(mark, bytes) else str(mark)
     return Document(decoded, rating_of(rating))

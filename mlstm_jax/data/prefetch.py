@@ -1,4 +1,4 @@
-"""Prefetching: another thread makes the next items while one is used."""
+"""Prefetching: another thread computes the next items while one is used."""
 
 from collections import deque
 from collections.abc import Callable, Generator
@@ -11,7 +11,7 @@ Item = TypeVar("Item")
 def prefetch(
     make: Callable[[int], Item], steps: range, depth: int = 2
 ) -> Generator[Item, None, None]:
-    """Yield ``make(step)`` for each step, made up to `depth` steps ahead in one other thread."""
+    """Yield ``make(step)`` for each step, computed up to `depth` steps ahead in one thread."""
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch") as pool:
         waiting = deque(pool.submit(make, step) for step in steps[:depth])
         for step in range(steps.start, steps.stop):

@@ -1,9 +1,8 @@
 """Make a corpus: read, clean, deduplicate, order, split, write.
 
-The order depends on content and seed alone: documents are sorted by md5 of seed and text, a key
-that any engine can compute. Neither the order of the files nor that of their lines, nor the number
-of threads, changes a byte of the result. The folder appears whole or not at all, whenever the
-program is stopped.
+The order depends only on content and seed: documents are sorted by the md5 of seed and text, a key
+that any engine can compute. The order of files and lines and the number of threads do not change a
+byte of the result. The folder is complete or absent, whenever the program stops.
 """
 
 import dataclasses
@@ -34,34 +33,35 @@ MEMORY_LIMIT = "4GB"
 MAX_REJECT_FRACTION = 0.001
 SPLIT: Weights = (1000, 1, 1)
 
-# As they are written: the first documents of the order are the test split.
+# The order of writing: the first documents become the test split.
 _ORDER: tuple[SplitName, ...] = ("test", "valid", "train")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareOptions:
-    """How a corpus is made.
+    """How to make a corpus.
 
     Attributes:
-        text_field: column or field of the text; None: text, reviewText, review_body, sentence or
-            content.
-        rating_field: that of a rating to keep; None: rating, overall, star_rating or stars.
+        text_field: column or field of the text; None: the first non-null of text, reviewText,
+            review_body, sentence and content.
+        rating_field: column or field of a rating to keep; None: the first non-null of rating,
+            overall, star_rating and stars.
         document: what one document of a text file is: "line", the default, "paragraph" or "file".
         split: weights, in documents, of train, valid and test, by default `SPLIT`. Valid and test
             get at least one document each unless their weight is 0.
-        seed: of the order.
-        cleaning: "radford": unescape HTML, newlines to spaces, strip, pad; "none": the text as it
-            is; "protein": sequences of amino acids, as UniRep reads them.
-        dedupe: which documents count as the same: of the same cleaned bytes, "exact"; of the same
-            but for case and white space, "normalized", the default; or "none". One of them is
-            kept, see `kept`.
+        seed: seed of the document order.
+        cleaning: "radford": unescape HTML, newlines to spaces, strip, pad; "none": keep the text;
+            "protein": read amino acid sequences as UniRep does.
+        dedupe: which documents are duplicates: "exact", with equal cleaned bytes; "normalized", the
+            default, equal except for case and white space; or "none". One of them is kept, see
+            `kept`.
         engine: what reads and orders; the corpus is the same, byte for byte.
-        beam_options: options of Beam's own, such as ``--runner=FlinkRunner``.
-        memory_limit: of DuckDB, such as "4GB"; the program needs some hundred MB beside it.
-        threads: of DuckDB; by default all cores.
-        temp_dir: folder for temporary files; by default they are beside the corpus.
-        max_reject_fraction: of all records, how many may be unreadable; `OUT.rejects.jsonl` has
-            them.
+        beam_options: options for Beam itself, such as ``--runner=FlinkRunner``.
+        memory_limit: limit for DuckDB, such as "4GB"; the program needs a few hundred MB more.
+        threads: threads of DuckDB; by default all cores.
+        temp_dir: folder for temporary files; by default next to the corpus.
+        max_reject_fraction: largest fraction of unreadable records, which `OUT.rejects.jsonl`
+            lists.
     """
 
     text_field: str | None = None
@@ -94,20 +94,20 @@ def prepare(
     """Write the corpus folder `out` from `sources`, and return its manifest.
 
     Args:
-        sources: see `find_sources`. Or those of each split: then all documents are kept, in their
-            order, and there is nothing to split, to deduplicate or to order; see `given_splits`.
-        out: the folder; it appears whole or not at all.
-        options: how.
+        sources: see `find_sources`. Or the sources of each split: then all documents are kept in
+            their order, and nothing is split, deduplicated or sorted; see `given_splits`.
+        out: the folder; it is complete or absent.
+        options: how to make the corpus.
         overwrite: replace `out` if it is a corpus.
-        progress: show a bar on stderr if that is a terminal.
-        changes: fields of the options that are others.
+        progress: show a bar on stderr if it is a terminal.
+        changes: fields of the options to replace.
 
     Raises:
         UserError: a source, `out` or an option cannot be used, or there is too little disk or
-            memory. Nothing is left behind, save the file of rejects.
+            memory. Nothing is left behind except the file of rejects.
     """
     options = dataclasses.replace(options, **changes)
-    # To put the temporary folder beside, even for "." or a link.
+    # So that the temporary folder goes next to it, even for "." or a link.
     out = requirements.resolved("--out", out)
     temp_dir = options.temp_dir
     if temp_dir is not None:
@@ -134,10 +134,10 @@ def prepare(
         options.memory_limit,
     )
     if options.engine != "beam" and options.beam_options:
-        raise UserError("--beam-options are of --engine beam; name it, too.")
+        raise UserError("--beam-options needs --engine beam; add it.")
     if temp_dir is not None and not (temp_dir.is_dir() and os.access(temp_dir, os.W_OK)):
-        raise UserError(f"--temp-dir {temp_dir}: is no folder that you may write in.")
-    remove_leftovers(out)  # which may bring an old corpus back
+        raise UserError(f"--temp-dir {temp_dir}: is not a writable folder; name another.")
+    remove_leftovers(out)  # may restore an old corpus
     check_out(out, overwrite)
     rejects = Rejects()
     rejects_file = out.with_name(f"{out.name}.rejects.jsonl")
@@ -152,7 +152,7 @@ def prepare(
     remove_leftovers(scratch_beside)
     requirements.check_disk(found, out, scratch_beside, sorts=not given)
 
-    # Within the folder that appears, unless it is to be elsewhere.
+    # Inside the folder that becomes the corpus, unless --temp-dir is set.
     scratch = partial_folder(scratch_beside) / "scratch"
     with (
         _tidied(out, scratch_beside, rejects_file, rejects),
@@ -206,7 +206,7 @@ def prepare(
 
 @contextmanager
 def _tidied(out: Path, scratch: Path, rejects_file: Path, rejects: Rejects) -> Iterator[None]:
-    """Remove what the block has left if it fails, perhaps while it was tidying up itself."""
+    """Remove what the block left behind if it fails, even during its own cleanup."""
     try:
         yield
     except BaseException as error:
@@ -243,7 +243,7 @@ def _write(
             size = sizes.get(name, 0)
             splits[name] = write_split(folder, name, islice(documents, size), size, gathered.rated)
         for _ in documents:
-            raise RuntimeError("more documents came than were counted")
+            raise RuntimeError("received more documents than were counted")
     return Manifest(
         format_version=corpus.FORMAT_VERSION,
         seed=recipe.seed,
@@ -261,22 +261,22 @@ def _write(
 
 
 def _sizes(documents: int, split: Weights) -> dict[str, int]:
-    """Return how many documents each split gets."""
+    """Return the number of documents of each split."""
     _, valid, test = (
         max(1, round(documents * weight / sum(split))) if weight else 0 for weight in split
     )
-    if not split[0]:  # nothing is to be trained on
+    if not split[0]:  # no text for training
         valid = documents - test if split[1] else 0
         if valid + test > documents or (split[1] and valid < 1):
             raise UserError(
                 f"only {documents:,} distinct documents, too few for --split "
-                f"{','.join(map(str, split))}; give more text, or another --split."
+                f"{','.join(map(str, split))}; add more text, or change --split."
             )
         return {"test": test, "valid": valid, "train": 0}
     if valid + test >= documents:
         raise UserError(
-            f"only {documents:,} distinct documents, of which --split {','.join(map(str, split))} "
-            f"leaves none to train on; give more text, a smaller unit such as --document line, or "
-            "another --split."
+            f"only {documents:,} distinct documents, so --split {','.join(map(str, split))} leaves "
+            f"none to train on; add more text, use a smaller unit such as --document line, or "
+            "change --split."
         )
     return {"test": test, "valid": valid, "train": documents - valid - test}

@@ -1,6 +1,6 @@
-"""Read documents from a file, one at a time, and say of each record that is none where and why.
+"""Read documents from a file, one at a time, and report each bad record, with place and reason.
 
-Only a newline ends a line, so that line numbers are an editor's.
+Only a newline ends a line, so that line numbers match an editor's.
 """
 
 import gzip
@@ -54,9 +54,9 @@ def read_documents(
     label_field: str | None = None,
     document: Unit | None = None,
 ) -> Iterator[Document | None]:
-    """Yield the documents of a file, in its order, and None for each record that has no text.
+    """Yield the documents of a file, in its order, and None for each record without text.
 
-    For the arguments see `read`. Raises UserError at the first record that cannot be read, too.
+    For the arguments see `read_file`. Also raises UserError at the first unreadable record.
     """
     recipe = Recipe(text_field=text_field, rating_field=rating_field, document=document)
     for found in read_file(source, recipe, label_field=label_field):
@@ -74,7 +74,7 @@ NOT_TEXT = "text of another type"
 def read_source(
     name: str, recipe: Recipe, on_read: Callable[[int], None] | None = None
 ) -> Iterator[Document | Reject | None]:
-    """Yield what `read` does, of any source that `find_sources` finds."""
+    """Yield what `read_file` does, for any source that `find_sources` returns."""
     if name.startswith(TFDS):
         from mlstm_jax.data.tfds import read_tfds
 
@@ -93,26 +93,26 @@ def read_file(
     label_field: str | None = None,
     on_read: Callable[[int], None] | None = None,
 ) -> Iterator[Document | Reject | None]:
-    """Yield the documents of a file, None for each record without text, and what cannot be read.
+    """Yield the documents of a file, None for each record without text, and rejects.
 
     Args:
         source: .json, .jsonl, .csv, .tsv, .txt or .fasta, each also .gz; or `pydoc:`, the topics of
             Python's own documentation.
         recipe: the fields of text and rating, by default the first of `TEXT_FIELDS` and
-            `RATING_FIELDS` that is not null (what is not a number is no rating); what a document
-            is in .txt and `pydoc:`, by default a line and a paragraph.
+            `RATING_FIELDS` that is not null (a rating must be a number, or it is ignored); what a
+            document is, by default a line in .txt and a paragraph in `pydoc:`.
         label_field: field of a label, a number or a text; by default none is read.
-        on_read: told now and then how many bytes on disk were read since it was last told.
+        on_read: called from time to time with the bytes on disk read since its last call.
 
     Raises:
-        UserError: the file cannot be opened, is not what its name says, or ends without any text.
+        UserError: the file cannot be opened, does not match its name, or contains no text.
     """
     check_source(source)
     text_fields, rating_fields = recipe.text_fields, recipe.rating_fields
     records = found = 0
     first_reject: Reject | None = None
     seen: dict[str, None] = {}
-    # What is raised where the documents are used never comes through here.
+    # Errors raised by the code that uses the documents do not pass through here.
     try:
         for one in _records(source, recipe, label_field, on_read):
             if isinstance(one, Reject):
@@ -131,7 +131,9 @@ def read_file(
             else:
                 place = f"{source}, {f'line {where:,}' if isinstance(where, int) else where}"
                 excerpt = json.dumps(text, default=str)[:_EXCERPT]
-                yield Reject(NOT_TEXT, place, f"{place}: its text is {excerpt}", excerpt)
+                yield Reject(
+                    NOT_TEXT, place, f"{place}: its text is {excerpt}, not a string", excerpt
+                )
             if not found and len(seen) < _MOST_FIELDS_SHOWN:
                 seen |= dict.fromkeys(record)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -139,7 +141,7 @@ def read_file(
         cut = Reject(
             "gzip cut short or damaged",
             place,
-            f"{source}: the gzip data is cut short or damaged ({error}); fetch or make it again.",
+            f"{source}: the gzip data is cut short or damaged ({error}); fetch or create it again.",
         )
         first_reject = first_reject or cut
         yield cut
@@ -153,7 +155,7 @@ def read_file(
 
 def _why_no_text(records: int, text_fields: tuple[str, ...], seen: Iterable[str]) -> str:
     if not records:
-        return "holds no text at all; leave it out."
+        return "contains no text; leave it out."
     return (
         f"none of its {records:,} records has text in {' or '.join(text_fields)}; the fields seen "
         f"are {', '.join(seen) or '(none)'}. Name the right one with --text-column."
@@ -198,7 +200,7 @@ def _lines(
     raw: BinaryIO,
     on_read: Callable[[int], None] | None,
 ) -> Iterator[Line]:
-    r"""Yield lines with their numbers and ends."""
+    r"""Yield lines with their numbers and line ends."""
     told = 0
     for number, line in enumerate(stream, 1):
         try:
@@ -217,7 +219,7 @@ def _lines(
                     "NUL byte",
                     source,
                     number,
-                    "has a NUL byte, so it is a binary file, not the text that its name says; "
+                    "has a NUL byte, so it is a binary file, not text as its name suggests; "
                     "leave it out.",
                     text,
                 )

@@ -1,6 +1,6 @@
-"""Find the records in lines of text: JSON, CSV, lines, paragraphs; and say which are none, and why.
+"""Find the records in lines of text (JSON, CSV, FASTA, lines, paragraphs), and report bad ones.
 
-After a bad record the next line is read as if nothing had been: what is lost is that record alone.
+After a bad record, reading resumes at the next line: only that record is lost.
 """
 
 import csv
@@ -13,18 +13,18 @@ from mlstm_jax.data.documents import Record, Reject, Unit
 from mlstm_jax.errors import UserError
 
 _EXCERPT = 80  # characters
-_BARE_RETURN = "new-line character seen in unquoted field"  # in the words of the csv module
-# A CSV record of more is a quote never closed: that it does not swallow the rest of the file.
+_BARE_RETURN = "new-line character seen in unquoted field"  # from the csv module's error message
+# A longer CSV record has an unclosed quote, which must not swallow the rest of the file.
 _MOST_LINES_A_RECORD = 10_000
 
-# A line with its number and end.
+# A line with its number and line end.
 Line = tuple[int, str] | Reject
-# A record and its line, or where it is in words.
+# A record and its line number, or its place in words.
 RecordOrReject = tuple[int | str, Record] | Reject
 
 
 def reject(kind: str, source: Path, line: int, why: str, excerpt: str) -> Reject:
-    """Return what stands where a record should, at a line."""
+    """Return the reject for a line that is not a record."""
     place = f"{source}, line {line:,}"
     return Reject(kind, place, f"{place}: {why}", excerpt.strip()[:_EXCERPT])
 
@@ -51,9 +51,9 @@ def units(lines: Iterable[Line], document: Unit) -> Iterator[str | Reject]:
 
 
 def fasta_records(source: Path, lines: Iterable[Line], text_field: str) -> Iterator[RecordOrReject]:
-    """Yield the sequences of FASTA: a line `>name`, and lines of letters; a last `*` is no letter.
+    """Yield the sequences of FASTA: a line `>name`, then lines of letters; a last `*` is dropped.
 
-    A record that has a line which cannot be read is lost with it.
+    A record with an unreadable line is lost.
     """
     start, name, parts, is_whole = 0, "", list[str](), True
 
@@ -85,7 +85,7 @@ def fasta_records(source: Path, lines: Iterable[Line], text_field: str) -> Itera
 
 
 class _Object(dict[str, object]):
-    """A JSON object that knows which of its fields are there more than once."""
+    """A JSON object that knows which of its fields occur more than once."""
 
     twice: frozenset[str] = frozenset()
 
@@ -100,9 +100,9 @@ def _object_of(pairs: list[tuple[str, object]]) -> _Object:
 def json_records(
     source: Path, lines: Iterator[Line], fields: Collection[str], may_be_array: bool
 ) -> Iterator[RecordOrReject]:
-    """Yield the objects of JSON lines, or of one array that takes the whole file.
+    """Yield the objects of JSON lines, or of one array that spans the whole file.
 
-    An object that has one of `fields` twice is rejected: which of the two is meant is unknown.
+    An object that has one of `fields` twice is rejected: it is unknown which one is meant.
     """
     for line in lines:
         if isinstance(line, Reject):
@@ -156,7 +156,7 @@ def _object(
     excerpt = json.dumps(value)[:_EXCERPT]
     place = f"{source}, {f'line {where:,}' if isinstance(where, int) else where}"
     if twice:
-        why = f"its field {twice[0]} is there more than once; keep the one that is meant."
+        why = f"its field {twice[0]} occurs more than once; keep only the correct one."
         return Reject("field twice", place, f"{place}: {why}", excerpt)
     return Reject(
         "not a JSON object",
@@ -168,12 +168,12 @@ def _object(
 
 
 class _Lines:
-    """The lines of a CSV file for its reader, which can be given back to be read again."""
+    """The lines of a CSV file for its reader; lines can be given back and read again."""
 
     def __init__(self, lines: Iterator[Line]) -> None:
         self._lines = lines
         self._returned: deque[Line] = deque()
-        self.taken: list[Line] = []  # by the record that is being read
+        self.taken: list[Line] = []  # by the record being read
 
     def __iter__(self) -> "_Lines":
         return self
@@ -183,7 +183,7 @@ class _Lines:
             raise StopIteration
         line = self._returned.popleft() if self._returned else next(self._lines)
         self.taken.append(line)
-        # A line that is no text ends the record it is in, as the end of the file would.
+        # A line that is not text ends its record, as the end of the file would.
         if isinstance(line, Reject):
             raise StopIteration
         return line[1]
@@ -199,18 +199,18 @@ def csv_records(
     fields: Collection[str],
     delimiter: str,
 ) -> Iterator[RecordOrReject]:
-    """Yield the rows of CSV by the names of its header.
+    """Yield the rows of CSV, keyed by the names in its header.
 
     Raises:
-        UserError: no column has one of the names of `text_fields`, or one of `fields` is that of
-            several columns.
+        UserError: no column has a name in `text_fields`, or several columns have the same name in
+            `fields`.
     """
-    # A review may be longer than the csv module's 131,072 characters; the limit is the process's.
+    # A review may exceed the csv module's 131,072 characters; the limit applies to the process.
     csv.field_size_limit(2**31 - 1)
     feed = _Lines(lines)
     header: list[str] = []
     needed = 0  # column of the text
-    # Strict, because a quote never closed would otherwise swallow the rest of the file in silence.
+    # Strict, because an unclosed quote would otherwise silently swallow the rest of the file.
     reader = csv.reader(feed, delimiter=delimiter, strict=True)
     while True:
         feed.taken.clear()
@@ -223,13 +223,13 @@ def csv_records(
         taken = list(feed.taken)
         if not taken:
             return
-        if isinstance(taken[-1], Reject):  # A line of bytes that are no text.
+        if isinstance(taken[-1], Reject):  # A line of bytes that are not text.
             yield taken[-1]
             reader = csv.reader(feed, delimiter=delimiter, strict=True)
             if len(taken) == 1:
                 continue
-            # It ended a record that had begun: that is lost up to here.
-            bad, taken = bad or ("CSV quote", "its record is broken off there."), taken[:-1]
+            # It cut off a record that had begun, which is lost up to here.
+            bad, taken = bad or ("CSV quote", "cut short by an unreadable line."), taken[:-1]
             number, text = _numbered(taken[0])
             yield reject(bad[0], source, number, bad[1], text)
             continue
@@ -242,25 +242,25 @@ def csv_records(
             if not columns:
                 raise UserError(
                     f"{source}: no column {' or '.join(text_fields)}; its columns are "
-                    f"{', '.join(header)}. Name the one of the text with --text-column."
+                    f"{', '.join(header)}. Name the text column with --text-column."
                 )
             needed = columns[0]
             for name in header:
                 if name in fields and header.count(name) > 1:
                     raise UserError(
-                        f"{source}: its header has {header.count(name)} columns {name}; rename "
-                        "those that are not meant."
+                        f"{source}: its header has {header.count(name)} columns named {name}; "
+                        "rename all but one."
                     )
             continue
         if not bad and row and (len(row) <= needed or any(row[len(header) :])):
             bad = (
                 "CSV columns",
-                f"{len(row)} columns where the header has {len(header)}; a field that holds the "
-                "delimiter or a newline must be quoted.",
+                f"{len(row)} columns where the header has {len(header)}; a field that contains "
+                "the delimiter or a newline must be quoted.",
             )
         if bad:
             yield reject(bad[0], source, number, bad[1], text)
-            # What a stray quote swallowed may be whole records: only its first line is given up.
+            # A stray quote may have swallowed whole records: skip only its first line.
             feed.give_back(taken[1:])
             reader = csv.reader(feed, delimiter=delimiter, strict=True)
         elif row:
@@ -273,15 +273,15 @@ def _numbered(line: Line) -> tuple[int, str]:
 
 
 def _not_csv(error: csv.Error) -> tuple[str, str]:
-    """Return the kind of a reject, and what to do about it."""
+    """Return the kind of the reject, and what is wrong and what to do about it."""
     if _BARE_RETURN in str(error):
         return (
             "CSV line end",
-            "a carriage return that ends no line, as old Macs wrote them; convert the file, such "
-            r"as with: tr '\r' '\n'",
+            "a carriage return without a newline, as in files of old Macs; convert the file, for "
+            r"example with: tr '\r' '\n'",
         )
     return (
         "CSV quote",
-        f'not CSV ({error}): a quote is stray or never closed; a field with a " in it is '
-        'put in quotes and each " in it doubled.',
+        f'not CSV ({error}): a quote is stray or not closed; put a field that contains a " '
+        'in quotes, and double each " in it.',
     )

@@ -1,4 +1,4 @@
-"""What could not be read: counted by kind, its first places shown, all of it in a file."""
+"""Unreadable records: counted by kind, with the first places shown, and written to a file."""
 
 import json
 from collections import Counter
@@ -12,15 +12,15 @@ _MOST_WRITTEN = 100_000
 
 
 class Rejects:
-    """The rejects of one prepare."""
+    """The rejects of one `prepare`."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._kept: list[Reject] = []
-        self.written = False  # or begun
+        self.written = False  # True once writing begins
 
     def add(self, reject: Reject) -> None:
-        """Count one, and keep it for the file."""
+        """Count a reject, and keep it for the file."""
         self._counts[reject.kind] += 1
         if len(self._kept) < _MOST_WRITTEN:
             self._kept.append(reject)
@@ -30,11 +30,11 @@ class Rejects:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many there are of each kind, by its name."""
+        """The number of rejects of each kind."""
         return dict(sorted(self._counts.items()))
 
     def write(self, file: Path) -> None:
-        """Write the rejects as JSON lines, or remove what an earlier prepare left there."""
+        """Write the rejects as JSON lines, or remove the file that an earlier `prepare` left."""
         if not self._counts:
             file.unlink(missing_ok=True)
             return
@@ -47,13 +47,13 @@ class Rejects:
             raise UserError(f"{file}: cannot be written: {error.strerror or error}") from error
 
     def check(self, records: int, most: float, file: Path) -> None:
-        """Raise UserError if the rejects are more than `most` of all `records`, read or not."""
+        """Raise UserError if the rejects exceed the fraction `most` of all `records`."""
         if len(self) > most * records:
             raise UserError(
                 f"{len(self):,} of {records:,} records cannot be read, a fraction of "
                 f"{len(self) / records:.2g}, which is over --max-reject-fraction {most:g}.\n"
-                f"{self.describe()}\nAll are in {file}. Mend the files, or raise the fraction to "
-                "leave these records out."
+                f"{self.describe()}\nAll are in {file}. Correct the files, or raise the "
+                "fraction to skip these records."
             )
 
     def describe(self) -> str:
@@ -68,7 +68,7 @@ class Rejects:
 
 
 def check_rejects_file(file: Path) -> None:
-    """Raise UserError if there is a file of this name that `Rejects.write` has not written."""
+    """Raise UserError if this file exists and `Rejects.write` did not write it."""
     try:
         with file.open(encoding="utf-8") as lines:
             first = json.loads(next(lines, "null"))
@@ -79,7 +79,7 @@ def check_rejects_file(file: Path) -> None:
         ours = False
     if not ours:
         raise UserError(
-            f"{file}: unreadable records would be written there, but it is another file; move it, "
+            f"{file}: unreadable records would be written here, but another file exists; move it, "
             "or name another --out."
         )
 

@@ -1,4 +1,4 @@
-"""What a `prepare` requires before it begins: of its arguments, its folders, the free disk."""
+"""Checks before `prepare` begins: its arguments, its folders and the free disk space."""
 
 import errno
 import os
@@ -13,13 +13,13 @@ from mlstm_jax.data.documents import Cleaning, Dedupe, Recipe, Unit
 from mlstm_jax.data.sources import PARQUET, PYDOC, is_builtin, is_gzip_name
 from mlstm_jax.errors import UserError
 
-# What a compressed byte of reviews becomes, at most.
+# Bytes of text per compressed byte of reviews, at most.
 _COMPRESSION = 4
-# DuckDB would start any number.
+# DuckDB itself sets no limit.
 _MOST_THREADS = 256
-# Bytes of a file's name on most systems, less what is added for temporary files.
+# Bytes of a file name on most systems, less what is added for temporary files.
 _LONGEST_NAME = 255 - len(".partial-4194304.old") - len(".")
-# The table of documents and what its sort spills, in bytes of text.
+# Bytes of the documents table and of what its sort spills, per byte of text.
 _SCRATCH = 2
 
 
@@ -31,9 +31,9 @@ def check_arguments(
     threads: int | None,
     memory_limit: str,
 ) -> None:
-    """Raise UserError unless the arguments of `prepare` make sense; they have its names."""
+    """Raise UserError unless the arguments of `prepare` make sense; the names are the same."""
     if not sources:
-        raise UserError(f"no source given; name files of text, or {PYDOC}")
+        raise UserError(f"no source given; name text files, or {PYDOC}")
     for option, field in (
         ("--text-column", recipe.text_field),
         ("--rating-column", recipe.rating_field),
@@ -43,7 +43,7 @@ def check_arguments(
     if len(split) != 3 or sum(split) <= 0 or min(split) < 0:
         raise UserError(
             f"--split {','.join(map(str, split))}: must be three weights, train, valid and test, "
-            "none negative, and one above 0; such as 1000,1,1, or 0,0,1 for a test set alone"
+            "none negative, at least one above 0; such as 1000,1,1, or 0,0,1 for a test set only"
         )
     for option, value, known in (
         ("--document", recipe.document, (None, *get_args(Unit))),
@@ -54,7 +54,7 @@ def check_arguments(
             raise UserError(f"{option} {value!r}: must be one of {', '.join(filter(None, known))}")
     if not 0 <= max_reject_fraction <= 1:
         raise UserError(
-            f"--max-reject-fraction {max_reject_fraction:g}: must be from 0, none, to 1, all."
+            f"--max-reject-fraction {max_reject_fraction:g}: must be from 0 (none) to 1 (all)."
         )
     if threads is not None and not 1 <= threads <= _MOST_THREADS:
         raise UserError(f"--threads {threads}: must be from 1 to {_MOST_THREADS}.")
@@ -71,10 +71,10 @@ def check_given(
     seed: int,
     engine: str,
 ) -> None:
-    """Raise UserError unless the arguments suit splits that are given."""
+    """Raise UserError unless the arguments suit given splits."""
     unknown = sources.keys() - set(SPLITS)
     if unknown:
-        raise UserError(f"{min(unknown)!r} is no split; they are {', '.join(SPLITS)}.")
+        raise UserError(f"{min(unknown)!r} is not a split; the splits are {', '.join(SPLITS)}.")
     for option, is_other in (
         ("--split", split is not None),
         ("--dedupe", dedupe not in (None, "none")),
@@ -83,9 +83,9 @@ def check_given(
     ):
         if is_other:
             raise UserError(
-                f"{option}: splits that are given with --train, --valid and --test are kept as "
-                "they are, all documents in their order; leave it out, or name the files without "
-                "saying of which split they are."
+                f"{option}: splits given with --train, --valid and --test are kept unchanged, all "
+                "documents in their order; leave the option out, or name the files without their "
+                "splits."
             )
 
 
@@ -98,35 +98,35 @@ def check_apart(found: Mapping[str, Sequence[str]]) -> None:
             other = split_of.setdefault(path, split)
             if other != split:
                 raise UserError(
-                    f"{source}: is given for --{other} and for --{split}; a split that was trained "
-                    "on says nothing about new text, so give it for one."
+                    f"{source}: is named for --{other} and --{split}; a score on text that was "
+                    "trained on says nothing about new text, so name it for only one."
                 )
 
 
 def resolved(option: str, path: Path) -> Path:
-    """Return a path without links; raise UserError if no corpus can be there."""
+    """Return a path without links; raise UserError if it cannot hold a corpus."""
     try:
         resolved = path.resolve()
-        resolved.exists()  # raises where a part of it is too long, or out of reach
+        resolved.exists()  # raises if a part of it is too long or not accessible
         if len(os.fsencode(resolved.name)) > _LONGEST_NAME:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         str(resolved).encode()
     except UnicodeEncodeError as error:
-        why = "its name is not UTF-8, by which DuckDB cannot open files there"
+        why = "its name is not UTF-8, so DuckDB cannot open files there"
         raise UserError(f"{option} {path}: {why}; name another folder.") from error
-    except (OSError, RuntimeError) as error:  # of Python 3.13 and before it
+    except (OSError, RuntimeError) as error:  # RuntimeError: Python 3.13 and earlier
         why = getattr(error, "strerror", None) or "a link that leads back to itself"
         raise UserError(f"{option} {path}: {why}; name another folder.") from error
     return resolved
 
 
 def check_disk(sources: Sequence[str], out: Path, scratch: Path, *, sorts: bool) -> None:
-    """Raise UserError unless there is room for a corpus.
+    """Raise UserError unless there is enough disk space for a corpus.
 
     Args:
-        sources: those that are read, as `find_sources` returns them.
+        sources: the sources to read, as `find_sources` returns them.
         out: the corpus folder.
-        scratch: the folder beside which temporary files are written.
+        scratch: the folder next to which temporary files are written.
         sorts: whether there are temporary files.
     """
     text = 0
@@ -136,11 +136,11 @@ def check_disk(sources: Sequence[str], out: Path, scratch: Path, *, sorts: bool)
             compressed = is_gzip_name(path) or path.suffix.lower() == PARQUET
             text += path.stat().st_size * (_COMPRESSION if compressed else 1)
     temporary = _SCRATCH * text if sorts else 0
-    advice = "free some, or write the corpus to another disk with --out."
+    advice = "free some space, or write the corpus to another disk with --out."
     if sorts:
         advice = (
-            "free some, write the corpus to another disk with --out, or put the temporary files, "
-            f"about {_gigabytes(temporary)}, on one with --temp-dir."
+            "free some space, write the corpus to another disk with --out, or put the temporary "
+            f"files, about {_gigabytes(temporary)}, on another disk with --temp-dir."
         )
     needed: dict[int, tuple[Path, int]] = {}
     for place, size in ((out.parent, text), (scratch.parent, temporary)):
@@ -151,8 +151,8 @@ def check_disk(sources: Sequence[str], out: Path, scratch: Path, *, sorts: bool)
         free = shutil.disk_usage(folder).free
         if size > free:
             raise UserError(
-                f"{folder}: about {_gigabytes(size)} may be needed there, and {_gigabytes(free)} "
-                f"is free; {advice}"
+                f"{folder}: about {_gigabytes(size)} may be needed here, but only "
+                f"{_gigabytes(free)} is free; {advice}"
             )
 
 

@@ -1,17 +1,17 @@
-"""Shards: nearly equal parts of a split, cut at document boundaries where that is possible."""
+"""Shards: nearly equal parts of a split, cut at document boundaries where possible."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-# Shorter shards spend much of their time on a state just reset, and more of it on padding.
+# Shorter shards have more of their steps just after a reset, and more padding.
 LEAST_WINDOWS = 64
 
 
 def count(size: int, *, shards: int, batch: int, window: int) -> tuple[int, int]:
-    """Return into how many shards a split of `size` bytes should be cut, and how many it allows.
+    """Return the wanted and the possible number of shards for a split of `size` bytes.
 
-    Both are multiples of `batch`; the first at least `shards`. In the second a shard has at least
-    LEAST_WINDOWS windows of `window` bytes, unless there must be more for `batch` rows.
+    Both are multiples of `batch`; the first is at least `shards`. With the second, a shard has at
+    least LEAST_WINDOWS windows of `window` bytes, unless `batch` rows need more shards.
     """
     wanted = -(-max(shards, batch) // batch) * batch
     affordable = size // (LEAST_WINDOWS * window + 1) // batch * batch
@@ -29,8 +29,8 @@ def cut(
             document leaves some parts empty.
 
     Returns:
-        int64 [shards + 1] byte positions: the document boundary nearest to each equal share, or,
-        where that is more than half a share away, the share itself.
+        int64 [shards + 1] byte positions: the document boundary nearest to each equal share, or
+        the share itself if that boundary is more than half a share away.
     """
     size = int(offsets[-1])
     shares = np.arange(shards + 1) * size // shards

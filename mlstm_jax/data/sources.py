@@ -1,4 +1,4 @@
-"""What a corpus is made from: files, folders, patterns, Python's documentation, TFDS data sets."""
+"""Sources of a corpus: files, folders, patterns, Python's documentation, TFDS data sets."""
 
 import errno
 import glob
@@ -19,17 +19,17 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 def find_sources(names: Sequence[str], without: Collection[Path] = ()) -> list[str]:
-    """Return the sources that are named, each once: what is in folders, and what patterns match.
+    """Return the named sources, each once, with folders and patterns expanded.
 
     Args:
-        names: files, folders (what is in them, at any depth, of a known kind; not what is empty,
-            nor what begins with a dot or an underscore), patterns such as ``reviews/*.json.gz``,
+        names: files, folders (their files of a known kind, at any depth, except empty files and
+            names that begin with a dot or an underscore), patterns such as ``reviews/*.json.gz``,
             `pydoc:`, `tfds:NAME[/CONFIG]:SPLIT`. Links to folders are followed, each folder once.
-        without: absolute paths of files and folders to pass over in folders and patterns.
+        without: absolute paths of files and folders to skip in folders and patterns.
 
     Raises:
-        UserError: there is no such file, it is of an unknown kind, a folder or pattern has none,
-            or has something that should be read and cannot be.
+        UserError: a file does not exist or is of an unknown kind, a folder or pattern has no file,
+            or something in it should be read and cannot be.
     """
     found: dict[str, None] = {}
     for name in names:
@@ -37,31 +37,32 @@ def find_sources(names: Sequence[str], without: Collection[Path] = ()) -> list[s
             found[name] = None
             continue
         if not name:
-            raise UserError("a source is an empty text, ''; name a file, or . for this folder.")
+            raise UserError("a source is an empty string, ''; name a file, or . for this folder.")
         path = Path(name)
         status = _status(path)
         if status and _is_under(path, without):
-            raise UserError(f"{name}: would be read and written at once; name another --out.")
+            raise UserError(f"{name}: would be both read and written; name another --out.")
         if status and stat.S_ISDIR(status.st_mode):
             files = _files_in(path, without)
         elif glob.has_magic(name) and not status:
             files = sorted(p for p in _matches(name) if not (p.is_dir() or _is_under(p, without)))
             if not files:
-                raise UserError(f"{name}: no file is named so; check the pattern.")
+                raise UserError(f"{name}: no file matches; check the pattern.")
         else:
             files = [path]
         for file in files:
             check_source(file, parquet=True)
-            # DuckDB would take a ~ in front for somebody's home.
+            # DuckDB would expand a leading ~ to a home folder.
             found.setdefault(str(file.absolute() if str(file)[0] == "~" else file), None)
-    # A file that two names lead to is read once.
+    # A file with two names is read once.
     return list({k if is_builtin(k) else str(Path(k).resolve()): k for k in found}.values())
 
 
 def passed_over(names: Sequence[str], without: Collection[Path] = ()) -> list[Path]:
-    """Return the files in named folders that are of no known kind, and so are not read.
+    """Return the files in named folders that are of an unknown kind, and so are not read.
 
-    Takes what `find_sources` takes. What is hidden or empty was not meant to be read.
+    Takes the arguments of `find_sources`. Hidden and empty files are left out: they are not meant
+    to be read.
     """
     folders = [Path(name) for name in names if not is_builtin(name) and Path(name).is_dir()]
     return sorted(
@@ -83,13 +84,13 @@ def check_source(source: Path, *, parquet: bool = False) -> None:
         return
     status = _status(source)
     if not status:
-        why = "is a link that leads nowhere" if source.is_symlink() else "there is no such file"
+        why = "is a broken link" if source.is_symlink() else "there is no such file"
         raise UserError(f"{source}: {why}; check the name.")
     if stat.S_ISDIR(status.st_mode):
         raise UserError(f"{source}: is a folder; name the files in it, such as {source}/*.json.gz")
     if not stat.S_ISREG(status.st_mode):  # Opening a pipe would wait for its writer.
         raise UserError(
-            f"{source}: is a pipe, a socket or a device, not a file; write what it gives to a file "
+            f"{source}: is a pipe, a socket or a device, not a file; write its output to a file "
             "and name that, or leave it out."
         )
     if parquet and suffix_of(source) == PARQUET:
@@ -97,14 +98,14 @@ def check_source(source: Path, *, parquet: bool = False) -> None:
             str(source).encode()
         except UnicodeEncodeError as error:
             raise UserError(
-                f"{source}: its name is not UTF-8, by which DuckDB cannot open a Parquet file; "
+                f"{source}: its name is not UTF-8, so DuckDB cannot open this Parquet file; "
                 "rename it."
             ) from error
         return
     if suffix_of(source) not in TEXT_SUFFIXES:
         raise UserError(
             f"{source}: a file of an unknown kind ({source.suffix or 'its name has no suffix'}); "
-            f"known are {_known(parquet)}."
+            f"known kinds are {_known(parquet)}."
         )
     try:
         with source.open("rb") as raw:
@@ -112,23 +113,23 @@ def check_source(source: Path, *, parquet: bool = False) -> None:
     except OSError as error:
         raise UserError(f"{source}: cannot be read: {error.strerror}") from error
     if is_gzip and not is_gzip_name(source):
-        raise UserError(f"{source}: is compressed by gzip; rename it to {source.name}.gz")
+        raise UserError(f"{source}: is compressed with gzip; rename it to {source.name}.gz")
     if not is_gzip and is_gzip_name(source):
-        raise UserError(f"{source}: is not gzip, though its name ends in .gz; take the .gz off.")
+        raise UserError(f"{source}: is not gzip, though its name ends in .gz; remove the .gz.")
 
 
 def suffix_of(source: Path) -> str:
-    """Return the suffix that says what is in a file, without .gz, in small letters."""
+    """Return the suffix that shows the kind of a file, without .gz, in lower case."""
     return (Path(source.stem) if is_gzip_name(source) else source).suffix.lower()
 
 
 def is_gzip_name(source: Path) -> bool:
-    """Return whether a file's name says that it is compressed."""
+    """Return whether a file's name ends in .gz."""
     return source.suffix.lower() == ".gz"
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """Return what is at a path, None for nothing; raise UserError if it is unknown."""
+    """Return the status of a path, None if nothing exists; raise UserError if it is unknown."""
     try:
         return path.stat()
     except OSError as error:
@@ -138,15 +139,15 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def _files_in(folder: Path, without: Collection[Path]) -> list[Path]:
-    """Return the files to read of a folder that was named."""
+    """Return the files to read in a named folder."""
     known = [path for path in _shown_in(folder, without) if _is_known(path)]
-    # What is there and is no file is not passed over in silence: `check_source` says so.
+    # Entries that are not files are not skipped silently: `check_source` reports them.
     files = sorted(path for path in known if not path.is_file() or path.stat().st_size)
     if not files:
         raise UserError(
             f"{folder}: all files of a known kind in this folder are empty, such as {min(known)}."
             if known
-            else f"{folder}: this folder has no file of a known kind; known are {_known()}."
+            else f"{folder}: this folder has no file of a known kind; known kinds are {_known()}."
         )
     return files
 
@@ -156,8 +157,8 @@ def _is_known(path: Path) -> bool:
 
 
 def _shown_in(folder: Path, without: Collection[Path]) -> Iterator[Path]:
-    """Yield what is in a folder and those in it, folders left out, and what is hidden."""
-    # As Spark has it: part files may be empty, and other files are marked so.
+    """Yield what is in a folder and its subfolders, except folders and hidden entries."""
+    # As Spark does: part files may be empty, and names of other files begin with . or _.
     for inner in _folders_in(folder, "._"):
         if not _is_under(inner, without):
             for path in inner.iterdir():
@@ -166,22 +167,22 @@ def _shown_in(folder: Path, without: Collection[Path]) -> Iterator[Path]:
 
 
 def _folders_in(folder: Path, hidden: str) -> Iterator[Path]:
-    """Yield a folder and those in it, links to folders among them, each once.
+    """Yield a folder and its subfolders, including links to folders, each once.
 
-    Not those whose name begins with a character of `hidden`.
+    Skips subfolders whose name begins with a character of `hidden`.
     """
     seen: set[tuple[int, int]] = set()
 
     def stop(error: OSError) -> None:
         raise UserError(
-            f"{error.filename}: this folder cannot be read: {error.strerror}; allow it, or name "
-            "the files to read."
+            f"{error.filename}: this folder cannot be read: {error.strerror}; grant access, or "
+            "name the files to read."
         ) from error
 
     for root, inner, _ in os.walk(folder, followlinks=True, onerror=stop):
         status = os.stat(root)
         place = status.st_dev, status.st_ino
-        # A link may lead to a folder that it is in.
+        # A link may point to a folder that contains it.
         inner[:] = [] if place in seen else sorted(n for n in inner if n[0] not in hidden)
         if place not in seen:
             seen.add(place)
@@ -189,7 +190,7 @@ def _folders_in(folder: Path, hidden: str) -> Iterator[Path]:
 
 
 def _matches(pattern: str) -> set[Path]:
-    """Return what a pattern matches, as `glob.glob` does, but each folder of a ** once."""
+    """Return what a pattern matches, as `glob.glob` does, but each folder of a ** only once."""
     parts = Path(pattern).parts
     if "**" not in parts:
         return set(map(Path, glob.glob(pattern)))
@@ -207,7 +208,7 @@ def _matches(pattern: str) -> set[Path]:
 def _is_under(path: Path, folders: Collection[Path]) -> bool:
     try:
         resolved = path.resolve()
-    except (OSError, RuntimeError):  # A loop of links is under nothing.
+    except (OSError, RuntimeError):  # A loop of links is under no folder.
         return False
     return any(resolved == folder or folder in resolved.parents for folder in folders)
 

@@ -1,7 +1,7 @@
-"""The SQL that does to records what `documents` does: find, clean, normalize, key.
+"""SQL that processes records as `documents` does: find, clean, normalize, key.
 
-Plain ASCII text without "&" is done here; for all other text SQL calls the functions themselves.
-Tests hold the two against each other.
+SQL processes plain ASCII text without "&"; for all other text it calls the functions themselves.
+Tests compare the two.
 """
 
 from collections.abc import Sequence
@@ -12,22 +12,22 @@ import duckdb
 from mlstm_jax.data.documents import LARGEST_RATING, NUMBER, Recipe
 from mlstm_jax.errors import UserError
 
-# What a record is; the column `kind`.
+# Kinds of records: the column `kind`.
 TEXT, NONE, BLANK, BAD = range(4)
 
-# White space as str.strip and str.split know it, as far as it is ASCII.
+# The ASCII white space of str.strip and str.split.
 _SPACE = "chr(9)||chr(10)||chr(11)||chr(12)||chr(13)||chr(28)||chr(29)||chr(30)||chr(31)||' '"
-# Runs of it that are not one space already: the commonest run need not be replaced by itself.
+# Runs of it except a single space, the most common run, which needs no replacement.
 _RUN = r"[\x09-\x0d\x1c-\x1f][\x09-\x0d\x1c-\x20]*| [\x09-\x0d\x1c-\x20]+"
 
-# What ends a name of a field; a name that has it in itself is read by Python.
+# Delimits the names of fields; if a name contains it, Python reads the file.
 _KEY_END = '"'
 
 
 def insert(rows: str, recipe: Recipe) -> str:
     """Return the SQL that cleans rows of (source, bad, raw, rating), and inserts them.
 
-    `py_clean` and `py_normalized` must be `clean` and `normalized` of the documents.
+    `py_clean` and `py_normalized` must be `documents.clean` and `documents.normalized`.
     """
     plain = "strlen(raw) = length(raw)"  # as many bytes as characters: ASCII
     if recipe.cleaning == "radford":
@@ -43,7 +43,7 @@ def insert(rows: str, recipe: Recipe) -> str:
         plain = "false"
     comparable = "text"
     if recipe.dedupe == "normalized":
-        # Few texts have such runs, and to look for them is quicker than to replace them.
+        # Few texts have such runs, and searching is faster than replacing.
         comparable = (
             f"CASE WHEN plain THEN lower(CASE WHEN regexp_matches(body, {quoted(_RUN)}) "
             f"THEN regexp_replace(body, {quoted(_RUN)}, ' ', 'g') ELSE body END) "
@@ -74,9 +74,9 @@ def insert(rows: str, recipe: Recipe) -> str:
 
 
 def json_rows(files: Sequence[str], recipe: Recipe) -> str:
-    """Return the SQL of the records of files of JSON lines: source, bad, raw and rating.
+    """Return the SQL of the records of JSON lines files: source, bad, raw and rating.
 
-    The table `files` must have the number of each file.
+    The table `files` must contain the number of each file.
     """
     fields = [*recipe.text_fields, *recipe.rating_fields]
     pointers = ", ".join(
@@ -88,7 +88,7 @@ def json_rows(files: Sequence[str], recipe: Recipe) -> str:
         each = (f"nullif(field[{n}]::VARCHAR, 'null')" for n in range(start + 1, end + 1))
         return f"coalesce({', '.join(each)}, NULL)"
 
-    # A name with % or _ in it may match others: Python then finds that nothing is there twice.
+    # A name with % or _ may match others: Python then finds that no field occurs twice.
     twice = " OR ".join(
         f"names LIKE {quoted(f'%{_KEY_END}{name}{_KEY_END}%{_KEY_END}{name}{_KEY_END}%')}"
         for name in fields
@@ -117,7 +117,7 @@ def parquet_rows(con: duckdb.DuckDBPyConnection, source: Path, recipe: Recipe) -
     """Return the SQL of the columns `raw`, the text, and `rating` of all records of a file.
 
     Raises:
-        UserError: it is no Parquet file, or has no column of text.
+        UserError: it is not a Parquet file, or has no text column.
     """
     table = f"read_parquet({quoted(unglobbed(str(source)))}, hive_partitioning = false)"
     try:
@@ -131,7 +131,7 @@ def parquet_rows(con: duckdb.DuckDBPyConnection, source: Path, recipe: Recipe) -
     if not text:
         raise UserError(
             f"{source}: no column {' or '.join(recipe.text_fields)}; its columns are "
-            f"{', '.join(types)}. Name the one of the text with --text-column."
+            f"{', '.join(types)}. Name the text column with --text-column."
         )
     for field in text:
         if types[field] != "VARCHAR":
@@ -147,7 +147,7 @@ def parquet_rows(con: duckdb.DuckDBPyConnection, source: Path, recipe: Recipe) -
 
 
 def _stripped(column: str) -> str:
-    """Return the SQL of str.strip on ASCII text; few texts need it, and it is slow."""
+    """Return the SQL of str.strip for ASCII text; it is slow, so texts that need none skip it."""
     return (
         f"CASE WHEN left({column}, 1) <= ' ' OR right({column}, 1) <= ' ' "
         f"THEN trim({column}, {_SPACE}) ELSE {column} END"
@@ -165,7 +165,7 @@ def number(text: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return a text as SQL."""
+    """Return a text as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"
 
 

@@ -1,4 +1,4 @@
-"""The stages of a `prepare` as a progress bar: read, sort, write."""
+"""Progress bars of the stages of `prepare`: read, sort, write."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,14 +10,14 @@ from mlstm_jax.data.documents import Written
 
 
 class Stages:
-    """A bar for each stage."""
+    """A progress bar for each stage."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._tasks: dict[str, TaskID] = {}
 
     def report(self, stage: str, fraction: float) -> None:
-        """Show that `fraction` of a stage is done; of a sort it is not known how much."""
+        """Show that `fraction` of a stage is done; for a sort it is unknown."""
         if stage not in self._tasks:
             for earlier in self._tasks.values():
                 self._progress.update(earlier, completed=1, total=1)
@@ -26,7 +26,7 @@ class Stages:
         self._progress.update(self._tasks[stage], completed=fraction)
 
     def counted(self, documents: Iterator[Written], count: int) -> Iterator[Written]:
-        """Yield the documents, and show how many of them have been."""
+        """Yield the documents, and show the fraction yielded so far."""
         for n, document in enumerate(documents):
             if n % 10_000 == 0:
                 self.report("write", n / count)
@@ -35,7 +35,7 @@ class Stages:
 
 @contextmanager
 def shown_stages(wanted: bool) -> Iterator[Stages]:
-    """Give the stages; they are shown on standard error if that is wanted, and it is a terminal."""
+    """Yield the stages; show them on standard error if `wanted` and if it is a terminal."""
     console = Console(stderr=True)
     with Progress(
         *Progress.get_default_columns(),

@@ -1,11 +1,11 @@
 """Shards and rows: the view of a corpus as contiguous streams.
 
 A split's bytes are cut into S nearly equal shards, see `cut`. Row j of the global batch reads
-shards j, j+B, j+2B, ... in order, a window of T bytes a step, and its state is zero at the start of
-each shard (Puri et al. 2018, section VI; the cut is a view, so one corpus serves every batch).
-``batch(step)`` is a pure function of (split, B, T, shards, seed, step), and of the same of the
-streams that it goes on from: to resume is one integer. Here B is the global batch; a process asks
-for its own rows.
+shards j, j+B, j+2B, ... in order, a window of T bytes per step, and its state is zero at the start
+of each shard (Puri et al. 2018, section VI; the cut is a view, so one corpus serves every batch).
+``batch(step)`` is a pure function of (split, B, T, shards, seed, step), and of the same values of
+the streams that it continues, so a run resumes from one integer. Here B is the global batch; a
+process reads only its own rows.
 """
 
 import functools
@@ -29,30 +29,30 @@ class Batch(NamedTuple):
     targets_BT: NDArray[np.uint8]  # inputs_BT one byte later
     reset_B: NDArray[np.bool_]  # whether the row starts a shard: its state must be zero
     # float32, at the last byte of each rated document: the rating in standard deviations from the
-    # mean, or as it is, the number of a class; NaN elsewhere. None if they are not asked for.
+    # mean, or unscaled if it is a class number; NaN elsewhere. None if labels are not requested.
     labels_BT: NDArray[np.float32] | None = None
-    # int32: how many of a row's targets, from its first on, count in the loss; the rest is padding.
-    # And float32, the same for all rows: what makes a mean over all positions of the global batch
-    # the mean over all that count. None: all count.
+    # int32: how many of a row's first targets count in the loss; the rest is padding.
+    # float32, the same for all rows: the factor from the mean over all positions of the global
+    # batch to the mean over those that count. None: all count.
     targets_B: NDArray[np.int32] | None = None
     weight_B: NDArray[np.float32] | None = None
 
 
 class Origin(NamedTuple):
-    """Where a run changed its batch or window: the step, and where in the new stream it began."""
+    """Where a run changed its batch or window: the step, and its position in the new stream."""
 
     step: int = 0
     position: int = 0  # windows of the new stream that count as read
     bytes_seen: int = 0
-    # A checksum of the places in the text from which rows went on; None: all began at shard starts.
+    # Checksum of the positions in the text where rows continued; None: all at shard starts.
     places: int | None = None
 
 
 class _Rest(NamedTuple):
-    """What was left of an epoch when a stream went on from another one in its middle."""
+    """The rest of an epoch, when a stream continues another one in the middle of it."""
 
     order: Order
-    goes_on_B: NDArray[np.bool_]  # whether a row goes on in the middle of a shard
+    goes_on_B: NDArray[np.bool_]  # whether a row continues in the middle of a shard
     epochs: float  # read before
     end: int  # the position at which the next epoch begins
 
@@ -60,20 +60,20 @@ class _Rest(NamedTuple):
 class TrainStream:
     """The contiguous windows of every row, epoch after epoch.
 
-    In an epoch every byte of every shard is an input once and, save the first of each shard, a
+    In an epoch every byte of every shard is an input once and, except the first of each shard, a
     target once. The last window of a shard is padded, and a row that has read its shards waits for
-    the row with the most windows: what is not a target has no weight in the loss.
+    the row with the most windows. Positions without a target have no weight in the loss.
 
-    With `stop` each document is a shard, and the byte `stop`, which is not in the corpus, is the
-    target of its last byte: as UniRep reads proteins, from their start token to their stop token.
+    With `stop`, each document is a shard, and the byte `stop`, which is not in the corpus, is the
+    target of its last byte. UniRep reads proteins this way, from start token to stop token.
 
     Attributes:
-        origin: the run's step and the place in this stream where it was taken up; set by the loop,
+        origin: the run's step and the position in this stream where it continued; set by the loop
             or by `go_on_from`.
-        shards: how many the split was cut into.
-        own_cut: whether it would be cut so for this batch and window alone.
-        steps_per_epoch: windows of the row that has most.
-        idle: the fraction of an epoch's positions that are no target: padding and waiting.
+        shards: number of shards of the split.
+        own_cut: whether this batch and window alone would give the same cut.
+        steps_per_epoch: number of windows of the row with the most.
+        padding_fraction: fraction of an epoch's positions without a target: padding and waiting.
     """
 
     def __init__(
@@ -89,16 +89,16 @@ class TrainStream:
         stop: int | None = None,
         cut_for: tuple[int, int] | None = None,
     ) -> None:
-        """Cut the split for a batch and a window: for others than the stream's own with `cut_for`.
+        """Cut the split for the stream's batch and window, or for those in `cut_for`.
 
-        Streams that go on from each other need one cut: that of the largest batch, a multiple of
+        Streams that continue each other need the same cut: that of the largest batch, a multiple of
         the others, and of the longest window.
         """
         size = int(split.offsets[-1])
         if not size:
             raise UserError(
-                f"the {split.name} split is empty: the corpus was prepared with none to train on; "
-                "prepare it with a share for it, such as --split 1000,1,1."
+                f"the {split.name} split is empty: the corpus was prepared without one; "
+                "prepare it again with a share for it, such as --split 1000,1,1."
             )
         documents = len(split.offsets) - 1
 
@@ -112,19 +112,19 @@ class TrainStream:
         if stop is None:
             bounds = cut(split.offsets, self.shards)
         else:
-            # The last of them are empty.
+            # The last shards are empty.
             more = (0, self.shards - documents)
             bounds = np.pad(split.offsets.astype(np.int64), more, mode="edge")
         self.origin = Origin()
         self._rest: _Rest | None = None
         self._bytes, self._window, self._batch = split.bytes, window, batch
         self._shuffle, self._seed, self._stop = shuffle, seed, stop
-        # What of a shard is no target: its first byte, unless there is a stop in its place.
+        # Bytes of a shard without a target: its first, unless a stop makes up for it.
         self._first = stop is None
         self._regular = orders.regular(bounds, batch, window)
         self.steps_per_epoch = self._regular.windows
         targets_BK = self._targets_of(self._regular)
-        # A whole window for each row, or a document, which may be shorter.
+        # Each row needs a whole window, or a document, which may be shorter.
         if (targets_BK // (window if stop is None else 1)).sum(axis=1).min() == 0:
             raise UserError(
                 f"the {split.name} split has {size:,} bytes in {len(split.offsets) - 1:,} "
@@ -136,20 +136,20 @@ class TrainStream:
         self._labels = _Labels(split, scaled=labels == "ratings") if labels else None
 
     def go_on_from(self, before: "TrainStream", step: int) -> None:
-        """Go on at the run's `step` where the rows of another stream of the same shards stand.
+        """Continue, at the run's `step`, from the rows of another stream with the same shards.
 
-        Row j of that goes on as row k·j of this, so that with rows split evenly in their order it
-        stays on its device. What row j had left of the epoch is shared out over rows k·j to
+        Row j of that stream becomes row k·j of this one, so that it stays on its device if rows are
+        split evenly in order. The rest of row j's epoch is distributed over rows k·j to
         k·j + k − 1; the next epoch has this stream's own order.
 
         Raises:
-            ValueError: the shards differ, or this batch is not k times that, k a whole number.
+            ValueError: the shards differ, or this batch is not an integer multiple of the other.
         """
         growth, odd = divmod(self._batch, before._batch)
         if odd or self.shards != before.shards:
             raise ValueError(
-                f"{self._batch} rows of {self.shards} shards cannot go on from {before._batch} of "
-                f"{before.shards}"
+                f"{self._batch} rows of {self.shards} shards cannot continue from {before._batch} "
+                f"of {before.shards}"
             )
         epoch, done, order = before._place(before.position(step))
         position, places = epoch * self.steps_per_epoch, 0
@@ -165,11 +165,11 @@ class TrainStream:
         self.origin = Origin(step, position, before.bytes_seen(step), places)
 
     def position(self, step: int) -> int:
-        """Return the windows of each row that lie before `step`."""
+        """Return the number of windows of each row before `step`."""
         return step - self.origin.step + self.origin.position
 
     def epoch(self, step: int) -> float:
-        """Return how many epochs `step` steps are."""
+        """Return the number of epochs in `step` steps."""
         position, rest = self.position(step), self._rest
         if rest and position < rest.end:
             share = 1 - (rest.end - position) / rest.order.windows
@@ -177,12 +177,12 @@ class TrainStream:
         return position / self.steps_per_epoch
 
     def bytes_seen(self, step: int) -> int:
-        """Return the targets read in `step` steps."""
+        """Return the number of targets read in `step` steps."""
         since = self._targets_before(self.position(step))
         return self.origin.bytes_seen + since - self._targets_before(self.origin.position)
 
     def _place(self, position: int) -> tuple[int, int, Order]:
-        """Return the epoch of a position, the windows of it that lie before, and its order."""
+        """Return the epoch of a position, the number of its windows before it, and its order."""
         rest = self._rest
         if rest and position < rest.end:
             epoch = rest.end // self.steps_per_epoch - 1
@@ -191,14 +191,14 @@ class TrainStream:
         return epoch, step, self._order(epoch)
 
     def _targets_of(self, order: Order) -> Int64:
-        """Return how many of the bytes of each piece are targets; [B, K]."""
+        """Return the number of targets in each piece: int64 [B, K]."""
         return np.maximum(order.lengths_BK - self._first, 0)
 
     def _targets_before(self, position: int) -> int:
         epoch, step, order = self._place(position)
         targets_BK = self._targets_of(order)
         read_BK = np.maximum(step - order.before_BK, 0) * self._window
-        # An epoch taken up in its middle lacks what was read of it before.
+        # An epoch continued in its middle lacks what was read of it before.
         lacking = self._targets - int(targets_BK.sum())
         return epoch * self._targets + lacking + int(np.minimum(read_BK, targets_BK).sum())
 
@@ -232,10 +232,10 @@ class TrainStream:
         )
 
     def _windows(self, start_B: Int64) -> NDArray[np.uint8]:
-        """Return the bytes from each start on, and one more than a window has; zeros past the end.
+        """Return a window and one more byte from each start, with zeros past the end.
 
-        A view of all windows is indexed by their starts: that copies each in one go, where indices
-        of all bytes would be eight times as large as the bytes themselves.
+        Indexes a view of all windows by their starts, which copies each window at once. Indices of
+        all bytes would be eight times as large as the bytes themselves.
         """
         width = self._window + 1
         last = len(self._bytes) - width
@@ -261,7 +261,7 @@ class _Labels:
         self._offsets, self._ratings = split.offsets, split.ratings
         ratings = np.zeros(0, np.float32) if split.ratings is None else split.ratings
         known = ratings[~np.isnan(ratings)]
-        # Summed in float64: there may be as many as a hundred million.
+        # Summed in float64: there may be a hundred million.
         self._mean = float(np.mean(known, dtype=np.float64)) if len(known) else 0.0
         self._deviation = float(np.std(known, dtype=np.float64)) if len(known) else 0.0
         if not scaled:
@@ -269,14 +269,14 @@ class _Labels:
         if not len(known) or not self._deviation:
             raise UserError(
                 f"a label head needs ratings, but the {split.name} split has "
-                + ("only one of them" if len(known) else "none")
-                + "; prepare the corpus with --rating-column, or leave the option out."
+                + ("only one distinct rating" if len(known) else "none")
+                + "; prepare the corpus with --rating-column, or leave the head out."
             )
 
     def of(self, start_B: Int64, inputs_B: Int64, window: int) -> NDArray[np.float32]:
         """Return the ratings of the documents that end in the inputs of each row's window."""
         assert self._ratings is not None
-        # The document that ends with byte p ends before offset p + 1.
+        # A document whose last byte is p has the end offset p + 1.
         first_B = np.searchsorted(self._offsets, (start_B + 1).astype(np.uint64))
         last_B = np.searchsorted(self._offsets, (start_B + inputs_B + 1).astype(np.uint64))
         labels_BT = np.full((len(start_B), window), np.nan, np.float32)

@@ -1,4 +1,4 @@
-"""What is in a corpus: lengths, bytes, ratings, samples, and the steps of an epoch."""
+"""Summary of a corpus: lengths, bytes, ratings, samples, and steps per epoch."""
 
 import math
 from typing import Any, get_args
@@ -13,25 +13,25 @@ from mlstm_jax.errors import UserError
 _CHUNK = 1 << 26  # bytes counted at a time
 _SHOWN = 200  # bytes of a document
 _MOST_RATINGS = 20
-# Of lines that are wrapped, as an editor does: their bytes, and what a sentence ends with.
+# To detect lines wrapped by an editor: their length in bytes, and the ends of sentences.
 _LEAST_WRAPPED, _MOST_WRAPPED = 40, 130
 _ENDS = (".", "!", "?", '"', "”", ")", "。")
-_LINES = 2000  # documents looked at
+_LINES = 2000  # documents examined
 
 
 def summarise(corpus: Corpus, *, batch: int, window: int, samples: int = 3) -> dict[str, Any]:
     """Return a JSON-ready description of a corpus.
 
     Args:
-        corpus: an opened one.
-        batch, window: rows and bytes of the training step whose epoch is told.
-        samples: documents to show, spread over the training split, or the first that has any.
+        corpus: an open corpus.
+        batch, window: rows, and bytes per row, of the training step, to count an epoch's steps.
+        samples: documents to show, spread over the training split, or the first non-empty split.
 
     Raises:
-        UserError: a split's files are not what the manifest says.
+        UserError: a split's files do not match the manifest.
     """
     manifest, train = corpus.manifest, corpus.split("train")
-    # Without a training split the first that has documents is described.
+    # Without a training split, describe the first split that has documents.
     shown = next((one for one in map(corpus.split, get_args(SplitName)) if len(one.bytes)), train)
     lengths = np.diff(np.asarray(shown.offsets)).astype(np.int64)
     counts = _byte_counts(shown.bytes)
@@ -71,7 +71,7 @@ def summarise(corpus: Corpus, *, batch: int, window: int, samples: int = 3) -> d
 def wrapped(split: Split) -> int:
     """Return the median bytes of documents that look like lines of wrapped prose; 0 otherwise.
 
-    Wrapped lines have nearly one length, and most of them end within a sentence.
+    Wrapped lines have similar lengths, and most of them end in mid-sentence.
     """
     lengths = np.diff(np.asarray(split.offsets[: _LINES + 1])).astype(np.int64)
     if not lengths.size:
@@ -91,7 +91,7 @@ def _byte_counts(data: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 
 def _entropy(counts: NDArray[np.int64]) -> float:
-    """Return the bits of a byte that is known by its frequency alone: a model must do better."""
+    """Return the bits per byte from byte frequencies alone: a model must do better."""
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log2(shares)).sum())
 
@@ -102,7 +102,7 @@ def _text(split: Split, index: int) -> str:
 
 
 def _ratings(split: Split) -> dict[str, Any] | None:
-    """Return how many documents have each rating, the commonest ones, and how many have none."""
+    """Return how many documents have each of the most common ratings, another, or none."""
     if split.ratings is None:
         return None
     known = np.asarray(split.ratings)[~np.isnan(split.ratings)]
@@ -130,7 +130,7 @@ def _epoch(split: Split, batch: int, window: int, stop: int | None) -> dict[str,
 
 
 def format_summary(summary: dict[str, Any]) -> str:
-    """Return a summary as text for people, without what `corpus.describe` says."""
+    """Return a summary as text for people, without what `corpus.format_corpus` shows."""
     lengths, epoch = summary["document_bytes"], summary["epoch"]
     counts = np.array(summary["byte_counts"])
     common = [int(byte) for byte in np.argsort(-counts, kind="stable")[:12]]
@@ -139,7 +139,7 @@ def format_summary(summary: dict[str, Any]) -> str:
         f"documents: {lengths['shortest']:,} to {lengths['longest']:,} bytes, median "
         f"{lengths['median']:,.0f}, mean {lengths['mean']:,.0f}",
         f"bytes: {int((counts > 0).sum())} values, {100 * summary['not_ascii']:.2f}% not ASCII, "
-        f"{summary['bits_per_byte']:.3f} bits a byte by frequency alone",
+        f"{summary['bits_per_byte']:.3f} bits per byte by frequency alone",
         f"  {shares}",
     ]
     if summary["ratings"]:
@@ -157,7 +157,7 @@ def format_summary(summary: dict[str, Any]) -> str:
         lines.append(
             f"epoch: {epoch['steps']:,} steps of {epoch['batch']:,} rows x {epoch['window']:,} "
             f"bytes, from {epoch['shards']:,} shards; {100 * epoch['idle']:.1f}% of these are "
-            "padding, and rows that wait for the longest"
+            "padding, or rows that wait for the longest"
         )
     for name in ("shortest", "longest"):
         lines.append(f"{name}: {_line(summary[name])}")

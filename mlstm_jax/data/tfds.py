@@ -1,7 +1,7 @@
 """Read documents of a TensorFlow Datasets data set, without TensorFlow.
 
-The data set must have been prepared, as ArrayRecord files: nothing is downloaded here. Where it
-lies is TFDS's own affair (`TFDS_DATA_DIR`, by default ~/tensorflow_datasets).
+The data set must have been prepared as ArrayRecord files: nothing is downloaded here. TFDS decides
+where it is stored (`TFDS_DATA_DIR`, by default ~/tensorflow_datasets).
 """
 
 import os
@@ -19,21 +19,23 @@ def read_tfds(source: str, recipe: Recipe) -> Iterator[Document | None]:
     Args:
         source: such as ``tfds:imdb_reviews:unsupervised`` or ``tfds:glue/sst2:train[:10%]``.
         recipe: the features of text and rating, by default the first of `TEXT_FIELDS` and
-            `RATING_FIELDS` that there are.
+            `RATING_FIELDS` that exist.
 
     Raises:
-        UserError: there is no such data set, it is not prepared or not as ArrayRecord files, or it
-            has no such split or feature.
+        UserError: the data set does not exist, is not prepared as ArrayRecord files, or has no such
+            split or feature.
     """
     name, _, split = source.removeprefix(TFDS).partition(":")
     if not name or not split:
-        raise UserError(f"{source}: must be tfds:NAME[/CONFIG]:SPLIT, as tfds:imdb_reviews:train")
+        raise UserError(
+            f"{source}: must be tfds:NAME[/CONFIG]:SPLIT, such as tfds:imdb_reviews:train"
+        )
     examples, features = _open(source, name, split)
     text_fields = tuple(field for field in recipe.text_fields if field in features)
     if not text_fields:
         raise UserError(
             f"{source}: no feature {' or '.join(recipe.text_fields)}; its features are "
-            f"{', '.join(features)}. Name the one of the text with --text-column."
+            f"{', '.join(features)}. Name the text feature with --text-column."
         )
     for example in examples:
         text = first(example, text_fields)
@@ -57,19 +59,19 @@ def _open(source: str, name: str, split: str) -> tuple[Any, Mapping[str, Any]]:
         ".download_and_prepare()"
     )
     folder = os.environ.get("TFDS_DATA_DIR") or tfds.core.constants.DATA_DIR
-    # Found by its files: the code that made them, which may need TensorFlow, is not run.
+    # Opened from its files: the code that created them may need TensorFlow and is not run.
     try:
         builder = builder_from_files(name, data_dir=folder)
     except (tfds.core.DatasetNotFoundError, ValueError) as error:
         raise UserError(
             f"{source}: no such data set is prepared in {folder} ({_line(error)}). Prepare it "
-            f"once, which may download it: {make}; or name its folder in TFDS_DATA_DIR."
+            f"once, which may download it: {make}; or set TFDS_DATA_DIR to its folder."
         ) from error
     try:
         return builder.as_data_source(split), builder.info.features
     except NotImplementedError as error:
         raise UserError(
-            f"{source}: is prepared, but not as ArrayRecord files, which alone can be read without "
+            f"{source}: is prepared, but not as ArrayRecord files, the only ones readable without "
             f"TensorFlow. Remove {builder.data_dir}, and prepare it again: {make}"
         ) from error
     except (ValueError, KeyError) as error:

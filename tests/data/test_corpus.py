@@ -83,7 +83,9 @@ def test_verify_names_what_differs_or_is_missing(folder: Path) -> None:
     (folder / "train.bin").write_bytes(data)
     (folder / "test.ratings.npy").unlink()
     assert differing(corpus) == ["train.bin", "test.ratings.npy"]
-    with pytest.raises(UserError, match=r"train\.bin, test\.ratings\.npy is not what the manifest"):
+    with pytest.raises(
+        UserError, match=r"match its manifest in train\.bin, test\.ratings\.npy; run"
+    ):
         open_corpus(folder, verify=True)
 
 
@@ -113,7 +115,7 @@ def test_offsets_of_other_documents_are_refused(folder: Path) -> None:
     assert len(offsets) == 5
     for wrong in (offsets[[0, -1]], offsets + np.uint64(1)):
         np.save(path, wrong)
-        with pytest.raises(UserError, match=r"offsets or ratings are not of 4 documents"):
+        with pytest.raises(UserError, match=r"offsets or ratings do not match 4 documents"):
             open_corpus(folder).split("valid")
 
 
@@ -138,20 +140,20 @@ def test_what_is_not_a_corpus(tmp_path: Path, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format_version": 99}, rf"format_version 99, but this program reads {FORMAT_VERSION}"),
-        ({"seed": None}, r"not a whole manifest .*seed"),
-        ({"splits": {"train": {}}}, r"not a whole manifest .*documents"),
-        ({"splits": {}}, r"not a whole manifest .*train"),
-        ({"records": "40"}, r"not a whole manifest .*records is '40', but it must be a whole"),
-        ({"records": True}, r"not a whole manifest .*records is True"),
+        ({"format_version": 99}, rf"format_version is 99, but this program reads {FORMAT_VERSION}"),
+        ({"seed": None}, r"not a valid manifest .*seed"),
+        ({"splits": {"train": {}}}, r"not a valid manifest .*documents"),
+        ({"splits": {}}, r"not a valid manifest .*train"),
+        ({"records": "40"}, r"not a valid manifest .*records is '40', but it must be a whole"),
+        ({"records": True}, r"not a valid manifest .*records is True"),
         (
             {"split": [1, 2]},
-            r"not a whole manifest .*split is \[1, 2\], but it must be a list of 3",
+            r"not a valid manifest .*split is \[1, 2\], but it must be a list of 3",
         ),
-        ({"rejected": {"gzip": "1"}}, r"not a whole manifest .*rejected\.gzip is '1'"),
-        ({"cleaning": "soap"}, r"not a whole manifest .*cleaning is 'soap'"),
-        ({"sources": [5]}, r"not a whole manifest .*sources\[0\] is 5"),
-        ({"unknown": 1}, r"not a whole manifest .*unknown"),
+        ({"rejected": {"gzip": "1"}}, r"not a valid manifest .*rejected\.gzip is '1'"),
+        ({"cleaning": "soap"}, r"not a valid manifest .*cleaning is 'soap'"),
+        ({"sources": [5]}, r"not a valid manifest .*sources\[0\] is 5"),
+        ({"unknown": 1}, r"not a valid manifest .*unknown"),
     ],
 )
 def test_a_manifest_of_another_kind(folder: Path, change: dict, message: str) -> None:
@@ -162,7 +164,7 @@ def test_a_manifest_of_another_kind(folder: Path, change: dict, message: str) ->
         open_corpus(folder)
     for text in (b"{", b"\xff", b"[" * 100_000):
         path.write_bytes(text)
-        with pytest.raises(UserError, match=r"manifest\.json: is not a whole manifest"):
+        with pytest.raises(UserError, match=r"manifest\.json: is not a valid manifest"):
             open_corpus(folder)
 
 
@@ -171,7 +173,7 @@ def test_a_manifest_names_no_file_elsewhere(folder: Path) -> None:
     fields = json.loads(path.read_text())
     fields["splits"]["train"]["sha256"]["../elsewhere"] = "0"
     path.write_text(json.dumps(fields))
-    with pytest.raises(UserError, match="sha256 names a file that no corpus has"):
+    with pytest.raises(UserError, match="sha256 names a file that is not part of a corpus"):
         open_corpus(folder)
 
 

@@ -51,7 +51,7 @@ def same(found: list[Written], wanted: list[Written]) -> None:
     [
         ("a.jsonl", b'{"text": "cut\n', "not JSON", ", line 11", "not JSON"),
         ("a.jsonl", b"[1]\n", "not a JSON object", ", line 11", "is not a record"),
-        ("a.jsonl", b'{"text": 7}\n', "text of another type", ", line 11", "its text is 7"),
+        ("a.jsonl", b'{"text": 7}\n', "text of another type", ", line 11", "its text is 7, not a"),
         (
             "a.jsonl",
             b'{"text": "a", "n": 1, "text": "b"}\n',
@@ -69,8 +69,8 @@ def same(found: list[Written], wanted: list[Written]) -> None:
         ("a.jsonl", b'{"text": "caf\xe9"}\n', "not UTF-8", ", line 11", r"byte 0xe9"),
         ("a.jsonl", b'{"text": "a\0"}\n', "NUL byte", ", line 11", "NUL byte"),
         ("a.jsonl.gz", b"", "gzip cut short or damaged", ", after record", "cut short or damaged"),
-        ("a.csv", b'1,"a" b\n', "CSV quote", ", line 12", "quote is stray or never closed"),
-        ("a.csv", b'1,"never closed\n', "CSV quote", ", line 12", "quote is stray or never closed"),
+        ("a.csv", b'1,"a" b\n', "CSV quote", ", line 12", "quote is stray or not closed"),
+        ("a.csv", b'1,"never closed\n', "CSV quote", ", line 12", "quote is stray or not closed"),
         ("a.csv", b"1,a,b,c\n", "CSV columns", ", line 12", "4 columns where the header has 2"),
         ("a.csv", b"1,a\r2,b\n", "CSV line end", ", line 12", r"tr '\r' '\n'"),
         ("a.csv", b"1,caf\xe9\n", "not UTF-8", ", line 12", "byte 0xe9"),
@@ -221,13 +221,15 @@ def test_another_file_where_the_rejects_would_be_is_left_alone(tmp_path: Path) -
     other = tmp_path / "out.rejects.jsonl"
     other.write_bytes(b"".join(GOOD))
     (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
-    with pytest.raises(UserError, match=r"out\.rejects\.jsonl: .* but it is another file; move it"):
+    with pytest.raises(
+        UserError, match=r"out\.rejects\.jsonl: .* but another file exists; move it"
+    ):
         prepare([str(tmp_path / "a.txt")], tmp_path / "out")
-    with pytest.raises(UserError, match=r"would be read and written at once"):
+    with pytest.raises(UserError, match=r"would be both read and written"):
         prepare([str(other)], tmp_path / "out")
     assert other.read_bytes() == b"".join(GOOD)
     other.write_bytes(b"[" * 100_000)
-    with pytest.raises(UserError, match="but it is another file"):
+    with pytest.raises(UserError, match="but another file exists"):
         prepare([str(tmp_path / "a.txt")], tmp_path / "out")
 
 
@@ -240,7 +242,7 @@ def test_a_field_that_is_there_twice_matters_only_where_it_is_read(tmp_path: Pat
     manifest = prepare([str(path)], tmp_path / "out", split=(1, 0, 0), max_reject_fraction=0.5)
     assert manifest.rejected == {"not a JSON object": 1}
     path.write_text('{"text": "a", "body": "b", "body": "c"}\n{"text": "d"}\n')
-    with pytest.raises(UserError, match=r"line 1: its field body is there more than once"):
+    with pytest.raises(UserError, match=r"line 1: its field body occurs more than once"):
         prepare([str(path)], tmp_path / "more", text_field="body")
 
 
@@ -248,7 +250,9 @@ def test_a_field_that_is_there_twice_matters_only_where_it_is_read(tmp_path: Pat
 def test_a_header_that_names_a_column_twice(tmp_path: Path, header: str) -> None:
     (tmp_path / "a.csv").write_text(f"{header}\n1,2,3,4\n")
     column = header.rpartition(",")[2]
-    with pytest.raises(UserError, match=rf"a\.csv: its header has 2 columns {column}; rename"):
+    with pytest.raises(
+        UserError, match=rf"a\.csv: its header has 2 columns named {column}; rename"
+    ):
         prepare([str(tmp_path / "a.csv")], tmp_path / "out")
     (tmp_path / "b.csv").write_text("id,id,text\n1,2,good\n")
     assert prepare([str(tmp_path / "b.csv")], tmp_path / "out", split=(1, 0, 0)).records == 1
@@ -256,7 +260,7 @@ def test_a_header_that_names_a_column_twice(tmp_path: Path, header: str) -> None
 
 def test_a_csv_of_old_macs_is_named_as_such(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"id,text\r1,one\r2,two\r")
-    with pytest.raises(UserError, match=r"a carriage return that ends no line.*tr '\\r' '\\n'"):
+    with pytest.raises(UserError, match=r"a carriage return without a newline.*tr '\\r' '\\n'"):
         prepare([str(tmp_path / "a.csv")], tmp_path / "out")
 
 

@@ -136,12 +136,16 @@ def test_the_bytes_read_add_up_to_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.parquet", "x", r"unknown kind \(\.parquet\); known are \.json, .*\.txt, each also"),
+        (
+            "a.parquet",
+            "x",
+            r"unknown kind \(\.parquet\); known kinds are \.json, .*\.txt, each also",
+        ),
         ("README", "x", r"unknown kind \(its name has no suffix\)"),
         (
             "a.jsonl",
             gzip.compress(b"{}", mtime=0),
-            r"compressed by gzip; rename it to a\.jsonl\.gz",
+            r"compressed with gzip; rename it to a\.jsonl\.gz",
         ),
         ("a.jsonl", '{"text": "t"}\n\n{"text": \n', r"line 3: not JSON .*'{\"text\":'"),
         ("a.jsonl", "[" * 100_000, r"line 1: not JSON"),
@@ -152,12 +156,12 @@ def test_the_bytes_read_add_up_to_the_file(tmp_path: Path) -> None:
         ("a.csv", b"text\nfine\ncaf\xe9\n", r"line 3: not UTF-8"),
         ("a.txt", b"fine\nPK\0\1", r"line 2: has a NUL byte, so it is a binary file"),
         ("a.csv", "id,body\n1,t\n", r"no column text or .*columns are id, body\. .*--text-column"),
-        ("a.csv", 'n,text\n1,"a"\n2,"b\n3,c\n', r"line 3: not CSV .*quote is stray or never"),
+        ("a.csv", 'n,text\n1,"a"\n2,"b\n3,c\n', r"line 3: not CSV .*quote is stray or not closed"),
         ("a.csv", 'n,text\n1,"a"b\n', r"line 2: not CSV"),
         ("a.csv", "n,text\n1,a\n2\n", r"line 3: 1 columns where the header has 2"),
         ("a.csv", "n,text\n1,well, no\n", r"line 2: 3 columns where the header has 2"),
-        ("a.csv", "", r"holds no text at all"),
-        ("a.txt", " \n\n", r"holds no text at all"),
+        ("a.csv", "", r"contains no text"),
+        ("a.txt", " \n\n", r"contains no text"),
         ("a.csv", "text\n \n", r"none of its 1 records has text"),
         (
             "a.jsonl",

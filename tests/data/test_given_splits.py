@@ -97,13 +97,13 @@ def test_a_corpus_of_given_splits_is_the_same_each_time(tmp_path: Path) -> None:
     [
         (
             ["--train", "a.txt", "--valid", "./a.txt"],
-            r"a.txt: is given for --valid and",
+            r"a.txt: is named for --valid and",
         ),
-        (["a.txt", "--test", "b.txt"], r"a.txt: of which split is it\?"),
-        (["--train", "a.txt", "--seed", "3"], "--seed: splits that are given"),
-        (["--train", "a.txt", "--split", "8,1,1"], "--split: splits that are given"),
-        (["--train", "a.txt", "--dedupe", "exact"], "--dedupe: splits that are given"),
-        (["--train", "a.txt", "--engine", "beam"], "--engine: splits that are given"),
+        (["a.txt", "--test", "b.txt"], r"a.txt: belongs to no split; name it"),
+        (["--train", "a.txt", "--seed", "3"], "--seed: splits given with"),
+        (["--train", "a.txt", "--split", "8,1,1"], "--split: splits given with"),
+        (["--train", "a.txt", "--dedupe", "exact"], "--dedupe: splits given with"),
+        (["--train", "a.txt", "--engine", "beam"], "--engine: splits given with"),
         (["--train", "a.txt", "--valid", "none.txt"], "none.txt: there is no such file"),
         (["--train", "a.txt", "--valid", "empty.txt"], "empty.txt: no text is left"),
         (["--train", "cut.txt.gz", "--clean", "none"], "cut.txt.gz: cannot be read: .*ended"),
@@ -142,6 +142,6 @@ def test_a_file_that_changes_while_it_is_read_makes_no_corpus(
         return again(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(given_splits, "_again", changed)
-    with pytest.raises(UserError, match=r"a\.txt: was changed while it was read"):
+    with pytest.raises(UserError, match=r"a\.txt: changed while it was being read"):
         prepare({"train": [str(source)]}, out, cleaning="none")
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]

@@ -165,7 +165,9 @@ def test_a_corpus_to_score_alone(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ["prepare", str(tmp_path / "a.txt"), "--split", "0,0,1", "--out", str(tmp_path / "lines")]
     )
     capsys.readouterr()
-    with pytest.raises(UserError, match="the train split is empty: the corpus was prepared with"):
+    with pytest.raises(
+        UserError, match="the train split is empty: the corpus was prepared without"
+    ):
         TrainStream(open_corpus(tmp_path / "out").split("train"), batch=2, window=8)
     source = reviews(tmp_path / "b.jsonl", some(1))
     with pytest.raises(UserError, match="only 1 distinct documents, too few for --split 0,1,1"):
@@ -213,14 +215,14 @@ def test_sources_are_checked_before_any_is_read(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none\.txt: there is no such file"):
         prepare([str(source), str(tmp_path / "none.txt")], tmp_path / "out")
     with pytest.raises(
-        UserError, match=r"out: cannot be written: .*a\.jsonl is no folder that you may"
+        UserError, match=r"out: cannot be written: .*a\.jsonl is not a writable folder"
     ):
         prepare(["pydoc:"], source / "deep" / "out")
 
 
 def test_a_source_of_nothing_but_spaces_once_cleaned(tmp_path: Path) -> None:
     source = reviews(tmp_path / "a.jsonl", [{"text": "&nbsp;"}])
-    with pytest.raises(UserError, match=r"a\.jsonl: no text is left of it after cleaning"):
+    with pytest.raises(UserError, match=r"a\.jsonl: no text is left after cleaning"):
         prepare([source], tmp_path / "out")
 
 
@@ -386,7 +388,7 @@ def test_a_kill_between_the_two_renames_loses_nothing(tmp_path: Path) -> None:
     out.rename(tmp_path / ".out.partial-4999999.old")  # of a process that cannot be alive
     (tmp_path / ".out.partial-4999999").mkdir()
     (tmp_path / "b.jsonl").touch()
-    with pytest.raises(UserError, match=r"holds no text"):
+    with pytest.raises(UserError, match=r"contains no text"):
         prepare([str(tmp_path / "b.jsonl")], out, overwrite=True)
     assert contents(out) == before
     assert not list(tmp_path.glob(".out.*"))

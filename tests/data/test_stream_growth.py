@@ -208,5 +208,7 @@ def test_where_rows_went_on_is_known_by_a_checksum(split: Split) -> None:
 def test_other_shards_or_fewer_rows_cannot_go_on(split: Split) -> None:
     four = TrainStream(split, batch=4, window=16, shards=24)
     for batch, shards in ((12, 36), (2, 24), (6, 24)):
-        with pytest.raises(ValueError, match=f"{batch} rows of {shards} shards cannot go on"):
+        with pytest.raises(
+            ValueError, match=f"{batch} rows of {shards} shards cannot continue from"
+        ):
             TrainStream(split, batch=batch, window=16, shards=shards).go_on_from(four, 5)

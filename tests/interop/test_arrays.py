@@ -130,7 +130,7 @@ def test_metadata_of_another_type_are_named(
 @pytest.mark.parametrize(
     ("about", "message"),
     [
-        ([], "the whole is"),
+        ([], "the top level is"),
         ({"model": []}, "model is"),
         ({"model": None}, "model is None"),
         ({"cleaning": "soap"}, "cleaning is 'soap', but it must be one of radford"),

@@ -20,7 +20,7 @@ _H200 = json.loads((MACHINES / "h200.json").read_text())
         ("[]", "is not a machine's description"),
         ("[" * 100_000, "is not a machine's description"),
         ('{"name": 5}', "is not a machine's description"),
-        (json.dumps(_H200 | {"name": 5}), "name is 5, but it must be a text"),
+        (json.dumps(_H200 | {"name": 5}), "name is 5, but it must be a string"),
         (
             json.dumps(_H200 | {"inside_node": {"bytes_per_s": "9"}}),
             "inside_node.bytes_per_s is '9'",

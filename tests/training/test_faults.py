@@ -366,7 +366,7 @@ def test_a_file_that_cannot_be_written_gets_advice_that_fits(
 def test_a_folder_that_cannot_be_made_is_named(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(
-        KnownError, match=r"file/run: cannot be made: .*file is a file; choose another"
+        KnownError, match=r"file/run: cannot be created: .*file is a file; choose another"
     ):
         loop.train(config_of(corpus, tmp_path / "file/run", 20))
 

@@ -102,7 +102,7 @@ def test_a_classifier_is_kept_without_pickle(tmp_path: Path, random: np.random.G
     [
         ({"classes": ["a"]}, "classes must be two or more different texts"),
         ({"classes": ["a", "a", "b"]}, "classes must be two or more different texts"),
-        ({"classes": ["a", 2, "c"]}, r"classes\[1\] is 2, but it must be a text"),
+        ({"classes": ["a", 2, "c"]}, r"classes\[1\] is 2, but it must be a string"),
         ({"classes": "abc"}, "classes is 'abc', but it must be a list"),
         ({"classes": ["a", "b"]}, r"weights has the shape \(3, 4\), but must have \(1, 4\)"),
         ({"state": "z"}, "state is 'z', but it must be one of c, h, mean_h"),
