@@ -32,7 +32,7 @@ from mlstm_jax.errors import KnownError, UserError
 
 # After another process has sent why it stops: time for this process to raise the same error itself.
 _GRACE_SECONDS = 5.0
-# Maximum number of distinct differences that a message lists.
+# Maximum number of groups of differing processes that a message describes.
 _KINDS = 5
 
 

@@ -105,7 +105,7 @@ def _resolve(address: Address, deadline: float) -> list[Where]:
 
 
 def _is_hidden(host: str, found: list[str]) -> bool:
-    """Whether a name resolves only to loopback here, although it does not look like it."""
+    """Whether a name resolves only to loopback here, although the name does not suggest it."""
     meant = is_literal(host) or "localhost" in host.lower() or "loopback" in host.lower()
     return not meant and all(map(is_loopback, found))
 

@@ -82,8 +82,8 @@ def process_info(distributed: Distributed, environment: Mapping[str, str]) -> Pr
 def local_device_ids(environment: Mapping[str, str]) -> list[int] | None:
     """Return which of the visible GPUs this process uses, if its machine runs one process per GPU.
 
-    None means all visible GPUs: JAX_LOCAL_DEVICE_IDS selects them, or the launcher has assigned
-    GPUs to each process.
+    None leaves the choice to JAX: the GPUs in JAX_LOCAL_DEVICE_IDS, or else all visible ones, for
+    example if the launcher has assigned GPUs to each process.
 
     Raises:
         UserError: the processes of this machine see fewer GPUs than there are processes; or a

@@ -21,7 +21,7 @@ from mlstm_jax.errors import KnownError, UserError
 _WELCOME = "all are here"
 _GREETING_SECONDS = 10.0
 _LONGEST_GREETING = 4096
-_LONGEST_HOST = 255  # of DNS
+_LONGEST_HOST = 255  # the limit of DNS
 # Connections at one time that have not greeted; one more disconnects the oldest.
 _MOST_GUESTS = 256
 

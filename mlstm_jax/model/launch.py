@@ -49,7 +49,7 @@ def require_gpu(hidden: int, capability: tuple[int, int] | None) -> None:
 
 def _piece(hidden: int) -> int:
     """Return the number of units of a block; the last piece may overlap the previous one."""
-    # A thread reads up to 4 units at once, aligned to the same number.
+    # A thread reads up to 4 units at once, and their offset must be a multiple of their number.
     return next((n for n in (512, 256) if hidden % n == 0), min(LEAST_UNITS, hidden))
 
 

@@ -36,7 +36,7 @@ def announcement(
         data, stream = phase.config.data, phase.stream
         steps = f"steps {phase.first:,} to {phase.last:,}: " if len(phases) > 1 else ""
         lines.append(
-            f"{steps}{data.batch} rows x {data.window} bytes a step, from {size:,} bytes in "
+            f"{steps}{data.batch} rows x {data.window} bytes per step, from {size:,} bytes in "
             f"{stream.shards:,} shards"
             + (f"; {phase.describe_carry()}" if phase.rows_before else "")
         )

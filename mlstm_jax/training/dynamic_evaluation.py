@@ -94,7 +94,7 @@ class DynamicResult(NamedTuple):
     static: DynamicScore  # of the same streams, with the trained parameters
     score: DynamicScore
     rule: RuleName
-    rows: int  # after the limit that the split sets
+    rows: int  # as used; a split with few documents has fewer
     window: int
     statistics: int  # windows of the training split
     tried: list[DynamicScore]  # on the validation split; empty if the user gave the rate

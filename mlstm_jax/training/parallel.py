@@ -47,7 +47,7 @@ class Parallel:
         return len(self.devices)
 
     def compute_capability(self) -> tuple[int, int] | None:
-        """Return the lowest among this process's NVIDIA GPUs, such as (9, 0), or None."""
+        """Return the lowest of this process's NVIDIA GPUs, as (9, 0); None for other devices."""
         found = [str(getattr(device, "compute_capability", "")) for device in self.local]
         if not all(name.replace(".", "").isdecimal() for name in found):
             return None

@@ -66,7 +66,7 @@ def make_comparison(cluster: Cluster, devices: Parallel) -> Callable[[int, Any],
             f"at step {step} the parameters and moments of {', '.join(names)} differ from those of "
             "the other devices, although all applied the same updates: the device, its memory or "
             "its machine computes wrong results. No checkpoint of this state was written. Run the "
-            "same command without this device; it resumes from the last checkpoint."
+            "same command without the faulty device; it resumes from the last checkpoint."
         )
 
     return require_equal

@@ -57,8 +57,8 @@ def find(
         reset_carry: accept a checkpoint with other rows.
 
     Raises:
-        UserError: checkpoints exist, but none can be read; or it was trained on another corpus,
-            from other parameters, or on other rows.
+        UserError: checkpoints exist, but none can be read; or the run was trained on another
+            corpus, from other parameters, or on other rows.
     """
     cluster.require_equal(
         {"checkpoints": checkpoints.steps()},
