@@ -1,8 +1,9 @@
-"""What one experiment is: frozen dataclasses with checks.
+"""The configuration of an experiment: frozen dataclasses that check their values.
 
 A config file is a Python module that sets ``config = Config(...)``. A command line starts from it
 and overrides single fields: ``mlstm-jax train small_512 --optimizer.learning-rate 1e-3``.
-The comment above a field is its ``--help``. No jax import: a device count can still be asked for.
+The comment above a field is its ``--help`` text. This module must not import jax: the number of
+virtual devices can be set only before jax is imported.
 """
 
 import dataclasses
@@ -14,7 +15,7 @@ from typing import Any, Literal
 from mlstm_jax import address, shipped, user_python
 from mlstm_jax.errors import UserError
 
-# JAX makes its keys of the last 32 bits: of two larger seeds, one might be the other.
+# JAX builds its keys from the last 32 bits, so two larger seeds could give the same key.
 MOST_SEED = 2**32 - 1
 
 
@@ -24,7 +25,7 @@ def _require(holds: bool, name: str, value: object, rule: str) -> None:
 
 
 def require_seed(name: str, value: int) -> None:
-    """Raise UserError unless a seed is one that JAX can tell from all others."""
+    """Raise UserError unless JAX can distinguish the seed from every other seed."""
     _require(0 <= value <= MOST_SEED, name, value, f"0 to {MOST_SEED:,}")
 
 
@@ -38,19 +39,19 @@ class Model:
     embedding: int = 64
     # Stacked mLSTM layers. Paper: 1.
     layers: int = 1
-    # Standard deviation of the initial embedding. Paper: 1. The multiplicative path starts almost
-    # shut when this is small.
+    # Standard deviation of the initial embedding. Paper: 1. With a small value the multiplicative
+    # path starts almost closed.
     embedding_std: float = 1.0
     # Initial recurrent matrices Wh and Wmh. Paper: uniform(±1/√H).
     recurrent_init: Literal["uniform", "orthogonal"] = "uniform"
-    # What the gains of Wh and Wmh start from, over the column norms of V, so that W = gain · V. √3
-    # makes the columns of a uniform Wmh as long as those of an orthogonal one. Paper: 1.
+    # Initial gains of Wh and Wmh, relative to the column norms of V, so that W = gain · V. √3 makes
+    # the columns of a uniform Wmh as long as those of an orthogonal one. Paper: 1.
     recurrent_gain: float = 1.0
-    # Also tell a document's rating from the state at its end, an auxiliary objective beside the
-    # language model (see train.label_weight); the corpus must have ratings. Paper: future work.
+    # Also predict a document's rating from the state at its end, as an auxiliary objective of the
+    # language model (see train.label_weight). The corpus must have ratings. Paper: future work.
     rating_head: bool = False
-    # The same for a class, 0 to this less 1, where ratings are numbers of classes: `mlstm-jax
-    # finetune` sets it. 0: none.
+    # Number of classes to predict in the same way, from a corpus whose ratings are class numbers
+    # that start at 0. `mlstm-jax finetune` sets it. 0: no classes.
     classes: int = 0
 
     def __post_init__(self) -> None:
@@ -69,22 +70,22 @@ class Model:
 class Data:
     """The corpus, and how its text becomes batches."""
 
-    # Folder made by `mlstm-jax prepare`.
+    # Folder that `mlstm-jax prepare` created.
     corpus: str = "corpora/quickstart"
-    # Rows (streams) in the global batch, over all devices. Paper: 128 to 32,768.
+    # Rows (streams) in the global batch, on all devices together. Paper: 128 to 32,768.
     batch: int = 128
-    # Rows on each device; when set, the global batch is this times the number of devices.
+    # Rows on each device. If set, the global batch is this times the number of devices.
     # Paper: 256 in mixed precision, 128 in fp32.
     batch_per_device: int | None = None
-    # Bytes of truncated back-propagation. Paper: 256.
+    # Bytes per row and step, the length of truncated back-propagation. Paper: 256.
     window: int = 256
-    # Shards of the training split, at least; the hidden state is zero at the start of each.
-    # Rounded up to a multiple of the batch (of the largest, where phases keep the carry), fewer for
-    # a small corpus. Paper: 1000.
+    # Minimum number of shards of the training split; the hidden state is zero at the start of each.
+    # Rounded up to a multiple of the batch (of the largest batch where phases keep the carry). A
+    # small corpus has fewer. Paper: 1000.
     shards: int = 1000
     # Read each row's shards in a new order every epoch. Paper: no.
     shuffle_shards: bool = False
-    # Seed of that order.
+    # Seed of the new order.
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -104,45 +105,46 @@ class Optimizer:
     name: Literal["adam", "adamw", "lamb", "lars", "muon"] = "adam"
     # Learning rate before scaling. Paper: 3e-3 for every large batch; Radford: 5e-4.
     learning_rate: float = 5e-4
-    # How the rate grows with the global batch, from `learning_rate` at `base_batch`: lr·B/B0 or
-    # lr·√(B/B0); legw: lr·√(B/B0), and the epochs of warm-up times B/B0. Paper: compares the first
-    # three, and keeps none with 3e-3.
+    # How the rate grows with the global batch B, from `learning_rate` at `base_batch` B0. linear:
+    # lr·B/B0; sqrt: lr·√(B/B0); legw: lr·√(B/B0), with the epochs of warm-up multiplied by B/B0.
+    # Paper: compares the first three and chooses none, with 3e-3.
     scaling: Literal["none", "linear", "sqrt", "legw"] = "none"
     # The batch B0 at which the rate is `learning_rate`. Paper: 128.
     base_batch: int = 128
     # Upper limit of the scaled rate. Paper: 3e-3.
     learning_rate_cap: float | None = None
-    # How the rate falls after the warm-up: linear, cosine and polynomial to zero; triangular to
+    # How the rate decays after the warm-up: linear, cosine and polynomial to zero; triangular to
     # 1/32, after a warm-up of a tenth of the run (Howard and Ruder 2018). Paper: linear.
     schedule: Literal["linear", "cosine", "polynomial", "triangular", "constant"] = "linear"
-    # The applied update at which the rate has fallen; unset: the last of the run. Paper: 100,000,
-    # whatever the batch.
+    # The applied update at which the decay ends; unset: the last of the run. Paper: 100,000, at any
+    # batch.
     decay_steps: int | None = None
     # Exponent of the polynomial schedule.
     power: float = 2.0
-    # Applied updates over which the rate rises linearly. Paper: none.
+    # Number of applied updates in the linear warm-up. Paper: none.
     warmup_steps: int = 0
-    # The same in epochs, at `base_batch` with legw; instead of `warmup_steps`.
+    # Warm-up in epochs (with legw: at `base_batch`), instead of `warmup_steps`.
     warmup_epochs: float | None = None
-    # Decay of the first moment; LARS's momentum. Paper: 0.9.
+    # Decay rate of the first moment; with LARS the momentum. Paper: 0.9.
     b1: float = 0.9
-    # Adam's decay of the second moment. Paper: 0.999.
+    # Adam's decay rate of the second moment. Paper: 0.999.
     b2: float = 0.999
-    # Bytes of text after which a gradient counts half in the second moment, at any batch; instead
-    # of `b2`. That of 0.999 is 693 updates: 710e3 bytes at 16 rows of 64.
+    # Half-life of a gradient in the second moment, in bytes of text, the same at any batch; instead
+    # of `b2`. A b2 of 0.999 has a half-life of 693 updates: 710e3 bytes at 16 rows of 64.
     b2_half_life: float | None = None
     # Added to Adam's denominator. Paper: 1e-8.
     eps: float = 1e-8
-    # Largest global norm of the gradient; larger ones are scaled down. NVIDIA found 1.0 useful.
+    # Maximum global norm of the gradient; larger ones are scaled down. NVIDIA found 1.0 useful.
     clip_norm: float | None = 1.0
-    # Decay of the matrices an update, times the learning rate: adamw, lamb, lars, muon.
+    # Weight decay of the matrices per update, before multiplication by the learning rate; with
+    # adamw, lamb, lars and muon.
     weight_decay: float = 0.0
-    # Muon's rate, of the matrices; all else has Adam's, `learning_rate`, and both follow one
-    # schedule.
+    # Muon's learning rate, for the matrices. All other parameters use Adam with `learning_rate`;
+    # both rates follow one schedule.
     muon_learning_rate: float = 0.04
-    # Muon's steps of Newton-Schulz: fewer are faster and less exact.
+    # Muon's Newton-Schulz iterations. Fewer are faster and less exact.
     muon_steps: int = 5
-    # LARS: the trust ratio is this times ‖w‖ / ‖gradient‖.
+    # LARS: factor of the trust ratio ‖w‖ / ‖gradient‖.
     trust_coefficient: float = 0.001
 
     def __post_init__(self) -> None:
@@ -164,7 +166,7 @@ class Optimizer:
         _require(self.warmup_steps >= 0, "optimizer.warmup_steps", self.warmup_steps, "at least 0")
         epochs, decay = self.warmup_epochs, self.weight_decay
         one = epochs is None or (epochs >= 0 and not self.warmup_steps)
-        _require(one, "optimizer.warmup_epochs", epochs, "at least 0; give it or warmup_steps")
+        _require(one, "optimizer.warmup_epochs", epochs, "at least 0; set it or warmup_steps")
         _require(decay >= 0, "optimizer.weight_decay", decay, "at least 0")
         takes = decay == 0 or self.name != "adam"
         _require(takes, "optimizer.weight_decay", decay, "0 with adam; adamw decays weights")
@@ -174,26 +176,26 @@ class Optimizer:
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """Types of numbers, and loss scaling."""
+    """Number types and loss scaling."""
 
-    # Type of the matrix products. Masters, moments, sums, logits and loss stay float32. fp16 uses
-    # dynamic loss scaling; bf16 needs none. tf32 is fp32 with operands that GPUs since the A100
-    # round to 10 bits of mantissa, for about eight times the speed; elsewhere it is fp32. Paper:
-    # fp16, with fp32 as the baseline.
+    # Type of the matrix products. Master weights, moments, sums, logits and loss stay float32. fp16
+    # uses dynamic loss scaling; bf16 needs none. With tf32, GPUs since the A100 round the operands
+    # of fp32 to 10 bits of mantissa, at about eight times the speed; other devices compute in fp32.
+    # Paper: fp16, with fp32 as the baseline.
     compute: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     # Type of the cell state c: float32, or the compute type.
     cell: Literal["fp32", "compute"] = "fp32"
-    # Type of the gradient all-reduce: float32, or the compute type (pre-divided by the number of
-    # devices, so that the sum cannot overflow). Paper: fp16.
+    # Type of the gradient all-reduce: float32, or the compute type (divided by the number of
+    # devices before the sum, so that the sum cannot overflow). Paper: fp16.
     all_reduce: Literal["fp32", "compute"] = "fp32"
-    # First loss scale of fp16.
+    # Initial loss scale of fp16.
     initial_loss_scale: float = 2.0**16
-    # Clean updates after which the loss scale doubles.
+    # Number of clean updates after which the loss scale doubles.
     growth_interval: int = 1000
-    # The loss scale stays between these two.
+    # Limits of the loss scale.
     min_loss_scale: float = 1.0
     max_loss_scale: float = 2.0**24
-    # Consecutive skipped updates (inf or NaN in the gradient) after which the run stops.
+    # Number of consecutive skipped updates (inf or NaN in the gradient) after which the run stops.
     max_consecutive_skips: int = 50
 
     def __post_init__(self) -> None:
@@ -209,70 +211,72 @@ class Precision:
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """How long a run trains, and what it writes when."""
+    """How long a run trains, and when it writes what."""
 
-    # Optimizer steps, at most; unset: as many as `epochs` needs. Paper: 100,000.
+    # Maximum number of optimizer steps; unset: as many as `epochs` needs. Paper: 100,000.
     steps: int | None = None
-    # Passes over the training split, at most; unset: as many as `steps` needs. Paper: 3.
+    # Maximum number of passes over the training split; unset: as many as `steps` needs. Paper: 3.
     epochs: float | None = 1.0
-    # Keep the state of every k-th byte of a window for the backward pass, and make what lies
-    # between again: a model or batch that did not fit then fits, and a step takes about a third
-    # longer. 16 to 64 are good values; unset: keep everything.
+    # Keep the state of every k-th byte of a window for the backward pass, and recompute the others.
+    # This saves memory, so that a larger model or batch fits; a step takes about a third longer.
+    # 16 to 64 are good values; unset: keep everything.
     recompute_every: int | None = None
-    # Fraction of the units of each layer's output that training leaves out, other ones for each row
-    # and window; the state itself stays whole. Paper: none.
+    # Fraction of each layer's output units that are dropped in training, drawn anew for each row
+    # and window. The recurrent state itself is not dropped. Paper: none.
     dropout: float = 0.0
-    # How many bytes one label counts as, with model.rating_head (the squared error of a rating in
+    # How many bytes one label counts as, with model.rating_head (the squared error of a rating, in
     # standard deviations of the training split) or model.classes (nats).
     label_weight: float = 100.0
-    # Parts that each device's rows are split into (gradient accumulation): one part at a time is
-    # read, and their gradients make one update: the memory of 1/k of the rows, and the same result
-    # to rounding.
+    # Number k of parts that each device's rows are split into (gradient accumulation). A device
+    # processes one part at a time, and their gradients make one update: it needs the memory of 1/k
+    # of the rows, and the result is the same to rounding.
     micro_batches: int = 1
-    # Run folder, trained or imported, whose parameters the run starts from, with a label head of
-    # its own; its sizes must be the same. Unset: from chance.
+    # Run folder, trained or imported, from whose parameters the run starts; the sizes of the model
+    # must be the same. The label head is not copied. Unset: random initial parameters.
     start_from: str | None = None
     # Seed of the initial parameters.
     seed: int = 0
-    # On GPUs: use only kernels that repeat to the bit, so that a run that is stopped and resumed
-    # is, bit for bit, the run that is not. XLA then tries no kernels out to find the fastest, which
-    # costs time in each step. On CPUs it always is so.
+    # On GPUs: use only deterministic kernels, so that a run that is stopped and resumed is bit for
+    # bit the same as an uninterrupted one. XLA then does not search for the fastest kernels, so
+    # steps are slower. CPUs are always deterministic.
     deterministic: bool = False
-    # Compare the corpus's files with the checksums of its manifest before the first step: about a
-    # second a gigabyte.
+    # Compare the corpus's files with the checksums of its manifest before the first step; takes
+    # about a second per gigabyte.
     verify_corpus: bool = False
-    # Steps between two lines of metrics; the loss of a line is the mean over them.
+    # Steps between two lines of metrics; the loss of a line is the mean over these steps.
     log_every: int = 10
     # Steps between two evaluations of the validation split, each with a checkpoint.
     eval_every: int = 1000
     # Steps between two checkpoints.
     checkpoint_every: int = 1000
-    # Newest checkpoints to keep; beside them the best by validation BPC is kept, and one that is
-    # older than any divergence that can still be found.
+    # Number of newest checkpoints to keep. The best by validation BPC is also kept, and one that is
+    # older than any divergence that can still be detected.
     keep_checkpoints: int = 2
-    # What to do when the run diverges: stop with an error, or rollback: go on from the last
-    # checkpoint before it, with the learning rate times `rollback_factor`. Checkpoints of after it
-    # are deleted.
+    # What to do when the run diverges. stop: end with an error. rollback: resume from the last
+    # checkpoint before the divergence, with the learning rate multiplied by `rollback_factor`. Both
+    # delete the checkpoints written after the divergence began.
     on_divergence: Literal["stop", "rollback"] = "stop"
-    # The learning rate is multiplied by this at every rollback.
+    # Factor of the learning rate at every rollback.
     rollback_factor: float = 0.5
     # A run has diverged when its training loss is above this many bits per character for
-    # `divergence_steps` steps on end. (A model that knows nothing has 8.) It also has when
-    # `precision.max_consecutive_skips` updates on end held inf or NaN.
+    # `divergence_steps` steps in a row (a uniform prediction has 8), or when
+    # `precision.max_consecutive_skips` updates in a row contained inf or NaN.
     divergence_bpc: float = 10.0
-    # How many such steps on end.
+    # Number of such steps in a row.
     divergence_steps: int = 100
-    # Exit code of a run that SIGTERM or SIGHUP has stopped with a checkpoint: 0, a success; another
-    # one for a supervisor that only starts again what has failed, as Kubernetes does.
+    # Exit code of a run that SIGTERM or SIGHUP stopped with a checkpoint. 0 reports success; use
+    # another code for a supervisor that restarts only failed processes, such as Kubernetes.
     sigterm_exit_code: int = 0
-    # Seconds without a step, a window of evaluation or a checkpoint after which the run writes what
-    # every thread was doing and ends. The first step compiles within them.
+    # Seconds without a step, a window of evaluation or a checkpoint after which the run writes the
+    # stack of every thread and ends. This time includes the compilation of the first step.
     watchdog_seconds: float = 1800.0
 
     def __post_init__(self) -> None:
         steps, epochs, kept = self.steps, self.epochs, self.recompute_every
         _require(kept is None or kept >= 1, "train.recompute_every", kept, "at least 1")
-        _require(steps is not None or epochs is not None, "train.steps", None, "set, or epochs")
+        _require(
+            steps is not None or epochs is not None, "train.steps", None, "set, or train.epochs"
+        )
         _require(steps is None or steps >= 1, "train.steps", steps, "at least 1")
         _require(epochs is None or epochs > 0, "train.epochs", epochs, "above 0")
         for name in (
@@ -301,12 +305,12 @@ class Train:
 class Devices:
     """The devices of one process."""
 
-    # Devices of each process to train on; unset: all that it has. Paper: 8 a machine.
+    # Number of devices that each process trains on; unset: all that it has. Paper: 8 per machine.
     count: int | None = None
-    # What runs the elementwise part of a training step on GPUs: XLA's kernels, or our own, written
-    # in Pallas, half as many (docs/performance.md). No device has run the latter yet.
+    # Kernels of the elementwise part of a training step on GPUs: XLA's, or this package's Pallas
+    # kernels, half as many (docs/performance.md). The latter have not run on a device yet.
     kernels: Literal["xla", "pallas"] = "xla"
-    # Make this many virtual devices of the CPU, to try the code of many devices on one machine.
+    # Split the CPU into this many virtual devices, to try multi-device code on one machine.
     virtual_cpu: int | None = None
 
     def __post_init__(self) -> None:
@@ -320,15 +324,15 @@ class Distributed:
     """The processes of a run, on one machine or several."""
 
     # Address of process 0, HOST:PORT (an IPv6 address in brackets, [fd00::1]:8476), the same for
-    # all; unset: the run is one process.
+    # all processes; unset: the run has one process.
     coordinator: str | None = None
-    # Number of processes; unset: what srun or mpirun says.
+    # Number of processes; unset: from srun or mpirun.
     processes: int | None = None
-    # Which of them this one is, from 0; unset: what srun, mpirun or a Kubernetes Job says.
+    # Index of this process, from 0; unset: from srun, mpirun or a Kubernetes Job.
     index: int | None = None
-    # Seconds to wait at the start for all processes.
+    # Seconds to wait for all processes at the start.
     timeout_seconds: float = 300.0
-    # Seconds without a sign of life after which a process counts as lost, and the others end.
+    # Seconds without a heartbeat after which a process counts as lost, and the others end.
     heartbeat_timeout_seconds: float = 60.0
 
     def __post_init__(self) -> None:
@@ -341,20 +345,20 @@ class Distributed:
         _require(count is None or count >= 1, "distributed.processes", count, "at least 1")
         _require(index is None or index >= 0, "distributed.index", index, "at least 0")
         if count is not None and index is not None:
-            _require(index < count, "distributed.index", index, f"below {count}, the processes")
+            _require(index < count, "distributed.index", index, f"below {count}, the process count")
         for name in ("timeout_seconds", "heartbeat_timeout_seconds"):
             _require(getattr(self, name) > 0, f"distributed.{name}", getattr(self, name), "above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """A part of a run, with rows of its own."""
+    """A part of a run with its own batch and window."""
 
-    # Steps that the phase takes.
+    # Number of steps.
     steps: int
     # Rows in the global batch.
     batch: int
-    # Bytes of truncated back-propagation.
+    # Bytes per row and step, the length of truncated back-propagation.
     window: int
 
     def __post_init__(self) -> None:
@@ -364,36 +368,36 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Everything that decides a run."""
+    """Everything that determines a run."""
 
     # Run folder: config, metrics, checkpoints. An unfinished run in it is resumed.
     out: str = "runs/quickstart"
-    # The network and how it starts.
+    # The network and its initial parameters.
     model: Model = field(default_factory=Model)
     # The corpus and how it is read.
     data: Data = field(default_factory=Data)
-    # Adam and its learning rate.
+    # The optimizer and its learning rate.
     optimizer: Optimizer = field(default_factory=Optimizer)
-    # Types of number, and loss scaling.
+    # Number types and loss scaling.
     precision: Precision = field(default_factory=Precision)
-    # How long, and what is written when.
+    # How long the run trains, and when it writes what.
     train: Train = field(default_factory=Train)
-    # What to train on.
+    # The devices to train on.
     devices: Devices = field(default_factory=Devices)
-    # The other processes of the run, on this machine or on others.
+    # The processes of the run, on this machine or several.
     distributed: Distributed = field(default_factory=Distributed)
-    # Phases of the run in their order, in a config file; instead of `data.batch`, `data.window`,
-    # `train.steps` and `train.epochs`. The learning rate runs through all of them. Where a phase's
-    # batch is a multiple of the one before, the rows of that go on with their carry, and new ones
-    # begin at shard starts; otherwise the carry starts from zero, near the place in the text that
-    # was reached.
+    # The phases of the run, in order; only in a config file. They replace `data.batch`,
+    # `data.window`, `train.steps` and `train.epochs`. One learning-rate schedule covers all phases.
+    # Where a phase's batch is a multiple of the previous one, the existing rows keep their carry
+    # and the new rows begin at shard starts; otherwise the carry starts from zero, near the same
+    # place in the text.
     phases: tuple[Phase, ...] = ()
 
 
 def resolve_batch(config: Config, device_count: int) -> Config:
-    """Return the config with its global batch set, and checked against the number of devices.
+    """Return the config with its global batch set and checked against the number of devices.
 
-    Raises UserError where the rows cannot be split evenly over the devices (Puri et al. 2018,
+    Raises UserError if the rows cannot be split evenly over the devices (Puri et al. 2018,
     section IV).
     """
     data = config.data
@@ -424,21 +428,21 @@ def resolve_batch(config: Config, device_count: int) -> Config:
 
 
 def load_file(path: Path | str) -> Config:
-    """Run a config file, the user's own Python, and return its ``config``.
+    """Run a config file, which is the user's own Python code, and return its ``config``.
 
-    A bare name that is no file is that of a config that comes with the package: ``small_512``.
+    A bare name that is not a file selects a config that comes with the package: ``small_512``.
     """
     path = shipped.find(Path(path), "config")
     config = user_python.run(path, "config").get("config")
     if not isinstance(config, Config):
         raise UserError(
-            f"{path} sets no `config = Config(...)`; `mlstm-jax configs small_512` shows one."
+            f"{path} sets no `config = Config(...)`; see `mlstm-jax configs small_512`."
         )
     return config
 
 
 def vary(config: Config, **fields: Any) -> Config:
-    """Return the config with fields changed, each given as section__field=value."""
+    """Return the config with changed fields, each given as section__field=value."""
     sections: dict[str, dict[str, Any]] = {}
     whole: dict[str, Any] = {}
     for name, value in fields.items():
@@ -447,7 +451,7 @@ def vary(config: Config, **fields: Any) -> Config:
             sections.setdefault(section, {})[field] = value
         else:
             whole[section] = value
-    # All fields of a section at once: they are checked together.
+    # Replace all fields of a section at once, because they are checked together.
     for section, changes in sections.items():
         whole[section] = dataclasses.replace(getattr(config, section), **changes)
     return dataclasses.replace(config, **whole)

@@ -1,4 +1,4 @@
-"""What differs between two configs, and what that means for a run that goes on."""
+"""The differences between two configs, and what they mean for a run that resumes."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -6,19 +6,19 @@ from typing import Any, NamedTuple
 
 from mlstm_jax.config import Config
 
-# The shapes of the state and its types depend on these; a run cannot go on with another value.
+# The shapes and types of the state depend on these; a run cannot resume with another value.
 _FIXED_IN_A_RUN = (
     *("model.", "optimizer.name", "precision.compute", "precision.cell", "train.seed"),
 )
-# What each row reads depends on these; with another value the carry must begin anew. (The corpus is
+# What each row reads depends on these; with another value the carry must be reset. (The corpus is
 # compared by its content, not by its path.)
 _FIXED_WITH_CARRY = "data."
-# These say where the run is and who works on it, not what it is.
+# These are locations and processes; they do not define the run.
 PLACES = ("out", "data.corpus", "train.start_from", "distributed.")
 
 
 def flatten(config: Config) -> dict[str, Any]:
-    """Return every field under its dotted name, as on the command line."""
+    """Return every field by its dotted name, as on the command line."""
 
     def walk(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(value, dict):
@@ -31,10 +31,10 @@ def flatten(config: Config) -> dict[str, Any]:
 
 
 class Differences(NamedTuple):
-    """Lines "field: old → new", by what they mean for a run that goes on."""
+    """Lines "field: old → new", grouped by what they mean for a run that resumes."""
 
     forbidden: list[str]
-    resets_carry: list[str]  # possible if the state of every stream begins anew
+    resets_carry: list[str]  # possible if the state of every stream starts from zero
     allowed: list[str]
 
 

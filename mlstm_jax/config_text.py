@@ -1,4 +1,4 @@
-"""Configs as text: JSON in a run folder, and the one place that parses a command line."""
+"""Configs as text: JSON in a run folder, and the command line, which is parsed only here."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ from mlstm_jax.errors import UserError
 
 
 def to_json(config: Config) -> str:
-    """Return the config as JSON text, one section an object."""
+    """Return the config as JSON text, with one object per section."""
     return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
 
 
@@ -24,12 +24,12 @@ def from_json(text: str | bytes, source: Path) -> Config:
     except fields.Wrong as error:
         raise UserError(
             f"{source} is not the config of a run of this version ({error}); "
-            "restore the file, or start a new run in another folder."
+            "restore the file or start a new run in another folder."
         ) from error
 
 
 def load_json(path: Path) -> Config:
-    """Read the config.json of a run; UserError names the file and the field that is wrong."""
+    """Read the config.json of a run; UserError names the file and the wrong field."""
     try:
         return from_json(path.read_bytes(), path)
     except OSError as error:
@@ -37,9 +37,9 @@ def load_json(path: Path) -> Config:
 
 
 def split_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Return the config that a command line names, if it does, and the rest of the line.
+    """Return the config that a command line names, or None, and the rest of the line.
 
-    It is the first word, ``CONFIG``, or stands anywhere as ``--config CONFIG``.
+    The config is the first word, ``CONFIG``, or follows ``--config`` anywhere.
     """
     rest, named = list(arguments), []
     if rest and not rest[0].startswith("-"):
@@ -48,11 +48,11 @@ def split_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
         option, equals, value = rest.pop(at).partition("=")
         if not equals:
             if at == len(rest) or rest[at].startswith("-"):
-                raise UserError(f"{option} needs the name of a shipped config or of a file.")
+                raise UserError(f"{option} needs the name of a shipped config or a file.")
             value = rest.pop(at)
         named.append(value)
     if len(named) > 1:
-        raise UserError(f"one config is needed, but {' and '.join(named)} are named.")
+        raise UserError(f"give only one config, not {' and '.join(named)}.")
     return (named[0] if named else None), rest
 
 
@@ -67,7 +67,7 @@ def take_file(arguments: Sequence[str], default: Config) -> tuple[Config, list[s
 
 
 class Request(NamedTuple):
-    """What a command line asks for."""
+    """The parsed command line."""
 
     config: Config
     resume: bool
@@ -75,38 +75,38 @@ class Request(NamedTuple):
 
 
 def parse(arguments: Sequence[str], default: Config, program: str) -> Request:
-    """Return what ``[CONFIG] [--section.field value ...] [--resume] [--reset-carry]`` says.
+    """Parse ``[CONFIG] [--section.field value ...] [--resume] [--reset-carry]``.
 
-    Exits with 2, after a message, on a field or value that does not exist.
+    Exits with code 2, after a message, on an unknown field or value.
 
     Args:
         arguments: the command line without the program's name.
-        default: the config to start from when no file is named.
-        program: how the program is called, for the usage line.
+        default: the config to start from if no file is named.
+        program: the program's name, for the usage line.
     """
     import tyro
 
     default, rest = take_file(arguments, default)
-    # A command line cannot say a list of phases; they come from the file alone.
+    # A command line cannot express a list of phases; they come only from the file.
     phases, default = default.phases, dataclasses.replace(default, phases=())
 
     @dataclass(frozen=True, kw_only=True)
     class Arguments:
         config: Annotated[Config, tyro.conf.arg(name="")] = default
-        # Fail unless the run folder holds a run to go on with.
+        # Fail unless the run folder contains a run to resume.
         resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-        # Go on with another data.batch, data.window or data.shards: the hidden state of every
-        # stream starts from zero, near the place in the text that was reached.
+        # Resume with another data.batch, data.window or data.shards. The hidden state of every
+        # stream then starts from zero, near the same place in the text.
         reset_carry: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
 
     parsed = tyro.cli(
         Arguments,
         args=rest,
         prog=program,
-        description="Train a byte-level mLSTM. Without a config it is the quickstart, whose values "
-        "are then the defaults shown here. A config (`mlstm-jax train CONFIG`, or --config CONFIG) "
-        "is a Python file or a name that `mlstm-jax configs` lists; it sets the fields, and the "
-        "options override them. An unfinished run in the same folder is resumed.",
+        description="Train a byte-level mLSTM. A config (`mlstm-jax train CONFIG`, or --config "
+        "CONFIG) is a Python file or a name that `mlstm-jax configs` lists. It sets the fields, "
+        "and the options override them. Without a config the command trains the quickstart, whose "
+        "values are then the defaults shown here. An unfinished run in the same folder is resumed.",
     )
     config = dataclasses.replace(parsed.config, phases=phases)
     return Request(config, parsed.resume, parsed.reset_carry)

@@ -1,7 +1,7 @@
-"""The process before JAX starts, and what it turned out to be.
+"""Settings of the process before JAX starts, and a description of the environment.
 
-It stands alone because it must be imported before jax: how many virtual devices the CPU has, and
-how many threads serve them, is decided when jax is imported.
+This module must be imported before jax: the number of virtual CPU devices and of the threads that
+serve them is fixed when jax is imported.
 """
 
 import contextlib
@@ -24,29 +24,29 @@ from mlstm_jax.errors import UserError
 FILE = "environment.json"
 
 
-# Of a GPU's memory, what a run takes; `plan` counts with it. JAX alone takes 0.75. The rest is left
-# to the system and the programs' code.
+# Fraction of a GPU's memory that a run takes; `plan` assumes the same. JAX's default is 0.75. The
+# rest is left to the system and the programs' code.
 MEMORY_FRACTION = 0.92
 _FRACTION_NAMES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
 # The environment variable that names the folder of compiled programs.
 CACHE = "MLSTM_JAX_CACHE"
 _MOST_CACHED_BYTES = 1 << 30
-_LEAST_CACHED_SECONDS = 0.1  # to compile
+_LEAST_CACHED_SECONDS = 0.1  # of compilation
 
-# No kernel whose sums may be taken in another order, and none chosen by trial at each compilation.
+# Excludes kernels that may sum in another order, and kernels chosen by timing at each compilation.
 _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 
 
 def prepare(devices: Devices, *, deterministic: bool = False) -> None:
-    """Set the variables that JAX reads when it starts, for a run; what the user has set stays.
+    """Set the variables that JAX reads when it starts; keep those that the user has set.
 
     Args:
-        devices: how many virtual ones, if any.
+        devices: the config's; its number of virtual devices is used.
         deterministic: see config.Train.
 
     Raises:
-        UserError: JAX has started, without what is asked for.
+        UserError: JAX has already started with other settings.
     """
     if not any(name in os.environ for name in _FRACTION_NAMES):
         os.environ[_FRACTION_NAMES[0]] = str(MEMORY_FRACTION)
@@ -59,9 +59,9 @@ def prepare(devices: Devices, *, deterministic: bool = False) -> None:
 
 
 def without_gpus() -> None:
-    """Keep JAX from looking for GPUs where CUDA's compiler is installed alone.
+    """Keep JAX from looking for GPUs if only CUDA's compiler is installed.
 
-    The extra `gpu-compile` has no driver's part, and JAX would print a traceback for want of it.
+    The extra `gpu-compile` does not include a driver, and JAX would print a traceback without one.
     """
     is_alone = _is_installed("jax-cuda12-pjrt") and not _is_installed("nvidia-cublas-cu12")
     if is_alone and not _has_driver():
@@ -85,12 +85,13 @@ def _is_installed(name: str) -> bool:
 
 
 def cache_programs() -> None:
-    """Let JAX keep compiled programs on the disk, so that each is compiled once a machine.
+    """Let JAX keep compiled programs on disk, so that each is compiled once per machine.
 
-    They are in the folder that MLSTM_JAX_CACHE names, by default mlstm_jax in the user's cache. An
-    empty name turns the cache off. Machines that share a home have folders of their own, because a
-    program is made for one kind of processor. Nothing happens where JAX has started, where it has a
-    folder already (JAX_COMPILATION_CACHE_DIR), or where others may write: a program is executed.
+    MLSTM_JAX_CACHE names the folder, by default mlstm_jax in the user's cache folder; an empty name
+    turns the cache off. A program is compiled for one kind of processor, so each kind has its own
+    subfolder, in case machines share a home. The function does nothing if JAX has started or
+    already has a cache folder (JAX_COMPILATION_CACHE_DIR), or if other users can write to the
+    folder: its programs are executed.
     """
     name = os.environ.get(CACHE)
     if name == "" or "jax" in sys.modules or "JAX_COMPILATION_CACHE_DIR" in os.environ:
@@ -103,17 +104,17 @@ def cache_programs() -> None:
         if status.st_uid != os.getuid() or status.st_mode & 0o022:
             return
         _remove_incomplete(folder)
-    except (OSError, RuntimeError):  # RuntimeError: there is no home.
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home folder.
         return
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
-    # With a limit JAX holds a lock while it reads and writes, so that no process meets a program
-    # that another has half written.
+    # With a size limit JAX holds a lock while it reads and writes, so no process reads a program
+    # that another has only partly written.
     os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(_MOST_CACHED_BYTES))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", str(_LEAST_CACHED_SECONDS))
 
 
 def _machine() -> str:
-    """Return a name for the kind of processor, by what it can execute."""
+    """Return a name for the kind of processor, derived from the instructions it supports."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         kind = "".join(sorted({line for line in lines if line.startswith(("flags", "Features"))}))
@@ -124,10 +125,10 @@ def _machine() -> str:
 
 
 def _remove_incomplete(folder: Path) -> None:
-    """Remove what a process that was killed has left half written.
+    """Remove programs that a killed process has only partly written.
 
-    JAX writes a program, then the time at which it was used last; one without a time is incomplete,
-    and would be neither read nor written again.
+    JAX writes a program and then the time of its last use. A program without a time is incomplete;
+    JAX would neither read nor rewrite it.
     """
     from filelock import FileLock, Timeout
 
@@ -140,11 +141,11 @@ def _remove_incomplete(folder: Path) -> None:
 
 
 def require_deterministic() -> None:
-    """Raise UserError unless JAX has started, or will, with kernels that repeat to the bit."""
+    """Raise UserError unless JAX has started, or will start, with deterministic kernels."""
     if _DETERMINISTIC not in os.environ.get("XLA_FLAGS", "").split():
         raise UserError(
             "train.deterministic is set, but JAX has started without it; set XLA_FLAGS to "
-            f"{_DETERMINISTIC} before jax is imported."
+            f"{_DETERMINISTIC} before you import jax."
         )
 
 
@@ -155,33 +156,33 @@ def _make_virtual(count: int) -> None:
         if jax.local_device_count() != count:
             raise UserError(
                 f"devices.virtual_cpu is {count}, but jax has started with "
-                f"{jax.local_device_count()} devices; set it before jax is imported."
+                f"{jax.local_device_count()} devices; set it before you import jax."
             )
         return
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["JAX_NUM_CPU_DEVICES"] = str(count)
-    # The size of XLA's thread pool on CPUs. With fewer threads than devices an all-reduce waits
-    # for ever: each device needs a thread of its own, and some for the work beneath.
+    # The size of XLA's thread pool on CPUs. With fewer threads than devices an all-reduce never
+    # ends: each device needs its own thread, and its operations need some more.
     os.environ.setdefault("NPROC", str(max(16, 2 * count)))
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what computes."""
+    """Return the versions of this package and of the packages that compute."""
     names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
     # The package itself may be run from a checkout, without being installed.
     return {"mlstm-jax": __version__} | {name: metadata.version(name) for name in names}
 
 
 def code() -> str:
-    """Return a sha256 of the package's own source, by which processes know that theirs is one."""
+    """Return a sha256 of the package's source, with which processes check that theirs is equal."""
     sources = sorted(Path(mlstm_jax.__file__).parent.rglob("*.py"))
-    # A wheel has the configs inside the package, a clone beside it; the code is the same.
+    # A wheel has the configs inside the package, a clone next to it; the code is the same.
     code = [path for path in sources if shipped.folder() not in path.parents]
     return hashlib.sha256(b"".join(path.read_bytes() for path in code)).hexdigest()[:12]
 
 
 def describe_environment() -> dict[str, Any]:
-    """Return versions, flags and devices, for environment.json; nothing that names the machine."""
+    """Return versions, flags and devices for environment.json, without the machine's name."""
     import jax
 
     return {
@@ -198,15 +199,15 @@ def describe_environment() -> dict[str, Any]:
 
 
 def inputs(corpus: Corpus, start: str | None) -> dict[str, str | None]:
-    """Return the fingerprints of a run's corpus, and of the parameters that it starts from.
+    """Return the fingerprints of a run's corpus and of the parameters that it starts from.
 
-    The config has their paths alone, and what is at a path may change.
+    The config has only their paths, and the content at a path may change.
     """
     return {"corpus": corpus.identity, "start_from": start}
 
 
 def inputs_of(folder: Path) -> dict[str, str | None]:
-    """Return the `inputs` of the last session in a run folder; empty where they are unknown."""
+    """Return the `inputs` of the last session in a run folder, or {} if they are unknown."""
     try:
         found = json.loads((folder / FILE).read_text())["inputs"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -84,7 +84,7 @@ def test_from_text_to_a_score_and_a_sentence(call, text_file: Path, tmp_path: Pa
         (["inspect", "absent"], "absent"),
         (["train", "absent.py"], "absent.py does not exist"),
         (["train", "--config", "smal_512"], "did you mean small_512?"),
-        (["train", "small_512", "--config=tuned_512"], "small_512 and tuned_512 are named"),
+        (["train", "small_512", "--config=tuned_512"], "not small_512 and tuned_512."),
         (["plan", "small_512", "--machine", "h20"], "h20 does not exist"),
         (["sweep", "legw", "--out", "x"], "did you mean legw_128?"),
         (["quickstart", "small_512"], "mlstm-jax train small_512"),

@@ -1,13 +1,14 @@
-"""Checkpoints of a run, by Orbax: asynchronous, whole or absent, written by all processes together.
+"""Checkpoints of a run, with Orbax: asynchronous, complete or absent, written by all processes.
 
-A checkpoint holds parameters, the rest of the state, the carry of all streams as one
+A checkpoint contains the parameters, the rest of the state, the carry of all streams as one
 [rows, L, H] array in their global order, and what it was trained on: with truncated
-back-propagation, one without the carry or the position in the corpus is wrong. Parameters are an
-item of their own, so that a reader needs nothing else.
+back-propagation, a checkpoint without the carry or the position in the corpus is wrong. Parameters
+are a separate item, so a reader can load them alone.
 
-Each array has a checksum: those of parameters and state are in the JSON item `meta`, which has one
-of itself, and the carry has one a row beside it. What does not agree with its checksum is damaged,
-as is whatever cannot be read. Nothing damaged is deleted: it is set aside, in a folder beside.
+Each array has a checksum: those of parameters and state are in the JSON item `meta`, which also has
+a checksum of itself; the carry is saved with one checksum per row. An item that does not match its
+checksum, or cannot be read, is damaged. Damaged checkpoints are never deleted, but moved to a
+folder next to the checkpoints.
 """
 
 import shutil
@@ -25,7 +26,7 @@ from mlstm_jax.checkpoints import checksum, meta, retention
 from mlstm_jax.checkpoints.meta import FOLDER, Meta
 from mlstm_jax.errors import FileError, remedy
 
-# A file system that is out of reach for a moment is tried again after so many seconds.
+# Seconds before each new attempt to read, in case the file system fails briefly.
 PAUSES = (0.5, 2.0)
 
 SET_ASIDE = "set-aside"
@@ -34,7 +35,7 @@ Read = TypeVar("Read")
 
 
 class Damaged(FileError):
-    """A checkpoint cannot be read, or is not what was written."""
+    """A checkpoint cannot be read, or differs from what was written."""
 
 
 class CheckpointFailed(FileError):
@@ -42,12 +43,12 @@ class CheckpointFailed(FileError):
 
 
 def with_sums(carry: Any) -> dict[str, Any]:
-    """Return what is saved of a carry, NumPy [rows, L, H]: itself, and a checksum a row."""
+    """Return what is saved of a carry, NumPy [rows, L, H]: the carry and one checksum per row."""
     return {"carry": carry, "sums": checksum.of_rows(carry)}
 
 
 def _template(abstract: Any) -> Any:
-    """Return zeros on the host for a tree of shapes; Orbax restores into their type."""
+    """Return zeros on the host for a tree of shapes; Orbax restores to their types."""
     return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), abstract)
 
 
@@ -57,7 +58,7 @@ class Checkpoints:
     def __init__(
         self, folder: Path, keep: int = 2, *, reach: int = 0, read_only: bool = False
     ) -> None:
-        """Open the folder; see retention.py for what `keep` and `reach` keep."""
+        """Open the folder; retention.py explains `keep` and `reach`."""
         self.folder, self._read_only = folder, read_only
         self._begun: int | None = None
         self._failed = False
@@ -66,7 +67,7 @@ class Checkpoints:
         self.open()
 
     def open(self) -> None:
-        """Look at what is on the disk; all processes call it."""
+        """Read which checkpoints exist on disk; all processes must call it."""
         self._scores.clear()
         for step in meta.steps_in(self.folder):
             self._scores[step] = meta.score(self.folder, step)
@@ -77,7 +78,7 @@ class Checkpoints:
                 create=not self._read_only,
                 cleanup_tmp_directories=not self._read_only,
                 read_only=self._read_only,
-                # Or a damaged file of any checkpoint would keep all from being opened.
+                # Otherwise one damaged file would prevent all checkpoints from being opened.
                 lightweight_initialize=True,
             ),
             item_handlers={
@@ -89,15 +90,16 @@ class Checkpoints:
         )
 
     def save(self, step: int, state: Any, rows: Any, about: Meta) -> None:
-        """Begin to write the state and the carry; return before it is done. All processes call it.
+        """Start to write the state and the carry, and return; all processes must call it.
 
         Args:
-            state: NumPy, the same in all processes; a NamedTuple that has `params`.
-            rows: `with_sums` of the carry as global arrays, of which each process writes its rows.
-            about: what it was trained on.
+            step: of the checkpoint.
+            state: NumPy, the same in all processes; a NamedTuple with the field `params`.
+            rows: `with_sums` of the carry as global arrays; each process writes its rows.
+            about: what the checkpoint was trained on.
 
         Raises:
-            CheckpointFailed: it, or the one before it, could not be written.
+            CheckpointFailed: this checkpoint, or the previous one, could not be written.
         """
         parts = {"params": state.params, "state": state._replace(params=())}
         sums = {name: checksum.of_tree(part) for name, part in parts.items()}
@@ -112,11 +114,11 @@ class Checkpoints:
                 ),
             )
             if not begun:
-                raise FileExistsError(f"a checkpoint of step {self.latest()} is there already")
+                raise FileExistsError(f"a checkpoint of step {self.latest()} already exists")
         self._begun = step
 
     def check(self) -> None:
-        """Raise CheckpointFailed if one begun earlier could not be written."""
+        """Raise CheckpointFailed if a checkpoint started earlier could not be written."""
         with self._failure(self._begun):
             self._manager.check_for_errors()
 
@@ -124,45 +126,46 @@ class Checkpoints:
     def _failure(self, step: int | None) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # Of Orbax, TensorStore or the system: each has its own.
+        except Exception as error:  # Orbax, TensorStore and the system raise different types.
             self._failed = True
             whole = ", ".join(map(str, meta.steps_in(self.folder)))
             advice = remedy(error)
-            first = f"{advice}; the" if advice else "When that is put right, the"
+            first = f"{advice}; the" if advice else "Correct the cause; the"
             ending = (
-                f"Whole ones: {whole}. {first} same command goes on from the last."
+                f"Complete checkpoints: {whole}. {first} same command resumes from the last."
                 if whole
-                else f"There is none yet. {first} same command starts over."
+                else f"There is no complete checkpoint yet. {first} same command starts over."
             )
             raise CheckpointFailed(
-                f"a checkpoint, that of step {step} or the one before it, could not be written to "
+                f"the checkpoint of step {step}, or the previous one, could not be written to "
                 f"{self.folder} ({_brief(error)}). {ending}"
             ) from error
 
     def latest(self) -> int | None:
-        """Return the newest whole checkpoint's step."""
+        """Return the step of the newest complete checkpoint."""
         return self._manager.latest_step()
 
     def best(self) -> int | None:
-        """Return the step of the lowest validation BPC, or the newest where none was measured."""
+        """Return the step with the lowest validation BPC, or the newest if none was measured."""
         scores = {step: self._scores.get(step) for step in self.steps()}
         best = retention.best(scores)
         return self.latest() if best is None else best
 
     def steps(self) -> list[int]:
-        """Return the steps of all whole checkpoints, in order."""
+        """Return the steps of all complete checkpoints, in order."""
         return sorted(self._manager.all_steps())
 
     def meta(self, step: int) -> Meta:
-        """Return what the checkpoint of `step` was trained on; raise Damaged if it cannot be."""
+        """Return the meta of the checkpoint of `step`; raise Damaged if it cannot be read."""
         return self._attempt(step, lambda: meta.read_meta(self.folder, step)[0])
 
     def restore(self, step: int, state: Any, carry: Any | None) -> tuple[Any, Any | None]:
         """Return what was saved at `step`; raise Damaged if it cannot be read.
 
         Args:
-            state: the shapes of the state, which comes back as NumPy.
-            carry: the shapes of the carry and where its rows lie, which come back so; or None.
+            step: of the checkpoint.
+            state: the shapes of the state, which is returned as NumPy.
+            carry: the shapes and shardings of the carry, which is returned with them; or None.
         """
 
         def read() -> tuple[Any, Any | None]:
@@ -201,15 +204,15 @@ class Checkpoints:
             return found
 
         found = self._attempt(step, read)
-        # Orbax gives what it has, whatever is asked for.
+        # Orbax returns the saved arrays, whatever shapes are requested.
         if jax.tree.map(np.shape, found) != jax.tree.map(np.shape, params):
             raise Damaged(
-                f"the checkpoint of step {step} is of a model of other sizes than config.json says"
+                f"the checkpoint of step {step} has other array sizes than config.json describes"
             )
         return found
 
     def drop_after(self, step: int) -> None:
-        """Delete the checkpoints after `step`, because the run has diverged in them."""
+        """Delete the checkpoints after `step`, where the run has diverged."""
         with self._failure(self._begun):
             self._manager.wait_until_finished()
         for later in self.steps():
@@ -217,9 +220,9 @@ class Checkpoints:
                 self._manager.delete(later)
 
     def set_aside(self, steps: list[int]) -> list[Path]:
-        """Move checkpoints out of the way, and return where they are now.
+        """Move checkpoints to the folder `set-aside`, and return their new paths.
 
-        One process calls it; then all call `close` and `open`.
+        Only one process calls it, between `close` and `open` of all processes.
         """
         folder, moved = self.folder / SET_ASIDE, []
         folder.mkdir(exist_ok=True)
@@ -231,19 +234,19 @@ class Checkpoints:
         return moved
 
     def close(self) -> None:
-        """Wait for what is being written; raise CheckpointFailed if it could not be."""
+        """Wait until checkpoints are written; raise CheckpointFailed if one could not be."""
         if self._failed:
-            return  # It has been said, and Orbax would raise it again.
+            return  # The error has been raised; Orbax would raise it again.
         with self._failure(self._begun):
             self._manager.wait_until_finished()
             self._manager.close()
 
     def _attempt(self, step: int, read: Callable[[], Read]) -> Read:
-        """Return what `read` does, tried again after pauses; raise Damaged if it never succeeds."""
+        """Return the result of `read`, retried after pauses; raise Damaged if all attempts fail."""
         for pause in (*PAUSES, None):
             try:
                 return read()
-            except Exception as error:  # Orbax, TensorStore and JSON raise what they like.
+            except Exception as error:  # Orbax, TensorStore and JSON raise different types.
                 if pause is None:
                     raise Damaged(
                         f"the checkpoint of step {step} cannot be read ({_brief(error)})"
@@ -253,21 +256,21 @@ class Checkpoints:
 
 
 def _sums_of(carry: Any) -> jax.ShapeDtypeStruct:
-    """Return the shape of the checksums of a carry's rows, and where they lie: with the rows."""
+    """Return the shape of the checksums of a carry's rows, with the sharding of the rows."""
     leaf = jax.tree.leaves(carry)[0]
     return jax.ShapeDtypeStruct(leaf.shape[:1], np.uint32, sharding=leaf.sharding)
 
 
 def _require_rows(carry: Any, sums: jax.Array) -> None:
-    """Raise ValueError where a row of this process is not the one whose checksum was written."""
+    """Raise ValueError if a row of this process does not match its checksum."""
     for number, shard in enumerate(sums.addressable_shards):
         rows = jax.tree.map(lambda x, n=number: np.asarray(x.addressable_shards[n].data), carry)
         if not np.array_equal(checksum.of_rows(rows), np.asarray(shard.data)):
-            raise ValueError("a row of carry has another checksum")
+            raise ValueError("a row of carry does not match its checksum")
 
 
 def _brief(error: BaseException) -> str:
-    """Return what an error says, on one line that a person may read: its beginning and its end."""
+    """Return an error's type and message on one readable line, shortened in the middle."""
     text = " ".join(str(error).split())
     return (
         f"{type(error).__name__}: {text if len(text) <= 300 else text[:80] + ' … ' + text[-200:]}"

@@ -1,7 +1,7 @@
-"""Checksums of arrays, by which a checkpoint that is read is known to be the one that was written.
+"""Checksums of arrays, which show that a checkpoint is read as it was written.
 
-CRC-32 finds every single flipped bit and every burst of up to 32; other damage escapes it once in
-2³² times. It covers an array's type and shape, too, since a reader casts to what it expects.
+CRC-32 detects every single flipped bit and every burst of up to 32 bits; it misses one in 2³² other
+errors. It also covers an array's type and shape, because a reader casts to what it expects.
 """
 
 import zlib
@@ -20,7 +20,7 @@ def of_array(array: Any) -> int:
 
 
 def of_tree(tree: Any) -> dict[str, int]:
-    """Return the checksum of every array of a tree, by its place: `layer_0/wh_v`."""
+    """Return the checksum of every array of a tree, by its path, such as `layer_0/wh_v`."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): of_array(leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
@@ -28,9 +28,9 @@ def of_tree(tree: Any) -> dict[str, int]:
 
 
 def of_rows(tree: Any) -> NDArray[np.uint32]:
-    """Return one checksum a row of arrays that all have the same rows first, uint32 [rows].
+    """Return one checksum per row of arrays whose first axis is the rows, uint32 [rows].
 
-    So a process can verify the rows that it reads, however many processes wrote them.
+    A process can thus verify the rows that it reads, however many processes wrote them.
     """
     leaves = [np.ascontiguousarray(leaf) for leaf in jax.tree.leaves(tree)]
     sums = np.zeros(len(leaves[0]), np.uint32)
@@ -41,8 +41,8 @@ def of_rows(tree: Any) -> NDArray[np.uint32]:
 
 
 def require(name: str, tree: Any, sums: dict[str, int]) -> None:
-    """Raise ValueError, naming `name`, unless a tree's arrays have these checksums."""
+    """Raise ValueError, with `name`, unless a tree's arrays have these checksums."""
     found = of_tree(tree)
     wrong = [place for place in {**found, **sums} if found.get(place) != sums.get(place)]
     if wrong:
-        raise ValueError(f"{', '.join(wrong[:3])} of {name} has another checksum")
+        raise ValueError(f"{', '.join(wrong[:3])} of {name} does not match its checksum")

@@ -1,6 +1,7 @@
-"""What a checkpoint says of itself: JSON, with the checksums of its arrays and one of its own.
+"""The meta of a checkpoint: JSON, with the checksums of its arrays and one of itself.
 
-It stands apart from checkpoint.py because reading it needs no arrays, and so neither JAX nor Orbax.
+It is separate from checkpoint.py because reading it needs no arrays, and thus neither JAX nor
+Orbax.
 """
 
 import json
@@ -13,10 +14,10 @@ from mlstm_jax.data.documents import Cleaning
 from mlstm_jax.data.stream import Origin
 
 FOLDER = "checkpoints"
-# Of a checkpoint: checkpoints/STEP/meta/metadata.
+# The file of a checkpoint: checkpoints/STEP/meta/metadata.
 ITEM, FILE = "meta", "metadata"
 
-# By item and by an array's place in it; None for a checkpoint of a version that had none.
+# By item and by an array's path in it; None for a checkpoint of a version without checksums.
 Sums = dict[str, dict[str, int]] | None
 
 
@@ -24,25 +25,25 @@ class Meta(NamedTuple):
     """What a checkpoint was trained on."""
 
     corpus: str  # identity of the corpus, a sha256
-    cleaning: Cleaning  # of its documents; a prompt is cleaned alike
-    rows: dict[str, Any]  # what decides which bytes a row reads: batch, window, shards, ...
+    cleaning: Cleaning  # of its documents; a prompt is cleaned in the same way
+    rows: dict[str, Any]  # what determines which bytes a row reads: batch, window, shards, ...
     origin: Origin
     epoch: float
     bytes_seen: int
-    # A sha256 of the parameters that train.start_from gave, if it did.
+    # A sha256 of the parameters that train.start_from named, if any.
     start: str | None = None
-    high_steps: int = 0  # steps on end, up to here, whose loss was above train.divergence_bpc
-    bpc: float | None = None  # of the validation split, if it was measured here
+    high_steps: int = 0  # latest steps in a row whose loss was above train.divergence_bpc
+    bpc: float | None = None  # of the validation split, if it was measured at this step
 
 
 def steps_in(folder: Path) -> list[int]:
-    """Return the steps of the whole checkpoints of a run folder, in order, by their names."""
+    """Return the steps of the complete checkpoints of a run folder, in order, from their names."""
     names = [path.name for path in (folder / FOLDER).glob("[0-9]*")]
     return sorted(int(name) for name in names if name.isdigit())
 
 
 def seal(meta: Meta, sums: Sums) -> dict[str, Any]:
-    """Return the JSON of a checkpoint: its meta, the checksums of its arrays, and one of both."""
+    """Return a checkpoint's JSON: its meta, the checksums of its arrays, and one of both."""
     bpc = meta.bpc
     fields = meta._replace(bpc=bpc if bpc is None or math.isfinite(bpc) else None)._asdict()
     return {"meta": fields, "sums": sums, "sum": _sum_of(fields, sums)}
@@ -51,27 +52,27 @@ def seal(meta: Meta, sums: Sums) -> dict[str, Any]:
 def read_meta(folder: Path, step: int) -> tuple[Meta, Sums]:
     """Return the meta of the checkpoint of `step`, and the checksums of its arrays.
 
-    Raises OSError, ValueError, KeyError or TypeError where the file is damaged.
+    Raises OSError, ValueError, KeyError or TypeError if the file is damaged.
     """
     content = json.loads((folder / FOLDER / str(step) / ITEM / FILE).read_bytes())
     if "sum" in content:
         fields, sums = content["meta"], content["sums"]
         if _sum_of(fields, sums) != content["sum"]:
-            raise ValueError("its meta has another checksum")
+            raise ValueError("its meta does not match its checksum")
     else:
         fields, sums = content, None
     return Meta(**fields | {"origin": Origin(*fields["origin"])}), sums
 
 
 def score(folder: Path, step: int) -> float | None:
-    """Return the validation BPC at a step; None where there is none, or it cannot be read."""
+    """Return the validation BPC at a step; None if there is none, or it cannot be read."""
     before = folder / FOLDER / str(step) / "metrics" / "metrics"  # of an older version
     try:
         if before.is_file():
             return float(json.loads(before.read_bytes())["bpc"])
         return read_meta(folder, step)[0].bpc
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # It is damaged; to restore the checkpoint will raise that.
+        return None  # The file is damaged; restoring the checkpoint will raise an error.
 
 
 def _sum_of(fields: dict[str, Any], sums: Sums) -> int:

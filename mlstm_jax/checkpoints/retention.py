@@ -6,7 +6,7 @@ from typing import Any
 
 
 def best(scores: Mapping[int, float | None]) -> int | None:
-    """Return the step of the lowest score, the earliest of several; None where none is finite."""
+    """Return the step with the lowest score, the earliest of several; None if none is finite."""
     finite = [
         (score, step)
         for step, score in scores.items()
@@ -21,14 +21,14 @@ def kept(
     """Return the steps whose checkpoints are kept.
 
     These are the newest, the best, and the newest that is at least `reach` steps older than the
-    last: a run that is found to have diverged within `reach` steps can go back to it. The oldest
-    of those that are not so old yet will take its place, so it stays, too.
+    last: if a divergence is detected within `reach` steps, the run can return to it. The oldest of
+    the younger checkpoints will replace it later and is therefore kept, too.
 
     Args:
-        steps: those that there are.
+        steps: of the existing checkpoints.
         scores: validation BPC by step, where it was measured.
-        newest: how many of the newest to keep.
-        reach: steps in which a divergence is found.
+        newest: number of newest checkpoints to keep.
+        reach: number of steps within which a divergence is detected.
     """
     ordered = sorted(steps)
     if not ordered:
@@ -44,7 +44,7 @@ def kept(
 
 
 class Policy:
-    """`kept` as Orbax asks for it; it may be told new scores at any time."""
+    """`kept` in the form that Orbax needs; the mapping of scores may change at any time."""
 
     def __init__(self, scores: Mapping[int, float | None], newest: int, reach: int) -> None:
         self._scores, self._newest, self._reach = scores, newest, reach

@@ -1,4 +1,4 @@
-"""Commands that train, or say what training would be: train, sweep, plan, schedule."""
+"""Commands that train or show what training would do: train, sweep, plan, schedule."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def train(arguments: Sequence[str], program: str) -> None:
-    """Train a model, or go on with an unfinished run; without a config, the quickstart."""
+    """Train a model or resume an unfinished run; without a config, train the quickstart."""
     from mlstm_jax import config_text, environment, quickstart
 
     config, resume, reset_carry = config_text.parse(arguments, quickstart.config, program)
@@ -43,7 +43,7 @@ def train(arguments: Sequence[str], program: str) -> None:
     )
     if this.processes > 1:
         if this.index == 0:
-            show(f"\ndone; `mlstm-jax report {run}` shows what it learned")
+            show(f"\ndone; see the results with `mlstm-jax report {run}`")
         return
     models.report(run)
     if is_quickstart:
@@ -55,18 +55,18 @@ def sweep(
     out: Path,
     table_only: bool = False,
 ) -> None:
-    """Train all runs of a specification, one after the other, and make their table.
+    """Train all runs of a specification, one after the other, and write their tables.
 
-    A run that is finished or has diverged is not run again; stop it at any time, and go on with
-    the same command. The same command in a second terminal, or on another machine that sees the
-    same files, takes the runs that the first has not begun. OUT/table.md has the validation BPC of
-    each, OUT/table.csv every figure.
+    You can stop a sweep at any time and resume it with the same command. Runs that are finished or
+    have diverged are not repeated. The same command in a second terminal, or on another machine
+    that sees the same files, takes the runs that the first has not begun. OUT/table.md has the
+    validation BPC of each run, OUT/table.csv all figures.
 
     Args:
         spec: Python file that sets `runs = {(ROW, COLUMN): Config(...)}`, or the name of a sweep
             that `mlstm-jax configs` lists.
-        out: folder of the run folders, OUT/ROW/COLUMN, and of the tables.
-        table_only: train nothing; make the tables of what is there.
+        out: folder of the tables and of the run folders, OUT/ROW/COLUMN.
+        table_only: train nothing; write the tables of the existing runs.
     """
     from mlstm_jax import output
     from mlstm_jax.training import sweep as sweeps
@@ -80,11 +80,11 @@ def sweep(
 
         sweeps.sweep(runs, out, on_begin=on_begin, owns_process=True)
     show(sweeps.write_tables(runs, out))
-    show(f"every figure: {out / 'table.csv'}")
+    show(f"all figures: {out / 'table.csv'}")
 
 
 def plan(arguments: Sequence[str]) -> None:
-    """Say how long a config takes on a machine: seconds a step, hours, memory and cost."""
+    """Estimate the time, memory and cost of a config on a machine."""
     from mlstm_jax import config as configs
     from mlstm_jax import config_text, quickstart
     from mlstm_jax.data.corpus import open_corpus
@@ -96,31 +96,32 @@ def plan(arguments: Sequence[str]) -> None:
     @dataclass(frozen=True, kw_only=True)
     class Arguments:
         config: Annotated[configs.Config, arg(name="")] = default
-        # Description of the machine, JSON, or a name that `mlstm-jax configs` lists, such as h200.
+        # JSON description of the machine, or a name that `mlstm-jax configs` lists, such as h200.
         machine: Path
-        # Numbers of devices to plan for, over all nodes.
+        # Numbers of devices to plan for, on all nodes together.
         gpus: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
-        # Bytes of the training split, such as 40e9; unset: those of data.corpus, if it is there.
+        # Bytes of the training split, such as 40e9; unset: those of data.corpus, if it exists.
         corpus_bytes: float | None = None
-        # Results of `benchmarks/train_step.py --json` on such a device: its measured rate.
+        # Results of `benchmarks/train_step.py --json` on such a device; the plan then uses the
+        # measured rate.
         rates: Path | None = None
-        # Price of one device for an hour; unset: the description's.
+        # Price of one device per hour; unset: the price in the description.
         price: float | None = None
-        # Also compile the training step for the machine's GPU, which need not be there, and show
-        # its memory, kernels, collectives and modelled seconds: about 10 s for each of --gpus.
-        # It needs the extra "gpu-compile".
+        # Also compile the training step for the machine's GPU, which need not be present, and show
+        # its memory, kernels, collectives and modelled seconds. This takes about 10 s for each of
+        # --gpus and needs the extra "gpu-compile".
         compile: bool = False
-        # Also write the plan here, as JSON.
+        # Also write the plan to this file, as JSON.
         json: Path | None = None
 
     given = tyro.cli(
         Arguments,
         args=rest,
         prog="mlstm-jax plan [CONFIG]",
-        description="Seconds an iteration, bytes a second, memory, hours and cost of a config on "
-        "1 to many devices, by a roofline of the step and a ring all-reduce. CONFIG, a file or a "
-        "name that `mlstm-jax configs` lists, sets the fields of the run, and the options override "
-        "them, as with train.",
+        description="Estimate the seconds per iteration, bytes per second, memory, hours and cost "
+        "of a config on one to many devices, from a roofline of the step and a ring all-reduce. "
+        "CONFIG, a file or a name that `mlstm-jax configs` lists, sets the fields of the run, and "
+        "the options override them, as with train.",
     )
     config, machine = given.config, load_machine(given.machine)
     if given.rates:
@@ -130,7 +131,7 @@ def plan(arguments: Sequence[str]) -> None:
     if given.price is not None:
         machine = dataclasses.replace(machine, price_per_device_hour=given.price)
     if not given.gpus or min(given.gpus) < 1:
-        raise UserError(f"--gpus is {given.gpus}, but it must be numbers of at least 1.")
+        raise UserError(f"--gpus is {given.gpus}, but every number must be at least 1.")
     corpus_bytes = given.corpus_bytes
     folder = Path(config.data.corpus)
     if corpus_bytes is None and folder.is_dir():
@@ -154,7 +155,7 @@ def plan(arguments: Sequence[str]) -> None:
 
 
 def schedule(arguments: Sequence[str]) -> None:
-    """Show the learning rate of a config over its run, as a table or a picture."""
+    """Show the learning rate of a config over its run, as a table or a plot."""
     from mlstm_jax import config as configs
     from mlstm_jax import config_text, quickstart
 
@@ -163,18 +164,18 @@ def schedule(arguments: Sequence[str]) -> None:
     @dataclass(frozen=True, kw_only=True)
     class Arguments:
         config: Annotated[configs.Config, arg(name="")] = default
-        # Devices that a config with data.batch_per_device runs on.
+        # Number of devices, for a config with data.batch_per_device.
         gpus: int = 1
-        # Bytes of the training split; unset: those of data.corpus, which must be there then.
+        # Bytes of the training split; unset: those of data.corpus, which must then exist.
         corpus_bytes: float | None = None
-        # Also draw it, as a .png, .svg or .pdf (needs the extra "plot").
+        # Also plot it to this .png, .svg or .pdf file (needs the extra "plot").
         plot: Path | None = None
 
     given = tyro.cli(
         Arguments,
         args=rest,
         prog="mlstm-jax schedule [CONFIG]",
-        description="The learning rate of a config over its run: scaling, warm-up and decay. "
+        description="Show the learning rate of a config over its run: scaling, warm-up and decay. "
         "CONFIG, a file or a name that `mlstm-jax configs` lists, sets the fields, and the options "
         "override them, as with train.",
     )
@@ -192,4 +193,4 @@ def schedule(arguments: Sequence[str]) -> None:
     show(drawn.text)
     if given.plot:
         schedules.plot(drawn, given.plot)
-        show(f"drawn: {given.plot}")
+        show(f"plotted: {given.plot}")

@@ -1,14 +1,14 @@
-"""The processes of one run: how they find each other, agree, and learn that one is gone.
+"""The processes of one run: how they find each other, agree, and detect that one is gone.
 
-Process 0 listens at the coordinator's address; each other process holds one connection to it. Over
-it go lines of JSON: who is there, values that all must know, a sign of life every few seconds, and
-at last why a process stops. The kernel closes a killed process's connection at once, so the others
-know within a moment, and by name.
+Process 0 listens at the coordinator's address; each other process has one connection to it. The
+connection carries lines of JSON: greetings, values that all must know, a heartbeat every few
+seconds, and finally the reason why a process stops. The kernel closes a killed process's connection
+at once, so the others notice immediately and can name the process.
 
-It stands beside JAX's own coordination, which starts after it: that one aborts without a name when
-a process is missing, and takes its heartbeat timeout to find a dead one, while the living wait
-inside an all-reduce that nothing can interrupt. Whoever must stop therefore says why, tells the
-others, and leaves by `os._exit`.
+JAX's own coordination starts later and is independent. It aborts without a name if a process is
+missing, and detects a dead process only after its heartbeat timeout, while the others wait in an
+all-reduce that nothing can interrupt. A process that must stop therefore reports the reason, sends
+it to the others, and ends with `os._exit`.
 """
 
 import hashlib
@@ -30,24 +30,24 @@ from mlstm_jax.distributed.process_info import process_info
 from mlstm_jax.distributed.rendezvous import Greeting, Lobby
 from mlstm_jax.errors import KnownError, UserError
 
-# After another process has told why it stops: time to come to the same error by oneself.
+# After another process has sent why it stops: time for this process to raise the same error itself.
 _GRACE_SECONDS = 5.0
-# Of a difference: in so many ways it is told, if each process differs in its own.
+# Maximum number of groups of differing processes that a message describes.
 _KINDS = 5
 
 
 class Cluster:
-    """The processes of a run, this one among them; a context manager, the outermost of a run.
+    """The processes of a run, including this one; the outermost context manager of a run.
 
-    One process alone is a cluster of one, with no connection. An error that leaves the context is
-    told to the others, with the name of the process it came from, and ends all.
+    A single process is a cluster of one, without connections. An error that leaves the context is
+    sent to the other processes, with the name of its process, and ends all of them.
 
     Attributes:
-        index: which process this is, from 0.
-        processes: how many there are.
+        index: index of this process, from 0.
+        processes: number of processes.
         host: this machine's name.
-        first_host: the numeric address at which this process has reached process 0, or process 0
-            was reached; "" in a cluster of one.
+        first_host: the numeric address at which this process reached process 0, or, in process 0,
+            at which it was reached; "" in a cluster of one.
     """
 
     def __init__(self, distributed: Distributed) -> None:
@@ -60,7 +60,7 @@ class Cluster:
         self._silence = distributed.heartbeat_timeout_seconds
         self._connections: dict[int, Connection] = {}
         self._changed = threading.Condition()
-        self._values: dict[int, list[Json]] = {}  # by process: what it has said, not yet taken
+        self._values: dict[int, list[Json]] = {}  # by process: values received, not yet taken
         self._leaving = threading.Event()
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ class Cluster:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is process 0, which writes what only one may write."""
+        """Whether this is process 0, which writes the files that only one process may write."""
         return self.index == 0
 
     @property
@@ -100,12 +100,13 @@ class Cluster:
             self._leave()
             return
         if not isinstance(error, KnownError | KeyboardInterrupt):
-            # It may be what JAX makes of a lost process; whoever reads that connection knows more.
+            # JAX may have raised it because a process is lost; the reader of that connection then
+            # reports the cause.
             time.sleep(2)
         self.stop(error)
 
     def gather(self, value: Json) -> list[Json]:
-        """Return the value of every process, in their order; all must call it, in one order."""
+        """Return the values of all processes by index; all must make their calls in one order."""
         if self.processes == 1:
             return [value]
         if not self.is_first:
@@ -117,19 +118,20 @@ class Cluster:
         return values
 
     def require_equal(self, values: dict[str, Json], advice: str) -> None:
-        """Raise UserError, on all processes, unless all have these named values.
+        """Raise UserError, on all processes, unless all have the same named values.
 
         Args:
-            advice: what to do about a difference.
+            values: of this process, by name.
+            advice: what to do if they differ.
         """
         text = json.dumps(values, sort_keys=True)
         digests = self.gather(hashlib.sha256(text.encode()).hexdigest())
-        # The first process of each kind speaks for it: the values of all are too many.
+        # Only the first process with each digest sends its values: those of all would be too many.
         speakers = {str(digest): index for index, digest in reversed(list(enumerate(digests)))}
         if len(speakers) == 1:
             return
         chosen = sorted(speakers.values())[: _KINDS + 1]
-        # As the others see it: a tuple becomes a list on its way.
+        # Compare with the values after JSON, which turns a tuple into a list.
         everyone = self.gather([self.host, json.loads(text)] if self.index in chosen else None)
         _, first = everyone[0]
         different: list[str] = []
@@ -150,7 +152,7 @@ class Cluster:
             raise UserError("; ".join(different) + f". {advice}")
 
     def stop(self, error: BaseException) -> None:
-        """Say why this process stops, tell the others, and end it."""
+        """Report why this process stops, send it to the others, and end the process."""
         self._leaving.set()
         if isinstance(error, KnownError):
             code, text = error.exit_code, str(error)
@@ -166,7 +168,7 @@ class Cluster:
         if self.is_first:
             self._outlive_others()
         else:
-            time.sleep(0.5)  # A connection that is closed at once may take its last words along.
+            time.sleep(0.5)  # If a connection is closed at once, its last message may be lost.
         _exit(code)
 
     def _say(self, text: str) -> None:
@@ -191,17 +193,17 @@ class Cluster:
     # --- while it runs
 
     def _take(self, index: int) -> Json:
-        """Wait for the next value of a process. The watchdog and the readers end a vain wait."""
+        """Wait for the next value of a process; the watchdog and the readers end a useless wait."""
         with self._changed:
             self._changed.wait_for(lambda: self._values.get(index))
             return self._values[index].pop(0)
 
     def _put(self, index: int, value: Json) -> None:
-        """Keep what a process has said for `_take`; ValueError where it cannot be that."""
+        """Store a value for `_take`; raise ValueError if it is not a valid value."""
         if not self.is_first and (not isinstance(value, list) or len(value) != self.processes):
             raise ValueError("not a value of every process")
         with self._changed:
-            # Whoever sends one waits for what all have sent.
+            # A process that has sent a value waits for the values of all.
             if self._values.get(index):
                 raise ValueError("a second value")
             self._values.setdefault(index, []).append(value)
@@ -214,7 +216,7 @@ class Cluster:
             time.sleep(min(5.0, self._silence / 4))
 
     def _read(self, connection: Connection) -> None:
-        """Read what a process says, until it stops or is lost."""
+        """Read the messages of a process until it stops or is lost."""
         try:
             while True:
                 message = connection.receive(self._silence)
@@ -226,9 +228,9 @@ class Cluster:
                     self._others_stop(Stop.read(message))
                     return
         except TimeoutError:
-            self._lost(f"{connection} has given no sign of life for {self._silence:g} s")
+            self._lost(f"{connection} has sent no heartbeat for {self._silence:g} s")
         except (OSError, EOFError):
-            self._lost(f"{connection} is gone: it was killed, or its machine was")
+            self._lost(f"{connection} is gone: it was killed or its machine went down")
         except ValueError as error:
             self._lost(f"{connection} sent something that is not a message of this run ({error})")
 
@@ -236,13 +238,13 @@ class Cluster:
         if self._leaving.is_set():
             return
         text = (
-            f"{what}. Nothing is lost but the steps since the last checkpoint: start all "
-            "processes again with the same command."
+            f"{what}. Only the steps since the last checkpoint are lost: start all processes "
+            "again with the same command."
         )
         self._end(Stop(text, str(self), 1, now=True))
 
     def _others_stop(self, stop: Stop) -> None:
-        """End this process too, unless it comes to the same end by itself."""
+        """End this process, too, unless it ends by itself within the grace period."""
         if self.is_first:
             for connection in self._connections.values():
                 connection.send(**stop.message())
@@ -251,7 +253,7 @@ class Cluster:
             self._end(Stop(text, stop.source, stop.code or 1, now=True))
 
     def _end(self, stop: Stop) -> None:
-        """End this process from another thread than the one that trains."""
+        """End this process from a thread that does not train."""
         self._leaving.set()
         self._say(stop.text)
         if self.is_first:
@@ -261,14 +263,14 @@ class Cluster:
         _exit(stop.code)
 
     def _leave(self) -> None:
-        """Leave when all have come to the end."""
+        """Leave after all processes have reached the end."""
         self.gather("done")
         self._leaving.set()
         for connection in self._connections.values():
             connection.send(bye=True)
 
     def _outlive_others(self) -> None:
-        """Stay until the others are gone: JAX aborts them when process 0 goes first."""
+        """Wait until the others are gone: JAX aborts them if process 0 ends first."""
         deadline = time.monotonic() + _GRACE_SECONDS + 5
         for connection in self._connections.values():
             try:
@@ -281,7 +283,7 @@ class Cluster:
 
 
 def _exit(code: int) -> None:
-    """End the process at once; a collective that waits for a lost process cannot be unwound."""
+    """End the process at once; a collective that waits for a lost process cannot be interrupted."""
     if sys.stderr.isatty():
         sys.stderr.write("\x1b[?25h")  # The progress line may have hidden the cursor.
     sys.stdout.flush()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from mlstm_jax.errors import KnownError
 
-# The values of some 5,000 processes, gathered in one message.
+# In bytes; enough to gather the values of about 5,000 processes in one message.
 LONGEST = 16 << 20
 _LONGEST_TEXT = 10_000
 
@@ -18,21 +18,21 @@ Json = Any
 
 
 class Stop(NamedTuple):
-    """Why a process stops, as it tells the others."""
+    """The reason why a process stops, as it sends it to the others."""
 
     text: str
-    source: str  # which process, on which host
-    code: int  # what it exits with
-    now: bool = False  # there is nothing to wait for
+    source: str  # the process and its host
+    code: int  # its exit code
+    now: bool = False  # the others must end without waiting
 
     def message(self) -> dict[str, Json]:
-        """Return it as a message."""
+        """Return the reason as a message."""
         text = self.text[:_LONGEST_TEXT]
         return {"stop": text, "source": self.source, "code": self.code, "now": self.now}
 
     @classmethod
     def read(cls, message: dict[str, Json]) -> "Stop":
-        """Return the one that a message holds; ValueError where it holds none."""
+        """Return the reason that a message contains; raise ValueError if it contains none."""
         text, source, code = (message.get(name) for name in ("stop", "source", "code"))
         if not (isinstance(text, str) and isinstance(source, str) and type(code) is int):
             raise ValueError("not a reason to stop")
@@ -42,30 +42,30 @@ class Stop(NamedTuple):
 
 
 class Connection:
-    """One connection, and who is at its other end.
+    """One connection, and the process at its other end.
 
-    A message has to be whole within a time, however slowly its bytes come.
+    A message must be complete within a time limit, however slowly its bytes arrive.
     """
 
     def __init__(self, sock: socket.socket, index: int, host: str) -> None:
         self.index, self.host = index, host
         self.sock = sock
         self._received = bytearray()
-        self._searched = 0  # so many bytes of it hold no end of a line
+        self._searched = 0  # number of received bytes that contain no end of a line
         self._sending = threading.Lock()
 
     def __str__(self) -> str:
         return f"process {self.index} ({self.host})"
 
     def send(self, **message: Json) -> None:
-        """Send one message; a connection that is gone is noticed by the reader.
+        """Send one message; if the connection is gone, the reader notices it.
 
-        Raises KnownError where it is longer than the other end reads.
+        Raises KnownError if the message is longer than the other end accepts.
         """
         line = json.dumps(message).encode() + b"\n"
         if len(line) > LONGEST:
             raise KnownError(
-                f"a message of {len(line):,} bytes to {self} is too long; {LONGEST:,} can be sent."
+                f"a message of {len(line):,} bytes to {self} is too long; the limit is {LONGEST:,}."
             )
         with contextlib.suppress(OSError), self._sending:
             self.sock.sendall(line)
@@ -74,9 +74,9 @@ class Connection:
         """Return the next message.
 
         Raises:
-            TimeoutError: it was not whole in time.
-            OSError, EOFError: none will come.
-            ValueError: what came is no message.
+            TimeoutError: the message was not complete in time.
+            OSError, EOFError: no more messages will arrive.
+            ValueError: the input is not a message.
         """
         deadline = time.monotonic() + seconds
         readable = select.poll()
@@ -89,22 +89,22 @@ class Connection:
         return message
 
     def take(self, longest: int) -> dict[str, Json] | None:
-        """Read once what has come; return the next message, or None if it is not whole yet.
+        """Read once what has arrived; return the next message, or None if it is not complete yet.
 
-        Raises as `receive` does; ValueError also where a message is longer than `longest` bytes.
+        Raises as `receive` does; also ValueError if a message is longer than `longest` bytes.
         """
         self._fill()
         return self._next(longest)
 
     def is_silent(self) -> bool:
-        """Whether the other end is there, and has sent nothing more; of a non-blocking one."""
+        """Whether a non-blocking connection is open and the other end has sent nothing more."""
         try:
             self.sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return not self._received
         except OSError:
-            return False  # it is gone
-        return False  # it has sent more, or ended
+            return False  # the connection is gone
+        return False  # the other end has sent more, or has closed it
 
     def close(self) -> None:
         """Close the connection."""

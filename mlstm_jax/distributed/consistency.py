@@ -1,4 +1,4 @@
-"""What all processes of a run must have in common, looked at before anything is compiled."""
+"""What all processes of a run must have in common, checked before anything is compiled."""
 
 from mlstm_jax import config_differences, environment
 from mlstm_jax.config import Config
@@ -7,10 +7,10 @@ from mlstm_jax.distributed.cluster import Cluster
 
 
 def require_one_run(cluster: Cluster, config: Config, corpus: Corpus) -> None:
-    """Raise UserError where a process has other code, another config or another corpus."""
+    """Raise UserError if the processes differ in their code, config or corpus."""
     cluster.require_equal(
         {"the program's code": environment.code(), **environment.versions()},
-        "Install the same on all.",
+        "Install the same versions for all processes.",
     )
     fields = config_differences.flatten(config).items()
     cluster.require_equal(
@@ -19,6 +19,6 @@ def require_one_run(cluster: Cluster, config: Config, corpus: Corpus) -> None:
     )
     cluster.require_equal(
         {"the corpus's identity": corpus.identity[:12]},
-        "Prepare it once, and give every process a copy of that; `mlstm-jax inspect --verify` "
-        "finds a damaged one.",
+        "Prepare the corpus once, and give every process a copy; `mlstm-jax inspect --verify` "
+        "detects a damaged copy.",
     )

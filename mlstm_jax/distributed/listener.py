@@ -1,8 +1,8 @@
-"""Where process 0 listens: on the interfaces that the coordinator's name stands for.
+"""Where process 0 listens: at the addresses to which the coordinator's name resolves.
 
-Debian gives a machine's own name the address 127.0.1.1 in /etc/hosts, so that the name means the
-machine itself there, and something else everywhere else. Where a name that is not localhost means
-loopback, process 0 listens at the machine's outward address, too.
+Debian maps a machine's own name to 127.0.1.1 in /etc/hosts, so the name resolves differently on
+that machine than everywhere else. If a name other than localhost resolves to loopback, process 0
+also listens at the machine's outward address.
 """
 
 import errno
@@ -14,20 +14,20 @@ from typing import Any
 from mlstm_jax.address import Address, is_literal, is_loopback
 from mlstm_jax.errors import UserError
 
-# Of documentation (RFC 5737 and 3849): no machine has them, so the default route leads there.
+# Documentation addresses (RFC 5737 and 3849): no machine has them, so the default route is used.
 _FAR = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
-# A name may stand for addresses of which this machine does not have all.
+# A name may resolve to addresses that this machine does not have.
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
-Where = tuple[int, Any]  # the family of an address, and the address as the family has it
+Where = tuple[int, Any]  # the family of an address, and the address in the family's format
 
 
 def listen(address: Address, deadline: float = 0.0) -> list[socket.socket]:
-    """Listen at every address of this machine that the coordinator's name stands for.
+    """Listen at every address of this machine to which the coordinator's name resolves.
 
-    A name that is not known yet, as that of a pod just made, is asked for until the deadline.
+    A name that does not resolve yet, such as that of a new pod, is tried again until the deadline.
 
-    Raises UserError where none of them is this machine's, or the port is taken.
+    Raises UserError if none of the addresses belongs to this machine, or the port is in use.
     """
     sockets: list[socket.socket] = []
     try:
@@ -48,14 +48,14 @@ def listen(address: Address, deadline: float = 0.0) -> list[socket.socket]:
         for server in sockets:
             server.close()
         raise UserError(
-            f"process 0 cannot listen at distributed.coordinator {address} ({error}); name this "
-            "machine as the others reach it, and a port that is free."
+            f"process 0 cannot listen at distributed.coordinator {address} ({error}); set it to an "
+            "address at which the others reach this machine, and a free port."
         ) from error
     return sockets
 
 
 def note(host: str, hosts: list[str]) -> str:
-    """Say what may keep others from process 0, by the numeric hosts that it listens at."""
+    """Describe what may keep others from reaching process 0, which listens at numeric `hosts`."""
     here = " and ".join(filter(is_loopback, hosts))
     beyond = " and ".join(each for each in hosts if not is_loopback(each))
     if not here:
@@ -73,7 +73,7 @@ def note(host: str, hosts: list[str]) -> str:
 
 
 def loopback_of(host: str) -> str:
-    """Return the loopback address that a name has here; "" where it has another, or none."""
+    """Return the loopback address to which a name resolves here; "" if it has another or none."""
     try:
         found = [where[0] for _, where in _resolve(Address(host, 1), 0.0)]
     except OSError:
@@ -87,7 +87,7 @@ def numeric_host(where: Any) -> str:
 
 
 def free_port(host: str) -> int:
-    """Return a port of a numeric host of this machine that nobody listens at."""
+    """Return a free port of a numeric host of this machine."""
     ((family, where), *_) = _resolve(Address(host, 0), 0.0)
     with socket.create_server(where, family=family) as server:
         return int(server.getsockname()[1])
@@ -105,7 +105,7 @@ def _resolve(address: Address, deadline: float) -> list[Where]:
 
 
 def _is_hidden(host: str, found: list[str]) -> bool:
-    """Whether a name means loopback here, although it was not given as such."""
+    """Whether a name resolves only to loopback here, although the name does not suggest it."""
     meant = is_literal(host) or "localhost" in host.lower() or "loopback" in host.lower()
     return not meant and all(map(is_loopback, found))
 
@@ -118,6 +118,6 @@ def _outward(port: int) -> Iterator[Where]:
                 probe.connect((far, 9))
                 here = probe.getsockname()
         except OSError:
-            continue  # There is no such route.
+            continue  # There is no default route of this family.
         if not is_loopback(here[0]):
             yield family, (here[0], port, *here[2:])

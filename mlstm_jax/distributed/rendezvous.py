@@ -1,8 +1,8 @@
-"""How the processes of a run find each other: process 0 waits, the others come to it.
+"""How the processes of a run find each other: process 0 waits, the others connect to it.
 
-Whoever connects has seconds to greet, all at the same time, so that nobody who is silent or strange
-delays the rest. A process that dies while it waits may come back: it takes the place of its
-connection that is gone.
+Each client has a few seconds to greet, and all are handled concurrently, so a silent or unknown
+client does not delay the others. A process that dies while it waits may come back: its new
+connection replaces the old one.
 """
 
 import errno
@@ -21,14 +21,14 @@ from mlstm_jax.errors import KnownError, UserError
 _WELCOME = "all are here"
 _GREETING_SECONDS = 10.0
 _LONGEST_GREETING = 4096
-_LONGEST_HOST = 255  # of DNS
-# At once; the oldest has to go for one more.
+_LONGEST_HOST = 255  # the limit of DNS
+# Connections at one time that have not greeted; one more disconnects the oldest.
 _MOST_GUESTS = 256
 
 
 @dataclass(frozen=True)
 class Greeting:
-    """What a process says first."""
+    """The first message of a process."""
 
     index: int
     processes: int
@@ -36,9 +36,9 @@ class Greeting:
 
 
 def read_greeting(message: dict[str, Json]) -> Greeting:
-    """Return the greeting that a message is; ValueError where no process of ours sends it."""
+    """Return the greeting in a message; raise ValueError if no process of a run sends it."""
     index, processes, host = (message.get(name) for name in ("index", "processes", "host"))
-    # isinstance would let True through.
+    # isinstance would accept True.
     if not (type(index) is int and type(processes) is int and 0 < index < processes < 1 << 31):
         raise ValueError("not the numbers of a process")
     if not (isinstance(host, str) and len(host) <= _LONGEST_HOST):
@@ -52,9 +52,9 @@ class Lobby:
     Args:
         address: the coordinator's.
         host: this machine's name.
-        processes: how many there are, with process 0.
-        seconds: how long to wait, whoever connects.
-        say: tells the user.
+        processes: number of processes, including process 0.
+        seconds: how long to wait in total.
+        say: prints a message for the user.
     """
 
     def __init__(
@@ -68,15 +68,15 @@ class Lobby:
         self._address, self._host, self._processes = address, host, processes
         self._seconds, self._say = seconds, say
         self._connections: dict[int, Connection] = {}
-        self._guests: dict[Connection, float] = {}  # who has not greeted, and until when they may
+        self._guests: dict[Connection, float] = {}  # not yet greeted, and their deadlines
         self._selector = selectors.DefaultSelector()
         self._note = ""
 
     def wait(self) -> dict[int, Connection]:
-        """Return the others by their index, once all are here at one time.
+        """Return the others by their index, once all are connected at the same time.
 
-        Raises UserError, and tells it to those that are here, where one is missing when the time is
-        over, a number is taken twice, or a process was told of another number of processes.
+        Raises UserError, and sends it to the connected processes, if one is missing after the time
+        limit, an index is used twice, or a process was given another number of processes.
         """
         deadline = time.monotonic() + self._seconds
         try:
@@ -107,7 +107,7 @@ class Lobby:
             if now > deadline:
                 raise UserError(self._missing())
             if now - told > 10:
-                self._say(f"waits for {self._absent()}, {deadline - now:.0f} s more{note}")
+                self._say(f"waiting for {self._absent()}, {deadline - now:.0f} s left{note}")
                 told, note = now, ""
             for key, _ in self._selector.select(min(deadline - now, 1.0)):
                 connection = key.data
@@ -116,7 +116,7 @@ class Lobby:
                 elif connection in self._guests:
                     self._hear(connection)
                 elif connection in self._connections.values():
-                    # It has nothing to say before the welcome: it is gone, or none of ours.
+                    # A process sends nothing before the welcome, so this one is gone or unknown.
                     self._lose(connection)
             for guest in [one for one, until in self._guests.items() if until < now]:
                 self._send_away(guest)
@@ -136,11 +136,11 @@ class Lobby:
             sock, _ = server.accept()
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
-                return  # It has gone, or the network had an error that will be seen again.
+                return  # The client is gone, or the network had an error that will recur.
             if not self._guests:
                 raise UserError(
-                    f"process 0 cannot take more than {len(self._connections)} connections "
-                    f"({error}); raise its limit of open files, `ulimit -n`."
+                    f"process 0 cannot accept more than {len(self._connections)} connections "
+                    f"({error}); raise its limit of open files with `ulimit -n`."
                 ) from error
             self._send_away(next(iter(self._guests)))
             return
@@ -152,14 +152,14 @@ class Lobby:
         self._selector.register(sock, selectors.EVENT_READ, guest)
 
     def _hear(self, guest: Connection) -> None:
-        """Let a process in that has greeted, unless it is none of this run."""
+        """Accept a client that has greeted as a process of this run."""
         try:
             message = guest.take(_LONGEST_GREETING)
             if message is None:
                 return
             greeting = read_greeting(message)
             if not guest.is_silent():
-                raise ValueError("it has not waited for the welcome")
+                raise ValueError("it did not wait for the welcome")
         except (OSError, EOFError, ValueError):
             self._send_away(guest)
             return
@@ -168,13 +168,16 @@ class Lobby:
         before, why = self._connections.get(guest.index), None
         if greeting.processes != self._processes:
             why = (
-                f"{guest} was told of {greeting.processes} processes, but process 0 of "
+                f"{guest} was started for {greeting.processes} processes, but process 0 for "
                 f"{self._processes}"
             )
         elif before and before.is_silent():
-            why = f"a second process on {guest.host} says that it is number {guest.index}"
+            why = f"a second process, on {guest.host}, has the index {guest.index}"
         if why:
-            error = UserError(f"{why}. Start every process with its own --distributed.index.")
+            error = UserError(
+                f"{why}. Start every process with its own --distributed.index and the same "
+                "--distributed.processes."
+            )
             guest.send(**Stop(str(error), "process 0", error.exit_code).message())
             guest.close()
             raise error
@@ -188,7 +191,7 @@ class Lobby:
         guest.close()
 
     def _lose(self, connection: Connection) -> None:
-        self._say(f"{connection} has gone; waiting for it to come back")
+        self._say(f"{connection} is gone; waiting for it to come back")
         del self._connections[connection.index]
         self._selector.unregister(connection.sock)
         connection.close()
@@ -203,9 +206,9 @@ class Lobby:
         }
         present = ", ".join(f"{index} ({host})" for index, host in sorted(here.items()))
         return (
-            f"{self._absent()} of {self._processes} did not come within {self._seconds:g} s; here "
-            f"are {present}. Look into the logs of the missing; they must reach "
-            f"{self._address}, and get the same --distributed.processes. More time: "
+            f"{self._absent()} of {self._processes} did not connect within {self._seconds:g} s; "
+            f"connected: {present}. See the logs of the missing processes: they must reach "
+            f"{self._address} and have the same --distributed.processes. To wait longer, set "
             f"--distributed.timeout-seconds.{f' ({self._note}.)' if self._note else ''}"
         )
 
@@ -213,21 +216,21 @@ class Lobby:
 def reached_at(connections: Iterable[Connection]) -> str:
     """Return the numeric host of this machine at which the others have reached it.
 
-    One that is no loopback is good for all of them.
+    All of them can reach a host that is not loopback.
     """
     hosts = [listener.numeric_host(connection.sock.getsockname()) for connection in connections]
     return max(hosts, key=lambda host: (not is_loopback(host), hosts.count(host)))
 
 
 def find_first(address: Address, greeting: Greeting, seconds: float) -> tuple[Connection, str]:
-    """Find process 0, and wait until it has found all.
+    """Connect to process 0, and wait until all processes have connected to it.
 
     Returns:
-        The connection to it, and the numeric host that it was reached at.
+        The connection, and the numeric host at which process 0 was reached.
 
     Raises:
-        UserError: nothing that is process 0 answered within these seconds.
-        KnownError: process 0 has ended the start; its message and exit code.
+        UserError: process 0 did not answer within `seconds`.
+        KnownError: process 0 has ended the start; the error has its message and exit code.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -238,12 +241,12 @@ def find_first(address: Address, greeting: Greeting, seconds: float) -> tuple[Co
                 connection = Connection(sock, 0, address.host)
                 host = listener.numeric_host(sock.getpeername())
                 connection.send(**asdict(greeting))
-                # Process 0 has as long to wait for the others.
+                # Process 0 waits as long for the others.
                 first = connection.receive(seconds + 30)
                 if "stop" in first:
                     raise _refusal(Stop.read(first))
                 if first.get("value") != _WELCOME:
-                    raise ValueError("something else answers there")
+                    raise ValueError("another program answers there")
                 stack.pop_all()
                 return connection, host
         except KnownError:
@@ -252,19 +255,19 @@ def find_first(address: Address, greeting: Greeting, seconds: float) -> tuple[Co
             if time.monotonic() > deadline:
                 raise UserError(
                     f"process 0 did not answer at {address} within {seconds:g} s "
-                    f"({error or type(error).__name__}). Is it started, is that its address, "
-                    f"and does a firewall let the port through?{_hint(address.host)}"
+                    f"({error or type(error).__name__}). Check that it has started, that this is "
+                    f"its address, and that no firewall blocks the port.{_hint(address.host)}"
                 ) from error
             time.sleep(0.2)
 
 
 def _hint(host: str) -> str:
-    """Say that the coordinator's name stands for the machine that asks, where it does."""
+    """Return a hint if the coordinator's name resolves to this machine itself, else ""."""
     found = listener.loopback_of(host)
     if not found:
         return ""
     name = f"{host} is" if host == found else f"{host} resolves to {found} here, which is"
-    return f" {name} this machine itself: process 0 would have to run on it, too."
+    return f" {name} this machine itself, so process 0 would have to run on it, too."
 
 
 def _refusal(stop: Stop) -> KnownError:

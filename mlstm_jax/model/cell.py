@@ -1,7 +1,7 @@
 """The elementwise part of one step: gates, cell and hidden state, and their gradient.
 
-Krause et al. 2016, the LSTM around eqs. 10-12, on arrays of one shape, float32. Whatever runs a
-step, XLA or a kernel of our own, computes these lines.
+Krause et al. 2016, the LSTM around eqs. 10-12, on arrays of one shape, float32. XLA's steps and the
+Pallas kernels both compute these lines.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ Array = jax.Array
 
 
 class Gates(NamedTuple):
-    """Input, forget and output gate after σ, and the update after tanh."""
+    """Input, forget and output gates after σ, and the update after tanh."""
 
     i: Array
     f: Array
@@ -27,10 +27,10 @@ def advance(
     """Return the gates, and h and c after the step.
 
     Args:
-        z: what the gates i, f, o and u are of, before their nonlinearities.
-        before_h: h before the step; it is read with `hold` only.
-        before_c: c before it.
-        hold: bool, where h and c stay as they are.
+        z: pre-activations of the gates i, f, o and u.
+        before_h: h before the step; only read if `hold` is given.
+        before_c: c before the step.
+        hold: bool; where it is true, h and c do not change.
     """
     i, f, o = (jax.nn.sigmoid(x) for x in z[:3])
     u = jnp.tanh(z[3])
@@ -45,20 +45,20 @@ def advance(
 
 
 class Gradient(NamedTuple):
-    """Cotangents that a step hands on."""
+    """Cotangents that a step passes back."""
 
     z: Gates
     c: Array  # of c before the step
-    held_h: Array | None  # of h before it where the step is held, else 0; None without hold
+    held_h: Array | None  # of h before the step where it is held, else 0; None without hold
 
 
 def gradient(gates: Gates, before_c: Array, dh: Array, dc: Array, hold: Array | None) -> Gradient:
-    """Return what becomes of the cotangents dh and dc of a step's h and c."""
+    """Propagate the cotangents dh and dc of a step's h and c back through the step."""
     i, f, o, u = gates
     tanh_c = jnp.tanh(f * before_c + i * u)
     held_h = None
     if hold is not None:
-        # With i = 0 and f = 1 all else of such a step is zero already.
+        # With i = 0 and f = 1 all other cotangents of a held step are already zero.
         held_h, dh = jnp.where(hold, dh, 0), jnp.where(hold, 0, dh)
     dc = dc + dh * o * (1 - tanh_c * tanh_c)
     dz = Gates(

@@ -1,4 +1,4 @@
-"""What a layer reads, x W, and its gradient: of bytes a lookup, of the layer below a product."""
+"""A layer's input x W and its gradient: a lookup for bytes, a product for the layer below."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ Array = jax.Array
 
 
 def is_bytes(x: Array) -> bool:
-    """Return whether x is bytes, and not states of the layer below."""
+    """Return whether x contains bytes, not states of the layer below."""
     return jnp.issubdtype(x.dtype, jnp.integer)
 
 
@@ -22,10 +22,10 @@ def project(x: Array, w_IO: Array) -> Array:
 
 
 def _sum_rows_by_byte(bytes_TB: Array, dy_TBO: Array, rows: int) -> Array:
-    """Return the gradient of a table: the sum of dy over the places of each byte, [rows, O]."""
+    """Return the gradient of a table: dy summed over the positions of each byte, [rows, O]."""
 
     def scatter(bytes_TB: Array, dy_TBO: Array) -> Array:
-        # A step at a time: a scatter of the whole stack would first copy it, in float32.
+        # One step at a time: a scatter of the whole stack would first copy it to float32.
         window_bits = stacks.as_bits(dy_TBO)
 
         def step(t: Array, sums: Array) -> Array:
@@ -39,8 +39,8 @@ def _sum_rows_by_byte(bytes_TB: Array, dy_TBO: Array, rows: int) -> Array:
     def product(bytes_TB: Array, dy_TBO: Array) -> Array:
         return sum_rows(jax.nn.one_hot(bytes_TB, rows, dtype=dy_TBO.dtype), dy_TBO)
 
-    # On a CPU the scatter is faster, and always adds in one order. On GPUs it adds in any order, so
-    # that no run could be repeated, and the product costs little.
+    # On a CPU the scatter is faster and always adds in one order. On GPUs its order varies, so runs
+    # would not be reproducible, and the product costs little.
     return jax.lax.platform_dependent(bytes_TB, dy_TBO, cpu=scatter, default=product)
 
 

@@ -1,10 +1,10 @@
 """The loops over time with the elementwise parts of a step as kernels, for GPUs.
 
-XLA makes eight kernels of a step forward and nine backward; here they are five and five, two of
-them ours: one behind each product of matrices. Each looks its rows of the tables up, writes its
-slot of the stacks of all steps, and adds the parts of the product before it, whose sums over H
-(and 4H backward) are cut in two: a product of B rows with only H columns is else too small for all
-processors of a GPU. docs/performance.md has the figures.
+XLA compiles a step to eight kernels forward and nine backward; this file needs five and five. Two
+of each five are Pallas kernels, one after each matrix product. Each looks up its rows of the
+tables, writes its step of the stacks, and adds the parts of the preceding product, whose sums over
+H (over 4H backward) are split in two: otherwise a product of B rows with only H columns is too
+small to use all processors of a GPU. docs/performance.md has the measurements.
 
 Arrays as in recurrence.py; the equations of a step are those of cell.py.
 """
@@ -25,20 +25,20 @@ float32 = jnp.float32
 
 
 class Forward(NamedTuple):
-    """What the forward loop makes."""
+    """The results of the forward loop."""
 
     h: Array  # after the window, float32 [B, H]
     c: Array  # after the window [B, H]
     h_TBH: Array  # after each step, in the compute type
-    before_c: Array  # [T + 1, B, H]: c before each step, and after the last
+    before_c: Array  # [T + 1, B, H]: c before each step and after the last
     made: Array  # mh, i, f, o and u of each step, [T, 5, B, H], in the compute type
 
 
 class Backward(NamedTuple):
-    """What the backward loop makes."""
+    """The results of the backward loop."""
 
     dh: Array  # of h before the window, float32 [B, H]
-    dc: Array  # of c before it, float32 [B, H]
+    dc: Array  # of c before the window, float32 [B, H]
     dz_TBG: Array  # in the compute type
     dm_T2BH: Array  # of mh and of mx, in the compute type
 
@@ -48,7 +48,7 @@ def _parts(width: int) -> int:
 
 
 def _partial_dots(x: Array, w_IO: Array) -> Array:
-    """Return x W as parts that must be added: float32 [P, B, O]."""
+    """Return x W as parts to be added: float32 [P, B, O]."""
     parts = _parts(w_IO.shape[0])
     return jnp.einsum(
         "bpi,pio->pbo",
@@ -66,14 +66,14 @@ def _add(parts: Any, row: Array, units: Any) -> Array:
 
 
 def _what_is_read(x_TB: Array, t: Array, w_IO: Array) -> tuple[Array, ...]:
-    """Return arrays in which a kernel finds x_t W: the bytes and the table, or x_t W itself."""
+    """Return the arrays from which a kernel reads x_t W: the bytes and the table, or x_t W."""
     if is_bytes(x_TB):
         return x_TB, w_IO
     return (project(jax.lax.dynamic_index_in_dim(x_TB, t, keepdims=False), w_IO),)
 
 
 def _find(references: list[Any], t: Array, row: Array, units: Any) -> Array:
-    """Return x_t W of some units of a row."""
+    """Return x_t W for some units of a row."""
     if len(references) == 2:
         bytes_TB, table = references
         return table[bytes_TB[t, row], units]
@@ -97,7 +97,7 @@ def forward(
     compute: Any,
     interpret: bool,
 ) -> Forward:
-    """Run the window; arguments as those of `recurrence.recurrence`, matrices rounded."""
+    """Run the window; arguments as in `recurrence.recurrence`, with rounded matrices."""
     wmx_IH, wx_IG, wmh_HH, wh_HG, b_G = weights
     window, (rows, hidden), cell_type = x_TB.shape[0], first_h.shape, first_c.dtype
     hold = _of_hold(hold_TB)
@@ -131,7 +131,7 @@ def forward(
                 c_stack[t, row, units].astype(float32),
                 read_hold[0][t, row] != 0 if read_hold else None,
             )
-            # What a step reads lies elsewhere, see `launch`.
+            # A step writes other elements than it reads, see `launch`.
             h_2BH[(t + 1) % 2, row, units] = h
             c_stack[t + 1, row, units] = c.astype(cell_type)
             h_stack[t, row, units] = h.astype(compute)
@@ -173,13 +173,13 @@ def backward(
 
     Args:
         last_dh: the cotangent of h after the window, float32.
-        last_dc: that of c, float32.
-        dh_TBH: that of h after each step, in the compute type.
-        x_TB: what the layer read.
-        hold_TB: where it was held.
-        weights: as `forward` had them.
-        before_c: what it made, its `before_c`.
-        made: its `made`.
+        last_dc: the cotangent of c after the window, float32.
+        dh_TBH: the cotangent of h after each step, in the compute type.
+        x_TB: the layer's input.
+        hold_TB: where the state was held.
+        weights: those of `forward`.
+        before_c: `before_c` of `forward`'s result.
+        made: `made` of `forward`'s result.
         compute: type of the products.
         interpret: run the kernels in Pallas's interpreter.
     """
@@ -240,7 +240,7 @@ def backward(
         )
         return _partial_dots(dmh_BH, wmh_transposed), d_2NBH, dz_stack, dm_stack
 
-    # The cotangent of c, and with hold that of h of held steps, before and after a step.
+    # The cotangent of c, and with hold that of h in held steps, before and after a step.
     d_2NBH = jax.lax.empty((2, 1 + len(hold), rows, hidden), float32).at[0, 0].set(last_dc)
     if hold:
         d_2NBH = d_2NBH.at[0, 1].set(0)

@@ -1,8 +1,8 @@
 """The byte-level language model: embedding → mLSTM layers → linear decoder.
 
-Puri et al. 2018, section VI. The Linen module below owns the parameters, and wires the layers
-together; the mathematics is in recurrence.py, weight_norm.py and matmul.py. This is the only file
-that imports flax.linen, so a port to another module library touches it alone.
+Puri et al. 2018, section VI. The Linen module below owns the parameters and connects the layers;
+the mathematics is in recurrence.py, weight_norm.py and matmul.py. Only this file imports
+flax.linen, so a port to another module library changes only this file.
 
 Parameters, all float32::
 
@@ -53,7 +53,7 @@ COMPUTE_TYPES = {
 class Carry(NamedTuple):
     """State of every layer between two windows: h float32 [B, L, H], c [B, L, H].
 
-    Rows come first, so that the carry of all devices is one array in the order of the streams.
+    Rows are the first axis, so the carry of all devices is one array in the order of the streams.
     """
 
     h: Array
@@ -61,19 +61,19 @@ class Carry(NamedTuple):
 
 
 class ModelOutput(NamedTuple):
-    """What the model makes of a window."""
+    """The output of the model for a window."""
 
-    carry: Carry  # after it
+    carry: Carry  # after the window
     logits_BTV: Array  # of each next byte, float32
-    # Of a document that ends with each byte: its rating, float32, in standard deviations from the
-    # mean of the training split, or the logit of each class; None without a label head.
+    # After each byte, for a document that ends there: its rating, float32, in standard deviations
+    # from the mean of the training split, or the logit of each class; None without a label head.
     labels_BTK: Array | None
-    # The state after each byte, h and c [B, T, L, H], where it was asked for.
+    # The state after each byte, h and c [B, T, L, H], if requested.
     states: Carry | None = None
 
 
 def _uniform(hidden: int) -> Any:
-    """Return NVIDIA's initialiser of every matrix: uniform(±1/√H), whatever its own fan-in."""
+    """Return NVIDIA's initialiser of every matrix: uniform(±1/√H), independent of its fan-in."""
     limit = 1 / math.sqrt(hidden)
 
     def initialise(key: Array, shape: tuple[int, ...]) -> Array:
@@ -83,21 +83,21 @@ def _uniform(hidden: int) -> Any:
 
 
 class _Layer(linen.Module):
-    """Own the matrices of one mLSTM layer."""
+    """The matrices of one mLSTM layer."""
 
     model: config.Model
 
     def _matrix(
         self, name: str, rows: int, columns: int, initialise: Any, gain: float = 1.0
     ) -> Array:
-        """Own one weight-normalised matrix; W = gain · V at the start."""
+        """Create one weight-normalised matrix; initially W = gain · V."""
         v_IO = self.param(f"{name}_v", initialise, (rows, columns))
         g_O = self.param(f"{name}_g", lambda _: gain * column_norms(v_IO))
         return weight_norm(v_IO, g_O)
 
     @linen.compact
     def __call__(self, inputs: int) -> LayerWeights:
-        """Return them normalised; `inputs` is the width I of what the layer reads."""
+        """Return the normalised matrices; `inputs` is the width I of the layer's input."""
         hidden, gain = self.model.hidden, self.model.recurrent_gain
         uniform = _uniform(hidden)
         orthogonal = linen.initializers.orthogonal()
@@ -112,33 +112,33 @@ class _Layer(linen.Module):
 
 
 class LanguageModel(linen.Module):
-    """Predict each next byte from those before it and the carried state."""
+    """Predict each next byte from the previous bytes and the carried state."""
 
     model: config.Model
     precision: config.Precision
     recompute_every: int | None = None
-    # See `recurrence`; None: as XLA does best where JAX runs.
+    # See `recurrence`; None: XLA's fastest loops for JAX's default backend.
     loops: Loops | None = None
 
     @property
     def compute(self) -> Any:
-        """Type of the operands of every matrix product."""
+        """Operand type of every matrix product."""
         return COMPUTE_TYPES[self.precision.compute]
 
     def product_precision(self) -> AbstractContextManager[Any]:
-        """Return the context in which products must be traced: in fp32 they are float32's.
+        """Return the context in which products must be traced, so that fp32 is true float32.
 
-        JAX's default on a GPU is TensorFloat-32. The gradient is traced after the model was applied
-        and so needs the context, too.
+        JAX's default on a GPU is TensorFloat-32. The gradient is traced after the model has been
+        applied and therefore needs the context, too.
         """
         if self.precision.compute == "fp32":
             return jax.default_matmul_precision("highest")
         return nullcontext()
 
     def backward_order(self) -> list[str]:
-        """Return the names of the matrices that are large at many units, as gradients are made.
+        """Return the names of the matrices that grow large with H, in the order of the gradients.
 
-        The first layer's input matrices are last of all, and small: they have a table of bytes.
+        The first layer's input matrices come last and are small, because they use a table of bytes.
         """
         names = ["decoder_kernel"]
         for layer in reversed(range(self.model.layers)):
@@ -147,7 +147,7 @@ class LanguageModel(linen.Module):
         return names
 
     def init_carry(self, rows: int) -> Carry:
-        """Return the zero state of `rows` streams, as at the start of a shard; on the host."""
+        """Return the zero state of `rows` streams, as at the start of a shard, on the host."""
         shape = (rows, self.model.layers, self.model.hidden)
         cell = self.compute if self.precision.cell == "compute" else jnp.float32
         return Carry(cast(Array, np.zeros(shape, np.float32)), cast(Array, np.zeros(shape, cell)))
@@ -164,13 +164,13 @@ class LanguageModel(linen.Module):
         """Read a window of every row.
 
         Args:
-            bytes_BT: the bytes read, of any integer type.
-            carry: the state after the bytes before them.
-            padding_mask_BT: bool, true in the padding behind a text's end: the state is kept
-                there, and the logits mean nothing.
-            dropout_mask_BLH: factors of each unit's output on its way up, the same for a whole
+            bytes_BT: the bytes to read, of any integer type.
+            carry: the state after the previous bytes.
+            padding_mask_BT: bool, true in the padding after the end of a text. There the state does
+                not change, and the logits are meaningless.
+            dropout_mask_BLH: factors of each unit's output to the next layer, the same for a whole
                 window. The layer's own state is not multiplied.
-            return_states: return the state after each byte, too; without a gradient.
+            return_states: also return the state after each byte; without a gradient.
         """
         with self.product_precision():
             return self._read(bytes_BT, carry, padding_mask_BT, dropout_mask_BLH, return_states)
@@ -195,7 +195,7 @@ class LanguageModel(linen.Module):
             inputs = self.model.hidden if layer else self.model.embedding
             weights = _Layer(self.model, name=f"layer_{layer}")(inputs)
             if layer == 0:
-                # Bytes are few: the projections of all of them are a table, made once a window.
+                # There are only 256 bytes: their projections are a table, computed once per window.
                 weights = weights._replace(
                     wmx_IH=matmul(embedding_VE, weights.wmx_IH, self.compute),
                     wx_IG=matmul(embedding_VE, weights.wx_IG, self.compute),
@@ -237,13 +237,13 @@ class LanguageModel(linen.Module):
         return ModelOutput(carry, logits_TBV.swapaxes(0, 1), labels_BTK, steps_BTLH)
 
     def init_parameters(self, key: Array) -> Parameters:
-        """Return fresh parameters; the same key gives the same ones on every device."""
+        """Return initial parameters; the same key gives the same values on every device."""
         window_BT = jnp.zeros((1, 1), jnp.uint8)
         return self.init(key, window_BT, self.init_carry(1))["params"]
 
 
 @functools.cache
 def parameter_shapes(model: config.Model) -> Parameters:
-    """Return the tree of a model's parameters as shapes and types alone."""
+    """Return only the shapes and types of a model's parameters, as a tree."""
     shell = LanguageModel(model, config.Precision())
     return jax.eval_shape(lambda: shell.init_parameters(jax.random.key(0)))

@@ -1,8 +1,8 @@
-"""How a kernel of one step is run: each block of threads works on a piece of one row.
+"""How a kernel of one step is launched: each block of threads works on a piece of one row.
 
-Pallas has two compilers for GPUs. Triton's is deprecated since jax 0.11; this uses the other,
+Pallas has two compilers for GPUs. Triton is deprecated since jax 0.11; this module uses the other,
 Mosaic GPU, which compiles for compute capability 9.0 and later, and since jax 0.11 for 8.0. On a
-CPU the same kernels run in Pallas's interpreter, which is for tests: it is slow.
+CPU the same kernels run in Pallas's interpreter, which is slow and only meant for tests.
 """
 
 from collections.abc import Callable
@@ -17,18 +17,18 @@ from mlstm_jax.errors import UserError
 Array = jax.Array
 Shape = jax.ShapeDtypeStruct
 
-# Mosaic's arrays are spread over the 128 threads of a warp group.
+# Mosaic distributes an array over the 128 threads of a warp group.
 LEAST_UNITS = 128
 
 
 def require_gpu(hidden: int, capability: tuple[int, int] | None) -> None:
-    """Raise UserError unless the kernels run on a GPU.
+    """Raise UserError unless the kernels can run on the GPU.
 
     Args:
         hidden: H.
-        capability: compute capability of NVIDIA's GPU, None where there is none.
+        capability: compute capability of the NVIDIA GPU, None if there is none.
     """
-    # Mosaic of jax 0.10 ends the process when it compiles for less than 9.0.
+    # Mosaic of jax 0.10 ends the process if it compiles for less than 9.0.
     has_older = tuple(int(part) for part in jax.__version__.split(".")[:2]) >= (0, 11)
     least = (8, 0) if has_older else (9, 0)
     need = f"an NVIDIA GPU of compute capability {least[0]}.{least[1]} or later"
@@ -48,13 +48,13 @@ def require_gpu(hidden: int, capability: tuple[int, int] | None) -> None:
 
 
 def _piece(hidden: int) -> int:
-    """Return how many units a block works on; the last piece may overlap the one before it."""
-    # A thread reads up to 4 units at once, which must lie at a multiple of so many.
+    """Return the number of units of a block; the last piece may overlap the previous one."""
+    # A thread reads up to 4 units at once, and their offset must be a multiple of their number.
     return next((n for n in (512, 256) if hidden % n == 0), min(LEAST_UNITS, hidden))
 
 
 class _Spread:
-    """A reference whose pieces are spread over the threads alike, whatever their type."""
+    """A reference whose pieces have the same layout over the threads, whatever their type."""
 
     def __init__(self, reference: Any, size: int) -> None:
         self.reference = reference
@@ -76,7 +76,7 @@ class _Spread:
 
 
 class _Counted:
-    """Stands for a reference, and counts the bytes of the pieces that a kernel moves."""
+    """Replaces a reference, and counts the bytes of the pieces that a kernel moves."""
 
     def __init__(self, array: Array | Shape, size: int) -> None:
         self.shape, self.dtype, self.size = array.shape, array.dtype, size
@@ -99,7 +99,7 @@ class _Counted:
 def _bytes_moved(
     body: Callable[..., None], arrays: tuple[Array | Shape, ...], size: int
 ) -> list[int]:
-    """Return how many bytes of each array a block reads and writes."""
+    """Return the number of bytes of each array that a block reads and writes."""
     counted = [_Counted(x, size) for x in arrays]
     jax.eval_shape(lambda at: body(at, at, size, *counted), Shape((), jnp.int32))
     return [x.bytes for x in counted]
@@ -118,15 +118,16 @@ def launch(
     """Run a kernel over all units of all rows.
 
     Args:
-        name: how profilers and the compiled program call it.
-        body: called with (row, first unit, number of units) and then the references of all that
-            follows. Pieces overlap where none divides `hidden`: it must not read what it writes.
+        name: its name in profilers and in the compiled program.
+        body: called with (row, first unit, number of units) and then references to `inputs`,
+            `in_place` and `outputs`. It must not read what it writes, because pieces overlap if
+            their size does not divide `hidden`.
         inputs: arrays that it reads.
         in_place: arrays that it reads and writes.
-        outputs: shapes and types of what it makes.
+        outputs: shapes and types of its outputs.
         rows: B.
         hidden: H.
-        interpret: run it in Pallas's interpreter.
+        interpret: run the kernel in Pallas's interpreter.
 
     Returns:
         `in_place` after the kernel, and the outputs.
@@ -138,7 +139,7 @@ def launch(
         return row, jnp.minimum(piece * size, hidden - size), size
 
     if interpret:
-        # The interpreter gives a kernel what it writes in place twice: as it was, and to write.
+        # The interpreter passes each in-place array twice: once to read, once to write.
         first = len(inputs)
 
         def interpreted(*references: Any) -> None:
@@ -169,8 +170,8 @@ def launch(
     )
     unwritten = (jax.lax.empty(x.shape, x.dtype) for x in outputs)
     run = pl.run_state(lambda written: call(*inputs, *written))
-    # The compiled program keeps this name, and compiled/kernels.py reads it there: XLA knows no
-    # more of such a kernel than its arrays, most of which are of all steps.
+    # The compiled program keeps this name, and compiled/kernels.py reads it there: XLA knows only
+    # the arrays of such a kernel, most of which cover all steps.
     moved = _bytes_moved(body, (*inputs, *in_place, *outputs), size)
     with jax.named_scope(f"moves_{'_'.join(str(rows * grid[1] * n) for n in moved)}_bytes"):
         made = run((*in_place, *unwritten))

@@ -1,4 +1,4 @@
-"""One layer: its state, what it reads, its weights, and one step of it."""
+"""One layer: its state, its input, its weights, and one step."""
 
 from typing import NamedTuple
 
@@ -20,10 +20,10 @@ class LayerCarry(NamedTuple):
 
 
 class Sequence(NamedTuple):
-    """What changes from step to step.
+    """The inputs that change from step to step.
 
     x is the bytes, int32 [T, B], or the states of the layer below, [T, B, I]. Where hold_TB (bool)
-    is true, h and c stay as they are, and their gradient passes.
+    is true, h and c do not change, and their gradient passes unchanged.
     """
 
     x: Array
@@ -31,7 +31,7 @@ class Sequence(NamedTuple):
 
 
 class LayerWeights(NamedTuple):
-    """The matrices and the bias, float32; for bytes I is 256, and row v is that of byte v."""
+    """The matrices and the bias, float32; for bytes I is 256, and row v belongs to byte v."""
 
     wmx_IH: Array
     wx_IG: Array
@@ -41,7 +41,7 @@ class LayerWeights(NamedTuple):
 
 
 def rounded(weights: LayerWeights, x: Array, compute: jnp.dtype) -> LayerWeights:
-    """Return the matrices of products in the compute type; tables and the bias stay as they are."""
+    """Return the matrices of products in the compute type; tables and the bias do not change."""
     wmx_IH, wx_IG, wmh_HH, wh_HG, b_G = weights
     if not is_bytes(x):
         wmx_IH, wx_IG = wmx_IH.astype(compute), wx_IG.astype(compute)
@@ -51,7 +51,7 @@ def rounded(weights: LayerWeights, x: Array, compute: jnp.dtype) -> LayerWeights
 def layer_step(
     rounded_h: Array, carry: LayerCarry, now: Sequence, w: LayerWeights
 ) -> tuple[LayerCarry, tuple[Array, cell.Gates]]:
-    """One step: the new carry, then mh and the four gates after their nonlinearities, [B, H].
+    """Return the new carry, and mh and the four gates after their nonlinearities, [B, H].
 
     rounded_h is h in the type of the products.
     """

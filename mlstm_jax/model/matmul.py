@@ -1,10 +1,9 @@
-"""The matrix product of mixed precision: compute-type operands, float32 sums, both ways.
+"""The matrix product in mixed precision: compute-type operands, float32 sums, also backward.
 
-It stands alone because every product of the model outside the recurrence goes through it. JAX's
-own derivative of a product with ``preferred_element_type=float32`` multiplies a float32 cotangent
-by a half-precision matrix, which no tensor core does at full rate; here the cotangent is cast to
-the compute type first, and the weight gradient is one sum in float32 over all rows and steps
-(Puri et al. 2018, section V).
+Every product of the model outside the recurrence uses it. JAX's own derivative of a product with
+``preferred_element_type=float32`` multiplies a float32 cotangent by a half-precision matrix, which
+no tensor core does at full rate. Here the cotangent is first cast to the compute type, and the
+weight gradient is one sum in float32 over all rows and steps (Puri et al. 2018, section V).
 """
 
 from functools import partial
@@ -17,11 +16,11 @@ Array = jax.Array
 
 
 def transposed(x_RC: Array) -> Array:
-    """Return x', of half types on CPUs as an array in memory and not as another view of x.
+    """Return xᵀ; half types on CPUs are written to memory instead of being a view of x.
 
-    XLA for CPUs folds a transposition into the product that reads it. Its products of half types
-    take none: both operands would be converted to float32, and multiplied at float32's rate. In
-    float32 it costs more to write x' than the product gains.
+    XLA for CPUs folds a transposition into the product that reads it. Its half-type products do not
+    support this: both operands would be converted to float32 and multiplied at float32's rate. In
+    float32, writing xᵀ costs more than the product gains.
     """
     if x_RC.dtype.itemsize != 2:
         return x_RC.T
@@ -39,8 +38,8 @@ def dot(x: Array, w_IO: Array) -> Array:
 
 def sum_rows(x: Array, dy: Array) -> Array:
     """Return Σ x ⊗ dy over all axes but the last, float32 [I, O]: the gradient of W in y = x W."""
-    # One row axis: a product that contracts two axes is a third slower on a CPU. A reshape that
-    # merges a sharded axis would gather activations, but each device runs this on its own rows.
+    # Merge the row axes: a product that contracts two axes is a third slower on a CPU. Merging a
+    # sharded axis would gather activations, but each device runs this on its own rows.
     x_RI, dy_RO = (a.reshape(-1, a.shape[-1]) for a in (x, dy))
     return jnp.dot(transposed(x_RI), dy_RO, preferred_element_type=jnp.float32)
 
@@ -50,7 +49,7 @@ def matmul(x: Array, w_IO: Array, compute: jnp.dtype) -> Array:
     """Multiply ``x [..., I]`` by ``w [I, O]`` in type `compute`.
 
     Returns:
-        float32 [..., O]. The gradient of x has x's type, that of w is float32.
+        float32 [..., O]. The gradient of x has x's type; the gradient of w is float32.
     """
     return dot(x, w_IO.astype(compute))
 

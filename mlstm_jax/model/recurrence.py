@@ -11,23 +11,23 @@ One layer (Krause et al. 2016, eqs. 10-12 and the LSTM around them; Puri et al. 
 
 Where x_t is a byte, Wmx and Wx are tables of 256 rows and x_t W is a lookup.
 
-`recurrence_reference` is these lines and JAX's own gradient. `recurrence` computes the same, and
-has the gradient written out, for three reasons:
+`recurrence_reference` implements these lines with JAX's own gradient. `recurrence` computes the
+same with an explicit gradient, for three reasons:
 
 * Reverse mode through `lax.scan` adds to the weight gradients at every step, one small product at
-  a time, in the compute type. Here the backward scan makes dz_t, dmh_t and dmx_t only, and each
+  a time, in the compute type. Here the backward scan computes only dz_t, dmh_t and dmx_t, and each
   weight gradient is one product over all T·B rows afterwards, summed in float32.
-* The products of the backward scan get operands of the compute type, where JAX would multiply a
-  float32 cotangent by a half-precision matrix.
-* It saves mh, the four gates, c and h; m, tanh(c_t) and the derivatives of σ are cheap to make
-  again.
+* The products of the backward scan have operands of the compute type; JAX would multiply a float32
+  cotangent by a half-precision matrix.
+* It saves mh, the four gates, c and h; m, tanh(c_t) and the derivatives of σ are cheap to
+  recompute.
 
-With `recompute_every` = k even these are kept for k steps at a time only.
+With `recompute_every` = k even these are kept for only k steps at a time.
 
 Arrays are time-major here and only here. h and c are float32 between steps (c optionally in the
 compute type), and h is rounded to the compute type where it enters a product. Every product of the
-forward scan is over B rows, whatever T is: two carried windows give the bits of one long window.
-docs/performance.md says what each choice bought.
+forward scan is over B rows for any T, so two carried windows give bit for bit the result of one
+long window. docs/performance.md has the gain from each choice.
 """
 
 from functools import partial
@@ -46,14 +46,14 @@ Array = jax.Array
 
 
 Outputs = tuple[LayerCarry, Array]
-# How the loops of a gradient are made, see `recurrence`.
+# The implementation of the loops of a gradient, see `recurrence`.
 Loops = Literal["apart", "packed", "pallas", "interpreted"]
 
 
 def recurrence_reference(
     carry: LayerCarry, sequence: Sequence, weights: LayerWeights, compute: jnp.dtype
 ) -> Outputs:
-    """Run the equations with JAX's own gradient; arguments and results as `recurrence`."""
+    """Run the equations with JAX's own gradient; arguments and results as in `recurrence`."""
     weights = rounded(weights, sequence.x, compute)
 
     def step(carry: LayerCarry, now: Sequence) -> tuple[LayerCarry, Array]:
@@ -66,7 +66,7 @@ def recurrence_reference(
 def recurrence_states(
     carry: LayerCarry, sequence: Sequence, weights: LayerWeights, compute: jnp.dtype
 ) -> tuple[LayerCarry, LayerCarry]:
-    """Return the carry after the window, and that after every step, [T, B, H]; no gradient."""
+    """Return the carry after the window and after every step, [T, B, H]; no gradient."""
     weights = rounded(weights, sequence.x, compute)
     window = sequence.x.shape[0]
 
@@ -92,20 +92,20 @@ def recurrence(
 
     Args:
         carry: the state before the window.
-        sequence: what it reads, T steps of it.
+        sequence: its input, T steps.
         weights: its matrices and bias.
-        compute: type of the operands of every product.
-        recompute_every: keep the carry of every k-th step for the backward pass, and what lies
-            between for one run of k steps at a time, made again then: memory for the time of a
-            second forward pass. Unset: keep everything.
-        loops: what runs where a gradient is taken. apart: XLA's kernels, and the parts of a step
-            in arrays of their own, as is best on a CPU. packed: XLA's, and these parts in one
-            array, as is best on a GPU; the same numbers. pallas: kernels of our own, for GPUs, see
-            kernels.py; the same numbers to rounding. interpreted: the same on a CPU, for tests.
+        compute: operand type of every product.
+        recompute_every: keep the carry of every k-th step for the backward pass, and recompute the
+            steps between, k at a time. This saves memory and costs the time of a second forward
+            pass. Unset: keep everything.
+        loops: the implementation if a gradient is taken. apart: XLA's kernels, with the parts of a
+            step in separate arrays; best on a CPU. packed: XLA's kernels, with these parts in one
+            array; best on a GPU, with the same numbers. pallas: this package's kernels for GPUs,
+            see kernels.py; the same numbers to rounding. interpreted: these on a CPU, for tests.
 
     Returns:
         The carry after the window, and h at every step [T, B, H] in the compute type. Gradients
-        are float32, those of the weights summed in float32. Without a gradient nothing is kept.
+        are float32; those of the weights are summed in float32. Without a gradient nothing is kept.
     """
     window = sequence.x.shape[0]
     if recompute_every is None or recompute_every >= window:
@@ -115,7 +115,7 @@ def recurrence(
     def run(carry: LayerCarry, sequence: Sequence) -> Outputs:
         return _recurrence(carry, sequence, weights, compute, loops)
 
-    # A run of what is left over, then whole ones.
+    # First a short run of the remainder, then full runs.
     short = window % recompute_every
     h = []
     if short:
@@ -131,7 +131,7 @@ def recurrence(
 def _recurrence(
     carry: LayerCarry, sequence: Sequence, weights: LayerWeights, compute: jnp.dtype, loops: Loops
 ) -> Outputs:
-    # What is not asked for is not made: the compiler drops what XLA's loop saves.
+    # The compiler removes unused values, so without a gradient XLA's loop saves nothing.
     weights = rounded(weights, sequence.x, compute)
     last, saved = scans.forward(carry, sequence, weights, compute, loops == "packed")
     return last, saved.h_TBH(compute)
@@ -176,7 +176,8 @@ def _backward(
     mx_TBH = project(sequence.x, weights.wmx_IH)
     m_TBH = (mx_TBH * mh_TBH.astype(jnp.float32)).astype(compute)
     dx, dwmx_IH, dwx_IG = read_gradients(sequence.x, weights.wmx_IH, weights.wx_IG, dmx_TBH, dz_TBG)
-    # Each byte adds one row of the table and the bias, so the table's gradient has the bias's.
+    # Each byte adds one row of the table and the bias, so the bias's gradient is the sum of the
+    # table's gradient over its rows.
     b_G = (
         jnp.sum(dwx_IG, axis=0)
         if is_bytes(sequence.x)

@@ -1,7 +1,7 @@
-"""The loops over time as XLA runs them, forward and back; kernels.py has those of our own kernels.
+"""The loops over time with XLA's kernels, forward and backward; kernels.py has the Pallas loops.
 
-`packed` keeps the parts of a step in one array, as is best on a GPU; else dz takes the place of the
-gates, as is best on a CPU. The numbers are the same.
+`packed` keeps the parts of a step in one array, which is best on a GPU; otherwise dz overwrites the
+gates, which is best on a CPU. The numbers are the same.
 """
 
 from typing import Any, NamedTuple
@@ -18,11 +18,11 @@ Array = jax.Array
 
 
 class Saved(NamedTuple):
-    """What the backward scan needs beside the arguments, in stacks, see `stacks.empty`.
+    """What the backward scan needs besides the arguments, in stacks (see `stacks.empty`).
 
-    h after each step [T, B, H], c before it [T, B, H], and of each step mh, i, f, o and u: packed
-    as one [T, 5, B, H], which a GPU writes in one kernel; else mh [T, B, H], and the gates side by
-    side [T, B, 4H], where the backward scan puts dz in their place.
+    h after each step [T, B, H], c before each step [T, B, H], and mh, i, f, o and u of each step:
+    packed as one [T, 5, B, H], which a GPU writes in one kernel, or else mh [T, B, H] and the gates
+    side by side [T, B, 4H], which the backward scan overwrites with dz.
     """
 
     h: Array
@@ -37,7 +37,7 @@ class Saved(NamedTuple):
 def forward(
     carry: LayerCarry, sequence: Sequence, weights: LayerWeights, compute: jnp.dtype, packed: bool
 ) -> tuple[LayerCarry, Saved]:
-    """Run the window, matrices rounded; return the carry after it, and what the way back needs."""
+    """Run the window with rounded matrices; return the new carry and what `backward` needs."""
     window, shape = sequence.x.shape[0], carry.h.shape
 
     def step(t: Array, before: tuple[Array, LayerCarry, Saved]) -> tuple[Array, LayerCarry, Saved]:
@@ -67,7 +67,7 @@ def forward(
             stacks.empty((window, shape[0], 4 * shape[1]), compute),
         ),
     )
-    # h goes from step to step in both types: rounded anew it would be a kernel more.
+    # h is carried in both types: rounding it again at each step would need another kernel.
     first = carry.h.astype(compute), carry, saved
     _, last, saved = jax.lax.fori_loop(0, window, step, first)
     return last, saved
@@ -86,19 +86,19 @@ def backward(
     """Run back through the window that `forward` ran from the carry `first`.
 
     Returns:
-        The cotangents of h and c before the window, float32 [B, H]; and in the compute type dz of
+        The cotangents of h and c before the window, float32 [B, H]; and, in the compute type, dz of
         each step [T, B, 4H], and dmh with dmx [T, 2, B, H].
     """
     window, shape = sequence.x.shape[0], first.h.shape
     mx_TBH = None if is_bytes(sequence.x) else project(sequence.x, weights.wmx_IH)
-    # Transposed once: on a CPU a product with a transposed right side is a third slower.
+    # Transpose once: on a CPU a product with a transposed right operand is a third slower.
     wmh_transposed, wh_transposed = weights.wmh_HH.T, weights.wh_HG.T
     dh_bits = stacks.as_bits(dh_TBH)
     gates_BG = None
     dz = stacks.empty((window, shape[0], 4 * shape[1]), compute)
     if not packed:
-        # dz takes the gates' place: no fresh memory, whose pages a CPU would have to be given. A
-        # step is read after the one behind it was written, or XLA would copy the stack each time.
+        # dz overwrites the gates, so a CPU need not allocate new pages of memory. A step is read
+        # after the later one has been written; otherwise XLA would copy the stack each time.
         saved, dz = saved._replace(made=saved.made[:1]), saved.made[1]
         gates_BG = stacks.at(dz, jnp.int32(window - 1))
 

@@ -1,4 +1,4 @@
-"""Stacks: arrays of all time steps, [T, ...], that a loop writes and reads a step at a time."""
+"""Stacks: arrays of all time steps, [T, ...], that a loop reads and writes one step at a time."""
 
 from typing import TypeVar
 
@@ -15,10 +15,10 @@ def at(stacks: Tree, t: Array) -> Tree:
 
 
 def empty(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
-    """Return a stack, [T, ...], that steps write with `put`; what was not written is undefined.
+    """Return a stack, [T, ...], that steps write with `put`; unwritten elements are undefined.
 
-    Half types are stored as integers of 16 bits: XLA for CPUs cannot write one step of a bfloat16
-    stack, it converts the whole stack at every step. To other devices the bits are the same.
+    Half types are stored as 16-bit integers: XLA for CPUs cannot write one step of a bfloat16 stack
+    without converting the whole stack at every step. For other devices this makes no difference.
     """
     half = jnp.dtype(dtype).itemsize == 2
     return jax.lax.empty(shape, jnp.uint16 if half else dtype)
@@ -30,7 +30,10 @@ def put(stack: Array, x: Array, t: Array) -> Array:
 
 
 def put_side_by_side(stack: Array, parts: list[Array], t: Array) -> Array:
-    """Return a stack with equal parts, [..., n], along the last axis of its step t, in place."""
+    """Return a stack with `parts`, each [..., n], side by side in the last axis of step t.
+
+    XLA writes them in place.
+    """
     for n, x in enumerate(parts):
         place: tuple[Array | int, ...] = (t, *[0] * (x.ndim - 1), n * x.shape[-1])
         stack = jax.lax.dynamic_update_slice(stack, as_bits(x)[None], place)
@@ -38,10 +41,10 @@ def put_side_by_side(stack: Array, parts: list[Array], t: Array) -> Array:
 
 
 def as_bits(x: Array) -> Array:
-    """Return an array as a stack keeps it: half types as their bits, uint16."""
+    """Return an array as it is stored in a stack: half types as their bits, uint16."""
     return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype.itemsize == 2 else x
 
 
 def of_bits(x: Array, dtype: jnp.dtype) -> Array:
-    """Return what `as_bits` was given, of type `dtype`."""
+    """Return the array of type `dtype` that was passed to `as_bits`."""
     return jax.lax.bitcast_convert_type(x, dtype) if x.dtype == jnp.uint16 else x

@@ -1,16 +1,16 @@
-"""The step of dynamic evaluation as one device sees it: score a window, then learn from it.
+"""The step of dynamic evaluation on one device: score a window, then learn from it.
 
 Krause, Kahembwe, Murray, Renals 2018, "Dynamic Evaluation of Neural Sequence Models" (arXiv
-1709.07432). With θ_0 the trained parameters, θ_s those that score window s, L_s its loss in nats a
-byte, the mean over all rows, and the state carried as ever::
+1709.07432). θ_0 are the trained parameters, θ_s those that score window s, and L_s is its loss in
+nats per byte, the mean over all rows. The state is carried as usual::
 
-    g_s     = ∇ L_s(θ_s)                    through this window alone
+    g_s     = ∇ L_s(θ_s)                    through this window only
     θ_{s+1} = θ_s − η g_s / (r + ε) + min(1, λ r / mean r) (θ_0 − θ_s)
 
-η is the rate and λ the decay towards the trained parameters. In the paper's update r is √MS, with
-MS the mean of g² over windows of the training split, at θ_0. With r = 1 and ε = 0 it is plain
-gradient descent. As in training, fp16 scales the loss, and a gradient that is not finite makes no
-update.
+η is the rate and λ the decay towards the trained parameters. In the paper's update r is √MS, where
+MS is the mean of g² over windows of the training split, at θ_0. With r = 1 and ε = 0 the update is
+plain gradient descent. As in training, fp16 scales the loss, and an update whose gradient is not
+finite is skipped.
 """
 
 from collections.abc import Callable
@@ -30,14 +30,14 @@ Array = jax.Array
 
 
 class Setting(NamedTuple):
-    """The two numbers that are chosen."""
+    """The two hyperparameters."""
 
     rate: float  # η
     decay: float  # λ
 
 
 class Rule(NamedTuple):
-    """What divides the gradient: r, a float32 tree as the parameters, its mean and ε."""
+    """The divisor of the gradient: r, a float32 tree like the parameters, its mean, and ε."""
 
     r: Parameters
     mean: Any
@@ -45,21 +45,21 @@ class Rule(NamedTuple):
 
 
 class Adapting(NamedTuple):
-    """What changes from window to window, the carry apart."""
+    """What changes from window to window, except the carry."""
 
     params: Parameters  # θ_s
     loss_scale: LossScale
 
 
 class Window(NamedTuple):
-    """What a window cost, scored before its update."""
+    """The loss of a window, scored before its update."""
 
     nats_BT: Array  # of each byte, float32; zero where nothing is scored
-    skipped: Array  # bool: whether it made no update, because its gradient was not finite
+    skipped: Array  # bool: whether the update was skipped because its gradient was not finite
 
 
 class Sums(NamedTuple):
-    """Of the gradients of the training split."""
+    """Sums over the gradients of the training split."""
 
     squares: Parameters
     windows: Array  # int32
@@ -69,10 +69,10 @@ class Sums(NamedTuple):
 def _gradient(
     model: LanguageModel, params: Parameters, scale: Array, carry: Carry, batch: EvaluationBatch
 ) -> tuple[Parameters, Array, Array, Carry]:
-    """Return ∇L over a window, whether it is finite, the nats of each byte [B, T], the carry after.
+    """Return ∇L over a window, whether it is finite, the nats of each byte [B, T], the new carry.
 
     Every byte has the same weight: the mean is over all positions, and those past the end of a
-    shard or a document add nothing.
+    shard or document add zero.
     """
     before = reset(carry, batch.reset_B)
 
@@ -89,7 +89,7 @@ def _gradient(
 
 
 def make_adapting_step(model: LanguageModel) -> Callable[..., tuple[Adapting, Carry, Window]]:
-    """Return the step: adapting, carry, θ_0, rule, setting, batch → both after, what it cost."""
+    """Return the step: adapting, carry, θ_0, rule, setting, batch → adapting, carry, window."""
 
     def step(
         adapting: Adapting,
@@ -116,7 +116,7 @@ def make_adapting_step(model: LanguageModel) -> Callable[..., tuple[Adapting, Ca
 
 
 def make_statistics_step(model: LanguageModel) -> Callable[..., tuple[Sums, Carry]]:
-    """Return the step: sums, carry, θ_0, batch → sums and carry after; θ_0 stays as it is."""
+    """Return the step: sums, carry, θ_0, batch → sums, carry; θ_0 does not change."""
 
     def step(
         sums: Sums, carry: Carry, trained: Parameters, batch: EvaluationBatch

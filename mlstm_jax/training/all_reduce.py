@@ -1,9 +1,9 @@
-"""The all-reduce of the gradient, cut so that most of it can run beside the backward pass.
+"""The all-reduce of the gradient, split so that most of it can overlap the backward pass.
 
-In one piece it starts when the last gradient is made, and every device waits for it. Here each
-large part is a piece of its own, in the order in which the backward pass makes them: the decoder's
+A single all-reduce would start after the last gradient is computed, and every device would wait for
+it. Here each large gradient is reduced separately, in the order of the backward pass: the decoder's
 before the scan over time begins, Wmh's before the product of Wh's, Wh's before those of the tables.
-All else goes last. The sums are the same to the bit.
+All others are reduced last. The sums are bit for bit the same.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import jax
 
 Array = jax.Array
 
-# Below it a piece of its own costs more, by the latency of a message, than can be hidden of it.
+# Below this size the latency of a separate message costs more than the overlap can hide.
 LEAST_BYTES = 1 << 22
 
 
@@ -22,9 +22,9 @@ def sum_over_devices(tree: Any, others: Any, early: Sequence[str], axis_name: st
 
     Args:
         tree: nested dicts of arrays.
-        others: what is ready last.
-        early: names in the tree, such as layer_0/wmh_v, in the order in which they are made.
-        axis_name: of the devices.
+        others: values that are ready last.
+        early: names in the tree, such as layer_0/wmh_v, in the order in which they are computed.
+        axis_name: the name of the device axis.
     """
     found, shape = jax.tree_util.tree_flatten_with_path(tree)
     leaves = {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in found}
@@ -41,9 +41,9 @@ def sum_over_devices(tree: Any, others: Any, early: Sequence[str], axis_name: st
 
 
 def _after(tree: Any, before: Array | None) -> Any:
-    """Return the tree, to be had once `before` is there.
+    """Return the tree, made available only after `before`.
 
-    Without this order XLA joins small pieces into one, which waits for the last of them, and starts
-    the large ones in an order of its own.
+    Without this order XLA combines small all-reduces into one, which waits for the last of them,
+    and chooses the order of the large ones itself.
     """
     return tree if before is None else jax.lax.optimization_barrier((tree, before))[0]

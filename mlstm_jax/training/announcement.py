@@ -1,4 +1,4 @@
-"""What a run says of itself before its first step."""
+"""What a run reports before its first step."""
 
 import jax
 
@@ -18,10 +18,10 @@ def announcement(
     corpus: Corpus,
     found: ResumePoint,
 ) -> str:
-    """Say what is about to be trained, on what."""
+    """Describe what the run will train, and on which devices."""
     total, first = phases[-1].last, found.step
     if first >= total:
-        return f"{config.out} is finished: {first:,} steps. More of them: --train.steps"
+        return f"{config.out} is finished: {first:,} steps. To train for more, set --train.steps"
     count = sum(leaf.size for leaf in jax.tree.leaves(found.state.params))
     start = f"resuming at step {first:,} of" if first else "training"
     where = f"{devices.count} {devices.devices[0].platform} device(s)"
@@ -36,21 +36,21 @@ def announcement(
         data, stream = phase.config.data, phase.stream
         steps = f"steps {phase.first:,} to {phase.last:,}: " if len(phases) > 1 else ""
         lines.append(
-            f"{steps}{data.batch} rows x {data.window} bytes a step, from {size:,} bytes in "
+            f"{steps}{data.batch} rows x {data.window} bytes per step, from {size:,} bytes in "
             f"{stream.shards:,} shards"
             + (f"; {phase.describe_carry()}" if phase.rows_before else "")
         )
         if stream.shards < stream.wanted_shards:
             lines.append(
-                f"the corpus is too small for {stream.wanted_shards:,} shards: {stream.shards:,} "
-                "used"
+                f"the corpus is too small for {stream.wanted_shards:,} shards; the run uses "
+                f"{stream.shards:,}"
             )
         padding_fraction = phase.padding_fraction if config.phases else stream.padding_fraction
         if padding_fraction > 0.1:
             lines.append(
                 f"{padding_fraction:.0%} of {'the phase' if config.phases else 'an epoch'} is "
-                "padding, and rows that wait for the longest; "
+                "padding and rows that wait for the longest one; "
                 + ("more data.shards, or " if phase.growth else "")
-                + "a smaller data.batch or data.window wastes less"
+                + "a smaller data.batch or data.window would waste less"
             )
     return "\n".join(lines)

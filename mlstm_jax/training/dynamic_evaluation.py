@@ -1,12 +1,13 @@
-"""Dynamic evaluation: a split scored by parameters that learn from what they have scored.
+"""Dynamic evaluation: scoring a split while the parameters learn from what they have scored.
 
-Krause et al. 2018, arXiv 1709.07432; the update is in training/adapting_step.py. A window is scored
-first and learned from then, so no byte is scored by parameters that have read it.
+Krause et al. 2018, arXiv 1709.07432; the update is in training/adapting_step.py. Each window is
+scored before the parameters learn from it, so no byte is scored by parameters that have read it.
 
-By the rule "rms" r is √MS, with MS gathered anew from the training split. Adam's second moments
-would save that, but imported weights have none, and a gradient of the few rows that adapt is larger
-than that of a training batch. With windows and rows like theirs the rate is how far a typical step
-moves a parameter, whatever the model. ε is EPSILON · mean r. By the rule "sgd" r is 1 and ε 0.
+With the rule "rms" r is √MS, and MS is computed anew from the training split. Adam's second moments
+could replace MS, but imported weights have none, and a gradient of the few rows that adapt is
+larger than that of a training batch. MS uses windows and rows of the same size, so the rate is how
+far a typical step moves a parameter, for any model. ε is EPSILON · mean r. With the rule "sgd" r is
+1 and ε is 0.
 """
 
 import math
@@ -39,67 +40,67 @@ from mlstm_jax.training.parallel import Parallel
 RuleName = Literal["rms", "sgd"]
 Stream = EvaluationStream | DocumentStream
 
-# Windows of the training split that MS is the mean over.
+# Number of windows of the training split over which MS is the mean.
 STATISTICS_WINDOWS = 256
-# ε in units of mean r. What the statistics have hardly met, as the embedding of a rare byte, has an
-# r near 0, and its first gradient would throw it far. Of 0.01, 0.1 and 1 it led to the lowest BPC
-# of the quickstart's validation split.
+# ε in units of mean r. A parameter that the statistics have hardly seen, such as the embedding of a
+# rare byte, has an r near 0, and its first gradient would move it far. Of 0.01, 0.1 and 1 this
+# value gave the lowest BPC on the quickstart's validation split.
 EPSILON = 0.1
-# What is tried on the validation split, each rate with each decay.
+# Rates and decays tried on the validation split, in all combinations.
 RATES: dict[RuleName, tuple[float, ...]] = {
     "rms": (1e-4, 3e-4, 1e-3, 3e-3),
     "sgd": (0.03, 0.1, 0.3, 1.0),
 }
 DECAYS = (0.0, 0.01, 0.1, 0.3)
-# The parameters stay as they are.
+# The parameters do not change.
 STATIC = Setting(0.0, 0.0)
 
 
 class DynamicScore(NamedTuple):
-    """What a split cost, scored with one setting; loss and bpc are NaN if it has diverged."""
+    """The score of a split with one setting; loss and bpc are NaN if it has diverged."""
 
     setting: Setting
-    loss: float  # nats a byte
-    bpc: float  # bits a byte
+    loss: float  # nats per byte
+    bpc: float  # bits per byte
     bytes_scored: int
     skipped: int  # updates
     seconds: float
 
     @property
     def diverged(self) -> bool:
-        """Whether the rate was so high that the loss became no number."""
+        """Whether the rate was so high that the loss is not finite."""
         return not math.isfinite(self.loss)
 
 
 def grid(name: RuleName) -> list[Setting]:
-    """Return what is tried: no adaptation, and each rate with each decay."""
+    """Return the settings to try: no adaptation, and each rate with each decay."""
     return [STATIC, *(Setting(r, d) for r in RATES[name] for d in DECAYS)]
 
 
 def is_at_edge(setting: Setting, name: RuleName) -> bool:
-    """Return whether a better setting may lie beyond the rates or decays that are tried."""
+    """Return whether a better setting may lie outside the grid of rates and decays."""
     rates = RATES[name]
     return setting.rate in (rates[0], rates[-1]) or setting.decay == DECAYS[-1]
 
 
 def best(scores: Sequence[DynamicScore]) -> DynamicScore:
-    """Return the score of the lowest loss, the first of equals; one that diverged is never it."""
+    """Return the score with the lowest loss, the first of equals; a diverged one counts as inf."""
     return min(scores, key=lambda score: math.inf if score.diverged else score.loss)
 
 
 class DynamicResult(NamedTuple):
-    """What dynamic evaluation of a split found, and how."""
+    """The result of dynamic evaluation of a split, and its settings."""
 
-    static: DynamicScore  # of the same streams, by the trained parameters
+    static: DynamicScore  # of the same streams, with the trained parameters
     score: DynamicScore
     rule: RuleName
-    rows: int  # as many as the split has
+    rows: int  # as used; a split with few documents has fewer
     window: int
     statistics: int  # windows of the training split
-    tried: list[DynamicScore]  # on the validation split; empty if the rate was given
+    tried: list[DynamicScore]  # on the validation split; empty if the user gave the rate
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as numbers and names; what diverged has no bpc."""
+        """Return the result as numbers and names; a diverged setting has no bpc."""
         return {
             "bpc": self.score.bpc,
             "loss": self.score.loss,
@@ -119,20 +120,20 @@ class DynamicResult(NamedTuple):
         }
 
     def describe(self, split: str) -> str:
-        """Return lines for a person: the score, what was chosen where, and how it adapted."""
+        """Return readable lines: the score, how the setting was chosen, and how it adapted."""
         score, setting = self.score, self.score.setting
         numbers = f"rate {setting.rate:g} and decay {setting.decay:g}"
         lines = [f"{split} bpc {score.bpc:.4f} by dynamic evaluation, in {score.seconds:.1f} s"]
         if not self.tried:
-            lines.append(f"{numbers} were given; nothing was chosen.")
+            lines.append(f"{numbers} were given; no other settings were tried")
         elif not setting.rate:
             lines.append(
-                "no rate lowers the bpc of the validation split, so the parameters stay as they are"
+                "no rate lowers the bpc of the validation split, so the parameters do not change"
             )
         else:
             lines.append(
                 f"{numbers} were chosen on the validation split ({self.tried[0].bpc:.4f} static, "
-                f"{best(self.tried).bpc:.4f} dynamic) among {len(self.tried)} settings; the "
+                f"{best(self.tried).bpc:.4f} dynamic) from {len(self.tried)} settings; the "
                 f"{split} split was scored once with them"
             )
         rows = f"{self.rows} row" + "s" * (self.rows > 1)
@@ -142,23 +143,23 @@ class DynamicResult(NamedTuple):
                 f", scaled by the gradients of {self.statistics} windows of the training split"
             )
         if score.skipped:
-            lines.append(f"{score.skipped:,} steps were left out: their gradient was not finite")
+            lines.append(f"{score.skipped:,} steps were skipped: their gradient was not finite")
         if self.tried and setting.rate and is_at_edge(setting, self.rule):
             lines.append(
-                "note: that is at the edge of what was tried; `--split valid --dynamic-rate R "
-                "--dynamic-decay D` scores others."
+                "note: this setting is at the edge of the grid; try others with `--split valid "
+                "--dynamic-rate R --dynamic-decay D`"
             )
         return "\n".join(lines)
 
 
 def statistics_places(train: Stream) -> list[int]:
-    """Return which windows of the training split MS is taken of: evenly spread, or all."""
+    """Return the windows of the training split that MS is computed from: evenly spread, or all."""
     count = min(STATISTICS_WINDOWS, train.steps)
     return [int(place) for place in np.linspace(0, train.steps - 1, count)]
 
 
 class DynamicEvaluator:
-    """Scores splits while it adapts, with one compiled step for all rates and splits."""
+    """Scores splits while it adapts; one compiled step serves all rates and splits."""
 
     def __init__(
         self,
@@ -170,17 +171,17 @@ class DynamicEvaluator:
         rows: int,
         stop: int | None = None,
     ) -> None:
-        """Choose what is read at once.
+        """Set the size of the windows and the number of rows.
 
         Args:
             model: of the run.
-            params: θ_0, NumPy; they stay as they are.
-            device: one alone, since each window waits for the update of the one before.
+            params: θ_0, NumPy; they do not change.
+            device: a single device, because each window needs the update of the previous one.
             window: bytes of a row between two updates.
-            rows: streams of a split that adapt the same parameters together; fewer where a split
-                has too few documents. One follows the text in its order.
-            stop: see `Corpus.stop`; each document is read from a zero state then, and the
-                parameters go on from one to the next.
+            rows: streams of a split that adapt the same parameters together; fewer if a split has
+                too few documents. A single row reads the text in its order.
+            stop: see `Corpus.stop`. Each document is then read from a zero state; the parameters
+                are kept from one document to the next.
         """
         if device.count != 1:
             raise ValueError(f"dynamic evaluation runs on one device, not {device.count}")
@@ -191,7 +192,7 @@ class DynamicEvaluator:
         self._gather = device.map(make_statistics_step(model), donate=(0, 1))
 
     def stream(self, split: Split) -> Stream:
-        """Return what is read of a split; raise UserError where it has too little."""
+        """Return the stream of a split; raise UserError if the split is too small."""
         if self._stop is None:
             return EvaluationStream(split, window=self._window, rows=self._rows)
         return DocumentStream(split, window=self._window, rows=self._rows, stop=self._stop)
@@ -204,10 +205,11 @@ class DynamicEvaluator:
     def rms(self, train: Stream, on_window: Callable[[int], None] = lambda count: None) -> Rule:
         """Return the paper's rule, with statistics of the training split.
 
-        They are of the windows of `statistics_places`; the state is carried from each to the next.
+        The statistics use the windows of `statistics_places`; the state is carried from each to the
+        next.
 
         Args:
-            train: of the training split: of the corpus that is scored, or that of the run.
+            train: the training split of the corpus that is scored, or of the run's corpus.
             on_window: called with the number of windows done, for a progress line.
 
         Raises:
@@ -232,13 +234,13 @@ class DynamicEvaluator:
         mean = sum(leaf.sum(dtype=np.float64) for leaf in leaves) / sum(x.size for x in leaves)
         if not (np.isfinite(mean) and mean > 0):
             raise KnownError(
-                f"the gradients of {len(places)} windows of the training split are not finite, or "
+                f"the gradients of {len(places)} windows of the training split are not finite or "
                 "all zero, so this model cannot adapt; score it without --dynamic."
             )
         return device.replicate(Rule(r, np.float32(mean), np.float32(EPSILON * mean)))
 
     def windows(self, stream: Stream, rule: Rule, setting: Setting) -> Iterator[Window]:
-        """Yield what each window cost, NumPy, in order; the next one is computed meanwhile."""
+        """Yield the loss of each window in order, NumPy, while the next one is computed."""
         device = self._device
         adapting = device.replicate(Adapting(self._params, loss_scale.init(self._model.precision)))
         carry = device.split_rows(self._model.init_carry(stream.rows))
@@ -260,12 +262,12 @@ class DynamicEvaluator:
         setting: Setting,
         on_window: Callable[[int], None] = lambda count: None,
     ) -> DynamicScore:
-        """Score a split, from the trained parameters on.
+        """Score a split, starting from the trained parameters.
 
         Args:
-            stream: of the split: what is scored, and then adapted to.
-            rule: of `rms` or `sgd`.
-            setting: with rate 0 and decay 0 the parameters stay as they are.
+            stream: the stream of the split that is scored and adapted to.
+            rule: the result of `rms` or `sgd`.
+            setting: with rate 0 and decay 0 the parameters do not change.
             on_window: called with the number of windows done, for a progress line.
         """
         started, nats, skipped = time.monotonic(), 0.0, 0

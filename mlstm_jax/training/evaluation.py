@@ -1,8 +1,8 @@
-"""Bits per character of a split: mean cross-entropy · log2 e, with the state carried throughout.
+"""Bits per character of a split: mean cross-entropy · log2 e, with a carried state.
 
-Puri et al. 2018, section VI: 16 shards, each from a zero state to its end; every byte is scored
-once, save the first of each shard, which nothing predicts. Proteins are scored as they are trained
-on (Alley et al. 2019): each from a zero state, its stop token, too.
+Puri et al. 2018, section VI: 16 shards, each from a zero state to its end. Every byte is scored
+once, except the first of each shard, which nothing predicts. Proteins are scored as in training
+(Alley et al. 2019): each from a zero state, including its stop token.
 """
 
 import time
@@ -29,10 +29,10 @@ from mlstm_jax.training.step import make_evaluation_step
 
 
 class Score(NamedTuple):
-    """What a split cost."""
+    """The score of a split."""
 
-    loss: float  # nats a byte
-    bpc: float  # bits a byte
+    loss: float  # nats per byte
+    bpc: float  # bits per byte
     bytes_scored: int
     seconds: float
 
@@ -41,21 +41,19 @@ class Scored(NamedTuple):
     """A corpus to score a run on."""
 
     corpus: Corpus
-    # Whether the run was trained on its training split, and so on nothing of the others.
+    # Whether the run was trained on its training split, and therefore on none of its other splits.
     is_own: bool
 
 
 def corpus_of(run: Run, given: Path | None) -> Scored:
-    """Open the corpus that is given, or the one that the run was trained on.
+    """Open the given corpus, or the one that the run was trained on.
 
     Raises:
-        UserError: none is given, and the run's own is not known or no longer what it was: a split
-            of another preparation may hold what was trained on.
+        UserError: none is given, and the run's own corpus is unknown or has changed: a split of
+            another preparation may contain text that the run was trained on.
     """
     if given is None and run.imported:
-        raise UserError(
-            f"{run.folder} was imported, with no corpus of its own; name one with --corpus."
-        )
+        raise UserError(f"{run.folder} was imported without a corpus; name one with --corpus.")
     opened = open_corpus(given or Path(run.config.data.corpus))
     cleanings = (run.cleaning, opened.manifest.cleaning)
     if cleanings[0] != cleanings[1] and "protein" in cleanings:
@@ -67,14 +65,15 @@ def corpus_of(run: Run, given: Path | None) -> Scored:
     if given is None and not is_own:
         raise UserError(
             f"{opened.path} is not the corpus that {run.folder} was trained on: its identity is "
-            f"{opened.identity[:12]}…, not {str(run.corpus)[:12]}…. Its splits may hold text that "
-            "was trained on. Prepare it again as it was, or name a corpus to score with --corpus."
+            f"{opened.identity[:12]}…, not {str(run.corpus)[:12]}…. Its splits may contain text "
+            "that the run was trained on. Prepare the original corpus again, or name a corpus to "
+            "score with --corpus."
         )
     return Scored(opened, is_own)
 
 
 class Evaluator:
-    """Scores one split, again and again, with one compiled step."""
+    """Scores one split, any number of times, with one compiled step."""
 
     def __init__(
         self,
@@ -84,7 +83,7 @@ class Evaluator:
         devices: Parallel,
         stop: int | None = None,
     ) -> None:
-        """Choose what is scored; with a `stop`, see `Corpus.stop`, each document by itself."""
+        """Set what is scored; with a `stop` (see `Corpus.stop`) each document by itself."""
         self.stream: EvaluationStream | DocumentStream
         if stop is None:
             self.stream = EvaluationStream(split, window=window)

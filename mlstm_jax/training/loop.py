@@ -2,8 +2,9 @@
 
 Evaluation and checkpoint come before the step, so the checkpoint at step k has seen exactly k
 batches. The metrics of step k−1 are fetched after step k is dispatched, so the devices never wait
-for the host; every transfer is explicit, and the guard says so where one is not. Every process runs
-all of this and decides alike, from the same numbers; process 0 alone writes the log.
+for the host. Every transfer is explicit; the transfer guard raises an error for any other. Every
+process runs this loop and makes the same decisions, from the same numbers; only process 0 writes
+the log.
 """
 
 import signal
@@ -29,7 +30,7 @@ from mlstm_jax.training.signals import WEIGHTS, Interrupted
 from mlstm_jax.training.state import TrainState
 from mlstm_jax.training.step import make_train_step
 
-# A run that still diverges at so small a part of its learning rate does so for another reason.
+# If a run still diverges at so small a fraction of its learning rate, the rate is not the cause.
 _LEAST_RATE_SCALE = 1 / 64
 
 
@@ -43,26 +44,29 @@ def train(
     quiet: bool = False,
     owns_process: bool = False,
 ) -> Path:
-    """Train until the config's steps are done, from the newest whole checkpoint if there is one.
+    """Train the config's steps, from the newest complete checkpoint if one exists.
 
     Args:
         config: what to train, and where.
         initial: reads the parameters that `config.train.start_from` names, when they are needed;
             see `run.initial_parameters`.
-        resume: fail unless there is a run to go on with.
-        reset_carry: go on with other rows (batch, window, shards), the state of each from zero.
-        callbacks: called with each line of metrics.jsonl when it is written; in process 0 alone.
+        resume: fail unless there is a run to resume.
+        reset_carry: resume with other rows (batch, window, shards), each from a zero state.
+        callbacks: called with each line of metrics.jsonl when it is written; only in process 0.
         quiet: show no progress.
         owns_process: the process does nothing else. SIGINT, SIGTERM and SIGHUP then stop the run
-            with a checkpoint, and where nothing happens for `config.train.watchdog_seconds`, or
+            with a checkpoint. If there is no progress for `config.train.watchdog_seconds`, or
             another process of the run is lost, the process ends at once.
 
     Returns:
         The run folder.
 
     Raises:
-        UserError: config, corpus, run folder or processes do not fit.
-        Diverged, Interrupted, CheckpointFailed: as they say; the folder's checkpoints are good.
+        UserError: config, corpus, run folder or processes do not fit together.
+        Diverged: the run has diverged. After this and the next two errors the checkpoints in the
+            run folder are intact.
+        Interrupted: a signal has stopped the run.
+        CheckpointFailed: a checkpoint could not be written.
     """
     with ExitStack() as stack:
         session = set_up(
@@ -80,7 +84,7 @@ def train(
 
 
 def _run(session: Session) -> None:
-    """Train the phases that are left, and go back where one diverges."""
+    """Train the remaining phases; roll back if one diverges."""
     phases, found = session.phases, session.begin
     event: dict[str, Any] = {"event": "resumed", "changed": session.changed}
     announced = 0 < found.step < session.total
@@ -111,9 +115,9 @@ def _run(session: Session) -> None:
 def _roll_back(
     session: Session, diverged: Diverged, began: ResumePoint
 ) -> tuple[ResumePoint, dict[str, Any]]:
-    """Return where a run that has diverged goes on, and the event; raise it again if nowhere.
+    """Return where a diverged run resumes, and the event; raise Diverged if it must stop.
 
-    What it has diverged in is deleted, so that a later session does not go on from that.
+    Later checkpoints are deleted, so that no session resumes from a diverged state.
     """
     config, checkpoints = session.config, session.checkpoints
     scale = float(began.state.rate_scale) * config.train.rollback_factor
@@ -123,8 +127,8 @@ def _roll_back(
     found = session.find(diverged.since)
     scale = min(scale, float(found.state.rate_scale) * config.train.rollback_factor)
     note = (
-        f"diverged at step {diverged.step}: {diverged.reason}. Back to step {found.step}, with the "
-        f"learning rate times {scale:g}"
+        f"diverged at step {diverged.step}: {diverged.reason}. The run returns to step {found.step}"
+        f" with the learning rate times {scale:g}"
     )
     state = found.state._replace(rate_scale=cast(jax.Array, np.float32(scale)))
     event = {"event": "rolled_back", "diverged_at": diverged.step, "rate_scale": scale}
@@ -134,7 +138,7 @@ def _roll_back(
 def _train_phase(
     session: Session, phase: ResolvedPhase, found: ResumePoint, reporter: Reporter
 ) -> tuple[TrainState, Carry]:
-    """Train from a checkpoint, or the beginning, to the end of a phase.
+    """Train from a checkpoint, or from the first step, to the end of a phase.
 
     Returns:
         The state and the carry of this process's rows, both NumPy.
@@ -161,7 +165,7 @@ def _train_phase(
     pending, stop = None, 0.0
 
     def report(step: int, metrics: Any) -> float:
-        watchdog.beat(f"the devices take step {step}")
+        watchdog.beat(f"the devices compute step {step}")
         metrics = devices.unreplicate(metrics)
         reporter.step(step, metrics)
         return float(metrics.stop)
@@ -188,7 +192,7 @@ def _train_phase(
                     bpc=score.bpc if score else None,
                 )
                 saved = devices.join_rows(with_sums(devices.fetch_rows(carry)))
-                # Orbax copies to the host in its own way.
+                # Orbax makes implicit transfers to the host.
                 with jax.transfer_guard("allow"):
                     checkpoints.save(step, devices.unreplicate(state), saved, about)
                 reporter.restart_clock(step)
@@ -197,7 +201,7 @@ def _train_phase(
             if stop and step < session.total:
                 which = signals.received(stop)
                 reporter.event(step, "interrupted", signal=which.name)
-                # To a scheduler that asked for it, a stop with a checkpoint is a success.
+                # A scheduler that requested the stop should see it as a success.
                 code = 130 if which is signal.SIGINT else config.train.sigterm_exit_code
                 raise Interrupted(which, step, session.total, code)
             if step < last:

@@ -1,7 +1,7 @@
-"""metrics.jsonl, one JSON object a line; the same scalars for TensorBoard where it is installed.
+"""metrics.jsonl, one JSON object per line, and the same scalars for TensorBoard if installed.
 
-Each line has `kind` (train, eval, event) and `step`, the batches seen. On a resume the lines after
-the checkpoint's step are dropped, since those steps will be taken again.
+Each line has `kind` (train, eval, event) and `step`, the number of batches seen. When a run
+resumes, the lines after the checkpoint's step are dropped, because those steps are repeated.
 """
 
 import json
@@ -20,7 +20,7 @@ BITS_PER_NAT = 1 / math.log(2)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a metrics file; a last line cut short by a kill is left out."""
+    """Return the lines of a metrics file, without a last line that a kill has truncated."""
     if not path.exists():
         return []
     lines = path.read_bytes().splitlines(keepends=True)
@@ -29,11 +29,13 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     try:
         return [json.loads(line) for line in lines]
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} holds a line that is not JSON ({error}); remove it.") from error
+        raise UserError(
+            f"{path} contains a line that is not JSON ({error}); remove the line."
+        ) from error
 
 
 class NullLog:
-    """The log of a process that writes none: every process computes the same lines."""
+    """The log of a process that does not write one; every process computes the same lines."""
 
     seconds = 0.0
     finished_at = None
@@ -46,11 +48,11 @@ class NullLog:
 
 
 class MetricsLog:
-    """The metrics of one run, appended to from `step` on.
+    """The metrics of one run, appended to after `step`.
 
     Attributes:
-        seconds: seconds of the lines that were there already.
-        finished_at: the step at which these say that the run was finished, if they do.
+        seconds: training time recorded in the existing lines.
+        finished_at: the step at which the existing lines record the end of the run, or None.
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class MetricsLog:
         self._events = _event_writer(folder / "tensorboard", step)
 
     def write(self, kind: str, step: int, **values: Any) -> None:
-        """Append a line and flush it; NaN and infinity, which JSON lacks, become null."""
+        """Append a line and flush it; NaN and inf, which JSON does not have, become null."""
         finite = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in values.items()
@@ -91,19 +93,19 @@ class MetricsLog:
 
 
 def _event_writer(folder: Path, step: int) -> Any:
-    """Open TensorBoard's events; without TensorBoard say so and return None."""
+    """Open TensorBoard's event file; without TensorBoard print a note and return None."""
     try:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ModuleNotFoundError:
         show(
-            "no event files for TensorBoard, which is not installed: pip install "
-            "'mlstm-jax[tensorboard]'; metrics.jsonl has the same",
+            "TensorBoard is not installed, so the run writes no event files for it; metrics.jsonl "
+            "has the same values. To install it: pip install 'mlstm-jax[tensorboard]'",
             file=sys.stderr,
         )
         return None
     writer = EventFileWriter(str(folder))
-    # A session that starts at `step` tells TensorBoard to forget what an earlier one wrote later.
+    # A session that starts at `step` makes TensorBoard discard what an earlier one wrote after it.
     start = SessionLog(status=SessionLog.START)
     writer.add_event(Event(session_log=start, step=step, wall_time=time.time()))
     return writer

@@ -1,4 +1,4 @@
-"""Muon: momentum whose singular values are made one, for the matrices.
+"""Muon: momentum for the matrices, with all singular values set to about one.
 
 Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks". With gradient G of a
 matrix, β 0.95::
@@ -7,15 +7,15 @@ matrix, β 0.95::
     O  = NS(G + β M)        Newton-Schulz, five steps: U Σ Vᵀ → about U Vᵀ
     W ← W − η √max(1, columns / rows) O
 
-The coefficients are optax's. Its iteration is not used, since a product of it sums in the type of
-its operands: in bf16 XLA for CPUs multiplies such at float32's rate. Under weight normalisation
-docs/large_batches.md says what η means.
+The coefficients are optax's. Its iteration is not used, because its products sum in the type of
+their operands, and XLA for CPUs computes such products in bf16 at float32's rate.
+docs/large_batches.md explains η under weight normalisation.
 
-A gate's columns of Wx and Wh are a matrix of their own: the four gates share rows, but not what
-they are for, and a joint O would spend its singular values on what they have in common.
+Each gate's columns of Wx and Wh are a separate matrix: the four gates share rows but have different
+functions, and a joint O would spend its singular values on what they have in common.
 
-On several devices, which all have the same gradient, each makes O of a part of the matrices and
-hands them to the others.
+All devices have the same gradient. Each computes O for a part of the matrices and sends it to the
+others.
 """
 
 import math
@@ -28,24 +28,25 @@ import optax
 Array = jax.Array
 
 BETA = 0.95
-# Of x, x³ and x⁵ (Jordan et al. 2024): the steepest at zero that keeps what is near one there.
+# Of x, x³ and x⁵ (Jordan et al. 2024): the steepest at zero that keeps values near one there.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-# Matrices of four gates side by side, by the end of their name.
+# Name endings of the matrices that hold four gates side by side.
 _OF_GATES = ("wx_v", "wh_v")
 
 
 def momentum() -> optax.GradientTransformation:
-    """Return M and G + β M; its state is M alone."""
+    """Return the transformation G → G + β M; its state is M."""
     return optax.trace(decay=BETA, nesterov=True)
 
 
 def orthogonalise(steps: int, dtype: Any, axis_name: str | None) -> optax.GradientTransformation:
-    """Return a stateless G → √max(1, columns / rows) · NS(G) of every matrix.
+    """Return the stateless transformation G → √max(1, columns / rows) · NS(G) of every matrix.
 
     Args:
-        steps: of Newton-Schulz.
-        dtype: of the operands of its products.
-        axis_name: of devices that share the matrices out; None: each device makes all.
+        steps: number of Newton-Schulz iterations.
+        dtype: type of the operands of the products.
+        axis_name: axis of the devices that divide the matrices among themselves; None: each device
+            computes all.
     """
 
     def update(gradient: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
@@ -74,7 +75,7 @@ def _split(path: Any, matrix: Array) -> list[Array]:
 def _orthogonal(
     blocks: dict[tuple[int, int], Array], steps: int, dtype: Any, axis_name: str | None
 ) -> dict[tuple[int, int], Array]:
-    """Return the blocks made orthogonal, those of one shape in one stack."""
+    """Return the orthogonalised blocks; blocks of one shape are computed as one stack."""
     by_shape: dict[tuple[int, ...], list[tuple[int, int]]] = {}
     for key, block in blocks.items():
         by_shape.setdefault(block.shape, []).append(key)
@@ -86,7 +87,7 @@ def _orthogonal(
 
 
 def _shared(stack_NIO: Array, steps: int, dtype: Any, axis_name: str | None) -> Array:
-    """Return every matrix of a stack made orthogonal; each device makes a part."""
+    """Return the orthogonalised matrices of a stack; each device computes a part."""
     count, rows, columns = stack_NIO.shape
     scale = math.sqrt(max(1.0, columns / rows))
     devices = jax.lax.axis_size(axis_name) if axis_name else 1
@@ -101,9 +102,9 @@ def _shared(stack_NIO: Array, steps: int, dtype: Any, axis_name: str | None) -> 
 
 
 def _newton_schulz(stack_NIO: Array, steps: int, dtype: Any) -> Array:
-    """Return U p(Σ) Vᵀ of every U Σ Vᵀ / ‖Σ‖, p the polynomial applied `steps` times; float32.
+    """Return U p(Σ) Vᵀ for every U Σ Vᵀ / ‖Σ‖, float32; p is the polynomial applied `steps` times.
 
-    Operands of products have type `dtype`; their sums, and x between two steps, are float32.
+    The operands of the products have type `dtype`; the sums, and x between two steps, are float32.
     """
 
     def product(equation: str, x: Array, y: Array) -> Array:
@@ -112,7 +113,7 @@ def _newton_schulz(stack_NIO: Array, steps: int, dtype: Any) -> Array:
 
     a, b, c = COEFFICIENTS
     _, rows, columns = stack_NIO.shape
-    # The smaller of x xᵀ and xᵀ x.
+    # Use the smaller of x xᵀ and xᵀ x.
     x = stack_NIO if rows <= columns else jnp.swapaxes(stack_NIO, 1, 2)
     x = x / (jnp.linalg.norm(x, axis=(1, 2), keepdims=True) + 1e-8)
     for _ in range(steps):

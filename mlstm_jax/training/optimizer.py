@@ -1,16 +1,16 @@
-"""The optimizers, from optax's pieces, on float32 masters.
+"""The optimizers, built from optax's transformations, on float32 master weights.
 
 Puri et al. 2018, section VIII: Adam, β 0.9/0.999, ε 1e-8; NVIDIA's code clips the global norm at 1.
 LAMB (You et al. 2020, arXiv 1904.00962, algorithm 2) and LARS (You et al. 2017, arXiv 1708.03888)
-give each matrix a rate of its own, by the trust ratio ‖w‖ / ‖update‖. LAMB with the norm clipped at
-1 is NVIDIA's variant, which divides the gradient by its global norm where that exceeds 1.
+scale the rate of each matrix by the trust ratio ‖w‖ / ‖update‖. LAMB with the norm clipped at 1 is
+NVIDIA's variant, which divides the gradient by its global norm if that exceeds 1.
 
-Muon (muon.py) is for matrices alone: biases, gains and the embedding have Adam beside it.
+Muon (muon.py) is only for matrices: biases, gains and the embedding use Adam.
 
-Biases, gains and the embedding have neither trust ratio nor decay. Of a weight-normalised matrix
-W = g V / ‖V‖ only the direction of V counts, and the gradient shrinks as ‖V‖ grows: the trust ratio
-takes just that out, and turns V by the same angle whatever its norm. Decay of V changes nothing
-else than that norm; that is why it is safe, and why it does not regularise.
+Biases, gains and the embedding have neither trust ratio nor decay. In a weight-normalised matrix
+W = g V / ‖V‖ only the direction of V matters, and the gradient shrinks as ‖V‖ grows. The trust
+ratio cancels exactly this and turns V by the same angle at any norm. Decay of V changes only that
+norm; it is therefore safe, but does not regularise.
 """
 
 from typing import Any
@@ -24,12 +24,12 @@ from mlstm_jax.training import muon
 
 
 def muon_type(compute: str) -> Any:
-    """Return the type of the operands of Muon's products."""
+    """Return the operand type of Muon's products."""
     return jnp.bfloat16 if compute == "bf16" else jnp.float32
 
 
 def matrices(params: Any) -> Any:
-    """Return which parameters are matrices with a trust ratio and decay: V's and the decoder."""
+    """Return which parameters are matrices with trust ratio and decay: every V and the decoder."""
 
     def is_matrix(path: Any, _: Any) -> bool:
         name = path[-1].key
@@ -46,15 +46,15 @@ def build(
     axis_name: str | None = None,
     compute: str = "fp32",
 ) -> optax.GradientTransformation:
-    """Return clip → optimizer → −rate; its state has one structure, clipped or not.
+    """Return clip → optimizer → −rate; the structure of its state does not depend on clipping.
 
     Args:
         optimizer: the config's.
-        rate: of an applied update.
-        update_bytes: bytes of text in one update, all devices' together; used with b2_half_life.
-        axis_name: of devices that share Muon's matrices out, see muon.py; None: none do.
-        compute: the config's `precision.compute`. In bf16 Muon's products are, too; fp16 has not
-            the range for them, and they stay float32.
+        lr_schedule: learning rate by the number of applied updates.
+        update_bytes: bytes of text in one update, on all devices; used with b2_half_life.
+        axis_name: axis of the devices that divide Muon's matrices, see muon.py; None: no axis.
+        compute: the config's `precision.compute`. With bf16 Muon's products are bf16, too. The
+            range of fp16 is too small for them, so they stay float32.
     """
     clip, b2 = optimizer.clip_norm, second_moment_decay(optimizer, update_bytes)
     clipped = optax.identity() if clip is None else optax.clip_by_global_norm(clip)
@@ -88,10 +88,10 @@ def build(
 
 
 def second_moment_decay(optimizer: Optimizer, update_bytes: int) -> float:
-    """Return Adam's β2: as set, or so that a gradient counts half after `b2_half_life` bytes.
+    """Return Adam's β2: as set, or from the half-life `b2_half_life` of a gradient in bytes.
 
-    β2 = 2^(−bytes of an update / half-life): at any batch the second moment is then a mean over the
-    same text (Marek et al. 2025, arXiv 2507.07101, section 3).
+    β2 = 2^(−bytes of an update / half-life): the second moment is then a mean over the same amount
+    of text at any batch (Marek et al. 2025, arXiv 2507.07101, section 3).
     """
     half_life = optimizer.b2_half_life
     return optimizer.b2 if half_life is None else 2.0 ** (-update_bytes / half_life)

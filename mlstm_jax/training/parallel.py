@@ -1,9 +1,9 @@
 """Data parallelism: the only file with pmap, devices and the leading device axis.
 
-One replica on each device of every process, an axis named "data", the global batch split evenly by
-rows (Puri et al. 2018, section IV). The all-reduce is the psum of step.py: NCCL between GPUs, gloo
-between CPUs. The leading axis N of the arrays made here is the device, of this process alone; the
-rows of process 0 are the first.
+Each device of every process has one replica, on an axis named "data", and the global batch is split
+evenly by rows (Puri et al. 2018, section IV). The all-reduce is the psum of step.py: NCCL between
+GPUs, gloo between CPUs. The leading axis N of arrays created here is over the devices of this
+process only; process 0 has the first rows.
 """
 
 import os
@@ -27,7 +27,7 @@ AXIS = "data"
 
 
 class Parallel:
-    """Some devices, this process's among them, and the ways of arrays to and from those.
+    """The devices of a run, and the transfer of arrays to and from those of this process.
 
     All transfers are explicit, so that the loop can run under a transfer guard.
     """
@@ -43,11 +43,11 @@ class Parallel:
 
     @property
     def count(self) -> int:
-        """Number of devices, over all processes."""
+        """Number of devices of all processes."""
         return len(self.devices)
 
     def compute_capability(self) -> tuple[int, int] | None:
-        """Return the least of NVIDIA's GPUs here, such as (9, 0); None for other devices."""
+        """Return the lowest of this process's NVIDIA GPUs, as (9, 0); None for other devices."""
         found = [str(getattr(device, "compute_capability", "")) for device in self.local]
         if not all(name.replace(".", "").isdecimal() for name in found):
             return None
@@ -55,16 +55,16 @@ class Parallel:
         return major, minor
 
     def rows(self, batch: int) -> slice:
-        """Return which rows of a global batch are this process's."""
+        """Return which rows of a global batch belong to this process."""
         each = batch // self.count
         return slice(self._first * each, (self._first + len(self.local)) * each)
 
     def map(self, step: Callable[..., Any], donate: tuple[int, ...] = ()) -> Callable[..., Any]:
-        """Run a per-device `step` on all devices; the buffers of arguments `donate` are reused."""
+        """Run a per-device `step` on all devices, reusing the buffers of the arguments `donate`."""
         return jax.pmap(step, axis_name=AXIS, devices=self.devices, donate_argnums=donate)
 
     def replicate(self, tree: Any) -> Any:
-        """Put a copy of every array on every device here: [...] → [N, ...]."""
+        """Copy every array to each device of this process: [...] → [N, ...]."""
 
         def put(x: Any) -> jax.Array:
             x = np.asarray(jax.device_get(x))
@@ -73,12 +73,12 @@ class Parallel:
         return jax.tree.map(put, tree)
 
     def unreplicate(self, tree: Any) -> Any:
-        """Fetch one device's copy of every array to the host: [N, ...] → NumPy [...]."""
+        """Copy every array from one device to the host: [N, ...] → NumPy [...]."""
         first = jax.tree.map(lambda x: x.addressable_shards[0].data, tree)
         return jax.tree.map(lambda x: x[0], jax.device_get(first))
 
     def split_rows(self, tree: Any) -> Any:
-        """Give each device here its share of this process's rows: [N·B, ...] → [N, B, ...]."""
+        """Split this process's rows over its devices: [N·B, ...] → [N, B, ...]."""
 
         def put(x: Any) -> jax.Array:
             x = np.asarray(jax.device_get(x))
@@ -91,14 +91,14 @@ class Parallel:
     def of_first_process(self, tree: Any) -> Any:
         """Return process 0's copy of a tree of NumPy arrays, in all processes.
 
-        What each computes from one seed may differ in its last bits, where their machines do.
+        On different machines, values computed from one seed may differ in their last bits.
         """
         if jax.process_count() == 1:
             return tree
         return jax.tree.map(np.asarray, multihost_utils.broadcast_one_to_all(tree))
 
     def fetch_rows(self, tree: Any) -> Any:
-        """Fetch this process's rows to the host: [N, B, ...] → NumPy [N·B, ...]."""
+        """Copy this process's rows to the host: [N, B, ...] → NumPy [N·B, ...]."""
 
         def fetch(x: jax.Array) -> np.ndarray:
             local = jax.device_get(x)
@@ -121,13 +121,13 @@ class Parallel:
         return jax.tree.map(join, tree)
 
     def abstract_rows(self, tree: Any) -> Any:
-        """Return the shapes of a tree of global rows, with where they lie: to be restored into."""
+        """Return the shapes and shardings of a tree of global rows, as a target for a restore."""
         return jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._global), tree
         )
 
     def own_rows(self, tree: Any) -> Any:
-        """Fetch this process's rows of global arrays: [rows, ...] → NumPy [N·B, ...]."""
+        """Copy this process's rows of global arrays to the host: [rows, ...] → NumPy [N·B, ...]."""
 
         def own(x: jax.Array) -> np.ndarray:
             shards = sorted(x.addressable_shards, key=lambda shard: shard.index[0].start or 0)
@@ -137,17 +137,17 @@ class Parallel:
 
 
 def local(devices: Devices) -> Parallel:
-    """Return the devices of this process that a config asks for."""
+    """Return the devices of this process that a config selects."""
     return Parallel(_chosen(jax.local_devices(), devices))
 
 
 @contextmanager
 def started(cluster: Cluster, devices: Devices) -> Iterator[Parallel]:
-    """Start JAX in all processes of a run, and yield the devices of all that the config asks for.
+    """Start JAX in all processes of a run, and yield the devices of all that the config selects.
 
     Raises:
-        UserError: a process has another number of devices, or too few; or CPUs are on machines
-            that cannot connect to each other.
+        UserError: a process has too few devices, or not as many as the others; or CPUs are on
+            machines that cannot connect to each other.
         RuntimeError: an all-reduce over all devices gave a wrong sum.
     """
     if cluster.processes > 1:
@@ -155,14 +155,14 @@ def started(cluster: Cluster, devices: Devices) -> Iterator[Parallel]:
         # JAX's own handler of SIGTERM would replace ours.
         jax.config.update("jax_enable_preemption_service", False)
         if {"grpc_proxy", "https_proxy", "http_proxy"} & set(os.environ):
-            os.environ.update(grpc_proxy="")  # Process 0 was reached without one.
+            os.environ.update(grpc_proxy="")  # Process 0 was reached without a proxy.
         jax.distributed.initialize(
             where,
             cluster.processes,
             cluster.index,
             local_device_ids=local_device_ids(os.environ),
             cluster_detection_method="deactivate",
-            # Later than our own: a lost process is to be known by its name.
+            # Longer than our own timeout, whose message names the lost process.
             heartbeat_timeout_seconds=600,
             coordinator_bind_address=where,
         )
@@ -170,7 +170,8 @@ def started(cluster: Cluster, devices: Devices) -> Iterator[Parallel]:
     kinds = sorted({device.device_kind for device in chosen})
     cluster.require_equal(
         {"number of devices": len(chosen), "kind of device": ", ".join(kinds)},
-        "Every process must train on as many devices; --devices.count takes fewer.",
+        "Every process must train on the same number and kind of devices; --devices.count limits "
+        "the number.",
     )
     if chosen[0].platform == "cpu":
         _require_outward_names(cluster)
@@ -180,23 +181,23 @@ def started(cluster: Cluster, devices: Devices) -> Iterator[Parallel]:
     _test_all_reduce(parallel)
     yield parallel
     if cluster.processes > 1:
-        # It waits for all; a process that fails leaves by cluster.stop, and does not come here.
+        # This waits for all processes. A process that fails ends in cluster.stop instead.
         jax.distributed.shutdown()
 
 
 def _coordinator(cluster: Cluster) -> str:
-    """Return where JAX's own coordinator listens: where process 0 was reached, at a free port."""
+    """Return the address of JAX's own coordinator: the host of process 0, with a free port."""
     here = cluster.first_host
     host, port = cluster.gather([here, free_port(here)] if cluster.is_first else None)[0]
-    # The zone of a link-local address is each machine's own.
+    # The zone of a link-local address differs from machine to machine.
     zoned = "%" in host and "%" in here
     return str(Address(here if zoned else host, port))
 
 
 def _require_outward_names(cluster: Cluster) -> None:
-    """Raise UserError, on all processes, where CPUs of several machines cannot be joined.
+    """Raise UserError, on all processes, if the CPUs of several machines cannot be connected.
 
-    Gloo connects them by the address that each machine's own name has there.
+    Gloo connects them by the address to which each machine resolves its own name.
     """
     everyone = cluster.gather([cluster.is_elsewhere, cluster.host, loopback_of(cluster.host)])
     hidden = [
@@ -206,8 +207,8 @@ def _require_outward_names(cluster: Cluster) -> None:
     ]
     if hidden and any(elsewhere for elsewhere, *_ in everyone):
         raise UserError(
-            f"{'; '.join(hidden[:5])}. JAX connects the CPUs of several machines by those names: "
-            "in each machine's /etc/hosts, give its own name the address at which the others "
+            f"{'; '.join(hidden[:5])}. JAX connects the CPUs of several machines by these names: "
+            "in each machine's /etc/hosts, map its own name to the address at which the others "
             "reach it."
         )
 
@@ -216,13 +217,13 @@ def _chosen(found: list[jax.Device], devices: Devices) -> list[jax.Device]:
     if devices.count is not None and devices.count > len(found):
         raise UserError(
             f"devices.count is {devices.count}, but there are {len(found)} devices here "
-            f"({found[0].platform}); lower it, or try virtual ones with --devices.virtual-cpu."
+            f"({found[0].platform}); lower it, or use virtual devices with --devices.virtual-cpu."
         )
     return found[: devices.count]
 
 
 def _test_all_reduce(parallel: Parallel) -> None:
-    """Sum a number of every device's before anything large is compiled, and look at the sum."""
+    """Sum one number per device, before anything large is compiled, and check the sum."""
     numbers = np.arange(1, parallel.count + 1, dtype=np.float32)
     summed = parallel.map(lambda x: jax.lax.psum(x, AXIS))(
         parallel.split_rows(numbers[parallel.rows(parallel.count)])
@@ -230,6 +231,6 @@ def _test_all_reduce(parallel: Parallel) -> None:
     found, expected = parallel.unreplicate(summed).item(), numbers.sum().item()
     if found != expected:
         raise RuntimeError(
-            f"an all-reduce of 1 to {parallel.count} gave {found:g}, not {expected:g}: the devices "
-            "or their links do not work; NCCL_DEBUG=INFO shows how NCCL joined them"
+            f"an all-reduce of 1 to {parallel.count} gave {found:g}, not {expected:g}: a device or "
+            "a link is faulty; set NCCL_DEBUG=INFO to see how NCCL connects them"
         )

@@ -1,4 +1,4 @@
-"""The phases of a run, each with its batch, window, stream and steps; or one for the whole run."""
+"""The phases of a run, each with its batch, window, stream and steps, or one for the whole run."""
 
 import dataclasses
 import math
@@ -18,34 +18,34 @@ from mlstm_jax.training.schedule import Stretch
 
 @dataclass(frozen=True)
 class ResolvedPhase:
-    """A phase of a run, or all of it: what is read from one step to another."""
+    """A phase of a run, or the whole run: what it reads from step `first` to step `last`."""
 
     config: Config  # with the batch and window of the phase
     stream: TrainStream
     first: int
     last: int
-    rows_before: int | None = None  # of the phase before; None for the first
+    rows_before: int | None = None  # rows of the previous phase; None for the first phase
 
     @property
     def growth(self) -> int | None:
-        """The number k of rows for each one of the phase before; None if the carry is not kept."""
+        """The number k of rows per row of the previous phase; None if the carry is not kept."""
         return _growth(self.rows_before, self.config.data.batch)
 
     @property
     def padding_fraction(self) -> float:
-        """The fraction of the positions that are no target: padding and waiting."""
+        """The fraction of the positions without a target: padding and waiting."""
         data = self.config.data
         targets = self.stream.bytes_seen(self.last) - self.stream.bytes_seen(self.first)
         return 1 - targets / ((self.last - self.first) * data.batch * data.window)
 
     def begin(self, carry: Any) -> Any:
-        """Return the carry that the phase begins with: row j goes on as row k·j, others at zero.
+        """Return the initial carry of the phase: row j becomes row k·j, the others are zero.
 
         Args:
-            carry: at the end of the phase before; NumPy [rows of a process, ...], or None.
+            carry: at the end of the previous phase; NumPy [rows of a process, ...], or None.
 
         Returns:
-            NumPy [k · rows, ...]; None where all rows begin at zero.
+            NumPy [k · rows, ...]; None if all rows begin at zero.
         """
         growth = self.growth
         if growth is None:
@@ -59,13 +59,13 @@ class ResolvedPhase:
         return jax.tree.map(grow, carry)
 
     def describe_carry(self) -> str:
-        """Say what becomes of the rows of the phase before."""
+        """Describe what happens to the rows of the previous phase."""
         rows, before = self.config.data.batch, self.rows_before or 0
         if self.growth is None:
-            return f"the carry starts from zero, because {rows} rows are no multiple of {before}"
+            return f"the carry starts from zero, because {rows} rows are not a multiple of {before}"
         if self.growth == 1:
-            return f"all {rows} rows go on"
-        return f"{before} rows go on, {rows - before} begin at shard starts"
+            return f"all {rows} rows continue"
+        return f"{before} rows continue, {rows - before} begin at shard starts"
 
 
 def _growth(before: int | None, rows: int) -> int | None:
@@ -75,11 +75,11 @@ def _growth(before: int | None, rows: int) -> int | None:
 
 
 def resolve_phases(config: Config, corpus: Corpus) -> list[ResolvedPhase]:
-    """Return the phases of a run, each taking the text up where the one before has left it.
+    """Return the phases of a run, each continuing in the text where the previous one ended.
 
-    Exactly there if its batch is a multiple of that one's: then the rows go on, with their carry.
-    Otherwise at about the same place, from shard starts. A run without phases is one phase; its end
-    may still change with its origin.
+    If a phase's batch is a multiple of the previous one, it continues exactly there, and the rows
+    keep their carry. Otherwise it continues near the same place, from shard starts. A run without
+    phases is one phase; its end may still change with its origin.
     """
     if not config.phases:
         stream = train_stream(config, corpus)
@@ -105,9 +105,9 @@ def resolve_phases(config: Config, corpus: Corpus) -> list[ResolvedPhase]:
 
 
 def _cuts(phases: Sequence[Phase]) -> list[tuple[int, int]]:
-    """Return the batch and window that each phase's shards are cut for.
+    """Return the batch and window for which each phase's shards are cut.
 
-    They are the same for all phases whose rows go on from each other: the last batch, which is a
+    They are the same for all consecutive phases whose rows continue: the last batch, which is a
     multiple of the others, and the longest window.
     """
     kept: list[list[Phase]] = []
@@ -131,7 +131,7 @@ def stretches(phases: list[ResolvedPhase]) -> list[Stretch]:
 
 
 def expected_stretches(config: Config, corpus_bytes: float) -> list[Stretch]:
-    """Estimate the same for a corpus of which only the size in bytes is known."""
+    """Estimate the stretches of a run from the size of the corpus in bytes."""
     made: list[Stretch] = []
     for phase in config.phases:
         first = made[-1].last if made else 0
@@ -167,9 +167,10 @@ def train_stream(
 
 
 def total_steps(train: Train, steps_per_epoch: int, ahead: int = 0) -> int:
-    """Return the length of a run: the smaller of `steps` and what `epochs` need.
+    """Return the length of a run in steps: the smaller of `steps` and what `epochs` needs.
 
-    `ahead` is by how many windows the stream is ahead of the step, after a change of rows.
+    `ahead` is the number of windows by which the stream is ahead of the step, after a change of
+    rows.
     """
     limits = [] if train.steps is None else [train.steps]
     if train.epochs is not None:
@@ -178,7 +179,7 @@ def total_steps(train: Train, steps_per_epoch: int, ahead: int = 0) -> int:
 
 
 def checkpoint_meta(phase: ResolvedPhase, corpus: Corpus, step: int) -> Meta:
-    """Return what a checkpoint at `step` is trained on."""
+    """Return the meta of a checkpoint at `step`."""
     stream, rows = phase.stream, dataclasses.asdict(phase.config.data)
     del rows["corpus"], rows["batch_per_device"]
     if not stream.own_cut:

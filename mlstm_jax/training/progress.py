@@ -1,4 +1,4 @@
-"""What a person sees while something long runs: a live line, or plain lines in a log file."""
+"""Progress of a long operation: a live line in a terminal, plain lines in a log file."""
 
 import importlib.util
 import sys
@@ -21,7 +21,7 @@ class ProgressLine:
     def __init__(self, name: str, total: int, done: int = 0, *, quiet: bool = False) -> None:
         self._name, self._total, self._quiet = name, total, quiet
         self._console = Console(stderr=True, highlight=False)
-        # The first step compiles, so the time left is estimated from the first update on.
+        # The first step includes compilation, so the estimate starts at the first update.
         self._since: tuple[int, float] | None = None
         self._printed = time.monotonic()
         self._live: Progress | None = None
@@ -54,7 +54,7 @@ class ProgressLine:
                 self._live.stop()
 
     def update(self, step: int, status: str) -> None:
-        """Show how far it is, and `status` beside it."""
+        """Show the number of steps done, and `status` next to it."""
         with self._terminal():
             if self._live:
                 self._live.update(self._task, completed=step, status=status)
@@ -71,7 +71,7 @@ class ProgressLine:
                 show(f"{self._name} {step}/{self._total}  {status}{left}", file=sys.stderr)
 
     def say(self, text: str) -> None:
-        """Print a line that stays, above the live line."""
+        """Print a permanent line above the live line."""
         with self._terminal():
             if self._live:
                 self._console.print(printable(text), markup=False, soft_wrap=True)
@@ -80,7 +80,7 @@ class ProgressLine:
 
     @contextmanager
     def _terminal(self) -> Iterator[None]:
-        """Fall silent when the terminal is closed; the work goes on."""
+        """Stop printing when the terminal is closed; the work continues."""
         try:
             yield
         except OSError:
@@ -88,7 +88,7 @@ class ProgressLine:
 
 
 def _draws_in_notebook(console: Console) -> bool:
-    """Return whether rich can draw a bar in place here: in a notebook, with widgets."""
+    """Return whether this is a notebook with widgets, where rich can update a bar in place."""
     return console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
 
 
@@ -99,7 +99,7 @@ def _clock(seconds: float) -> str:
 
 
 def rate(bytes_per_second: float) -> str:
-    """Write a rate for a person, in decimal units."""
+    """Format a rate in decimal units."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if bytes_per_second >= size:
             return f"{bytes_per_second / size:.1f} {unit}/s"

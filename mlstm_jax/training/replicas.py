@@ -1,8 +1,9 @@
-"""Whether the copies of a run's state, one a device, are still the same.
+"""A check that the copies of a run's state, one per device, are still the same.
 
-They start from one state and apply one gradient, so they stay equal to the bit; a device that
-computes wrongly, memory that fails or a file that one process reads otherwise makes them drift
-apart without a sign. One number of each device, made of every bit of its copy, tells.
+They start from one state and apply one gradient, so they stay equal bit for bit. A device that
+computes wrong results, failing memory, or a file that one process reads differently makes them
+drift apart silently. The check compares one checksum per device, computed from every bit of its
+copy.
 """
 
 from collections import Counter
@@ -27,8 +28,8 @@ class ReplicasDiffer(KnownError):
 def fold(tree: Any) -> Array:
     """Return a checksum of all bits of a tree of arrays, uint32 scalar.
 
-    Each element counts with an odd factor of its own, modulo 2³², so that no single changed bit
-    escapes; of other changes one in 2³² does.
+    Each element is multiplied by its own odd factor, modulo 2³², so every change of a single bit is
+    detected; of other changes one in 2³² is missed.
     """
     total = jnp.uint32(0)
     for leaf in jax.tree.leaves(tree):
@@ -40,9 +41,9 @@ def fold(tree: Any) -> Array:
 
 
 def make_comparison(cluster: Cluster, devices: Parallel) -> Callable[[int, Any], None]:
-    """Return what raises ReplicasDiffer unless all devices of all processes hold the same.
+    """Return a function that raises ReplicasDiffer unless all devices hold the same state.
 
-    It takes the step and the replicated state; all processes call it.
+    It takes the step and the replicated state; all processes must call it.
     """
     if devices.count == 1:
         return lambda step, state: None
@@ -63,9 +64,9 @@ def make_comparison(cluster: Cluster, devices: Parallel) -> Callable[[int, Any],
         ]
         raise ReplicasDiffer(
             f"at step {step} the parameters and moments of {', '.join(names)} differ from those of "
-            "the other devices, although all have had the same updates: such a device, its memory "
-            "or its machine computes wrongly. No checkpoint was written of them; run the same "
-            "command without it, and it goes on from the last."
+            "the other devices, although all applied the same updates: the device, its memory or "
+            "its machine computes wrong results. No checkpoint of this state was written. Run the "
+            "same command without the faulty device; it resumes from the last checkpoint."
         )
 
     return require_equal

@@ -1,4 +1,4 @@
-"""A run's words while it trains: the lines of metrics.jsonl and the progress line."""
+"""What a run reports while it trains: the lines of metrics.jsonl and the progress line."""
 
 import math
 import time
@@ -14,12 +14,12 @@ from mlstm_jax.training.step import StepMetrics
 
 
 class Diverged(KnownError):
-    """The loss or the gradient was inf or NaN for too long, or the loss far too high.
+    """The loss or the gradient was inf or NaN for too long, or the loss was far too high.
 
     Attributes:
-        step: when it was found.
-        reason: what was seen, without advice.
-        since: the last step before it began.
+        step: the step at which the divergence was detected.
+        reason: the evidence, without advice.
+        since: the last step before the divergence began.
     """
 
     def __init__(self, step: int, reason: str, since: int, advice: str = "") -> None:
@@ -27,33 +27,33 @@ class Diverged(KnownError):
         self.step, self.reason, self.since = step, reason, since
 
     def going_on_from(self, checkpoint: int | None) -> "Diverged":
-        """Return the same with what to do, where this is the newest checkpoint from before it."""
+        """Return the same error with advice; `checkpoint` is the newest one before it began."""
         begin = (
             "There is no checkpoint from before that, so the same command starts over"
             if checkpoint is None
-            else f"The checkpoints after step {self.since} are deleted; the same command goes on "
+            else f"The checkpoints after step {self.since} are deleted; the same command resumes "
             f"from that of step {checkpoint}"
         )
         return Diverged(
             self.step,
             self.reason,
             self.since,
-            f"{begin}. Give it a lower optimizer.learning_rate or optimizer.clip_norm, or "
-            "--train.on-divergence rollback, which lowers the rate by itself; or start anew in "
-            "--precision.compute bf16.",
+            f"{begin}. Lower optimizer.learning_rate or optimizer.clip_norm, or add "
+            "--train.on-divergence rollback, which lowers the rate by itself, or start a new run "
+            "with --precision.compute bf16.",
         )
 
 
 def _ratio(trace: float, signal: float) -> float:
-    """Return the noise scale in rows; NaN where the estimates are too noisy to have one."""
+    """Return the noise scale in rows; NaN if the estimates are too noisy to give one."""
     return trace / signal if signal > 0 and trace > 0 else math.nan
 
 
 class Reporter:
-    """Turns what the steps return into lines, and stops a run that has diverged.
+    """Writes the results of the steps as lines, and stops a run that has diverged.
 
     Attributes:
-        high_steps: steps on end, up to the last, whose loss was above train.divergence_bpc.
+        high_steps: number of latest steps in a row whose loss was above train.divergence_bpc.
     """
 
     def __init__(
@@ -71,16 +71,16 @@ class Reporter:
         self.restart_clock(found.step)
 
     def restart_clock(self, step: int) -> None:
-        """Measure the training rate from `step` and now on; called after anything else."""
+        """Measure the training rate from now and from `step` on; called after other work."""
         self._clock, self._clock_step, self._waited = time.monotonic(), step, 0.0
 
     def step(self, step: int, metrics: StepMetrics) -> None:
-        """Report the step that made `step` batches seen; its metrics are on the host.
+        """Report the step after which `step` batches have been seen; its metrics are on the host.
 
-        Raises Diverged after too many skips on end, or too many steps of too high a loss.
+        Raises Diverged after too many skips in a row, or too many steps in a row with a high loss.
         """
         if step == self._first + 1:
-            self.restart_clock(step)  # The first step compiles.
+            self.restart_clock(step)  # The first step includes compilation.
         diverged = self._diverged(step, metrics)
         if step % self._config.train.log_every == 0 or diverged:
             self._write_line(step, metrics)
@@ -89,7 +89,7 @@ class Reporter:
             raise diverged
 
     def waited(self, seconds: float) -> None:
-        """Count time in which the loop stood still because the next batch was not read yet."""
+        """Add time in which the loop waited for the next batch."""
         self._waited += seconds
 
     def _diverged(self, step: int, metrics: StepMetrics) -> Diverged | None:
@@ -97,8 +97,8 @@ class Reporter:
         skips = int(metrics.consecutive_skips)
         if skips >= self._config.precision.max_consecutive_skips:
             reason = (
-                f"the last {skips} updates were skipped, because the loss or the gradient held inf "
-                f"or NaN (loss scale now {metrics.loss_scale:g})"
+                f"the last {skips} updates were skipped, because the loss or the gradient contained"
+                f" inf or NaN (loss scale now {metrics.loss_scale:g})"
             )
             return Diverged(step, reason, step - skips)
         bpc = float(metrics.loss) * BITS_PER_NAT
@@ -107,7 +107,7 @@ class Reporter:
             return None
         reason = (
             f"the training loss was above {train.divergence_bpc:g} bits per character "
-            f"(train.divergence_bpc) for {self.high_steps} steps on end, {bpc:.3g} at the last"
+            f"(train.divergence_bpc) for {self.high_steps} steps in a row, {bpc:.3g} at the last"
         )
         return Diverged(step, reason, step - self.high_steps)
 
@@ -115,12 +115,12 @@ class Reporter:
         data = self._config.data
         now = time.monotonic()
         speed = (step - self._clock_step) * data.batch * data.window / max(now - self._clock, 1e-9)
-        # No update since the last line: there is no mean.
+        # Without an update since the last line there is no mean.
         updates = int(metrics.tally.updates) or float("nan")
         loss = float(metrics.tally.loss) / updates
         label = {}
         if self._config.model.rating_head or self._config.model.classes:
-            # A line may have met none.
+            # The steps of a line may contain no labels.
             labels = float(metrics.tally.labels) or math.nan
             label = {"label_loss": float(metrics.tally.label_loss) / labels}
         self._log.write(
@@ -162,12 +162,12 @@ class Reporter:
         )
 
     def finished(self, step: int) -> None:
-        """Report the end of a run, unless an earlier session has."""
+        """Report the end of a run, unless an earlier session has reported it."""
         if self._log.finished_at != step:
             self.event(step, "finished")
 
     def event(self, step: int, event: str, **values: object) -> None:
-        """Report something that is neither a step nor a score."""
+        """Report an event that is neither a step nor a score."""
         self._log.write("event", step, event=event, **values)
 
     def _position(self, step: int) -> dict[str, float]:

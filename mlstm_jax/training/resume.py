@@ -1,4 +1,4 @@
-"""Where a run begins or goes on: from the newest whole checkpoint, agreed on by all processes."""
+"""Where a run begins or resumes: at the newest complete checkpoint that all processes can read."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,24 +16,24 @@ from mlstm_jax.training.state import TrainState
 
 
 class ResumePoint(NamedTuple):
-    """A checkpoint to go on from."""
+    """A checkpoint to resume from."""
 
     step: int
     state: TrainState  # NumPy
-    carry: Any  # NumPy, this process's rows; None: the rows are others now, and begin at zero
+    carry: Any  # NumPy, this process's rows; None: the rows have changed and begin at zero
     origin: Origin
-    notes: list[str]  # what a person should know
+    notes: list[str]  # for the user
     high_steps: int = 0  # see Meta
-    start: str | None = None  # likewise
+    start: str | None = None  # see Meta
 
 
 class ExpectedCheckpoint(NamedTuple):
-    """What a run trains on at a step, by its present config."""
+    """What a run trains on at a step, according to its present config."""
 
     stream: TrainStream
     meta: Meta
     carry: Any  # the shapes of the carry of all rows
-    is_phase: bool  # one of several: then the config, not a checkpoint, says where it reads
+    is_phase: bool  # if so, the config and not the checkpoint determines where the run reads
 
 
 def find(
@@ -46,23 +46,23 @@ def find(
     newest: int | None = None,
     reset_carry: bool = False,
 ) -> ResumePoint | None:
-    """Return the newest checkpoint that every process can read, or None where there is none.
+    """Return the newest checkpoint that every process can read, or None if there is none.
 
     Newer ones that cannot be read are set aside. Those after `newest` are deleted.
 
     Args:
         state: the shapes of the state.
-        at: what the run trains on now at a step.
-        newest: the last step before the run diverged; do not look at later ones.
-        reset_carry: accept one whose rows were others.
+        at: returns what the run now trains on at a step.
+        newest: the last step before the run diverged; ignore later checkpoints.
+        reset_carry: accept a checkpoint with other rows.
 
     Raises:
-        UserError: none of several can be read; or it was trained on another corpus, from other
-            parameters, or on other rows.
+        UserError: checkpoints exist, but none can be read; or the run was trained on another
+            corpus, from other parameters, or on other rows.
     """
     cluster.require_equal(
         {"checkpoints": checkpoints.steps()},
-        "The run folder must lie on a file system that all processes share.",
+        "The run folder must be on a file system that all processes share.",
     )
     notes: list[str] = []
     damaged: list[int] = []
@@ -87,8 +87,8 @@ def find(
         if damaged:
             folder = _set_aside(cluster, checkpoints, damaged)
             notes.append(
-                f"going on from step {step}, the newest whole one; what cannot be read is kept in "
-                f"{folder}"
+                f"resuming from step {step}, the newest complete checkpoint; unreadable ones are "
+                f"kept in {folder}"
             )
         if same_rows:
             carry = devices.own_rows(rows)
@@ -99,14 +99,14 @@ def find(
         origin = Origin(step, position, before.bytes_seen)
         epoch = here.meta.epoch if here.is_phase else before.epoch
         notes.append(
-            f"the carry is reset at step {step}: the rows were {_describe(before.rows)}, and are "
-            f"{_describe(here.meta.rows)}; they begin {epoch:.2f} epochs into the text"
+            f"the carry is reset at step {step}: the rows were {_describe(before.rows)} and are now"
+            f" {_describe(here.meta.rows)}; they begin {epoch:.2f} epochs into the text"
         )
         return ResumePoint(step, restored, None, origin, notes, before.high_steps, before.start)
     if notes:
         raise UserError(
-            "; ".join(notes) + ". No other is there to go on from; restore one from a copy, or "
-            "start a new run with --out."
+            "; ".join(notes) + ". There is no other checkpoint to resume from; restore one from a "
+            "copy, or start a new run with --out."
         )
     if newest is not None:
         checkpoints.drop_after(newest)
@@ -114,67 +114,67 @@ def find(
 
 
 def require_new(folder: Path, config: Config, *, resume: bool) -> None:
-    """Raise UserError where a run without a checkpoint should not start from its first step.
+    """Raise UserError if a run without a checkpoint must not start from its first step.
 
-    A run that was killed before its first checkpoint was whole, or that diverged before it, starts
-    over. One whose metrics tell of more had a checkpoint, and has lost it.
+    A run that was killed before its first checkpoint was complete, or that diverged before it,
+    starts over. A run whose metrics record more steps had a checkpoint and has lost it.
     """
     lines = metrics.read_metrics(folder / "metrics.jsonl")
     newest = max((line["step"] for line in lines), default=0)
     train = config.train
     saved = {n * every for n in (1, 2) for every in (train.eval_every, train.checkpoint_every)}
-    # A save begins when the one before it has ended.
+    # A save begins after the previous one has ended.
     lost = newest > sorted(saved)[1] and lines[-1].get("event") != "diverged"
     if resume or lost:
         raise UserError(
-            f"{folder} has no checkpoint to go on from"
-            + (f", though metrics.jsonl tells of {newest:,} steps" if newest else "")
+            f"{folder} has no checkpoint to resume from"
+            + (f", although metrics.jsonl records {newest:,} steps" if newest else "")
             + f". Restore {folder / FOLDER}, or start a new run with --out"
-            + ("." if lost else ", or this one again without --resume.")
+            + ("." if lost else ", or restart this one without --resume.")
         )
 
 
 def _set_aside(cluster: Cluster, checkpoints: Checkpoints, steps: list[int]) -> Path:
-    """Move checkpoints out of the way of all processes; return the folder that they are in."""
+    """Move checkpoints aside for all processes; return the folder that they are in."""
     checkpoints.close()
     if cluster.is_first:
         checkpoints.set_aside(steps)
-    cluster.gather(None)  # The others look again when they are moved.
+    cluster.gather(None)  # The others read the folder again after the move.
     checkpoints.open()
     return checkpoints.folder / SET_ASIDE
 
 
 def _fits(before: Meta, here: ExpectedCheckpoint, *, reset_carry: bool) -> bool:
-    """Return whether the rows are the same; raise UserError where the run cannot go on."""
+    """Return whether the rows are the same; raise UserError if the run cannot resume."""
     now = here.meta
     if (before.corpus, before.cleaning) != (now.corpus, now.cleaning):
         raise UserError(
             f"the run was trained on another corpus: identity {before.corpus[:12]}…, cleaning "
-            f"{before.cleaning}; this one has {now.corpus[:12]}…, {now.cleaning}. Name the first "
-            "corpus with --data.corpus, or start a new run with --out."
+            f"{before.cleaning}; this one has {now.corpus[:12]}…, {now.cleaning}. Name the original"
+            " corpus with --data.corpus, or start a new run with --out."
         )
     if now.start is not None and before.start not in (None, now.start):
         raise UserError(
             f"the run started from other parameters (fingerprint {before.start[:12]}…) than those "
-            f"that train.start_from gives now ({now.start[:12]}…). Name the first with "
+            f"that train.start_from names now ({now.start[:12]}…). Name the original ones with "
             "--train.start-from, or start a new run with --out."
         )
     if before.rows != now.rows:
         if not reset_carry:
             raise UserError(
                 f"the checkpoint's rows are {_describe(before.rows)}, not {_describe(now.rows)}; "
-                "use the same, or go on with the carry reset, --reset-carry."
+                "use the same rows, or reset the carry with --reset-carry."
             )
         return False
-    # Without phases the checkpoint's origin is the run's, unless rows went on from others in it.
+    # Without phases the checkpoint's origin is the run's, unless its rows continued earlier rows.
     is_compared = here.is_phase or before.origin.places is not None
     if is_compared and before.origin != now.origin:
         if not reset_carry:
             raise UserError(
-                f"the phases that ended before the checkpoint have been changed, or an earlier "
-                f"version began this one in another way: it had read {before.epoch:.3f} epochs of "
-                f"the text, and would go on at {now.epoch:.3f} from other places in it. Undo the "
-                "change, or go on with the carry reset, --reset-carry."
+                f"the phases before the checkpoint have changed, or an earlier version began this "
+                f"phase differently: the run had read {before.epoch:.3f} epochs of the text, and "
+                f"would resume at {now.epoch:.3f} from other places in it. Undo the change, or "
+                "reset the carry with --reset-carry."
             )
         return False
     return True

@@ -1,4 +1,4 @@
-"""The run folder that a process trains in: locked, with its config and environment."""
+"""The run folder: its lock, config.json and environment.json."""
 
 import errno
 import fcntl
@@ -22,23 +22,23 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 @contextmanager
 def lock(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterator[list[str]]:
-    """Hold the run folder of `config`, so that one process trains in it.
+    """Lock the run folder of `config`, so that only one process trains in it.
 
-    A new folder gets its config at once: a run that is killed before its first checkpoint is
-    still known as one. While it has neither that nor a line of metrics, it may become another.
+    A new folder gets its config at once, so that a run that is killed before its first checkpoint
+    is still recognised. Until it has a checkpoint or a line of metrics, its config may change.
 
     Yields:
-        What has changed since the run was started, where that is allowed.
+        The allowed changes of the config since the run was started.
 
     Raises:
-        UserError: the folder is something else, holds a run of another kind, or none although
-            `resume` is set.
+        UserError: the folder is not a run, contains a run with another config, or contains no run
+            although `resume` is set.
         InUse: another process trains in it.
     """
     folder = Path(config.out)
     if (folder / run.WEIGHTS).exists():
         raise UserError(
-            f"{folder} holds imported weights, not a run to go on with; choose another folder with "
+            f"{folder} contains imported weights, not a run to resume; choose another folder with "
             "--out."
         )
     before = run.read_config(folder)
@@ -46,16 +46,16 @@ def lock(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterator
     changed: list[str] = []
     if before is None:
         if resume:
-            raise UserError(f"--resume: {folder} holds no run; start one without --resume.")
+            raise UserError(f"--resume: {folder} contains no run; start one without --resume.")
         if folder.exists() and not (folder.is_dir() and all(map(_is_ours, folder.iterdir()))):
             raise UserError(f"{folder} exists and is not a run; choose another folder with --out.")
     elif has_begun:
         found = config_differences.differences(before, config)
         forbidden = found.forbidden + ([] if reset_carry else found.resets_carry)
         if forbidden:
-            way_out = "" if found.forbidden else ", or go on with the carry reset, --reset-carry"
+            way_out = "" if found.forbidden else ", or reset the carry with --reset-carry"
             raise UserError(
-                f"the run in {folder} cannot go on with another "
+                f"the run in {folder} cannot resume with another "
                 + ", another ".join(forbidden)
                 + f". Undo the change, or start a new run with --out{way_out}."
             )
@@ -73,29 +73,29 @@ def lock(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterator
 def lock_together(
     stack: ExitStack, cluster: Cluster, config: Config, *, resume: bool, reset_carry: bool
 ) -> list[str]:
-    """Let process 0 lock the run folder, and the others see that it is the same; see `lock`."""
+    """Lock the run folder in process 0, and check that all processes see the same; see `lock`."""
     changed: list[str] | None = None
     if cluster.is_first:
         changed = stack.enter_context(lock(config, resume=resume, reset_carry=reset_carry))
     changed = cluster.gather(changed)[0]
     kept = run.read_config(Path(config.out))
-    # A digest: the configs that all have seen would be long, in one message.
+    # A digest, because the configs of all processes would make a long message.
     seen = "none" if kept is None else sha256(config_text.to_json(kept).encode()).hexdigest()
     if any(other != seen for other in cluster.gather(seen)):
         raise UserError(
-            f"the run folder {config.out} is not the same for all processes; it must lie on a file "
+            f"the run folder {config.out} is not the same for all processes; it must be on a file "
             "system that they share."
         )
     return changed or []
 
 
 def _lock(file: int, folder: Path) -> None:
-    """Lock the run folder's file, or warn where its file system has no locks.
+    """Lock the run folder's file, or warn if its file system has no locks.
 
-    Raises InUse where another process has locked it, and UserError where one may have.
+    Raises InUse if another process has locked it, and UserError if another may have locked it.
     """
     try:
-        # The system lets go of it when the process ends, however it ends.
+        # The system releases the lock when the process ends, however it ends.
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise InUse(
@@ -103,14 +103,14 @@ def _lock(file: int, folder: Path) -> None:
         ) from None
     except OSError as error:
         if error.errno not in _NO_LOCKS:
-            # NFS answers so also where another has the lock (EACCES).
+            # NFS returns EACCES also if another process has the lock.
             raise UserError(
-                f"{folder} cannot be locked ({error.strerror}): another process may be training in "
-                "it. If none is, the file system refuses locks; use another --out."
+                f"{folder} cannot be locked ({error.strerror}). Another process may be training in "
+                "it; wait for it. Otherwise the file system refuses locks; use another --out."
             ) from error
         show(
             f"mlstm-jax: warning: the file system of {folder} has no locks "
-            f"({error.strerror}); see to it that no second run trains in this folder.",
+            f"({error.strerror}); make sure that no other run trains in this folder.",
             file=sys.stderr,
         )
 
@@ -120,12 +120,12 @@ def _size(path: Path) -> int:
 
 
 def _is_ours(path: Path) -> bool:
-    """Return whether a file may be left of a run that was killed before it had its config."""
+    """Return whether a file may come from a run that was killed before it wrote its config."""
     return path.name == _LOCK or path.suffix == ".partial"
 
 
 def write_folder(config: Config, inputs: Mapping[str, str | None] | None = None) -> None:
-    """Write config.json and environment.json, each whole or not at all.
+    """Write config.json and environment.json, each atomically.
 
     Args:
         config: the run's.
@@ -139,18 +139,18 @@ def write_folder(config: Config, inputs: Mapping[str, str | None] | None = None)
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Turn an OSError about a file into a FileError that says how the run in a folder goes on."""
+    """Turn an OSError about a file into a FileError that tells the user how to resume the run."""
     try:
         yield
     except KnownError:
         raise
     except OSError as error:
         advice = remedy(error)
-        if advice is None:  # Of a connection, say.
+        if advice is None:  # For example, the error of a connection.
             raise
         steps = meta.steps_in(folder)
         ending = (
-            f"the same command goes on from the checkpoint of step {steps[-1]}"
+            f"the same command resumes from the checkpoint of step {steps[-1]}"
             if steps
             else "or name another folder with --out"
         )

@@ -1,8 +1,8 @@
 """The learning rate: its scaling with the batch, its warm-up and its decay.
 
-All is counted in *applied* updates n: a skipped step advances neither n nor Adam's count (Puri et
+The schedule counts *applied* updates n: a skipped step advances neither n nor Adam's count (Puri et
 al. 2018, section VIII, whose schedule is linear decay to zero). After a warm-up of W updates the
-decay runs over the N − W that are left.
+decay covers the remaining N − W.
 """
 
 import math
@@ -15,29 +15,29 @@ import optax
 from mlstm_jax.config import Optimizer
 from mlstm_jax.errors import UserError
 
-# Slanted triangular rates end at this part of the peak (Howard and Ruder 2018, section 3.2).
+# Slanted triangular rates end at the peak divided by this (Howard and Ruder 2018, section 3.2).
 _TRIANGULAR_RATIO = 32
 
 
 class Stretch(NamedTuple):
-    """A part of a run with one global batch: a phase, or the whole of it."""
+    """A part of a run with one global batch: a phase, or the whole run."""
 
-    first: int  # the step it begins at
-    last: int  # and the one that the next begins at
+    first: int  # the step at which it begins
+    last: int  # the step at which the next one begins
     batch: int
     steps_per_epoch: float
 
 
 class Plan(NamedTuple):
-    """What the rules make of a config and a batch."""
+    """The schedule that results from a config and a batch."""
 
     peak: float  # the largest rate
-    warmup: int  # updates until it
+    warmup: int  # updates until the peak
     decay: int  # the update at which the decay ends
 
 
 def peak_rate(optimizer: Optimizer, batch: int) -> float:
-    """Return the largest rate of a global batch B: that of B0, scaled with k = B / B0, capped."""
+    """Return the peak rate for a global batch B: that of B0, scaled with k = B / B0 and capped."""
     k = batch / optimizer.base_batch
     factors = {"none": 1.0, "linear": k, "sqrt": math.sqrt(k), "legw": math.sqrt(k)}
     peak = optimizer.learning_rate * factors[optimizer.scaling]
@@ -46,10 +46,10 @@ def peak_rate(optimizer: Optimizer, batch: int) -> float:
 
 
 def resolve(optimizer: Optimizer, batch: int, steps: int, steps_per_epoch: float) -> Plan:
-    """Return the peak rate and the warm-up of a global batch, in a run of `steps` updates.
+    """Return the peak rate, warm-up and decay for a global batch, in a run of `steps` updates.
 
-    LEGW (You et al. 2019, arXiv 1901.08256) grows the rate by √k and the warm-up, in epochs, by k:
-    so the warm-up has the same number of updates at any batch.
+    LEGW (You et al. 2019, arXiv 1901.08256) multiplies the rate by √k and the epochs of warm-up by
+    k, so the warm-up has the same number of updates at any batch.
     """
     k = batch / optimizer.base_batch
     decay = optimizer.decay_steps or steps
@@ -62,7 +62,7 @@ def resolve(optimizer: Optimizer, batch: int, steps: int, steps_per_epoch: float
     if optimizer.schedule != "constant" and warmup >= decay:
         raise UserError(
             f"the warm-up is {warmup:,} updates, but the learning rate's decay ends at {decay:,}; "
-            "shorten optimizer.warmup_steps or optimizer.warmup_epochs, or train for longer."
+            "reduce optimizer.warmup_steps or optimizer.warmup_epochs, or train for longer."
         )
     return Plan(peak_rate(optimizer, batch), warmup, decay)
 
@@ -70,8 +70,8 @@ def resolve(optimizer: Optimizer, batch: int, steps: int, steps_per_epoch: float
 def rates(optimizer: Optimizer, stretches: Sequence[Stretch]) -> list[optax.Schedule]:
     """Return the rate in each part of a run, as a function of all applied updates.
 
-    Warm-up and decay are those of the first part, and run through all; the height follows each
-    part's own batch.
+    Warm-up and decay are those of the first part and cover all parts; the peak depends on each
+    part's batch.
     """
     first, steps = stretches[0], stretches[-1].last
     shape = learning_rate(optimizer, first.batch, steps, first.steps_per_epoch)
@@ -101,13 +101,13 @@ def learning_rate(
             falling = optax.linear_schedule(peak, 0.0, left)
     if not warmup:
         return falling
-    # The first update counts: its rate is peak / W, not zero.
+    # The first update has the rate peak / W, not zero.
     rising = optax.linear_schedule(peak / warmup, peak, max(warmup - 1, 1))
     return optax.join_schedules([rising, falling], [warmup])
 
 
 class Drawn(NamedTuple):
-    """A resolved schedule, to look at."""
+    """A resolved schedule, to show or plot."""
 
     text: str
     updates: list[int]
@@ -115,7 +115,7 @@ class Drawn(NamedTuple):
 
 
 def draw(optimizer: Optimizer, stretches: Sequence[Stretch]) -> Drawn:
-    """Return the rates of a run, none of whose updates is skipped."""
+    """Return the rates of a run in which no update is skipped."""
     steps, first = stretches[-1].last, stretches[0]
     plan = resolve(optimizer, first.batch, steps, first.steps_per_epoch)
     by_part = rates(optimizer, stretches)
@@ -128,7 +128,7 @@ def draw(optimizer: Optimizer, stretches: Sequence[Stretch]) -> Drawn:
         parts = (min(update, one.last) - one.first for one in stretches if update > one.first)
         return sum(n / one.steps_per_epoch for n, one in zip(parts, stretches, strict=False))
 
-    # The warm-up's end and the parts' borders are seen, however short these are.
+    # Include the end of the warm-up and the borders of the parts, however short they are.
     borders = {0, plan.warmup, steps, *(one.first for one in stretches)}
     points = {round(steps * part / 400) for part in range(401)} | borders
     updates = sorted(point for point in points if point <= steps)
@@ -152,7 +152,7 @@ def draw(optimizer: Optimizer, stretches: Sequence[Stretch]) -> Drawn:
 
 
 def plot(drawn: Drawn, path: Path) -> None:
-    """Draw a schedule into a picture; UserError where matplotlib is missing or cannot."""
+    """Plot a schedule to a file; raise UserError if matplotlib is missing or fails."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

@@ -1,6 +1,6 @@
-"""What a training session needs from its beginning to its end, and how it is set up.
+"""A training session: what it needs from beginning to end, and how it is set up.
 
-A session is one call of `train`: a run has one, or several where it is stopped and goes on.
+A session is one call of `train`. A run has one session, or several if it is stopped and resumed.
 """
 
 import dataclasses
@@ -47,18 +47,18 @@ class Session:
     """What the loop needs."""
 
     config: Config
-    changed: list[str]  # what has changed since the run began, where that is allowed
+    changed: list[str]  # the allowed changes of the config since the run began
     cluster: Cluster
     devices: parallel.Parallel
     watchdog: Watchdog
-    signals: list[signal.Signals]  # received; always empty where none is handled
+    signals: list[signal.Signals]  # received; always empty if none is handled
     corpus: Corpus
     model: LanguageModel
     evaluator: Evaluator
     checkpoints: Checkpoints
     require_equal_replicas: Callable[[int, Any], None]
     begin: ResumePoint
-    find: Callable[[int], ResumePoint]  # where to go on from, at or before a step
+    find: Callable[[int], ResumePoint]  # where to resume, at or before a step
     start: str | None  # the fingerprint of the parameters that the run began with
     total: int  # steps
     phases: list[ResolvedPhase]
@@ -67,7 +67,7 @@ class Session:
     callbacks: Sequence[Callable[[dict[str, Any]], None]]  # of lines of metrics
 
     def open_log(self, step: int) -> MetricsLog | NullLog:
-        """Open metrics.jsonl to go on after a step; process 0 alone has one."""
+        """Open metrics.jsonl to append after a step; only process 0 has one."""
         if not self.cluster.is_first:
             return NullLog()
         return MetricsLog(Path(self.config.out), step, self.callbacks)
@@ -88,9 +88,9 @@ def set_up(
     cluster = Cluster(config.distributed)
     if cluster.processes > 1 and not owns_process:
         raise UserError(
-            f"distributed.processes is {cluster.processes}: when one process of several is lost, "
-            "the others have to end at once. Train with owns_process=True, in processes that do "
-            "nothing else, or by the command `mlstm-jax train`."
+            f"distributed.processes is {cluster.processes}: if one of several processes is lost, "
+            "the others must end at once. Train with owns_process=True, in processes that do "
+            "nothing else, or with the command `mlstm-jax train`."
         )
     stack.enter_context(without_reports())
     stack.enter_context(cluster)
@@ -112,7 +112,7 @@ def set_up(
     )
     watchdog.folder = folder
     model = _make_model(config, devices)
-    # A divergence is found so many steps after it began.
+    # A divergence is detected this many steps after it began.
     reach = max(config.train.divergence_steps, config.precision.max_consecutive_skips)
     checkpoints = stack.enter_context(
         closing(Checkpoints(folder, config.train.keep_checkpoints, reach=reach))
@@ -130,7 +130,7 @@ def set_up(
         phases = [dataclasses.replace(phases[0], last=total)]
     total = phases[-1].last
     cluster.require_equal(
-        {"step": begin.step, "steps": total}, "The same corpus and config give the same steps."
+        {"step": begin.step, "steps": total}, "Give every process the same corpus and config."
     )
     if cluster.is_first:
         run_folder.write_folder(config, environment.inputs(corpus, fingerprint))
@@ -164,7 +164,7 @@ def set_up(
 
 
 def _make_model(config: Config, devices: parallel.Parallel) -> LanguageModel:
-    """Return the model as it is trained, after a check that the devices run its kernels."""
+    """Return the model for training, after a check that the devices can run its kernels."""
     loops: Loops | None = None
     if config.devices.kernels == "pallas":
         require_gpu(config.model.hidden, devices.compute_capability())
@@ -174,7 +174,7 @@ def _make_model(config: Config, devices: parallel.Parallel) -> LanguageModel:
 
 @dataclass
 class _Finder:
-    """Finds where a session begins, and where it goes on when it has diverged."""
+    """Finds where a session begins, and where it resumes after a divergence."""
 
     cluster: Cluster
     devices: parallel.Parallel
@@ -194,7 +194,7 @@ class _Finder:
         )
 
     def __call__(self, newest: int | None) -> ResumePoint:
-        """Return the newest checkpoint, none after `newest`; or the state before the first step."""
+        """Return the newest checkpoint, at most `newest`, or the state before the first step."""
         found = resume.find(
             self.cluster,
             self.checkpoints,
@@ -207,7 +207,7 @@ class _Finder:
         if found is None:
             if newest is None:
                 resume.require_new(Path(self.config.out), self.config, resume=self.resume)
-            # Found missing when there still were checkpoints, it is needed now.
+            # Loading may have failed earlier, when checkpoints existed and it was not needed.
             given = (
                 self.given
                 or start.load_start(self.cluster, self.config, self.initial, required=True)[0]
@@ -220,7 +220,7 @@ class _Finder:
         return found
 
     def _expected(self, step: int) -> ExpectedCheckpoint:
-        """Return what a checkpoint of a step should have been trained on."""
+        """Return what a checkpoint of a step must have been trained on."""
         phase = next((one for one in self.phases if step <= one.last), self.phases[-1])
         batch = phase.config.data.batch
         shapes = jax.eval_shape(lambda: self.model.init_carry(batch))

@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP: noted in one process, agreed on by all, acted on between steps."""
+"""SIGINT, SIGTERM and SIGHUP: recorded in one process, shared by all, handled between steps."""
 
 import signal
 from collections.abc import Iterator
@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 from mlstm_jax.errors import KnownError
 
-# What a device adds to the sum that tells all of a signal: one SIGINT outweighs a million SIGTERMs,
-# and one of these as many SIGHUPs.
+# A device adds its signal's weight to a sum that all devices see: one SIGINT outweighs a million
+# SIGTERMs, and one SIGTERM a million SIGHUPs.
 WEIGHTS = {signal.SIGHUP: 1.0, signal.SIGTERM: 2.0**20, signal.SIGINT: 2.0**40}
 
 
@@ -17,22 +17,21 @@ class Interrupted(KnownError):
     def __init__(self, received: signal.Signals, step: int, total: int, exit_code: int) -> None:
         super().__init__(
             f"{received.name}: stopped at step {step} of {total} with a checkpoint; "
-            "the same command goes on from there."
+            "the same command resumes from there."
         )
         self.exit_code = exit_code
 
 
 def received(total: float) -> signal.Signals:
-    """Return which signal a sum of weights tells of."""
+    """Return the strongest signal in a sum of weights."""
     return max(WEIGHTS, key=lambda number: WEIGHTS[number] if WEIGHTS[number] <= total else 0.0)
 
 
 @contextmanager
 def collect() -> Iterator[list[signal.Signals]]:
-    """Note the signals in a list, for the loop to stop between two steps.
+    """Record the signals in a list, so that the loop can stop between two steps.
 
-    A second one acts as it would have without this. A SIGHUP that is ignored, as under nohup, stays
-    so.
+    A second signal has its previous effect. If SIGHUP is ignored, as under nohup, it stays ignored.
     """
     received: list[signal.Signals] = []
     before = {number: signal.getsignal(number) for number in WEIGHTS}

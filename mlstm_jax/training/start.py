@@ -29,34 +29,34 @@ def load_start(
     *,
     required: bool,
 ) -> tuple[Start | None, list[str]]:
-    """Return what `train.start_from` gives, if it is set, and notes for a person.
+    """Return the parameters that `train.start_from` names, or None, and notes for the user.
 
     Args:
-        cluster: all processes call this, and get the same.
+        cluster: all its processes must call this and get the same parameters.
         config: of the run.
-        initial: reads those parameters.
-        required: whether the run cannot do without. One that has checkpoints can.
+        initial: reads the parameters.
+        required: whether the run needs them; a run with checkpoints does not.
 
     Raises:
-        UserError: it is no run, or gives another process other parameters.
-        Damaged: its checkpoint cannot be read.
+        UserError: the path is not a run, or the processes read different parameters.
+        Damaged: the checkpoint cannot be read.
     """
     start, notes = None, []
     if config.train.start_from is not None:
         if initial is None:
             raise UserError(
-                f"train.start_from names {config.train.start_from}, but nothing was given to read "
-                "its parameters with; pass `initial` (see run.initial_parameters)."
+                f"train.start_from is {config.train.start_from}, but no function was given that "
+                "reads its parameters; pass `initial` (see run.initial_parameters)."
             )
         try:
             params = initial()
             start = Start(flatten(params), fingerprint(params))
-        except KnownError as error:  # not there, or damaged
+        except KnownError as error:  # missing or damaged
             if required:
                 raise
-            notes.append(f"what train.start_from gives cannot be compared: {error}")
+            notes.append(f"the parameters of train.start_from cannot be compared: {error}")
     cluster.require_equal(
-        {"the fingerprint of what train.start_from gives": start and start.fingerprint},
+        {"the fingerprint of train.start_from's parameters": start and start.fingerprint},
         "Give every process the same parameters to start from.",
     )
     return start, notes
@@ -65,7 +65,7 @@ def load_start(
 def state_shapes(
     config: Config, model: LanguageModel, optimizer: optax.GradientTransformation
 ) -> TrainState:
-    """Return the state as shapes and types alone."""
+    """Return only the shapes and types of the state."""
     return jax.eval_shape(lambda: init_state(config, model, optimizer, 0))
 
 
@@ -75,9 +75,9 @@ def fresh_state(
     optimizer: optax.GradientTransformation,
     start: Start | None,
 ) -> TrainState:
-    """Return the state before the first step, NumPy: nothing of it stays on a device.
+    """Return the state before the first step, NumPy; nothing of it stays on a device.
 
-    The label head stays that of the seed: what it tells is of the run that it was trained in.
+    The label head is initialised from the seed, because the other run's head is for its own labels.
 
     Raises:
         UserError: the other run has another number of units or layers.
@@ -96,19 +96,19 @@ def fresh_state(
 
 
 def _require_shapes(config: Config, theirs: Arrays) -> None:
-    """Raise UserError where what a run starts from is not shaped as the run's own parameters."""
+    """Raise UserError if the shapes of the initial parameters are not those of the run."""
     ours = expected_shapes(config.model)
     for name, shape in ours.items():
         found = theirs.get(name)
         if not name.startswith("label_") and (found is None or found.shape != shape):
-            has = "none" if found is None else f"the shape {found.shape}"
+            has = "no array" if found is None else f"the shape {found.shape}"
             raise UserError(
                 f"train.start_from: {config.train.start_from} has {has} for {name}, but this run "
-                f"{shape}; give it the same model.hidden, embedding and layers."
+                f"needs {shape}; set the same model.hidden, embedding and layers."
             )
     extra = [name for name in theirs if name not in ours and not name.startswith("label_")]
     if extra:
         raise UserError(
             f"train.start_from: {config.train.start_from} has {extra[0]}, which this run lacks; "
-            "give it the same model.layers."
+            "set the same model.layers."
         )

@@ -1,6 +1,6 @@
-"""Everything a training step changes, the carry apart.
+"""Everything that a training step changes, except the carry.
 
-The state is the same on every device; the carry differs from row to row, so it is its own tree
+The state is the same on every device; the carry differs from row to row, so it is a separate tree
 (`mlstm_jax.model.language_model.Carry`).
 """
 
@@ -20,26 +20,26 @@ Array = jax.Array
 class MetricSums(NamedTuple):
     """Sums over the applied updates since the last line of metrics.
 
-    They live on the device, in the checkpoint, so that a line is the same whether or not the run
-    was killed in the middle of it.
+    They are kept on the device and in the checkpoint, so that a line is the same whether or not the
+    run was killed before it was complete.
     """
 
-    loss: Array  # float32, nats a byte
+    loss: Array  # float32, nats per byte
     grad_norm: Array  # float32
     signal: Array  # float32, ‖true gradient‖²: see step.py
     trace: Array  # float32, of the covariance of one row's gradient
-    label_loss: Array  # float32, of the ratings or classes met, a byte
-    labels: Array  # float32, how many of these were met, a byte
+    label_loss: Array  # float32, of the ratings or classes seen, per byte
+    labels: Array  # float32, number of ratings or classes seen, per byte
     updates: Array  # int32
 
 
 class TrainState(NamedTuple):
-    """Parameters and all that moves with them; every counter is an int32 scalar."""
+    """Parameters and all values that change with them; every counter is an int32 scalar."""
 
     step: Array  # batches seen
     applied: Array  # updates applied
-    consecutive_skips: Array  # updates skipped in a row, up to now
-    rate_scale: Array  # float32: what rollbacks have multiplied the learning rate by
+    consecutive_skips: Array  # latest updates skipped in a row
+    rate_scale: Array  # float32: factor by which rollbacks have multiplied the learning rate
     params: Parameters
     opt_state: Any
     loss_scale: loss_scale.LossScale
@@ -56,11 +56,11 @@ def zero_tally() -> MetricSums:
 def init_state(
     config: Config, model: LanguageModel, optimizer: optax.GradientTransformation, seed: Array | int
 ) -> TrainState:
-    """Return the state before the first step; it depends on `seed`, uint32, alone.
+    """Return the state before the first step; it depends only on `seed`, uint32.
 
-    The seed is an argument and not a constant, so runs of different seeds compile to one program.
+    The seed is an argument and not a constant, so runs with different seeds share one program.
     """
-    # The generator is named: JAX's default can be changed from outside the process.
+    # Name the generator, because JAX's default can be changed from outside the process.
     key = jax.random.key(seed, impl="threefry2x32")
     params = model.init_parameters(key)
     return TrainState(

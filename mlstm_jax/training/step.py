@@ -1,9 +1,9 @@
-"""The training and evaluation step as one device sees them; they know only the axis's name.
+"""The training step and the evaluation step on one device; they know only the axis's name.
 
 Puri et al. 2018, sections IV, V and VII: scale the loss, take the gradient over the window, average
-it over all devices, divide by the scale in float32, and look for inf and NaN in the result, which
-is the same on every device. If there is any, nothing of the update is kept, the carry included: a
-carry poisoned by one overflow would make every later step overflow.
+it over all devices, divide by the scale in float32, and check the result, which is the same on
+every device, for inf and NaN. If it contains any, the whole update is discarded, including the
+carry: a carry corrupted by one overflow would make every later step overflow.
 """
 
 from collections.abc import Callable
@@ -23,21 +23,21 @@ from mlstm_jax.training.state import MetricSums, TrainState, zero_tally
 
 Array = jax.Array
 
-# Sets the random numbers of dropout apart from those of the initial parameters.
+# Makes the random numbers of dropout differ from those of the initial parameters.
 _DROPOUT = 1
 
 
 class Means(NamedTuple):
     """Float32 scalars of some rows of one device."""
 
-    loss: Array  # of the language model, nats a byte
+    loss: Array  # of the language model, nats per byte
     square: Array  # ‖gradient‖², the mean over micro-batches
-    label_loss: Array  # of ratings or classes, a byte
-    labels: Array  # how many these are, a byte
+    label_loss: Array  # of ratings or classes, per byte
+    labels: Array  # number of ratings or classes, per byte
 
 
 class Gradient(NamedTuple):
-    """Of the scaled loss over some rows of one device, and the state after."""
+    """The gradient of the scaled loss over some rows of one device, and the state after them."""
 
     gradient: Parameters
     means: Means
@@ -48,8 +48,8 @@ class StepMetrics(NamedTuple):
     """Scalars of a step, the same on every device of every process."""
 
     tally: MetricSums
-    loss: Array  # of this step alone, nats a byte
-    stop: Array  # above 0: a process was asked to stop
+    loss: Array  # of this step only, nats per byte
+    stop: Array  # above 0: a process has received a signal to stop
     applied: Array
     skipped: Array
     consecutive_skips: Array
@@ -66,22 +66,22 @@ def _select(condition: Array, yes: Any, no: Any) -> Any:
 
 
 def reset(carry: Carry, reset_B: Any) -> Carry:
-    """Zero the state of the rows that start a shard, or a document that is read by itself."""
+    """Zero the state of the rows that start a shard or a separate document."""
     return jax.tree.map(lambda x: jnp.where(reset_B[:, None, None], 0, x).astype(x.dtype), carry)
 
 
 def _noise(square: Array, mean_square: Array, batches: int, rows: int) -> tuple[Array, Array]:
-    """Estimate what a gradient is made of (McCandlish et al. 2018, arXiv 1812.06162, appendix A.1).
+    """Estimate a gradient's signal and noise (McCandlish et al. 2018, arXiv 1812.06162, app. A.1).
 
     Args:
         square: ‖g‖² of the mean over all batches, float32 scalar.
-        mean_square: the mean of ‖g‖² of each batch alone.
-        batches: how many there are.
-        rows: rows of each.
+        mean_square: the mean over the batches of each one's ‖g‖².
+        batches: number of batches.
+        rows: rows of each batch.
 
     Returns:
         The square of the true gradient's norm, and the trace of the covariance of one row's
-        gradient: both unbiased, so either can be negative in one step. NaN for a single batch.
+        gradient. Both are unbiased, so either can be negative in one step. NaN for a single batch.
     """
     if batches == 1:
         return jnp.float32(jnp.nan), jnp.float32(jnp.nan)
@@ -101,7 +101,7 @@ def _counted(batch: Batch) -> Array:
 def cross_entropy(logits: Array, targets: Any) -> Array:
     """Return −log softmax(logits) at the targets, float32 [...] of logits [..., V].
 
-    `optax.softmax_cross_entropy_with_integer_labels` reads the targets' logits by a gather, whose
+    `optax.softmax_cross_entropy_with_integer_labels` reads the targets' logits with a gather, whose
     gradient is a scatter: on a GPU, atomic additions into an array of zeros.
     """
     is_target = jax.nn.one_hot(targets.astype(jnp.int32), logits.shape[-1], dtype=jnp.bool_)
@@ -110,9 +110,9 @@ def cross_entropy(logits: Array, targets: Any) -> Array:
 
 
 def _label_losses(found_BTK: Array | None, labels_BT: Any) -> tuple[Array, Array]:
-    """Return the loss where there is a label, and these places: means over all bytes.
+    """Return the loss of the labels and their number, both as means over all bytes.
 
-    One number a place is a rating, with a squared error; several are the logits of classes.
+    One output per byte is a rating, with a squared error; several are the logits of classes.
     """
     if found_BTK is None or labels_BT is None:
         return jnp.float32(0), jnp.float32(0)
@@ -134,8 +134,9 @@ def make_train_step(
 ) -> TrainStep:
     """Return the step: state and carry before, one batch, stop → state and carry after, metrics.
 
-    The float32 scalar stop is 1 on the devices of a process that was asked to stop. It is summed
-    with the gradient, so that all processes know of it at the same step and stop together.
+    The float32 scalar stop is above 0 on the devices of a process that has received a signal (see
+    signals.py). It is summed with the gradient, so all processes see it at the same step and stop
+    together.
     """
     reduce_type = model.compute if config.precision.all_reduce == "compute" else jnp.float32
     micro_batches, dropout = config.train.micro_batches, config.train.dropout
@@ -143,9 +144,9 @@ def make_train_step(
     def kept_units(step: Array, rows: int) -> Array | None:
         """Draw the units that each row keeps in this window, scaled so that their mean is 1.
 
-        A mask a row, alike for all bytes of its window (Gal and Ghahramani 2016, arXiv 1512.05287).
-        It depends on the seed, the step and the row in the global batch, so neither on the number
-        of devices and micro-batches nor on where a run was resumed.
+        Each row has one mask for all bytes of its window (Gal and Ghahramani 2016, arXiv
+        1512.05287). It depends on the seed, the step and the row in the global batch, and therefore
+        not on the number of devices and micro-batches, nor on where a run was resumed.
         """
         if not dropout:
             return None
@@ -169,8 +170,9 @@ def make_train_step(
             loss = jnp.mean(jnp.where(_counted(batch), nats_BT, 0))
             label_loss, labels = _label_losses(read.labels_BTK, batch.labels_BT)
             objective = loss + config.train.label_weight * label_loss
-            # Told is the mean over what counts; the gradient is of the mean over all positions, so
-            # that every byte has the same weight, also where few rows are left at an epoch's end.
+            # The reported loss is the mean over positions with a target. The gradient is that of
+            # the mean over all positions, so that every byte has the same weight, even if few rows
+            # are left at the end of an epoch.
             if batch.weight_B is not None:
                 loss = loss * jnp.mean(batch.weight_B)
             return objective * scale, ((loss, label_loss, labels), read.carry)
@@ -183,7 +185,7 @@ def make_train_step(
     def accumulated(
         params: Parameters, scale: Array, carry: Carry, batch: Batch, dropout_mask_BLH: Array | None
     ) -> Gradient:
-        """Return the same over all rows, a micro-batch of them at a time."""
+        """Return the gradient over all rows, computed one micro-batch at a time."""
         if micro_batches == 1:
             return gradient_of(params, scale, carry, batch, dropout_mask_BLH)
 
@@ -221,7 +223,8 @@ def make_train_step(
         batches = devices * micro_batches
         rows = batch.inputs_BT.shape[0] // micro_batches
         signal, trace = _noise(square, means.square / scale**2, batches, rows)
-        # An inf or NaN anywhere in the gradient is one in its norm, which overflows itself at 2^64.
+        # An inf or NaN anywhere in the gradient makes its norm inf or NaN; the square overflows if
+        # the norm exceeds 2^64.
         finite = jnp.isfinite(loss) & jnp.isfinite(square)
 
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
@@ -268,7 +271,7 @@ def make_train_step(
 
 
 def make_evaluation_step(model: LanguageModel, axis_name: str) -> EvaluationStep:
-    """Return the step: carry before, one batch → carry after, nats summed over all devices."""
+    """Return the step: parameters, carry, one batch → carry, nats summed over all devices."""
 
     def evaluation_step(
         params: Parameters, carry: Carry, batch: EvaluationBatch

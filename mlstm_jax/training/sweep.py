@@ -1,8 +1,8 @@
-"""Several runs of one question: batch by rule, by rate, by optimizer; and their table.
+"""Sweeps: several runs that answer one question, for example batch by learning rate, and a table.
 
 A specification is a Python file that sets ``runs``: a dict from (row, column), the labels of the
-table, to a `Config`. Each becomes a normal run folder, OUT/ROW/COLUMN. What is finished or has
-diverged is not run again, so a sweep that was stopped goes on where it was.
+table, to a `Config`. Each run has a normal run folder, OUT/ROW/COLUMN. Runs that are finished or
+have diverged are not repeated, so a sweep that was stopped resumes where it ended.
 """
 
 import csv
@@ -38,7 +38,7 @@ Runs = dict[tuple[str, str], Config]
 
 
 class Result(NamedTuple):
-    """What became of one run."""
+    """The result of one run."""
 
     row: str
     column: str
@@ -47,21 +47,21 @@ class Result(NamedTuple):
     optimizer: str
     steps: int
     epochs: float | None
-    peak_rate: float | None  # the largest of the lines of metrics
-    bpc: float | None  # validation, the last
+    peak_rate: float | None  # the largest in the lines of metrics
+    bpc: float | None  # of the last validation
     best_bpc: float | None
-    noise_scale: float | None  # rows, the mean over the second half of the lines
+    noise_scale: float | None  # in rows, the mean over the second half of the lines
     bytes_per_second: float | None
     seconds: float | None
 
 
 def load_sweep(path: Path) -> Runs:
-    """Run a specification, the user's own Python, and return its ``runs``.
+    """Run a specification, which is the user's own Python code, and return its ``runs``.
 
-    A bare name that is no file is that of a sweep that comes with the package: ``legw_128``.
+    A bare name that is not a file selects a sweep that comes with the package: ``legw_128``.
 
     Raises:
-        UserError: there is no such file, or it sets no runs, or two would share a folder.
+        UserError: the file does not exist, sets no runs, or has labels that cannot name a folder.
     """
     path = shipped.find(path, "sweep")
     runs = user_python.run(path, "sweep").get("runs")
@@ -74,8 +74,8 @@ def load_sweep(path: Path) -> Runs:
     )
     if not valid or not runs:
         raise UserError(
-            f"{path} sets no `runs = {{(ROW, COLUMN): Config(...)}}` of two labels without /; "
-            "`mlstm-jax configs legw_128` shows a file that does."
+            f"{path} sets no `runs = {{(ROW, COLUMN): Config(...)}}` with two labels without /; "
+            "see `mlstm-jax configs legw_128`."
         )
     return runs
 
@@ -89,7 +89,7 @@ def pending(runs: Runs, out: Path) -> Iterator[tuple[tuple[str, str], Config]]:
     """Return the runs that are neither finished nor diverged, with their folders set.
 
     Raises:
-        UserError: a run in the folder is of another config than the specification's.
+        UserError: a run in the folder has another config than in the specification.
     """
     for key, config in runs.items():
         here = configs.vary(config, out=str(folder(out, key)))
@@ -102,8 +102,8 @@ def pending(runs: Runs, out: Path) -> Iterator[tuple[tuple[str, str], Config]]:
             ]
             if different:
                 raise UserError(
-                    f"{folder(out, key)} holds a run of another config ({'; '.join(different)}); "
-                    "use another --out, or remove it."
+                    f"{folder(out, key)} contains a run with another config "
+                    f"({'; '.join(different)}); use another --out, or remove the folder."
                 )
             _require_same_inputs(folder(out, key), here)
         if not is_over(key, folder(out, key)):
@@ -116,9 +116,9 @@ def is_over(key: tuple[str, str], run_folder: Path) -> bool:
 
 
 def _require_same_inputs(run_folder: Path, config: Config) -> None:
-    """Raise UserError where a run was made from another corpus, or other parameters, than now.
+    """Raise UserError if a run used another corpus or other initial parameters than now.
 
-    The config has their paths alone, and what is at a path may have changed.
+    The config has only their paths, and the content at a path may have changed.
     """
     before = environment.inputs_of(run_folder)
     if not before:
@@ -128,9 +128,9 @@ def _require_same_inputs(run_folder: Path, config: Config) -> None:
     for name, found in environment.inputs(corpus, start).items():
         if found != before.get(name, found):
             raise UserError(
-                f"{run_folder} holds a run with another {name}: its fingerprint was "
+                f"{run_folder} contains a run with another {name}: its fingerprint was "
                 f"{str(before[name])[:12]}…, and is {str(found)[:12]}… now; use another --out, or "
-                "remove it."
+                "remove the folder."
             )
 
 
@@ -146,14 +146,14 @@ def sweep(
     on_begin: Callable[[int, int, tuple[str, str]], None] = lambda number, total, key: None,
     owns_process: bool = False,
 ) -> list[Result]:
-    """Train the runs that are neither finished nor diverged; return what became of all.
+    """Train the runs that are neither finished nor diverged; return the results of all.
 
-    What another process trains is left to it. The tables are written after each run.
+    Runs that another process trains are left to it. The tables are written after each run.
 
     Args:
         runs: by row and column.
         out: folder of the run folders.
-        on_begin: called before each run with its number, their number, and its key.
+        on_begin: called before each run with its number, the total number, and its key.
         owns_process: see `loop.train`.
     """
     output.require_folder(out)
@@ -161,14 +161,14 @@ def sweep(
     elsewhere: list[str] = []
     for number, (key, config) in enumerate(waiting, 1):
         if is_over(key, folder(out, key)):
-            continue  # another process has trained it since
+            continue  # another process has trained it in the meantime
         on_begin(number, len(waiting), key)
         try:
             train(config, initial=initial_parameters(config), owns_process=owns_process)
-        except Diverged as error:  # a result, too
+        except Diverged as error:  # a divergence is a result
             show(f"diverged: {message(error)}", file=sys.stderr)
         except InUse:
-            show("another process trains it", file=sys.stderr)
+            show("another process trains this run", file=sys.stderr)
             elsewhere.append(" / ".join(key))
         jax.clear_caches()
         write_tables(runs, out)
@@ -178,7 +178,7 @@ def sweep(
 
 
 def write_tables(runs: Runs, out: Path) -> str:
-    """Write table.csv and table.md of what there is; return the latter."""
+    """Write table.csv and table.md of the existing results; return the latter."""
     results = [result(key, folder(out, key)) for key in runs]
     table = as_markdown(results)
     out.mkdir(parents=True, exist_ok=True)
@@ -188,7 +188,7 @@ def write_tables(runs: Runs, out: Path) -> str:
 
 
 def result(key: tuple[str, str], run_folder: Path) -> Result:
-    """Return what the files of a run folder say."""
+    """Return the result of a run from the files of its folder."""
     lines = metrics.read_metrics(run_folder / "metrics.jsonl")
     train = [line for line in lines if line["kind"] == "train"]
     scores = [line["bpc"] for line in lines if line["kind"] == "eval"]
@@ -225,7 +225,7 @@ def result(key: tuple[str, str], run_folder: Path) -> Result:
 
 
 def as_csv(results: list[Result]) -> str:
-    """Return every figure of every run, a line each."""
+    """Return all figures of all runs, one line per run."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(Result._fields)
@@ -234,7 +234,7 @@ def as_csv(results: list[Result]) -> str:
 
 
 def as_markdown(results: list[Result]) -> str:
-    """Return validation BPC by row and column, as Puri et al. 2018, fig. 5: Div has diverged."""
+    """Return validation BPC by row and column, as in Puri et al. 2018, fig. 5; Div: diverged."""
     cells = {(one.row, one.column): _cell(one) for one in results}
     rows = list(dict.fromkeys(one.row for one in results))
     columns = list(dict.fromkeys(one.column for one in results))

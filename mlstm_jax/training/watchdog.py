@@ -1,9 +1,9 @@
-"""The watchdog: a run that stands still says where, and ends.
+"""The watchdog: it reports where a run is stuck, and ends it.
 
-A collective whose other side never comes, a file system that does not answer and a deadlock all
-look the same from outside: nothing happens, for ever, and the machines cost money. A process that
-makes no progress for so long writes what each of its threads was doing and ends; its supervisor can
-then start it again from the last checkpoint.
+A collective that a process never joins, a file system that does not answer and a deadlock look the
+same from outside: nothing happens, forever, and the machines cost money. A process without progress
+for the given time writes the stack of each of its threads and ends; its supervisor can then restart
+it from the last checkpoint.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from mlstm_jax.errors import KnownError
 
 
 class Stuck(KnownError):
-    """Nothing has happened for too long."""
+    """The run has made no progress for too long."""
 
 
 class Watchdog:
@@ -28,7 +28,7 @@ class Watchdog:
 
     Attributes:
         folder: the run folder, once it is known.
-        index: number of this process.
+        index: index of this process.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Watchdog:
         self.beat("starting")
 
     def beat(self, doing: str) -> None:
-        """Say that there is progress, and what comes next."""
+        """Record progress, and what the run does next."""
         self._doing, self._last = doing, time.monotonic()
 
     def __enter__(self) -> "Watchdog":
@@ -63,7 +63,7 @@ class Watchdog:
 
     def _bite(self) -> None:
         where, steps = "", []
-        # The process must end, whether or not its words can be written.
+        # The process must end even if the stacks cannot be written.
         with contextlib.suppress(OSError, ValueError):
             faulthandler.dump_traceback(sys.stderr)
         if self.folder:
@@ -74,14 +74,14 @@ class Watchdog:
                     faulthandler.dump_traceback(file)
                 where = f" (also in {stacks})"
         ending = (
-            f"The same command goes on from the checkpoint of step {steps[-1]}"
+            f"The same command resumes from the checkpoint of step {steps[-1]}"
             if steps
             else "There is no checkpoint yet: the same command starts over"
         )
         self._stop(
             Stuck(
-                f"no progress for {self._seconds:g} s while {self._doing}: what each thread was "
-                f"doing is above{where}. {ending}. If this was no fault, raise "
+                f"no progress for {self._seconds:g} s while {self._doing}; the stack of each "
+                f"thread is above{where}. {ending}. If the run was only slow, increase "
                 "train.watchdog_seconds."
             )
         )

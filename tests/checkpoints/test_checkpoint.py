@@ -235,7 +235,7 @@ def test_a_save_that_does_not_happen_is_an_error(tmp_path: Path) -> None:
     checkpoints.open()
     for step in (20, 10):
         with pytest.raises(
-            CheckpointFailed, match=r"could not be written .* Whole ones: 20\. When"
+            CheckpointFailed, match=r"could not be written .* Complete checkpoints: 20\. Correct"
         ):
             saved.save(checkpoints, step)
 
@@ -321,7 +321,7 @@ def test_checksums_see_type_shape_place_and_every_bit() -> None:
     assert whole.dtype == np.uint32
     # A row's does not depend on the rows beside it.
     np.testing.assert_array_equal(checksum.of_rows(jax.tree.map(lambda x: x[1:], rows)), whole[1:])
-    with pytest.raises(ValueError, match="a/b of params has another checksum"):
+    with pytest.raises(ValueError, match="a/b of params does not match its checksum"):
         checksum.require("params", {"a": {"b": array}}, {"a/b": 1})
     with pytest.raises(ValueError, match="c of params"):
         checksum.require("params", {}, json.loads('{"c": 1}'))

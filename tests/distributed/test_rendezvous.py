@@ -103,7 +103,7 @@ def greeting(**fields: object) -> bytes:
 def test_a_missing_process_is_named(start: Start) -> None:
     processes = [start(index, 3, seconds=1) for index in (0, 2)]
     for text in end(*processes):
-        assert "process 1 of 3 did not come within 1 s" in text
+        assert "process 1 of 3 did not connect within 1 s" in text
         assert "listens only at 127.0.0.1, which processes on other machines cannot" in text
     assert [process.returncode for process in processes] == [2, 2]
 
@@ -112,21 +112,21 @@ def test_a_missing_first_process_is_named(start: Start, address: str) -> None:
     process = start(1, seconds=0.5)
     (text,) = end(process)
     assert f"process 0 did not answer at {address} within 0.5 s" in text
-    assert "127.0.0.1 is this machine itself: process 0 would have to run on it" in text
+    assert "127.0.0.1 is this machine itself, so process 0 would have to run on it" in text
     assert process.returncode == 2
 
 
 def test_two_of_one_number_are_refused(start: Start) -> None:
     processes = [start(index, 3) for index in (0, 1, 1)]
     for text in end(*processes):
-        assert "says that it is number 1" in text
+        assert "has the index 1. Start" in text
     assert [process.returncode for process in processes] == [2, 2, 2]
 
 
 def test_another_number_of_processes_is_refused(start: Start) -> None:
     processes = [start(0, 2), start(1, 3)]
     for text in end(*processes):
-        assert "was told of 3 processes, but process 0 of 2" in text
+        assert "was started for 3 processes, but process 0 for 2" in text
     assert [process.returncode for process in processes] == [2, 2]
 
 
@@ -138,7 +138,7 @@ def test_a_process_that_dies_while_it_waits_may_come_back(start: Start, address:
     lost.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
     time.sleep(0.2)
     lost.close()
-    wait_for(first, "process 1 (node2) has gone")
+    wait_for(first, "process 1 (node2) is gone; waiting")
     lost = connect(address)
     lost.sendall(greeting(processes=3))
     lost.close()
@@ -224,7 +224,7 @@ def test_one_that_drips_cannot_hold_the_start_beyond_its_time(start: Start, addr
                 client.sendall(b" ")
                 time.sleep(0.2)
     assert time.monotonic() - began < 5
-    assert "process 1 of 2 did not come within 2 s" in end(first)[0]
+    assert "process 1 of 2 did not connect within 2 s" in end(first)[0]
 
 
 @pytest.mark.parametrize(

@@ -387,7 +387,7 @@ def test_imported_weights_are_not_trained_over(tmp_path: Path, random: np.random
     with pytest.raises(UserError, match="exists; choose another"):
         run.write_imported(tmp_path / "run", found)
     with (
-        pytest.raises(UserError, match="holds imported weights"),
+        pytest.raises(UserError, match="contains imported weights"),
         run_folder.lock(run.Config(out=str(tmp_path / "run")), resume=False),
     ):
         pass

@@ -94,7 +94,7 @@ def test_a_checkpoint_cut_short_is_passed_over(
     loop.train(config_of(corpus, tmp_path / "run", 40))
     said = capfd.readouterr().err
     assert "the checkpoint of step 40 cannot be read" in said
-    assert "going on from step 30, the newest whole one" in said
+    assert "resuming from step 30, the newest complete checkpoint" in said
     # The damaged one is kept, and has made room for a whole one of the same step.
     assert set_of_steps(tmp_path / "run/set-aside") == {40}
     loop.train(config_of(corpus, tmp_path / "run", 60))
@@ -135,7 +135,7 @@ def test_a_run_that_has_lost_its_checkpoints_does_not_start_over(
     shutil.rmtree(tmp_path / "run/checkpoints")
     before = (tmp_path / "run/metrics.jsonl").read_bytes()
     for resume in (True, False):
-        with pytest.raises(UserError, match=r"no checkpoint .* tells of 40 steps\. Restore"):
+        with pytest.raises(UserError, match=r"no checkpoint .* records 40 steps\. Restore"):
             loop.train(config_of(corpus, tmp_path / "run", 60), resume=resume)
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
     # Killed before its first checkpoint was whole, it starts over, but not with --resume.
@@ -163,7 +163,7 @@ def test_a_full_disk_is_named_and_costs_only_steps(
     text = process.communicate(timeout=120)[0].decode()
     assert process.returncode == 1, text
     assert "could not be written to" in text
-    assert "Whole ones: 30, 40" in text
+    assert "Complete checkpoints: 30, 40" in text
     assert "Traceback" not in text
     loop.train(config)
     assert lines_without_time(tmp_path / "run") == lines_without_time(sixty_steps)
@@ -216,7 +216,7 @@ def test_a_rollback_to_the_beginning_leaves_nothing_that_diverged(
     assert set_of_steps(tmp_path / "run/checkpoints") == set()
     loop.train(rolling)
     said = capfd.readouterr().err
-    assert "Back to step 0, with the learning rate times 0.04" in said
+    assert "returns to step 0 with the learning rate times 0.04" in said
     steps = set_of_steps(tmp_path / "run/checkpoints")
     assert max(steps) == 40
     assert len(steps) >= 2
@@ -229,12 +229,12 @@ def test_a_run_that_diverges_names_the_checkpoint_that_a_restart_takes(
 ) -> None:
     shutil.copytree(forty_steps, tmp_path / "run")
     config = diverging(corpus, tmp_path / "run")
-    with pytest.raises(Diverged, match=r"was above 10 bits .* for 4 steps on end") as stopped:
+    with pytest.raises(Diverged, match=r"was above 10 bits .* for 4 steps in a row") as stopped:
         loop.train(config)
     last = events(tmp_path / "run")[-1]
     assert last["event"] == "diverged"
     assert "train.divergence_bpc" in last["reason"]
-    step = int(re.search(r"goes on from that of step (\d+)", str(stopped.value))[1])
+    step = int(re.search(r"resumes from that of step (\d+)", str(stopped.value))[1])
     assert 40 <= step <= stopped.value.since
     assert max(set_of_steps(tmp_path / "run/checkpoints")) == step
     calm = config_of(corpus, tmp_path / "run", 60)
@@ -270,7 +270,7 @@ def test_what_a_run_started_from_may_be_missing_until_it_is_needed(
     assert start == fingerprint(run.load_run(first).params)
     shutil.rmtree(first / "checkpoints/40/params")
     train(dataclasses.replace(config, train=dataclasses.replace(config.train, steps=6)))
-    assert "what train.start_from gives cannot be compared" in capfd.readouterr().err
+    assert "the parameters of train.start_from cannot be compared" in capfd.readouterr().err
     assert meta.read_meta(folder, 6)[0].start == start
     assert environment.inputs_of(folder)["start_from"] == start
     shutil.rmtree(first)
@@ -340,7 +340,7 @@ def test_a_reset_that_was_killed_before_its_first_checkpoint_is_asked_for_again(
 @pytest.mark.parametrize(
     ("number", "advice"),
     [
-        (errno.ENOSPC, "Free some space there; the same command goes on from the checkpoint of"),
+        (errno.ENOSPC, "Free some space there; the same command resumes from the checkpoint of"),
         (errno.EROFS, "The file system is read-only: make it writable; the same command"),
         (errno.EACCES, "Allow this user to write there; the same command"),
     ],
@@ -376,7 +376,7 @@ def test_the_watchdog_says_what_a_restart_will_do(
 ) -> None:
     for steps, expected in (
         ([], "There is no checkpoint yet: the same command starts over"),
-        ([20, 100], "The same command goes on from the checkpoint of step 100"),
+        ([20, 100], "The same command resumes from the checkpoint of step 100"),
     ):
         for step in steps:
             (tmp_path / f"checkpoints/{step}").mkdir(parents=True)

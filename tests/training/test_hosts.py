@@ -129,7 +129,7 @@ def test_localhost_is_not_reached_from_elsewhere(
     a.set_hosts()
     b.hosts.write_text(f"{A} localhost\n")
     first, second = meet(command_environment, f"localhost:{PORT}", (a, b), seconds=1)
-    assert "did not come within 1 s" in first
+    assert "did not connect within 1 s" in first
     assert "Connection refused" in second
 
 

@@ -217,7 +217,7 @@ def test_a_resume_that_does_not_fit_is_refused(
 ) -> None:
     changed = dataclasses.replace(getattr(short_run, section), **changes)
     before = (Path(short_run.out) / "config.json").read_text()
-    with pytest.raises(UserError, match=f"cannot go on with another {message}"):
+    with pytest.raises(UserError, match=f"cannot resume with another {message}"):
         loop.train(dataclasses.replace(short_run, **{section: changed}))
     assert (Path(short_run.out) / "config.json").read_text() == before
 
@@ -236,7 +236,7 @@ def test_a_resume_on_another_corpus_is_refused(
 
 
 def test_resume_needs_a_run_and_a_run_needs_its_own_folder(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no run"):
+    with pytest.raises(UserError, match="contains no run"):
         loop.train(make_config(corpus, tmp_path / "none"), resume=True)
     assert not (tmp_path / "none").exists()
     (tmp_path / "taken").mkdir()

@@ -31,14 +31,14 @@ def test_a_file_system_without_locks_is_warned_of(
         assert (tmp_path / "run/config.json").is_file()
     said = capsys.readouterr().err
     assert f"the file system of {tmp_path / 'run'} has no locks" in said
-    assert "see to it that no second run trains" in said
+    assert "make sure that no other run trains" in said
 
 
 @pytest.mark.usefixtures("flock_fails")
 @pytest.mark.parametrize("flock_fails", [errno.EACCES, errno.EPERM, errno.EIO], indirect=True)
 def test_a_lock_that_is_refused_may_be_held_by_another(tmp_path: Path) -> None:
     with (
-        pytest.raises(UserError, match=r"cannot be locked .* another process may be training"),
+        pytest.raises(UserError, match=r"cannot be locked .* Another process may be training"),
         run_folder.lock(Config(out=str(tmp_path / "run")), resume=False),
     ):
         pass

@@ -65,7 +65,7 @@ def test_a_sweep_ends_with_a_table_and_runs_nothing_twice(
     write_spec(tmp_path / "other.py", corpus, train__seed=1)
     with pytest.raises(SystemExit):
         cli.main(["sweep", str(tmp_path / "other.py"), "--out", str(out)])
-    assert "holds a run of another config (train.seed: 0 → 1)" in capsys.readouterr().err
+    assert "contains a run with another config (train.seed: 0 → 1)" in capsys.readouterr().err
     # Nor one that read another corpus, though it lies at the same place.
     again = tmp_path / "again"
     shutil.copytree(corpus, again)
@@ -74,7 +74,7 @@ def test_a_sweep_ends_with_a_table_and_runs_nothing_twice(
     prepare([str(text_file)], again, split=(20, 1, 1), seed=5, overwrite=True)
     with pytest.raises(SystemExit):
         cli.main(["sweep", str(same), "--out", str(out)])
-    assert "8/tame holds a run with another corpus" in capsys.readouterr().err
+    assert "8/tame contains a run with another corpus" in capsys.readouterr().err
 
 
 def test_two_processes_share_a_sweep(

@@ -367,7 +367,7 @@ def test_another_test_text_changes_no_choice_and_what_was_chosen_can_be_given(
     again = evaluate("test", *given)
     assert again["bpc"] == one["bpc"]
     assert (again["tried"], again["chosen_on"]) == ([], None)
-    assert "were given; nothing was chosen" in capsys.readouterr().out
+    assert "were given; no other settings were tried" in capsys.readouterr().out
     with pytest.raises(SystemExit) as stop:
         evaluate("test", "--dynamic-rate", "1e38")
     assert stop.value.code == 1
@@ -441,4 +441,4 @@ def test_what_is_said_of_a_choice() -> None:
         score(0, 0, 2.0), score(1e-3, 0.1, 2.1)
     )
     highest = dynamic_evaluation.RATES["rms"][-1]
-    assert "at the edge of what was tried" in said(score(0, 0, 2.0), score(highest, 0.1, 1.9))
+    assert "at the edge of the grid" in said(score(0, 0, 2.0), score(highest, 0.1, 1.9))
