@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 from tyro.conf import Positional, arg
@@ -16,8 +16,6 @@ from mlstm_jax.commands import models
 from mlstm_jax.errors import UserError
 from mlstm_jax.terminal import show
 
-if TYPE_CHECKING:
-    pass
 
 
 def train(arguments: Sequence[str], program: str) -> None:
