@@ -106,7 +106,7 @@ def test_a_heat_map_shows_itself(model: mlstm.TrainedModel, tmp_path: Path) -> N
         (lambda m: m.encode(["a"], batch_size=0), "batch_size is 0, but .* at least 1"),
         (lambda m: m.generate(top_k=0), r"^top_k is 0, but it must be 1 or more"),
         (lambda m: m.generate(stop="ab"), r"^stop is b'ab', but it must be a single byte"),
-        (lambda m: m.heatmap("a", 64), r"^unit 64 does not exist: the model has 0 to 63"),
+        (lambda m: m.heatmap("a", 64), r"^unit 64 does not exist: the model has units 0 to 63"),
         (lambda m: m.heatmap("", 1), "the text is empty"),
         (lambda m: m.evaluate("dev"), "split is 'dev', but it must be one of 'train', 'valid'"),
         (lambda m: m.transfer((["a"], [1, 2]), (["a"], [1])), "train has 1 texts, but 2 labels"),

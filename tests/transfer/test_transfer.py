@@ -140,10 +140,10 @@ def test_text_cut_inside_a_character_is_joined() -> None:
         ({"top_k": 0}, "--top-k is 0"),
         ({"top_p": 1.5}, "--top-p is 1.5"),
         ({"samples": 0}, "--samples is 0"),
-        ({"held": {64: 1.0}}, "--set-unit 64: the model has the units 0 to 63"),
-        ({"held": {3: float("nan")}}, "--set-unit 3=nan: the value must be a number of float32"),
-        ({"held": {3: 1e39}}, r"--set-unit 3=1e\+39: the value must be a number of float32"),
-        ({"held": {10**30: 1.0}}, "--set-unit 10+: the model has the units 0 to 63"),
+        ({"held": {64: 1.0}}, "--set-unit 64: the model has units 0 to 63"),
+        ({"held": {3: float("nan")}}, "--set-unit 3=nan: the value must be finite in float32"),
+        ({"held": {3: 1e39}}, r"--set-unit 3=1e\+39: the value must be finite in float32"),
+        ({"held": {10**30: 1.0}}, "--set-unit 10+: the model has units 0 to 63"),
         ({"temperature": 1e39}, r"--temperature is 1e\+39, but it must be 0 or more, and finite"),
         ({"seed": -1}, "--seed is -1, but it must be 0 to 4,294,967,295"),
         ({"seed": 2**32}, "--seed is 4294967296, but it must be 0 to 4,294,967,295"),
@@ -301,7 +301,7 @@ def test_a_longer_text_is_read_as_a_short_one(run: Run) -> None:
         (["--unit", "1", "--layer", "2", "--text", "a"], "--layer 2 does not exist: the model has"),
         (["--unit", "1"], "the text is empty"),
         (["--unit", "1", "--text", "a", "--scale", "0"], "--scale is 0"),
-        (["--unit", "1", "--text", "a", "--out", "x.gif"], "an .html or a .png"),
+        (["--unit", "1", "--text", "a", "--out", "x.gif"], "an .html or .png file"),
     ],
 )
 def test_a_heat_map_of_nothing_is_refused(
