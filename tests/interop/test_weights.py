@@ -402,7 +402,9 @@ def test_weights_of_another_model_than_the_config_are_refused(
     run.write_imported(tmp_path / "run", openai.read_openai(tmp_path / "o"))
     file = tmp_path / "run/config.json"
     file.write_text(file.read_text().replace('"hidden": 7', '"hidden": 8'))
-    with pytest.raises(UserError, match=r"config\.json and weights\.safetensors are of different"):
+    with pytest.raises(
+        UserError, match=r"config\.json and weights\.safetensors are from different"
+    ):
         run.load_run(tmp_path / "run")
 
 
@@ -413,7 +415,7 @@ def test_imported_weights_have_no_corpus_and_one_checkpoint(
     run.write_imported(tmp_path / "run", openai.read_openai(tmp_path / "o"))
     for command, message in (
         (["evaluate"], "name one with --corpus"),
-        (["generate", "--checkpoint", "7"], "holds imported weights alone"),
+        (["generate", "--checkpoint", "7"], "has imported weights and no checkpoints"),
     ):
         with pytest.raises(SystemExit) as stop:
             cli.main([command[0], str(tmp_path / "run"), *command[1:]])

@@ -168,7 +168,7 @@ def test_seeds_to_the_last_draw_different_texts(run: Run) -> None:
 
 @pytest.mark.parametrize("wanted", ["\u00b2", "9" * 5000, "+1", "1_0", "-1"])
 def test_a_checkpoint_that_is_none_is_named(run: Run, wanted: str) -> None:
-    with pytest.raises(UserError, match="has checkpoints at 300; name one of them"):
+    with pytest.raises(UserError, match="has checkpoints at 300; give one of these steps"):
         load_run(run.folder, wanted)
 
 
@@ -362,7 +362,7 @@ def test_a_split_of_another_preparation_is_not_taken_for_one_that_was_not_traine
     cli.main(["evaluate", str(folder), "--json", str(tmp_path / "score.json")])
     assert "another corpus" not in capsys.readouterr().out
     assert json.loads((tmp_path / "score.json").read_text())["trained_on_this_corpus"] is True
-    assert "none trained on" in report(folder)
+    assert "not used for training" in report(folder)
     prepare([str(text_file)], own, split=(20, 1, 1), seed=5, overwrite=True)
     for command in ("evaluate", "report"):
         with pytest.raises(SystemExit) as stop:
@@ -371,14 +371,14 @@ def test_a_split_of_another_preparation_is_not_taken_for_one_that_was_not_traine
         assert "is not the corpus that" in capsys.readouterr().err
     cli.main(["evaluate", str(folder), "--corpus", str(own)])
     assert "note: this is another corpus than" in capsys.readouterr().out
-    assert "another corpus than its own" in report(folder, own)
+    assert "not the training corpus" in report(folder, own)
 
 
 def test_a_run_needs_checkpoints(run: Run, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a run folder"):
         load_run(tmp_path)
     (tmp_path / "config.json").write_text((run.folder / "config.json").read_text())
-    with pytest.raises(UserError, match="holds no checkpoint"):
+    with pytest.raises(UserError, match="has no checkpoint"):
         load_run(tmp_path)
     (tmp_path / "config.json").write_text('{"model": {"hiden": 3}}')
     with pytest.raises(UserError, match=r"config\.json is not the config"):
