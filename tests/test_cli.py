@@ -89,7 +89,7 @@ def test_from_text_to_a_score_and_a_sentence(call, text_file: Path, tmp_path: Pa
         (["sweep", "legw", "--out", "x"], "did you mean legw_128?"),
         (["quickstart", "small_512"], "mlstm-jax train small_512"),
         (["configs", "smal_512"], "did you mean small_512?"),
-        (["configs", "small_512", "--out", "absent/"], "absent: there is no such folder"),
+        (["configs", "small_512", "--out", "absent/"], "absent: the folder does not exist"),
         (["train", "--data.corpus", "absent"], "mlstm-jax prepare"),
         (["train", "--model.hidden", "0"], "model.hidden is 0"),
         (["train", "--model.hiden", "4"], "--model.hid"),

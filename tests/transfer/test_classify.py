@@ -242,7 +242,7 @@ def test_transfer_and_classify_from_the_outside(
     assert stop.value.code == 2
     about = json.loads((out / "classifier.json").read_text())
     for change, message in (
-        ({"model": "another"}, "was made with other parameters"),
+        ({"model": "another"}, "was created with other parameters"),
         ({"all_layers": True}, "reads 64 features, but"),
     ):
         (out / "classifier.json").write_text(json.dumps(about | change))

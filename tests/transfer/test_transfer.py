@@ -370,7 +370,7 @@ def test_a_split_of_another_preparation_is_not_taken_for_one_that_was_not_traine
         assert stop.value.code == 2
         assert "is not the corpus that" in capsys.readouterr().err
     cli.main(["evaluate", str(folder), "--corpus", str(own)])
-    assert "note: this is another corpus than" in capsys.readouterr().out
+    assert "note: the run was trained on another corpus" in capsys.readouterr().out
     assert "not the training corpus" in report(folder, own)
 
 
