@@ -1,21 +1,21 @@
-r"""Sixteen to 1,024 rows on equal text, each rule at its best: how far can the batch grow?
+r"""How far the batch can grow: 16 to 1,024 rows on equal text, with several scaling rules.
 
 Corpus:    72 MB of Amazon and IMDB reviews:
            mlstm-jax prepare amazon/*.json.gz imdb/unsup.jsonl.gz --split 400,1,1 \
              --dedupe exact --out corpora/reviews
 Command:   mlstm-jax sweep batch_table_128 --out runs/batch_table_128
-Hardware:  CPU cores, about 20 minutes a run on each
+Hardware:  CPU cores, about 20 minutes per run on each
 
-Each run reads 98 MB, so that 1,024 rows make 1,500 updates. A rule starts from the best rate found
-for it at 16 rows; the others follow the rule. b2 0.999 is the paper's; "half-life" keeps the text
-that it forgets half in, that of 16 rows. Micro-batches are there for the noise scale alone. Not run
-yet.
+Each run reads 98 MB, so 1,024 rows make 1,500 updates. Each rule starts from its best rate at 16
+rows and scales it for larger batches. b2 0.999 is the paper's; "half-life" keeps its half-life
+constant in bytes of text, as at 16 rows. Micro-batches only serve to measure the noise scale. This
+sweep has not been run yet.
 """
 
 from mlstm_jax.config import Config, Data, Model, Optimizer, Train, vary
 
 BYTES = 1500 * 1024 * 64
-HALF_LIFE = 709_783.0  # bytes: of 0.999 at 16 rows of 64
+HALF_LIFE = 709_783.0  # bytes: half-life of 0.999 at 16 rows of 64
 
 base = Config(
     model=Model(hidden=128, embedding=64),
@@ -33,7 +33,7 @@ rules = {
     "LEGW": {
         "optimizer__scaling": "legw",
         "optimizer__warmup_steps": 0,
-        # 20 updates at any batch.
+        # 20 updates at any batch size.
         "optimizer__warmup_epochs": 20 * 16 * 64 / 72e6,
     },
     "LAMB": {
@@ -48,7 +48,7 @@ rules = {
 
 
 def at(batch: int, **rule: object) -> Config:
-    """Return a run of so many rows on BYTES of text, scored eight times."""
+    """Return the run of `batch` rows on BYTES of text, with eight evaluations."""
     steps = BYTES // (batch * 64)
     return vary(
         base,
@@ -64,9 +64,9 @@ def at(batch: int, **rule: object) -> Config:
 
 runs = {
     (str(batch), name): at(batch, **rule)
-    # The ends first: they decide.
+    # The extremes first: they show most.
     for batch in (1024, 16, 256, 64)
     for name, rule in rules.items()
-    # At the batch that the rules start from they are one.
+    # At the base batch some rules are identical.
     if batch > 16 or name in ("Adam", "LAMB", "Muon")
 }
