@@ -1,4 +1,4 @@
-"""What the recurrence is measured against, in JAX: its own gradient, and Flax's LSTM."""
+"""JAX baselines for the recurrence: a plain scan with JAX's gradient, and Flax's LSTM."""
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +18,11 @@ def autodiff(
     recompute_every: int | None = None,
     loops: Loops = "apart",
 ) -> Outputs:
-    """Run the plain scan that one would write first, with the input side outside of it.
+    """Run a straightforward scan, with the input projections outside it.
 
-    The arguments are those of `recurrence`, so that it can stand in its place; JAX makes the
-    gradient, and the last two are not for it. The lookups are hoisted, since JAX's gradient of
-    a lookup inside the scan would be slower still.
+    It takes the arguments of `recurrence`, so that it can replace it, but ignores the last two. JAX
+    computes the gradient. The lookups are outside the scan, since JAX's gradient of a lookup inside
+    it would be even slower.
     """
     mx_TBH = weights.wmx_IH[sequence.x]
     zx_TBG = weights.wx_IG[sequence.x] + weights.b_G[None, None]
@@ -40,5 +40,5 @@ def autodiff(
 
 
 def flax_lstm(hidden: int, compute: jnp.dtype) -> linen.RNN:
-    """Return Flax's own scan over its LSTM cell: 4·H² products a byte, where an mLSTM has 5·H²."""
+    """Return Flax's scan over its LSTM cell: 4·H² products per byte; an mLSTM has 5·H²."""
     return linen.RNN(linen.OptimizedLSTMCell(hidden, dtype=compute), time_major=True)

@@ -2,10 +2,10 @@
 
     python benchmarks/data.py --bytes 1e9 --json results.json
 
-Makes JSON lines of the wanted size from a seed: variations of real reviews where there are some
-(MLSTM_JAX_SHARED_DATA, or ../shared/data beside the project), else of made-up words; every 20th is
-a repetition. Then `mlstm-jax prepare` runs as a user would run it, and the stream is read for an
-epoch or some hundred steps.
+Generates JSON lines of the given total size from a seed: variations of real reviews if available
+(in MLSTM_JAX_SHARED_DATA, or ../shared/data next to the project), otherwise random words; every
+20th is a duplicate. Then it runs `mlstm-jax prepare` as a user would, and reads the stream for one
+epoch or at most 300 steps.
 """
 
 import argparse
@@ -38,27 +38,29 @@ MOST_STEPS = 300
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Return the command line."""
+    """Return the parsed command line."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--bytes", type=float, default=1e9, help="size of the JSON lines")
-    parser.add_argument("--files", type=int, default=4, help="of how many files")
-    parser.add_argument("--gzip", action="store_true", help="compressed ones")
-    parser.add_argument("--rounds", type=int, default=3, help="times to prepare")
+    parser.add_argument("--bytes", type=float, default=1e9, help="total size of the JSON lines")
+    parser.add_argument("--files", type=int, default=4, help="number of files")
+    parser.add_argument("--gzip", action="store_true", help="compress the files")
+    parser.add_argument("--rounds", type=int, default=3, help="number of times to prepare")
     parser.add_argument("--memory-limit", default="4GB", help="of prepare")
     parser.add_argument("--threads", type=int, help="of prepare; all cores if unset")
     parser.add_argument("--engine", choices=["duckdb", "beam"], default="duckdb")
     parser.add_argument("--rows", type=int, default=32_768, help="global batch of the stream")
     parser.add_argument("--window", type=int, default=256)
-    parser.add_argument("--processes", type=int, default=8, help="shares of the batch to read, too")
+    parser.add_argument(
+        "--processes", type=int, default=8, help="also read the share of one of so many processes"
+    )
     parser.add_argument("--folder", type=Path, help="where to write; a temporary folder if unset")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the results here")
     return parser.parse_args()
 
 
 def real_texts() -> list[str]:
-    """Return some tens of thousands of reviews, or none."""
+    """Return tens of thousands of reviews, or an empty list if they are not available."""
     shared = Path(os.environ.get("MLSTM_JAX_SHARED_DATA") or REPOSITORY.parent / "shared/data")
     file = shared / "imdb/unsup.jsonl.gz"
     if not file.exists():
@@ -68,7 +70,7 @@ def real_texts() -> list[str]:
 
 
 def made_up_texts() -> list[str]:
-    """Return texts of words that no one has said."""
+    """Return texts of random words."""
     generator = random.Random(0)
     letters = "etaoinshrdlucmfwypvbgkjqxz"
     words = ["".join(generator.choices(letters, k=generator.randint(2, 9))) for _ in range(5000)]
@@ -76,7 +78,7 @@ def made_up_texts() -> list[str]:
 
 
 def reviews(texts: list[str]) -> Iterator[bytes]:
-    """Yield records in McAuley's layout of 2014, without end: 700 bytes each, more or less."""
+    """Yield an endless stream of records in McAuley's layout of 2014, about 700 bytes each."""
     generator = random.Random(1)
     line = b""
     for number in range(1 << 62):
@@ -98,7 +100,7 @@ def reviews(texts: list[str]) -> Iterator[bytes]:
 
 
 def make_sources(arguments: argparse.Namespace, folder: Path) -> list[Path]:
-    """Write the files, unless they are there of an earlier time."""
+    """Write the files unless they exist from an earlier run."""
     suffix = ".jsonl.gz" if arguments.gzip else ".jsonl"
     share = int(arguments.bytes) // arguments.files
     files = [folder / f"{share}-{n}{suffix}" for n in range(arguments.files)]
@@ -147,13 +149,13 @@ def _size(folder: Path, pattern: str) -> int:
     size = 0
     for top in folder.glob(pattern):
         for path in top.rglob("*"):
-            with contextlib.suppress(FileNotFoundError):  # Renamed or removed meanwhile.
+            with contextlib.suppress(FileNotFoundError):  # It may be renamed or removed by now.
                 size += path.stat().st_size
     return size
 
 
 def read_stream(corpus: Path, rows: int, window: int, part: slice) -> dict[str, float]:
-    """Read an epoch of the training split, or some hundred steps of it; return the rates."""
+    """Read one epoch of the training split, or at most MOST_STEPS steps; return the rates."""
     before = resource.getrusage(resource.RUSAGE_SELF)
     started = time.perf_counter()
     split = open_corpus(corpus).split("train")
@@ -175,7 +177,7 @@ def read_stream(corpus: Path, rows: int, window: int, part: slice) -> dict[str, 
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return what the figures hang on."""
+    """Return the hardware and versions that the figures depend on."""
     model = platform.processor()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():

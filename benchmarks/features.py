@@ -1,11 +1,11 @@
-"""Measure features of texts against the bare forward pass of the same model.
+"""Measure the speed of text features against the bare forward pass of the same model.
 
     python benchmarks/features.py --hidden 512 --texts reviews.jsonl.gz --json results.json
 
 The forward pass reads windows of a full batch, without padding, sorting or cleaning; features do
-all of that. Both run in one process, in turn. Without --texts they are made up, as long as reviews
-are. With --run it is a trained model's; then the features of some texts are compared over orders,
-batches and windows, too.
+all of these. Both run in one process, in turn. Without --texts the texts are random, with the
+lengths of reviews. With --run the model is a trained one. The features of some texts are also
+compared over orders, batches and windows.
 """
 
 import argparse
@@ -33,22 +33,22 @@ from mlstm_jax.transfer.labels import read_texts
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Return the command line."""
+    """Return the parsed command line."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--hidden", type=int, default=512, help="of a model that is not trained")
-    parser.add_argument("--run", type=Path, help="a trained model's folder")
-    parser.add_argument("--compared", type=int, default=256, help="texts to compare")
+    parser.add_argument("--hidden", type=int, default=512, help="units of an untrained model")
+    parser.add_argument("--run", type=Path, help="run folder of a trained model")
+    parser.add_argument("--compared", type=int, default=256, help="number of texts to compare")
     parser.add_argument("--texts", type=Path, help="texts in any format that `prepare` reads")
-    parser.add_argument("--count", type=int, default=2000, help="texts of them, or to make up")
+    parser.add_argument("--count", type=int, default=2000, help="number of texts to use")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the results here")
     return parser.parse_args()
 
 
 def make_texts(count: int) -> list[str]:
-    """Return texts of lengths as reviews have: log-normal, a kilobyte in the middle."""
+    """Return texts with the lengths of reviews: log-normal, with a median of about a kilobyte."""
     random = np.random.default_rng(0)
     words = ["good", "bad", "film", "guitar", "the", "a", "was", "never", "again", "and"]
     lengths = np.clip(random.lognormal(6.8, 0.7, count), 50, 12_000).astype(int)
@@ -56,7 +56,7 @@ def make_texts(count: int) -> list[str]:
 
 
 def invariance(run: Run, texts: list[str]) -> dict[str, float]:
-    """Return the largest difference of any feature, over what must not matter."""
+    """Return the largest difference of any feature under changes that must not matter."""
     wanted = Featurizer(run)(texts)
     other = np.random.default_rng(0).permutation(len(texts))
     largest = {"features": float(np.abs(wanted).max()), "deviation": float(wanted.std(0).mean())}
@@ -141,7 +141,7 @@ def main() -> None:
     print(
         f"{len(texts):,} texts, {size / 1e6:.1f} MB, {run.config.model.hidden}-d on "
         f"{results['device']}: {results['texts_per_s']:.0f} texts/s, {own / 1e3:.1f} kB/s; bare "
-        f"forward {other / 1e3:.1f} kB/s; {ratio:.2f} of it; peak {peak / 1e9:.2f} GB"
+        f"forward {other / 1e3:.1f} kB/s; ratio {ratio:.2f}; peak {peak / 1e9:.2f} GB"
     )
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1) + "\n")

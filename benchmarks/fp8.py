@@ -1,4 +1,4 @@
-r"""Train with fp8 operands in the four recurrent products, emulated on a CPU, and beside bf16.
+r"""Train with fp8 operands in the four recurrent products, emulated on a CPU, compared with bf16.
 
     mlstm-jax prepare amazon/*.json.gz imdb/unsup.jsonl.gz --split 120,3,877 --dedupe exact \
       --out corpora/reviews_small
@@ -8,8 +8,8 @@ r"""Train with fp8 operands in the four recurrent products, emulated on a CPU, a
       --batch 32 --steps 200 --eval-every 200 --learning-rate 2e-3
 
 The model, the training and evaluation steps, the optimizer and the batches are the package's; the
-recurrence is that of benchmarks/fp8_recurrence.py. One JSON file is written as each run ends, and a
-run that has one is not made again. docs/fp8.md says what was found.
+recurrence is that of benchmarks/fp8_recurrence.py. Each run writes one JSON file at its end; a run
+whose file exists is skipped. docs/fp8.md has the results.
 """
 
 import argparse
@@ -42,7 +42,7 @@ ARMS = {
 
 
 def beside_scaling(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Return an optimizer of all parameters but "scaling", which becomes its "gradient"."""
+    """Return an optimizer of all parameters except "scaling", which is set to its "gradient"."""
 
     def without(tree: Any) -> Any:
         return {name: x for name, x in tree.items() if name != "scaling"}
@@ -56,7 +56,7 @@ def beside_scaling(inner: optax.GradientTransformation) -> optax.GradientTransfo
 
 
 def seen_between(before: Scaling, after: Scaling, updates: int) -> dict[str, Any]:
-    """Return the newest maxima, and what became of the values on average since `before`."""
+    """Return the newest maxima, and the mean fractions of affected values since `before`."""
     fractions = (after.fates - before.fates) / max(updates, 1)
     return {
         tensor: {
@@ -69,10 +69,10 @@ def seen_between(before: Scaling, after: Scaling, updates: int) -> dict[str, Any
 
 
 def run(config: Config, corpus: Corpus, arm: str) -> dict[str, Any]:
-    """Train and score at every `eval_every`; return what there is to write."""
+    """Train, score every `eval_every` updates, and return the results."""
     devices = Parallel(jax.local_devices()[:1])
     plain = LanguageModel(config.model, config.precision)
-    # They stand in for the package's model, of which the steps need no more than they have.
+    # These replace the package's model; they have everything that the steps use.
     model: Any = Fp8Model(plain, ARMS[arm])
     in_bf16: Any = Fp8Model(plain, ARMS["bf16"])
     parts = resolve_phases(config, corpus)
@@ -113,7 +113,7 @@ def run(config: Config, corpus: Corpus, arm: str) -> dict[str, Any]:
 
 
 def table(folder: Path) -> str:
-    """Return the last validation BPC of all runs, and what each arm has more than bf16."""
+    """Return the last validation BPC of all runs, and the difference of each arm from bf16."""
     made = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     bpc = {(one["hidden"], one["seed"], one["arm"]): one["bpc"] for one in made}
     lines = []
@@ -128,20 +128,18 @@ def table(folder: Path) -> str:
 
 
 def main() -> None:
-    """Make the runs that are asked for and not there yet."""
+    """Run the requested runs that have no results yet."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--corpus", required=True, help="folder that `mlstm-jax prepare` wrote")
-    parser.add_argument(
-        "--out", type=Path, required=True, help="folder of a JSON file for each run"
-    )
+    parser.add_argument("--out", type=Path, required=True, help="folder for one JSON file per run")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=["bf16", "e4m3"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--hidden", type=int, default=128, help="units")
     parser.add_argument("--batch", type=int, default=64, help="rows")
-    parser.add_argument("--window", type=int, default=64, help="bytes of a row in an update")
-    parser.add_argument("--steps", type=int, help="updates; otherwise one epoch")
+    parser.add_argument("--window", type=int, default=64, help="bytes per row and update")
+    parser.add_argument("--steps", type=int, help="updates; unset: one epoch")
     parser.add_argument("--learning-rate", type=float, default=8e-3)
     parser.add_argument("--eval-every", type=int, default=256, help="updates between evaluations")
     given = parser.parse_args()

@@ -1,11 +1,11 @@
-"""See what XLA for GPUs makes of one product with fp8 operands, for a GPU that is not there.
+"""Show how XLA compiles one product with fp8 operands for a GPU, without having one.
 
     python benchmarks/fp8_products.py --json benchmarks/results/fp8_products_h200.json
 
-[B, K] times [K, N], or times a matrix kept as [N, K], in three ways: as XLA chooses without a
-device, with Triton's tiles of 64 x 128, and without Triton. Of each: library calls, instructions of
-tensor cores and conversions in the PTX, and the kernels beside the product. It needs the extra
-`gpu-compile`.
+The product is [B, K] times [K, N], or times a matrix stored as [N, K]. It is compiled in three
+ways: as XLA chooses without a device, with Triton tiles of 64 x 128, and without Triton. The output
+lists library calls, tensor-core instructions and conversions in the PTX, and the other kernels. It
+needs the extra `gpu-compile`.
 """
 
 import argparse
@@ -27,7 +27,7 @@ WAYS = {
     "Triton, 64 x 128": f"--xla_gpu_override_gemm_autotuner='{TILES}'",
     "without Triton": "--xla_gpu_enable_triton_gemm=false",
 }
-# Rows, summed, columns; types of left and right; whether the right side is kept as [N, K].
+# Rows, summed dimension, columns; types of left and right; whether the right is stored as [N, K].
 CASES = [
     (256, 4096, 16384, "bfloat16", "bfloat16", False),
     (256, 4096, 16384, "float8_e4m3fn", "float8_e4m3fn", False),
@@ -39,7 +39,7 @@ _PTX = re.compile(r"\b((?:wgmma\.mma_async|mma\.sync)[\w.]*|cvt[\w.]*(?:e4m3|e5m
 
 
 def compile_all(machine_path: Path, dump: Path) -> list[dict[str, Any]]:
-    """Compile all cases with the flags of this process."""
+    """Compile all cases with the XLA flags of this process."""
     from mlstm_jax import environment
 
     environment.without_gpus()
@@ -81,7 +81,7 @@ def compile_all(machine_path: Path, dump: Path) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Compile in a process for each way, print a line for each case, and write all of it."""
+    """Compile each way in its own process, print a line for each case, and write the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

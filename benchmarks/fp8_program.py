@@ -1,11 +1,10 @@
-r"""Compile the train step with fp8 products for a GPU that is not there, beside that with bf16.
+r"""Compile the train step with fp8 and with bf16 products for a GPU, without having one.
 
     XLA_FLAGS=--xla_gpu_enable_triton_gemm=false python benchmarks/fp8_program.py --json fp8.json
 
 The recurrence is that of benchmarks/fp8_recurrence.py with arrays of fp8 numbers. Kernels, bytes
-and memory are those of the compiled programs; seconds are modelled, see
-mlstm_jax/compiled/estimate.py, with twice the rate of bf16 for an fp8 product. Nothing is run. It
-needs the extra `gpu-compile`.
+and memory are those of the compiled programs; seconds are modelled (mlstm_jax/compiled/estimate.py)
+with twice the bf16 rate for fp8 products. Nothing is run. It needs the extra `gpu-compile`.
 """
 
 import argparse
@@ -44,14 +43,14 @@ MACHINES = Path(__file__).parents[1] / "configs/machines"
 
 
 def as_bf16(kernel: Kernel, rate: int) -> Kernel:
-    """Return an fp8 product, at `rate` times the rate of bf16, as a bf16 one of less work."""
+    """Return an fp8 product as a bf16 product with its flops divided by `rate`."""
     if not (kernel.operand_type or "").startswith("f8"):
         return kernel
     return kernel._replace(operand_type="bf16", flops=kernel.flops // rate)
 
 
 def compile_arm(arm: str, size: tuple[int, int, int], machine: Machine) -> dict[str, Any]:
-    """Compile one train step, and count."""
+    """Compile one train step; return its kernels, bytes, memory and modelled seconds."""
     hidden, rows, window = size
     config = Config(
         model=Model(hidden=hidden),
@@ -107,7 +106,7 @@ def _targets(text: str) -> list[str]:
 
 
 def main() -> None:
-    """Compile all sizes, print a line for each program, and write all of it."""
+    """Compile all sizes, print a line for each program, and write the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -119,7 +118,7 @@ def main() -> None:
         type=int,
         action="append",
         metavar=("H", "B", "T"),
-        help="units, rows, bytes of the window; may be given again",
+        help="units, rows, bytes of the window; can be repeated",
     )
     parser.add_argument("--json", type=Path, help="also write the results here")
     given = parser.parse_args()

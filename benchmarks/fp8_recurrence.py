@@ -1,17 +1,18 @@
-"""The recurrence with fp8 operands in its four products, as Transformer Engine would scale them.
+"""The recurrence with fp8 operands in its four products, scaled as in Transformer Engine.
 
     h Wmh and m Wh forward, dz Wh' and dmh Wmh' backward
 
 An operand x is multiplied by s = (largest number of the type) / (maximum of |x|), clipped to the
-type and rounded; the product is summed in float32 and divided by both scales. A matrix is rounded
-once a window, with its own maximum. Of h, m, dz and dmh the maximum is known after the window only,
-so the scale takes the largest of those of the last updates ("delayed"). All else is as in
-mlstm_jax/model/recurrence.py with bfloat16: what is saved, the weight gradients, the tables.
+range of the type and rounded; the product is summed in float32 and divided by both scales. A matrix
+is rounded once per window, with its own maximum. The maxima of h, m, dz and dmh are known only
+after the window, so their scales use the largest maximum of the last updates ("delayed scaling").
+Everything else is as in mlstm_jax/model/recurrence.py with bfloat16: saved values, weight
+gradients, tables.
 
-A product of two fp8 numbers is exact in float32, and each fp8 number is one in bfloat16. So on a
-CPU a product of bfloat16 arrays that hold fp8 numbers is the fp8 product, at the speed of bfloat16.
-For a GPU (`Formats.on_gpu`) the arrays are fp8 ones, and the summed axis is the last of both, as
-cuBLASLt wants it.
+A product of two fp8 numbers is exact in float32, and every fp8 number is exact in bfloat16. So on a
+CPU a product of bfloat16 arrays that hold fp8 numbers equals the fp8 product, at bfloat16 speed.
+For a GPU (`Formats.on_gpu`) the arrays are fp8, and the summed axis is the last one of both
+operands, as cuBLASLt requires.
 """
 
 from collections.abc import Callable
@@ -48,25 +49,25 @@ class Formats(NamedTuple):
 
     forward: Any = E4M3  # of h, m and the matrices, also in the backward products
     backward: Any = E4M3  # of dz and dmh
-    on_gpu: bool = False  # see above
+    on_gpu: bool = False  # see the module's docstring
 
 
 class Scaling(NamedTuple):
-    """What an update learns of h, m, dz and dmh, float32; its "gradient" is the next one."""
+    """Statistics of h, m, dz and dmh, float32; the "gradient" of a `Scaling` is the next one."""
 
-    maxima: Array  # [HISTORY, 4] of the last updates, the newest first; 0: unknown, the scale is 1
-    fates: Array  # [3, 4], sums over updates of fractions: saturated; subnormal; zeroed
+    maxima: Array  # [HISTORY, 4] of the last updates, newest first; 0: unknown, so the scale is 1
+    fates: Array  # [3, 4], fractions summed over updates: saturated; subnormal; zeroed
 
 
 def no_scaling() -> Scaling:
-    """Return what is known before the first update."""
+    """Return the statistics before the first update."""
     return Scaling(jnp.zeros((HISTORY, len(TENSORS))), jnp.zeros((len(FATES), len(TENSORS))))
 
 
 def rounded(x: Array, dtype: Any) -> Array:
-    """Return x, float32, as the nearest numbers of an fp8 type, clipped to it; float32.
+    """Round x, float32, to the nearest numbers of an fp8 type, clipped to its range; float32.
 
-    Equal to a cast there and back, which XLA for CPUs does at a third of the speed.
+    This equals a cast to the type and back, which XLA for CPUs does at a third of the speed.
     """
     about = jnp.finfo(dtype)
     least = float(about.smallest_subnormal)
@@ -77,14 +78,14 @@ def rounded(x: Array, dtype: Any) -> Array:
 
 
 def scale_for(maximum: Array, dtype: Any) -> Array:
-    """Return what an operand is multiplied by, float32."""
+    """Return the scale of an operand, float32."""
     if dtype == BF16:
         return jnp.ones_like(maximum)
     return jnp.where(maximum > 0, float(jnp.finfo(dtype).max) / maximum, 1)
 
 
 def quantised(x: Array, scale: Array, dtype: Any, on_gpu: bool) -> Array:
-    """Return an operand of a product, x · scale."""
+    """Return x · scale as an operand of a product."""
     if dtype == BF16:
         return x.astype(BF16)
     if on_gpu:
@@ -94,22 +95,22 @@ def quantised(x: Array, scale: Array, dtype: Any, on_gpu: bool) -> Array:
 
 
 def _fates(x: Array, scale: Array, dtype: Any) -> Array:
-    """Return which fractions of the values of x · scale lose what, [3]; of bfloat16 none."""
+    """Return the fraction of the values of x · scale with each of FATES, [3]; 0 for bfloat16."""
     if dtype == BF16:
         return jnp.zeros(len(FATES))
     about = jnp.finfo(dtype)
     x = jnp.abs(x.astype(jnp.float32)) * scale
-    # A value of half the least number rounds to the even one, 0.
+    # Half of the smallest number rounds to even, which is 0.
     zeroed = (x > 0) & (x <= float(about.smallest_subnormal) / 2)
     subnormal = (x < float(about.smallest_normal)) & (x > 0) & ~zeroed
-    # One per cent: the newest maximum may be the largest number but for the rounding of its scale.
+    # 1 % of tolerance: rounding of the scale may move the newest maximum past the largest number.
     saturated = x > 1.01 * float(about.max)
     fates = (saturated, subnormal, zeroed)
     return jnp.stack([jnp.mean(fate, dtype=jnp.float32) for fate in fates])
 
 
 class _Matrix(NamedTuple):
-    """The right side of a product: an operand, its scale, and which of its axes is summed over."""
+    """The right operand of a product, its scale, and its summed axis."""
 
     operand: Array
     scale: Array
@@ -123,7 +124,7 @@ class _Matrix(NamedTuple):
         return cls(operand, scale, int(formats.on_gpu))
 
     def product_with(self, scale: Array) -> Callable[[Array], Array]:
-        """Return x ↦ x W, float32, of operands of one scale. Made before a loop, not in it."""
+        """Return x ↦ x W, float32, for operands with this scale. Call it outside of loops."""
         dimensions = (((1,), (self.axis,)), ((), ()))
         unit = 1 / (scale * self.scale)
 
@@ -136,7 +137,7 @@ class _Matrix(NamedTuple):
 
 
 class _Saved(NamedTuple):
-    """As the package's."""
+    """Saved values, as in the package's recurrence."""
 
     h: Array
     before_c: Array
@@ -147,9 +148,9 @@ class _Saved(NamedTuple):
 def recurrence(
     carry: LayerCarry, sequence: Sequence, weights: LayerWeights, scaling: Scaling, formats: Formats
 ) -> Outputs:
-    """Run one layer over the bytes of a window, without `hold_TB`; as the package's, in bfloat16.
+    """Run one layer over the bytes of a window, as the package does in bfloat16, without `hold_TB`.
 
-    The gradient of `scaling` is not one: it is what is known after the update.
+    The "gradient" of `scaling` is not a gradient but the statistics after the update.
     """
     return _forward(carry, sequence, weights, scaling, formats)[0]
 
@@ -280,22 +281,22 @@ recurrence.defvjp(_forward, _backward)
 
 
 class Fp8Model:
-    """The package's language model of one layer, with the recurrence above.
+    """The package's language model with one layer and the recurrence above.
 
-    It stands where a `LanguageModel` does in the training and evaluation steps. Its parameters have
-    one more, "scaling": see `beside_scaling`.
+    It replaces a `LanguageModel` in the training and evaluation steps. It has one more parameter,
+    "scaling": see `beside_scaling` in fp8.py.
     """
 
     def __init__(self, plain: LanguageModel, formats: Formats) -> None:
         if plain.model.layers != 1 or plain.compute != COMPUTE_TYPES["bf16"]:
-            raise ValueError("the study has one layer, and bf16 around the fp8 products")
+            raise ValueError("the study needs one layer, and bf16 outside the fp8 products")
         self.model: Model = plain.model
         self.compute, self.init_carry = plain.compute, plain.init_carry
         self.product_precision = plain.product_precision
         self.formats, self._plain = formats, plain
 
     def init_parameters(self, key: Array) -> Parameters:
-        """Return the package's parameters, and an empty history."""
+        """Return the package's parameters and an empty history."""
         return {**self._plain.init_parameters(key), "scaling": no_scaling()}
 
     def apply(

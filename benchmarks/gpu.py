@@ -1,11 +1,11 @@
-"""All that is measured on a GPU, in one command of at most 35 minutes that can be interrupted.
+"""Run all GPU measurements with one command of at most 35 minutes that can be interrupted.
 
     python benchmarks/gpu.py --out gpu_results --text reviews.txt
     python benchmarks/gpu_report.py gpu_results
 
-What is done is in --out, a JSON file and a log each; the same command again does the rest, so it
-can be cut into calls with --minutes. It needs jax[cuda], flax and optax, and times PyTorch where it
-is installed.
+Each finished measurement is a JSON file and a log in --out. The same command then runs only the
+rest, so --minutes can divide it into several calls. It needs jax[cuda], flax and optax, and also
+times PyTorch if it is installed.
 """
 
 import argparse
@@ -24,20 +24,20 @@ FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent
 FLAGS = ROOT / "configs/xla_flags"
 SIZES = [("512", "32", "128"), ("1024", "256", "256"), ("4096", "256", "256")]
-SMALL = [("64", "8", "16")]  # to try this file itself on a CPU
+SMALL = [("64", "8", "16")]  # to test this script on a CPU
 
 
 class Step(NamedTuple):
-    """One benchmark: its name, about how many minutes it takes, and how it is called."""
+    """One benchmark: its name, approximate minutes and command."""
 
     name: str
     minutes: float
     command: list[str]  # after python and before --json FILE
-    flags: str | None = None  # XLA's, beside the user's
+    flags: str | None = None  # XLA flags, in addition to the user's
 
 
 def steps(small: bool, torch: bool) -> list[Step]:
-    """Return the benchmarks in their order, the most telling ones first."""
+    """Return the benchmarks in order, the most informative first."""
     sizes = SMALL if small else SIZES
     dtype = "fp32" if small else "bf16"
     points = [word for size in sizes for word in ("--point", *size, dtype)]
@@ -68,7 +68,7 @@ def steps(small: bool, torch: bool) -> list[Step]:
 
 
 def run(step: Step, out: Path, seconds: float) -> bool:
-    """Run a step, its output also in a log; return whether it has ended well."""
+    """Run a step and also write its output to a log; return whether it succeeded."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} {step.flags or ''}".strip()
     environment = os.environ | {"PYTHONPATH": str(ROOT)} | ({"XLA_FLAGS": flags} if flags else {})
     command = [sys.executable, *step.command, "--json", str(out / f"{step.name}.json")]
@@ -95,7 +95,7 @@ def _stop_after(process: subprocess.Popen[str], seconds: float) -> Any:
 
 
 def train(out: Path, seconds: float, small: bool) -> None:
-    """Train 2048 units on the corpus in `out` for some seconds of its own, and say how it went."""
+    """Train 2048 units on the corpus in `out` for some seconds in total, and write the results."""
     from mlstm_jax import environment
     from mlstm_jax.config import Config, Data, Devices, Model, Optimizer, Precision, Train
 
@@ -141,7 +141,7 @@ def _trained(lines: Sequence[dict[str, Any]]) -> float:
 
 
 def prepare(out: Path, text: Path) -> None:
-    """Make a corpus of a text, its last 2 % for validation; nothing but NumPy is needed."""
+    """Create a corpus from a text, its last 2 % for validation; only NumPy is needed."""
     from mlstm_jax.data.prepare import prepare as run_prepare
 
     data = text.read_bytes()
@@ -159,17 +159,19 @@ def prepare(out: Path, text: Path) -> None:
 
 
 def main() -> None:
-    """Do what is left, in order, until the minutes are used."""
+    """Run the remaining steps in order until the minutes are used up."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=Path("gpu_results"), help="results and logs")
-    parser.add_argument("--text", type=Path, help="text to train on for ten minutes; else none is")
-    parser.add_argument("--minutes", type=float, default=35, help="of this call")
+    parser.add_argument(
+        "--text", type=Path, help="text to train on for ten minutes; unset: no training"
+    )
+    parser.add_argument("--minutes", type=float, default=35, help="limit of this call")
     parser.add_argument("--training-minutes", type=float, default=10)
     names = [step.name for step in steps(False, False)]
-    parser.add_argument("--steps", nargs="+", choices=names, default=names, help="do these alone")
-    parser.add_argument("--small", action="store_true", help="tiny sizes, to try this on a CPU")
+    parser.add_argument("--steps", nargs="+", choices=names, default=names, help="run only these")
+    parser.add_argument("--small", action="store_true", help="tiny sizes, to test this on a CPU")
     parser.add_argument("--only-train", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     sys.path[:0] = [str(ROOT)]
@@ -178,13 +180,13 @@ def main() -> None:
         train(given.out, 60 * given.training_minutes, given.small)
         return
     if given.text and not given.text.is_file():
-        parser.error(f"--text {given.text}: there is no such file")
+        parser.error(f"--text {given.text}: the file does not exist")
     end = time.monotonic() + 60 * given.minutes
     failed, left = [], []
     chosen = [step for step in steps(given.small, _has_torch()) if step.name in given.steps]
     for step in chosen:
         if (given.out / f"{step.name}.json").exists():
-            print(f"{step.name}: done before")
+            print(f"{step.name}: already done")
         elif end - time.monotonic() < 60 * step.minutes * (0.1 if given.small else 1):
             left.append(step.name)
         else:
@@ -200,14 +202,14 @@ def main() -> None:
         if end - time.monotonic() < 90 or not _trained_enough(command, given.out, end):
             left.append("training")
     if left:
-        print(f"left for the next call: {', '.join(left)}")
+        print(f"remaining for the next call: {', '.join(left)}")
     if failed:
-        print(f"failed: {', '.join(failed)}; see their logs in {given.out}", file=sys.stderr)
+        print(f"failed: {', '.join(failed)}; see the logs in {given.out}", file=sys.stderr)
     sys.exit(bool(failed))
 
 
 def _trained_enough(command: list[str], out: Path, end: float) -> bool:
-    """Train until the run has its minutes, or this call ends: then it goes on in the next."""
+    """Train until the run has had its minutes, or this call ends; the next call resumes it."""
     environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{FOLDER}"}
     process = subprocess.Popen([sys.executable, *command], env=environment, text=True)
     try:

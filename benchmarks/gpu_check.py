@@ -1,11 +1,11 @@
-"""Check what a device computes, before its speed is worth measuring.
+"""Check the correctness of a device's results before measuring its speed.
 
     python benchmarks/gpu_check.py --json check.json
 
-The program that is compiled keeps the laws of tests/compiled; gradients agree with float64 NumPy; a
-run that is stopped and resumed is the run that is not, bit for bit; an overflow costs one update;
-Pallas's kernels compute what XLA's do.
-It needs jax, flax, optax and numpy. It ends with exit code 1 if a check fails.
+The compiled program satisfies the rules of tests/compiled; gradients agree with float64 NumPy; a
+run that is stopped and resumed equals an uninterrupted one bit for bit; an overflow costs only
+updates; the Pallas kernels agree with XLA's.
+It needs jax, flax, optax and numpy. The exit code is 1 if a check fails.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from mlstm_jax.config import (  # noqa: E402
     Train,
 )
 
-# Before jax is imported: a resumed run is the same to the bit with kernels that repeat.
+# Before jax is imported: only deterministic kernels make a resumed run equal bit for bit.
 environment.prepare(Devices(), deterministic=True)
 
 import jax  # noqa: E402
@@ -72,7 +72,7 @@ NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def program(compute: str) -> Result:
-    """The compiled step: types of products, kernels of a time step, what must not be there."""
+    """Check the compiled step: types of products, kernels per time step, no forbidden kernels."""
     point = measure.Point(512, 64, 24, compute)
     config, devices = train_step.make_config(point), Parallel(jax.local_devices()[:1])
     model = LanguageModel(config.model, config.precision)
@@ -103,7 +103,7 @@ def program(compute: str) -> Result:
 
 
 def gradients(compute: str) -> Result:
-    """The gradient of a small model beside NumPy's in float64, by the complex step."""
+    """Compare the gradient of a small model with NumPy's in float64, by the complex step."""
     hidden, rows, window = 5, 2, 6
     config = Config(model=Model(hidden=hidden, embedding=4), precision=Precision(compute=compute))
     model = LanguageModel(config.model, config.precision)
@@ -126,17 +126,17 @@ def gradients(compute: str) -> Result:
     found = jax.device_get(scalar_gradient(params))
     wide = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
     zero = np.zeros((rows, 1, hidden))
-    # Of the embedding the rows that are read are enough.
+    # For the embedding, only the rows that are read are compared.
     exact = reference.gradient(wide, inputs, targets, zero, zero.copy())
     errors = jax.tree.map(error, found, exact)
     largest = max(jax.tree.leaves(errors))
-    # Rows and steps of a weight's gradient, the products there and back, the loss over the bytes.
+    # Terms: rows and steps in a weight gradient, products both ways, the loss over the bytes.
     limit = bound(rows * window + 4 * hidden + 256, compute)
     return {"passed": largest <= limit, "largest_error": largest, "limit": limit}
 
 
 def our_own_kernels(compute: str) -> Result:
-    """The gradient by Pallas's kernels beside that by XLA's; on a CPU they are interpreted."""
+    """Compare the gradients by Pallas and XLA kernels; on a CPU Pallas is interpreted."""
     window, rows, hidden = (5, 3, 130) if jax.default_backend() == "cpu" else (64, 32, 1030)
     own: Loops = "interpreted" if jax.default_backend() == "cpu" else "pallas"
     random = np.random.default_rng(0)
@@ -184,7 +184,7 @@ def _small_run(out: Path, corpus: Path, **sections: Any) -> Config:
 
 
 def resume(folder: Path, corpus: Path) -> Result:
-    """A run of 60 steps beside one that ended after 30 and went on."""
+    """Compare a run of 60 steps with one that stopped after 30 and resumed."""
     loop.train(whole := _small_run(folder / "whole", corpus))
     parts = _small_run(folder / "parts", corpus)
     loop.train(dataclasses.replace(parts, train=dataclasses.replace(parts.train, steps=30)))
@@ -201,7 +201,7 @@ def resume(folder: Path, corpus: Path) -> Result:
 
 
 def overflow(folder: Path, corpus: Path) -> Result:
-    """A loss scale that overflows fp16 at first: some updates are skipped, then it learns."""
+    """Start with a loss scale that overflows fp16: some updates are skipped, then it learns."""
     precision = Precision(compute="fp16", initial_loss_scale=2.0**24)
     config = _small_run(folder / "overflow", corpus, precision=precision)
     loop.train(config)
@@ -215,7 +215,7 @@ def overflow(folder: Path, corpus: Path) -> Result:
 
 
 def main() -> None:
-    """Run every check, print a line for each, and write all of them."""
+    """Run every check, print a line for each, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the results here")
     given = parser.parse_args()
@@ -225,7 +225,7 @@ def main() -> None:
         started = time.monotonic()
         try:
             results[name] = call()
-        except Exception as error:  # The other checks are worth having.
+        except Exception as error:  # The other checks must still run.
             results[name] = {"passed": False, "error": f"{type(error).__name__}: {error}"[:500]}
         results[name]["seconds"] = round(time.monotonic() - started, 1)
         print(
@@ -234,7 +234,7 @@ def main() -> None:
 
     computes = ["fp32", "bf16", "fp16"]
     if jax.default_backend() == "cpu":
-        computes.remove("fp16")  # Not every processor has it.
+        computes.remove("fp16")  # Not every processor supports it.
     for compute in computes:
         check(f"the program in {compute}", lambda compute=compute: program(compute))
         check(f"gradients in {compute}", lambda compute=compute: gradients(compute))

@@ -1,9 +1,9 @@
-"""Compile the train step for a GPU that is not there, over a grid of sizes; write what it needs.
+"""Compile the train step for a GPU, without having one, over a grid of sizes; write its costs.
 
     python benchmarks/gpu_program.py --grid paper --json benchmarks/results/gpu_program_h200.json
 
-Kernels, bytes and memory are those of the compiled programs; seconds are modelled, see
-mlstm_jax/compiled/estimate.py. Nothing is run. It needs the extra `gpu-compile`.
+Kernels, bytes and memory are those of the compiled programs; seconds are modelled
+(mlstm_jax/compiled/estimate.py). Nothing is run. It needs the extra `gpu-compile`.
 """
 
 import argparse
@@ -36,7 +36,7 @@ MACHINES = Path(__file__).parents[1] / "configs/machines"
 
 
 def main() -> None:
-    """Compile the grid, print a line for each point, and write all of it."""
+    """Compile the grid, print a line for each point, and write the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,10 +1,10 @@
-"""Turn what benchmarks/gpu.py has measured into a page of Markdown.
+"""Write the results of benchmarks/gpu.py as a page of Markdown.
 
     python benchmarks/gpu_report.py gpu_results
     python benchmarks/gpu_report.py gpu_results --into docs/performance.md
 
-The page is FOLDER/report.md; --into also puts it between the lines `<!-- gpu:begin -->` and
-`<!-- gpu:end -->` of a file. Beside each measured step stands what
+The page is FOLDER/report.md; --into also inserts it between the lines `<!-- gpu:begin -->` and
+`<!-- gpu:end -->` of a file. Next to each measured step is the time that
 benchmarks/results/gpu_program_*.json models for such a GPU.
 """
 
@@ -19,13 +19,13 @@ Json = dict[str, Any]
 
 
 def load(folder: Path) -> dict[str, Json]:
-    """Return the results there are, by their names."""
+    """Return the available results by name."""
     files = {path.stem: path for path in sorted(folder.glob("*.json"))}
     return {name: json.loads(path.read_text()) for name, path in files.items()}
 
 
 def modelled(device: str, row: Json) -> str:
-    """Return the modelled milliseconds of a step, for launches of 1 us, or nothing."""
+    """Return the modelled milliseconds of a step with launches of 1 us, or "" if unknown."""
     for path in sorted(RESULTS.glob("gpu_program_*.json")):
         kind = path.stem.split("_")[2]
         if kind.upper() not in device.upper() or path.stem.endswith("before"):
@@ -55,13 +55,13 @@ def spread(row: Json) -> str:
 
 
 def name_of(row: Json) -> str:
-    """Return what was timed."""
+    """Return the name of what was timed."""
     every = f", recompute every {row['recompute_every']}" if row["recompute_every"] else ""
     return row["implementation"] + every
 
 
 def page(found: dict[str, Json]) -> str:
-    """Return the page."""
+    """Return the page as Markdown."""
     device = next((one["device"] for one in found.values() if "device" in one), "no device")
     versions = next((one["versions"] for one in found.values() if "versions" in one), {})
     about = ", ".join(f"{name} {version}" for name, version in versions.items())
@@ -118,7 +118,7 @@ def page(found: dict[str, Json]) -> str:
 
 
 def _graphs(found: dict[str, Json]) -> list[str]:
-    """Return the steps with other command buffers, beside those of XLA's default."""
+    """Return a table of the steps with other command buffers than XLA's default."""
     titles = {
         "graphs_off": "nothing",
         "one_graph": "the step",
@@ -151,7 +151,7 @@ def main() -> None:
     given = parser.parse_args()
     found = load(given.folder) if given.folder.is_dir() else {}
     if not found:
-        parser.error(f"{given.folder}: holds no results; make them with benchmarks/gpu.py")
+        parser.error(f"{given.folder}: has no results; create them with benchmarks/gpu.py")
     made = page(found)
     (given.folder / "report.md").write_text(made)
     print(made)

@@ -1,9 +1,9 @@
-"""How every benchmark here measures: in turn, in one process, with spread.
+"""Shared measurement code of the benchmarks: in turn, in one process, with spread.
 
-The implementations of a point run one after the other, round after round and each round in another
-order, so that a machine that is slow for a while is slow for all of them. A ratio is the median of
-the ratios of the rounds. Beside the times stands the rate of one large matrix product of the same
-type, measured in the same rounds: the rest of the program cannot be faster.
+The implementations of a point run one after another in each round, and every round has another
+order, so a temporary slowdown of the machine affects all of them. A ratio is the median of the
+ratios of the rounds. The same rounds also measure the rate of one large matrix product of the same
+type, an upper limit for the rest of the program.
 """
 
 import argparse
@@ -41,18 +41,18 @@ class Point:
 
     @property
     def layer_flops(self) -> int:
-        """Flops of the recurrent products forward, 2·5H² for every byte."""
+        """Flops of the recurrent products in the forward pass, 2·5H² per byte."""
         return 2 * 5 * self.hidden**2 * self.batch * self.window
 
     @property
     def step_flops(self) -> int:
-        """Flops of a training step: forward and twice that backward, with the decoder's 256·H."""
+        """Flops of a training step: forward, and twice that backward, with the decoder's 256·H."""
         return 3 * (self.layer_flops + 2 * 256 * self.hidden * self.batch * self.window)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to time: calling `call` runs it to its end."""
+    """One thing to time: `call` runs it to completion."""
 
     implementation: str
     what: str
@@ -63,7 +63,7 @@ class Case:
 
 
 GRIDS = {
-    # Ends in five minutes on two cores.
+    # Takes five minutes on two cores.
     "small": [
         Point(128, 64, 64, "fp32"),
         Point(256, 16, 64, "fp32"),
@@ -75,7 +75,7 @@ GRIDS = {
         Point(512, 32, 128, "bf16"),
         Point(256, 32, 64, "fp16"),
     ],
-    # Half an hour on two cores; 4 GB of memory.
+    # Takes half an hour on two cores, and 4 GB of memory.
     "large": [
         Point(512, 32, 256, "fp32"),
         Point(512, 128, 256, "fp32"),
@@ -84,7 +84,7 @@ GRIDS = {
         Point(2048, 32, 64, "fp32"),
         Point(4096, 16, 16, "fp32"),
     ],
-    # Puri et al. 2018, table II, and the sizes around it: a GPU of 80 GB or more.
+    # Puri et al. 2018, table II, and similar sizes: for a GPU with 80 GB or more.
     "paper": [
         Point(1024, 256, 256, "bf16"),
         Point(4096, 256, 256, "bf16"),
@@ -98,7 +98,7 @@ GRIDS = {
 
 
 def parse_arguments(description: str, implementations: list[str]) -> argparse.Namespace:
-    """Return the command line, with the points of a grid or of the user's own."""
+    """Return the parsed command line, with the points of a grid or those that the user gives."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -108,7 +108,7 @@ def parse_arguments(description: str, implementations: list[str]) -> argparse.Na
         nargs=4,
         action="append",
         metavar=("H", "B", "T", "DTYPE"),
-        help="a size of your own instead of a grid, as 512 32 128 fp32; may be given again",
+        help="your own size instead of a grid, such as 512 32 128 fp32; can be repeated",
     )
     parser.add_argument(
         "--implementations", nargs="+", choices=implementations, default=implementations
@@ -120,14 +120,14 @@ def parse_arguments(description: str, implementations: list[str]) -> argparse.Na
             nargs="+",
             default=[],
             metavar="K",
-            help="measure ours with these values too",
+            help="also measure ours with these values",
         )
-    parser.add_argument("--rounds", type=int, default=9, help="rounds, after one to warm up")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds, after one warm-up")
     parser.add_argument(
         "--seconds",
         type=float,
         default=30.0,
-        help="begin no further round of a size after so long, but run three",
+        help="start no further round of a size after this time; at least three rounds run",
     )
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the results here")
     arguments = parser.parse_args()
@@ -139,7 +139,7 @@ def parse_arguments(description: str, implementations: list[str]) -> argparse.Na
         try:
             import torch  # noqa: F401
         except ImportError:
-            print("torch is not installed (pip install -e '.[torch]'): measured without it")
+            print("torch is not installed (pip install -e '.[torch]'): it is not measured")
             arguments.implementations.remove("torch")
     arguments.points = GRIDS[arguments.grid]
     if arguments.point:
@@ -149,26 +149,26 @@ def parse_arguments(description: str, implementations: list[str]) -> argparse.Na
             parser.error(f"--point takes three whole numbers and a type: {error}")
         for point in arguments.points:
             if point.dtype not in DTYPES:
-                parser.error(f"--point: {point.dtype} is none of {', '.join(DTYPES)}")
+                parser.error(f"--point: {point.dtype} is not one of {', '.join(DTYPES)}")
     return arguments
 
 
 def precision_of(dtype: str) -> AbstractContextManager[Any]:
-    """Return the context in which products of a type are traced, as the model has them."""
+    """Return the context in which the model traces products of a type."""
     return jax.default_matmul_precision("highest") if dtype == "fp32" else nullcontext()
 
 
 def large_product(dtype: str) -> tuple[Callable[[], Any], int]:
-    """Return one large square product of a type, to call, and its flops."""
+    """Return a function that runs one large square product of a type, and its flops."""
     size = 2048 if jax.default_backend() == "cpu" else 8192
-    # Of normal numbers: a GPU draws less power, and runs faster, on zeros.
+    # Normal random numbers: on zeros a GPU draws less power and runs faster.
     x, y = (jax.random.normal(jax.random.key(n), (size, size), DTYPES[dtype]) for n in range(2))
     product = jax.jit(lambda x, y: jnp.dot(x, y, preferred_element_type=jnp.float32))
     return lambda: jax.block_until_ready(product(x, y)), 2 * size**3
 
 
 def _fits(case: Case) -> bool:
-    """Call a case once, to warm up."""
+    """Call a case once to warm up; return whether it fits into memory."""
     try:
         case.call()
     except jax.errors.JaxRuntimeError as error:
@@ -188,10 +188,10 @@ def _timed(call: Callable[[], Any]) -> float:
 def measure(
     point: Point, cases: list[Case], rounds: int, seconds: float
 ) -> tuple[list[dict[str, Any]], float]:
-    """Time all cases of a point in turn; one that does not fit into memory is left out.
+    """Time all cases of a point in turn; cases that do not fit into memory are skipped.
 
     Returns:
-        A row for each case, and the rate of the large product, flops a second.
+        A row for each case, and the rate of the large product in flops per second.
     """
     product, product_flops = large_product(point.dtype)
     product()
@@ -205,8 +205,8 @@ def measure(
             break
         measured = [0.0] * len(calls)
         for n in order.permutation(len(calls)):
-            # As in training, a call follows one of its own. It would else meet what another one
-            # leaves behind: threads of PyTorch that still spin, memory given back, cold caches.
+            # As in training, each call follows another of the same case. Otherwise it would suffer
+            # from the last case: spinning PyTorch threads, released memory, cold caches.
             calls[n]()
             measured[n] = _timed(calls[n])
         times.append(measured)
@@ -268,7 +268,7 @@ def run(name: str, arguments: argparse.Namespace, cases: Callable[[Point], Itera
             "command": " ".join(["python", *sys.argv]),
             **machine(),
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            # Of the first type measured; the rates of all types are below.
+            # For the first type measured; the next entry has all types.
             "large_product_flops_per_s": next(iter(medians.values())),
             "large_product_flops_per_s_by_dtype": medians,
             "rows": rows,

@@ -1,9 +1,9 @@
-"""Time an update of each optimizer by itself, over sizes: what is added to a step.
+"""Time an update of each optimizer on its own, over sizes: the time it adds to a step.
 
     python benchmarks/optimizer.py --json benchmarks/results/optimizer_cpu.json
 
-The gradient is there already; only the hidden units of a point count. Flops are Muon's, of its
-steps of Newton-Schulz (mlstm_jax/planning/plan.py).
+The gradient is given; only the hidden units of a point matter. Flops are those of Muon's
+Newton-Schulz steps (mlstm_jax/planning/plan.py).
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ IMPLEMENTATIONS = ["adam", "lamb", "muon"]
 
 
 def cases(arguments: Any, point: Point) -> Iterator[Case]:
-    """Return an update by each optimizer, of a state that it goes on from."""
+    """Yield an update by each optimizer; each call continues from the state of the last one."""
     for name in arguments.implementations:
         config = Config(model=Model(hidden=point.hidden), optimizer=Optimizer(name=name))
         model = LanguageModel(config.model, config.precision)

@@ -1,9 +1,9 @@
-"""Time the products of a training step one by one, each beside one large product.
+"""Time each product of a training step, relative to one large product.
 
     python benchmarks/products.py --point 4096 256 256 bf16
 
-The rest of the step cannot be faster than these. Those of a time step run in a scan of T steps, as
-in training, over a new left operand each; the others once.
+A step cannot be faster than its products. The products of a time step run in a scan of T steps, as
+in training, each with a new left operand; the others run once.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ PRODUCTS = ["h Wmh", "m Wh", "dz Wh'", "h' dmh", "m' dz", "h kernel"]
 
 
 def cases(arguments: Any, point: Point) -> Iterator[Case]:
-    """Return each product of the step; dmh Wmh' has the shape of h Wmh."""
+    """Yield each product of the step; dmh Wmh' has the shape of h Wmh."""
     hidden, gates, rows = point.hidden, 4 * point.hidden, (point.window, point.batch)
     keys = iter(jax.random.split(jax.random.key(0), 16))
 

@@ -1,12 +1,12 @@
-"""Time the recurrence, forward and forward with backward, beside three others.
+"""Time the recurrence, forward and forward with backward, against three others.
 
     python benchmarks/recurrence.py --grid small --json benchmarks/results/recurrence_cpu.json
 
-From the bytes of a window to h at every step: embedding, input projections, one layer. The gradient
-is by all weights. "ours" is mlstm_jax/model/recurrence.py; "autodiff" the plain scan with JAX's
-gradient; "flax_lstm" Flax's LSTM of the same width, a familiar yardstick with a fifth fewer flops;
-"torch" the same mLSTM in eager PyTorch. It needs jax, flax and numpy, and torch where that is
-measured.
+It goes from the bytes of a window to h at every step: embedding, input projections, one layer. The
+gradient is with respect to all weights. "ours" is mlstm_jax/model/recurrence.py; "autodiff" is the
+plain scan with JAX's gradient; "flax_lstm" is Flax's LSTM of the same width, a familiar reference
+with a fifth fewer flops; "torch" is the same mLSTM in eager PyTorch. It needs jax, flax and numpy,
+and torch to measure it.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ from mlstm_jax.model.matmul import matmul
 from mlstm_jax.model.recurrence import LayerCarry, LayerWeights, Loops, Sequence, recurrence
 
 EMBEDDING = 64
-# As the model chooses it.
+# The same choice as the model's.
 LOOPS: Loops = "apart" if jax.default_backend() == "cpu" else "packed"
 IMPLEMENTATIONS = ["ours", "autodiff", "flax_lstm", "torch"]
 
@@ -31,7 +31,7 @@ Tree = dict[str, jax.Array]
 
 
 def make_parameters(hidden: int) -> Tree:
-    """Return weights as at the start of training, float32."""
+    """Return weights as initialised for training, float32."""
     keys = iter(jax.random.split(jax.random.key(0), 5))
     limit = hidden**-0.5
 
@@ -71,7 +71,7 @@ def jax_cases(
     data: tuple[jax.Array, jax.Array],
     recompute_every: int | None = None,
 ) -> Iterator[Case]:
-    """Compile a function of JAX's, forward alone and with its gradient."""
+    """Compile a JAX function, forward only and with its gradient."""
     bytes_TB, direction_TBH = data
 
     def scalar(params: Tree, bytes_TB: jax.Array, direction_TBH: jax.Array) -> jax.Array:
@@ -109,7 +109,7 @@ def flax_cases(point: Point, data: tuple[jax.Array, jax.Array]) -> Iterator[Case
 
 
 def cases(arguments: Any, point: Point) -> Iterator[Case]:
-    """Return all there is to time at a point."""
+    """Yield all cases to time at a point."""
     key = jax.random.key(1)
     shape = (point.window, point.batch)
     bytes_TB = jax.random.randint(key, shape, 0, 256, jnp.int32)

@@ -2,9 +2,9 @@
 
     python benchmarks/scaling.py --hidden 4096 --rows 256 --window 256 --dtype bf16
 
-Every number of devices trains in the same process, in turn, with the program's own step. Without
-GPUs it makes virtual devices of the CPU: these share its cores, so the times say what the program
-adds (splitting, the all-reduce, its copies), and nothing of real devices.
+Every number of devices trains in the same process, in turn, with the package's own step. Without
+GPUs the script creates virtual CPU devices. They share the cores, so the times only measure the
+overhead of the program (splitting, the all-reduce, its copies), not real devices.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from typing import Any
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Return the command line; before jax, which must know how many devices to make."""
+    """Return the parsed command line; call it before jax starts with this number of devices."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -29,9 +29,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--window", type=int, default=64)
     parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="fp32")
     parser.add_argument("--all-reduce", choices=("fp32", "compute"), default="fp32")
-    parser.add_argument("--steps", type=int, default=5, help="steps of one measurement")
-    parser.add_argument("--rounds", type=int, default=9, help="rounds, after one to warm up")
-    parser.add_argument("--virtual-cpu", action="store_true", help="virtual devices in any case")
+    parser.add_argument("--steps", type=int, default=5, help="steps per measurement")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds, after one warm-up")
+    parser.add_argument("--virtual-cpu", action="store_true", help="always use virtual devices")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the results here")
     arguments = parser.parse_args()
     for name in ("hidden", "rows", "window", "steps", "rounds"):
@@ -43,7 +43,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def has_gpus() -> bool:
-    """Look for GPUs without starting jax, which can then still make virtual devices."""
+    """Look for GPUs without starting jax, so that it can still create virtual devices."""
     return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()
 
 
@@ -57,8 +57,8 @@ def main() -> None:
     if virtual:
         environment.prepare(Devices(virtual_cpu=max(arguments.devices)))
         print(
-            f"virtual devices of {len(os.sched_getaffinity(0))} CPU cores: they share them, so N "
-            "devices take N times as long at best. Read the column 'overhead'."
+            f"virtual devices share {len(os.sched_getaffinity(0))} CPU cores, so N devices take at "
+            "least N times as long. See the column 'overhead'."
         )
     import jax
     import numpy as np
@@ -102,7 +102,7 @@ def main() -> None:
     found = jax.local_device_count()
     counts = [count for count in arguments.devices if count <= found]
     if len(counts) < len(arguments.devices):
-        print(f"there are {found} devices here; measured up to that")
+        print(f"this machine has only {found} devices; larger numbers are skipped")
     calls = [trainer(count) for count in counts]
     times = np.zeros((arguments.rounds, len(calls)))
     for call in calls:
@@ -121,8 +121,8 @@ def main() -> None:
     for n, count in enumerate(counts):
         own = times[:, n]
         median = statistics.median(own)
-        # Against the fewest devices, round by round: as fast as they for as many rows a device, or,
-        # where the devices share their cores, for as many rows.
+        # Relative to the fewest devices, round by round: efficiency for equal rows per device; or,
+        # for devices that share their cores, overhead for equal rows in total.
         efficiency = statistics.median(times[:, 0] / own)
         overhead = statistics.median(own / times[:, 0]) * counts[0] / count
         rows.append(

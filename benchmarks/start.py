@@ -1,10 +1,10 @@
-"""Measure how long commands take to start: with the programs of an earlier one, and without.
+"""Measure how long commands take to start, with and without cached compiled programs.
 
     python benchmarks/start.py --json results.json
 
-Each command runs as a user would run it, in a process of its own: once with an empty folder of
-compiled programs, and once more with what the first has left there. For `train` the time ends with
-the first step, the first line of metrics.jsonl; for the others with the command.
+Each command runs as a user would run it, in its own process: first with an empty cache of compiled
+programs, then with the programs that the first call has cached. For `train` the time ends with the
+first step (the first line of metrics.jsonl); for the others it ends with the command.
 """
 
 import argparse
@@ -28,18 +28,18 @@ COMMANDS = ("train", "evaluate", "generate", "features")
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Return the command line."""
+    """Return the parsed command line."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=5, help="pairs of a command, cold and warm")
+    parser.add_argument("--rounds", type=int, default=5, help="cold and warm pairs per command")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the results here")
     return parser.parse_args()
 
 
 def write_corpus(folder: Path) -> None:
-    """Prepare a small corpus of made-up words, and ten texts beside it."""
+    """Prepare a small corpus of random words, and a file of ten texts."""
     words = random.Random(0)
     known = ["".join(words.choices("etaoinshrdlu", k=words.randint(2, 8))) for _ in range(500)]
     lines = [" ".join(words.choices(known, k=20)) for _ in range(5000)]
@@ -50,12 +50,12 @@ def write_corpus(folder: Path) -> None:
 
 
 def program() -> list[str]:
-    """Return how `mlstm-jax` is called."""
+    """Return the command of `mlstm-jax`."""
     return [str(Path(sys.executable).parent / "mlstm-jax")]
 
 
 def words_of(command: str, size: str, out: str) -> list[str]:
-    """Return a command line, to run in the folder of the corpus."""
+    """Return the words of a command line, to run in the folder of the corpus."""
     hidden, embedding, batch, window = SIZES[size]
     if command == "train":
         options = {
@@ -78,7 +78,7 @@ def words_of(command: str, size: str, out: str) -> list[str]:
 
 
 def seconds(command: str, size: str, folder: Path, cache: Path) -> float:
-    """Run a command; return its seconds, to the first step for `train`."""
+    """Run a command and return its seconds; for `train`, those up to the first step."""
     out = tempfile.mktemp(prefix="out_", dir=folder)
     environment = os.environ | {"MLSTM_JAX_CACHE": str(cache)}
     started = time.perf_counter()
@@ -98,7 +98,7 @@ def seconds(command: str, size: str, folder: Path, cache: Path) -> float:
     text, _ = process.communicate()
     took = took or time.perf_counter() - started
     if process.returncode:
-        sys.exit(f"{command} ended with {process.returncode}:\n{text.decode()}")
+        sys.exit(f"{command} failed with exit code {process.returncode}:\n{text.decode()}")
     return took
 
 

@@ -1,7 +1,7 @@
 """The same mLSTM in eager PyTorch, as a careful user would write it; needs torch.
 
-Weights are normalised once a step and the input side is one product outside the loop, so that what
-is compared is the loop and its gradient, not mistakes.
+Weights are normalised once per step, and the input projections are one product outside the loop, so
+that the comparison is of the loop and its gradient, not of avoidable inefficiencies.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ Tree = dict[str, Tensor]
 
 
 def to_torch(array: Any) -> Tensor:
-    """Copy an array of JAX's to torch's device; half types as float32."""
+    """Copy a JAX array to torch's device; half-precision types become float32."""
     array = np.asarray(array)
     if array.dtype not in (np.float32, np.int32):
         array = array.astype(np.float32)
@@ -38,7 +38,7 @@ def layer(params: Tree, bytes_TB: Tensor, h: Tensor, c: Tensor, dtype: torch.dty
     zx = (x @ params["wx"].to(dtype)).float() + params["b"]
     wmh, wh = params["wmh"].to(dtype), params["wh"].to(dtype)
     states = []
-    # Unbound at once: the gradient of each mx[t] would be a tensor of zeros as large as mx.
+    # unbind: the gradient of each mx[t] would be a tensor of zeros as large as mx.
     for mx_t, zx_t in zip(mx.unbind(), zx.unbind(), strict=True):
         m = mx_t * (h.to(dtype) @ wmh).float()
         z = zx_t + (m.to(dtype) @ wh).float()
@@ -50,7 +50,7 @@ def layer(params: Tree, bytes_TB: Tensor, h: Tensor, c: Tensor, dtype: torch.dty
 
 
 def finished(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Wait for the device after a call."""
+    """Return the function with a wait for the device after each call."""
 
     def call() -> None:
         function()
@@ -61,7 +61,7 @@ def finished(function: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def recurrence_cases(point: Point, params: Any, data: Any) -> Iterator[Case]:
-    """Return forward, and forward with backward, of the layer."""
+    """Yield the layer's forward pass, and its forward and backward pass."""
     tree = {name: to_torch(value).requires_grad_() for name, value in params.items()}
     bytes_TB, direction = to_torch(data[0]).long(), to_torch(data[1])
     zero = torch.zeros(point.batch, point.hidden, device=DEVICE)
@@ -87,9 +87,9 @@ def weight_norm(v: Tensor, g: Tensor) -> Tensor:
 
 
 def train_step_case(point: Point, params: Any, data: Any) -> Iterator[Case]:
-    """Return a training step: weight norm, layer, decoder, loss, gradient, clipping, Adam.
+    """Yield a training step: weight norm, layer, decoder, loss, gradient, clipping, Adam.
 
-    `params` is the tree of LanguageModel with one layer; `data` bytes and targets [B, T].
+    `params` is the tree of a LanguageModel with one layer; `data` are bytes and targets, [B, T].
     """
     from torch.nn import functional
 

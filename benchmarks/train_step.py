@@ -2,9 +2,9 @@
 
     python benchmarks/train_step.py --grid small --json benchmarks/results/train_step_cpu.json
 
-"ours" is the step that `mlstm-jax train` runs, under pmap on one device; "autodiff" the same step
-with the plain scan and JAX's gradient in place of the recurrence; "torch" the same model and
-optimizer in eager PyTorch. It needs jax, flax, optax and numpy, and torch where that is measured.
+"ours" is the step that `mlstm-jax train` runs, under pmap on one device; "autodiff" is the same
+step with the plain scan and JAX's gradient instead of the recurrence; "torch" is the same model and
+optimizer in eager PyTorch. It needs jax, flax, optax and numpy, and torch to measure it.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ IMPLEMENTATIONS = ["ours", "autodiff", "torch"]
 
 
 def make_config(point: Point) -> Config:
-    """Return the paper's model and optimizer at a size."""
+    """Return the paper's model and optimizer at this size."""
     return Config(
         model=Model(hidden=point.hidden),
         data=Data(batch=point.batch, window=point.window),
@@ -42,13 +42,13 @@ def make_config(point: Point) -> Config:
 
 
 def make_batch(point: Point) -> Batch:
-    """Return a window of random bytes of every row."""
+    """Return a window of random bytes for every row."""
     text = np.random.default_rng(0).integers(0, 256, (point.batch, point.window + 1), np.uint8)
     return Batch(text[:, :-1], text[:, 1:], np.zeros(point.batch, bool))
 
 
 def our_case(name: str, point: Point, recompute_every: int | None) -> Case:
-    """Compile the step; it goes on from its own state and carry, as in training."""
+    """Compile the step; each call continues from its last state and carry, as in training."""
     config, devices = make_config(point), Parallel(jax.local_devices()[:1])
     loops: Loops | None = "pallas" if name == "pallas" else None
     model = LanguageModel(config.model, config.precision, recompute_every, loops)
@@ -76,7 +76,7 @@ def our_case(name: str, point: Point, recompute_every: int | None) -> Case:
 
 
 def cases(arguments: Any, point: Point) -> Iterator[Case]:
-    """Return all there is to time at a point."""
+    """Yield all cases to time at a point."""
     if "ours" in arguments.implementations:
         for k in [None, *arguments.recompute_every]:
             yield our_case("ours", point, k)

@@ -1,6 +1,6 @@
-"""Krause et al. 2016, the paper of the mLSTM, on enwik8: one layer of 2,800 units, 46 M parameters.
+"""Krause et al. 2016, the mLSTM paper, on enwik8: one layer of 2,800 units, 46 M parameters.
 
-Corpus:    split enwik8 (100,000,000 bytes of Wikipedia) as is usual, 90, 5 and 5 million bytes:
+Corpus:    the usual split of enwik8 (100,000,000 bytes of Wikipedia), 90, 5 and 5 million bytes:
                head -c 90000000 enwik8 > train.txt
                tail -c 10000000 enwik8 | head -c 5000000 > valid.txt
                tail -c 5000000 enwik8 > test.txt
@@ -9,8 +9,8 @@ Corpus:    split enwik8 (100,000,000 bytes of Wikipedia) as is usual, 90, 5 and 
 Command:   mlstm-jax train enwik8_2800
 Hardware:  one GPU of 16 GB or more
 Expected:  1.24 BPC, as published for 46 M parameters with weight normalisation and variational
-           dropout. It was not run here: sizes and the target are the paper's; rate, batch and
-           dropout (of the output alone, other units each window) are ours
+           dropout. We have not run it: sizes and target are the paper's; rate, batch and dropout
+           (only of the output, with a new mask for each window) are ours
 """
 
 from mlstm_jax.config import Config, Data, Model, Optimizer, Train

@@ -1,4 +1,4 @@
-"""Two minutes on two cores, on Python's own documentation; the default of `mlstm-jax train`.
+"""A small model on Python's own documentation, two minutes; the default of `mlstm-jax train`.
 
 Command:   mlstm-jax quickstart, or make quickstart in a clone
 Hardware:  two CPU cores, about two minutes

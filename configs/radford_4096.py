@@ -12,7 +12,7 @@ config = Config(
     out="runs/radford_4096",
     model=Model(hidden=4096, embedding=64),
     data=Data(corpus="corpora/amazon", batch=128, window=256),
-    # The rate falls to zero over the one epoch.
+    # The rate decays to zero over the epoch.
     optimizer=Optimizer(learning_rate=5e-4, decay_steps=None, clip_norm=None),
     train=Train(epochs=1, log_every=50, eval_every=10_000, checkpoint_every=2000),
 )

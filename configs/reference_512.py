@@ -1,4 +1,4 @@
-"""The run that is compared with NVIDIA's own code: 512-d on IMDB reviews, 1,200 steps.
+"""The comparison with NVIDIA's own code: 512-d on IMDB reviews, 1,200 steps.
 
 Corpus:    mlstm-jax prepare unsup.jsonl.gz --split 99,1,0 --dedupe exact --out corpora/imdb
            (the 50,000 unlabelled reviews of Maas et al. 2011: 49,507 documents)

@@ -1,10 +1,10 @@
-"""A real run for one GPU or a patient CPU: 512-d on some tens of megabytes of reviews.
+"""A full run for one GPU, or slowly on a CPU: 512-d on tens of megabytes of reviews.
 
 Corpus:    mlstm-jax prepare reviews.jsonl.gz --out corpora/reviews --split 400,1,1 --dedupe exact
 Command:   mlstm-jax train small_512
 Hardware:  two CPU cores: 12 kB/s
-Expected:  validation 1.704 BPC after 6,000 steps on 72 MB of Amazon and IMDB reviews (README); at
-           2e-3 it was 1.748
+Expected:  validation 1.704 BPC after 6,000 steps on 72 MB of Amazon and IMDB reviews (README);
+           1.748 with rate 2e-3
 """
 
 from mlstm_jax.config import Config, Data, Model, Optimizer, Train

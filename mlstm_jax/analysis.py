@@ -1,7 +1,7 @@
-"""Runs as tables and curves: what the notebooks show, on the project's runs or on your own.
+"""Tables and curves of runs, used by the notebooks for the project's runs or your own.
 
-Needs pandas and matplotlib (the extra `notebooks`), which training does not. A table is a pandas
-DataFrame, a curve is drawn on axes that the caller made.
+Needs pandas and matplotlib (the extra `notebooks`), which training does not need. A table is a
+pandas DataFrame; a curve is drawn on axes that the caller creates.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,7 +16,7 @@ from mlstm_jax.config import Config
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import metrics, sweep
 
-# What may stand on an axis; the columns of a table of lines.
+# Columns of a table of metrics, and their labels on an axis.
 LABELS = {
     "step": "steps",
     "megabytes": "megabytes read",
@@ -34,10 +34,10 @@ LABELS = {
 
 
 class History(NamedTuple):
-    """What a run folder says of a run.
+    """The config and metrics of a run folder.
 
-    `train` and `evaluations` have a row a line of metrics.jsonl and its fields as columns, with
-    megabytes, minutes and kilobytes_per_second beside them. `events` has step and event.
+    `train` and `evaluations` have one row per line of metrics.jsonl and its fields as columns, plus
+    megabytes, minutes and kilobytes_per_second. `events` has step and event.
     """
 
     name: str
@@ -48,16 +48,16 @@ class History(NamedTuple):
 
 
 def load_histories(*folders: Path | str) -> list[History]:
-    """Read every run in or below `folders`, by name; a run is named by its path below them.
+    """Read every run in or below `folders`, sorted by path; a run's name is its path below them.
 
     Raises:
-        UserError: a folder holds no run, or what one holds cannot be read.
+        UserError: a folder holds no run, or a run cannot be read.
     """
     histories = []
     for folder in map(Path, folders):
         found = sorted(path.parent for path in folder.rglob("metrics.jsonl"))
         if not found:
-            raise UserError(f"{folder} holds no run: no metrics.jsonl is in or below it.")
+            raise UserError(f"{folder} holds no run: there is no metrics.jsonl in or below it.")
         for run in found:
             name = run.name if run == folder else str(run.relative_to(folder))
             histories.append(read_history(run, name))
@@ -68,7 +68,7 @@ def read_history(run: Path, name: str) -> History:
     """Read one run folder; only its config.json and metrics.jsonl are needed."""
     path = run / "config.json"
     if not path.is_file():
-        raise UserError(f"{run} has no config.json, so it is not a whole run folder.")
+        raise UserError(f"{run} has no config.json, so it is not a complete run folder.")
     kinds: dict[str, list[dict[str, Any]]] = {"train": [], "eval": [], "event": []}
     for line in metrics.read_metrics(run / "metrics.jsonl"):
         kinds[line.pop("kind")].append(line)
@@ -81,7 +81,7 @@ def read_history(run: Path, name: str) -> History:
 def _table(lines: list[dict[str, Any]]) -> pd.DataFrame:
     columns = ["step", "epoch", "bytes_seen", "bpc", "seconds", "bytes_per_second"]
     table = pd.DataFrame(lines, columns=list(dict.fromkeys([*columns, *(lines or [{}])[-1]])))
-    # Null in the file is NaN here: a line of skipped updates has no mean.
+    # Null in the file is NaN here: a line with only skipped updates has no mean.
     table = table.astype(float).astype({"step": int})
     table["megabytes"] = table["bytes_seen"] / 1e6
     table["minutes"] = table["seconds"] / 60
@@ -90,9 +90,9 @@ def _table(lines: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def smooth(values: pd.Series, span: float) -> pd.Series:
-    """Return the moving mean whose weights fall off by e over half of `span` values.
+    """Return the moving mean whose weights decay by a factor e over half of `span` values.
 
-    Its first values are means of the few there are, not pulled to zero; NaN counts as missing.
+    The first values are means of the values so far, without a bias to zero; NaN counts as missing.
     """
     if span <= 1:
         return values
@@ -100,7 +100,7 @@ def smooth(values: pd.Series, span: float) -> pd.Series:
 
 
 def summary(histories: Iterable[History]) -> pd.DataFrame:
-    """Return a row a run: what it was, and how it ended."""
+    """Return one row per run: its main settings and results."""
     rows = {}
     for one in histories:
         config, train, bpc = one.config, one.train, one.evaluations["bpc"]
@@ -128,8 +128,8 @@ def summary(histories: Iterable[History]) -> pd.DataFrame:
 def noise_scale(history: History) -> float:
     """Return the gradient's noise scale in rows, over the second half of the run.
 
-    The mean trace over the mean signal (McCandlish et al. 2018, appendix A.1: the ratio of each
-    line is biased, that of the means hardly). NaN for a run of one device and no micro-batches.
+    This is the mean trace over the mean signal (McCandlish et al. 2018, appendix A.1: the ratio of
+    one line is biased, the ratio of the means hardly). NaN with one device and no micro-batches.
     """
     train = history.train
     if "gradient_signal" not in train:
@@ -150,15 +150,15 @@ def plot(
     label: Callable[[History], str] = lambda history: history.name,
     style: Callable[[History], dict[str, Any]] = lambda history: {},
 ) -> None:
-    """Draw a column of every run against another.
+    """Plot one column of every run against another.
 
     Args:
-        axes: matplotlib's.
-        x, y: columns, of `LABELS`.
+        axes: matplotlib axes.
+        x, y: columns, see `LABELS`.
         kind: train, or evaluations.
-        span: of `smooth`, lines.
-        label: what the legend calls a run; "_" leaves it out.
-        style: what `axes.plot` is told of a run beside.
+        span: of `smooth`, in lines.
+        label: the name of a run in the legend; "_" omits it.
+        style: further arguments of `axes.plot` for a run.
     """
     for one in histories:
         table = getattr(one, kind)
@@ -172,12 +172,12 @@ def plot(
 def limits(histories: Iterable[History], y: str) -> tuple[float, float] | None:
     """Return the limits of an axis that shows the curves of all runs after their first tenth.
 
-    The first tenth, the fall from 8 bits, would leave no room for the rest. None where no run has
-    values; `axes.set_ylim(None)` then leaves matplotlib's own.
+    With the first tenth, the drop from 8 bits, the rest would be too small to read. None if no run
+    has values; `axes.set_ylim(None)` then keeps matplotlib's own limits.
 
     Args:
         histories: of the runs.
-        y: column that is drawn; the limits are in its unit.
+        y: the plotted column; the limits are in its unit.
     """
     histories = list(histories)
     parts = [one.train.iloc[len(one.train) // 10 :][y] for one in histories if y in one.train]
@@ -192,23 +192,23 @@ def limits(histories: Iterable[History], y: str) -> tuple[float, float] | None:
 
 
 def counts(axes: Any) -> None:
-    """Let an axis of counts begin just below 0, reach at least 1, and have whole numbers alone."""
+    """Make an axis of counts start just below 0, reach at least 1, and show only whole numbers."""
     top = max(1, axes.get_ylim()[1])
-    axes.set_ylim(-top / 20, top)  # a line at 0 is seen
+    axes.set_ylim(-top / 20, top)  # so that a line at 0 is visible
     axes.yaxis.get_major_locator().set_params(integer=True)
 
 
 def grid(folder: Path | str) -> pd.DataFrame:
-    """Return the last validation BPC of a sweep by row and column: inf has diverged, NaN not run.
+    """Return the last validation BPC of a sweep by row and column: inf: diverged, NaN: not run.
 
-    Rows that are numbers, such as batches, come in their order.
+    Rows that are numbers, such as batches, are in numeric order.
     """
     keys = [
         (path.parent.parent.name, path.parent.name)
         for path in Path(folder).glob("*/*/metrics.jsonl")
     ]
     if not keys:
-        raise UserError(f"{folder} holds no sweep: no ROW/COLUMN/metrics.jsonl is below it.")
+        raise UserError(f"{folder} holds no sweep: there is no ROW/COLUMN/metrics.jsonl below it.")
     results = [sweep.result(key, sweep.folder(Path(folder), key)) for key in keys]
     cells = {
         (one.row, one.column): np.inf if one.status == "diverged" else one.bpc for one in results
@@ -222,7 +222,7 @@ def grid(folder: Path | str) -> pd.DataFrame:
 
 
 def formatted(table: pd.DataFrame, digits: int = 3) -> pd.DataFrame:
-    """Return a table of figures as text: Div where it is inf, a dash where it is NaN."""
+    """Return a table of numbers as text: Div for inf, a dash for NaN."""
 
     def cell(value: float) -> str:
         if np.isnan(value):

@@ -1,7 +1,7 @@
-"""The `mlstm-jax` command: finds the subcommand, and turns errors into messages and exit codes.
+"""The `mlstm-jax` command: run the subcommand, and turn errors into messages and exit codes.
 
-Exit codes: 0 done, 1 failed (a run that diverged), 2 a mistake in what was given, 130 interrupted
-(Ctrl-C), 143 terminated.
+Exit codes: 0 success, 1 failure (such as a run that diverged), 2 a mistake in the input, 130
+interrupted (Ctrl-C), 143 terminated.
 """
 
 import contextlib
@@ -53,10 +53,10 @@ _COMMANDS: dict[str, Callable[..., None]] = {
 }
 
 
-# Commands that parse the fields of a config as options themselves.
+# Commands whose options are the fields of a config; they parse their own arguments.
 _OF_A_CONFIG = ("quickstart", "train", "plan", "schedule")
 
-# Commands that compute nothing: they leave a GPU, which may be busy, alone.
+# Commands that run no model: they do not use the GPU, which may be busy.
 _ON_CPU = ("configs", "prepare", "inspect", "plan", "schedule", "import", "export", "watch")
 
 
@@ -67,15 +67,15 @@ def _usage(program: str) -> str:
         lines.append(f"  {name:<11}{summary}")
     lines += [
         "",
-        f"{program} COMMAND --help explains a command's options.",
-        "Compiled programs are kept in ~/.cache/mlstm_jax, at most 1 GB a kind of processor. The",
-        f"environment variable {environment.CACHE} names another folder; empty, it turns that off.",
+        f"{program} COMMAND --help explains the options of a command.",
+        "Compiled programs are cached in ~/.cache/mlstm_jax, at most 1 GB per type of processor.",
+        f"Set {environment.CACHE} to another folder, or to an empty value to turn the cache off.",
     ]
     return "\n".join(lines)
 
 
 def _options(name: str) -> list[str]:
-    """Return the long options of a command, without the dashes."""
+    """Return the long options of a command, without the leading dashes."""
     if name in _OF_A_CONFIG:
         names = [*config_differences.flatten(Config())]
     else:
@@ -84,7 +84,7 @@ def _options(name: str) -> list[str]:
 
 
 def _explain_short(name: str, rest: Sequence[str]) -> None:
-    """Say which option a shortened one may stand for; the parser knows only misspelt ones."""
+    """Suggest options for an abbreviated one; the parser itself only suggests for misspelt ones."""
     options = _options(name)
     for word in rest:
         given = word.partition("=")[0]
@@ -92,16 +92,14 @@ def _explain_short(name: str, rest: Sequence[str]) -> None:
             found = [f"--{option}" for option in suggestion.of_short(given[2:], options)]
             if found:
                 asked = suggestion.question(found)
-                terminal.show(
-                    f"mlstm-jax {name}: there is no option {given}{asked}", file=sys.stderr
-                )
+                terminal.show(f"mlstm-jax {name}: unknown option {given}{asked}", file=sys.stderr)
 
 
 def main(arguments: Sequence[str] | None = None, program: str | None = None) -> None:
     """Run the command line and exit."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that is not UTF-8
+            stream.reconfigure(errors="replace")  # the terminal may not be UTF-8
     name, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help"):
         print(_usage("mlstm-jax"))
@@ -111,7 +109,7 @@ def main(arguments: Sequence[str] | None = None, program: str | None = None) -> 
         sys.exit(0)
     if name not in _COMMANDS:
         asked = suggestion.question(suggestion.nearest(name, _COMMANDS)) or "."
-        wrong = terminal.message(f"mlstm-jax: there is no command {name!r}{asked}")
+        wrong = terminal.message(f"mlstm-jax: unknown command {name!r}{asked}")
         print(f"{_usage('mlstm-jax')}\n\n{wrong}", file=sys.stderr)
         sys.exit(2)
     silence()
@@ -132,15 +130,15 @@ def main(arguments: Sequence[str] | None = None, program: str | None = None) -> 
                 config = (FlagCreatePairsOff,)
                 tyro.cli(_COMMANDS[name], args=rest, prog=f"mlstm-jax {name}", config=config)
     except KnownError as error:
-        with contextlib.suppress(OSError):  # The terminal may be gone.
+        with contextlib.suppress(OSError):  # The terminal may be closed.
             print(f"mlstm-jax {name}: {terminal.message(error)}", file=sys.stderr)
         sys.exit(error.exit_code)
     except SystemExit as stop:
-        if stop.code == 2:  # The parser's, which has said what it does not know.
+        if stop.code == 2:  # The parser has already reported the unknown option.
             _explain_short(name, rest)
         raise
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # As of `| head`, which has seen enough.
+    except BrokenPipeError:  # The reader, such as `| head`, has closed the pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)

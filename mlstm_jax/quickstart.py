@@ -1,6 +1,6 @@
-"""The run that needs nothing: Python's own documentation, a small model, two minutes.
+"""The config that needs no data: Python's own documentation, a small model, two minutes.
 
-`mlstm-jax quickstart` runs it; it is the config of `mlstm-jax train` where none is named, too.
+`mlstm-jax quickstart` uses it, and so does `mlstm-jax train` without a CONFIG.
 """
 
 import os
@@ -18,12 +18,12 @@ config = Config(
     train=Train(steps=1200, epochs=None, eval_every=200, checkpoint_every=100),
 )
 
-# One paragraph in twenty for validation, one for test: a thousandth would be too little to score.
+# One paragraph in twenty for validation and one for test: the default, 1 in 1,000, is too little.
 SPLIT = (18, 1, 1)
 
 
 def prepare_corpus() -> None:
-    """Make the corpus, unless it is there."""
+    """Create the corpus unless it exists."""
     folder = Path(config.data.corpus)
     if not folder.exists():
         from mlstm_jax.data.prepare import prepare
@@ -32,18 +32,18 @@ def prepare_corpus() -> None:
 
 
 def next_steps(run: Path) -> str:
-    """Return what a newcomer may type next."""
+    """Return commands for a new user to try next."""
     command = _command()
     return f"""What to try next:
   {command} generate {run} --prompt "The object" --length 300
   {command} evaluate {run} --split test
-Your own text, a document a line (or .csv, .jsonl, .gz of each):
+Your own text, one document per line (or .csv, .jsonl, .gz of each):
   {command} prepare reviews.csv --out corpora/mine
   {command} train small_512 --data.corpus corpora/mine --out runs/mine"""
 
 
 def _command() -> str:
-    """Return what the user can type: the command where it is on the PATH, else where it is."""
+    """Return the command to type: `mlstm-jax` if it is on the PATH, otherwise its path."""
     beside = Path(sys.executable).with_name("mlstm-jax")
     if shutil.which("mlstm-jax") or not beside.exists():
         return "mlstm-jax"

@@ -1,4 +1,4 @@
-"""What Orbax says while it works, kept from the user: each error is raised and shown once."""
+"""Silence Orbax's logging: errors are raised and shown once anyway."""
 
 import logging
 import sys
@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# absl: Orbax reports every save at INFO, its own thread's handling at WARNING, and errors before it
-# raises them. asyncio: when one file of many fails, the others report to an event loop that is
-# gone, each with a traceback, and bury the one message that matters.
+# absl: Orbax logs every save at INFO, its thread handling at WARNING, and errors before it raises
+# them. asyncio: when one of many files fails, the others report to an event loop that is closed,
+# each with a traceback, and hide the one message that matters.
 _LOGGERS = ("absl", "asyncio")
 
 
 def silence() -> Callable[[], None]:
-    """Silence the reports of Orbax's threads in this process; return what undoes that."""
+    """Silence the logging of Orbax's threads in this process; return a function that undoes it."""
     levels = {name: logging.getLogger(name).level for name in _LOGGERS}
     hook = sys.unraisablehook
 
@@ -34,7 +34,7 @@ def silence() -> Callable[[], None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence them in the block, and leave the process as it was."""
+    """Silence the logging inside the block, then restore the process."""
     undo = silence()
     try:
         yield

@@ -1,4 +1,4 @@
-"""A short report of what a run learned: its bits per character beside gzip's, and its own words."""
+"""A short report on a run: its bits per character compared with gzip's, and a sample of text."""
 
 import bz2
 import gzip
@@ -18,35 +18,33 @@ COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
     "bz2 -9": lambda data: bz2.compress(data, 9),
     "xz -6": lzma.compress,
 }
-# Enough to judge a compressor by, and xz takes a second for it.
+# Enough to compare compressors; xz takes about a second for it.
 _MOST_BYTES = 8_000_000
 
 
 def compressed_bpc(data: bytes) -> dict[str, float]:
-    """Return the bits a byte that each compressor of the standard library needs for `data`."""
+    """Return the bits per byte that each compressor of the standard library needs for `data`."""
     return {name: 8 * len(compress(data)) / len(data) for name, compress in COMPRESSORS.items()}
 
 
 def report(folder: Path, corpus: Path | None = None) -> str:
-    """Score the best checkpoint of a run on its validation split, and let it write.
+    """Score the best checkpoint of a run on its validation split, and draw a sample.
 
     Args:
         folder: the run folder.
-        corpus: another corpus than the one it was trained on.
+        corpus: another corpus folder; unset: the one that the run was trained on.
     """
     run = load_run(folder)
     config = run.config
     opened, is_own = corpus_of(run, corpus)
     split = opened.split("valid")
-    devices = parallel.local(Devices())  # of this machine, not of the one that trained it
+    devices = parallel.local(Devices())  # of this machine, not the one that trained the run
     evaluator = Evaluator(run.model, split, config.data.window, devices, opened.stop)
     score = evaluator(devices.replicate(run.params))
     text = split.bytes[:_MOST_BYTES].tobytes()
     others = compressed_bpc(text)
-    note = (
-        f", the compressors' over the first {len(text):,}" if len(text) < score.bytes_scored else ""
-    )
-    whose = ", none trained on" if is_own else f" of {opened.path}, another corpus than its own"
+    note = f" (compressors: the first {len(text):,})" if len(text) < score.bytes_scored else ""
+    whose = ", not used for training" if is_own else f" of {opened.path}, not the training corpus"
     best_other = min(others, key=lambda name: others[name])
     pieces = generate(run, "", length=400, temperature=0.7, seed=0)
     sample = "".join(as_text(piece for (piece,) in pieces))
@@ -58,7 +56,7 @@ def report(folder: Path, corpus: Path | None = None) -> str:
         "A sample, drawn at temperature 0.7:",
         *textwrap.wrap(sample, 96, initial_indent="  ", subsequent_indent="  "),
         "",
-        f"The run lies in {folder}: config.json, metrics.jsonl, checkpoints/"
+        f"The run is in {folder}: config.json, metrics.jsonl, checkpoints/"
         + (", tensorboard/." if (folder / "tensorboard").is_dir() else "."),
     ]
     if score.bpc >= others[best_other]:

@@ -1,14 +1,14 @@
-"""A run folder: what is where in it, and the way from it to a model ready to use.
+"""Run folders: their files, and how to load a model from one.
 
 ::
 
     config.json         the resolved config
     environment.json    versions and devices of the last session
-    metrics.jsonl       one JSON object a line
+    metrics.jsonl       one JSON object per line
     tensorboard/        the same as TensorBoard events
-    checkpoints/        one folder a step
+    checkpoints/        one folder per step
 
-What `mlstm-jax import` makes is a run folder, too, of config.json and weights.safetensors alone.
+`mlstm-jax import` also creates a run folder, with only config.json and weights.safetensors.
 """
 
 from collections.abc import Callable
@@ -45,18 +45,18 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What reports and pictures call it."""
+        """The name in reports and pictures."""
         name = self.folder.resolve().name
         return f"{name}, imported" if self.imported else f"{name}, step {self.step:,}"
 
     @property
     def imported(self) -> bool:
-        """Whether it is another program's, or an export."""
+        """Whether the model is from another program or an exported file."""
         return self.folder.is_file() or (self.folder / WEIGHTS).is_file()
 
 
 def read_config(folder: Path) -> Config | None:
-    """Return the config of the run in `folder`, or None where there is none."""
+    """Return the config of the run in `folder`, or None if there is none."""
     path = folder / "config.json"
     return config_text.load_json(path) if path.is_file() else None
 
@@ -65,11 +65,11 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
     """Load a trained model.
 
     Args:
-        folder: a run folder; or a .safetensors or .npz that `weights.save` wrote.
+        folder: a run folder; or a .safetensors or .npz file that `weights.save` wrote.
         checkpoint: "best" by validation BPC, "latest", or a step.
 
     Raises:
-        UserError: not a run folder, no whole checkpoint, or none of that step.
+        UserError: not a run folder, no complete checkpoint, or none of that step.
     """
     if folder.is_file() and folder.suffix in (".safetensors", ".npz"):
         found = weights.load_weights(folder)
@@ -81,26 +81,29 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
         if (folder / "manifest.json").is_file():
             raise UserError(
                 f"{folder} is a corpus, not a run; train on it with `mlstm-jax train CONFIG.py "
-                f"--data.corpus {folder} --out runs/mine`, and name that run."
+                f"--data.corpus {folder} --out runs/mine`, and give that run."
             )
         raise UserError(
-            f"{folder} is not a run folder: it has no config.json. Name the --out of `mlstm-jax "
+            f"{folder} is not a run folder: it has no config.json. Give the --out of `mlstm-jax "
             "train` or `import`, such as runs/mine."
         )
     if (folder / WEIGHTS).is_file():
         if checkpoint not in ("best", "latest"):
-            raise UserError(f"--checkpoint {checkpoint}: {folder} holds imported weights alone.")
+            raise UserError(
+                f"--checkpoint {checkpoint}: {folder} has imported weights and no checkpoints; "
+                "leave the option out."
+            )
         found = weights.load_weights(folder / WEIGHTS)
         if found.model != config.model:
             raise UserError(
-                f"{folder}: config.json and {WEIGHTS} are of different models; import it again."
+                f"{folder}: config.json and {WEIGHTS} are from different models; import it again."
             )
         model = LanguageModel(found.model, config.precision)
         return Run(folder, config, 0, found.cleaning, model, found.params)
     if not (folder / "checkpoints").is_dir():
         raise UserError(
-            f"{folder} holds no checkpoint: let the run train for longer, or name another (those "
-            "in results/ are metrics alone)."
+            f"{folder} has no checkpoint: train the run for longer, or give another run (those in "
+            "results/ have only metrics)."
         )
     with quiet(), closing(Checkpoints(folder, read_only=True)) as checkpoints:
         step = _choose(checkpoints, folder, checkpoint)
@@ -112,7 +115,7 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
 
 
 def initial_parameters(config: Config) -> Callable[[], Parameters] | None:
-    """Return what reads the parameters that `train.start_from` names; None where it is unset."""
+    """Return a function that reads the parameters of `train.start_from`; None if it is unset."""
     if config.train.start_from is None:
         return None
     folder = Path(config.train.start_from)
@@ -120,9 +123,9 @@ def initial_parameters(config: Config) -> Callable[[], Parameters] | None:
 
 
 def write_imported(folder: Path, imported: ModelWeights) -> None:
-    """Make a run folder of a model from elsewhere, whole or not at all.
+    """Create a run folder of an imported model atomically.
 
-    Raises UserError where there is something already.
+    Raises UserError if the folder already exists and is not empty.
     """
     folder = folder.resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -134,10 +137,10 @@ def write_imported(folder: Path, imported: ModelWeights) -> None:
 
 
 def as_weights(run: Run) -> ModelWeights:
-    """Return a trained or imported model as what `weights.save` writes."""
+    """Return a trained or imported model in the form that `weights.save` writes."""
     if run.imported:
         file = run.folder if run.folder.is_file() else run.folder / WEIGHTS
-        return weights.load_weights(file)  # with its source
+        return weights.load_weights(file)  # keeps its source
     source = f"mlstm_jax {__version__}, step {run.step}"
     return ModelWeights(run.config.model, run.cleaning, run.params, source)
 
@@ -145,7 +148,7 @@ def as_weights(run: Run) -> ModelWeights:
 def _choose(checkpoints: Checkpoints, folder: Path, wanted: str) -> int:
     steps = checkpoints.steps()
     if not steps:
-        raise UserError(f"{folder} has no whole checkpoint yet; let it train for longer.")
+        raise UserError(f"{folder} has no complete checkpoint yet; train the run for longer.")
     if wanted in ("best", "latest"):
         step = checkpoints.best() if wanted == "best" else checkpoints.latest()
         assert step is not None
@@ -154,6 +157,6 @@ def _choose(checkpoints: Checkpoints, folder: Path, wanted: str) -> int:
     if wanted not in by_name:
         raise UserError(
             f"--checkpoint {wanted}: {folder} has checkpoints at {', '.join(map(str, steps))}; "
-            "name one of them, best or latest."
+            "give one of these steps, best or latest."
         )
     return by_name[wanted]

@@ -1,6 +1,6 @@
-"""The configs, sweeps, machines and XLA flags that come with the package, found by their names.
+"""Find the configs, sweeps, machines and XLA flags that come with the package by their names.
 
-A clone has them in configs/, beside the package; a wheel has them inside it.
+In a clone they are in configs/, next to the package; in a wheel they are inside it.
 """
 
 import ast
@@ -22,14 +22,14 @@ _PATTERNS: dict[Kind, str] = {
 
 
 def folder() -> Path:
-    """Return the folder of all shipped files."""
+    """Return the folder of the package's files."""
     package = Path(__file__).parent
     in_wheel = package / "configs"
     return in_wheel if in_wheel.is_dir() else package.parent / "configs"
 
 
 def files(*kinds: Kind) -> dict[str, Path]:
-    """Return the shipped files of some kinds, by default of all, sorted by name within a kind."""
+    """Return the package's files of some kinds (default: all), sorted by name within a kind."""
     return {
         path.stem: path
         for kind in kinds or get_args(Kind)
@@ -38,10 +38,10 @@ def files(*kinds: Kind) -> dict[str, Path]:
 
 
 def find(path: Path, kind: Kind) -> Path:
-    """Return the path where it is a file, else the shipped file of that bare name.
+    """Return the path if it is a file, otherwise the package's file with that bare name.
 
     Raises:
-        UserError: it is neither.
+        UserError: neither exists.
     """
     known = files(kind)
     if path.is_file() or (str(path) not in known and path.exists()):
@@ -51,12 +51,12 @@ def find(path: Path, kind: Kind) -> Path:
     near = suggestion.question(suggestion.nearest(path.stem, known)) or "."
     raise UserError(
         f"{path} does not exist, and the package has no {kind} of that name{near} "
-        "`mlstm-jax configs` lists what it has."
+        "`mlstm-jax configs` lists all names."
     )
 
 
 def summary(path: Path) -> str:
-    """Return one line that says what a shipped file is."""
+    """Return a one-line summary of one of the package's files."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]

@@ -148,9 +148,9 @@ def test_the_day_of_a_gpu_in_small(tmp_path: Path, command_environment: dict[str
         )
         return made.stdout
 
-    assert "left for the next call: products, graphs_off" in call("--minutes", "0.01")
+    assert "remaining for the next call: products, graphs_off" in call("--minutes", "0.01")
     assert "=== graphs_off" in call()
-    assert "products: done before" in call()
+    assert "products: already done" in call()
     page.write_text("before\n<!-- gpu:begin -->\nan older page\n<!-- gpu:end -->\nafter\n")
     report = [sys.executable, FOLDER / "gpu_report.py", out, "--into", page]
     subprocess.run(report, check=True, env=command_environment, timeout=60)

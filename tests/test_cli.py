@@ -78,7 +78,7 @@ def test_from_text_to_a_score_and_a_sentence(call, text_file: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nonsense"], "no command 'nonsense'"),
+        (["nonsense"], "unknown command 'nonsense'"),
         (["prepare", "absent.jsonl", "--out", "x"], "absent.jsonl"),
         (["prepare", "pydoc:", "--out", "x", "--split", "1;2"], "--split '1;2' is not"),
         (["inspect", "absent"], "absent"),
@@ -89,7 +89,7 @@ def test_from_text_to_a_score_and_a_sentence(call, text_file: Path, tmp_path: Pa
         (["sweep", "legw", "--out", "x"], "did you mean legw_128?"),
         (["quickstart", "small_512"], "mlstm-jax train small_512"),
         (["configs", "smal_512"], "did you mean small_512?"),
-        (["configs", "small_512", "--out", "absent/"], "absent: there is no such folder"),
+        (["configs", "small_512", "--out", "absent/"], "absent: the folder does not exist"),
         (["train", "--data.corpus", "absent"], "mlstm-jax prepare"),
         (["train", "--model.hidden", "0"], "model.hidden is 0"),
         (["train", "--model.hiden", "4"], "--model.hid"),
@@ -112,8 +112,8 @@ def test_a_mistake_gets_a_message_and_exit_code_2(
     ("words", "message"),
     [
         (["trian"], "did you mean train"),
-        (["train", "--lr", "1"], "no option --lr; did you mean --optimizer.learning-rate?"),
-        (["finetune", "--lr", "1"], "no option --lr; did you mean --learning-rate?"),
+        (["train", "--lr", "1"], "unknown option --lr; did you mean --optimizer.learning-rate?"),
+        (["finetune", "--lr", "1"], "unknown option --lr; did you mean --learning-rate?"),
         (["train", "/proc/cpuinfo"], "/proc/cpuinfo is not a config"),
         (["train", "--data.corpus", "absent", "--hidden=3"], "did you mean --model.hidden?"),
         (["classify", "absent-run", "absent-classifier", "absent.csv"], "absent.csv: there is no"),

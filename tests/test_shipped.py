@@ -51,7 +51,7 @@ def test_the_list_has_every_file_with_what_it_is(capsys: pytest.CaptureFixture[s
     lines = call(capsys, "configs").splitlines()
     shown = dict(line.split(maxsplit=1) for line in lines if line.startswith("  "))
     assert shown.keys() == shipped.files().keys()
-    assert shown["small_512"].startswith("A real run for one GPU or a patient CPU")
+    assert shown["small_512"].startswith("A full run for one GPU, or slowly on a CPU")
     assert shown["h200"].startswith("H200 141 GB")
     assert shown["overlap"].startswith("--xla_gpu")
 

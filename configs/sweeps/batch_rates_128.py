@@ -1,14 +1,14 @@
-r"""The best rates at 16 and at 256 rows, for batch_table_128.py: a quarter of its text.
+r"""Search for the best rates at 16 and 256 rows, for batch_table_128.py, on a quarter of its text.
 
 Corpus:    that of batch_table_128.py
 Command:   mlstm-jax sweep batch_rates_128 --out runs/batch_rates_128
-Hardware:  CPU cores with AVX512_BF16, three to six minutes a run on each
+Hardware:  CPU cores with AVX512_BF16, three to six minutes per run on each
 """
 
 from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train, vary
 
 BYTES = 1500 * 256 * 64
-HALF_LIFE = 709_783.0  # bytes: of 0.999 at 16 rows of 64
+HALF_LIFE = 709_783.0  # bytes: half-life of 0.999 at 16 rows of 64
 
 base = Config(
     model=Model(hidden=128, embedding=64),
@@ -23,7 +23,7 @@ muon = half_life | {"optimizer__name": "muon"}
 
 
 def at(batch: int, **fields: object) -> Config:
-    """Return a run of so many rows on BYTES of text."""
+    """Return the run of `batch` rows on BYTES of text."""
     steps = BYTES // (batch * 64)
     return vary(
         base,

@@ -1,4 +1,4 @@
-r"""Sixteen to 1,024 rows on equal text, each rule at its best: how far can the batch grow?
+r"""How far the batch can grow: 16 to 1,024 rows on equal text, with several scaling rules.
 
 Corpus:    72 MB of Amazon and IMDB reviews:
            mlstm-jax prepare amazon/*.json.gz imdb/unsup.jsonl.gz --split 400,1,1 \
@@ -15,7 +15,7 @@ batches. "half-life" keeps the bytes of text after which the second moment forge
 from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train, vary
 
 BYTES = 1500 * 1024 * 64
-HALF_LIFE = 709_783.0  # bytes: of 0.999 at 16 rows of 64
+HALF_LIFE = 709_783.0  # bytes: half-life of 0.999 at 16 rows of 64
 
 base = Config(
     model=Model(hidden=128, embedding=64),
@@ -54,7 +54,7 @@ AT_16 = ("Adam", "LAMB", "Muon")
 
 
 def at(batch: int, **rule: object) -> Config:
-    """Return a run of so many rows on BYTES of text, scored eight times."""
+    """Return the run of `batch` rows on BYTES of text, with eight evaluations."""
     steps = BYTES // (batch * 64)
     return vary(
         base,
@@ -70,7 +70,7 @@ def at(batch: int, **rule: object) -> Config:
 
 runs = {
     (str(batch), name): at(batch, **rule)
-    # The ends first: they decide.
+    # The extremes first: they show most.
     for batch in (1024, 16, 256, 64)
     for name, rule in rules.items()
     if batch > 16 or name in AT_16

@@ -1,26 +1,26 @@
-r"""BERT's large-batch recipe on the mLSTM, and without each part of it.
+r"""BERT's large-batch recipe on the mLSTM, complete and without each of its parts.
 
 Corpus:    that of batch_table_128.py
 Command:   mlstm-jax sweep bert_recipe_128 --out runs/bert_recipe_128
-Hardware:  CPU cores with AVX512_BF16, four minutes a run on each
+Hardware:  CPU cores with AVX512_BF16, four minutes per run on each
 
-NVIDIA's recipe for BERT (You et al. 2020): LAMB whose gradient has norm 1 at most, 90% of the
-updates with short windows and 10% with windows of four times their length, 28% of them warm-up,
-then a decay of power 0.5, decoupled weight decay, each update accumulated over micro-batches. The
-rate is LAMB's best at 256 rows (batch_rates_128.py). Every run reads 24.6 MB. Of the last, which
-takes an update from each micro-batch instead, the rate is by the square root.
+NVIDIA's recipe for BERT (You et al. 2020): LAMB with the gradient clipped to norm 1; 90% of the
+updates with short windows, 10% with windows four times as long; 28% of the updates warm-up, then a
+decay of power 0.5; decoupled weight decay; each update accumulated over micro-batches. The rate is
+LAMB's best at 256 rows (batch_rates_128.py). Every run reads 24.6 MB. The last variant updates
+after each micro-batch instead; its rate follows square-root scaling.
 """
 
 from mlstm_jax.config import Config, Data, Model, Optimizer, Phase, Precision, Train, vary
 
 BATCH, SHORT, LONG = 256, 64, 256
 BYTES = 1500 * BATCH * SHORT
-# Nine updates of short windows to one of long ones.
+# Nine updates with short windows for each one with long windows.
 TENTHS = BYTES // (BATCH * (9 * SHORT + LONG))
 
 base = Config(
     model=Model(hidden=128, embedding=64),
-    # One cut into shards for all windows.
+    # The same division into shards for all windows.
     data=Data(corpus="corpora/reviews", batch=BATCH, window=SHORT, shards=1024),
     optimizer=Optimizer(
         name="lamb",
@@ -42,7 +42,7 @@ base = Config(
 
 
 def one_window(window: int, **fields: object) -> dict[str, object]:
-    """Return the changes that make it a run of one window, of as many bytes."""
+    """Return the changes for a run with a single window length and the same number of bytes."""
     steps = BYTES // (BATCH * window)
     warmup = {"optimizer__warmup_steps": int(0.2843 * steps)}
     return {"phases": (), "data__window": window, "train__steps": steps} | warmup | fields

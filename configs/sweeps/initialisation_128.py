@@ -1,9 +1,9 @@
-r"""How much hangs on initialisation and rate at 128-d, over 20 MB of text: long enough to settle.
+r"""Effect of initialisation and learning rate at 128-d, over 20 MB of text, enough to converge.
 
 Corpus:    mlstm-jax prepare amazon/*.json.gz imdb/unsup.jsonl.gz \
              --split 400,1,1 --dedupe exact --out corpora/reviews
 Command:   mlstm-jax sweep initialisation_128 --out runs/initialisation_128
-Hardware:  two CPU cores, about four minutes a run
+Hardware:  two CPU cores, about four minutes per run
 Found:     results/initialisation_128/, notebooks/convergence.ipynb
 """
 
@@ -31,6 +31,6 @@ runs = {
     (start, rate): vary(base, optimizer__learning_rate=value, **fields)
     for start, fields in starts.items()
     for rate, value in rates.items()
-    # The higher rate is the better one with the first two; the others are compared there.
+    # The higher rate is better with the first two, so the others are compared at that rate.
     if rate == "16e-3" or "orthogonal" not in start
 }

@@ -1,8 +1,8 @@
-"""How much hangs on initialisation and rate: the run of reference_512.py, changed one by one.
+"""Effect of initialisation and learning rate, varied in the run of reference_512.py.
 
 Corpus:    as reference_512
 Command:   mlstm-jax sweep initialisation_512 --out runs/initialisation_512
-Hardware:  two CPU cores, about six minutes a run
+Hardware:  two CPU cores, about six minutes per run
 """
 
 from mlstm_jax.config import load_file, vary

@@ -1,18 +1,18 @@
-r"""Batch against the rule for the rate on a CPU: the question of Puri et al. 2018, Fig. 5, small.
+r"""Batch size against learning-rate scaling on a CPU: Puri et al. 2018, Fig. 5, at small scale.
 
 Corpus:    an eighth of 72 MB of Amazon and IMDB reviews, 8.7 MB:
            mlstm-jax prepare amazon/*.json.gz imdb/unsup.jsonl.gz \
              --split 120,3,877 --dedupe exact --out corpora/reviews_small
 Command:   mlstm-jax sweep large_batch_128 --out runs/large_batch_128
-Hardware:  two CPU cores, about one and a half minutes a run
+Hardware:  two CPU cores, about one and a half minutes per run
 Found:     results/large_batch_128/, notebooks/large_batch.ipynb
 
-All runs read the text once. The rules start from 4e-3 at 16 rows, a quarter of the best rate found
-there (rates_at_16_rows.csv), as the paper's start from 5e-4 at 128, a sixth of the rate that it
-ended with; "16e-3" is that best rate at every batch. LEGW warms up over 40 updates at 16 rows; an
-epoch of 512 rows is shorter, and the warm-up there is 29. LAMB warms up over 20 and follows the
-square root; its rate means another thing than Adam's, so it is also there from the best that was
-found for it at 16 rows, 16e-3. Micro-batches are there for the noise scale alone.
+All runs read the text once. The rules start from 4e-3 at 16 rows, a quarter of the best rate there
+(rates_at_16_rows.csv); the paper's start from 5e-4 at 128, a sixth of its final rate. "16e-3" uses
+that best rate at every batch size. LEGW warms up over 40 updates at 16 rows; an epoch of 512 rows
+is shorter, with a warm-up of 29. LAMB warms up over 20 updates and uses square-root scaling; its
+rate is not comparable with Adam's, so LAMB is also run from its best rate at 16 rows, 16e-3.
+Micro-batches only serve to measure the noise scale.
 """
 
 from mlstm_jax.config import Config, Data, Model, Optimizer, Train, vary
@@ -51,6 +51,6 @@ runs = {
     )
     for batch in (16, 64, 128, 256, 512)
     for name, rule in rules.items()
-    # At the batch that the rules start from they are one.
+    # At the base batch some rules are identical.
     if batch > 16 or name not in ("linear", "sqrt")
 }

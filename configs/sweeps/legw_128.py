@@ -1,15 +1,16 @@
-r"""LEGW as its paper sets it: many epochs of a small text, 1 to 64 times the batch, one setting.
+r"""LEGW as in its paper: many epochs of a small text, 1 to 64 times the batch, no retuning.
 
 Corpus:    2.0 MB of reviews of musical instruments (McAuley et al. 2015):
            mlstm-jax prepare reviews_Musical_Instruments_5.json.gz --split 20,4,26 \
              --dedupe exact --out corpora/instruments
 Command:   mlstm-jax sweep legw_128 --out runs/legw_128
-Hardware:  CPU cores with AVX512_BF16, five minutes a run on each
+Hardware:  CPU cores with AVX512_BF16, five minutes per run on each
 
-You et al. 2019: rate √k, warm-up of k times as many epochs, nothing tuned again. Rate 16e-3 at 16
-rows is the best of batch_rates_128.py there, the warm-up a tenth of an epoch. Of 20 epochs 64 times
-the batch warms up for 6.4, and makes 598 updates. "sqrt" and "linear" warm up for a tenth of an
-epoch at any batch. Muon has the same rate and 20 updates of warm-up at any batch.
+You et al. 2019: for k times the batch, √k times the rate and k times the epochs of warm-up, without
+retuning. The rate at 16 rows, 16e-3, is the best of batch_rates_128.py, and the warm-up is a tenth
+of an epoch. At 64 times the batch, the warm-up takes 6.4 of the 20 epochs, and a run makes 598
+updates. "sqrt" and "linear" warm up for a tenth of an epoch at any batch size. Muon has the same
+rate and 20 updates of warm-up at any batch size.
 """
 
 from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train, vary
@@ -44,9 +45,9 @@ runs = {
         train__checkpoint_every=1914 // k,
         **rule,
     )
-    # The ends first.
+    # The extremes first.
     for k in (64, 1, 16, 4)
     for name, rule in rules.items()
-    # At the batch that the rules start from they are one.
+    # At the base batch some rules are identical.
     if k > 1 or name in ("LEGW", "Muon")
 }

@@ -2,7 +2,7 @@
 
 Corpus:    as large_batch_128
 Command:   mlstm-jax sweep precision_128 --out runs/precision_128
-Hardware:  two CPU cores, two to six minutes a run
+Hardware:  two CPU cores, two to six minutes per run
 Found:     results/precision_128/, notebooks/precision.ipynb
 """
 

@@ -15,7 +15,7 @@ base = vary(
     train__epochs=1.0,
     data__batch_per_device=None,
 )
-# The rates follow the square root rule from 5e-4 at 128, rounded by the authors.
+# The rates are square-root scaled from 5e-4 at 128, rounded by the authors.
 runs = {
     ("1024", "fp32"): vary(
         base, data__batch=1024, precision__compute="fp32", optimizer__learning_rate=1.2e-3

@@ -2,9 +2,9 @@
 
 Corpus:    as amazon_4096
 Command:   mlstm-jax sweep puri_fig4 --out runs/puri_fig4
-Hardware:  one node of 8 V100 (the paper's); 8192-d at 96 rows a GPU, for want of memory
-Expected:  BPC after one epoch, 4096-d 1.117 (Fig. 2), 8192-d 1.038; 256-d and 1024-d about 1.64 and
-           1.34, read off their figure
+Hardware:  one node of 8 V100 (the paper's); 8192-d with 96 rows per GPU because of its memory
+Expected:  BPC after one epoch: 4096-d 1.117 (Fig. 2), 8192-d 1.038; 256-d and 1024-d about 1.64 and
+           1.34, read from the figure
 """
 
 from mlstm_jax.config import load_file, vary
@@ -24,7 +24,7 @@ runs = {
         (256, 2048, 2e-3),
         (1024, 2048, 2e-3),
         (4096, 2048, 2e-3),
-        # The paper gives 7.8e-4 for 768 rows, and says that it follows the square root rule.
+        # The paper gives 7.8e-4 for 768 rows, and says that this is square-root scaling.
         (8192, 768, 7.8e-4),
     )
 }

@@ -1,4 +1,4 @@
-"""Batch against the rule for the rate, one epoch: Puri et al. 2018, section IX-A and Fig. 5.
+"""Batch size against learning-rate scaling, one epoch: Puri et al. 2018, section IX-A and Fig. 5.
 
 Corpus:    as amazon_4096
 Command:   mlstm-jax sweep puri_fig5 --out runs/puri_fig5
@@ -9,7 +9,7 @@ Expected:  test BPC of the paper, by batch:
            8192   linear 1.476   sqrt 1.133   5e-4 1.175   3e-3 1.132
            16384  linear Div     sqrt Div     5e-4 1.254   3e-3 1.162
            32768  linear Div     sqrt Div     5e-4 1.380   3e-3 1.218
-           LEGW and LAMB are not the paper's: no value is known.
+           LEGW and LAMB are not in the paper, so they have no expected value.
 """
 
 from mlstm_jax.config import load_file, vary
@@ -27,9 +27,9 @@ rules = {
     "sqrt": {"optimizer__scaling": "sqrt"},
     "5e-4": {},
     "3e-3": {"optimizer__learning_rate": 3e-3},
-    # You et al. 2019: 1,000 updates of warm-up at any batch.
+    # You et al. 2019: 1,000 updates of warm-up at any batch size.
     "LEGW": {"optimizer__scaling": "legw", "optimizer__warmup_epochs": 1000 / 1_184_000},
-    # You et al. 2020: the square root rule, a warm-up, and β₂, ε and decay of their section 4.
+    # You et al. 2020: square-root scaling, a warm-up, and the β₂, ε and decay of their section 4.
     "LAMB": {
         "optimizer__name": "lamb",
         "optimizer__scaling": "sqrt",

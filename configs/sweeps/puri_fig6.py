@@ -1,4 +1,4 @@
-"""Batch against convergence in three epochs: Puri et al. 2018, section IX-B and Fig. 6.
+"""Batch size against convergence in three epochs: Puri et al. 2018, section IX-B and Fig. 6.
 
 Corpus:    as amazon_4096
 Command:   mlstm-jax sweep puri_fig6 --out runs/puri_fig6
@@ -8,7 +8,7 @@ Expected:  test BPC 1.102, 1.090, 1.104, 1.116, 1.132
 
 from mlstm_jax.config import load_file, vary
 
-# 3e-3 falling to zero over 100,000 updates, whatever the batch; at most three epochs.
+# 3e-3 decays to zero over 100,000 updates for every batch size; at most three epochs.
 base = load_file("amazon_4096")
 runs = {
     (str(batch), "3e-3"): vary(base, data__batch=batch, data__batch_per_device=None)

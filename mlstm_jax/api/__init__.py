@@ -1,5 +1,5 @@
-"""What `import mlstm_jax` gives: functions that take and return values.
+"""The public Python API of `import mlstm_jax`: functions that take and return values.
 
-The commands are thin shells around them. Nothing here changes the process: no signal handler, no
-environment variable, no logger.
+The commands are thin wrappers around these functions. Nothing here changes the process: no signal
+handler, no environment variable, no logger.
 """

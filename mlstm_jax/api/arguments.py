@@ -1,4 +1,4 @@
-"""Arguments of public functions: checked, and named in messages as Python writes them."""
+"""Check the arguments of public functions, and name them in messages as Python does."""
 
 import functools
 import re
@@ -15,12 +15,12 @@ _OPTION = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:[-.][a-z0-9]+)*)")
 
 
 def in_python(text: str) -> str:
-    """Return a message with the options of the command line written as arguments."""
+    """Return a message with command-line options rewritten as Python arguments."""
     return _OPTION.sub(lambda found: found[1].replace("-", "_"), text)
 
 
 def public(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
-    """Let the messages of errors name arguments, where the command line would name options."""
+    """Make error messages of a function name arguments instead of command-line options."""
 
     @functools.wraps(function)
     def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
@@ -37,27 +37,28 @@ def as_texts(texts: Iterable[str], name: str = "texts") -> list[str]:
     """Return texts as a list.
 
     Raises:
-        UserError: one string was given, which would be read letter by letter, or one is no string.
+        UserError: `texts` is a single string, which would be read letter by letter, or an item is
+            not a string.
     """
     if isinstance(texts, (str, bytes)):
-        raise UserError(f"{name} is one {type(texts).__name__}; give a list of texts, [text].")
+        raise UserError(f"{name} is a single {type(texts).__name__}; give a list of texts, [text].")
     found = list(texts)
     wrong = next((n for n, text in enumerate(found) if not isinstance(text, str)), None)
     if wrong is not None:
         raise UserError(
-            f"{name}[{wrong}] is of type {type(found[wrong]).__name__}, but it must be a str."
+            f"{name}[{wrong}] has type {type(found[wrong]).__name__}, but it must be a str."
         )
     return found
 
 
 def one_of(name: str, value: object, allowed: Sequence[object]) -> None:
-    """Raise UserError unless a value is one of those allowed."""
+    """Raise UserError unless a value is one of the allowed ones."""
     if value not in allowed:
         shown = ", ".join(repr(one) for one in allowed)
         raise UserError(f"{name} is {value!r}, but it must be one of {shown}.")
 
 
 def at_least(name: str, value: int, least: int) -> None:
-    """Raise UserError unless a number is large enough."""
+    """Raise UserError unless a value is an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UserError(f"{name} is {value!r}, but it must be an integer of at least {least}.")

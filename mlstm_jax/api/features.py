@@ -16,9 +16,9 @@ from mlstm_jax.transfer.features import State
 
 
 class Features(TransformerMixin, BaseEstimator):
-    """Texts to the state of a frozen model, in a `Pipeline` or a `GridSearchCV`.
+    """Transform texts to the state of a frozen model, in a `Pipeline` or a `GridSearchCV`.
 
-    Fitting learns nothing: the model is trained already.
+    Fitting learns nothing: the model is already trained.
 
     Args:
         model: a `TrainedModel`, or what `load` takes.
@@ -37,7 +37,7 @@ class Features(TransformerMixin, BaseEstimator):
         batch_size: int = 64,
         show_progress: bool = False,
     ) -> None:
-        # As scikit-learn asks: kept as they are, checked in `fit`.
+        # scikit-learn requires that arguments are stored unchanged and checked in `fit`.
         self.model = model
         self.state = state
         self.all_layers = all_layers
@@ -49,7 +49,7 @@ class Features(TransformerMixin, BaseEstimator):
         """Check the texts and load the model; learn nothing.
 
         Raises:
-            ValueError: there is no such model, or `texts` is one string.
+            ValueError: the model does not exist, or `texts` is a single string.
         """
         as_texts(texts)
         self._loaded()
@@ -67,7 +67,7 @@ class Features(TransformerMixin, BaseEstimator):
         )
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
-        """Return "mean_h_0", ...; of several layers "layer0_mean_h_0", ..."""
+        """Return "mean_h_0", ...; with all layers "layer0_mean_h_0", ..."""
         model = self._loaded().config.model
         layers = range(model.layers) if self.all_layers else [model.layers - 1]
         names = [
@@ -82,8 +82,8 @@ class Features(TransformerMixin, BaseEstimator):
             return self.model
         if not isinstance(self.model, (str, Path)):
             raise UserError(
-                f"model is of type {type(self.model).__name__}, but it must be a TrainedModel, or "
-                "a path that `load` takes."
+                f"model has type {type(self.model).__name__}, but it must be a TrainedModel or a "
+                "path that `load` accepts."
             )
         known = getattr(self, "_from_path", None)
         if known is None or known[0] != self.model:

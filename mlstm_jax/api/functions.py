@@ -1,4 +1,4 @@
-"""Corpora, training, sweeps and plans as functions."""
+"""Functions to prepare a corpus, train, sweep and plan."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,14 +28,14 @@ def prepare(
     overwrite: bool = False,
     show_progress: bool = False,
 ) -> Corpus:
-    """Make a corpus of files of text: read, cleaned, deduplicated, shuffled, split.
+    """Create a corpus from text files: read, clean, deduplicate, shuffle and split them.
 
     Args:
-        sources: one or several files, folders or patterns; or those of each split, which are then
-            kept as they are.
-        out: the corpus folder; it appears whole or not at all.
-        options: unset: 1000 documents of training for one of validation and one of test.
-        overwrite: replace the corpus that is there.
+        sources: one or several files, folders or patterns; or a dict of them by split, to use
+            existing splits.
+        out: the corpus folder; it is created atomically.
+        options: unset: 1000 training documents for each validation and each test document.
+        overwrite: replace an existing corpus.
         show_progress: on standard error.
 
     Raises:
@@ -67,25 +67,25 @@ def train(
     show_progress: bool = True,
     owns_process: bool = False,
 ) -> "TrainedModel":
-    """Train a model, or go on with a run that was stopped.
+    """Train a model, or resume a run that was stopped.
 
     Args:
-        config: what to train, and where: `config.out` is the run folder.
-        callbacks: called with each line of metrics.jsonl as it is written, a dict with `kind`
-            "train", "eval" or "event". An error in one ends the training.
-        resume: fail unless there is a run to go on with.
-        reset_carry: go on with other rows (batch, window, shards), the state of each from zero.
+        config: what to train; `config.out` is the run folder.
+        callbacks: each is called with each line of metrics.jsonl as it is written, a dict with
+            `kind` "train", "eval" or "event". An exception in a callback ends the training.
+        resume: fail unless there is a run to resume.
+        reset_carry: resume with another batch, window or shards; all rows start from a zero state.
         show_progress: on standard error.
-        owns_process: the process does nothing else: signals stop the run with a checkpoint, and a
-            run that stands still ends the process. Needed with several processes.
+        owns_process: set if the process does nothing else. Signals then stop the run with a
+            checkpoint, and a run that hangs ends the process. Required with several processes.
 
     Returns:
         The best checkpoint by validation bits per character.
 
     Raises:
-        ValueError: config, corpus and run folder do not fit.
+        ValueError: config, corpus and run folder do not match.
         OSError: a checkpoint could not be written.
-        mlstm_jax.errors.KnownError: the run has diverged, or was interrupted.
+        mlstm_jax.errors.KnownError: the run diverged or was interrupted.
     """
     from mlstm_jax.api.model import load
     from mlstm_jax.run import initial_parameters
@@ -111,16 +111,17 @@ def sweep(
     on_begin: Callable[[int, int, tuple[str, str]], None] = lambda number, total, key: None,
     owns_process: bool = False,
 ) -> "list[Result]":
-    """Train all runs of a grid, and return what became of each.
+    """Train all runs of a grid, and return the result of each.
 
-    What is finished or has diverged is not run again, and what another process trains is left to
-    it: several processes may share a sweep. `out` gets a run folder each, table.md and table.csv.
+    Finished and diverged runs are not repeated. Runs that another process is training are skipped,
+    so several processes can share a sweep. `out` gets a folder for each run, table.md and
+    table.csv.
 
     Args:
-        runs: a dict from (row, column) to `Config`; or a Python file that sets `runs` to one,
-            which is run.
+        runs: a dict from (row, column) to `Config`; or a Python file that sets `runs` to such a
+            dict; the file is executed.
         out: folder of the run folders.
-        on_begin: called before each run with its number, their number, and its key.
+        on_begin: called before each run with its number, the number of runs, and its key.
         owns_process: see `train`.
 
     Raises:
@@ -141,16 +142,16 @@ def plan(
     devices: Sequence[int] = (1, 2, 4, 8),
     corpus_bytes: float | None = None,
 ) -> "list[Row]":
-    """Return how long a config takes on numbers of devices of a machine, and what it needs.
+    """Estimate the time, memory and cost of a run on a machine, for several numbers of devices.
 
     Args:
         config: of the run.
-        machine: JSON description, or the name of one that ships, such as h200.
+        machine: a JSON description, or the name of one in the package, such as h200.
         devices: numbers of devices, over all nodes.
-        corpus_bytes: of the training split; unset: those of `config.data.corpus`, if it is there.
+        corpus_bytes: of the training split; unset: those of `config.data.corpus`, if it exists.
 
     Raises:
-        ValueError: the description is none, or the batch cannot be shared out.
+        ValueError: the description is invalid, or the batch cannot be divided among the devices.
     """
     from mlstm_jax.planning.machine import load_machine
     from mlstm_jax.planning.plan import plan as make_plan

@@ -1,4 +1,4 @@
-"""A trained model: what it makes of texts, what it writes, and what it can be taught."""
+"""A trained model in Python: features, scores, generated text, evaluation, transfer and more."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -42,18 +42,18 @@ _STATES = tuple(STATE_NAMES)
 class TrainedModel:
     """A trained or imported model; `load` and `train` return one.
 
-    It does not change. The programs that it compiles are kept with it, so a second call compiles
-    nothing. Copies are the model itself, and it is pickled as the path it was loaded from.
+    It is immutable. It keeps the programs that it compiles, so a second call compiles nothing. A
+    copy is the model itself, and it is pickled as the path it was loaded from.
 
     Attributes:
         path: what it was loaded from.
-        checkpoint: what `load` was asked for: "best", "latest" or a step.
+        checkpoint: the argument of `load`: "best", "latest" or a step.
         step: of the checkpoint; 0 for imported weights.
         config: of the run that trained it.
     """
 
     def __init__(self, run: Run, checkpoint: str = "best") -> None:
-        """Wrap a run that is in memory; use `load`."""
+        """Wrap a run in memory. Use `load` instead."""
         self._run, self.checkpoint = run, checkpoint
         self._readers: dict[object, Any] = {}
 
@@ -64,22 +64,22 @@ class TrainedModel:
 
     @property
     def step(self) -> int:
-        """Updates that trained it."""
+        """The step of the checkpoint, in updates."""
         return self._run.step
 
     @property
     def config(self) -> Config:
-        """The run's."""
+        """The config of the run."""
         return self._run.config
 
     @property
     def hidden(self) -> int:
-        """Units H of a layer."""
+        """Number of units H in a layer."""
         return self.config.model.hidden
 
     @property
     def parameters(self) -> Mapping[str, NDArray[np.float32]]:
-        """The arrays by name, float32, as docs/weights.md lists them."""
+        """The float32 arrays by name; docs/weights.md lists them."""
         return weights.flatten(self._run.params)
 
     def __repr__(self) -> str:
@@ -100,7 +100,7 @@ class TrainedModel:
         return self
 
     def __reduce__(self) -> tuple[Any, tuple[str, str]]:
-        # The step is named, since a run that trains on may have another best one by then.
+        # Store the step: if training continues, the best checkpoint may change.
         step = self.checkpoint if self._run.imported else str(self.step)
         return load, (str(self.path.resolve()), step)
 
@@ -117,11 +117,11 @@ class TrainedModel:
         """Return the features of texts (Radford et al. 2017; Puri et al. 2018, section VI).
 
         Args:
-            texts: any number, of any length. A text's features depend on the text alone, to
-                rounding: not on the others, their order or `batch_size`.
+            texts: any number, of any length. Up to rounding, a text's features depend only on that
+                text: not on other texts, their order or `batch_size`.
             state: "c", the cell state, or "h" after the last byte; or "mean_h", the mean of h over
                 all bytes, the best of the three for most labels.
-            all_layers: of every layer, the lowest first; otherwise of the top one.
+            all_layers: use every layer, the lowest first; otherwise only the top one.
             batch_size: texts read at a time, over all devices.
             show_progress: on standard error.
 
@@ -129,8 +129,8 @@ class TrainedModel:
             float32 [texts, H], or [texts, layers · H].
 
         Raises:
-            ValueError: `texts` is one string or holds something else than strings; there is no
-                such state.
+            ValueError: `texts` is a single string or has an item that is not a string, or the
+                state does not exist.
         """
         found = as_texts(texts)
         one_of("state", state, _STATES)
@@ -147,20 +147,21 @@ class TrainedModel:
 
     @public
     def bits_per_character(self, texts: Sequence[str], *, show_progress: bool = False) -> float:
-        """Return the mean bits a byte of texts, each read by itself from a zero state.
+        """Return the mean bits per byte of texts, each read on its own from a zero state.
 
-        Every byte after cleaning counts, save the first of each text, which nothing predicts. So a
-        short text costs more than the same bytes in a corpus, where `evaluate` carries the state.
+        Every byte after cleaning counts, except the first of each text, which nothing predicts. A
+        short text therefore costs more than the same bytes in a corpus, where `evaluate` carries
+        the state.
 
         Raises:
-            ValueError: `texts` is one string, or there is no byte to score.
+            ValueError: `texts` is a single string, or there is no byte to score.
         """
         found = as_texts(texts)
         scorer = self._kept("score", lambda: Scorer(self._run))
         with ProgressLine("score", len(found), quiet=not show_progress) as progress:
             score = scorer(found, partial(progress.update, status="texts"))
         if not score.bytes_scored:
-            raise UserError("texts hold no byte to score.")
+            raise UserError("texts have no byte to score; give longer texts.")
         return float(score.bits_per_character)
 
     @public
@@ -176,22 +177,22 @@ class TrainedModel:
         set_unit: Mapping[int, float] | None = None,
         stop: str = "",
     ) -> str:
-        """Return the prompt and what the model writes after it.
+        """Return the prompt and the text that the model generates after it.
 
         Args:
-            prompt: text to continue; "" begins a document.
-            bytes: to draw, at most.
-            temperature: 1 samples the model's own distribution, lower is safer, 0 takes the
-                likeliest byte.
-            top_k: draw from the k likeliest bytes only.
-            top_p: draw only from the fewest bytes that have this probability together.
+            prompt: text to continue; "" starts a document.
+            bytes: maximum number of bytes to draw.
+            temperature: 1 samples the model's own distribution; lower values favour likely bytes;
+                0 takes the most likely byte.
+            top_k: draw only from the k most likely bytes.
+            top_p: draw only from the fewest bytes whose total probability is at least this.
             seed: the same seed gives the same text.
             set_unit: units of the top layer's cell state, and the value each is held at (Radford
                 et al. 2017, section 4.3).
-            stop: a byte that ends the text and is left out.
+            stop: a byte that ends the text; it is not part of the text.
 
         Raises:
-            ValueError: an argument is out of its range.
+            ValueError: an argument is out of range.
         """
         pieces = run_generate(
             self._run,
@@ -219,14 +220,14 @@ class TrainedModel:
         """Return a unit's value after each character; a notebook shows it in colours.
 
         Args:
-            text: what to read.
+            text: the text to read.
             unit: its number in the layer.
             state: "c" or "h" after each character, or "mean_h", the mean of h up to it.
-            layer: 0 is the lowest; unset: the top one.
-            scale: the value of the fullest colour; unset: nearly the largest in the text.
+            layer: 0 is the lowest; unset: the top layer.
+            scale: the absolute value with the full colour; unset: the 99th percentile of the text.
 
         Raises:
-            ValueError: the text is empty, or there is no such unit or layer.
+            ValueError: the text is empty, or the unit or layer does not exist.
         """
         one_of("state", state, _STATES)
         reader = self._kept("read", lambda: Reader(self._run))
@@ -234,14 +235,14 @@ class TrainedModel:
 
     @public
     def evaluate(self, split: SplitName = "test", *, corpus: str | Path | None = None) -> Score:
-        """Return the bits per character of a split, the state carried (Puri et al. 2018, VI).
+        """Return the bits per character of a split with a carried state (Puri et al. 2018, VI).
 
         Args:
             split: "train", "valid" or "test".
             corpus: corpus folder; unset: the one that the model was trained on.
 
         Raises:
-            ValueError: there is no such split or corpus, or it is no longer what it was.
+            ValueError: the split or corpus does not exist, or the corpus has changed.
         """
         one_of("split", split, ("train", "valid", "test"))
         scored = corpus_of(self._run, None if corpus is None else Path(corpus)).corpus
@@ -271,13 +272,13 @@ class TrainedModel:
     ) -> Transferred:
         """Fit L1 logistic regression to the frozen features of texts, and measure it.
 
-        The paper's protocol, with TF-IDF beside it (Puri et al. 2018, section VI). For your own
-        pipeline use `Features`.
+        This follows the protocol of Puri et al. 2018, section VI, with TF-IDF as a baseline. For
+        your own pipeline use `Features`.
 
         Args:
-            train: a file of texts with labels, or the texts and the labels.
-            test: likewise, to report the accuracy on.
-            valid: likewise, to choose C on; unset: cross-validation.
+            train: a file of texts with labels, or a tuple of texts and labels.
+            test: the same, to measure the accuracy on.
+            valid: the same, to choose C on; unset: cross-validation.
             out: folder for the features, the classifier, report.md, report.json and pictures.
             state: see `encode`.
             all_layers: see `encode`.
@@ -286,10 +287,10 @@ class TrainedModel:
             show_progress: on standard error.
 
         Returns:
-            The classifier and what was found, `.result.test` the accuracy, a fraction.
+            The classifier and the results; `.result.test` is the test accuracy, a fraction.
 
         Raises:
-            ValueError: a file cannot be read, the classes do not fit, or `out` holds something
+            ValueError: a file cannot be read, the classes do not match, or `out` holds something
                 else.
         """
         one_of("state", state, _STATES)
@@ -321,20 +322,20 @@ class TrainedModel:
         text_column: str | None = None,
         show_progress: bool = False,
     ) -> Finetuned:
-        """Train all parameters on to tell labels, with the language model's loss beside.
+        """Fine-tune all parameters to predict labels, along with the language model loss.
 
         Args:
-            train: a file of texts with labels, or the texts and the labels.
-            valid: likewise; its bits per character choose the checkpoint.
+            train: a file of texts with labels, or a tuple of texts and labels.
+            valid: the same; its bits per character choose the checkpoint.
             out: folder for the corpus, the run and the classifier; the same call resumes in it.
-            test: likewise, to report the accuracy on.
+            test: the same, to measure the accuracy on.
             options: of the training; unset: three epochs.
-            label_column: in files, as in `transfer`.
-            text_column: likewise.
-            show_progress: of the features, on standard error.
+            label_column: see `transfer`.
+            text_column: see `transfer`.
+            show_progress: show the progress of the features on standard error.
 
         Raises:
-            ValueError: a file cannot be read, the classes do not fit, or `out` holds something
+            ValueError: a file cannot be read, the classes do not match, or `out` holds something
                 else.
         """
         texts, names = _examples(
@@ -355,18 +356,18 @@ class TrainedModel:
         """Write the model as one .safetensors or .npz file that any program can read.
 
         Raises:
-            ValueError: the path has another ending, or is there already.
+            ValueError: the path has another suffix, or already exists.
             OSError: it cannot be written.
         """
         path = Path(path)
         if path.exists():
-            raise UserError(f"{path} exists; name another file, or remove it.")
+            raise UserError(f"{path} exists; choose another file, or remove it.")
         weights.save(path, runs.as_weights(self._run))
         return path
 
     @property
     def metrics(self) -> Any:
-        """The lines of metrics.jsonl: a pandas DataFrame, or a list of dicts without pandas.
+        """The lines of metrics.jsonl as a pandas DataFrame, or without pandas a list of dicts.
 
         Raises:
             ValueError: the model was not trained here.
@@ -386,7 +387,7 @@ class TrainedModel:
 
     @public
     def plot(self, x: Literal["step", "megabytes", "epoch", "minutes"] = "megabytes") -> "Figure":
-        """Draw bits per character, learning rate, gradient and speed of the run.
+        """Plot bits per character, learning rate, gradient and speed of the run.
 
         Needs matplotlib and pandas, the extra `notebooks`.
         """
@@ -396,7 +397,7 @@ class TrainedModel:
         return plot_metrics([self.path], x=x)
 
     def _kept(self, key: object, make: Any) -> Any:
-        """Return a reader with a compiled program, made once."""
+        """Return the reader of a key, with its compiled program; create it once."""
         if key not in self._readers:
             self._readers[key] = make()
         return self._readers[key]
@@ -405,7 +406,7 @@ class TrainedModel:
 def _examples(
     given: Mapping[str, Examples | None], text_column: str | None, label_column: str
 ) -> tuple[dict[str, Labelled], dict[str, str]]:
-    """Return the texts and labels of each, and what messages call them."""
+    """Return the texts and labels of each set, and what messages call it."""
     texts, names = {}, {}
     for name, one in given.items():
         if one is None:
@@ -431,7 +432,7 @@ def load(path: str | Path, checkpoint: str = "best") -> TrainedModel:
         checkpoint: "best" by validation bits per character, "latest", or a step.
 
     Raises:
-        ValueError: there is no model, or no such checkpoint.
+        ValueError: the model or the checkpoint does not exist.
         OSError: the checkpoint is damaged.
     """
     return TrainedModel(runs.load_run(Path(path), str(checkpoint)), str(checkpoint))

@@ -1,4 +1,4 @@
-"""Curves of runs, drawn once or again and again while they train."""
+"""Plot the curves of runs, once or repeatedly while they train."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -23,15 +23,15 @@ def plot_metrics(
     live_seconds: float = 0.0,
     on_draw: "Callable[[Figure], None] | None" = None,
 ) -> "Figure":
-    """Draw bits per character, rate, gradient, loss scale and speed of runs.
+    """Plot bits per character, rate, gradient, loss scale and speed of runs.
 
     Needs matplotlib and pandas, the extra `notebooks`.
 
     Args:
         runs: run folders, or folders of run folders.
-        x: what the horizontal axis counts.
-        live_seconds: draw again every 5 s for so long; a notebook shows the figure in place.
-        on_draw: called with the figure each time, instead of showing it.
+        x: the quantity on the horizontal axis.
+        live_seconds: redraw every 5 s for this many seconds; a notebook updates the figure.
+        on_draw: called with the figure after each drawing, instead of showing it.
 
     Raises:
         ValueError: a folder holds no run.
@@ -39,17 +39,15 @@ def plot_metrics(
     one_of("x", x, X)
     folders = as_texts([str(run) for run in runs], "runs")
     if not folders:
-        raise UserError("runs is empty; give run folders.")
+        raise UserError("runs is empty; give at least one run folder.")
     try:
         import matplotlib.pyplot as plt
         import pandas as _  # noqa: F401
     except ImportError as error:
-        raise UserError(
-            f"pictures need {error.name}: pip install 'mlstm-jax[notebooks]'"
-        ) from error
+        raise UserError(f"plots need {error.name}: pip install 'mlstm-jax[notebooks]'") from error
 
     figure, axes = plt.subplots(len(PANELS), 1, figsize=(8, 2.4 * len(PANELS)), sharex=True)
-    plt.close(figure)  # A notebook would show it a second time.
+    plt.close(figure)  # otherwise a notebook would show it twice
     shown, until = None, time.monotonic() + live_seconds
     while True:
         _draw(axes, folders, x)

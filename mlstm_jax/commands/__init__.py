@@ -1,6 +1,6 @@
-"""The commands, one function each; its docstring is the help.
+"""The commands, one function each; the docstring of the function is the help.
 
-Heavy imports are inside the functions, so that help and errors are quick.
+Heavy imports are inside the functions, so that help and errors are fast.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ RunFolder = Annotated[Path, Positional, arg(metavar="RUN")]
 
 
 def require_files(*paths: Path | None) -> None:
-    """Raise UserError unless all files of texts can be opened: before a model is loaded."""
+    """Raise UserError unless all text files can be opened; call it before loading a model."""
     from mlstm_jax.data.sources import check_source
 
     for path in paths:
@@ -26,7 +26,7 @@ def require_files(*paths: Path | None) -> None:
 
 
 def features_of(featurizer: "Featurizer", name: str, texts: list[str]) -> "Features":
-    """Return the features of texts, with a progress line of a name."""
+    """Return the features of texts, with a named progress bar."""
     from mlstm_jax.training.progress import ProgressLine
 
     with ProgressLine(name, len(texts)) as progress:
@@ -34,15 +34,15 @@ def features_of(featurizer: "Featurizer", name: str, texts: list[str]) -> "Featu
 
 
 def require_folder_of(path: Path) -> None:
-    """Raise UserError unless a file can be made there: before the work for it, not after."""
+    """Raise UserError unless the folder of an output file exists; call it before the work."""
     if not path.resolve().parent.is_dir():
-        raise UserError(f"--out {path}: there is no folder {path.parent}; make it first.")
+        raise UserError(f"--out {path}: the folder {path.parent} does not exist; create it first.")
 
 
 def require_same_model(classifier: Path, made_with: str, given: str, run: Path) -> None:
-    """Raise UserError unless a classifier was made with a run's parameters: two fingerprints."""
+    """Raise UserError unless a classifier's fingerprint of parameters equals that of a run."""
     if made_with != given:
         raise UserError(
-            f"{classifier} was made with other parameters than those of {run}; name that run and "
-            "--checkpoint, or make it again with `mlstm-jax transfer`."
+            f"{classifier} was created with other parameters than those of {run}; give its run and "
+            "--checkpoint, or create it again with `mlstm-jax transfer`."
         )

@@ -1,4 +1,4 @@
-"""The command evaluate: bits per character of a split, by parameters that rest or that adapt."""
+"""The command evaluate: bits per character of a split, with static or dynamic evaluation."""
 
 import json
 import math
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class _Options(NamedTuple):
-    """Of dynamic evaluation, as they were given."""
+    """The options of dynamic evaluation as given."""
 
     rate: float | None
     decay: float | None
@@ -54,17 +54,17 @@ def evaluate(
         corpus: corpus folder; unset: the one it was trained on.
         split: which part of it.
         checkpoint: best (by validation BPC), latest, or a step.
-        dynamic: also score it by dynamic evaluation (Krause et al. 2018): after each window the
-            parameters take a step of gradient descent on what has just been scored. Rate and decay
-            are chosen on the validation split. The checkpoint stays as it is.
-        dynamic_rate: the rate of these steps; nothing is chosen then.
-        dynamic_decay: with it, how far each step goes back to the trained parameters, 0 to 1;
-            unset: 0.
-        dynamic_rule: rms divides a parameter's gradient by the size that it has on the training
-            split; sgd takes it as it is.
-        dynamic_rows: streams that the split is read in, which adapt the same parameters together.
-            1 follows the text in its order; several read faster and gain less.
-        json_path: also write the result here, as JSON.
+        dynamic: also score it with dynamic evaluation (Krause et al. 2018): after each window the
+            parameters take a step of gradient descent on the bytes just scored. Rate and decay are
+            chosen on the validation split. The checkpoint does not change.
+        dynamic_rate: the rate of these steps; rate and decay are then not chosen.
+        dynamic_decay: only with --dynamic-rate: how far each step moves back to the trained
+            parameters, 0 to 1; unset: 0.
+        dynamic_rule: rms divides each gradient by its root mean square on the training split; sgd
+            uses the gradient unchanged.
+        dynamic_rows: number of streams that the split is read in; all adapt the same parameters.
+            1 reads the text in order; more rows are faster but gain less.
+        json_path: also write the result to this file, as JSON.
     """
     options = _Options(dynamic_rate, dynamic_decay, dynamic_rule, dynamic_rows)
     _require_options(options, split, dynamic=dynamic)
@@ -97,13 +97,13 @@ def evaluate(
     if adapted:
         show(adapted.describe(split))
     if opened.stop is not None:
-        print("each protein from a zero state; its start is given, its stop is scored.")
+        print("each protein is read from a zero state; its start is not scored, its stop is.")
     if not is_own and not loaded.imported:
-        print("note: this is another corpus than the one that the run was trained on.")
+        print("note: the run was trained on another corpus than this one.")
 
 
 def _require_options(options: _Options, split: str, *, dynamic: bool) -> None:
-    """Raise UserError unless the options of dynamic evaluation make sense together."""
+    """Raise UserError unless the options of dynamic evaluation are valid together."""
     rate, decay, rule, rows = options
     given = {
         "--dynamic-rate": rate is not None,
@@ -113,30 +113,29 @@ def _require_options(options: _Options, split: str, *, dynamic: bool) -> None:
     }
     for option, is_given in given.items():
         if is_given and not dynamic:
-            raise UserError(f"{option} belongs to dynamic evaluation; give --dynamic, too.")
+            raise UserError(f"{option} is an option of dynamic evaluation; also give --dynamic.")
     if not dynamic:
         return
     if rate is not None and not (math.isfinite(rate) and rate >= 0):
-        raise UserError(f"--dynamic-rate is {rate}, but it must be at least 0, and finite.")
+        raise UserError(f"--dynamic-rate is {rate}, but it must be at least 0 and finite.")
     if decay is not None and not 0 <= decay <= 1:
         raise UserError(f"--dynamic-decay is {decay}, but it must be 0 to 1.")
     if decay is not None and rate is None:
         raise UserError(
-            "--dynamic-decay without --dynamic-rate: give both, or neither, and both are chosen on "
-            "the validation split."
+            "--dynamic-decay needs --dynamic-rate: give both, or neither to choose both on the "
+            "validation split."
         )
     if rows < 1:
         raise UserError(f"--dynamic-rows is {rows}, but it must be at least 1.")
     if split == "train":
         raise UserError(
-            "--dynamic does not score the train split: the parameters, and what scales their "
-            "steps, come from it. Name --split test."
+            "--dynamic cannot score the train split: the parameters and the scale of their steps "
+            "come from it. Use --split test."
         )
     if split == "valid" and rate is None:
         raise UserError(
-            "--dynamic chooses rate and decay on the valid split, so a score of that split would "
-            "be one of the text that they were chosen by. Name --split test, or give "
-            "--dynamic-rate."
+            "--dynamic chooses rate and decay on the valid split, so it cannot also score that "
+            "split. Use --split test, or give --dynamic-rate."
         )
 
 
@@ -158,11 +157,11 @@ def _static(loaded: "Run", opened: "Corpus", split: "SplitName") -> "Score":
 def _dynamic(
     loaded: "Run", opened: "Corpus", split: "SplitName", options: _Options
 ) -> "DynamicResult":
-    """Score a split twice: by parameters that rest, and by ones that adapt.
+    """Score a split twice: with static and with adapting parameters.
 
     Raises:
-        UserError: the corpus lacks a split that is needed to choose, or to scale the steps.
-        KnownError: the loss became no number.
+        UserError: the corpus has no split to choose the setting on, or to scale the steps with.
+        KnownError: the loss is not finite.
     """
     import jax
 
@@ -178,7 +177,7 @@ def _dynamic(
 
     _require_splits(opened, options)
     if jax.local_device_count() > 1:
-        show("note: dynamic evaluation runs on one device: each window waits for the one before it")
+        show("note: dynamic evaluation uses one device: each window waits for the previous one")
     window = loaded.config.data.window
     device = parallel.local(Devices(count=1))
     evaluator = DynamicEvaluator(
@@ -195,29 +194,29 @@ def _dynamic(
     if score.diverged:
         raise KnownError(
             f"with rate {setting.rate:g} and decay {setting.decay:g} the loss of the {split} split "
-            "became no number; give a lower --dynamic-rate."
+            "is not finite; give a lower --dynamic-rate."
         )
     return DynamicResult(static, score, options.rule, stream.rows, window, statistics, tried)
 
 
 def _require_splits(opened: "Corpus", options: _Options) -> None:
-    """Raise UserError where a split that is needed has no byte to predict."""
+    """Raise UserError if a required split has no byte to predict."""
     splits = opened.manifest.splits
     if options.rule == "rms" and splits["train"].bytes < 2:
         raise UserError(
             f"{opened.path} has no training split, whose gradients scale the steps of "
-            "--dynamic-rule rms; give --dynamic-rule sgd, or prepare the corpus with a share for "
-            "it (--split)."
+            "--dynamic-rule rms; use --dynamic-rule sgd, or prepare the corpus with a training "
+            "split (--split)."
         )
     if options.rate is None and splits["valid"].bytes < 2:
         raise UserError(
             f"{opened.path} has no validation split to choose the rate on; give --dynamic-rate, or "
-            "prepare the corpus with a share for it (--split)."
+            "prepare the corpus with a validation split (--split)."
         )
 
 
 def _rule(evaluator: "DynamicEvaluator", opened: "Corpus", name: "RuleName") -> tuple["Rule", int]:
-    """Return the rule of a name, and how many windows its statistics are of."""
+    """Return the rule of this name, and the number of windows of its statistics."""
     from mlstm_jax.training.dynamic_evaluation import statistics_places
     from mlstm_jax.training.progress import ProgressLine
 

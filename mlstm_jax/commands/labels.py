@@ -1,4 +1,4 @@
-"""Commands that tell labels: finetune, classify."""
+"""Commands that predict labels: finetune, classify."""
 
 import contextlib
 import sys
@@ -36,25 +36,26 @@ def finetune(
     seed: int = 0,
     checkpoint: str = "best",
 ) -> None:
-    """Train a model on to tell labels, end to end, with its language model beside.
+    """Fine-tune a model end to end to predict labels, along with its language model loss.
 
     OUT gets corpus/, run/ (a run folder), classifier/ (for `mlstm-jax classify OUT/run`) and
-    report.json. The same command goes on with a run that was stopped.
+    report.json. The same command resumes a run that was stopped.
 
     Args:
         run: run folder, trained or imported.
-        train: texts with labels, two or more, in .csv, .tsv, .json or .jsonl, each also .gz.
-        valid: likewise; their bits per character choose the checkpoint, their accuracy is told.
-        out: folder to write, or to go on in.
-        test: likewise, to report the accuracy on.
-        label_column: field or column of the label, a number or a text.
+        train: texts with labels of two or more classes, in .csv, .tsv, .json or .jsonl, also .gz.
+        valid: validation texts with labels, in the same formats; their bits per character choose
+            the checkpoint, and their accuracy is reported.
+        out: folder to write, or to resume in.
+        test: test texts with labels, in the same formats; their accuracy is reported.
+        label_column: field or column of the label, a number or a string.
         text_column: field or column of the text; unset: text, reviewText, sentence, ...
         epochs: passes over the training texts.
-        learning_rate: the largest, a tenth of the way; then it falls to a 32nd.
+        learning_rate: peak rate, reached after a tenth of the steps; it then falls to a 32nd.
         label_weight: how many bytes of the language model's loss one label counts as.
         batch: rows in the global batch.
         window: bytes of truncated back-propagation.
-        dropout: fraction of the units of each layer's output that are left out.
+        dropout: fraction of the units of each layer's output that are dropped.
         seed: of dropout and of the order of the text.
         checkpoint: of the finished run, for the classifier: best (by validation BPC), or latest.
     """
@@ -98,16 +99,16 @@ def classify(
     text_column: str | None = None,
     checkpoint: str = "best",
 ) -> None:
-    """Label texts with a classifier that `transfer` made: CSV of text, label and probabilities.
+    """Label texts with a classifier of `transfer` or `finetune`: CSV of labels and probabilities.
 
-    `record` counts the records of INPUT, from 1.
+    The column `record` is the number of the record in INPUT, from 1.
 
     Args:
-        run: run folder of the model that the classifier was made with.
+        run: run folder of the model that the classifier was created with.
         classifier: folder of `mlstm-jax transfer`, or classifier/ of `finetune`.
         source: texts, in .csv, .tsv, .json, .jsonl or .txt, each also .gz.
         out: .csv to write; unset: standard output.
-        text_column: field or column of the text; unset: that of the classifier's own texts.
+        text_column: field or column of the text; unset: that of the classifier's training texts.
         checkpoint: best (by validation BPC), latest, or a step.
     """
     require_files(source)
@@ -129,10 +130,10 @@ def classify(
     if chosen.weights_KD.shape[1] != featurizer.width:
         raise UserError(
             f"{classifier} reads {chosen.weights_KD.shape[1]} features, but {run} has "
-            f"{featurizer.width}; make it again with `mlstm-jax transfer`."
+            f"{featurizer.width}; create it again with `mlstm-jax transfer`."
         )
     probabilities = chosen.probabilities(features_of(featurizer, "classify", texts))
-    # A file or another program gets the labels as they are, a terminal what it can show.
+    # A file or another program gets labels unchanged; for a terminal they are escaped.
     to_people = not out and sys.stdout.isatty()
     names = [one_line(name) for name in chosen.classes] if to_people else chosen.classes
     opened = out.open("w", newline="", encoding="utf-8", errors="replace") if out else None

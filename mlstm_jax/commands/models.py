@@ -13,7 +13,7 @@ from mlstm_jax.terminal import show
 
 
 def report(run: RunFolder, corpus: Path | None = None) -> None:
-    """Show what a run learned: its BPC beside gzip, bz2 and xz, and a sample of its text.
+    """Compare the BPC of a run with gzip, bz2 and xz, and show a sample of its text.
 
     Args:
         run: run folder.
@@ -37,21 +37,22 @@ def generate(
     seed: int = 0,
     checkpoint: str = "best",
 ) -> None:
-    """Let a trained model go on with a prompt.
+    """Generate text from a trained model, continuing a prompt.
 
-    A file or a pipe gets the text as it is drawn; in a terminal control characters are shown as
-    escapes, such as \\x1b.
+    A file or a pipe gets the text unchanged; in a terminal control characters are shown as escapes,
+    such as \\x1b.
 
     Args:
         run: run folder.
-        prompt: text to go on with; empty: a document from its beginning.
-        length: bytes to generate, at most; of all samples together below 2 GiB.
-        temperature: 1 is the model's own distribution, lower is safer, 0 takes the likeliest byte.
-        top_k: draw from the k likeliest bytes alone.
-        top_p: draw from the fewest bytes that have this probability together alone.
-        samples: how many texts, up to 1,000.
-        set_unit: UNIT=VALUE, any number of them: hold a unit of the top layer's cell state.
-        stop: a byte that ends a text, as it is or as \\n, \\x02; a review ends at \\n.
+        prompt: text to continue; empty: start a new document.
+        length: maximum number of bytes to generate; less than 2 GiB in all samples together.
+        temperature: 1 is the model's own distribution; lower values favour likely bytes; 0 takes
+            the most likely byte.
+        top_k: draw only from the k most likely bytes.
+        top_p: draw only from the fewest bytes whose total probability is at least this.
+        samples: number of texts, up to 1,000.
+        set_unit: UNIT=VALUE, once or several times: hold a unit of the top layer's cell state.
+        stop: a byte that ends a text, as a character or as \\n, \\x02; a review ends at \\n.
         seed: the same seed gives the same texts; 0 to 4,294,967,295.
         checkpoint: best (by validation BPC), latest, or a step.
     """
@@ -75,7 +76,7 @@ def generate(
     )
     write = show if sys.stdout.isatty() else partial(print, flush=True)
     if samples == 1:
-        # The prompt comes with the first piece: a mistake in an option is found before that.
+        # Write the prompt with the first piece, so that wrong options are reported before it.
         before = prompt
         for text in as_text(piece for (piece,) in pieces):
             write(before + text, end="")
@@ -91,17 +92,20 @@ def _held(text: str) -> tuple[int, float]:
     try:
         return int(unit), float(value)
     except ValueError:
-        raise UserError(f"--set-unit {text!r} is not UNIT=VALUE, such as 2388=1.5") from None
+        raise UserError(f"--set-unit {text!r}: give UNIT=VALUE, such as 2388=1.5.") from None
 
 
 def _byte(text: str) -> bytes:
-    """Return one byte that is written as it is or as an escape, or none."""
+    """Return the byte of a character or an escape sequence; b"" for an empty text."""
     try:
         found = text.encode("latin-1").decode("unicode_escape").encode("latin-1")
     except UnicodeError:
         found = b"??"
     if len(found) > 1:
-        raise UserError(f"--stop {text!r} is not one byte; write it as it is, or as \\n or \\x02.")
+        raise UserError(
+            f"--stop {text!r} is not a single byte; give a character, or an escape like \\n or "
+            "\\x02."
+        )
     return found
 
 
@@ -116,19 +120,18 @@ def heatmap(
     scale: float | None = None,
     checkpoint: str = "best",
 ) -> None:
-    """Colour a text by the value of one unit, as a page that needs no network or as a picture.
+    """Colour a text by the value of one unit, as a self-contained HTML page or a picture.
 
     Args:
         run: run folder.
-        unit: its number in the layer; `mlstm-jax transfer` finds the ones that matter.
-        out: .html or .png to write.
-        text: what to read.
-        file: read this file instead.
-        state: c, the cell state, or h, after each character; or mean_h, the mean of h up to it,
-            which is what `transfer --state mean_h` reads: h shows what each character adds to it.
-        layer: 0 is the lowest; unset: the top one.
-        scale: the value of the fullest colour; unset: the largest in the text, but for the
-            hundredth of its characters that are largest.
+        unit: its number in the layer; `mlstm-jax transfer` finds the best units for a label.
+        out: .html or .png file to write.
+        text: the text to read.
+        file: read the text from this file instead.
+        state: c, the cell state, or h, after each character; or mean_h, the mean of h up to it, as
+            in `transfer --state mean_h`: h shows what each character adds to this mean.
+        layer: 0 is the lowest; unset: the top layer.
+        scale: the absolute value with the full colour; unset: the 99th percentile of the text.
         checkpoint: best (by validation BPC), latest, or a step.
     """
     from mlstm_jax.run import load_run
@@ -148,8 +151,8 @@ def heatmap(
     )
     if missing:
         show(
-            f"note: no font of this machine has {missing[:20]}{'…' if missing[20:] else ''}; an "
-            ".html shows them by the reader's own fonts."
+            f"note: no font on this machine has {missing[:20]}{'…' if missing[20:] else ''}; an "
+            ".html page uses the fonts of the browser."
         )
 
 
@@ -160,13 +163,13 @@ def view(
     port: int = 8000,
     checkpoint: str = "best",
 ) -> None:
-    """Open a local page: write a text, and see units, classes and bytes to come; let it go on.
+    """Serve a local page: type a text to see units, classes and next bytes, or continue it.
 
     Args:
         run: run folder.
         classifier: folder of `mlstm-jax transfer` with this run, to show class probabilities.
-        host: where to listen; 127.0.0.1 and ::1 are this machine alone. The page asks nobody who
-            they are.
+        host: address to listen on; 127.0.0.1 and ::1 accept only this machine. The page has no
+            login.
         port: 0 takes a free one.
         checkpoint: best (by validation BPC), latest, or a step.
     """
@@ -187,7 +190,7 @@ def view(
         require_same_model(classifier, about.model, fingerprint(loaded.params), run)
     address = bind(host, port)
     viewer = Viewer(loaded, chosen, about)
-    show(f"{address.url} shows {run}, step {loaded.step:,}; Ctrl-C ends it")
+    show(f"{address.url} shows {run}, step {loaded.step:,}; Ctrl-C stops it")
     serve(viewer, address)
 
 
@@ -198,17 +201,17 @@ def import_(
     source: Annotated[Path, Positional, arg(metavar="SOURCE")],
     out: Path,
 ) -> None:
-    """Make a run folder of other people's weights: openai, nvidia, unirep, or what export wrote.
+    """Import weights of openai, nvidia, unirep or `mlstm-jax export` into a run folder.
 
-    The folder can be used like one that was trained here: features, transfer, generate, evaluate.
-    Nothing in the files is executed.
+    The folder works like one of `train`: for features, transfer, generate, evaluate. Nothing in the
+    files is executed.
 
     Args:
         kind: openai: the folder of 0.npy to 14.npy of generating-reviews-discovering-sentiment;
             nvidia: a state_dict .pt of sentiment-discovery (needs the extra "torch"); unirep: the
             folder of embed_matrix:0.npy and the others; mlstm: a .safetensors or .npz of export.
-        source: that folder or file.
-        out: run folder to make.
+        source: the folder or file.
+        out: run folder to create.
     """
     from mlstm_jax.interop import nvidia, openai, unirep, weights
     from mlstm_jax.planning.plan import parameter_count
@@ -238,15 +241,15 @@ def export(
     format: Literal["safetensors", "npz"] | None = None,
     checkpoint: str = "best",
 ) -> None:
-    """Write a model as one file, .safetensors or .npz, that other programs can read.
+    """Export a model as one file, .safetensors or .npz, that other programs can read.
 
     The arrays are named as in language_model.py; the metadata hold the model's sizes and the
-    cleaning of its texts. `mlstm-jax import mlstm` reads it back.
+    cleaning of its texts. `mlstm-jax import mlstm` reads the file.
 
     Args:
         run: run folder.
-        out: file to write; unset: the run's name, here.
-        format: unset: what the ending of `out` says, or safetensors.
+        out: file to write; unset: the run's name, in the current folder.
+        format: unset: the suffix of `out`, or safetensors.
         checkpoint: best (by validation BPC), latest, or a step.
     """
     from mlstm_jax import run as runs
@@ -257,7 +260,7 @@ def export(
     if out.suffix != f".{ending}":
         raise UserError(f"--out {out} does not end in .{ending}, its --format; change one of them.")
     if out.exists():
-        raise UserError(f"{out} exists; name another file, or remove it.")
+        raise UserError(f"{out} exists; choose another file, or remove it.")
     loaded = runs.load_run(run, checkpoint)
     weights.save(out, runs.as_weights(loaded))
     show(f"{out}: {out.stat().st_size:,} bytes, the model of {run}, step {loaded.step:,}")

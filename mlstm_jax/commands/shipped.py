@@ -1,4 +1,4 @@
-"""Commands on what comes with the package: quickstart, configs."""
+"""Commands for files that come with the package: quickstart, configs."""
 
 import sys
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def quickstart(arguments: Sequence[str], program: str) -> None:
     named, _ = config_text.split_config(arguments)
     if named is not None:
         raise UserError(
-            f"quickstart has a config of its own; use `mlstm-jax train {named}` to train another."
+            f"quickstart always uses its own config; train another with `mlstm-jax train {named}`."
         )
     training.train(arguments, program)
 
@@ -34,18 +34,20 @@ def configs(
     name: Annotated[str | None, Positional, arg(metavar="NAME")] = None,
     out: Path | None = None,
 ) -> None:
-    """List the configs, sweeps, machines and flags of the package, or copy one of them.
+    """List the configs, sweeps, machines and flags of the package, or print or copy one of them.
 
-    A name of this list can stand wherever a command asks for such a file. Without --out a file is
-    printed.
+    Commands accept these names wherever they expect such a file.
 
     Args:
-        name: the file to copy or print; unset: list all.
-        out: folder to copy it into, or name of the new file; nothing is overwritten.
+        name: the file to print or copy; unset: list all.
+        out: folder to copy it into, or name of the new file; existing files are not overwritten.
+            Unset: print it.
     """
     if name is None:
         if out is not None:
-            raise UserError("--out needs the NAME of what to copy; `mlstm-jax configs` lists them.")
+            raise UserError(
+                "--out needs the NAME of a file to copy; `mlstm-jax configs` lists all names."
+            )
         _show_list()
         return
     known = shipped.files()
@@ -53,7 +55,7 @@ def configs(
         near = suggestion.question(suggestion.nearest(name, known)) or "."
         raise UserError(
             f"the package has no config, sweep, machine or flags {name!r}{near} "
-            "`mlstm-jax configs` lists what it has."
+            "`mlstm-jax configs` lists all names."
         )
     source = known[name]
     if out is None:
@@ -61,7 +63,7 @@ def configs(
         return
     if not out.is_dir() and out.suffix != source.suffix:
         raise UserError(
-            f"--out {out}: there is no such folder; make it, or name a file that ends in "
+            f"--out {out}: the folder does not exist; create it, or give a file that ends in "
             f"{source.suffix}."
         )
     target = out / source.name if out.is_dir() else out
@@ -70,7 +72,7 @@ def configs(
             file.write(source.read_text(encoding="utf-8"))
     except FileExistsError as error:
         raise UserError(
-            f"{target} exists and is not overwritten; name another file with --out."
+            f"{target} exists and is not overwritten; choose another file with --out."
         ) from error
     except OSError as error:
         raise UserError(f"--out {out}: {target} cannot be written: {error.strerror}.") from error
@@ -84,4 +86,4 @@ def _show_list() -> None:
         for name, path in shipped.files(kind).items():
             show(f"  {name:<{width}}  {shipped.summary(path)}")
         show("")
-    show("`mlstm-jax configs NAME --out .` copies one out; `mlstm-jax configs NAME` prints it.")
+    show("`mlstm-jax configs NAME` prints a file; `mlstm-jax configs NAME --out .` copies it.")

@@ -17,7 +17,6 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.terminal import show
 
 
-
 def train(arguments: Sequence[str], program: str) -> None:
     """Train a model or resume an unfinished run; without a config, train the quickstart."""
     from mlstm_jax import config_text, environment, quickstart

@@ -21,19 +21,19 @@ def features(
     text_column: str | None = None,
     checkpoint: str = "best",
 ) -> None:
-    """Write what a trained model makes of texts: its state after each, a row a record.
+    """Write the features of texts: the state of a trained model after each, one row per record.
 
     OUT is an .npz of `features` float32 [records, columns], and `state`, `layer` and `unit` of each
-    column. A record without text has the state of an empty one: zeros.
+    column. The features of a record without text are zeros.
 
     Args:
         run: run folder.
         source: texts, in .csv, .tsv, .json, .jsonl or .txt, each also .gz.
-        out: .npz to write.
+        out: .npz file to write.
         state: c, the cell state, or h, after the last byte; or mean_h, the mean of h over all
             bytes; one or several, all in one pass over the texts.
-        all_layers: of every layer, the lowest first; otherwise the top one's.
-        units: these units alone.
+        all_layers: use every layer, the lowest first; otherwise only the top one.
+        units: write only these units; unset: all.
         text_column: field or column of the text; unset: text, reviewText, sentence, ...
         checkpoint: best (by validation BPC), latest, or a step.
     """
@@ -44,7 +44,7 @@ def features(
     from mlstm_jax.transfer.labels import read_texts
 
     if out.suffix != ".npz":
-        raise UserError(f"--out {out} does not end in .npz; name it so.")
+        raise UserError(f"--out {out} does not end in .npz; give such a name.")
     require_folder_of(out)
     texts = read_texts(source, text_column)
     loaded = load_run(run, checkpoint)
@@ -71,25 +71,25 @@ def transfer(
     all_layers: bool = False,
     checkpoint: str = "best",
 ) -> None:
-    """Classify texts by a frozen model's state: accuracies, the units that matter, a report.
+    """Fit a classifier to a frozen model's features of texts; report accuracies and the best units.
 
-    OUT gets report.md, report.json and pictures, and the classifier for `mlstm-jax classify`.
-    TF-IDF and logistic regression on the same texts stand beside it. (Pictures: extra "plot".) Of
-    several states each gets a folder of its own in OUT. The features are kept in OUT/features, and
-    the same command, whenever it was stopped, goes on with them and makes all reports.
+    OUT gets report.md, report.json and pictures (extra "plot"), and the classifier for `mlstm-jax
+    classify`. The report compares it with logistic regression on TF-IDF of the same texts. Each of
+    several states gets its own folder in OUT. The features are saved in OUT/features, so the same
+    command resumes at any point where it was stopped.
 
     Args:
         run: run folder.
-        train: texts with labels, two or more, in .csv, .tsv, .json or .jsonl, each also .gz.
-        test: likewise, to report the accuracy on.
+        train: texts with labels of two or more classes, in .csv, .tsv, .json or .jsonl, also .gz.
+        test: test texts with labels, in the same formats; their accuracy is reported.
         out: folder to write.
-        valid: likewise, to choose C, the inverse strength of the L1 penalty, on; unset:
-            cross-validation.
-        label_column: field or column of the label, a number or a text.
+        valid: validation texts with labels, in the same formats, to choose C on, the inverse
+            strength of the L1 penalty; unset: cross-validation.
+        label_column: field or column of the label, a number or a string.
         text_column: field or column of the text; unset: text, reviewText, sentence, ...
         state: c, the cell state, or h, after the last byte; or mean_h, the mean of h over all
             bytes; one or several, all in one pass over the texts.
-        all_layers: of every layer; otherwise the top one's.
+        all_layers: use every layer; otherwise only the top one.
         checkpoint: best (by validation BPC), latest, or a step.
     """
     require_files(train, valid, test)

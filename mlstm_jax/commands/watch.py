@@ -1,4 +1,4 @@
-"""The command watch: what runs are doing, in a table that is drawn again as they go on."""
+"""The command watch: the progress of runs, in a table that updates as they train."""
 
 import contextlib
 import sys
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _SECONDS = 2.0
-# A run without a new line for so many times the usual time between two has stopped.
+# A run counts as silent after this many times the usual interval between two lines.
 _STALE = 10
 
 
 def watch(
     runs: Annotated[tuple[Path, ...], Positional, arg(metavar="RUN [RUN ...]")],
 ) -> None:
-    """Show the progress of runs, on this machine or on files that it shares: BPC, rate, speed.
+    """Show the progress of runs, here or on a shared file system: BPC, rate, speed.
 
-    In a terminal the table is drawn again every two seconds until Ctrl-C; a file or a pipe gets it
-    once. TensorBoard shows the curves: `tensorboard --logdir RUN`.
+    In a terminal the table updates every two seconds until Ctrl-C; a file or a pipe gets it once.
+    TensorBoard shows the curves: `tensorboard --logdir RUN`.
 
     Args:
-        runs: run folders, or folders that hold some, such as a sweep's.
+        runs: run folders, or folders that contain them, such as that of a sweep.
     """
     from rich.console import Console
     from rich.live import Live
@@ -46,12 +46,12 @@ def watch(
 
 
 def _folders(runs: tuple[Path, ...]) -> dict[str, Path]:
-    """Return the run folders by the name that is shown."""
+    """Return the run folders by displayed name."""
     found: dict[str, Path] = {}
     for given in runs:
         inside = sorted(path.parent for path in given.rglob("metrics.jsonl"))
         if not inside:
-            raise UserError(f"{given} holds no run: no metrics.jsonl is in or below it.")
+            raise UserError(f"{given} holds no run: there is no metrics.jsonl in or below it.")
         found |= {
             given.name if folder == given else f"{given.name}/{folder.relative_to(given)}": folder
             for folder in inside
@@ -99,7 +99,7 @@ def _row(folder: Path) -> list[str]:
 
 
 def _state(folder: Path, of_kind: dict[str, list[dict[str, Any]]]) -> str:
-    """Return whether a run is finished, has diverged, or has been silent for long."""
+    """Return whether a run is finished, diverged or interrupted, or how long it has been silent."""
     events, train = of_kind["event"], of_kind["train"]
     end = events[-1] if events else {}
     newest = max((line["step"] for line in train), default=0)

@@ -1,1 +1,1 @@
-"""The program that a GPU runs: compiled without one, read, counted, and its seconds estimated."""
+"""Compile the program that a GPU would run, without a GPU; analyse it and estimate its seconds."""

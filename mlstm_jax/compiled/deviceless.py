@@ -1,8 +1,8 @@
-"""Compile the step of a config for GPUs that are not there.
+"""Compile the step of a config for GPUs that this machine does not have.
 
-JAX's plugin for CUDA compiles for a device that is described to it. Only the compiler is needed,
-the extra `gpu-compile`; no driver, no GPU. What it cannot know is what is tried out on a device:
-it chooses products by rules.
+JAX's plugin for CUDA compiles for a described device. It needs only the compiler, the extra
+`gpu-compile`; no driver and no GPU. Without a device it cannot autotune: it chooses the kernels of
+products by rules.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from mlstm_jax.training.parallel import AXIS
 from mlstm_jax.training.state import init_state
 from mlstm_jax.training.step import make_train_step
 
-# The same for every GPU of today; without the version of the driver XLA makes fewer graphs.
+# The same for all current GPUs; without a driver version XLA creates fewer command buffers.
 _COMMON = """
   threads_per_block_limit: 1024
   threads_per_warp: 32
@@ -48,7 +48,7 @@ _COMMON = """
   dnn_version: "9.10.0"
 """
 _PLUGIN = "jax-cuda12-pjrt"
-_KERNEL_PLUGIN = "jax-cuda12-plugin"  # XLA finds the compiler of Pallas's kernels in it
+_KERNEL_PLUGIN = "jax-cuda12-plugin"  # has the compiler of Pallas kernels
 
 
 class Compiled(NamedTuple):
@@ -56,11 +56,11 @@ class Compiled(NamedTuple):
 
     text: str  # HLO after all optimisations
     argument_bytes: int
-    temporary_bytes: int  # beside the arguments, as XLA counts them
+    temporary_bytes: int  # in addition to the arguments, as XLA counts them
 
 
 def require() -> None:
-    """Raise UserError unless the compiler for CUDA is installed, of the version of jax."""
+    """Raise UserError unless the compiler for CUDA is installed in the version of jax."""
     _require_of_jax_s_version(_PLUGIN)
 
 
@@ -69,23 +69,23 @@ def _require_of_jax_s_version(package: str) -> None:
         found = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError as error:
         raise UserError(
-            "to compile for a GPU that is not there, the compiler for CUDA is needed, about 550 "
-            f"MB, and {package} is not installed: pip install 'mlstm-jax[gpu-compile]'."
+            "compiling without a GPU needs the compiler for CUDA, about 550 MB, but "
+            f"{package} is not installed: pip install 'mlstm-jax[gpu-compile]'."
         ) from error
     if found != jax.__version__:
         raise UserError(
-            f"{package} {found} does not compile for jax {jax.__version__}: "
+            f"{package} {found} does not match jax {jax.__version__}: "
             f"pip install {package}=={jax.__version__}"
         )
 
 
 def _require_pallas(config: Config, machine: Machine) -> None:
-    """Raise UserError unless our own kernels can be compiled for a machine that is not here."""
+    """Raise UserError unless our Pallas kernels can be compiled for this machine's GPU."""
     capability = machine.gpu.compute_capability if machine.gpu else None
     if capability and (8, 0) <= capability < (9, 0):
         raise UserError(
-            f"{machine.name}: devices.kernels is 'pallas', and Pallas takes a GPU that is not there"
-            " for one of compute capability 9.0, but this one has "
+            f"{machine.name}: devices.kernels is 'pallas', but without a GPU Pallas compiles for "
+            "compute capability 9.0, and this one has "
             f"{capability[0]}.{capability[1]}; use --devices.kernels xla."
         )
     require_gpu(config.model.hidden, capability)
@@ -96,8 +96,8 @@ def compile_step(config: Config, machine: Machine, devices: int) -> Compiled:
     """Compile a training step.
 
     Args:
-        config: its batch is the global one, resolved for `devices`; phases are not looked at.
-        machine: its `gpu` is compiled for; its nodes decide which devices are on one.
+        config: its batch is the global one, resolved for `devices`; phases are ignored.
+        machine: its `gpu` is the target; `devices_per_node` decides which devices share a node.
         devices: how many GPUs share the batch.
 
     Raises:
@@ -134,23 +134,23 @@ def compile_program(
     devices: int = 1,
     donate: tuple[int, ...] = (),
 ) -> Compiled:
-    """Compile a function of one device, as `Parallel.map` does with devices that are there.
+    """Compile a function of one device, as `Parallel.map` does for the devices of this machine.
 
     Args:
-        machine: what it is compiled for.
-        step: it may know of the axis of devices, `AXIS`.
+        machine: the target.
+        step: the function; it may use the axis of devices, `AXIS`.
         arguments: of one device, arrays or their shapes and types.
-        devices: how many run it together.
-        donate: which arguments give their memory to results.
+        devices: how many devices run it together.
+        donate: indices of arguments whose memory the results may reuse.
 
     Raises:
-        UserError: the compiler is not installed or refuses, or the machine has no `gpu`.
+        UserError: the compiler is not installed or fails, or the machine has no `gpu`.
     """
     require()
     if machine.gpu is None:
         raise UserError(
-            f"{machine.name}: the machine's file does not describe its GPU, the field gpu, which "
-            "--compile needs; `mlstm-jax configs h200` shows one."
+            f"{machine.name}: the machine's file has no field gpu, which --compile needs; "
+            "`mlstm-jax configs h200` shows an example."
         )
     mesh = Mesh(np.array(_devices(machine, machine.gpu, devices)), (AXIS,))
     spec = PartitionSpec(AXIS)
@@ -163,7 +163,7 @@ def compile_program(
         results = step(*jax.tree.map(lambda x: x[0], arguments))
         return jax.tree.map(lambda x: jnp.asarray(x)[None], results)
 
-    # What pmap makes of it: one program, the devices' axis in front.
+    # The same program as pmap's: one program, with the axis of devices first.
     mapped = jax.shard_map(one_device, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
     traced = jax.jit(mapped, donate_argnums=donate).trace(*shapes)
     try:
@@ -171,7 +171,7 @@ def compile_program(
             compiled = traced.lower(lowering_platforms=("cuda",)).compile()
     except jax.errors.JaxRuntimeError as error:
         raise UserError(
-            f"XLA does not compile this for {machine.gpu.description}: "
+            f"XLA cannot compile this for {machine.gpu.description}: "
             f"{str(error).strip().splitlines()[0]}"
         ) from error
     memory = compiled.memory_analysis()
@@ -180,7 +180,7 @@ def compile_program(
 
 @contextmanager
 def _uncached() -> Iterator[None]:
-    """Keep what is compiled out of JAX's cache, which cannot load it without the device."""
+    """Keep compiled programs out of JAX's cache, which cannot load them without the device."""
     name = "jax_persistent_cache_min_compile_time_secs"
     before = getattr(jax.config, name)
     jax.config.update(name, math.inf)
@@ -190,12 +190,12 @@ def _uncached() -> Iterator[None]:
         jax.config.update(name, before)
 
 
-# Of the schedule: it is in the program as a number, and changes nothing else.
+# Steps of the schedule: only a constant in the program.
 _STEPS = 1_000_000
 
 
 def _batch(config: Config, rows: int) -> Batch:
-    """Return a batch as shapes and types alone."""
+    """Return a batch as shapes and types only."""
     shape = (rows, config.data.window)
     has_labels = config.model.rating_head or config.model.classes
     return jax.eval_shape(
@@ -223,7 +223,7 @@ def _devices(machine: Machine, gpu: Gpu, count: int) -> list[Any]:
 
 
 def _target(gpu: Gpu) -> str:
-    """Return a description of the GPU as XLA's text format has it."""
+    """Return a description of the GPU in XLA's text format."""
     values = dataclasses.asdict(gpu)
     description = values.pop("description")
     major, minor = values.pop("compute_capability")

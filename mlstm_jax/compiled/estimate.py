@@ -1,8 +1,8 @@
-"""How long a compiled program takes on a machine: a model, kernel by kernel.
+"""Estimate how long a compiled program takes on a machine, kernel by kernel.
 
-A kernel takes the longest of its products at the machine's rate, its bytes from memory and its
-bytes from the cache, and a launch. An array is in the cache when a loop uses it again at every step
-and it fits with room to spare; the steps of a stack that is larger come from memory.
+A kernel takes the longest of three times (its products at the machine's rate, its bytes from memory
+and its bytes from the cache), plus a launch. An array counts as cached if a loop reuses it at every
+step and it fills at most half of the cache; the slices of a larger stack come from memory.
 """
 
 from typing import NamedTuple
@@ -10,23 +10,23 @@ from typing import NamedTuple
 from mlstm_jax.compiled.kernels import Access, Kernel, collectives
 from mlstm_jax.planning.machine import Gpu, Machine
 
-# Of the cache, what the arrays of one step may fill together with others.
+# The fraction of the cache that one array may fill, since it shares the cache with others.
 _USABLE_CACHE = 0.5
-# Beside the memory: on NVIDIA's GPUs since Volta, about.
+# Bandwidth of the cache relative to memory, about that of NVIDIA GPUs since Volta.
 _CACHE_SPEED = 1.6
 _TYPES = {"bf16": "bf16", "f16": "fp16", "tf32": "tf32", "f32": "fp32"}
 
 
 class Estimate(NamedTuple):
-    """Of one run of a program on one device, its collectives left out."""
+    """The estimate for one run of a program on one device, without its collectives."""
 
     launches: int
     bytes: int  # read and written, by all kernels
     seconds: float  # without the cost of launches
-    loops: dict[str, int]  # kernels of one step of each loop, by its name, in the program's order
+    loops: dict[str, int]  # name of each loop → kernels of one step, in program order
 
     def with_launches(self, each: float) -> float:
-        """Return the seconds if a launch costs `each` of them."""
+        """Return the seconds if each launch takes `each` seconds."""
         return self.seconds + self.launches * each
 
 

@@ -1,7 +1,7 @@
-"""The text of a compiled XLA program, as computations of instructions.
+"""Parse the text of a compiled XLA program into computations of instructions.
 
-It is what `jax.stages.Compiled.as_text` gives: HLO after all optimisations of a backend. Only what
-is needed to count is read: types, operands, called computations and a few attributes.
+The text is that of `jax.stages.Compiled.as_text`: HLO after all optimisations of a backend. Only
+what the analysis needs is parsed: types, operands, called computations and a few attributes.
 """
 
 import math
@@ -44,7 +44,7 @@ class Instruction(NamedTuple):
 
     name: str
     opcode: str
-    arrays: tuple[Array, ...]  # of its result, the parts of a tuple one by one
+    arrays: tuple[Array, ...]  # of its result; of a tuple, one for each part
     operands: tuple[str, ...]  # names
     attributes: str
     is_root: bool
@@ -56,18 +56,18 @@ class Instruction(NamedTuple):
 
     @property
     def called(self) -> tuple[str, ...]:
-        """Names of the computations that it runs: of a fusion one, of a while two."""
+        """Names of the computations that it runs: one for a fusion, two for a while."""
         return tuple(_CALLED.findall(self.attributes))
 
     @property
     def number(self) -> int:
-        """Of a parameter, which one; of a get-tuple-element, which part."""
+        """The index of a parameter, or the index of the part that a get-tuple-element takes."""
         found = re.search(r"index=(\d+)", self.attributes) if self.opcode != "parameter" else None
         return int(found[1] if found else self.operands[0])
 
     @property
     def trips(self) -> int:
-        """How often the body of a while runs; 1 where XLA does not know."""
+        """How often the body of a while runs; 1 if XLA does not know."""
         found = re.search(r'known_trip_count":\{"n":"(\d+)"', self.attributes)
         return int(found[1]) if found else 1
 
@@ -76,14 +76,14 @@ Computation = dict[str, Instruction]
 
 
 class Program(NamedTuple):
-    """All computations of a program by name, and the one that it begins with."""
+    """All computations of a program by name, and the name of its entry computation."""
 
     computations: dict[str, Computation]
     entry: str
 
 
 def parse(text: str) -> Program:
-    """Return the program that a text of HLO says; what is not an instruction is passed over."""
+    """Parse a text of HLO; lines that are not instructions are skipped."""
     computations: dict[str, Computation] = {}
     entry, current = "", None
     for line in text.splitlines():
@@ -98,12 +98,12 @@ def parse(text: str) -> Program:
 
 
 def root(computation: Computation) -> Instruction:
-    """Return the instruction whose result is the computation's."""
+    """Return the instruction whose result is the computation's result."""
     return next(one for one in computation.values() if one.is_root)
 
 
 def places(program: Program) -> Iterator[tuple[str, int, bool]]:
-    """Yield each computation that starts kernels: its name, how often it runs, if in a loop."""
+    """Yield, for each computation that starts kernels: its name, its runs, whether in a loop."""
     waiting, seen = [(program.entry, 1, False)], set()
     while waiting:
         name, times, is_in_loop = waiting.pop(0)
@@ -125,7 +125,7 @@ def _attribute(instruction: Instruction, name: str) -> str:
 
 
 def _instruction(name: str, text: str, is_root: bool) -> Instruction:
-    """Read what stands behind the equals sign: TYPE OPCODE(OPERANDS), ATTRIBUTES."""
+    """Parse the text after the equals sign: TYPE OPCODE(OPERANDS), ATTRIBUTES."""
     end = _closing(text, 0) if text.startswith("(") else text.index(" ")
     opcode, _, rest = text[end:].strip().partition("(")
     inside = _closing(f"({rest}", 0)
@@ -142,7 +142,7 @@ def _instruction(name: str, text: str, is_root: bool) -> Instruction:
 
 
 def _closing(text: str, start: int) -> int:
-    """Return the place behind the bracket that closes the one at `start`."""
+    """Return the index after the parenthesis that closes the one at `start`."""
     depth = 0
     for place in range(start, len(text)):
         depth += (text[place] == "(") - (text[place] == ")")

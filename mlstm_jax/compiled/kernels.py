@@ -1,7 +1,7 @@
 """The kernels of a compiled program: how often each runs, what it reads, writes and multiplies.
 
-A kernel is an instruction that a GPU starts: a fusion, a product, a copy, a custom call. What is
-counted is bytes that it must move: of a stack that it reads or writes one step of, that step.
+A kernel is an instruction that a GPU launches: a fusion, a product, a copy, a custom call. Only the
+bytes that it must move are counted: if it reads or writes one slice of a stack, only that slice.
 """
 
 import re
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from mlstm_jax.compiled.hlo import Array, Computation, Instruction, Program, places, root
 
-# They start nothing on the device.
+# These launch nothing on the device.
 _FREE = frozenset(
     [
         *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
@@ -17,10 +17,10 @@ _FREE = frozenset(
         "async-start",
     ]
 )
-# Instructions of a fusion through which a parameter is still itself.
+# Instructions of a fusion that pass on every element of a parameter.
 _SAME = frozenset(["bitcast", "reshape", "transpose", "copy", "convert", "bitcast-convert"])
 _PARTS = frozenset(["dynamic-slice", "slice", "gather"])
-# In the names of our own kernels: the bytes of each operand, read or written, see model/launch.py.
+# The names of our Pallas kernels give the bytes of each operand that they move: model/launch.py.
 _MOVED = re.compile(r"\bmoves_([\d_]+)_bytes\b")
 _COLLECTIVES = re.compile(r"^(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)")
 
@@ -37,23 +37,23 @@ class Kernel(NamedTuple):
 
     name: str
     opcode: str
-    source: str  # the JAX operation that it came from, where XLA says so
+    source: str  # the JAX operation that it came from, or "" if XLA does not say
     place: str  # the computation that it is in
     is_in_loop: bool
-    times: int  # how often it runs in all
+    times: int  # how often it runs in total
     reads: tuple[Access, ...]
     writes: tuple[Access, ...]
-    flops: int  # of products, once
-    operand_type: str | None  # of products, XLA's name, or tf32; None where there is none
+    flops: int  # of its products, for one run
+    operand_type: str | None  # of its products, XLA's name or tf32; None without products
 
     @property
     def bytes(self) -> int:
-        """Bytes read and written once."""
+        """Bytes read and written in one run."""
         return sum(access.bytes for access in (*self.reads, *self.writes))
 
 
 class Product(NamedTuple):
-    """A matrix product: the types of its operands and of its sums, and where it is."""
+    """A matrix product: the types of its operands and of its result, and its computation."""
 
     operands: tuple[str, str]
     result: str
@@ -61,14 +61,14 @@ class Product(NamedTuple):
 
 
 def kernels(program: Program) -> list[Kernel]:
-    """Return all kernels, in the order of the program; those of a loop's body once."""
+    """Return all kernels in program order; those of a loop's body appear once."""
     found = []
     for place, times, is_in_loop in places(program):
         computation = program.computations[place]
         for one in computation.values():
             if one.opcode in _FREE or one.opcode.endswith("-done"):
                 continue
-            if "AllocateBuffer" in one.attributes:  # an empty array: nothing is written
+            if "AllocateBuffer" in one.attributes:  # allocates an array, but writes nothing
                 continue
             flops, operand_type = _flops(program, computation, one)
             source = re.search(r'op_name="([^"]*)"', one.attributes)
@@ -97,15 +97,15 @@ def kernels(program: Program) -> list[Kernel]:
 
 
 def collectives(found: list[Kernel]) -> list[Kernel]:
-    """Return those that devices talk by."""
+    """Return the kernels that communicate between devices."""
     return [one for one in found if _COLLECTIVES.match(one.opcode)]
 
 
 def beside(program: Program, found: list[Kernel]) -> dict[str, list[Kernel]]:
-    """Return, of each collective by name, the kernels that start while it runs.
+    """Return, for each collective by name, the kernels that start while it runs.
 
-    They are those between its start and the place where its end is awaited: the text of a compiled
-    program has the order in which it runs.
+    These are the kernels between its -start and its -done: the text of a compiled program is in the
+    order of execution.
     """
     among: dict[str, list[Kernel]] = {one.name: [] for one in collectives(found)}
     for place in dict.fromkeys(one.place for one in found):
@@ -157,7 +157,7 @@ def products(program: Program) -> list[Product]:
 
 
 def atomic_adds(program: Program) -> list[Instruction]:
-    """Return the scatters whose places may be the same, so that the order of sums may differ."""
+    """Return the scatters with possibly repeated indices, whose sums may vary in order."""
     return [
         one
         for computation in program.computations.values()
@@ -197,7 +197,7 @@ def _users(computation: Computation, name: str) -> list[Instruction]:
 
 
 def _bytes_read(inner: Computation, name: str) -> int:
-    """Return the bytes that a fusion reads of what `name` is."""
+    """Return the bytes that a fusion reads of the value `name`."""
     whole, total = inner[name].bytes, 0
     if inner[name].is_root:
         return whole
@@ -207,7 +207,7 @@ def _bytes_read(inner: Computation, name: str) -> int:
         elif user.opcode == "tuple" or (
             user.opcode == "dynamic-update-slice" and user.operands[0] == name
         ):
-            continue  # it is handed on, or written in place
+            continue  # it is passed on, or updated in place
         elif user.opcode in _SAME and user.bytes == whole:
             total += _bytes_read(inner, user.name)
         else:
@@ -242,7 +242,7 @@ def _flops(program: Program, computation: Computation, one: Instruction) -> tupl
 
 
 def _before_casts(computation: Computation, name: str) -> Instruction:
-    """Return what an operand is before bits and shapes alone were changed."""
+    """Return an operand before instructions that only change its shape or layout."""
     one = computation[name]
     while one.opcode in ("bitcast", "reshape", "transpose", "copy") and one.operands:
         one = computation[one.operands[0]]

@@ -1,4 +1,4 @@
-"""What a plan says of the program that a GPU will run: its memory, kernels, talk and seconds."""
+"""The part of a plan on the compiled program: memory, kernels, collectives and seconds."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from mlstm_jax.environment import MEMORY_FRACTION
 from mlstm_jax.planning import plan
 from mlstm_jax.planning.machine import Machine
 
-# Seconds of a launch: inside a graph, as XLA makes one of a loop's body, about the second.
+# Seconds of a launch. Inside a command buffer, as XLA uses for a loop's body, about the second.
 LAUNCHES = (0.0, 1e-6, 2e-6)
 
 
@@ -19,25 +19,25 @@ class Collective(NamedTuple):
     """A transfer between devices."""
 
     name: str
-    bytes: int  # of a device's part
+    bytes: int  # of each device's part
     is_in_loop: bool
-    beside_flops: int  # of the products that run meanwhile
-    beside_seconds: float  # modelled, of all kernels that run meanwhile, without their launches
+    beside_flops: int  # of the products that run at the same time
+    beside_seconds: float  # modelled, of all kernels that run at the same time, without launches
 
 
 class Row(NamedTuple):
     """The program of one device, for a number of devices and a phase."""
 
     devices: int
-    phase: int  # from 1; 0 where the run has none
+    phase: int  # from 1; 0 if the run has no phases
     rows: int  # of a device
     argument_bytes: int
     temporary_bytes: int
     fits: bool
-    loops: tuple[tuple[int, int], ...]  # of each: kernels and bytes of a time step
+    loops: tuple[tuple[int, int], ...]  # for each loop: kernels and bytes of a time step
     launches: int
     collectives: tuple[Collective, ...]
-    seconds: tuple[float, ...]  # by the cost of a launch, see `LAUNCHES`; collectives left out
+    seconds: tuple[float, ...]  # one for each of `LAUNCHES`, without collectives
     formula_seconds: float  # of the plan, without its all-reduce
 
 
@@ -51,12 +51,12 @@ def compile_plan(
 
     Args:
         config: of the run.
-        machine: what it is to run on.
+        machine: the target.
         devices: numbers of GPUs.
-        on_done: told how many programs are compiled.
+        on_done: called with the number of programs compiled so far.
 
     Raises:
-        UserError: see `deviceless.compile_step`; or the rows cannot be shared.
+        UserError: see `deviceless.compile_step`; or the batch cannot be divided among the devices.
     """
     made: list[Row] = []
     for count in devices:
@@ -103,14 +103,14 @@ def _row(config: Config, machine: Machine, devices: int, phase: int) -> Row:
 
 
 def format_programs(machine: Machine, rows: list[Row]) -> str:
-    """Return the table for people."""
+    """Return the rows as a text table."""
     assert machine.gpu is not None
     has_phases = any(row.phase for row in rows)
     lines = [
-        f"Compiled for {machine.gpu.description}, and not run. GB are XLA's count of arguments and "
-        "temporary memory;",
-        "ms are modelled, without collectives, for launches of 0, 1 and 2 us; the formula's beside "
-        "them.",
+        f"Compiled for {machine.gpu.description}, but not run. GB: XLA's count of arguments and "
+        "temporary memory.",
+        "ms: modelled, without collectives, for launches of 0, 1 and 2 us; formula: the plan's "
+        "estimate in ms.",
         "",
         f"{'devices':>7} {'phase ' if has_phases else ''}{'rows':>6} {'GB':>7} "
         f"{'kernels/step':>12} {'MB/step':>13} {'launches':>8} {'ms':>20} {'formula':>8}  "
@@ -130,14 +130,14 @@ def format_programs(machine: Machine, rows: list[Row]) -> str:
         lines += [
             "",
             f"! does not fit into {machine.memory_bytes / 1e9:.0f} GB ({MEMORY_FRACTION:.0%} "
-            "usable): take fewer rows a device, more --train.micro-batches, or "
+            "usable): use fewer rows per device, more --train.micro-batches, or "
             "--train.recompute-every.",
         ]
     return "\n".join(lines)
 
 
 def _talk(row: Row) -> str:
-    """Say how many collectives there are, of what size, and which are in a loop or are hidden."""
+    """Return the number and sizes of collectives, and how many are in a loop or overlapped."""
     if not row.collectives:
         return "none"
     sizes = " + ".join(f"{one.bytes / 1e6:.1f}" for one in row.collectives)
@@ -145,7 +145,7 @@ def _talk(row: Row) -> str:
     names = sorted({one.name for one in row.collectives})
     where = f", {inside} of them in a loop" if inside else ""
     hidden = sum(one.bytes for one in row.collectives if one.beside_flops)
-    beside_what = f", {hidden / 1e6:.1f} of them beside products" if hidden else ""
+    beside_what = f", {hidden / 1e6:.1f} MB overlap products" if hidden else ""
     return f"{len(row.collectives)} {', '.join(names)} of {sizes} MB{where}{beside_what}"
 
 

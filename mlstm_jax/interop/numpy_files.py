@@ -1,6 +1,6 @@
-"""NumPy's files, .npy and .npz, that a stranger may have written: opened as `Array`s.
+"""Untrusted NumPy files, .npy and .npz, opened as `Array`s.
 
-`np.load` would believe a header; here it is bounded, and held to the bytes that the file has.
+`np.load` would trust a header. Here its size is limited, and it must match the size of the file.
 """
 
 import io
@@ -25,16 +25,16 @@ _MOST_HEADER = 1 << 14  # bytes; NumPy itself takes 10,000
 def npy(path: Path) -> Array:
     """Open one .npy file; its data are memory-mapped when they are read.
 
-    Raises UserError where it is missing, or no .npy file of numbers.
+    Raises UserError if it is missing, or is not a .npy file of numbers.
     """
     if not path.is_file():
-        raise UserError(f"{path}: is missing; the folder must hold all files.")
+        raise UserError(f"{path}: is missing; the folder must contain all files of the model.")
     try:
         with path.open("rb") as file:
             header = _Header.read(file)
         if header.offset + header.size > path.stat().st_size:
-            raise ValueError("it is cut short")
-    except Exception as error:  # NumPy has many for a header that is none
+            raise ValueError("it is truncated")
+    except Exception as error:  # NumPy raises many types for an invalid header
         raise UserError(f"{path}: is not a .npy file of numbers ({reason(error)}).") from error
     load = partial(
         np.memmap, path, header.dtype, "r", header.offset, header.shape, order=header.order
@@ -43,7 +43,7 @@ def npy(path: Path) -> Array:
 
 
 class _Header(NamedTuple):
-    """What a .npy file says of its array."""
+    """The header of a .npy file."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -57,8 +57,8 @@ class _Header(NamedTuple):
 
     @classmethod
     def read(cls, file: IO[bytes]) -> "_Header":
-        """Read a header; an exception of any kind means that there is none."""
-        # NumPy alone would believe a header's own length, up to 4 GB.
+        """Read a header; any exception means that it is invalid."""
+        # NumPy on its own would trust the length in the header, up to 4 GB.
         start = io.BytesIO(file.read(_MOST_HEADER))
         parsers = {
             (1, 0): np.lib.format.read_array_header_1_0,
@@ -66,7 +66,7 @@ class _Header(NamedTuple):
         }
         version = np.lib.format.read_magic(start)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that Python 2 wrote it, or that it has odd escapes
+            warnings.simplefilter("ignore")  # about headers of Python 2 and invalid escapes
             shape, is_fortran, dtype = parsers[version](start)
         if dtype.hasobject:
             raise ValueError("it holds pickled objects")
@@ -77,14 +77,14 @@ class _Header(NamedTuple):
 
 @contextmanager
 def npz(path: Path, metadata: str) -> Iterator[tuple[str | None, dict[str, Array]]]:
-    """Open an .npz: the text of its uint8 array `metadata`, None without, and the other arrays.
+    """Open an .npz: give the text of its uint8 array `metadata`, or None, and the other arrays.
 
-    Raises UserError where it is no such file, or claims far more than it holds.
+    Raises UserError if it is not such a file, or claims far more bytes than it holds.
     """
     with open_zip(path) as archive:
         members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
         if len(members) != len(archive.infolist()):
-            raise UserError(f"{path}: cannot be read (two arrays have one name).")
+            raise UserError(f"{path}: cannot be read (two arrays have the same name).")
         found = {name: _member(path, archive, name, member) for name, member in members.items()}
         about = found.pop(metadata, None)
         yield None if about is None else _text(about), found
@@ -96,8 +96,8 @@ def _member(path: Path, archive: zipfile.ZipFile, name: str, member: zipfile.Zip
         with archive.open(member) as file:
             header = _Header.read(file)
         if header.offset + header.size != member.file_size:
-            raise ValueError("it is not of the size that its header says")
-    except Exception as error:  # zipfile and NumPy have many
+            raise ValueError("its size is not the one in its header")
+    except Exception as error:  # zipfile and NumPy raise many types
         raise UserError(f"{where}: cannot be read ({reason(error)}).") from error
 
     def load() -> NDArray[Any]:
@@ -112,10 +112,10 @@ def _member(path: Path, archive: zipfile.ZipFile, name: str, member: zipfile.Zip
 def _text(about: Array) -> str:
     if about.type != "uint8" or len(about.shape) != 1 or about.shape[0] > MOST_METADATA:
         raise UserError(
-            f"{about.where} must be at most {MOST_METADATA:,} bytes of text, but is {about.type} "
-            f"of shape {about.shape}."
+            f"{about.where} must be at most {MOST_METADATA:,} bytes of text (uint8), but is "
+            f"{about.type} of shape {about.shape}."
         )
     try:
         return about.load().tobytes().decode()
-    except Exception as error:  # of zipfile and zlib, and bytes that are no text
+    except Exception as error:  # from zipfile or zlib, or for bytes that are not UTF-8
         raise UserError(f"{about.where}: cannot be read ({reason(error)}).") from error

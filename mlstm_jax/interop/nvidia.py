@@ -1,9 +1,9 @@
-"""NVIDIA's sentiment-discovery: a state_dict, loaded by torch without executing what is in it.
+"""NVIDIA's sentiment-discovery: a state_dict, loaded by torch without executing its contents.
 
-The dict is nested, encoder/encoder, encoder/rnn/rnns.K and decoder. Its matrices are [out, in], its
-gates in PyTorch's order i, f, g, o with two biases that are added; weight-normalised tensors have
-``_g`` and ``_v`` (a row of [out, in] is a column of ours), others are the product already. With a
-padding token, row 0 of embedding and decoder is that, and byte b has row b + 1.
+The dict is nested: encoder/encoder, encoder/rnn/rnns.K and decoder. Its matrices are [out, in]; its
+gates are in PyTorch's order i, f, g, o, with two biases that are added. Weight-normalised tensors
+have ``_g`` and ``_v`` (a row of [out, in] is a column of ours); others are already the product.
+With a padding token, row 0 of embedding and decoder is the token, and byte b has row b + 1.
 """
 
 import math
@@ -29,14 +29,14 @@ _MATRICES = (("wx", "w_ih"), ("wh", "w_hh"), ("wmx", "w_mih"), ("wmh", "w_mhh"))
 
 
 def read_nvidia(path: Path) -> ModelWeights:
-    """Read a .pt file; UserError names the tensor that is missing or of another shape."""
+    """Read a .pt file; a UserError names the tensor that is missing or has another shape."""
     found = _load(path)
     wanted = _Wanted(path, found)
     vocabulary, width = wanted.find("encoder.encoder.weight", "encoder.weight").sizes(2)
     if vocabulary not in (VOCABULARY, VOCABULARY + 1):
         raise UserError(
             f"{path}: encoder.weight has {vocabulary:,} rows, but must have 256, or 257 with a "
-            "padding token; a model of word pieces cannot be imported."
+            "padding token; a model of subword tokens cannot be imported."
         )
     _, hidden = wanted.find("decoder.weight").sizes(2)
     wanted.add("embedding", (vocabulary, width), "encoder.encoder.weight", "encoder.weight")
@@ -46,7 +46,7 @@ def read_nvidia(path: Path) -> ModelWeights:
     layers = arrays.count_layers(str(path), {match[1] for match in numbers if match})
     if not layers:
         raise UserError(
-            f"{path}: holds no rnns.0 of an mLSTM; its tensors are {arrays.some(found)}."
+            f"{path}: has no rnns.0, the first mLSTM layer; its tensors are {arrays.some(found)}."
         )
     for layer in range(layers):
         _add_layer(wanted, layer, hidden if layer else width, hidden)
@@ -68,7 +68,7 @@ def _add_layer(wanted: "_Wanted", layer: int, inputs: int, hidden: int) -> None:
         rows = 4 * hidden if ours in ("wx", "wh") else hidden
         columns = inputs if ours in ("wx", "wmx") else hidden
         name = f"rnns.{layer}.{theirs}"
-        if wanted.has(name):  # the product already
+        if wanted.has(name):  # already the product
             wanted.add(f"{layer}/{ours}", (rows, columns), name)
             continue
         wanted.add(f"{layer}/{ours}_v", (rows, columns), f"{name}_v")
@@ -101,26 +101,26 @@ def _layer(
 
 
 def _norms(rows: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return the length of each row; the squares of large ones would overflow in float32."""
+    """Return the L2 norm of each row; in float32 the squares of large values would overflow."""
     return np.linalg.norm(rows.astype(np.float64), axis=1)
 
 
 def _checked(path: Path, name: str, values: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Return what was computed as float32; UserError where it does not fit."""
+    """Return computed values as float32; UserError if they overflow."""
     with np.errstate(over="ignore"):
         small = values.astype(np.float32)
-    arrays.require_finite(f"{path}: what is computed of {name}", small)
+    arrays.require_finite(f"{path}: what is computed from {name}", small)
     return small
 
 
 def _reorder(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Turn i, f, g, o into i, f, o, u; g is u."""
+    """Reorder the gates from i, f, g, o to i, f, o, u; g is u."""
     i, f, g, o = np.split(rows, 4)
     return np.concatenate([i, f, o, g])
 
 
 class _Wanted:
-    """The tensors of a file that are read, by names of ours; theirs is known by its end."""
+    """The tensors to read from a file, by our names; theirs are found by the end of the name."""
 
     def __init__(self, path: Path, found: Mapping[str, Array]) -> None:
         self._path, self._found = path, found
@@ -135,18 +135,18 @@ class _Wanted:
         return self._named(end) is not None
 
     def find(self, *ends: str) -> Array:
-        """Return the first that is there of some names; UserError where none is."""
+        """Return the tensor of the first of these names that exists; UserError if none does."""
         for end in ends:
             array = self._named(end)
             if array is not None:
                 return array
-        raise UserError(f"{self._path}: lacks {ends[0]}; it has {arrays.some(self._found)}.")
+        raise UserError(f"{self._path}: has no {ends[0]}; it has {arrays.some(self._found)}.")
 
     def add(self, name: str, shape: tuple[int, ...], *ends: str) -> None:
         self._arrays[name], self._shapes[name] = self.find(*ends), shape
 
     def read(self) -> dict[str, NDArray[np.float32]]:
-        """Read all that were added; UserError names the one that is wrong."""
+        """Read all tensors that were added; a UserError names the one that is wrong."""
         values = sum(math.prod(shape) for shape in self._shapes.values())
         arrays.require_room(self._path, 4 * values)
         return arrays.read_arrays(str(self._path), self._arrays, self._shapes)
@@ -157,29 +157,29 @@ def _load(path: Path) -> dict[str, Array]:
         import torch
     except ImportError as error:
         raise UserError(
-            "a .pt file is read by PyTorch, of which the CPU build is enough: pip install "
+            "reading a .pt file needs PyTorch; its CPU build is enough: pip install "
             "'mlstm-jax[torch]'"
         ) from error
     if not path.is_file():
-        raise UserError(f"{path}: there is no such file.")
+        raise UserError(f"{path}: the file does not exist.")
     try:
         with path.open("rb") as file:
-            is_zip = file.read(4) == b"PK\x03\x04"  # what torch goes by
+            is_zip = file.read(4) == b"PK\x03\x04"  # the test that torch uses
         if is_zip:
             arrays.require_honest_zip(path)
-        # Tensors and plain containers alone: nothing in the file is executed.
+        # weights_only: only tensors and plain containers; nothing in the file is executed.
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a version of pickle that it may not know
+            warnings.simplefilter("ignore")  # about an unknown version of pickle
             content = torch.load(path, map_location="cpu", weights_only=True)
     except UserError:
         raise
-    except Exception as error:  # torch has many, and this file may be anything
+    except Exception as error:  # torch raises many types, and the file may be anything
         raise UserError(
-            f"{path}: is no file of tensors alone ({arrays.reason(error)}). Save the model's "
-            "state_dict() by itself where it was trained, and import that."
+            f"{path}: is not a file of tensors only ({arrays.reason(error)}). Save only the "
+            "model's state_dict() where it was trained, and import that file."
         ) from error
     found: dict[str, Array] = {}
-    # Not by recursion, and counted: dicts may contain one another, or one a thousand times.
+    # A loop with a count, not recursion: dicts may contain each other, or one a thousand times.
     waiting, seen = [("", content)], 0
     while waiting:
         prefix, value = waiting.pop()
@@ -202,7 +202,7 @@ def _array(where: str, tensor: Any) -> Array:
         tensor.layout is torch.strided
         and tensor.device.type == "cpu"
         and tensor.is_floating_point()
-        # One that repeats its few values would become as large as its shape says.
+        # A tensor that repeats a few values would expand to the full size of its shape.
         and tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
     )
     return Array(

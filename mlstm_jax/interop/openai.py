@@ -1,8 +1,8 @@
 """OpenAI's model of 2017: the 15 .npy files of openai/generating-reviews-discovering-sentiment.
 
-Radford, Józefowicz, Sutskever 2017. Their tensors are ours in all but name: [in, out] matrices,
-gates in the order i, f, o, u, and W = g · V / ‖V‖ over columns. Only Wh lies in four blocks of
-columns, each of a quarter of them.
+Radford, Józefowicz, Sutskever 2017. Only the names of their tensors differ from ours: matrices are
+[in, out], gates are in the order i, f, o, u, and W = g · V / ‖V‖ over columns. Wh is split into
+four files, each with a quarter of the columns.
 """
 
 from pathlib import Path
@@ -17,12 +17,12 @@ from mlstm_jax.model.language_model import VOCABULARY
 
 
 def read_openai(folder: Path) -> ModelWeights:
-    """Read 0.npy to 14.npy; UserError names the file that is missing or of another shape."""
+    """Read 0.npy to 14.npy; a UserError names the file that is missing or has another shape."""
     if not folder.is_dir():
-        raise UserError(f"{folder}: is no folder; name the one that holds 0.npy to 14.npy.")
+        raise UserError(f"{folder}: is not a folder; give the one that contains 0.npy to 14.npy.")
     paths = [folder / f"{number}.npy" for number in range(15)]
     files = [numpy_files.npy(path) for path in paths]
-    # These two give the sizes that the others are held to.
+    # These two files give the sizes that all others must match.
     (_, embedding), (hidden,) = files[0].sizes(2), files[12].sizes(1)
     gates = 4 * hidden
     shapes: list[tuple[int, ...]] = [

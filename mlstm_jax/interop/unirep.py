@@ -1,9 +1,9 @@
-"""UniRep: protein mLSTMs in .npy files, of one layer or a stack (Alley et al. 2019).
+"""UniRep: protein mLSTMs in .npy files, with one layer or several (Alley et al. 2019).
 
-The cell is ours. The alphabet is 25 tokens beside padding: amino acids, a start and a stop. They
-become the bytes of their letters, start and stop the control bytes STX and ETX, so that a sequence
-is a text of the cleaning "protein". Letters that share a token (X, B, Z, J) share its row; of these
-the decoder gives X. Bytes that are no token read as padding and are never predicted.
+The cell is the same as ours. The alphabet has 25 tokens besides padding: amino acids, a start and a
+stop. Amino acids become the bytes of their letters, start and stop the control bytes STX and ETX,
+so a sequence is a text of the cleaning "protein". Letters that share a token (X, B, Z, J) share its
+row; of these the decoder predicts X. Other bytes are read as padding and never predicted.
 """
 
 import re
@@ -19,7 +19,7 @@ from mlstm_jax.interop.arrays import Array
 from mlstm_jax.interop.weights import ModelWeights
 from mlstm_jax.model.language_model import VOCABULARY
 
-# Token n is the n-th, from 1; 0 is padding.
+# The n-th is token n, from 1; token 0 is padding.
 _LETTERS = "MRHKDESTNQCUGPAVIFYWLOX"
 _SAME_AS_X = "BZJ"
 _TOKENS = [*map(ord, _LETTERS), 2, 3]  # ... start, stop
@@ -30,9 +30,11 @@ _NAMES |= {"wx_g": "gx", "wh_g": "gh", "wmx_g": "gmx", "wmh_g": "gmh"}
 
 
 def read_unirep(folder: Path) -> ModelWeights:
-    """Read a folder of weights; UserError names the file that is missing or of another shape."""
+    """Read a folder of weights; a UserError names the file that is missing or has another shape."""
     if not folder.is_dir():
-        raise UserError(f"{folder}: is no folder; name the one that holds embed_matrix:0.npy.")
+        raise UserError(
+            f"{folder}: is not a folder; give the one that contains embed_matrix:0.npy."
+        )
     files = {path.name: path for path in folder.glob("*.npy")}
     found = {"embed_matrix": _array(folder, files, "embed_matrix")}
     stacked = [re.match(r"rnn_mlstm_stack_mlstm_stack([0-9]+)_", name) for name in files]
@@ -68,9 +70,9 @@ def read_unirep(folder: Path) -> ModelWeights:
     notes: tuple[str, ...] = ()
     if unread:
         notes = (
-            f"{folder}: not read, since they are no part of the language model: "
-            f"{arrays.some(unread)}. A head on the mean of h is fitted again by `mlstm-jax "
-            "transfer --state mean_h`.",
+            f"{folder}: these files were skipped because they are not part of the language model: "
+            f"{arrays.some(unread)}. To fit a new head on the mean of h, use `mlstm-jax transfer "
+            "--state mean_h`.",
         )
     made = arrays.read_arrays(str(folder), found, shapes)
     params: dict[str, Any] = {
@@ -92,13 +94,15 @@ def read_unirep(folder: Path) -> ModelWeights:
 
 
 def _names(name: str) -> tuple[str, ...]:
-    """Return the names that the file of an array may have: some systems allow no colon."""
+    """Return the file names that an array may have: some systems do not allow a colon."""
     return f"{name}:0.npy", f"{name}_0.npy", f"{name}.npy"
 
 
 def _array(folder: Path, files: dict[str, Path], name: str) -> Array:
-    """Open NAME:0.npy, or what systems that allow no colon call it."""
+    """Open NAME:0.npy, or the file name used on systems that do not allow a colon."""
     for file in _names(name):
         if file in files:
             return numpy_files.npy(files[file])
-    raise UserError(f"{folder}: lacks {name}:0.npy; it must hold all files of one model.")
+    raise UserError(
+        f"{folder}: {name}:0.npy is missing; the folder must contain all files of one model."
+    )

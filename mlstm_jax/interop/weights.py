@@ -1,13 +1,13 @@
-"""A model in one file, .safetensors or .npz, that other programs can read, and back.
+"""Write and read a model as one file, .safetensors or .npz, that other programs can read.
 
-The arrays have the names of language_model.py, float32 and in [in, out] order: ``embedding``,
-``layer_0/wmx_v``, ... Beside them is one JSON text, the metadata ``mlstm_jax`` of a .safetensors
-and the uint8 array ``mlstm_jax`` of an .npz::
+The arrays have the names of language_model.py, are float32 and in [in, out] order: ``embedding``,
+``layer_0/wmx_v``, ... One JSON text describes them, the metadata ``mlstm_jax`` of a .safetensors or
+the uint8 array ``mlstm_jax`` of an .npz::
 
     {"format": 1, "model": {"hidden": 64, ...}, "cleaning": "radford", "source": "...",
-     "fingerprint": a sha256 of all arrays; may be left out}
+     "fingerprint": a sha256 of all arrays; optional}
 
-Nothing in either is executed. Equal parameters give equal bytes.
+Nothing in the file is executed. Equal parameters give equal bytes.
 """
 
 import dataclasses
@@ -34,13 +34,13 @@ Arrays = dict[str, NDArray[np.float32]]
 
 
 class ModelWeights(NamedTuple):
-    """A model and all that reading a text with it needs."""
+    """A model and everything needed to read a text with it."""
 
     model: config.Model
     cleaning: Cleaning
     params: Parameters  # NumPy, float32
-    source: str  # where it comes from, for people
-    notes: tuple[str, ...] = ()  # on what was not taken over, for people
+    source: str  # where it comes from; only shown
+    notes: tuple[str, ...] = ()  # on what was not imported; only shown
 
 
 def named(params: Parameters, prefix: str = "") -> dict[str, Any]:
@@ -87,11 +87,11 @@ def expected_shapes(model: config.Model) -> dict[str, tuple[int, ...]]:
 
 
 def save(path: Path, weights: ModelWeights) -> None:
-    """Write a file of the kind that its name says, whole or not at all.
+    """Write a model file atomically, in the format of its suffix.
 
     Raises:
-        UserError: it is neither .safetensors nor .npz.
-        KnownError: it cannot be written.
+        UserError: the suffix is neither .safetensors nor .npz.
+        KnownError: the file cannot be written.
     """
     flat = dict(sorted(flatten(weights.params).items()))
     about = {
@@ -103,7 +103,7 @@ def save(path: Path, weights: ModelWeights) -> None:
     }
     text = json.dumps(about, sort_keys=True)
     if path.suffix not in (".safetensors", ".npz"):
-        raise UserError(f"{path}: a model is written as .safetensors or .npz; name it so.")
+        raise UserError(f"{path}: a model file must end in .safetensors or .npz; rename it.")
     with output.write_errors(path), output.atomic_file(path) as partial:
         if path.suffix == ".safetensors":
             arrays.write_safetensors(partial, flat, {_KEY: text})
@@ -121,30 +121,30 @@ class _About:
     model: config.Model
     cleaning: Cleaning
     source: str
-    fingerprint: str | None = None  # another program may leave it out
+    fingerprint: str | None = None  # other programs may omit it
 
 
 def load_weights(path: Path) -> ModelWeights:
-    """Read a file that `save` wrote, or another program in its format.
+    """Read a file that `save` or another program wrote in this format.
 
     Names, types and shapes of all arrays are checked before any is read.
 
-    Raises UserError that says which array or which field of the metadata is wrong.
+    Raises a UserError that names the array or the field of the metadata that is wrong.
     """
     kinds = {".safetensors": arrays.safetensors, ".npz": numpy_files.npz}
     if path.suffix not in kinds:
-        raise UserError(f"{path}: a model is a .safetensors or an .npz file.")
+        raise UserError(f"{path}: a model file must be a .safetensors or an .npz file.")
     with kinds[path.suffix](path, _KEY) as (text, found):
         if text is None:
             raise UserError(
-                f"{path}: holds no {_KEY!r} metadata, so it is not a model of this program."
+                f"{path}: has no {_KEY!r} metadata, so it is not a model of this program."
             )
         about = _about(path, text)
         params = unflatten(arrays.read_arrays(str(path), found, expected_shapes(about.model)))
     if about.fingerprint not in (None, fingerprint(params)):
         raise UserError(
-            f"{path}: its arrays are not those that were written, by their fingerprint; copy it "
-            "again from where it came."
+            f"{path}: its arrays do not match its fingerprint, so they changed after it was "
+            "written; copy it again from its source."
         )
     return ModelWeights(about.model, about.cleaning, params, about.source)
 
@@ -155,8 +155,9 @@ def _about(path: Path, text: str) -> _About:
         version = values.get("format") if isinstance(values, dict) else None
         if version is not None and version != FORMAT:
             raise UserError(
-                f"{path}: is of format {reprlib.repr(version)}, but this program reads {FORMAT}."
+                f"{path}: has format {reprlib.repr(version)}, but this program reads format "
+                f"{FORMAT}."
             )
         return fields.build(_About, values)
     except fields.Wrong as error:
-        raise UserError(f"{path}: its metadata are not whole ({error}).") from error
+        raise UserError(f"{path}: its metadata are invalid ({error}).") from error

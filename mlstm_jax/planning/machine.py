@@ -1,7 +1,7 @@
-"""What a machine is to a plan: rates, sizes and links, from a JSON file.
+"""The description of a machine for a plan: rates, sizes and links, from a JSON file.
 
-`mlstm-jax configs` lists ready ones. The rate of a type of number may come from what
-benchmarks/train_step.py measured on such a device.
+`mlstm-jax configs` lists the files that come with the package. The rate of a numeric type may come
+from a measurement with benchmarks/train_step.py on such a device.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from mlstm_jax.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """How a gradient travels: once a ring is full, and what it costs however short."""
+    """A link for gradients: the bandwidth of a full ring, and the fixed time of a transfer."""
 
     bytes_per_s: float
     fixed_s: float = 0.0
@@ -24,14 +24,14 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """A device as XLA's compiler for GPUs must know it; the names are XLA's."""
+    """What XLA's compiler for GPUs must know about a device; the names are XLA's."""
 
     description: str  # such as NVIDIA H200 141GB HBM3e
     compute_capability: tuple[int, int]
     core_count: int  # streaming multiprocessors
     fpus_per_core: int
     clock_rate_ghz: float
-    l2_cache_size: int  # bytes, as all sizes
+    l2_cache_size: int  # bytes, like all sizes
     shared_memory_per_core: int
     shared_memory_per_block_optin: int
     memory_bandwidth: int  # bytes a second, as specified
@@ -40,14 +40,14 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a plan must know of the machines; a JSON file of these fields."""
+    """What a plan must know about a machine; a JSON file with these fields."""
 
     name: str
     source: str  # where the figures come from
     devices_per_node: int
     memory_bytes: float  # of a device
     step_flops_per_s: dict[str, float]  # by type of the products
-    memory_bytes_per_s: float  # of a device, as it reads its weights
+    memory_bytes_per_s: float  # of a device, when it reads its weights
     inside_node: Link
     across_nodes: Link
     price_per_device_hour: float | None = None
@@ -55,20 +55,22 @@ class Machine:
 
 
 def load_machine(path: Path) -> Machine:
-    """Read a machine's description; UserError names the file and what is wrong.
+    """Read a machine's description; a UserError names the file and what is wrong.
 
-    A bare name that is no file is that of a machine that comes with the package: ``h200``.
+    A bare name that is not a file, such as ``h200``, means a machine that comes with the package.
     """
     path = shipped.find(path, "machine")
     try:
         machine = fields.build(Machine, fields.parse(path.read_bytes()))
     except OSError as error:
         raise UserError(
-            f"{path} cannot be read ({error.strerror}); `mlstm-jax configs` lists ready ones."
+            f"{path} cannot be read ({error.strerror}); `mlstm-jax configs` lists the machines "
+            "that come with the package."
         ) from error
     except fields.Wrong as error:
         raise UserError(
-            f"{path} is not a machine's description ({error}); `mlstm-jax configs h200` shows one."
+            f"{path} is not a machine description ({error}); `mlstm-jax configs h200` shows an "
+            "example."
         ) from error
     rates = [*machine.step_flops_per_s.values(), machine.memory_bytes_per_s]
     links = [machine.inside_node.bytes_per_s, machine.across_nodes.bytes_per_s]
@@ -79,7 +81,7 @@ def load_machine(path: Path) -> Machine:
 
 
 def with_measured_rate(machine: Machine, results: Path, compute: str, hidden: int) -> Machine:
-    """Return the machine with the rate that benchmarks/train_step.py measured nearest to a size."""
+    """Return the machine with the rate that train_step.py measured at the nearest hidden size."""
     try:
         rows = [
             row
@@ -96,8 +98,9 @@ def with_measured_rate(machine: Machine, results: Path, compute: str, hidden: in
         ]
     except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
         raise UserError(
-            f"{results} holds no train step of ours in {compute} ({type(error).__name__}: {error});"
-            " make it with `python benchmarks/train_step.py --json FILE` in a clone of the project."
+            f'{results} has no train step of "ours" in {compute} ({type(error).__name__}: {error});'
+            " measure it with `python benchmarks/train_step.py --json FILE` in a clone of the "
+            "project."
         ) from error
     return dataclasses.replace(
         machine,

@@ -1,14 +1,14 @@
-"""How long, on what: seconds, bytes a second, memory, hours and cost of a config on a machine.
+"""Plan a run: seconds, bytes per second, memory, hours and cost of a config on a machine.
 
-An iteration is a roofline of the step and a ring all-reduce::
+An iteration is modelled as a roofline of the step plus a ring all-reduce::
 
     scans      = Σ layers, T steps, two directions: max(flops / rate, bytes of weights / bandwidth)
     iteration  = scans + other flops / rate + optimizer's bytes / bandwidth
                + fixed + 2 (N − 1)/N · bytes of the gradient / link
 
-The rate is that of whole train steps where arithmetic is the limit (benchmarks/train_step.py
-measures it), so what a step does beside its products is in it. The link is the slowest that N
-devices need: inside a node or across. docs/performance.md has the flops and bytes of a step.
+The rate is that of whole compute-bound train steps (benchmarks/train_step.py measures it), so it
+includes the work of a step outside its products. The link is the slowest that N devices need:
+inside a node or across nodes. docs/performance.md has the flops and bytes of a step.
 """
 
 import dataclasses
@@ -24,20 +24,20 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import VOCABULARY, parameter_shapes
 from mlstm_jax.planning.machine import Machine
 
-# Read and written an update by Adam and its masters: parameters, gradient and two moments.
+# Per parameter and update, read and written by Adam: parameter, gradient and two moments, float32.
 _OPTIMIZER_BYTES = 28
 
 
 class Row(NamedTuple):
-    """A plan for one number of devices, and one phase where the run has several."""
+    """The plan for one number of devices, and for one phase if the run has phases."""
 
     devices: int
-    phase: int  # from 1; 0 where the run has none
+    phase: int  # from 1; 0 if the run has no phases
     batch: int
     seconds_per_iteration: float
     all_reduce_seconds: float
     bytes_per_second: float
-    efficiency: float  # bytes a second of a device, beside one device alone
+    efficiency: float  # bytes per second of each device, relative to a single device
     memory_bytes: float  # of a device
     fits: bool
     hours_per_epoch: float | None
@@ -46,7 +46,7 @@ class Row(NamedTuple):
 
 
 def parameter_count(config: Config) -> int:
-    """Return the number of parameters, those of a label head too."""
+    """Return the number of parameters, including a label head."""
     return sum(leaf.size for leaf in jax.tree.leaves(parameter_shapes(config.model)))
 
 
@@ -58,7 +58,7 @@ def step_seconds(config: Config, machine: Machine, rows: int) -> float:
     square = 5 * hidden * hidden
     scans = other = 0.0
     for layer in range(config.model.layers):
-        # Upper layers read their inputs by a product of the same size, inside the forward scan.
+        # Upper layers have an input product of the same size inside the forward scan.
         forward = square * (2 if layer else 1)
         for weights, again in ((forward, bool(config.train.recompute_every)), (square, False)):
             seconds = max(2 * weights * rows / rate, weights * width / machine.memory_bytes_per_s)
@@ -70,20 +70,20 @@ def step_seconds(config: Config, machine: Machine, rows: int) -> float:
 
 
 def muon_seconds(config: Config, machine: Machine, devices: int) -> float:
-    """Return the seconds that Newton-Schulz takes on each of so many devices; 0 without Muon.
+    """Return the seconds that Newton-Schulz takes on each device; 0 without Muon.
 
-    A step of it is three products: 2 r²c, 2 r³ and 2 r²c flops for a matrix of r by c, r the less.
+    One of its steps is three products: 2 r²c, 2 r³ and 2 r²c flops for an r by c matrix, r ≤ c.
     """
     if config.optimizer.name != "muon":
         return 0.0
     hidden, layers = config.model.hidden, config.model.layers
-    # Wmh and the gates' parts of Wh; above the first layer Wmx and those of Wx are as large.
+    # Wmh and the gate blocks of Wh; above the first layer also Wmx and the gate blocks of Wx.
     square = 5 + 10 * (layers - 1)
     narrow = [(min(config.model.embedding, hidden), 5), (min(VOCABULARY, hidden), 1)]
     flops = 6 * hidden**3 * -(-square // devices)
     flops += sum((4 * r * r * hidden + 2 * r**3) * -(-count // devices) for r, count in narrow)
     rates = machine.step_flops_per_s
-    # In float32, whose products GPUs round to TF32 where nobody asks for more, or in bf16.
+    # In float32, whose products GPUs round to TF32 by default, or in bf16.
     rate = rates.get("tf32", rates.get("fp32", 0.0))
     if config.precision.compute == "bf16":
         rate = rates.get("bf16", rate)
@@ -91,7 +91,7 @@ def muon_seconds(config: Config, machine: Machine, devices: int) -> float:
 
 
 def all_reduce_seconds(config: Config, machine: Machine, devices: int) -> float:
-    """Return the seconds of the gradient's ring all-reduce over so many devices."""
+    """Return the seconds of the gradient's ring all-reduce over the devices."""
     if devices == 1:
         return 0.0
     width = _width(config) if config.precision.all_reduce == "compute" else 4
@@ -104,14 +104,14 @@ def all_reduce_seconds(config: Config, machine: Machine, devices: int) -> float:
 
 
 def memory_bytes(config: Config, rows: int) -> float:
-    """Return the memory that a step of `rows` rows needs on a device, by what it keeps."""
+    """Return the bytes that a step of `rows` rows needs on a device: the sum of what it keeps."""
     model, data, width = config.model, config.data, _width(config)
     hidden, window, every = model.hidden, data.window, config.train.recompute_every
     rows = rows // config.train.micro_batches
     unit = rows * hidden
     cell = width if config.precision.cell == "compute" else 4
     parameters = parameter_count(config)
-    # Masters and moments, of which Muon has one; the gradient; normalised weights, some of them
+    # Master weights and moments (Muon has one); the gradient; normalised weights, some of them
     # transposed.
     moments = 1 if config.optimizer.name == "muon" else 2
     state = parameters * (4 + 4 * moments + 4 + 2 + width)
@@ -128,10 +128,11 @@ def memory_bytes(config: Config, rows: int) -> float:
 def plan(
     config: Config, machine: Machine, devices: Sequence[int], corpus_bytes: float | None
 ) -> list[Row]:
-    """Return a row for each number of devices.
+    """Return a row for each number of devices, or for each of its phases.
 
     Raises:
-        UserError: the machine has no rate for the config's type, or the rows cannot be shared.
+        UserError: the machine has no rate for the config's type, or the batch cannot be divided
+            among the devices.
     """
     made = []
     for count in devices:
@@ -166,7 +167,7 @@ def plan(
 
 
 def phases(config: Config) -> Iterator[tuple[int, Config]]:
-    """Yield the phases of a run, from 1, as configs of their own; or the whole of it, as 0."""
+    """Yield each phase of a run, from 1, as its own config; without phases, the run as phase 0."""
     if not config.phases:
         yield 0, config
     for number, phase in enumerate(config.phases, 1):
@@ -178,7 +179,7 @@ def phases(config: Config) -> Iterator[tuple[int, Config]]:
 def format_plan(
     config: Config, machine: Machine, rows: list[Row], corpus_bytes: float | None
 ) -> str:
-    """Return the plan as a table, and what to change where it does not fit."""
+    """Return the plan as a table, with advice if it does not fit into memory."""
     model, phases = config.model, config.phases
     windows = ", ".join(str(one.window) for one in phases) or config.data.window
     lines = [
@@ -213,7 +214,7 @@ def format_plan(
         if phases and row.phase == len(phases):
             lines.append(_sum_of_phases(rows[number - len(phases) : number]))
     if corpus_bytes is None and not phases:
-        lines.append("hours: give --corpus-bytes, or a corpus that is there")
+        lines.append("hours: give --corpus-bytes, or a corpus that exists")
     too_large = [row for row in rows if not row.fits]
     if too_large:
         lines += ["", _advice(config, machine, too_large[0])]
@@ -223,18 +224,18 @@ def format_plan(
 def _sum_of_phases(rows: list[Row]) -> str:
     hours = sum(row.hours or 0.0 for row in rows)
     costs = [row.cost for row in rows if row.cost is not None]
-    return f"{rows[0].devices:>7} all of it: {hours:.2f} hours" + (
+    return f"{rows[0].devices:>7} all phases: {hours:.2f} hours" + (
         f", cost {sum(costs):,.0f}" if costs else ""
     )
 
 
 def _digits(value: float) -> str:
-    """Write a number with three decimals, or with two digits where these would be fewer."""
+    """Format a number with three decimals, or with two significant digits if it is below 0.01."""
     return f"{value:.3f}" if value >= 0.01 else f"{value:.2g}"
 
 
 def _advice(config: Config, machine: Machine, row: Row) -> str:
-    """Say what makes a plan fit into memory."""
+    """Return advice on how to make a plan fit into memory."""
     rows, limit = row.batch // row.devices, machine.memory_bytes * MEMORY_FRACTION
     config = dict(phases(config))[row.phase]
     text = (
@@ -276,13 +277,13 @@ def _rate(config: Config, machine: Machine) -> float:
         raise UserError(
             f"{machine.name} has no step_flops_per_s of {compute}, only of {known}; choose one of "
             "these with --precision.compute, or measure it with benchmarks/train_step.py and give "
-            "--rates."
+            "the results with --rates."
         )
     return machine.step_flops_per_s[compute]
 
 
 def _width(config: Config) -> int:
-    """Return the bytes of a number of the compute type."""
+    """Return the bytes of one number of the compute type."""
     return 4 if config.precision.compute in ("fp32", "tf32") else 2
 
 

@@ -1,6 +1,6 @@
-"""The baseline of the transfer experiment: TF-IDF of words and pairs, and logistic regression.
+"""The baseline of the transfer experiment: logistic regression on TF-IDF of words and word pairs.
 
-It shows what the same labels can be told by without a language model.
+It shows how well the same labels can be predicted without a language model.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ from mlstm_jax.transfer.labels import Labelled
 
 @dataclass(frozen=True)
 class Baseline:
-    """What TF-IDF of words and pairs of words reaches."""
+    """Accuracies of the TF-IDF baseline, as fractions."""
 
     C: float
     train: float
@@ -23,7 +23,7 @@ class Baseline:
 def measure(
     train: Labelled, valid: Labelled | None, test: Labelled
 ) -> tuple[Baseline | None, str | None]:
-    """Return what TF-IDF reaches, or why it cannot be fitted: of proteins there are no words."""
+    """Return the baseline, or why it cannot be fitted, such as on proteins, which have no words."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_score
@@ -46,7 +46,7 @@ def measure(
         best = max(scores, key=lambda C: scores[C])
         fitted = model(best).fit(*train)
         reached = (float(fitted.score(*part)) for part in (train, test))
-    except ValueError as error:  # scikit-learn's, where no word is left to count
+    except ValueError as error:  # raised by scikit-learn where no word is left to count
         return None, str(error).partition("\n")[0]
     on_train, on_test = reached
     return Baseline(best, on_train, scores[best], on_test), None

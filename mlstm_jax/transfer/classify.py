@@ -1,13 +1,13 @@
 """A linear classifier on frozen features: L1-regularised logistic regression by scikit-learn.
 
-Puri et al. 2018, section VI, after Radford et al. 2017: its C is the best of 2^-8 ... 2^0
-on validation data; then the k units of largest |weight| are fitted again on those alone. Of more
-than two classes each is told from the rest. A classifier is kept as numbers and names, never as a
-pickle.
+Puri et al. 2018, section VI, after Radford et al. 2017: C is the best of 2^-8 ... 2^0 on validation
+data; then a second classifier is fitted on the k units of largest |weight| alone. With more than
+two classes, each is classified against the rest. A classifier is saved as numbers and names, never
+as a pickle.
 
-# Paper: the features as they are. Here each is divided by its standard deviation for the fit, and
-the weights are those of the features as they are again: the cell state of a small model deviates by
-a tenth, and the same values of C would shrink all of its weights to nothing.
+# Paper: unscaled features. Here each feature is divided by its standard deviation for the fit, and
+the weights are then converted back to unscaled features. The cell state of a small model has a
+standard deviation of about 0.1, so the same values of C would shrink all of its weights to zero.
 """
 
 import json
@@ -44,17 +44,17 @@ class Examples(NamedTuple):
 
 
 class Classifier(NamedTuple):
-    """Scores are features · weights + intercepts; of two classes, of the second alone."""
+    """Scores are features · weights + intercepts; with two classes, only of the second."""
 
     weights_KD: NDArray[np.float64]
     intercepts_K: NDArray[np.float64]
     classes: list[str]
-    C: float  # C; infinite for a head that was trained without a penalty
-    softmax: bool = False  # of many classes: else each is told from the rest
+    C: float  # infinite for a head that was trained without a penalty
+    softmax: bool = False  # over more than two classes; otherwise one against the rest
     deviations_D: NDArray[np.float64] | None = None  # of the features, in the texts of the fit
 
     def probabilities(self, features: Features) -> NDArray[np.float64]:
-        """Return those of every class, [texts, classes]; of many, each against the rest, scaled."""
+        """Return [texts, classes]; those of one-against-rest classifiers are scaled to sum to 1."""
         scores_NK = features.astype(np.float64) @ self.weights_KD.T + self.intercepts_K
         if self.softmax:
             yes_NK = np.exp(scores_NK - scores_NK.max(axis=1, keepdims=True))
@@ -65,32 +65,32 @@ class Classifier(NamedTuple):
         return yes_NK / yes_NK.sum(axis=1, keepdims=True)
 
     def predict(self, features: Features) -> Labels:
-        """Return the class of each text, an index; the first of equals."""
+        """Return the class of each text, an index; of equally likely ones, the first."""
         return self.probabilities(features).argmax(axis=1)
 
     def accuracy(self, examples: Examples) -> float:
-        """Return the share of texts that it is right on."""
+        """Return the fraction of texts that it classifies correctly."""
         return float((self.predict(examples.features) == examples.labels).mean())
 
     @property
     def nonzero(self) -> int:
-        """How many features have a weight in some class."""
+        """Number of features with a nonzero weight in some class."""
         return int((self.weights_KD != 0).any(axis=0).sum())
 
     @property
     def ranking(self) -> NDArray[np.int64]:
-        """The features by their largest |weight| a standard deviation, the largest first."""
+        """The features by their largest |weight| per standard deviation, the largest first."""
         scale_D = 1 if self.deviations_D is None else self.deviations_D
         return np.argsort(-np.abs(self.weights_KD * scale_D).max(axis=0), kind="stable")
 
 
 def _pipeline(classes: int, C: float) -> Any:
-    """Return the estimator, not yet fitted: of many classes each is told from the rest."""
+    """Return the unfitted estimator; more than two classes are classified one against the rest."""
     # l1_ratio=1 is the L1 penalty; the seed fixes the order of liblinear's coordinates.
     logistic = LogisticRegression(
         l1_ratio=1.0, C=C, solver="liblinear", random_state=0, max_iter=1000
     )
-    # A feature that never changes has no scale, and gets 1.
+    # StandardScaler gives a constant feature the scale 1.
     return make_pipeline(
         StandardScaler(), logistic if classes == 2 else OneVsRestClassifier(logistic)
     )
@@ -115,25 +115,25 @@ def choose(
     """Return the classifier of the best C, and its accuracy on validation data.
 
     Args:
-        train: what is fitted.
-        valid: what C is chosen on; None: five-fold cross-validation of `train`.
+        train: examples to fit.
+        valid: examples to choose C on; None: five-fold cross-validation of `train`.
         classes: their names.
-        on_fit: called with the number of values of C tried.
+        on_fit: called with the number of values of C tried so far.
     """
     scores = []
     for count, C in enumerate(CS, 1):
         scores.append(_score(train, valid, classes, C))
         on_fit(count)
-    best = int(np.argmax(scores))  # the smallest C of equals: the fewest weights
+    best = int(np.argmax(scores))  # of equal scores the smallest C: the fewest weights
     return fit(train, classes, CS[best]), scores[best]
 
 
 def best_C(draws: Sequence[Examples], valid: Examples | None, classes: list[str]) -> float:
-    """Return the C, every second of them tried, that is best over draws of as many examples.
+    """Return the best C over draws of the same number of examples, of every second value of `CS`.
 
-    Without validation data each draw is cross-validated; one with a single example of a class
-    cannot be, and has no say. Where none can, it is the weakest penalty: few examples with a strong
-    one have no weights at all.
+    Without validation data each draw is cross-validated, except those with a single example of some
+    class. If no draw can be cross-validated, return the weakest penalty: with a strong one, few
+    examples would leave no nonzero weights.
     """
     if valid is None:
         draws = [draw for draw in draws if np.bincount(draw.labels).min() > 1]
@@ -145,14 +145,15 @@ def best_C(draws: Sequence[Examples], valid: Examples | None, classes: list[str]
 
 
 def _score(train: Examples, valid: Examples | None, classes: list[str], C: float) -> float:
-    """Return the accuracy on validation data, or where there is none by cross-validation."""
+    """Return the accuracy on validation data, or without such data by cross-validation."""
     if valid is not None:
         return fit(train, classes, C).accuracy(valid)
     fewest = int(np.bincount(train.labels).min())
     if fewest < 2:
         raise UserError(
-            f"class {classes[int(np.bincount(train.labels).argmin())]!r} has one text, too few "
-            "for cross-validation; give more, or a file of validation texts with --valid."
+            f"class {classes[int(np.bincount(train.labels).argmin())]!r} has only one text, too "
+            "few for cross-validation; add texts of this class, or give validation texts with "
+            "--valid."
         )
     folds = StratifiedKFold(min(_FOLDS, fewest), shuffle=True, random_state=0)
     values = train.features.astype(np.float64)
@@ -164,7 +165,7 @@ def _rows(examples: Examples, chosen: Any) -> Examples:
 
 
 def columns(examples: Examples, units: Sequence[int]) -> Examples:
-    """Return some features alone."""
+    """Return the examples with only these features."""
     return Examples(examples.features[:, list(units)], examples.labels)
 
 
@@ -178,7 +179,7 @@ def subset(examples: Examples, count: int, seed: int) -> Examples:
 
 
 class Description(NamedTuple):
-    """What features a classifier reads, of which model; JSON."""
+    """Which features of which model a classifier reads; saved as JSON."""
 
     state: State
     all_layers: bool
@@ -200,7 +201,7 @@ class _File(NamedTuple):
 
 
 def save(folder: Path, classifier: Classifier, about: Description) -> None:
-    """Write classifier.safetensors and classifier.json; KnownError where that cannot be done."""
+    """Write classifier.safetensors and classifier.json; KnownError if they cannot be written."""
     values = {"weights": classifier.weights_KD, "intercepts": classifier.intercepts_K}
     if classifier.deviations_D is not None:
         values["deviations"] = classifier.deviations_D
@@ -219,17 +220,20 @@ def save(folder: Path, classifier: Classifier, about: Description) -> None:
 
 
 def load_classifier(folder: Path) -> tuple[Classifier, Description]:
-    """Read what `save` wrote; UserError says which field or array of it is wrong."""
+    """Read what `save` wrote; a UserError names the field or array that is wrong."""
     about = folder / "classifier.json"
     if not about.is_file():
-        raise UserError(f"{folder} holds no classifier.json; `mlstm-jax transfer` makes one.")
+        raise UserError(f"{folder} has no classifier.json; create one with `mlstm-jax transfer`.")
     try:
         values = fields.parse(about.read_bytes())
         if isinstance(values, dict) and values.get("format", FORMAT) != FORMAT:
-            raise UserError(f"{about}: is of another version of this program.")
+            raise UserError(
+                f"{about}: was written by another version of this program; create it again with "
+                "`mlstm-jax transfer`."
+            )
         given = fields.build(_File, values)
         if len(set(given.classes)) != len(given.classes) or len(given.classes) < 2:
-            raise fields.Wrong("classes must be two or more different texts")
+            raise fields.Wrong("classes must be two or more different names")
     except fields.Wrong as error:
         raise UserError(f"{about}: the classifier cannot be read ({error}).") from error
     except OSError as error:

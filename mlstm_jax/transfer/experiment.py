@@ -1,8 +1,8 @@
-"""The transfer experiment: how much of a label a frozen model's state tells, and which units do.
+"""The transfer experiment: how well a frozen model's state predicts a label, and by which units.
 
 Puri et al. 2018, section VI, and Radford et al. 2017, figs. 2 and 3: a classifier on all features
-and on the first k units alone, accuracy against the number of labelled examples, and the best
-unit's values by class; beside it the baseline.
+and on the first k units alone, accuracy against the number of labelled examples, the best unit's
+values by class, and the baseline for comparison.
 """
 
 from collections.abc import Callable
@@ -19,18 +19,18 @@ from mlstm_jax.transfer.labels import Labelled
 
 TOP_UNITS = (1, 2, 5, 10, 50, 100)
 _CURVE = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
-_DRAWS = 3  # of the examples of a point of the curve
+_DRAWS = 3  # random draws of examples for each point of the curve
 _BINS = 40
 
 Texts = tuple[Labelled, Labelled | None, Labelled]
 
-# How often `run` tells how far it is.
+# How many progress updates `run` reports.
 PARTS_OF_A_RUN = len(CS) + 3
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A feature, as `heatmap --layer L --unit U` takes it."""
+    """A feature, named as in `heatmap --layer L --unit U`."""
 
     layer: int
     unit: int
@@ -41,28 +41,28 @@ class Unit:
 
 @dataclass(frozen=True)
 class Result:
-    """What was found; accuracies are fractions."""
+    """The results; accuracies are fractions."""
 
     classes: list[str]
     texts: dict[str, int]  # of train, valid and test
     state: State
     features: int
-    C: float  # C
+    C: float
     train: float
     valid: float  # cross-validated where there was no validation file
     test: float
-    majority: float  # test accuracy of the commonest class of train
-    nonzero: int  # features that L1 left
-    best_unit: Unit  # the one that alone tells the classes of train apart best
+    majority: float  # test accuracy of always predicting the most common class of train
+    nonzero: int  # features with a nonzero weight after L1
+    best_unit: Unit  # the single unit that best separates the classes of train
     best_unit_test: float  # its test accuracy
     units: list[Unit]  # by |weight|, the largest first
-    top_units: dict[int, float]  # k → test accuracy of the k first of them
+    top_units: dict[int, float]  # k → test accuracy of the first k of them
     confusion: list[list[int]]  # of the test texts: true class, predicted class
-    # Examples, C, and mean, least and largest test accuracy.
+    # Number of examples, C, and mean, least and largest test accuracy.
     learning_curve: list[dict[str, float]]
     histogram: dict[str, Any]  # of the best unit in train: edges, and counts by class
     baseline: Baseline | None  # None: it cannot be fitted
-    baseline_failure: str | None  # why
+    baseline_failure: str | None  # why it cannot be fitted
 
 
 def run(
@@ -75,15 +75,16 @@ def run(
     columns: list[Unit],
     on_part: Callable[[int, str], None] = lambda number, name: None,
 ) -> tuple[Classifier, Result]:
-    """Fit, measure, and return the classifier of all features and what was found.
+    """Fit and measure; return the classifier of all features and the results.
 
     Args:
-        train, valid, test: features and classes; without valid, cross-validation.
+        train, valid, test: features and classes; without valid, C is cross-validated.
         texts: the same texts, for the baseline.
         classes: their names.
-        state: what the features are of each unit.
-        columns: the unit that each feature is.
-        on_part: told which of `PARTS_OF_A_RUN` has been done, and what comes.
+        state: which state of the units the features are.
+        columns: the unit of each feature.
+        on_part: called with the number of parts done, of `PARTS_OF_A_RUN`, and the name of the
+            next part.
     """
     fits = len(CS)
     chosen, valid_accuracy = classify.choose(
@@ -93,7 +94,7 @@ def run(
 
     def accuracy_of(some: list[int]) -> float:
         few = classify.columns(train, some)
-        # Few features need no shrinking: the largest C tried.
+        # Few features need no shrinkage, so use the largest C.
         return classify.fit(few, classes, CS[-1]).accuracy(classify.columns(test, some))
 
     on_part(fits, "the first units")
@@ -135,7 +136,7 @@ PARTS = ("train", "valid", "test")
 
 
 def _best_unit(train: Examples) -> int:
-    """Return the unit whose mean differs most between classes, for its spread within them."""
+    """Return the unit whose class means differ most, relative to its spread within classes."""
     from sklearn.feature_selection import f_classif
 
     varies = np.flatnonzero(np.ptp(train.features, axis=0) > 0)
@@ -146,7 +147,7 @@ def _best_unit(train: Examples) -> int:
 def _learning_curve(
     train: Examples, valid: Examples | None, test: Examples, chosen: Classifier
 ) -> list[dict[str, float]]:
-    """Return the test accuracy by number of examples, with the C that is best for that number."""
+    """Return the test accuracy by number of examples, with the best C for each number."""
     classes, total = chosen.classes, len(train.labels)
     curve = []
     for count in [n for n in _CURVE if len(classes) <= n < total]:
@@ -170,7 +171,7 @@ def _point(count: int, C: float, scores: list[float]) -> dict[str, float]:
 
 def _histogram(train: Examples, unit: int, classes: list[str]) -> dict[str, Any]:
     values = train.features[:, unit]
-    # Few outliers would squeeze all others into one bin.
+    # A few outliers would squeeze all other values into one bin.
     low, high = (float(edge) for edge in np.percentile(values, [0.5, 99.5]))
     edges = np.linspace(low, high, _BINS + 1)
     inside = np.clip(values, low, high)

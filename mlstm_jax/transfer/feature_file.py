@@ -1,7 +1,7 @@
-"""Features on disk: an .npz of `features` and, of each column, `state`, `layer` and `unit`.
+"""Features on disk: an .npz of `features` and, for each column, `state`, `layer` and `unit`.
 
-A file that is kept for the same work to be done again also has a `key`: a sha256 of all that
-decides its features, so that a file of other texts or of another model is never taken for it.
+A file that a later call may reuse also has a `key`: a sha256 of everything that determines the
+features, so that a file of other texts or of another model is never reused by mistake.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from mlstm_jax.transfer.features import Features, Featurizer
 
 
 def write(path: Path, found: Features, featurizer: Featurizer, key: str = "") -> None:
-    """Write features, whole or not at all; KnownError where that cannot be done."""
+    """Write features atomically; KnownError if they cannot be written."""
     with (
         output.write_errors(path),
         output.atomic_file(path) as partial,
@@ -34,7 +34,7 @@ def write(path: Path, found: Features, featurizer: Featurizer, key: str = "") ->
 
 
 def key_of(model: str, featurizer: Featurizer, texts: Sequence[str]) -> str:
-    """Return what decides features, as hex: the parameters, how they read, columns, texts."""
+    """Return a hex digest of all that determines features: model, reading, columns and texts."""
     digest = hashlib.sha256(model.encode())
     columns = featurizer.state_of_column, featurizer.layer_of_column, featurizer.unit_of_column
     for part in (*featurizer.reading, *(column.tolist() for column in columns)):
@@ -46,7 +46,7 @@ def key_of(model: str, featurizer: Featurizer, texts: Sequence[str]) -> str:
 
 
 def read_features(path: Path, key: str) -> Features | None:
-    """Return the features that were kept under a key, or None where there are none."""
+    """Return the features that were saved with this key, or None if there are none."""
     if not path.is_file():
         return None
     try:
@@ -56,4 +56,4 @@ def read_features(path: Path, key: str) -> Features | None:
             features: Features = found["features"]
             return features
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
-        return None  # damaged, and so made again
+        return None  # damaged, so they are computed again

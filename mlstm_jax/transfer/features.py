@@ -1,11 +1,11 @@
-"""Features of texts: the state of a frozen model after each.
+"""Features of texts: the state of a frozen model after reading each.
 
-Puri et al. 2018, section VI, after Radford et al. 2017: a text is cleaned as the corpus was, read
-from a zero state, and its features are the cell state c of the top layer. Texts are sorted by
-length into batches of one shape, shared by all devices, and read a window at a time, so that any
-length takes the same memory. Behind a text's end its state is held, so that its features hang
-neither on what shares its batch nor on order, padding or the number of calls. One pass makes any
-number of states: c, h and the mean of h are there at once.
+Puri et al. 2018, section VI, after Radford et al. 2017: a text is cleaned as the corpus was and
+read from a zero state; its features are the cell state c of the top layer. Texts are sorted by
+length into batches of one shape, split over all devices, and read one window at a time, so memory
+use does not depend on their length. After a text ends its state is held, so its features do not
+depend on the other texts of its batch, on order, padding or the number of calls. One pass computes
+any number of states: c, h and the mean of h.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,11 +43,11 @@ class Featurizer:
     """Reads texts with one compiled step.
 
     Attributes:
-        width: how many features a text has: units of one layer or of all, in each state.
-        state_of_column, layer_of_column, unit_of_column: which each feature is: text, int32 and
+        width: features of a text: units of one layer or of all layers, for each state.
+        state_of_column, layer_of_column, unit_of_column: what each feature is: str, int32 and
             int32 [width].
-        reading: what besides parameters and text decides the features: the cleaning of texts, and
-            the types of the model's numbers.
+        reading: what besides parameters and texts determines the features: the cleaning of texts
+            and the model's numeric types.
     """
 
     def __init__(
@@ -64,24 +64,27 @@ class Featurizer:
 
         Args:
             run: a trained model.
-            states: see `State`; the columns of the first come first.
-            all_layers: keep those of every layer, the lowest first; otherwise the top one's.
-            units: keep these alone of each layer; unset: all.
+            states: see `State`; columns are in the order of the states.
+            all_layers: keep every layer, the lowest first; otherwise only the top layer.
+            units: keep only these of each layer; unset: all.
             devices: unset: all of this process.
-            rows: texts read at a time, rounded up to a multiple of the devices; unset: 64 each.
+            rows: texts read at a time, rounded up to a multiple of the number of devices; unset:
+                64 for each device.
 
         Raises:
-            UserError: there is no such state or unit, or a state is named twice.
+            UserError: a state or unit does not exist, or a state is named twice.
         """
         for state in states:
             if state not in get_args(State):
                 raise UserError(f"state {state!r} is not one of {', '.join(get_args(State))}.")
         if not states or len(set(states)) < len(states):
-            raise UserError(f"--state {' '.join(states)}: name each state once, at least one.")
+            raise UserError(f"--state {' '.join(states)}: name at least one state, each only once.")
         hidden, layers = run.config.model.hidden, run.config.model.layers
         wrong = [unit for unit in units or () if not 0 <= unit < hidden]
         if wrong:
-            raise UserError(f"unit {wrong[0]} does not exist: the model has 0 to {hidden - 1}.")
+            raise UserError(
+                f"unit {wrong[0]} does not exist: the model has units 0 to {hidden - 1}."
+            )
         self._run, self._states = run, tuple(states)
         self.reading = str(run.cleaning), run.config.precision.compute, run.config.precision.cell
         self._layers = slice(0 if all_layers else layers - 1, layers)
@@ -106,7 +109,7 @@ class Featurizer:
 
         Args:
             texts: any number, of any length.
-            on_text: called with the number of texts done, for a progress line.
+            on_text: called with the number of texts done, for a progress bar.
         """
         cleaned = [clean(text, self._run.cleaning) for text in texts]
         result, done = np.zeros((len(texts), self.width), np.float32), 0
@@ -117,7 +120,7 @@ class Featurizer:
         return result
 
     def _batch(self, texts: list[bytes]) -> Features:
-        """Return the features of at most as many texts as there are rows."""
+        """Return the features of one batch, at most as many texts as there are rows."""
         devices, rows = self._devices, self._rows
         length_B = np.zeros(rows, np.int32)
         length_B[: len(texts)] = [len(text) for text in texts]
@@ -135,7 +138,7 @@ class Featurizer:
 
 
 def _make_step(model: LanguageModel, *, mean: bool) -> Callable[..., Any]:
-    """Return the step of one device: a window read, and the sum of h over its bytes if `mean`."""
+    """Return the step of one device: it reads a window, and sums h over its bytes if `mean`."""
 
     def step(
         params: Parameters, carry: tuple[Carry, jax.Array], batch: tuple[jax.Array, jax.Array]

@@ -1,9 +1,9 @@
-"""A model trained on to tell labels, end to end, beside its language model.
+"""Fine-tuning: train a model end to end to predict labels, along with its language model loss.
 
-The labelled texts become a corpus whose ratings are the numbers of their classes, and the trainer
-does the rest (devices, precision, checkpoints, exact resume): at the end of each document a linear
-head reads h of the top layer, and its cross-entropy counts as `label_weight` bytes of the language
-model's loss (Howard and Ruder 2018 and Radford et al. 2018 keep that loss, too). The folder holds::
+The labelled texts become a corpus whose ratings are class numbers, and the trainer does the rest
+(devices, precision, checkpoints, exact resume). At the end of each document a linear head reads h
+of the top layer, and its cross-entropy counts as `label_weight` bytes of the language model's loss.
+Howard and Ruder 2018 and Radford et al. 2018 keep that loss, too. The folder holds::
 
     corpus/        the texts, in the order they are read
     run/           a run folder like any other
@@ -43,10 +43,10 @@ def write_corpus(
 ) -> None:
     """Write the corpus of two sets of labelled texts, ordered by content, duplicates kept.
 
-    Writing it again gives the same bytes, so that an interrupted run goes on.
+    Writing it again gives the same bytes, so an interrupted run can resume.
 
     Raises:
-        UserError: there is one already, of other texts.
+        UserError: `out` already holds a corpus of other texts.
     """
     splits = {}
     with atomic_directory(out, lambda: check_out(out, overwrite=True)) as folder:
@@ -75,22 +75,22 @@ def write_corpus(
         made = corpus.open_corpus(folder)
         if out.exists() and corpus.open_corpus(out).identity != made.identity:
             raise UserError(
-                f"{out} is of other texts or labels than are given now; go on with the same, or "
-                "choose another folder with --out."
+                f"{out} holds other texts or labels than those given now; resume with the same "
+                "files, or choose another folder with --out."
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneOptions:
-    """How a model is trained on.
+    """How to fine-tune a model.
 
     Attributes:
         epochs: passes over the training texts.
-        learning_rate: the largest, a tenth of the way; then it falls to a 32nd.
+        learning_rate: peak rate, reached after a tenth of the steps; it then falls to a 32nd.
         label_weight: how many bytes of the language model's loss one label counts as.
         batch: rows in the global batch.
         window: bytes of truncated back-propagation.
-        dropout: fraction of the units of each layer's output that are left out.
+        dropout: fraction of the units of each layer's output that are dropped.
         seed: of dropout and of the order of the text.
     """
 
@@ -104,7 +104,7 @@ class FinetuneOptions:
 
 
 class Finetuned(NamedTuple):
-    """A model trained on labels, and how well it does."""
+    """A fine-tuned model, its classifier and accuracies."""
 
     run: Run
     classifier: Classifier
@@ -124,22 +124,22 @@ def finetune(
     owns_process: bool = False,
     show_progress: bool = False,
 ) -> Finetuned:
-    """Train a model on to tell labels, end to end, with its language model beside.
+    """Fine-tune a model end to end to predict labels, along with its language model loss.
 
     Args:
-        run: the model to begin with.
-        texts: train and valid, and test if there is one. The bits per character of valid choose
-            the checkpoint.
+        run: the model to start from.
+        texts: train and valid, and optionally test. The bits per character of valid choose the
+            checkpoint.
         names: what messages call each of them, such as its file.
         out: folder for corpus/, run/, classifier/ and report.json; the same call resumes in it.
         options: of the training.
         checkpoint: of the finished run: best (by validation BPC), or latest.
-        text_column: of the texts' files; `classify` reads the same.
+        text_column: of the texts' files; `classify` reads the same column.
         owns_process: see `loop.train`.
-        show_progress: of the features, on standard error.
+        show_progress: show the progress of the features on standard error.
 
     Raises:
-        UserError: the classes do not fit, or `out` holds something else.
+        UserError: the classes do not match, or `out` holds something else.
     """
     output.require_folder(out)
     require_classes(names["train"], texts["train"])
@@ -168,7 +168,7 @@ def finetune(
 
 
 def make_config(run: Run, out: Path, classes: int, options: FinetuneOptions) -> Config:
-    """Return the config of the run, with a checkpoint an epoch and the corpus read anew in each."""
+    """Return the config of the run, which evaluates and reshuffles the shards every epoch."""
     batch, window = options.batch, options.window
     model = dataclasses.asdict(run.config.model) | {"classes": classes, "rating_head": False}
     size = corpus.open_corpus(out / "corpus").manifest.splits["train"].bytes
@@ -203,14 +203,16 @@ def make_config(run: Run, out: Path, classes: int, options: FinetuneOptions) -> 
 def head(run: Run, classes: list[str]) -> Classifier:
     """Return the label head of a trained run as a classifier of h.
 
-    Raises UserError where it has none for these classes.
+    Raises UserError if the head has another number of classes.
     """
     if run.config.model.classes != len(classes):
-        raise UserError(f"{run.folder} tells {run.config.model.classes} classes, not these.")
+        raise UserError(
+            f"{run.folder} predicts {run.config.model.classes} classes, not those of the texts."
+        )
     weights_KD = np.asarray(run.params["label_kernel"], np.float64).T
     intercepts_K = np.asarray(run.params["label_bias"], np.float64)
     if len(classes) == 2:
-        # Of two classes a softmax is the logistic function of the difference.
+        # For two classes a softmax is the logistic function of the difference.
         weights_KD, intercepts_K = weights_KD[1:] - weights_KD[:1], np.diff(intercepts_K)
     weights_KD = np.ascontiguousarray(weights_KD)
     return Classifier(weights_KD, intercepts_K, classes, math.inf, softmax=len(classes) > 2)

@@ -1,10 +1,11 @@
-"""Text from a trained model, a byte at a time.
+"""Generate text from a trained model, one byte at a time.
 
-The prompt is cleaned as the corpus was, without its end, and read from a zero state; then each
-byte is drawn from softmax(logits / temperature), cut to the likeliest where that is asked for, and
-read in turn. Units of the top layer's c can be held at a value (Radford et al. 2017, section 4.3:
-the sentiment of what is written then follows). The steps are compiled once, a block of them a call,
-whatever the lengths of prompt and text. A sample depends on the seed and its own number alone.
+The prompt is cleaned as the corpus was, but without the padding at its end, and read from a zero
+state. Each byte is then drawn from softmax(logits / temperature), optionally restricted to the most
+likely bytes, and read in turn. Units of the top layer's c can be held at a value (Radford et al.
+2017, section 4.3, control the sentiment of the text this way). Each call runs a block of steps, so
+one compiled program serves prompts and texts of any length. A sample depends only on the seed and
+its own number.
 """
 
 import codecs
@@ -26,20 +27,20 @@ from mlstm_jax.transfer.reader import read_text
 
 _BLOCK = 64
 _MOST_DRAWN = 2**31 - 1  # bytes; the place of each is an int32 of the device
-_MOST_SAMPLES = 1000  # are in memory together
+_MOST_SAMPLES = 1000  # all are in memory at once
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 class Sampling(NamedTuple):
-    """How a byte is drawn; scalars of the device."""
+    """How a byte is drawn; scalars on the device."""
 
     temperature: jax.Array
-    top_k: jax.Array  # int32: only from so many
-    top_p: jax.Array  # only from the fewest that have this probability together
+    top_k: jax.Array  # int32: only from this many most likely bytes
+    top_p: jax.Array  # only from the fewest bytes whose total probability is at least this
 
 
 class Held(NamedTuple):
-    """Which units of the top layer's c are held, bool [H], and at what."""
+    """Which units of the top layer's c are held, bool [H], and at which values, float32 [H]."""
 
     is_held_H: jax.Array
     values_H: jax.Array
@@ -86,10 +87,10 @@ def _generate_block(
 
 
 def prompt_bytes(prompt: str, cleaning: Cleaning) -> bytes:
-    """Return the bytes a model reads before it goes on with `prompt`.
+    """Return the bytes that a model reads before it continues `prompt`.
 
-    Radford's cleaning pads a document with a newline and a space in front, so an empty prompt is
-    a document's beginning. The pad at a document's end is left off: the text goes on.
+    Radford's cleaning pads the start of a document with a newline and a space, so an empty prompt
+    is the start of a document. The padding at the end is left out, since the text continues.
     """
     if cleaning == "radford":
         text = clean(prompt, "radford").removeprefix(b"\n ").removesuffix(b" ")
@@ -112,23 +113,24 @@ def generate(
     held: Mapping[int, float] | None = None,
     stop: bytes = b"",
 ) -> Iterator[list[bytes]]:
-    """Yield continuations of a prompt, in pieces: of every sample the next.
+    """Yield continuations of a prompt in pieces: each time, the next piece of every sample.
 
     Args:
         run: a trained model.
-        prompt: the text to go on with; may be empty.
-        length: bytes to draw, at most; of all samples together below 2 GiB.
-        seed: the same seed gives the same texts; sample i is the same however many there are. From
-            0 to MOST_SEED.
-        temperature: 1 samples the model's own distribution, lower is safer, 0 takes the likeliest.
-        top_k: draw from the k likeliest bytes alone.
-        top_p: draw from the fewest bytes that have this probability together alone.
+        prompt: the text to continue; may be empty.
+        length: bytes to draw, at most; less than 2 GiB in all samples together.
+        seed: the same seed gives the same texts; sample i does not depend on the number of samples.
+            From 0 to MOST_SEED.
+        temperature: 1 samples the model's own distribution; lower values favour likely bytes; 0
+            takes the most likely byte.
+        top_k: draw only from the k most likely bytes.
+        top_p: draw only from the fewest bytes whose total probability is at least this.
         samples: how many texts, up to 1,000.
         held: units of the top layer's c, and the values that they are set to before every byte.
-        stop: one byte that ends a text; it is left out.
+        stop: one byte that ends a text; it is not part of the text.
 
     Raises:
-        UserError: a value makes no sense.
+        UserError: a value is out of range.
     """
     hidden, held = run.config.model.hidden, held or {}
     longest = _MOST_DRAWN // max(samples, 1)
@@ -147,10 +149,10 @@ def generate(
     for unit, value in held.items():
         if not 0 <= unit < hidden:
             raise UserError(
-                f"--set-unit {reprlib.repr(unit)}: the model has the units 0 to {hidden - 1}."
+                f"--set-unit {reprlib.repr(unit)}: the model has units 0 to {hidden - 1}."
             )
         if not abs(value) <= _LARGEST:
-            raise UserError(f"--set-unit {unit}={value}: the value must be a number of float32.")
+            raise UserError(f"--set-unit {unit}={value}: the value must be finite in float32.")
     how = Sampling(
         jnp.float32(temperature),
         jnp.int32(min(top_k or VOCABULARY, VOCABULARY)),
@@ -161,7 +163,7 @@ def generate(
     fixed = Held(jnp.asarray(is_held_H), jnp.asarray(values_H))
 
     params = jax.device_put(run.params)
-    # All samples begin alike, so one row reads the prompt.
+    # All samples share the prompt, so one row reads it.
     carry, logits_BV, *_ = read_text(run.model, params, prompt_bytes(prompt, run.cleaning))
     carry, logits_BV = jax.tree.map(lambda x: jnp.repeat(x, samples, axis=0), (carry, logits_BV))
     key = jax.random.key(seed, impl="threefry2x32")
@@ -182,7 +184,7 @@ def generate(
 
 
 def as_text(pieces: Iterator[bytes]) -> Iterator[str]:
-    """Decode pieces of UTF-8; a character cut by a piece's end waits, a wrong byte becomes �."""
+    """Decode pieces of UTF-8; a character may span two pieces, and an invalid byte becomes �."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     for piece in pieces:
         yield decoder.decode(piece)

@@ -1,7 +1,7 @@
-"""A text coloured by one unit's value, as a page that needs no network, or as a picture.
+"""A text coloured by one unit's value, as a self-contained HTML page or as a picture.
 
 Radford et al. 2017, fig. 4. Each character has the colour of the unit after its last byte: blue
-below zero, orange above, on one declared scale; the same values are a curve beneath.
+below zero, orange above, on one stated scale. A curve below the text shows the same values.
 """
 
 import html
@@ -18,9 +18,9 @@ from mlstm_jax.terminal import one_line
 from mlstm_jax.transfer.features import State
 from mlstm_jax.transfer.reader import Reader, characters
 
-# Blue and orange are told apart by colour-blind people, too.
+# Colour-blind people can tell blue from orange.
 _NEGATIVE, _POSITIVE = (33, 102, 172), (230, 97, 1)
-_COLUMNS = 90  # characters a line of a picture
+_COLUMNS = 90  # characters on a line of a picture
 _CURVE = (1000, 160)  # size of the page's curve
 _FONT = "DejaVu Sans Mono"  # comes with matplotlib
 _STATES: dict[State, str] = {
@@ -38,7 +38,7 @@ class Heat(NamedTuple):
     state: State
     layer: int
     unit: int
-    scale: float  # the value of the fullest colour
+    scale: float  # the value with the full colour
     title: str
 
     def save(self, path: str | Path) -> None:
@@ -51,7 +51,7 @@ class Heat(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What is shown, in words."""
+        """What is shown: the state, unit and layer, in words."""
         return f"{_STATES[self.state]} of unit {self.unit} of layer {self.layer}"
 
 
@@ -64,43 +64,42 @@ def heat(
     state: State = "c",
     layer: int | None = None,
 ) -> Heat:
-    """Read a text as `generate` reads its prompt.
+    """Read a text, cleaned as `generate` cleans its prompt.
 
     Args:
         reader: of a trained model.
-        text: what to read.
+        text: the text to read.
         unit: its number in the layer.
-        scale: the value of the fullest colour; unset: the largest in the text, but for
-            the hundredth of its characters that are largest.
+        scale: the absolute value with the full colour; unset: the 99th percentile of the text.
         state: c or h after each character, or the mean of h up to it.
-        layer: unset: the top one.
+        layer: unset: the top layer.
 
     Raises:
-        UserError: the text is empty, or there is no such unit or layer.
+        UserError: the text is empty, or the unit or layer does not exist.
     """
     from mlstm_jax.transfer.generate import prompt_bytes
 
     hidden, layers = reader.run.config.model.hidden, reader.run.config.model.layers
     layer = layers - 1 if layer is None else layer
     if not 0 <= layer < layers:
-        raise UserError(f"--layer {layer} does not exist: the model has 0 to {layers - 1}.")
+        raise UserError(f"--layer {layer} does not exist: the model has layers 0 to {layers - 1}.")
     if not 0 <= unit < hidden:
-        raise UserError(f"--unit {unit} does not exist: the model has 0 to {hidden - 1}.")
+        raise UserError(f"--unit {unit} does not exist: the model has units 0 to {hidden - 1}.")
     if not text.strip():
         raise UserError("the text is empty; give one with --text, or a file with --file.")
     if scale is not None and not 0 < scale < float("inf"):
-        raise UserError(f"--scale is {scale}, but it must be above 0.")
+        raise UserError(f"--scale is {scale}, but it must be above 0 and finite.")
     trace = reader(prompt_bytes(text, reader.run.cleaning), state, layer)
     found = characters(trace.text)
     values = trace.values_TH[[one.end for one in found], unit]
-    # A few outliers would make all others of a long text white.
+    # In a long text a few outliers would make all other characters white.
     largest = float(np.percentile(np.abs(values), 99, method="higher"))
     texts, title = [one.text for one in found], one_line(reader.run.name)
     return Heat(texts, values, state, layer, unit, scale or largest or 1.0, title)
 
 
 def colour(value: float, scale: float) -> tuple[int, int, int]:
-    """Return red, green and blue of a value: white at zero, full at the scale."""
+    """Return red, green and blue of a value: white at zero, the full colour at the scale."""
     share = min(abs(value) / scale, 1.0)
     full = _POSITIVE if value > 0 else _NEGATIVE
     red, green, blue = (round(255 + (part - 255) * share) for part in full)
@@ -108,26 +107,26 @@ def colour(value: float, scale: float) -> tuple[int, int, int]:
 
 
 def ink(background: tuple[int, int, int]) -> str:
-    """Return white or nearly black, whichever is read better on a colour of the scale."""
+    """Return white or near black, whichever is more readable on a background colour."""
     red, green, blue = background
     return "#fff" if 0.299 * red + 0.587 * green + 0.114 * blue < 110 else "#111"
 
 
 def _shown(text: str) -> str:
-    """Return what stands for a character: itself, or an escape for one that is not seen."""
+    """Return a character as it is shown: itself, or a symbol or escape if it is invisible."""
     if text == "\n":
         return "↵"
-    # Unicode has a picture of each control character: ␂ for STX.
+    # Unicode has a symbol for each control character, such as ␂ for STX.
     return chr(0x2400 + ord(text)) if text < " " else one_line(text)
 
 
 def write(path: Path, made: Heat) -> str:
-    """Write an .html page or a .png picture; UserError for another ending.
+    """Write an .html page or a .png picture; UserError for another suffix.
 
-    Returns the characters that no font of this machine has for a picture; "" if there are none.
+    Returns the characters of a picture that no font on this machine has; "" if there are none.
     """
     if path.suffix not in (".html", ".png"):
-        raise UserError(f"--out {path}: a heat map is an .html or a .png; name it so.")
+        raise UserError(f"--out {path}: a heat map is an .html or .png file; use such a name.")
     with output.write_errors(path):
         if path.suffix == ".html":
             output.write_text(path, as_html(made))
@@ -136,7 +135,7 @@ def write(path: Path, made: Heat) -> str:
 
 
 def as_html(made: Heat) -> str:
-    """Return a page of its own: text, scale and curve, no script and no other file."""
+    """Return a self-contained page with text, scale and curve; no script and no other file."""
     spans = []
     for text, value in zip(made.texts, made.values.tolist(), strict=True):
         back = colour(value, made.scale)
@@ -189,13 +188,13 @@ def _curve(made: Heat) -> str:
 
 
 def places(texts: list[str]) -> list[tuple[int, int]]:
-    """Return row and column of each character of a picture: lines break between words."""
+    """Return the row and column of each character of a picture; lines break between words."""
     found: list[tuple[int, int]] = []
     row = column = 0
     for number, text in enumerate(texts):
         is_start = text != " " and (not number or texts[number - 1] in " \n")
         if is_start and column:
-            # To the end of the word; of one longer than a line as much as is needed to know it.
+            # The width of the word, up to the point where it is known to exceed a line.
             width = 0
             for other in texts[number : number + _COLUMNS + 1]:
                 if other in " \n":
@@ -204,7 +203,7 @@ def places(texts: list[str]) -> list[tuple[int, int]]:
             if column + width > _COLUMNS >= width:
                 row, column = row + 1, 0
         wide = cell_len(text) or 1
-        # One space may stand behind a line's end, but not before the next line.
+        # A space may go past the end of a line, rather than start the next one.
         if column + wide > _COLUMNS + (text == " "):
             row, column = row + 1, 0
         found.append((row, column))
@@ -215,7 +214,7 @@ def places(texts: list[str]) -> list[tuple[int, int]]:
 
 
 def _fonts(shown: set[str]) -> tuple[list[str], str]:
-    """Return the font families that have these characters, and those that none of them has."""
+    """Return font families that have these characters, and the characters that no font has."""
     from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
 
     def lacked(path: str, wanted: set[str]) -> set[str]:
@@ -226,7 +225,7 @@ def _fonts(shown: set[str]) -> tuple[list[str], str]:
     for entry in fontManager.ttflist:
         if not missing:
             break
-        # matplotlib's own last resort has a box for everything.
+        # matplotlib's last-resort font has a box for every character.
         if entry.name in families or entry.name.startswith("Last Resort"):
             continue
         if (entry.style, entry.weight) != ("normal", 400):
@@ -246,7 +245,7 @@ def _draw(path: Path, made: Heat) -> str:
         from matplotlib.ticker import MaxNLocator
     except ImportError as error:
         raise UserError(
-            "a .png needs matplotlib: pip install 'mlstm-jax[plot]', or write an .html"
+            "a .png needs matplotlib: pip install 'mlstm-jax[plot]', or write an .html file"
         ) from error
     found = places(made.texts)
     lines = found[-1][0] + 1
@@ -254,7 +253,7 @@ def _draw(path: Path, made: Heat) -> str:
     families, missing = _fonts(set(marks))
     text_height = 0.28 * lines
     figure = Figure(figsize=(12, text_height + 2.8), layout="constrained")
-    # The scale has a height of its own: beside one line of text it could not be read.
+    # A fixed height for the scale: in proportion to one line of text it would be unreadable.
     axes, bar, curve = figure.subplots(3, 1, height_ratios=[text_height, 0.15, 1.4])
     axes.set(xlim=(0, _COLUMNS + 1), ylim=(lines, 0), xticks=[], yticks=[])
     for (row, column), mark, value in zip(found, marks, made.values.tolist(), strict=True):
@@ -266,7 +265,7 @@ def _draw(path: Path, made: Heat) -> str:
                 column + wide / 2, row + 0.55, "�" if mark in missing else mark, color=ink(back),
                 ha="center", va="center", fontsize=9, family=families, parse_math=False,
             )  # fmt: skip
-    # A dollar is a dollar, not the beginning of a formula.
+    # A dollar sign must not start a formula.
     axes.set_title(f"{made.name}, {made.title}", parse_math=False)
     ends = [tuple(part / 255 for part in colour(v, 1)) for v in (-1, 0, 1)]
     scale = ScalarMappable(

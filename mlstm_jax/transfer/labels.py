@@ -10,14 +10,14 @@ _SHOWN = 5
 
 
 class Labelled(NamedTuple):
-    """Texts and the label of each, as text: "1", "positive"."""
+    """Texts and the label of each, as a string: "1", "positive"."""
 
     texts: list[str]
     labels: list[str]
 
     @property
     def classes(self) -> list[str]:
-        """The labels that occur, numbers by their size and others by the alphabet."""
+        """The distinct labels: numbers in numeric order, then other labels alphabetically."""
         return sorted(set(self.labels), key=_order)
 
 
@@ -29,18 +29,18 @@ def _order(label: str) -> tuple[float, str]:
 
 
 def read_texts(path: Path, text_column: str | None) -> list[str]:
-    """Return the texts of a file, "" for a record that has none, so that places stay.
+    """Return the texts of a file, in order, with "" for a record without text.
 
-    Raises UserError where the file cannot be read or holds no text.
+    Raises UserError if the file cannot be read or holds no text.
     """
     documents = read_documents(path, text_field=text_column)
     return [document.text if document else "" for document in documents]
 
 
 def read_labelled(path: Path, text_column: str | None, label_column: str) -> Labelled:
-    """Return the texts of a file and their labels; records without text are left out.
+    """Return the texts of a file and their labels; records without text are skipped.
 
-    Raises UserError where a text has no label, or none has one.
+    Raises UserError if a text has no label, or no text has one.
     """
     texts: list[str] = []
     labels: list[str] = []
@@ -56,23 +56,24 @@ def read_labelled(path: Path, text_column: str | None, label_column: str) -> Lab
         labels.append(document.label)
     if not labels:
         raise UserError(
-            f"{path}: no record has a label in {label_column!r}; name the field or column of the "
+            f"{path}: no record has a label in {label_column!r}; give the field or column of the "
             "labels with --label-column."
         )
     if without:
         raise UserError(
             f"{path}: the label of record {without:,}, in {label_column!r}, is empty (or neither a "
-            "text nor a number); write one there, or take the record out."
+            "string nor a number); add a label, or remove the record."
         )
     return Labelled(texts, labels)
 
 
 def require_classes(path: Path | str, found: Labelled, known: list[str] | None = None) -> None:
-    """Raise UserError unless there are two classes or more, and none that is not `known`."""
+    """Raise UserError unless there are two or more classes, all of them in `known` if given."""
     if known is None:
         if len(found.classes) < 2:
             raise UserError(
-                f"{path} has only the label {', '.join(found.classes)}; a classifier needs two."
+                f"{path} has only the label {', '.join(found.classes)}; a classifier needs at "
+                "least two."
             )
         if len(found.classes) > max(100, len(found.texts) // 2):
             shown = ", ".join(found.classes[:_SHOWN])
@@ -82,6 +83,6 @@ def require_classes(path: Path | str, found: Labelled, known: list[str] | None =
             )
     elif unknown := [label for label in found.classes if label not in known]:
         raise UserError(
-            f"{path} has the label {unknown[0]!r}, which the training texts lack: they have "
+            f"{path} has the label {unknown[0]!r}, which the training texts do not have; theirs: "
             f"{', '.join(known[:_SHOWN])}{', ...' if len(known) > _SHOWN else ''}."
         )

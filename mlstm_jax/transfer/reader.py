@@ -1,4 +1,4 @@
-"""One text, byte by byte: a layer's state after each, and what may come next."""
+"""Read one text byte by byte: a layer's state after each byte, and the next-byte probabilities."""
 
 from functools import partial
 from typing import NamedTuple
@@ -17,25 +17,25 @@ _WINDOW = 64
 
 
 class Trace(NamedTuple):
-    """What a model made of some bytes."""
+    """A model's states and prediction for some bytes."""
 
     text: bytes
-    values_TH: NDArray[np.float32]  # of the state and layer asked for, after each byte
-    next_V: NDArray[np.float32]  # probability of each byte to come
+    values_TH: NDArray[np.float32]  # of the requested state and layer, after each byte
+    next_V: NDArray[np.float32]  # probability of each possible next byte
     end_LH: dict[State, NDArray[np.float32]]  # every state after the last byte
 
 
 class Read(NamedTuple):
-    """Where a text has left a model."""
+    """The state of a model after it has read a text."""
 
     carry: Carry  # of one row
-    logits_BV: jax.Array  # of the byte to come
-    values_TH: list[NDArray[np.float32]]  # after each byte, a window at a time
+    logits_BV: jax.Array  # of the next byte
+    values_TH: list[NDArray[np.float32]]  # after each byte, one array per window
     mean_h_LH: NDArray[np.float64]
 
 
 class Character(NamedTuple):
-    """One character of a text and the place of its last byte."""
+    """One character of a text and the index of its last byte."""
 
     text: str
     end: int
@@ -53,9 +53,9 @@ def _read_window(
 def read_text(
     model: LanguageModel, params: Parameters, text: bytes, state: State = "c", layer: int = -1
 ) -> Read:
-    """Read at least one byte from a zero state, by one compiled step whatever the length.
+    """Read at least one byte from a zero state; one compiled step serves all lengths.
 
-    The mean of h after a byte is that over the text up to it: after the last it is the feature.
+    The mean of h after a byte is over the text up to that byte; after the last, it is the feature.
     """
     carry, pieces = jax.tree.map(jnp.asarray, model.init_carry(1)), []
     sum_LH = np.zeros(carry.h.shape[1:])
@@ -75,14 +75,14 @@ def read_text(
 
 
 class Reader:
-    """A model that is loaded once and reads texts of any length."""
+    """Reads texts of any length with a model that is loaded once."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self._params = jax.device_put(run.params)
 
     def __call__(self, text: bytes, state: State = "c", layer: int = -1) -> Trace:
-        """Read at least one byte, from a zero state; trace a state of a layer, -1 for the top."""
+        """Read at least one byte from a zero state; trace a state of a layer (-1: the top)."""
         found = read_text(self.run.model, self._params, text, state, layer)
         next_V = np.asarray(jax.nn.softmax(found.logits_BV[0]), np.float32)
         end_LH: dict[State, NDArray[np.float32]] = {
@@ -94,11 +94,11 @@ class Reader:
 
 
 def characters(text: bytes) -> list[Character]:
-    """Return the characters of UTF-8 text; a byte that is part of none is a � of its own."""
+    """Return the characters of UTF-8 text; each byte that is part of none becomes a �."""
     found, start = [], 0
     while start < len(text):
         piece = text[start : start + 4]
-        # The decoder drops what is damaged or cut: a first character that is left whole fits.
+        # The decoder drops damaged or cut characters, so check that its first is really first.
         first = piece.decode("utf-8", "ignore")[:1]
         if first and piece.startswith(first.encode()):
             start += len(first.encode())

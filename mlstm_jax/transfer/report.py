@@ -11,11 +11,11 @@ from mlstm_jax.terminal import one_line
 from mlstm_jax.transfer.experiment import Result
 from mlstm_jax.transfer.features import STATE_NAMES
 
-REPORT = "report.md"  # the last file to be written: where it is, all are
+REPORT = "report.md"  # written last: if it exists, all files are complete
 
 
 def write(folder: Path, result: Result, model: str) -> None:
-    """Write report.json, report.md and, where matplotlib is there, the pictures."""
+    """Write report.json, report.md and, if matplotlib is installed, the pictures."""
     written = {"model": model} | asdict(result)
     output.write_text(folder / "report.json", json.dumps(written, indent=2))
     report = as_markdown(result, model, draw(folder, result))
@@ -23,7 +23,7 @@ def write(folder: Path, result: Result, model: str) -> None:
 
 
 def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
-    """Return the report as text with tables."""
+    """Return the report as Markdown with tables."""
     base = result.baseline
     tfidf = [("TF-IDF, words and pairs", base.train, base.valid, base.test)] if base else []
     classes = [one_line(name).replace("|", r"\|") for name in result.classes]
@@ -55,18 +55,18 @@ def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
             ()
             if base
             else (
-                "TF-IDF is left out, since it cannot be fitted to these texts: "
+                "TF-IDF is omitted because it cannot be fitted to these texts: "
                 f"{one_line(result.baseline_failure or '')}",
                 "",
             )
         ),
-        f"C = {result.C:g}; {result.nonzero} of {result.features} features have a weight. "
+        f"C = {result.C:g}; {result.nonzero} of {result.features} features have a nonzero weight. "
         f"Largest first: {', '.join(map(str, result.units[:10]))}.",
         "",
-        f"To see the best: `mlstm-jax heatmap RUN --state {result.state} --layer "
+        f"To view the best unit: `mlstm-jax heatmap RUN --state {result.state} --layer "
         f"{result.best_unit.layer} --unit {result.best_unit.unit} --text TEXT --out heat.html`.",
         "",
-        "Confusion on the test texts, a row a true class:",
+        "Confusion matrix of the test texts, one row per true class:",
         "",
         "| | " + " | ".join(classes) + " |",
         "|---" * (len(classes) + 1) + "|",
@@ -94,9 +94,9 @@ def _percent(value: float | None) -> str:
 
 
 def draw(folder: Path, result: Result) -> list[str]:
-    """Draw the best unit's histogram and the learning curve; return the files, none without them.
+    """Draw the best unit's histogram and the learning curve; return the file names.
 
-    Needs matplotlib, the extra `plot`.
+    Needs matplotlib, the extra `plot`; without it the list is empty.
     """
     try:
         from matplotlib.figure import Figure
@@ -109,7 +109,7 @@ def draw(folder: Path, result: Result) -> list[str]:
         axes.stairs(counts, edges, fill=True, alpha=0.5, label=one_line(name))
     axes.set(xlabel=f"{result.best_unit}: {STATE_NAMES[result.state]}", ylabel="training texts")
     for text in axes.legend(title="class").get_texts():
-        text.set_parse_math(False)  # a dollar is a dollar
+        text.set_parse_math(False)  # a dollar sign must not start a formula
     figure.savefig(folder / "best_unit.png", dpi=110)
 
     figure = Figure(figsize=(7, 3.6), layout="constrained")

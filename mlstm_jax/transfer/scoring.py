@@ -1,7 +1,7 @@
-"""Bits per character of texts, each read by itself from a zero state.
+"""Bits per character of texts, each read on its own from a zero state.
 
-A text is cleaned as the corpus was. Every byte is scored but a text's first, which nothing
-predicts; so a short text costs more a byte than the same bytes inside a corpus.
+A text is cleaned as the corpus was. Every byte is scored except a text's first, which nothing
+predicts. A short text therefore costs more per byte than the same bytes inside a corpus.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,14 +23,14 @@ _WINDOW = 128
 
 
 class TextScore(NamedTuple):
-    """What texts cost a model."""
+    """Total loss of a model on texts."""
 
     nats: float
     bytes_scored: int
 
     @property
     def bits_per_character(self) -> float:
-        """NaN where nothing was scored."""
+        """Mean bits per scored byte; NaN if nothing was scored."""
         return self.nats / np.log(2) / self.bytes_scored if self.bytes_scored else float("nan")
 
 
@@ -51,7 +51,7 @@ class Scorer:
 
         Args:
             texts: before cleaning.
-            on_text: called with the number of texts done, for a progress line.
+            on_text: called with the number of texts done, for a progress bar.
         """
         cleaned = [clean(text, self._run.cleaning) for text in texts]
         nats, done = 0.0, 0
@@ -74,7 +74,7 @@ class Scorer:
 
 
 def _make_step(model: LanguageModel) -> Callable[..., Any]:
-    """Return the step of one device: a window read, and the nats of its targets, a row."""
+    """Return the step of one device: it reads a window and adds each row's nats of its targets."""
 
     def step(
         params: Parameters,

@@ -1,6 +1,6 @@
 """Transfer: texts with labels, the features of a frozen model, a classifier and a report.
 
-The features are kept in OUT/features as they are made, so that work that was stopped resumes.
+The features are saved in OUT/features as they are computed, so that interrupted work can resume.
 """
 
 import sys
@@ -26,7 +26,7 @@ from mlstm_jax.transfer.labels import Labelled, require_classes
 
 
 class Transferred(NamedTuple):
-    """A classifier of a frozen model's features, and how well it does."""
+    """A classifier of a frozen model's features, and its results."""
 
     classifier: Classifier
     about: Description
@@ -48,18 +48,18 @@ def transfer(
     """Fit a classifier to the features of each state, and measure it.
 
     Args:
-        run: a trained model; its parameters stay as they are.
-        texts: train, test and, if there is one, valid. Without valid C is cross-validated.
+        run: a trained model; its parameters do not change.
+        texts: train, test and optionally valid. Without valid, C is cross-validated.
         names: what messages call each of them, such as its file.
-        out: folder for the features, report.md, report.json, pictures and classifier; of several
-            states each gets a folder of its own in it. Unset: nothing is written.
+        out: folder for the features, report.md, report.json, pictures and classifier; each of
+            several states gets its own subfolder. Unset: nothing is written.
         states: see `State`.
-        all_layers: use every layer, not the top one alone.
-        text_column: of the texts' files; `classify` reads the same.
+        all_layers: use every layer, not only the top one.
+        text_column: of the texts' files; `classify` reads the same column.
         show_progress: on standard error.
 
     Raises:
-        UserError: the classes do not fit, or `out` holds something else.
+        UserError: the classes do not match, or `out` holds something else.
     """
     kept = None if out is None else out / "features"
     folders = _folders(out, states) if out else {}
@@ -114,7 +114,7 @@ def _folders(out: Path, states: Sequence[State]) -> dict[State, Path]:
 
 
 def require_out(out: Path, states: Sequence[State]) -> bool:
-    """Return whether `out` was begun by an earlier call; UserError where it is something else."""
+    """Return whether an earlier call started in `out`; UserError if it holds something else."""
     folders = _folders(out, states).values()
     kept = out / "features"
     is_begun = out.is_dir() and any(path != kept for path in out.iterdir())
@@ -134,21 +134,20 @@ def _features(
     is_begun: bool,
     loud: bool,
 ) -> dict[str, Features]:
-    """Return the features of all texts: those that are kept already, and others, kept at once.
+    """Return the features of all texts: read the saved ones; compute and save the others.
 
-    Raises UserError where `out` was begun and its features are not those of this call.
+    Raises UserError if an earlier call started in `out` with other features.
     """
     keys, before = {}, {}
     if kept is not None:
         for name, part in texts.items():
             keys[name] = feature_file.key_of(model, featurizer, part.texts)
             before[name] = feature_file.read_features(kept / f"{name}.npz", keys[name])
-        # The features of all texts come first: what is there without them is another call's.
+        # Features are saved before all else: other files without them are from another call.
         if is_begun and any(found is None for found in before.values()):
             raise UserError(
-                f"{kept.parent} exists, and the features in it are not of these texts, states and "
-                "parameters; give the command that it was begun with, or choose another folder "
-                "with --out."
+                f"{kept.parent} exists, but its features are of other texts, states or parameters; "
+                "repeat the command that created it, or choose another folder with --out."
             )
         with output.write_errors(kept.parent):
             kept.mkdir(parents=True, exist_ok=True)
@@ -161,7 +160,7 @@ def _features(
             with line as progress:
                 found = featurizer(part.texts, partial(progress.update, status="texts"))
             if kept is not None:
-                # Whatever fails from here on, they are the longer part of the work.
+                # Save now: they are most of the work, and a later step may fail.
                 feature_file.write(kept / f"{name}.npz", found, featurizer, keys[name])
             read_now += len(part.texts)
         made[name] = found
@@ -169,5 +168,5 @@ def _features(
         rate = read_now / (time.monotonic() - started)
         show(f"features of {read_now:,} texts: {rate:,.1f} texts/s", file=sys.stderr)
     if loud and kept and read_now < sum(len(part.texts) for part in texts.values()):
-        show(f"features in {kept} of the same texts are used", file=sys.stderr)
+        show(f"reusing the features of the same texts in {kept}", file=sys.stderr)
     return made

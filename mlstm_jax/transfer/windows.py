@@ -1,6 +1,6 @@
-"""Texts of any length, read a window at a time in batches of one shape.
+"""Texts of any length, read one window at a time in batches of one shape.
 
-Every reader of texts goes through it, so that one compiled program serves all texts.
+Every reader of texts uses it, so that one compiled program serves all texts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 class Window(NamedTuple):
     """The next bytes of a batch of texts."""
 
-    bytes_BT: NDArray[np.uint8]  # zero behind a text's end
-    left_B: NDArray[np.int32]  # how many of the T bytes are of the text
+    bytes_BT: NDArray[np.uint8]  # zero after the end of a text
+    left_B: NDArray[np.int32]  # how many of the T bytes belong to the text
 
 
 def batches(texts: Sequence[bytes], rows: int) -> Iterator[NDArray[np.intp]]:
-    """Yield the places of texts of about one length, at most `rows` at a time, the short first."""
+    """Yield indices of texts of similar length, at most `rows` at a time, the shortest first."""
     order = np.argsort([len(text) for text in texts], kind="stable")
     for start in range(0, len(order), rows):
         yield order[start : start + rows]
@@ -27,7 +27,7 @@ def batches(texts: Sequence[bytes], rows: int) -> Iterator[NDArray[np.intp]]:
 def windows(texts: Sequence[bytes], rows: int, width: int) -> Iterator[Window]:
     """Yield the windows of at most `rows` texts, `width` bytes each, until all are read.
 
-    Rows without a text are empty; empty texts alone have no window.
+    Rows without a text are empty; a batch of only empty texts has no window.
     """
     length_B = np.zeros(rows, np.int32)
     length_B[: len(texts)] = [len(text) for text in texts]

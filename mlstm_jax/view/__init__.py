@@ -1,1 +1,1 @@
-"""A local page that shows what a model makes of a text while it is typed."""
+"""A local web page that shows how a model reads a text while you type it."""

@@ -1,7 +1,7 @@
-"""The server of the page: each request is one text, as JSON of a limited size.
+"""The server of the page: each request is one text, as JSON of limited size.
 
-It answers to this machine alone unless it is told otherwise, and serves the page's own three files
-and nothing else of the disk.
+By default it answers only requests from this machine. It serves the three files of the page and no
+other file of the disk.
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from mlstm_jax.errors import UserError
 from mlstm_jax.view.viewer import MOST_BYTES, BadRequest, Viewer
 
-_MOST_BODY = 4 * MOST_BYTES  # JSON may write a byte as several
+_MOST_BODY = 4 * MOST_BYTES  # JSON may encode one byte as several
 
 _PAGE = Path(__file__).parent
 _FILES = {"/": "index.html", "/view.js": "view.js", "/view.css": "view.css"}
@@ -32,8 +32,8 @@ def make_app(viewer: Viewer, hosts: set[str] | None) -> Any:
     """Return the ASGI application.
 
     Args:
-        viewer: what answers.
-        hosts: the host names that it answers to, as they are in a URL; None: any.
+        viewer: answers the requests.
+        hosts: the host names that requests may use, as written in a URL; None: any.
     """
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
@@ -44,7 +44,7 @@ def make_app(viewer: Viewer, hosts: set[str] | None) -> Any:
     from starlette.routing import Route
 
     def reply(content: dict[str, Any], status: int = 200) -> Response:
-        # ASCII alone: a stranger's name may hold a lone surrogate, which UTF-8 cannot express.
+        # ASCII only: a class or run name may hold a lone surrogate, which UTF-8 cannot encode.
         text = json.dumps(content, allow_nan=False)
         return Response(text, status, headers=_HEADERS, media_type="application/json")
 
@@ -52,7 +52,7 @@ def make_app(viewer: Viewer, hosts: set[str] | None) -> Any:
         return reply({"error": message}, status)
 
     class KnownHosts:
-        """Refuse requests to another host name: a site may point its own here (DNS rebinding)."""
+        """Refuse requests to other host names: a site may point its name here (DNS rebinding)."""
 
         def __init__(self, app: Any) -> None:
             self._app = app
@@ -62,7 +62,7 @@ def make_app(viewer: Viewer, hosts: set[str] | None) -> Any:
             if scope["type"] == "http" and hosts is not None:
                 named = [value for name, value in scope["headers"] if name == b"host"]
                 if [_without_port(value.decode("latin-1")) in hosts for value in named] != [True]:
-                    app = refuse("this page has another address.", 400)
+                    app = refuse("this page has another host name; use the address shown.", 400)
             await app(scope, receive, send)
 
     async def page(request: Request) -> FileResponse:
@@ -71,7 +71,7 @@ def make_app(viewer: Viewer, hosts: set[str] | None) -> Any:
     def answer(method: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
         async def handle(request: Request) -> Response:
             try:
-                # A page elsewhere cannot send this type without asking first, and is refused then.
+                # A page of another site must ask before it sends this type, and is refused.
                 if request.headers.get("content-type") != "application/json":
                     raise BadRequest("the content type must be application/json.", 415)
                 body = b""
@@ -88,22 +88,22 @@ def make_app(viewer: Viewer, hosts: set[str] | None) -> Any:
                 found = await run_in_threadpool(method, asked)
                 try:
                     return reply(found)
-                except ValueError as error:  # JSON has no inf and no NaN
-                    message = "the model makes inf or NaN of this; its weights are too large."
+                except ValueError as error:  # JSON has no inf or NaN
+                    message = "the model computes inf or NaN here; its weights are too large."
                     raise BadRequest(message, 422) from error
             except BadRequest as error:
                 return refuse(str(error), error.status)
             except UserError as error:
                 return refuse(str(error), 400)
             except ClientDisconnect:
-                return refuse("the request was cut short.", 400)  # which nobody reads
+                return refuse("the request is incomplete.", 400)  # the client has gone
 
         return handle
 
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         if error.status_code == 404:
-            return refuse(f"there is no {request.url.path} here.", 404)
+            return refuse(f"{request.url.path} does not exist.", 404)
         return refuse(f"{request.method} {request.url.path}: {error.detail}.", error.status_code)
 
     return Starlette(
@@ -125,38 +125,38 @@ def _without_port(host: str) -> str:
 
 
 class Address(NamedTuple):
-    """Where the page is."""
+    """The address of the page."""
 
     socket: socket.socket
     url: str
-    hosts: set[str] | None  # that a request may name; None: any
+    hosts: set[str] | None  # host names that a request may use; None: any
 
 
 def bind(host: str, port: int) -> Address:
-    """Take a port, any free one for 0; UserError where it is taken or the host is not this one.
+    """Bind a port, or any free one for 0; UserError if it is in use or the host is another machine.
 
-    An IPv6 address may stand in brackets, as it does in a URL.
+    An IPv6 address may be in brackets, as in a URL.
     """
     if not 0 <= port <= 65535:
         raise UserError(f"--port is {reprlib.repr(port)}, but it must be 0 to 65535.")
     name = host.removeprefix("[").removesuffix("]")
     if not name:
-        raise UserError("--host is empty; name an address of this machine, such as 127.0.0.1.")
+        raise UserError("--host is empty; give an address of this machine, such as 127.0.0.1.")
     try:
         address = ip_address(name)
     except ValueError:
         address = None
     is_v6 = address is not None and address.version == 6
     try:
-        name.encode("idna")  # create_server does so, too, but leaks its socket if that fails
+        name.encode("idna")  # create_server also does this, but leaks its socket on failure
         family = socket.AF_INET6 if is_v6 else socket.AF_INET
         listening = socket.create_server((name, port), family=family)
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise UserError(
-            f"cannot listen at {host}:{port} ({why}); choose another with --host or --port."
+            f"cannot listen on {host}:{port} ({why}); choose another with --host or --port."
         ) from error
-    # Browsers write an address in its short form.
+    # Browsers use the short form of an address.
     in_url = f"[{address}]" if is_v6 else name.lower()
     hosts = {in_url, "localhost", "127.0.0.1", "[::1]"}
     everywhere = address is not None and address.is_unspecified
@@ -165,7 +165,7 @@ def bind(host: str, port: int) -> Address:
 
 
 def serve(viewer: Viewer, address: Address) -> None:
-    """Answer until the process is stopped."""
+    """Serve the page until the process is stopped."""
     import uvicorn
 
     app = make_app(viewer, address.hosts)

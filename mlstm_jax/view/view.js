@@ -2,14 +2,14 @@
 
 const NEGATIVE = [33, 102, 172];
 const POSITIVE = [230, 97, 1];
-const WAIT = 120; // milliseconds after a key before the text is read, whatever is typed meanwhile
+const WAIT = 120; // milliseconds from the first key to reading the text; more keys do not extend it
 
 const element = (id) => document.getElementById(id);
 let unit = null;
 let waiting = null;
-let reading = false; // one question at a time: the next is of what the text is then
+let reading = false; // one request at a time: the next one sends the text as it is then
 let again = false;
-let scale = 1e-6; // grows with the texts, and is kept until another unit is shown
+let scale = 1e-6; // only grows until another unit is shown
 let drawn = "";
 
 async function ask(path, body) {
@@ -36,7 +36,7 @@ function colour(value, scale) {
 
 function shown(text) {
   if (text === "\n") return "↵";
-  const code = text.charCodeAt(0); // a control character has a picture: ␂ for STX
+  const code = text.charCodeAt(0); // a control character has a symbol, such as ␂ for STX
   return code < 32 ? String.fromCharCode(0x2400 + code) : text;
 }
 

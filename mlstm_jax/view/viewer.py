@@ -1,4 +1,4 @@
-"""The answers to the page: one model, loaded once, reads a text or goes on with it."""
+"""Answer the page's requests: one model, loaded once, reads or continues a text."""
 
 import reprlib
 import sys
@@ -17,15 +17,15 @@ from mlstm_jax.transfer.reader import Reader, characters
 
 MOST_BYTES = 20_000  # of a text
 _MOST_GENERATED = 2000
-_SHOWN = 8  # active units, and bytes to come
+_SHOWN = 8  # active units, and next bytes
 
-# What the empty page suggests to write.
+# The placeholder text of the empty page.
 _EXAMPLE = "This guitar strap is"
 _EXAMPLES = {"protein": "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ"}
 
 
 class BadRequest(Exception):
-    """What a request asks makes no sense; the message is for who wrote it."""
+    """A request is invalid; the message is shown to its sender."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -33,12 +33,12 @@ class BadRequest(Exception):
 
 
 class Viewer:
-    """Answers the page's questions; one at a time."""
+    """Answers the page's requests, one at a time."""
 
     def __init__(
         self, run: Run, classifier: Classifier | None, about: Description | None = None
     ) -> None:
-        """Take a model, and a classifier with what features it reads."""
+        """Take a model, and optionally a classifier and the description of its features."""
         model = run.config.model
         self._run, self._classifier, self._reader = run, classifier, Reader(run)
         self._state: State = about.state if about else "c"
@@ -49,7 +49,7 @@ class Viewer:
             if classifier.weights_KD.shape[1] != width:
                 raise UserError(
                     f"the classifier reads {classifier.weights_KD.shape[1]} features, but the "
-                    f"model has {width} of its kind; make it again with `mlstm-jax transfer`."
+                    f"model has {width}; create it again with `mlstm-jax transfer`."
                 )
             layer, self._unit = divmod(int(classifier.ranking[0]), model.hidden)
             self._layer = self._lowest + layer
@@ -57,7 +57,7 @@ class Viewer:
         self.read({"text": ""})  # compiles
 
     def model(self, _: dict[str, Any]) -> dict[str, Any]:
-        """Say what is loaded."""
+        """Describe the loaded model."""
         model = self._run.config.model
         return {
             "run": self._run.folder.resolve().name,
@@ -75,7 +75,7 @@ class Viewer:
     def read(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Read {text, state, layer, unit}: values by character, classes, active units, next bytes.
 
-        What is not said is the classifier's: its state, and its first unit's layer.
+        State and layer default to those of the classifier's first unit.
         """
         text = _text(asked)
         state: State = _field(asked, "state", str, self._state)
@@ -85,7 +85,7 @@ class Viewer:
         layer, layers = _field(asked, "layer", int, self._layer), self._run.config.model.layers
         if not 0 <= layer < layers:
             raise BadRequest(
-                f"layer is {reprlib.repr(layer)}, but the model has 0 to {layers - 1}."
+                f"layer is {reprlib.repr(layer)}, but the model has layers 0 to {layers - 1}."
             )
         with self._lock:
             trace = self._reader(prompt_bytes(text, self._run.cleaning), state, layer)
@@ -111,7 +111,7 @@ class Viewer:
         }
 
     def generate(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Go on with {text, length, temperature, seed, unit, value}; value null holds nothing."""
+        """Continue {text, length, temperature, seed, unit, value}; a null value holds no unit."""
         text = _text(asked)
         length = _field(asked, "length", int, 200)
         value = _field(asked, "value", float, None)
@@ -149,14 +149,16 @@ class Viewer:
     def _checked(self, unit: int) -> int:
         hidden = self._run.config.model.hidden
         if not 0 <= unit < hidden:
-            raise BadRequest(f"unit is {reprlib.repr(unit)}, but the model has 0 to {hidden - 1}.")
+            raise BadRequest(
+                f"unit is {reprlib.repr(unit)}, but the model has units 0 to {hidden - 1}."
+            )
         return unit
 
 
 def _text(asked: dict[str, Any]) -> str:
     text: str = _field(asked, "text", str, "")
     if len(text.encode("utf-8", "replace")) > MOST_BYTES:
-        raise BadRequest(f"the text is longer than {MOST_BYTES:,} bytes; shorten it.", 413)
+        raise BadRequest(f"the text is longer than {MOST_BYTES:,} bytes; make it shorter.", 413)
     return text
 
 
@@ -164,7 +166,7 @@ def _field(asked: dict[str, Any], name: str, kind: type[Any], default: Any) -> A
     value: Any = asked.get(name)
     if value is None:
         return default
-    # A bool is an int to Python.
+    # In Python a bool is an int.
     if type(value) is not kind and not (kind is float and type(value) is int):
         raise BadRequest(f"{name} is {reprlib.repr(value)}, but it must be a {kind.__name__}.")
     if kind is float and not abs(value) <= sys.float_info.max:

@@ -99,21 +99,24 @@ def test_a_heat_map_shows_itself(model: mlstm.TrainedModel, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda m: m.encode("one text"), r"texts is one str; give a list of texts, \[text\]\."),
-        (lambda m: m.encode(b"bytes"), "texts is one bytes"),
-        (lambda m: m.encode(["a", 3]), r"texts\[1\] is of type int"),
+        (
+            lambda m: m.encode("one text"),
+            r"texts is a single str; give a list of texts, \[text\]\.",
+        ),
+        (lambda m: m.encode(b"bytes"), "texts is a single bytes"),
+        (lambda m: m.encode(["a", 3]), r"texts\[1\] has type int"),
         (lambda m: m.encode(["a"], "mean"), "state is 'mean', but it must be one of 'c', 'h', "),
         (lambda m: m.encode(["a"], batch_size=0), "batch_size is 0, but .* at least 1"),
         (lambda m: m.generate(top_k=0), r"^top_k is 0, but it must be 1 or more"),
         (lambda m: m.generate(stop="ab"), r"^stop is b'ab', but it must be a single byte"),
-        (lambda m: m.heatmap("a", 64), r"^unit 64 does not exist: the model has 0 to 63"),
+        (lambda m: m.heatmap("a", 64), r"^unit 64 does not exist: the model has units 0 to 63"),
         (lambda m: m.heatmap("", 1), "the text is empty"),
         (lambda m: m.evaluate("dev"), "split is 'dev', but it must be one of 'train', 'valid'"),
         (lambda m: m.transfer((["a"], [1, 2]), (["a"], [1])), "train has 1 texts, but 2 labels"),
-        (lambda m: m.transfer(("a", [1]), (["a"], [1])), r"train\[0\] is one str"),
+        (lambda m: m.transfer(("a", [1]), (["a"], [1])), r"train\[0\] is a single str"),
         (lambda m: m.transfer((["a", "b"], [1, 1]), (["a"], [1])), "only the label 1"),
         (lambda m: mlstm.load(Path("none")), "none is not a run folder"),
-        (lambda m: mlstm.Features(3).fit(["a"]), "model is of type int"),
+        (lambda m: mlstm.Features(3).fit(["a"]), "model has type int"),
         (lambda m: mlstm.plot_metrics([]), "runs is empty"),
     ],
 )
@@ -147,7 +150,7 @@ def test_export_and_load_again(model: mlstm.TrainedModel, tmp_path: Path) -> Non
     again = mlstm.load(str(path))
     assert "imported" in repr(again)
     np.testing.assert_array_equal(again.encode(TEXTS), model.encode(TEXTS))
-    with pytest.raises(ValueError, match="exists; name another file"):
+    with pytest.raises(ValueError, match="exists; choose another file"):
         model.export(path)
     with pytest.raises(ValueError, match="has no metrics"):
         _ = again.metrics

@@ -276,7 +276,7 @@ def test_pieces_of_the_all_reduce_run_beside_the_backward_pass(tmp_path: Path) -
     assert wmh["beside_flops"] >= of_wh
     assert wh["beside_flops"] >= 2 * steps * 256 * 4 * 4096  # the tables'
     assert rest["bytes"] < 0.02 * sum(one["bytes"] for one in row["collectives"])
-    assert "339.7 of them beside products" in printed
+    assert "339.7 MB overlap products" in printed
 
 
 @pytest.mark.parametrize("preset", [None, "one_graph", "one_graph_unrolled"])
@@ -326,5 +326,5 @@ def test_plan_compile_from_the_outside(tmp_path: Path) -> None:
 
 def test_a_machine_without_a_gpu_is_refused() -> None:
     machine = dataclasses.replace(load_machine(H200), gpu=None)
-    with pytest.raises(UserError, match="does not describe its GPU"):
+    with pytest.raises(UserError, match="the machine's file has no field gpu"):
         compile_step(make_config(), machine, 1)

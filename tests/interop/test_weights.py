@@ -217,7 +217,7 @@ def test_proteins_of_a_fasta_cost_what_they_cost_unirep(
     forward = write_unirep(tmp_path / "u", random, 1)
     np.save(tmp_path / "u/fully_connected_1_weights:0.npy", np.zeros((H, 1)))
     cli.main(["import", "unirep", str(tmp_path / "u"), "--out", str(tmp_path / "run")])
-    assert "not read, since they are no part" in (said := capsys.readouterr().out)
+    assert "skipped because they are not part of" in (said := capsys.readouterr().out)
     assert "fully_connected_1_weights:0.npy" in said
     proteins = ["MKX", "LO" * 90, "RHKDEST" * 20 + "N", "VIFYW"]
     fasta = "".join(
@@ -305,7 +305,7 @@ def test_one_flipped_bit_in_an_export_is_found(tmp_path: Path, random: np.random
         changed = bytearray(whole)
         changed[place] ^= 1
         file.write_bytes(changed)
-        with pytest.raises(UserError, match="arrays are not those that were written"):
+        with pytest.raises(UserError, match="arrays do not match its fingerprint"):
             weights.load_weights(file)
     file.write_bytes(whole)
     weights.load_weights(file)
@@ -347,7 +347,8 @@ def test_the_file_that_is_wrong_is_named(tmp_path: Path, random: np.random.Gener
         openai.read_openai(tmp_path / "o")
     write_unirep(tmp_path / "u", random, 2)
     (tmp_path / "u/rnn_mlstm_stack_mlstm_stack1_mlstm_stack1_wmx:0.npy").unlink()
-    with pytest.raises(UserError, match="lacks rnn_mlstm_stack_mlstm_stack1_mlstm_stack1_wmx"):
+    message = r"rnn_mlstm_stack_mlstm_stack1_mlstm_stack1_wmx:0\.npy is missing"
+    with pytest.raises(UserError, match=message):
         unirep.read_unirep(tmp_path / "u")
 
 
@@ -374,7 +375,7 @@ def test_a_strangers_pickle_is_not_executed(tmp_path: Path, random: np.random.Ge
         weights.load_weights(tmp_path / "m.npz")
     pytest.importorskip("torch")
     (tmp_path / "m.pt").write_bytes(pickle.dumps({"encoder": Opens(trap)}, protocol=2))
-    with pytest.raises(UserError, match="is no file of tensors alone"):
+    with pytest.raises(UserError, match="is not a file of tensors only"):
         nvidia.read_nvidia(tmp_path / "m.pt")
     assert not trap.exists()
 
@@ -401,7 +402,9 @@ def test_weights_of_another_model_than_the_config_are_refused(
     run.write_imported(tmp_path / "run", openai.read_openai(tmp_path / "o"))
     file = tmp_path / "run/config.json"
     file.write_text(file.read_text().replace('"hidden": 7', '"hidden": 8'))
-    with pytest.raises(UserError, match=r"config\.json and weights\.safetensors are of different"):
+    with pytest.raises(
+        UserError, match=r"config\.json and weights\.safetensors are from different"
+    ):
         run.load_run(tmp_path / "run")
 
 
@@ -412,7 +415,7 @@ def test_imported_weights_have_no_corpus_and_one_checkpoint(
     run.write_imported(tmp_path / "run", openai.read_openai(tmp_path / "o"))
     for command, message in (
         (["evaluate"], "name one with --corpus"),
-        (["generate", "--checkpoint", "7"], "holds imported weights alone"),
+        (["generate", "--checkpoint", "7"], "has imported weights and no checkpoints"),
     ):
         with pytest.raises(SystemExit) as stop:
             cli.main([command[0], str(tmp_path / "run"), *command[1:]])
@@ -423,8 +426,8 @@ def test_imported_weights_have_no_corpus_and_one_checkpoint(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda w: w.params["layer_0"].pop("b"), "lacks layer_0/b"),
-        (lambda w: w.params.update(more=w.params["embedding"]), "has the unknown more"),
+        (lambda w: w.params["layer_0"].pop("b"), "is missing layer_0/b"),
+        (lambda w: w.params.update(more=w.params["embedding"]), "has the unexpected more"),
         (lambda w: w.params["embedding"].fill(np.nan), "embedding must be finite"),
     ],
 )

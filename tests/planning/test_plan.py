@@ -103,7 +103,7 @@ def test_a_measured_rate_gives_the_measured_time() -> None:
         config = Config(model=Model(hidden=1024), data=Data(batch=32), train=train)
         seconds = plan.plan(config, machine, [1], None)[0].seconds_per_iteration
         assert seconds == pytest.approx(measured[every], rel=tolerance)
-    with pytest.raises(UserError, match="holds no train step of ours in bf16"):
+    with pytest.raises(UserError, match='has no train step of "ours" in bf16'):
         with_measured_rate(machine, results, "bf16", 1024)
 
 
@@ -125,7 +125,7 @@ def test_phases_are_summed_for_each_number_of_devices() -> None:
     rows = plan.plan(config, machine, [1, 8, 8], None)  # one of them twice
     assert [(row.devices, row.phase) for row in rows] == [(n, k) for n in (1, 8, 8) for k in (1, 2)]
     said = plan.format_plan(config, machine, rows, None).splitlines()
-    sums = [line for line in said if "all of it" in line]
+    sums = [line for line in said if "all phases" in line]
     hours = [f"{sum(row.hours or 0 for row in rows[n : n + 2]):.2f} hours" for n in (0, 2, 4)]
     assert len(sums) == 3
     assert all(figure in line for figure, line in zip(hours, sums, strict=True))

@@ -118,7 +118,7 @@ def test_a_schedule_and_a_plan_are_of_the_phases(
     for row, steps in zip(rows, (900, 100, 900, 100), strict=True):
         assert row["hours"] == pytest.approx(row["seconds_per_iteration"] * steps / 3600)
     total = sum(row["hours"] for row in rows[:2])
-    assert f"1 all of it: {total:.2f} hours" in said
+    assert f"1 all phases: {total:.2f} hours" in said
     # So small a model takes less than a millisecond a step, and that is said in digits.
     assert rows[0]["seconds_per_iteration"] < 5e-4
     assert f"{rows[0]['seconds_per_iteration']:.2g}" in said

@@ -93,28 +93,28 @@ def test_a_classifier_is_kept_without_pickle(tmp_path: Path, random: np.random.G
     (tmp_path / "classifier.safetensors").write_bytes(b"no")
     with pytest.raises(UserError, match="cannot be read"):
         classify.load_classifier(tmp_path)
-    with pytest.raises(UserError, match="holds no classifier"):
+    with pytest.raises(UserError, match="has no classifier"):
         classify.load_classifier(tmp_path / "none")
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"classes": ["a"]}, "classes must be two or more different texts"),
-        ({"classes": ["a", "a", "b"]}, "classes must be two or more different texts"),
+        ({"classes": ["a"]}, "classes must be two or more different names"),
+        ({"classes": ["a", "a", "b"]}, "classes must be two or more different names"),
         ({"classes": ["a", 2, "c"]}, r"classes\[1\] is 2, but it must be a string"),
         ({"classes": "abc"}, "classes is 'abc', but it must be a list"),
         ({"classes": ["a", "b"]}, r"weights has the shape \(3, 4\), but must have \(1, 4\)"),
         ({"state": "z"}, "state is 'z', but it must be one of c, h, mean_h"),
         ({"softmax": "no"}, "softmax is 'no', but it must be true or false"),
         ({"C": []}, r"C is \[\], but it must be a number"),
-        ({"format": 2}, "is of another version of this program"),
+        ({"format": 2}, "was written by another version of this program"),
         ({"more": 1}, "there is no field 'more'"),
         ({"weights": np.zeros((3, 0))}, "weights has the shape"),
         ({"weights": np.zeros((3, 9))}, r"deviations has the shape \(4,\), but must have \(9,\)"),
         ({"intercepts": np.full(3, np.nan)}, "intercepts must be finite numbers"),
         ({"weights": np.zeros((3, 4), int)}, "weights must be finite floating-point numbers"),
-        ({"other": np.zeros(3)}, "has the unknown other"),
+        ({"other": np.zeros(3)}, "has the unexpected other"),
     ],
 )
 def test_a_classifier_of_a_stranger_is_checked(
@@ -161,7 +161,7 @@ def test_labels_are_read_and_checked(tmp_path: Path) -> None:
     path.write_text("label,sentence\n10,good\n9,bad\n")
     found = read_labelled(path, None, "label")
     assert (found.texts, found.labels, found.classes) == (["good", "bad"], ["10", "9"], ["9", "10"])
-    with pytest.raises(UserError, match="has the label '10', which the training texts lack"):
+    with pytest.raises(UserError, match="has the label '10', which the training texts do not have"):
         require_classes(path, found, ["9", "8"])
     path.write_text("label,sentence\n1,good\n1,bad\n")
     with pytest.raises(UserError, match="has only the label 1"):
@@ -242,7 +242,7 @@ def test_transfer_and_classify_from_the_outside(
     assert stop.value.code == 2
     about = json.loads((out / "classifier.json").read_text())
     for change, message in (
-        ({"model": "another"}, "was made with other parameters"),
+        ({"model": "another"}, "was created with other parameters"),
         ({"all_layers": True}, "reads 64 features, but"),
     ):
         (out / "classifier.json").write_text(json.dumps(about | change))
@@ -269,7 +269,7 @@ def test_texts_without_words_have_a_report_without_tfidf(
     command += ["--state", "mean_h", "c"]
     cli.main(command)
     said = capsys.readouterr().out
-    assert said.count("TF-IDF is left out, since it cannot be fitted to these texts: ") == 2
+    assert said.count("TF-IDF is omitted because it cannot be fitted to these texts: ") == 2
     for state, words in (("mean_h", "mean of h over the text"), ("c", "cell state c")):
         found = json.loads((out / state / "report.json").read_text())
         assert (found["state"], found["features"], found["baseline"]) == (state, 128, None)
@@ -326,7 +326,8 @@ def test_features_are_kept_whatever_fails_after_them(
         patch.setattr(experiment, "run", fail)
         with pytest.raises(RuntimeError, match="anything"):
             cli.main(command)
-    assert f"features in {out / 'features'} of the same texts are used" in capsys.readouterr().err
+    said = f"reusing the features of the same texts in {out / 'features'}"
+    assert said in capsys.readouterr().err
     texts = read_labelled(train, "review", "verdict").texts
     key = feature_file.key_of("abc", Featurizer(run), texts)
     assert feature_file.read_features(out / "features/train.npz", key) is None  # of another model
@@ -365,7 +366,7 @@ def test_a_classifier_that_cannot_be_written_whole_is_none(
     monkeypatch.setattr(classify.arrays, "write_safetensors", fail)
     with pytest.raises(KnownError, match="cannot be written: No space left on device"):
         classify.save(tmp_path, made, about)
-    with pytest.raises(UserError, match=r"holds no classifier\.json"):
+    with pytest.raises(UserError, match=r"has no classifier\.json"):
         classify.load_classifier(tmp_path)
 
 
@@ -415,11 +416,12 @@ def test_what_was_killed_between_two_states_goes_on(
         with pytest.raises(SystemExit) as stop:
             cli.main(wrong)
         assert stop.value.code == 2
-        assert "give the command that it was begun with" in capsys.readouterr().err
+        assert "repeat the command that created it" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in out.glob("*/*")} == before
 
     cli.main([*several, "--train", str(train)])
-    assert f"features in {out / 'features'} of the same texts are used" in capsys.readouterr().err
+    said = f"reusing the features of the same texts in {out / 'features'}"
+    assert said in capsys.readouterr().err
     for state, words in (("c", "cell state c"), ("mean_h", "mean of h over the text")):
         assert words in (out / state / "report.md").read_text()
     # Fitted again, they say the same.

@@ -352,7 +352,7 @@ def test_another_test_text_changes_no_choice_and_what_was_chosen_can_be_given(
     assert one["tried"] == other["tried"]
     assert one["bpc"] != other["bpc"]
     assert (one["rate"], one["decay"]) == (other["rate"], other["decay"]) != STATIC
-    assert "runs on one device" in capsys.readouterr().out  # of the four that are here
+    assert "uses one device" in capsys.readouterr().out  # of the four that are here
     valid, *tests = (
         len((shifted / f"{name}.txt").read_bytes()) - 1 for name in ("valid", "test", "other")
     )
@@ -371,7 +371,7 @@ def test_another_test_text_changes_no_choice_and_what_was_chosen_can_be_given(
     with pytest.raises(SystemExit) as stop:
         evaluate("test", "--dynamic-rate", "1e38")
     assert stop.value.code == 1
-    assert "became no number; give a lower --dynamic-rate" in capsys.readouterr().err
+    assert "is not finite; give a lower --dynamic-rate" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -403,14 +403,17 @@ def test_imported_weights_and_a_corpus_without_text_to_train_on(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--dynamic-rate 0.1", "--dynamic-rate belongs to dynamic evaluation; give --dynamic, too"),
-        ("--dynamic-rows 2", "--dynamic-rows belongs to"),
+        (
+            "--dynamic-rate 0.1",
+            "--dynamic-rate is an option of dynamic evaluation; also give --dynamic",
+        ),
+        ("--dynamic-rows 2", "--dynamic-rows is an option of"),
         ("--dynamic --dynamic-rate -1", "--dynamic-rate is -1.0, but it must be at least 0"),
         ("--dynamic --dynamic-rate nan", "--dynamic-rate is nan"),
         ("--dynamic --dynamic-rate 1 --dynamic-decay 2", "--dynamic-decay is 2.0, but it must be"),
-        ("--dynamic --dynamic-decay 0.1", "--dynamic-decay without --dynamic-rate: give both"),
+        ("--dynamic --dynamic-decay 0.1", "--dynamic-decay needs --dynamic-rate: give both"),
         ("--dynamic --dynamic-rows 0", "--dynamic-rows is 0, but it must be at least 1"),
-        ("--dynamic --split train", "--dynamic does not score the train split"),
+        ("--dynamic --split train", "--dynamic cannot score the train split"),
         ("--dynamic --split valid", "chooses rate and decay on the valid split"),
     ],
 )

@@ -62,7 +62,7 @@ def test_units_and_layers_are_columns_of_the_whole(run: Run) -> None:
     np.testing.assert_array_equal(whole.unit_of_column[[0, 64, 127]], [0, 0, 63])
     np.testing.assert_array_equal(whole.layer_of_column[[0, 63, 64]], [0, 0, 1])
     np.testing.assert_array_equal(chosen(TEXTS), whole(TEXTS)[:, [64 + 40, 64 + 3]])
-    with pytest.raises(UserError, match="unit 64 does not exist: the model has 0 to 63"):
+    with pytest.raises(UserError, match="unit 64 does not exist: the model has units 0 to 63"):
         Featurizer(run, units=[64])
 
 

@@ -67,7 +67,7 @@ def test_the_corpus_of_labelled_texts_is_the_same_again(tmp_path: Path) -> None:
             found.setdefault(text, []).append(float(rating))
         assert found == {b"\n a b ": [0.0, 1.0], b"\n c ": [1.0]}
     other = Labelled(["e"], ["y"])
-    with pytest.raises(UserError, match="is of other texts or labels"):
+    with pytest.raises(UserError, match="holds other texts or labels"):
         finetune.write_corpus(tmp_path / "c", train, other, ["x", "y"], "radford")
     assert open_corpus(tmp_path / "c").identity == opened.identity
     assert [path.name for path in tmp_path.iterdir()] == ["c"]

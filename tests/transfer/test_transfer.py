@@ -140,10 +140,10 @@ def test_text_cut_inside_a_character_is_joined() -> None:
         ({"top_k": 0}, "--top-k is 0"),
         ({"top_p": 1.5}, "--top-p is 1.5"),
         ({"samples": 0}, "--samples is 0"),
-        ({"held": {64: 1.0}}, "--set-unit 64: the model has the units 0 to 63"),
-        ({"held": {3: float("nan")}}, "--set-unit 3=nan: the value must be a number of float32"),
-        ({"held": {3: 1e39}}, r"--set-unit 3=1e\+39: the value must be a number of float32"),
-        ({"held": {10**30: 1.0}}, "--set-unit 10+: the model has the units 0 to 63"),
+        ({"held": {64: 1.0}}, "--set-unit 64: the model has units 0 to 63"),
+        ({"held": {3: float("nan")}}, "--set-unit 3=nan: the value must be finite in float32"),
+        ({"held": {3: 1e39}}, r"--set-unit 3=1e\+39: the value must be finite in float32"),
+        ({"held": {10**30: 1.0}}, "--set-unit 10+: the model has units 0 to 63"),
         ({"temperature": 1e39}, r"--temperature is 1e\+39, but it must be 0 or more, and finite"),
         ({"seed": -1}, "--seed is -1, but it must be 0 to 4,294,967,295"),
         ({"seed": 2**32}, "--seed is 4294967296, but it must be 0 to 4,294,967,295"),
@@ -168,7 +168,7 @@ def test_seeds_to_the_last_draw_different_texts(run: Run) -> None:
 
 @pytest.mark.parametrize("wanted", ["\u00b2", "9" * 5000, "+1", "1_0", "-1"])
 def test_a_checkpoint_that_is_none_is_named(run: Run, wanted: str) -> None:
-    with pytest.raises(UserError, match="has checkpoints at 300; name one of them"):
+    with pytest.raises(UserError, match="has checkpoints at 300; give one of these steps"):
         load_run(run.folder, wanted)
 
 
@@ -301,7 +301,7 @@ def test_a_longer_text_is_read_as_a_short_one(run: Run) -> None:
         (["--unit", "1", "--layer", "2", "--text", "a"], "--layer 2 does not exist: the model has"),
         (["--unit", "1"], "the text is empty"),
         (["--unit", "1", "--text", "a", "--scale", "0"], "--scale is 0"),
-        (["--unit", "1", "--text", "a", "--out", "x.gif"], "an .html or a .png"),
+        (["--unit", "1", "--text", "a", "--out", "x.gif"], "an .html or .png file"),
     ],
 )
 def test_a_heat_map_of_nothing_is_refused(
@@ -362,7 +362,7 @@ def test_a_split_of_another_preparation_is_not_taken_for_one_that_was_not_traine
     cli.main(["evaluate", str(folder), "--json", str(tmp_path / "score.json")])
     assert "another corpus" not in capsys.readouterr().out
     assert json.loads((tmp_path / "score.json").read_text())["trained_on_this_corpus"] is True
-    assert "none trained on" in report(folder)
+    assert "not used for training" in report(folder)
     prepare([str(text_file)], own, split=(20, 1, 1), seed=5, overwrite=True)
     for command in ("evaluate", "report"):
         with pytest.raises(SystemExit) as stop:
@@ -370,15 +370,15 @@ def test_a_split_of_another_preparation_is_not_taken_for_one_that_was_not_traine
         assert stop.value.code == 2
         assert "is not the corpus that" in capsys.readouterr().err
     cli.main(["evaluate", str(folder), "--corpus", str(own)])
-    assert "note: this is another corpus than" in capsys.readouterr().out
-    assert "another corpus than its own" in report(folder, own)
+    assert "note: the run was trained on another corpus" in capsys.readouterr().out
+    assert "not the training corpus" in report(folder, own)
 
 
 def test_a_run_needs_checkpoints(run: Run, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a run folder"):
         load_run(tmp_path)
     (tmp_path / "config.json").write_text((run.folder / "config.json").read_text())
-    with pytest.raises(UserError, match="holds no checkpoint"):
+    with pytest.raises(UserError, match="has no checkpoint"):
         load_run(tmp_path)
     (tmp_path / "config.json").write_text('{"model": {"hiden": 3}}')
     with pytest.raises(UserError, match=r"config\.json is not the config"):

@@ -121,9 +121,9 @@ def test_a_classifier_on_the_mean_of_h_is_shown_as_it_reads(run: Run, all_layers
         ("read", b"{", 400, "is not JSON"),
         ("read", [1], 400, "must be a JSON object"),
         ("read", {"text": 5}, 400, "text is 5, but it must be a str"),
-        ("read", {"text": "a", "unit": 64}, 400, "unit is 64, but the model has 0 to 63"),
+        ("read", {"text": "a", "unit": 64}, 400, "unit is 64, but the model has units 0 to 63"),
         ("read", {"text": "a", "state": "z"}, 400, "state is 'z', but it must be one of c, h"),
-        ("read", {"text": "a", "layer": 2}, 400, "layer is 2, but the model has 0 to 1"),
+        ("read", {"text": "a", "layer": 2}, 400, "layer is 2, but the model has layers 0 to 1"),
         ("read", {"text": "é" * 10_001}, 413, "longer than 20,000 bytes"),
         ("read", b'"' + b"a" * 100_000 + b'"', 413, "larger than 80,000 bytes"),
         ("generate", {"text": "a", "length": 10**9}, 400, "length is 1000000000"),
@@ -137,13 +137,13 @@ def test_a_classifier_on_the_mean_of_h_is_shown_as_it_reads(run: Run, all_layers
         ("generate", {"text": "a", "seed": -1}, 400, "seed is -1, but it must be 0 to"),
         ("generate", {"text": "a", "seed": 1.0}, 400, "seed is 1.0, but it must be a int"),
         ("generate", {"text": "a", "length": 10**4000}, 400, "length is 1000"),
-        ("generate", {"text": "a", "value": 1e300}, 400, "must be a number of float32"),
+        ("generate", {"text": "a", "value": 1e300}, 400, "must be finite in float32"),
         ("generate", {"text": "a", "value": 1, "unit": 10**30}, 400, "unit is 1000"),
         ("read", {"text": "a", "unit": -1}, 400, "unit is -1"),
         ("read", b'{"text": ' + b"9" * 5000 + b"}", 400, "is not JSON"),
         ("read", b"[" * 70_000, 400, "is not JSON"),
         ("read", b"\xff\xfe\x00", 400, "is not JSON"),
-        ("etc/passwd", {}, 404, "there is no /etc/passwd here"),
+        ("etc/passwd", {}, 404, "/etc/passwd does not exist"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
@@ -189,7 +189,8 @@ def test_refusals_are_json(page: str) -> None:
     assert error.value.code == 405
     assert json.load(error.value) == {"error": "GET /read: Method Not Allowed."}
     status, found = ask(f"{page}read", {"text": "a"}, Host="evil.example")
-    assert (status, found) == (400, {"error": "this page has another address."})
+    message = "this page has another host name; use the address shown."
+    assert (status, found) == (400, {"error": message})
     assert ask(f"{page}read", {"text": "a"}, Host="localhost:1")[0] == 200
 
 
@@ -213,7 +214,7 @@ def test_values_that_are_no_numbers_are_said(run: Run) -> None:
     scope = {"type": "http", "method": "POST", "path": "/read", "query_string": b""}
     asyncio.run(app(scope | {"headers": headers}, receive, send))
     assert sent[0]["status"] == 422
-    assert "makes inf or NaN of this" in json.loads(sent[1]["body"])["error"]
+    assert "computes inf or NaN here" in json.loads(sent[1]["body"])["error"]
 
 
 def test_a_page_by_ipv6(run: Run) -> None:
@@ -243,9 +244,9 @@ def test_a_page_by_ipv6(run: Run) -> None:
     [
         ("", "--host is empty"),
         ("[]", "--host is empty"),
-        ("é" * 70, "cannot listen at"),
-        ("192.0.2.1", "cannot listen at"),
-        ("2001:db8::1", "cannot listen at"),
+        ("é" * 70, "cannot listen on"),
+        ("192.0.2.1", "cannot listen on"),
+        ("2001:db8::1", "cannot listen on"),
     ],
 )
 def test_a_host_that_is_not_this_one_is_named(host: str, message: str) -> None:
@@ -286,7 +287,7 @@ def test_a_taken_port_is_named(page: str, run: Run, capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit) as stop:
         cli.main(["view", str(run.folder), "--port", port])
     assert stop.value.code == 2
-    assert f"cannot listen at 127.0.0.1:{port}" in capsys.readouterr().err
+    assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err
     with pytest.raises(SystemExit) as stop:
         cli.main(["view", str(run.folder), "--port", "99999"])
     assert stop.value.code == 2
