@@ -285,7 +285,7 @@ def test_a_stuck_process_is_ended_by_its_watchdog(
     expected = r"no progress for 20 s while the (devices compute|checkpoint of) step"
     assert re.search(expected, text), text
     stacks = (tmp_path / "run/stacks-0.txt").read_text()
-    assert "_train_part" in stacks
+    assert "_train_phase" in stacks
 
 
 # --- what keeps them from starting
