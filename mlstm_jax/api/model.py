@@ -3,19 +3,19 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax import run as runs
 from mlstm_jax.api.arguments import as_texts, at_least, one_of, public
-from mlstm_jax.config import Config, Devices
+from mlstm_jax.api.examples import Examples, as_labelled
+from mlstm_jax.api.loaded import LoadedModel
+from mlstm_jax.config import Devices
 from mlstm_jax.data.corpus import SplitName
 from mlstm_jax.errors import UserError
-from mlstm_jax.interop import weights
-from mlstm_jax.run import Run
-from mlstm_jax.training import metrics, parallel
+from mlstm_jax.training import parallel
 from mlstm_jax.training.evaluation import Evaluator, Score, corpus_of
 from mlstm_jax.training.progress import ProgressLine
 from mlstm_jax.transfer.features import STATE_NAMES, Featurizer, State
@@ -24,22 +24,15 @@ from mlstm_jax.transfer.finetune import finetune as run_finetune
 from mlstm_jax.transfer.generate import as_text
 from mlstm_jax.transfer.generate import generate as run_generate
 from mlstm_jax.transfer.heatmap import Heat, heat
-from mlstm_jax.transfer.labels import Labelled, read_labelled
 from mlstm_jax.transfer.reader import Reader
 from mlstm_jax.transfer.scoring import Scorer
 from mlstm_jax.transfer.transfer import Transferred
 from mlstm_jax.transfer.transfer import transfer as run_transfer
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-# A file of texts with labels, or the texts and the labels.
-Examples: TypeAlias = str | Path | tuple[Sequence[str], Sequence[object]]
-
 _STATES = tuple(STATE_NAMES)
 
 
-class TrainedModel:
+class TrainedModel(LoadedModel):
     """A trained or imported model; `load` and `train` return one.
 
     It is immutable. It keeps the programs that it compiles, so a second call compiles nothing. A
@@ -51,53 +44,6 @@ class TrainedModel:
         step: of the checkpoint; 0 for imported weights.
         config: of the run that trained it.
     """
-
-    def __init__(self, run: Run, checkpoint: str = "best") -> None:
-        """Wrap a run in memory. Use `load` instead."""
-        self._run, self.checkpoint = run, checkpoint
-        self._readers: dict[object, Any] = {}
-
-    @property
-    def path(self) -> Path:
-        """The run folder, or the file of weights."""
-        return self._run.folder
-
-    @property
-    def step(self) -> int:
-        """The step of the checkpoint, in updates."""
-        return self._run.step
-
-    @property
-    def config(self) -> Config:
-        """The config of the run."""
-        return self._run.config
-
-    @property
-    def hidden(self) -> int:
-        """Number of units H in a layer."""
-        return self.config.model.hidden
-
-    @property
-    def parameters(self) -> Mapping[str, NDArray[np.float32]]:
-        """The float32 arrays by name; docs/weights.md lists them."""
-        return weights.flatten(self._run.params)
-
-    def __repr__(self) -> str:
-        model = self.config.model
-        count = sum(array.size for array in self.parameters.values())
-        return (
-            f"TrainedModel({str(self.path)!r}, checkpoint={self.checkpoint!r})\n"
-            f"  mLSTM, {model.layers} x {model.hidden} units, {count:,} parameters, "
-            f"{self.config.precision.compute}\n"
-            f"  {'imported' if self._run.imported else f'step {self.step:,}'}, "
-            f"texts cleaned as {self._run.cleaning}"
-        )
-
-    def __copy__(self) -> "TrainedModel":
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "TrainedModel":
-        return self
 
     def __reduce__(self) -> tuple[Any, tuple[str, str]]:
         # Store the step: if training continues, the best checkpoint may change.
@@ -120,7 +66,7 @@ class TrainedModel:
             texts: any number, of any length. Up to rounding, a text's features depend only on that
                 text: not on other texts, their order or `batch_size`.
             state: "c", the cell state, or "h" after the last byte; or "mean_h", the mean of h over
-                all bytes, the best of the three for most labels.
+                all bytes, which predicted sentiment better than c in our tests (docs/transfer.md).
             all_layers: use every layer, the lowest first; otherwise only the top one.
             batch_size: texts read at a time, over all devices.
             show_progress: on standard error.
@@ -294,7 +240,7 @@ class TrainedModel:
                 else.
         """
         one_of("state", state, _STATES)
-        texts, names = _examples(
+        texts, names = as_labelled(
             {"train": train, "test": test, "valid": valid}, text_column, label_column
         )
         made = run_transfer(
@@ -338,7 +284,7 @@ class TrainedModel:
             ValueError: a file cannot be read, the classes do not match, or `out` holds something
                 else.
         """
-        texts, names = _examples(
+        texts, names = as_labelled(
             {"train": train, "valid": valid, "test": test}, text_column, label_column
         )
         return run_finetune(
@@ -350,77 +296,6 @@ class TrainedModel:
             text_column=text_column,
             show_progress=show_progress,
         )
-
-    @public
-    def export(self, path: str | Path) -> Path:
-        """Write the model as one .safetensors or .npz file that any program can read.
-
-        Raises:
-            ValueError: the path has another suffix, or already exists.
-            OSError: it cannot be written.
-        """
-        path = Path(path)
-        if path.exists():
-            raise UserError(f"{path} exists; choose another file, or remove it.")
-        weights.save(path, runs.as_weights(self._run))
-        return path
-
-    @property
-    def metrics(self) -> Any:
-        """The lines of metrics.jsonl as a pandas DataFrame, or without pandas a list of dicts.
-
-        Raises:
-            ValueError: the model was not trained here.
-        """
-        lines = self._lines()
-        try:
-            import pandas as pd
-        except ImportError:
-            return lines
-        return pd.DataFrame(lines)
-
-    def _lines(self) -> list[dict[str, Any]]:
-        lines = metrics.read_metrics(self.path / "metrics.jsonl")
-        if not lines:
-            raise UserError(f"{self.path} has no metrics: it was imported, not trained here.")
-        return lines
-
-    @public
-    def plot(self, x: Literal["step", "megabytes", "epoch", "minutes"] = "megabytes") -> "Figure":
-        """Plot bits per character, learning rate, gradient and speed of the run.
-
-        Needs matplotlib and pandas, the extra `notebooks`.
-        """
-        from mlstm_jax.api.plots import plot_metrics
-
-        self._lines()
-        return plot_metrics([self.path], x=x)
-
-    def _kept(self, key: object, make: Any) -> Any:
-        """Return the reader of a key, with its compiled program; create it once."""
-        if key not in self._readers:
-            self._readers[key] = make()
-        return self._readers[key]
-
-
-def _examples(
-    given: Mapping[str, Examples | None], text_column: str | None, label_column: str
-) -> tuple[dict[str, Labelled], dict[str, str]]:
-    """Return the texts and labels of each set, and what messages call it."""
-    texts, names = {}, {}
-    for name, one in given.items():
-        if one is None:
-            continue
-        if isinstance(one, (str, Path)):
-            texts[name], names[name] = read_labelled(Path(one), text_column, label_column), str(one)
-            continue
-        some, labels = as_texts(one[0], f"{name}[0]"), [str(label) for label in one[1]]
-        if len(some) != len(labels):
-            raise UserError(f"{name} has {len(some):,} texts, but {len(labels):,} labels.")
-        if not some:
-            raise UserError(f"{name} has no texts.")
-        texts[name], names[name] = Labelled(some, labels), name
-    return texts, names
 
 
 @public
