@@ -92,8 +92,8 @@ def prepare(
         run_prepare(
             given or sources,
             out,
-            text_field=text_column,
-            rating_field=rating_column,
+            text_column=text_column,
+            rating_column=rating_column,
             document=document,
             split=None if split is None else _split(split),
             seed=seed,

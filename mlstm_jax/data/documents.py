@@ -18,8 +18,8 @@ Cleaning = Literal["radford", "none", "protein"]
 Unit = Literal["line", "paragraph", "file"]
 Dedupe = Literal["exact", "normalized", "none"]
 
-TEXT_FIELDS = ("text", "reviewText", "review_body", "sentence", "content")
-RATING_FIELDS = ("rating", "overall", "star_rating", "stars")
+TEXT_COLUMNS = ("text", "reviewText", "review_body", "sentence", "content")
+RATING_COLUMNS = ("rating", "overall", "star_rating", "stars")
 
 STOP = 3  # ETX, UniRep's stop token; not stored in a corpus
 
@@ -56,22 +56,22 @@ class Reject(NamedTuple):
 class Recipe(NamedTuple):
     """How records become documents: the same for every engine."""
 
-    text_field: str | None = None
-    rating_field: str | None = None
+    text_column: str | None = None
+    rating_column: str | None = None
     document: Unit | None = None
     cleaning: Cleaning = "radford"
     dedupe: Dedupe = "normalized"
     seed: int = 0
 
     @property
-    def text_fields(self) -> tuple[str, ...]:
+    def text_columns(self) -> tuple[str, ...]:
         """The candidate fields of the text: the first that is not null is used."""
-        return (self.text_field,) if self.text_field is not None else TEXT_FIELDS
+        return (self.text_column,) if self.text_column is not None else TEXT_COLUMNS
 
     @property
-    def rating_fields(self) -> tuple[str, ...]:
+    def rating_columns(self) -> tuple[str, ...]:
         """The candidate fields of the rating: the first that is not null is used."""
-        return (self.rating_field,) if self.rating_field is not None else RATING_FIELDS
+        return (self.rating_column,) if self.rating_column is not None else RATING_COLUMNS
 
 
 def clean(text: str, cleaning: Cleaning) -> bytes:

@@ -63,7 +63,7 @@ def _read_bytes(source: Path, recipe: Recipe) -> Iterator[Document | Reject | No
         ) from error
     try:
         with pyarrow.parquet.ParquetFile(source) as file:
-            fields = [*recipe.text_fields, *recipe.rating_fields]
+            fields = [*recipe.text_columns, *recipe.rating_columns]
             there = [name for name in fields if name in file.schema_arrow.names]
             number = 0
             for batch in file.iter_batches(_ROWS_A_FETCH, columns=there):
@@ -84,8 +84,8 @@ def _read_bytes(source: Path, recipe: Recipe) -> Iterator[Document | Reject | No
 
 
 def _found(place: str, record: dict[str, object], recipe: Recipe) -> Document | Reject | None:
-    text = first(record, recipe.text_fields)
-    mark = first(record, recipe.rating_fields)
+    text = first(record, recipe.text_columns)
+    mark = first(record, recipe.rating_columns)
     if text is None:
         return None
     assert isinstance(text, bytes)

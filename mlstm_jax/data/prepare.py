@@ -42,9 +42,9 @@ class PrepareOptions:
     """How to make a corpus.
 
     Attributes:
-        text_field: column or field of the text; None: the first non-null of text, reviewText,
+        text_column: column or field of the text; None: the first non-null of text, reviewText,
             review_body, sentence and content.
-        rating_field: column or field of a rating to keep; None: the first non-null of rating,
+        rating_column: column or field of a rating to keep; None: the first non-null of rating,
             overall, star_rating and stars.
         document: what one document of a text file is: "line", the default, "paragraph" or "file".
         split: weights, in documents, of train, valid and test, by default `SPLIT`. Valid and test
@@ -64,8 +64,8 @@ class PrepareOptions:
             lists.
     """
 
-    text_field: str | None = None
-    rating_field: str | None = None
+    text_column: str | None = None
+    rating_column: str | None = None
     document: Unit | None = None
     split: Weights | None = None
     seed: int = 0
@@ -116,8 +116,8 @@ def prepare(
     if given:
         requirements.check_given(given, options.split, options.dedupe, options.seed, options.engine)
     recipe = Recipe(
-        options.text_field,
-        options.rating_field,
+        options.text_column,
+        options.rating_column,
         options.document,
         options.cleaning,
         options.dedupe or ("none" if given else "normalized"),
@@ -232,9 +232,9 @@ def _write(
         records = sum(c.documents + c.without_text + c.blank for c in counts)
         rejects.write(rejects_file)
         rejects.check(records + len(rejects), max_reject_fraction, rejects_file)
-        if recipe.rating_field and not gathered.rated:
+        if recipe.rating_column and not gathered.rated:
             raise UserError(
-                f"no record has a number in --rating-column {recipe.rating_field!r}; check it."
+                f"no record has a number in --rating-column {recipe.rating_column!r}; check it."
             )
         sizes = _sizes(gathered.documents, split) if split else gathered.sizes
         documents = stages.counted(gathered.in_order, gathered.documents)

@@ -49,17 +49,17 @@ _EXCERPT = 80  # characters
 def read_documents(
     source: Path,
     *,
-    text_field: str | None = None,
-    rating_field: str | None = None,
-    label_field: str | None = None,
+    text_column: str | None = None,
+    rating_column: str | None = None,
+    label_column: str | None = None,
     document: Unit | None = None,
 ) -> Iterator[Document | None]:
     """Yield the documents of a file, in its order, and None for each record without text.
 
     For the arguments see `read_file`. Also raises UserError at the first unreadable record.
     """
-    recipe = Recipe(text_field=text_field, rating_field=rating_field, document=document)
-    for found in read_file(source, recipe, label_field=label_field):
+    recipe = Recipe(text_column=text_column, rating_column=rating_column, document=document)
+    for found in read_file(source, recipe, label_column=label_column):
         if not isinstance(found, Reject):
             yield found
         elif found.kind == NOT_TEXT:
@@ -90,7 +90,7 @@ def read_file(
     source: Path,
     recipe: Recipe,
     *,
-    label_field: str | None = None,
+    label_column: str | None = None,
     on_read: Callable[[int], None] | None = None,
 ) -> Iterator[Document | Reject | None]:
     """Yield the documents of a file, None for each record without text, and rejects.
@@ -98,34 +98,34 @@ def read_file(
     Args:
         source: .json, .jsonl, .csv, .tsv, .txt or .fasta, each also .gz; or `pydoc:`, the topics of
             Python's own documentation.
-        recipe: the fields of text and rating, by default the first of `TEXT_FIELDS` and
-            `RATING_FIELDS` that is not null (a rating must be a number, or it is ignored); what a
+        recipe: the fields of text and rating, by default the first of `TEXT_COLUMNS` and
+            `RATING_COLUMNS` that is not null (a rating must be a number, or it is ignored); what a
             document is, by default a line in .txt and a paragraph in `pydoc:`.
-        label_field: field of a label, a number or a text; by default none is read.
+        label_column: field of a label, a number or a text; by default none is read.
         on_read: called from time to time with the bytes on disk read since its last call.
 
     Raises:
         UserError: the file cannot be opened, does not match its name, or contains no text.
     """
     check_source(source)
-    text_fields, rating_fields = recipe.text_fields, recipe.rating_fields
+    text_columns, rating_columns = recipe.text_columns, recipe.rating_columns
     records = found = 0
     first_reject: Reject | None = None
     seen: dict[str, None] = {}
     # Errors raised by the code that uses the documents do not pass through here.
     try:
-        for one in _records(source, recipe, label_field, on_read):
+        for one in _records(source, recipe, label_column, on_read):
             if isinstance(one, Reject):
                 first_reject = first_reject or one
                 yield one
                 continue
             where, record = one
             records += 1
-            text = first(record, text_fields)
+            text = first(record, text_columns)
             if isinstance(text, str):
                 found += bool(text.strip())
-                label = label_of(record.get(label_field)) if label_field else None
-                yield Document(text, rating_of(first(record, rating_fields)), label)
+                label = label_of(record.get(label_column)) if label_column else None
+                yield Document(text, rating_of(first(record, rating_columns)), label)
             elif text is None:
                 yield None
             else:
@@ -150,14 +150,14 @@ def read_file(
     if not found:
         if first_reject and first_reject.kind != NOT_TEXT:
             raise UserError(first_reject.message)
-        raise UserError(f"{source}: {_why_no_text(records, text_fields, seen)}")
+        raise UserError(f"{source}: {_why_no_text(records, text_columns, seen)}")
 
 
-def _why_no_text(records: int, text_fields: tuple[str, ...], seen: Iterable[str]) -> str:
+def _why_no_text(records: int, text_columns: tuple[str, ...], seen: Iterable[str]) -> str:
     if not records:
         return "contains no text; leave it out."
     return (
-        f"none of its {records:,} records has text in {' or '.join(text_fields)}; the fields seen "
+        f"none of its {records:,} records has text in {' or '.join(text_columns)}; the fields seen "
         f"are {', '.join(seen) or '(none)'}. Name the right one with --text-column."
     )
 
@@ -165,18 +165,18 @@ def _why_no_text(records: int, text_fields: tuple[str, ...], seen: Iterable[str]
 def _records(
     source: Path,
     recipe: Recipe,
-    label_field: str | None,
+    label_column: str | None,
     on_read: Callable[[int], None] | None,
 ) -> Iterator[RecordOrReject]:
-    text_fields, document = recipe.text_fields, recipe.document
-    fields = {*text_fields, *recipe.rating_fields, *([label_field] if label_field else [])}
+    text_columns, document = recipe.text_columns, recipe.document
+    fields = {*text_columns, *recipe.rating_columns, *([label_column] if label_column else [])}
     if str(source) == PYDOC:
         from pydoc_data.topics import topics
 
         for _, topic in sorted(topics.items()):
             numbered = enumerate(io.StringIO(topic), 1)
             for text in units(numbered, document or "paragraph"):
-                yield text if isinstance(text, Reject) else (0, {text_fields[0]: text})
+                yield text if isinstance(text, Reject) else (0, {text_columns[0]: text})
         return
     with source.open("rb") as raw:
         stream = gzip.GzipFile(fileobj=raw) if is_gzip_name(source) else raw
@@ -184,12 +184,12 @@ def _records(
         suffix = suffix_of(source)
         if suffix == ".txt":
             for text in units(lines, document or "line"):
-                yield text if isinstance(text, Reject) else (0, {text_fields[0]: text})
+                yield text if isinstance(text, Reject) else (0, {text_columns[0]: text})
         elif suffix in FASTA:
-            yield from fasta_records(source, lines, text_fields[0])
+            yield from fasta_records(source, lines, text_columns[0])
         elif suffix in (".csv", ".tsv"):
             delimiter = "," if suffix == ".csv" else "\t"
-            yield from csv_records(source, lines, text_fields, fields, delimiter)
+            yield from csv_records(source, lines, text_columns, fields, delimiter)
         else:
             yield from json_records(source, lines, fields, may_be_array=suffix == ".json")
 

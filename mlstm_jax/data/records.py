@@ -50,7 +50,9 @@ def units(lines: Iterable[Line], document: Unit) -> Iterator[str | Reject]:
         yield text if document == "file" else text.rstrip("\r\n")
 
 
-def fasta_records(source: Path, lines: Iterable[Line], text_field: str) -> Iterator[RecordOrReject]:
+def fasta_records(
+    source: Path, lines: Iterable[Line], text_column: str
+) -> Iterator[RecordOrReject]:
     """Yield the sequences of FASTA: a line `>name`, then lines of letters; a last `*` is dropped.
 
     A record with an unreadable line is lost.
@@ -58,7 +60,7 @@ def fasta_records(source: Path, lines: Iterable[Line], text_field: str) -> Itera
     start, name, parts, is_whole = 0, "", list[str](), True
 
     def record() -> RecordOrReject:
-        return start, {text_field: "".join(parts).removesuffix("*"), "name": name}
+        return start, {text_column: "".join(parts).removesuffix("*"), "name": name}
 
     for line in lines:
         if isinstance(line, Reject):
@@ -195,14 +197,14 @@ class _Lines:
 def csv_records(
     source: Path,
     lines: Iterator[Line],
-    text_fields: tuple[str, ...],
+    text_columns: tuple[str, ...],
     fields: Collection[str],
     delimiter: str,
 ) -> Iterator[RecordOrReject]:
     """Yield the rows of CSV, keyed by the names in its header.
 
     Raises:
-        UserError: no column has a name in `text_fields`, or several columns have the same name in
+        UserError: no column has a name in `text_columns`, or several columns have the same name in
             `fields`.
     """
     # A review may exceed the csv module's 131,072 characters; the limit applies to the process.
@@ -238,10 +240,10 @@ def csv_records(
             continue
         if not bad and row and not header:
             header = [name.strip() for name in row]
-            columns = [header.index(name) for name in text_fields if name in header]
+            columns = [header.index(name) for name in text_columns if name in header]
             if not columns:
                 raise UserError(
-                    f"{source}: no column {' or '.join(text_fields)}; its columns are "
+                    f"{source}: no column {' or '.join(text_columns)}; its columns are "
                     f"{', '.join(header)}. Name the text column with --text-column."
                 )
             needed = columns[0]

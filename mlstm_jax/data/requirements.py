@@ -35,8 +35,8 @@ def check_arguments(
     if not sources:
         raise UserError(f"no source given; name text files, or {PYDOC}")
     for option, field in (
-        ("--text-column", recipe.text_field),
-        ("--rating-column", recipe.rating_field),
+        ("--text-column", recipe.text_column),
+        ("--rating-column", recipe.rating_column),
     ):
         if field == "":
             raise UserError(f"{option} '': names no column; name one, or leave the option out.")

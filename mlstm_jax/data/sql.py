@@ -78,11 +78,11 @@ def json_rows(files: Sequence[str], recipe: Recipe) -> str:
 
     The table `files` must contain the number of each file.
     """
-    fields = [*recipe.text_fields, *recipe.rating_fields]
+    fields = [*recipe.text_columns, *recipe.rating_columns]
     pointers = ", ".join(
         quoted("/" + name.replace("~", "~0").replace("/", "~1")) for name in fields
     )
-    split = len(recipe.text_fields)
+    split = len(recipe.text_columns)
 
     def first(start: int, end: int) -> str:
         each = (f"nullif(field[{n}]::VARCHAR, 'null')" for n in range(start + 1, end + 1))
@@ -126,11 +126,11 @@ def parquet_rows(con: duckdb.DuckDBPyConnection, source: Path, recipe: Recipe) -
         why = str(error).strip().split("\n")[0]
         raise UserError(f"{source}: cannot be read as Parquet: {why}") from error
     types = {row[0]: row[1] for row in described}
-    text = [field for field in recipe.text_fields if field in types]
-    marks = [field for field in recipe.rating_fields if field in types]
+    text = [field for field in recipe.text_columns if field in types]
+    marks = [field for field in recipe.rating_columns if field in types]
     if not text:
         raise UserError(
-            f"{source}: no column {' or '.join(recipe.text_fields)}; its columns are "
+            f"{source}: no column {' or '.join(recipe.text_columns)}; its columns are "
             f"{', '.join(types)}. Name the text column with --text-column."
         )
     for field in text:

@@ -18,8 +18,8 @@ def read_tfds(source: str, recipe: Recipe) -> Iterator[Document | None]:
 
     Args:
         source: such as ``tfds:imdb_reviews:unsupervised`` or ``tfds:glue/sst2:train[:10%]``.
-        recipe: the features of text and rating, by default the first of `TEXT_FIELDS` and
-            `RATING_FIELDS` that exist.
+        recipe: the features of text and rating, by default the first of `TEXT_COLUMNS` and
+            `RATING_COLUMNS` that exist.
 
     Raises:
         UserError: the data set does not exist, is not prepared as ArrayRecord files, or has no such
@@ -31,17 +31,17 @@ def read_tfds(source: str, recipe: Recipe) -> Iterator[Document | None]:
             f"{source}: must be tfds:NAME[/CONFIG]:SPLIT, such as tfds:imdb_reviews:train"
         )
     examples, features = _open(source, name, split)
-    text_fields = tuple(field for field in recipe.text_fields if field in features)
-    if not text_fields:
+    text_columns = tuple(field for field in recipe.text_columns if field in features)
+    if not text_columns:
         raise UserError(
-            f"{source}: no feature {' or '.join(recipe.text_fields)}; its features are "
+            f"{source}: no feature {' or '.join(recipe.text_columns)}; its features are "
             f"{', '.join(features)}. Name the text feature with --text-column."
         )
     for example in examples:
-        text = first(example, text_fields)
+        text = first(example, text_columns)
         if isinstance(text, bytes):
             text = text.decode(errors="replace")
-        rating = first(example, recipe.rating_fields)
+        rating = first(example, recipe.rating_columns)
         number = rating.item() if hasattr(rating, "item") else rating
         yield Document(text, rating_of(number)) if isinstance(text, str) else None
 

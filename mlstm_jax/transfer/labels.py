@@ -33,7 +33,7 @@ def read_texts(path: Path, text_column: str | None) -> list[str]:
 
     Raises UserError if the file cannot be read or holds no text.
     """
-    documents = read_documents(path, text_field=text_column)
+    documents = read_documents(path, text_column=text_column)
     return [document.text if document else "" for document in documents]
 
 
@@ -45,7 +45,7 @@ def read_labelled(path: Path, text_column: str | None, label_column: str) -> Lab
     texts: list[str] = []
     labels: list[str] = []
     without: int | None = None
-    documents = read_documents(path, text_field=text_column, label_field=label_column)
+    documents = read_documents(path, text_column=text_column, label_column=label_column)
     for number, document in enumerate(documents, 1):
         if document is None:
             continue

@@ -243,7 +243,7 @@ def test_a_field_that_is_there_twice_matters_only_where_it_is_read(tmp_path: Pat
     assert manifest.rejected == {"not a JSON object": 1}
     path.write_text('{"text": "a", "body": "b", "body": "c"}\n{"text": "d"}\n')
     with pytest.raises(UserError, match=r"line 1: its field body occurs more than once"):
-        prepare([str(path)], tmp_path / "more", text_field="body")
+        prepare([str(path)], tmp_path / "more", text_column="body")
 
 
 @pytest.mark.parametrize("header", ["text,text", "id,overall,text,overall"])

@@ -72,7 +72,7 @@ def test_fields_by_name_and_by_default(tmp_path: Path) -> None:
     record = {"text": None, "sentence": "default", "body": "named", "stars": 2, "mark": "3.5"}
     path = write(tmp_path / "a.jsonl", lines(record))
     assert list(read_documents(path)) == [Document("default", 2.0)]
-    named = read_documents(path, text_field="body", rating_field="mark")
+    named = read_documents(path, text_column="body", rating_column="mark")
     assert list(named) == [Document("named", 3.5)]
 
 
@@ -181,10 +181,10 @@ def test_a_file_that_cannot_be_used_is_named_with_the_reason(
 def test_a_field_that_was_named_and_is_not_there(tmp_path: Path) -> None:
     table = write(tmp_path / "a.csv", "text,rating\nt,1\n")
     with pytest.raises(UserError, match=r"no column body; its columns are text, rating"):
-        list(read_documents(table, text_field="body"))
+        list(read_documents(table, text_column="body"))
     records = write(tmp_path / "a.jsonl", lines({"text": "t"}))
     with pytest.raises(UserError, match=r"has text in body; the fields seen are text\."):
-        list(read_documents(records, text_field="body"))
+        list(read_documents(records, text_column="body"))
 
 
 def test_a_file_that_is_not_there_or_is_a_folder(tmp_path: Path) -> None:

@@ -194,10 +194,10 @@ def test_the_documentation_of_python(tmp_path: Path) -> None:
         ({"max_reject_fraction": 1.5}, r"--max-reject-fraction 1\.5: must be from 0"),
         ({"dedupe": "fuzzy"}, r"--dedupe 'fuzzy': must be one of exact, normalized, none"),
         ({"cleaning": "all"}, r"--clean 'all': must be one of radford, none"),
-        ({"rating_field": "mark"}, r"no record has a number in --rating-column 'mark'"),
-        ({"text_field": ""}, r"--text-column '': names no column; name one, or leave"),
-        ({"rating_field": ""}, r"--rating-column '': names no column; name one, or leave"),
-        ({"text_field": "body"}, r"a\.jsonl: none of its 3 records has text in body"),
+        ({"rating_column": "mark"}, r"no record has a number in --rating-column 'mark'"),
+        ({"text_column": ""}, r"--text-column '': names no column; name one, or leave"),
+        ({"rating_column": ""}, r"--rating-column '': names no column; name one, or leave"),
+        ({"text_column": "body"}, r"a\.jsonl: none of its 3 records has text in body"),
     ],
 )
 def test_arguments_that_cannot_be(tmp_path: Path, options: dict, message: str) -> None:

@@ -69,12 +69,12 @@ def test_reviews_downloaded_by_hand_are_the_corpus_of_their_files(
 def test_features_by_name(tmp_path: Path, folder: Path) -> None:
     Glue(config="sst2", data_dir=folder, file_format="array_record").download_and_prepare()
     source = "tfds:glue/sst2:train"
-    prepare([source], tmp_path / "out", split=(1, 0, 0), rating_field="label")
+    prepare([source], tmp_path / "out", split=(1, 0, 0), rating_column="label")
     assert texts(tmp_path / "out") == {f"sentence {n} é": n % 2 for n in range(20)}
     half = prepare(["tfds:glue/sst2:train[:50%]"], tmp_path / "half", split=(1, 0, 0))
     assert half.records == 10
     with pytest.raises(UserError, match=r"no feature body; its features are .*sentence"):
-        prepare([source], tmp_path / "more", text_field="body")
+        prepare([source], tmp_path / "more", text_column="body")
 
 
 @pytest.mark.parametrize(
