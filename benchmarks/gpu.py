@@ -152,7 +152,7 @@ def prepare(out: Path, text: Path) -> None:
     run_prepare(
         {"train": [str(out / "train.txt")], "valid": [str(out / "valid.txt")]},
         out / "corpus",
-        cleaning="none",
+        clean="none",
     )
     for name in parts:
         (out / f"{name}.txt").unlink()

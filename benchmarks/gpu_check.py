@@ -247,7 +247,7 @@ def main() -> None:
         prepare(
             {"train": [str(folder / "train.txt")], "valid": [str(folder / "valid.txt")]},
             corpus,
-            cleaning="none",
+            clean="none",
         )
         check("resume, bit for bit", lambda: resume(folder, corpus))
         if "fp16" in computes:

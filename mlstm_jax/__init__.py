@@ -45,16 +45,16 @@ if TYPE_CHECKING:
     from mlstm_jax.api.model import TrainedModel, load
     from mlstm_jax.api.plots import plot_metrics
     from mlstm_jax.config import Config, vary
-    from mlstm_jax.data.prepare import PrepareOptions
-    from mlstm_jax.transfer.finetune import FinetuneOptions
+    from mlstm_jax.data.prepare_options import PrepareOptions
+    from mlstm_jax.transfer.finetune_options import FinetuneOptions
 
 # What the package gives, and where it is: read when it is asked for, so that `import mlstm_jax`
 # takes no time and leaves the process as it is.
 _PUBLIC = {
     "Config": "config",
     "Features": "api.features",
-    "FinetuneOptions": "transfer.finetune",
-    "PrepareOptions": "data.prepare",
+    "FinetuneOptions": "transfer.finetune_options",
+    "PrepareOptions": "data.prepare_options",
     "TrainedModel": "api.model",
     "load": "api.model",
     "plan": "api.functions",

@@ -5,14 +5,21 @@ interrupted (Ctrl-C), 143 terminated.
 """
 
 import contextlib
+import dataclasses
 import inspect
 import io
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import get_args
 
 import tyro
 from tyro.conf import FlagCreatePairsOff
+from tyro.constructors import (
+    ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    PrimitiveTypeInfo,
+)
 
 from mlstm_jax import __version__, config_differences, environment, suggestion, terminal
 from mlstm_jax.commands import (
@@ -26,6 +33,7 @@ from mlstm_jax.commands import (
     watch,
 )
 from mlstm_jax.config import Config
+from mlstm_jax.data.prepare_options import Weights
 from mlstm_jax.errors import KnownError
 from mlstm_jax.quiet import silence
 
@@ -59,6 +67,31 @@ _OF_A_CONFIG = ("quickstart", "train", "plan", "schedule")
 # Commands that run no model: they do not use the GPU, which may be busy.
 _ON_CPU = ("configs", "prepare", "inspect", "plan", "schedule", "import", "export", "watch")
 
+_REGISTRY = ConstructorRegistry()
+
+
+@_REGISTRY.primitive_rule
+def _weights(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Weights] | None:
+    """Read the weights of the splits as one word: 1000,1,1."""
+    if get_args(info.type) != get_args(Weights):
+        return None
+
+    def parse(words: list[str]) -> Weights:
+        try:
+            train, valid, test = (int(part) for part in words[0].split(","))
+        except ValueError:
+            why = "is not three whole numbers for train, valid and test: 1000,1,1"
+            raise ValueError(f"{words[0]!r} {why}") from None
+        return train, valid, test
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="TRAIN,VALID,TEST",
+        instance_from_str=parse,
+        is_instance=lambda value: isinstance(value, tuple),
+        str_from_instance=lambda weights: [",".join(map(str, weights))],
+    )
+
 
 def _usage(program: str) -> str:
     lines = [f"usage: {program} COMMAND ...", ""]
@@ -79,7 +112,11 @@ def _options(name: str) -> list[str]:
     if name in _OF_A_CONFIG:
         names = [*config_differences.flatten(Config())]
     else:
-        names = [*inspect.signature(_COMMANDS[name]).parameters]
+        names = []
+        for parameter in inspect.signature(_COMMANDS[name]).parameters.values():
+            grouped = dataclasses.is_dataclass(parameter.default)
+            fields = dataclasses.fields(parameter.default) if grouped else [parameter]
+            names += [field.name for field in fields]
     return [name.rstrip("_").replace("_", "-") for name in names]
 
 
@@ -127,8 +164,13 @@ def main(arguments: Sequence[str] | None = None, program: str | None = None) -> 
             elif name in _OF_A_CONFIG:
                 _COMMANDS[name](rest)
             else:
-                config = (FlagCreatePairsOff,)
-                tyro.cli(_COMMANDS[name], args=rest, prog=f"mlstm-jax {name}", config=config)
+                tyro.cli(
+                    _COMMANDS[name],
+                    args=rest,
+                    prog=f"mlstm-jax {name}",
+                    config=(FlagCreatePairsOff,),
+                    registry=_REGISTRY,
+                )
     except KnownError as error:
         with contextlib.suppress(OSError):  # The terminal may be closed.
             print(f"mlstm-jax {name}: {terminal.message(error)}", file=sys.stderr)

@@ -13,13 +13,15 @@ import platform
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlstm_jax
 from mlstm_jax import __version__, shipped
 from mlstm_jax.config import Devices
-from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from mlstm_jax.data.corpus import Corpus
 
 FILE = "environment.json"
 
@@ -198,7 +200,7 @@ def describe_environment() -> dict[str, Any]:
     }
 
 
-def inputs(corpus: Corpus, start: str | None) -> dict[str, str | None]:
+def inputs(corpus: "Corpus", start: str | None) -> dict[str, str | None]:
     """Return the fingerprints of a run's corpus and of the parameters that it starts from.
 
     The config has only their paths, and the content at a path may change.

@@ -80,7 +80,7 @@ def test_from_text_to_a_score_and_a_sentence(call, text_file: Path, tmp_path: Pa
     [
         (["nonsense"], "unknown command 'nonsense'"),
         (["prepare", "absent.jsonl", "--out", "x"], "absent.jsonl"),
-        (["prepare", "pydoc:", "--out", "x", "--split", "1;2"], "--split '1;2' is not"),
+        (["prepare", "pydoc:", "--out", "x", "--split", "1;2"], "'1;2' is not three whole numbers"),
         (["inspect", "absent"], "absent"),
         (["train", "absent.py"], "absent.py does not exist"),
         (["train", "--config", "smal_512"], "did you mean small_512?"),

@@ -21,7 +21,7 @@ LAYERS = [
     {"model", "data"},
     {"config_differences", "config_text"},
     {"config", "user_python"},
-    {"fields", "output", "quiet", "shipped"},
+    {"fields", "output", "progress", "quiet", "shipped"},
     {"address", "errors", "interruption", "suggestion", "terminal"},
 ]
 

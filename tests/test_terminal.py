@@ -15,7 +15,7 @@ import pytest
 from mlstm_jax import cli, config, run, terminal
 from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import ModelWeights
-from mlstm_jax.training.progress import ProgressLine
+from mlstm_jax.progress import ProgressLine
 from mlstm_jax.transfer import classify
 from tests.interop.test_weights import write_openai
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from mlstm_jax.api.arguments import public
 from mlstm_jax.config import Config
 from mlstm_jax.data.corpus import Corpus, SplitName, open_corpus
-from mlstm_jax.data.prepare import PrepareOptions
 from mlstm_jax.data.prepare import prepare as run_prepare
+from mlstm_jax.data.prepare_options import PrepareOptions
 from mlstm_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -47,9 +47,8 @@ def prepare(
         else _names(sources)
     )
     out = Path(out)
-    run_prepare(
-        given, out, options or PrepareOptions(), overwrite=overwrite, progress=show_progress
-    )
+    options = options or PrepareOptions()
+    run_prepare(given, out, options, overwrite=overwrite, show_progress=show_progress)
     return open_corpus(out)
 
 

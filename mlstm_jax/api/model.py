@@ -15,12 +15,13 @@ from mlstm_jax.api.loaded import LoadedModel
 from mlstm_jax.config import Devices
 from mlstm_jax.data.corpus import SplitName
 from mlstm_jax.errors import UserError
+from mlstm_jax.progress import ProgressLine
 from mlstm_jax.training import parallel
 from mlstm_jax.training.evaluation import Evaluator, Score, corpus_of
-from mlstm_jax.training.progress import ProgressLine
 from mlstm_jax.transfer.features import STATE_NAMES, Featurizer, State
-from mlstm_jax.transfer.finetune import Finetuned, FinetuneOptions
+from mlstm_jax.transfer.finetune import Finetuned
 from mlstm_jax.transfer.finetune import finetune as run_finetune
+from mlstm_jax.transfer.finetune_options import FinetuneOptions
 from mlstm_jax.transfer.generate import as_text
 from mlstm_jax.transfer.generate import generate as run_generate
 from mlstm_jax.transfer.heatmap import Heat, heat

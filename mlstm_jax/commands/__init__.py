@@ -27,7 +27,7 @@ def require_files(*paths: Path | None) -> None:
 
 def features_of(featurizer: "Featurizer", name: str, texts: list[str]) -> "Features":
     """Return the features of texts, with a named progress bar."""
-    from mlstm_jax.training.progress import ProgressLine
+    from mlstm_jax.progress import ProgressLine
 
     with ProgressLine(name, len(texts)) as progress:
         return featurizer(texts, lambda count: progress.update(count, "texts"))

@@ -2,10 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
-from tyro.conf import Positional, arg
+from tyro.conf import OmitArgPrefixes, Positional, arg
 
+from mlstm_jax.data.prepare_options import PrepareOptions
 from mlstm_jax.errors import UserError
 from mlstm_jax.interruption import interruptible
 from mlstm_jax.terminal import show
@@ -22,20 +23,8 @@ def prepare(
     train: Annotated[tuple[str, ...], _OfSplit] = (),
     valid: Annotated[tuple[str, ...], _OfSplit] = (),
     test: Annotated[tuple[str, ...], _OfSplit] = (),
-    text_column: str | None = None,
-    rating_column: str | None = None,
-    document: Literal["line", "paragraph", "file"] | None = None,
-    split: str | None = None,
-    seed: int = 0,
-    clean: Literal["radford", "none", "protein"] = "radford",
-    dedupe: Literal["exact", "normalized", "none"] | None = None,
+    corpus: OmitArgPrefixes[PrepareOptions] = PrepareOptions(),  # noqa: B008
     overwrite: bool = False,
-    memory_limit: str = "4GB",
-    threads: int | None = None,
-    temp_dir: Path | None = None,
-    max_reject_fraction: float = 0.001,
-    engine: Literal["duckdb", "beam"] = "duckdb",
-    beam_options: str = "",
 ) -> None:
     """Make a corpus folder from text files.
 
@@ -47,30 +36,9 @@ def prepare(
             kept in their order; with --clean none, byte for byte.
         valid: sources of the validation split.
         test: sources of the test split.
-        text_column: column or field of the text; unset: the first non-null of text, reviewText,
-            review_body, sentence and content.
-        rating_column: column or field of a rating to keep; unset: the first non-null of rating,
-            overall, star_rating and stars.
-        document: what one document of a text file is; unset: a line.
-        split: weights of train, valid and test, in documents; 0,0,1 makes only a test set; unset:
-            1000,1,1, as in the paper.
-        seed: seed of the document order, which depends only on the seed and the documents.
-        clean: radford: unescape HTML, newlines to spaces, strip, pad; none: keep the text;
-            protein: read amino acid sequences as UniRep does.
-        dedupe: keep one of several equal documents. normalized: ignore differences in case
-            and white space; exact: compare bytes; none: keep all. Paper: duplicates removed.
-            Unset: normalized, or none with --train, --valid or --test.
+        corpus: How to make the corpus.
         overwrite: replace an existing corpus.
-        memory_limit: limit for DuckDB, which reads and sorts; add a few hundred MB for the rest.
-        threads: threads of DuckDB; unset: all cores.
-        temp_dir: folder for temporary files, about twice the text; unset: next to the corpus.
-        max_reject_fraction: largest fraction of unreadable records, which are listed in
-            OUT.rejects.jsonl; above it, no corpus is written.
-        engine: beam: run as an Apache Beam pipeline, for clusters; the corpus is the same.
-        beam_options: options for Beam and its runner, such as "--runner=FlinkRunner".
     """
-    import shlex
-
     splits: dict[SplitName, tuple[str, ...]] = {"train": train, "valid": valid, "test": test}
     given = {name: some for name, some in splits.items() if some}
     if given and sources:
@@ -80,48 +48,16 @@ def prepare(
         )
     sources = sources or [name for some in given.values() for name in some]
 
-    try:
-        options = shlex.split(beam_options)
-    except ValueError as error:
-        raise UserError(f"--beam-options {beam_options!r}: {error}.") from error
     with interruptible():
-        from mlstm_jax.data import corpus
         from mlstm_jax.data.advice import advice
+        from mlstm_jax.data.corpus import format_corpus, open_corpus
         from mlstm_jax.data.prepare import prepare as run_prepare
 
-        run_prepare(
-            given or sources,
-            out,
-            text_column=text_column,
-            rating_column=rating_column,
-            document=document,
-            split=None if split is None else _split(split),
-            seed=seed,
-            cleaning=clean,
-            dedupe=dedupe,
-            overwrite=overwrite,
-            progress=True,
-            engine=engine,
-            beam_options=options,
-            memory_limit=memory_limit,
-            threads=threads,
-            temp_dir=temp_dir,
-            max_reject_fraction=max_reject_fraction,
-        )
-    made = corpus.open_corpus(out)
-    show(corpus.format_corpus(made))
-    for note in advice(made, sources, document):
+        run_prepare(given or sources, out, corpus, overwrite=overwrite, show_progress=True)
+    made = open_corpus(out)
+    show(format_corpus(made))
+    for note in advice(made, sources, corpus.document):
         show(f"note: {note}")
-
-
-def _split(text: str) -> tuple[int, int, int]:
-    try:
-        train, valid, test = (int(part) for part in text.split(","))
-    except ValueError:
-        raise UserError(
-            f"--split {text!r} is not three whole numbers for train, valid and test: 1000,1,1"
-        ) from None
-    return train, valid, test
 
 
 def inspect(

@@ -141,9 +141,9 @@ def _require_options(options: _Options, split: str, *, dynamic: bool) -> None:
 
 def _static(loaded: "Run", opened: "Corpus", split: "SplitName") -> "Score":
     from mlstm_jax.config import Devices
+    from mlstm_jax.progress import ProgressLine
     from mlstm_jax.training import parallel
     from mlstm_jax.training.evaluation import Evaluator
-    from mlstm_jax.training.progress import ProgressLine
 
     devices = parallel.local(Devices())
     window = loaded.config.data.window
@@ -217,8 +217,8 @@ def _require_splits(opened: "Corpus", options: _Options) -> None:
 
 def _rule(evaluator: "DynamicEvaluator", opened: "Corpus", name: "RuleName") -> tuple["Rule", int]:
     """Return the rule of this name, and the number of windows of its statistics."""
+    from mlstm_jax.progress import ProgressLine
     from mlstm_jax.training.dynamic_evaluation import statistics_places
-    from mlstm_jax.training.progress import ProgressLine
 
     if name == "sgd":
         return evaluator.sgd(), 0
@@ -232,8 +232,8 @@ def _search(
     evaluator: "DynamicEvaluator", stream: "Stream", rule: "Rule", name: "RuleName"
 ) -> list["DynamicScore"]:
     """Score the validation split with every setting of the grid."""
+    from mlstm_jax.progress import ProgressLine
     from mlstm_jax.training.dynamic_evaluation import grid
-    from mlstm_jax.training.progress import ProgressLine
 
     settings = grid(name)
     scores: list[DynamicScore] = []
@@ -253,7 +253,7 @@ def _search(
 def _score(
     evaluator: "DynamicEvaluator", stream: "Stream", rule: "Rule", setting: "Setting"
 ) -> "DynamicScore":
-    from mlstm_jax.training.progress import ProgressLine
+    from mlstm_jax.progress import ProgressLine
 
     name = "dynamic" if setting.rate else "static"
     with ProgressLine(f"evaluate, {name}", stream.steps) as progress:

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Positional, arg
+from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from mlstm_jax import output
 from mlstm_jax.commands import (
@@ -17,6 +17,7 @@ from mlstm_jax.commands import (
 )
 from mlstm_jax.errors import UserError
 from mlstm_jax.terminal import one_line, show
+from mlstm_jax.transfer.finetune_options import FinetuneOptions
 
 
 def finetune(
@@ -27,13 +28,7 @@ def finetune(
     test: Path | None = None,
     label_column: str = "label",
     text_column: str | None = None,
-    epochs: float = 3.0,
-    learning_rate: float = 1e-3,
-    label_weight: float = 1000.0,
-    batch: int = 32,
-    window: int = 128,
-    dropout: float = 0.2,
-    seed: int = 0,
+    training: OmitArgPrefixes[FinetuneOptions] = FinetuneOptions(),  # noqa: B008
     checkpoint: str = "best",
 ) -> None:
     """Fine-tune a model end to end to predict labels, along with its language model loss.
@@ -50,18 +45,11 @@ def finetune(
         test: test texts with labels, in the same formats; their accuracy is reported.
         label_column: field or column of the label, a number or a string.
         text_column: field or column of the text; unset: text, reviewText, sentence, ...
-        epochs: passes over the training texts.
-        learning_rate: peak rate, reached after a tenth of the steps; it then falls to a 32nd.
-        label_weight: how many bytes of the language model's loss one label counts as.
-        batch: rows in the global batch.
-        window: bytes of truncated back-propagation.
-        dropout: fraction of the units of each layer's output that are dropped.
-        seed: of dropout and of the order of the text.
+        training: How to fine-tune.
         checkpoint: of the finished run, for the classifier: best (by validation BPC), or latest.
     """
     require_files(train, valid, test)
     from mlstm_jax.run import load_run
-    from mlstm_jax.transfer.finetune import FinetuneOptions
     from mlstm_jax.transfer.finetune import finetune as run_finetune
     from mlstm_jax.transfer.labels import read_labelled
 
@@ -72,15 +60,7 @@ def finetune(
         {name: read_labelled(path, text_column, label_column) for name, path in paths.items()},
         {name: str(path) for name, path in paths.items()},
         out,
-        FinetuneOptions(
-            epochs=epochs,
-            learning_rate=learning_rate,
-            label_weight=label_weight,
-            batch=batch,
-            window=window,
-            dropout=dropout,
-            seed=seed,
-        ),
+        training,
         checkpoint=checkpoint,
         text_column=text_column,
         owns_process=True,

@@ -138,7 +138,7 @@ def plan(arguments: Sequence[str]) -> None:
     show(planning.format_plan(config, machine, rows, corpus_bytes))
     if given.compile:
         from mlstm_jax.compiled import deviceless, summary
-        from mlstm_jax.training.progress import ProgressLine
+        from mlstm_jax.progress import ProgressLine
 
         deviceless.require()
         with ProgressLine("compile", len(rows)) as progress:

@@ -7,76 +7,28 @@ byte of the result. The folder is complete or absent, whenever the program stops
 
 import dataclasses
 import os
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from mlstm_jax.data import corpus, given_splits, requirements
 from mlstm_jax.data.corpus import Manifest, SplitManifest, SplitName
 from mlstm_jax.data.corpus_writer import check_out, durable, write_split
-from mlstm_jax.data.documents import Cleaning, Dedupe, Recipe, Unit
+from mlstm_jax.data.documents import Recipe
 from mlstm_jax.data.gathered import Gathered
+from mlstm_jax.data.prepare_options import PrepareOptions, Weights
 from mlstm_jax.data.rejects import Rejects, check_rejects_file
 from mlstm_jax.data.sources import find_sources
-from mlstm_jax.data.stages import Stages, shown_stages
+from mlstm_jax.data.stages import Stages
 from mlstm_jax.errors import UserError
 from mlstm_jax.output import atomic_directory, partial_folder, remove_leftovers
 
-Engine = Literal["duckdb", "beam"]
-Weights = tuple[int, int, int]
-
-MEMORY_LIMIT = "4GB"
-MAX_REJECT_FRACTION = 0.001
-SPLIT: Weights = (1000, 1, 1)
-
 # The order of writing: the first documents become the test split.
 _ORDER: tuple[SplitName, ...] = ("test", "valid", "train")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrepareOptions:
-    """How to make a corpus.
-
-    Attributes:
-        text_column: column or field of the text; None: the first non-null of text, reviewText,
-            review_body, sentence and content.
-        rating_column: column or field of a rating to keep; None: the first non-null of rating,
-            overall, star_rating and stars.
-        document: what one document of a text file is: "line", the default, "paragraph" or "file".
-        split: weights, in documents, of train, valid and test, by default `SPLIT`. Valid and test
-            get at least one document each unless their weight is 0.
-        seed: seed of the document order.
-        cleaning: "radford": unescape HTML, newlines to spaces, strip, pad; "none": keep the text;
-            "protein": read amino acid sequences as UniRep does.
-        dedupe: which documents are duplicates: "exact", with equal cleaned bytes; "normalized", the
-            default, equal except for case and white space; or "none". One of them is kept, see
-            `kept`.
-        engine: what reads and orders; the corpus is the same, byte for byte.
-        beam_options: options for Beam itself, such as ``--runner=FlinkRunner``.
-        memory_limit: limit for DuckDB, such as "4GB"; the program needs a few hundred MB more.
-        threads: threads of DuckDB; by default all cores.
-        temp_dir: folder for temporary files; by default next to the corpus.
-        max_reject_fraction: largest fraction of unreadable records, which `OUT.rejects.jsonl`
-            lists.
-    """
-
-    text_column: str | None = None
-    rating_column: str | None = None
-    document: Unit | None = None
-    split: Weights | None = None
-    seed: int = 0
-    cleaning: Cleaning = "radford"
-    dedupe: Dedupe | None = None
-    engine: Engine = "duckdb"
-    beam_options: Sequence[str] = ()
-    memory_limit: str = MEMORY_LIMIT
-    threads: int | None = None
-    temp_dir: Path | None = None
-    max_reject_fraction: float = MAX_REJECT_FRACTION
 
 
 DEFAULTS = PrepareOptions()
@@ -88,7 +40,7 @@ def prepare(
     options: PrepareOptions = DEFAULTS,
     *,
     overwrite: bool = False,
-    progress: bool = False,
+    show_progress: bool = False,
     **changes: Any,
 ) -> Manifest:
     """Write the corpus folder `out` from `sources`, and return its manifest.
@@ -99,7 +51,7 @@ def prepare(
         out: the folder; it is complete or absent.
         options: how to make the corpus.
         overwrite: replace `out` if it is a corpus.
-        progress: show a bar on stderr if it is a terminal.
+        show_progress: show a bar on stderr if it is a terminal.
         changes: fields of the options to replace.
 
     Raises:
@@ -111,30 +63,20 @@ def prepare(
     out = requirements.resolved("--out", out)
     temp_dir = options.temp_dir
     if temp_dir is not None:
-        temp_dir = requirements.resolved("--temp-dir", temp_dir)
+        temp_dir = requirements.resolved("--temp-dir", Path(temp_dir))
     given = sources if isinstance(sources, Mapping) else {}
     if given:
-        requirements.check_given(given, options.split, options.dedupe, options.seed, options.engine)
+        requirements.check_given(given, options)
     recipe = Recipe(
         options.text_column,
         options.rating_column,
         options.document,
-        options.cleaning,
+        options.clean,
         options.dedupe or ("none" if given else "normalized"),
         options.seed,
     )
     names = [*chain(*given.values())] if given else list(sources)
-    weights = options.split or SPLIT
-    requirements.check_arguments(
-        names,
-        weights,
-        recipe,
-        options.max_reject_fraction,
-        options.threads,
-        options.memory_limit,
-    )
-    if options.engine != "beam" and options.beam_options:
-        raise UserError("--beam-options needs --engine beam; add it.")
+    requirements.check_options(names, recipe, options)
     if temp_dir is not None and not (temp_dir.is_dir() and os.access(temp_dir, os.W_OK)):
         raise UserError(f"--temp-dir {temp_dir}: is not a writable folder; name another.")
     remove_leftovers(out)  # may restore an old corpus
@@ -157,7 +99,7 @@ def prepare(
     with (
         _tidied(out, scratch_beside, rejects_file, rejects),
         atomic_directory(out, lambda: check_out(out, overwrite)) as folder,
-        shown_stages(progress) as stages,
+        Stages(quiet=not show_progress) as stages,
     ):
         try:
             if given:
@@ -170,7 +112,7 @@ def prepare(
                     recipe,
                     rejects,
                     scratch,
-                    options=options.beam_options,
+                    options=shlex.split(options.beam_options),
                     report=stages.report,
                 )
             else:
@@ -189,7 +131,7 @@ def prepare(
                 gathering,
                 folder,
                 recipe,
-                None if given else weights,
+                None if given else options.split,
                 rejects,
                 rejects_file,
                 options.max_reject_fraction,

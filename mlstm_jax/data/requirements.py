@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import get_args
 
 from mlstm_jax.data.corpus import SPLITS, SplitName
 from mlstm_jax.data.documents import Cleaning, Dedupe, Recipe, Unit
+from mlstm_jax.data.prepare_options import SPLIT, Engine, PrepareOptions
 from mlstm_jax.data.sources import PARQUET, PYDOC, is_builtin, is_gzip_name
 from mlstm_jax.errors import UserError
 
@@ -23,63 +25,58 @@ _LONGEST_NAME = 255 - len(".partial-4194304.old") - len(".")
 _SCRATCH = 2
 
 
-def check_arguments(
-    sources: Sequence[str],
-    split: tuple[int, int, int],
-    recipe: Recipe,
-    max_reject_fraction: float,
-    threads: int | None,
-    memory_limit: str,
-) -> None:
-    """Raise UserError unless the arguments of `prepare` make sense; the names are the same."""
+def check_options(sources: Sequence[str], recipe: Recipe, options: PrepareOptions) -> None:
+    """Raise UserError unless the sources and options of `prepare` make sense."""
     if not sources:
         raise UserError(f"no source given; name text files, or {PYDOC}")
     for option, field in (
-        ("--text-column", recipe.text_column),
-        ("--rating-column", recipe.rating_column),
+        ("--text-column", options.text_column),
+        ("--rating-column", options.rating_column),
     ):
         if field == "":
             raise UserError(f"{option} '': names no column; name one, or leave the option out.")
+    split = options.split
     if len(split) != 3 or sum(split) <= 0 or min(split) < 0:
         raise UserError(
             f"--split {','.join(map(str, split))}: must be three weights, train, valid and test, "
             "none negative, at least one above 0; such as 1000,1,1, or 0,0,1 for a test set only"
         )
     for option, value, known in (
-        ("--document", recipe.document, (None, *get_args(Unit))),
-        ("--clean", recipe.cleaning, get_args(Cleaning)),
+        ("--document", options.document, (None, *get_args(Unit))),
+        ("--clean", options.clean, get_args(Cleaning)),
         ("--dedupe", recipe.dedupe, get_args(Dedupe)),
+        ("--engine", options.engine, get_args(Engine)),
     ):
         if value not in known:
             raise UserError(f"{option} {value!r}: must be one of {', '.join(filter(None, known))}")
-    if not 0 <= max_reject_fraction <= 1:
-        raise UserError(
-            f"--max-reject-fraction {max_reject_fraction:g}: must be from 0 (none) to 1 (all)."
-        )
+    rejected, threads = options.max_reject_fraction, options.threads
+    if not 0 <= rejected <= 1:
+        raise UserError(f"--max-reject-fraction {rejected:g}: must be from 0 (none) to 1 (all).")
     if threads is not None and not 1 <= threads <= _MOST_THREADS:
         raise UserError(f"--threads {threads}: must be from 1 to {_MOST_THREADS}.")
-    if not -(2**63) <= recipe.seed < 2**63:
-        raise UserError(f"--seed {recipe.seed}: must be a number of at most 64 bits.")
-    if not re.fullmatch(r"[0-9]+(\.[0-9]+)? ?[KMGT]i?B", memory_limit, re.IGNORECASE):
-        raise UserError(f"--memory-limit {memory_limit!r}: must be a size such as 4GB or 500MB.")
+    if not -(2**63) <= options.seed < 2**63:
+        raise UserError(f"--seed {options.seed}: must be a number of at most 64 bits.")
+    limit = options.memory_limit
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)? ?[KMGT]i?B", limit, re.IGNORECASE):
+        raise UserError(f"--memory-limit {limit!r}: must be a size such as 4GB or 500MB.")
+    if options.engine != "beam" and options.beam_options:
+        raise UserError("--beam-options needs --engine beam; add it.")
+    try:
+        shlex.split(options.beam_options)
+    except ValueError as error:
+        raise UserError(f"--beam-options {options.beam_options!r}: {error}.") from error
 
 
-def check_given(
-    sources: Mapping[SplitName, Sequence[str]],
-    split: tuple[int, int, int] | None,
-    dedupe: Dedupe | None,
-    seed: int,
-    engine: str,
-) -> None:
-    """Raise UserError unless the arguments suit given splits."""
+def check_given(sources: Mapping[SplitName, Sequence[str]], options: PrepareOptions) -> None:
+    """Raise UserError unless the options suit given splits."""
     unknown = sources.keys() - set(SPLITS)
     if unknown:
         raise UserError(f"{min(unknown)!r} is not a split; the splits are {', '.join(SPLITS)}.")
     for option, is_other in (
-        ("--split", split is not None),
-        ("--dedupe", dedupe not in (None, "none")),
-        ("--seed", seed != 0),
-        ("--engine", engine != "duckdb"),
+        ("--split", options.split != SPLIT),
+        ("--dedupe", options.dedupe not in (None, "none")),
+        ("--seed", options.seed != 0),
+        ("--engine", options.engine != "duckdb"),
     ):
         if is_other:
             raise UserError(

@@ -1,29 +1,42 @@
-"""Progress bars of the stages of `prepare`: read, sort, write."""
+"""Progress of the stages of `prepare`: read, sort, write."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-
-from rich.console import Console
-from rich.progress import Progress, TaskID, TimeElapsedColumn
+from types import TracebackType
 
 from mlstm_jax.data.documents import Written
+from mlstm_jax.progress import ProgressLine
 
 
 class Stages:
-    """A progress bar for each stage."""
+    """A progress line for each stage, unless `quiet`; a context manager."""
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._tasks: dict[str, TaskID] = {}
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._stage: str | None = None
+        self._line: ProgressLine | None = None
+
+    def __enter__(self) -> "Stages":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._line:
+            if not error:
+                self._line.update(100, "percent")
+            self._line.__exit__(kind, error, trace)
 
     def report(self, stage: str, fraction: float) -> None:
-        """Show that `fraction` of a stage is done; for a sort it is unknown."""
-        if stage not in self._tasks:
-            for earlier in self._tasks.values():
-                self._progress.update(earlier, completed=1, total=1)
-            total = None if stage == "sort" else 1
-            self._tasks[stage] = self._progress.add_task(stage, total=total)
-        self._progress.update(self._tasks[stage], completed=fraction)
+        """Show that `fraction` of a stage is done; for a sort it is 0 to its end."""
+        if stage != self._stage:
+            self.__exit__(None, None, None)
+            self._line = ProgressLine(stage, 100, status="", quiet=self._quiet).__enter__()
+            self._stage = stage
+        if self._line and fraction:
+            self._line.update(int(100 * fraction), "percent")
 
     def counted(self, documents: Iterator[Written], count: int) -> Iterator[Written]:
         """Yield the documents, and show the fraction yielded so far."""
@@ -31,17 +44,3 @@ class Stages:
             if n % 10_000 == 0:
                 self.report("write", n / count)
             yield document
-
-
-@contextmanager
-def shown_stages(wanted: bool) -> Iterator[Stages]:
-    """Yield the stages; show them on standard error if `wanted` and if it is a terminal."""
-    console = Console(stderr=True)
-    with Progress(
-        *Progress.get_default_columns(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not (wanted and console.is_terminal),
-    ) as progress:
-        yield Stages(progress)

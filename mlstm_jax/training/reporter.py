@@ -6,9 +6,9 @@ import time
 from mlstm_jax.config import Config
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import KnownError
+from mlstm_jax.progress import ProgressLine, rate
 from mlstm_jax.training.evaluation import Score
 from mlstm_jax.training.metrics import BITS_PER_NAT, MetricsLog, NullLog
-from mlstm_jax.training.progress import ProgressLine, rate
 from mlstm_jax.training.resume import ResumePoint
 from mlstm_jax.training.step import StepMetrics
 

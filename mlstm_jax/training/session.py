@@ -24,6 +24,7 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.model.launch import require_gpu
 from mlstm_jax.model.recurrence import Loops
+from mlstm_jax.progress import ProgressLine
 from mlstm_jax.quiet import quiet as without_reports
 from mlstm_jax.training import optimizer, parallel, resume, run_folder, schedule, signals, start
 from mlstm_jax.training.announcement import announcement
@@ -36,7 +37,6 @@ from mlstm_jax.training.phases import (
     stretches,
     total_steps,
 )
-from mlstm_jax.training.progress import ProgressLine
 from mlstm_jax.training.replicas import make_comparison
 from mlstm_jax.training.resume import ExpectedCheckpoint, ResumePoint
 from mlstm_jax.training.watchdog import Watchdog

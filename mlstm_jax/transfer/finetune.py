@@ -14,7 +14,6 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -30,11 +29,12 @@ from mlstm_jax.data.documents import Cleaning, clean, in_order
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.output import atomic_directory
+from mlstm_jax.progress import ProgressLine
 from mlstm_jax.run import Run, initial_parameters, load_run
 from mlstm_jax.training.loop import train
-from mlstm_jax.training.progress import ProgressLine
 from mlstm_jax.transfer.classify import Classifier, Description, Examples, save
 from mlstm_jax.transfer.features import Featurizer
+from mlstm_jax.transfer.finetune_options import FinetuneOptions
 from mlstm_jax.transfer.labels import Labelled, require_classes
 
 
@@ -78,29 +78,6 @@ def write_corpus(
                 f"{out} holds other texts or labels than those given now; resume with the same "
                 "files, or choose another folder with --out."
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class FinetuneOptions:
-    """How to fine-tune a model.
-
-    Attributes:
-        epochs: passes over the training texts.
-        learning_rate: peak rate, reached after a tenth of the steps; it then falls to a 32nd.
-        label_weight: how many bytes of the language model's loss one label counts as.
-        batch: rows in the global batch.
-        window: bytes of truncated back-propagation.
-        dropout: fraction of the units of each layer's output that are dropped.
-        seed: of dropout and of the order of the text.
-    """
-
-    epochs: float = 3.0
-    learning_rate: float = 1e-3
-    label_weight: float = 1000.0
-    batch: int = 32
-    window: int = 128
-    dropout: float = 0.2
-    seed: int = 0
 
 
 class Finetuned(NamedTuple):

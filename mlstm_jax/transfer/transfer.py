@@ -15,9 +15,9 @@ import numpy as np
 from mlstm_jax import output
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import fingerprint
+from mlstm_jax.progress import ProgressLine
 from mlstm_jax.run import Run
 from mlstm_jax.terminal import show
-from mlstm_jax.training.progress import ProgressLine
 from mlstm_jax.transfer import classify, experiment, feature_file, report
 from mlstm_jax.transfer.classify import Classifier, Description, Examples
 from mlstm_jax.transfer.experiment import Result

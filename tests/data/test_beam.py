@@ -16,7 +16,7 @@ from .test_sources import write_layouts, write_parquet
 pytest.importorskip("apache_beam")
 
 # In this process, without a server; the default may fetch one.
-LOCAL = ["--runner=apache_beam.runners.portability.fn_api_runner.FnApiRunner"]
+LOCAL = "--runner=apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_the_same_corpus(tmp_path: Path, sources: list[str], dedupe: Dedupe) -> 
 
 def test_a_source_that_cannot_be_is_said_as_by_duckdb(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"body": "text"}\n')
-    for engine, options in (("duckdb", []), ("beam", LOCAL)):
+    for engine, options in (("duckdb", ""), ("beam", LOCAL)):
         with pytest.raises(UserError, match=r"a\.jsonl: none of its 1 records has text in text"):
             prepare(
                 [str(tmp_path / "a.jsonl")],
@@ -88,5 +88,5 @@ def test_ratings_of_copies_that_are_not_kept_count_alike(tmp_path: Path) -> None
 
 def test_a_runner_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"Beam could not run the pipeline: .*Nope"):
-        prepare(["pydoc:"], tmp_path / "out", engine="beam", beam_options=["--runner=Nope"])
+        prepare(["pydoc:"], tmp_path / "out", engine="beam", beam_options="--runner=Nope")
     assert list(tmp_path.iterdir()) == []

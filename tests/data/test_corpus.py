@@ -55,7 +55,7 @@ def test_a_manifest_survives_json(folder: Path) -> None:
 
 def test_identity_is_of_contents_and_cleaning(folder: Path) -> None:
     source, identity = str(folder.parent / "reviews.csv"), open_corpus(folder).identity
-    options = {"same": {}, "seed": {"seed": 4}, "clean": {"cleaning": "none"}}
+    options = {"same": {}, "seed": {"seed": 4}, "clean": {"clean": "none"}}
     identities = {}
     for name, changed in options.items():
         out = folder.parent / name

@@ -192,7 +192,7 @@ def test_sql_does_what_python_does(
         tmp_path / "out",
         split=(1, 0, 0),
         seed=3,
-        cleaning=cleaning,  # type: ignore[arg-type]
+        clean=cleaning,  # type: ignore[arg-type]
         dedupe=dedupe,  # type: ignore[arg-type]
         threads=threads,
     )

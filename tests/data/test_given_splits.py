@@ -44,7 +44,7 @@ def test_without_cleaning_text_files_are_kept_byte_for_byte(
         sources[name] = [str(tmp_path / f"{name}.txt"), str(tmp_path / f"{name}2.txt.gz")]
         texts[name] = b"".join(parts)
     out = tmp_path / "out"
-    manifest = prepare(sources, out, cleaning="none", document=document)
+    manifest = prepare(sources, out, clean="none", document=document)
     assert manifest.split is None
     for name, text in texts.items():
         found = documents(out, name)
@@ -86,7 +86,7 @@ def test_a_corpus_of_given_splits_is_the_same_each_time(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(some_bytes(1, 300))
     folders = [tmp_path / "one", tmp_path / "two"]
     for folder in folders:
-        prepare({"train": [str(tmp_path / "a.txt")]}, folder, cleaning="none")
+        prepare({"train": [str(tmp_path / "a.txt")]}, folder, clean="none")
     first, second = ({p.name: p.read_bytes() for p in folder.iterdir()} for folder in folders)
     assert first == second
     assert open_corpus(folders[0]).manifest == open_corpus(folders[1]).manifest
@@ -143,5 +143,5 @@ def test_a_file_that_changes_while_it_is_read_makes_no_corpus(
 
     monkeypatch.setattr(given_splits, "_again", changed)
     with pytest.raises(UserError, match=r"a\.txt: changed while it was being read"):
-        prepare({"train": [str(source)]}, out, cleaning="none")
+        prepare({"train": [str(source)]}, out, clean="none")
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]

@@ -132,7 +132,7 @@ def test_without_any_rating_there_are_no_files_of_them(tmp_path: Path) -> None:
 
 def test_no_cleaning_joins_documents_by_newlines(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a &amp; b\n  c\n\nd é\n", encoding="utf-8")
-    prepare([str(tmp_path / "a.txt")], tmp_path / "out", split=(1, 0, 0), cleaning="none")
+    prepare([str(tmp_path / "a.txt")], tmp_path / "out", split=(1, 0, 0), clean="none")
     assert {*documents(tmp_path / "out")["train"]} == {b"a &amp; b\n", b"  c\n", "d é\n".encode()}
 
 
@@ -193,7 +193,7 @@ def test_the_documentation_of_python(tmp_path: Path) -> None:
         ({"seed": 10**30}, r"--seed 10+: must be a number of at most 64 bits"),
         ({"max_reject_fraction": 1.5}, r"--max-reject-fraction 1\.5: must be from 0"),
         ({"dedupe": "fuzzy"}, r"--dedupe 'fuzzy': must be one of exact, normalized, none"),
-        ({"cleaning": "all"}, r"--clean 'all': must be one of radford, none"),
+        ({"clean": "all"}, r"--clean 'all': must be one of radford, none"),
         ({"rating_column": "mark"}, r"no record has a number in --rating-column 'mark'"),
         ({"text_column": ""}, r"--text-column '': names no column; name one, or leave"),
         ({"rating_column": ""}, r"--rating-column '': names no column; name one, or leave"),
@@ -395,7 +395,7 @@ def test_a_kill_between_the_two_renames_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_a_log_file_gets_no_progress_bar(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    prepare([reviews(tmp_path / "a.jsonl", some(9))], tmp_path / "out", progress=True)
+    prepare([reviews(tmp_path / "a.jsonl", some(9))], tmp_path / "out", show_progress=True)
     assert capfd.readouterr() == ("", "")
 
 

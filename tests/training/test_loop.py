@@ -421,7 +421,7 @@ def test_proteins_are_learned_one_by_one_and_their_stop_with_them(tmp_path: Path
         [str(tmp_path / "p.fasta")],
         tmp_path / "corpus",
         split=(20, 1, 1),
-        cleaning="protein",
+        clean="protein",
     )
     data = Data(corpus=str(tmp_path / "corpus"), batch=8, window=16)
     loop.train(make_config(tmp_path / "corpus", tmp_path / "run", data=data))

@@ -8,7 +8,13 @@ from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from mlstm_jax.terminal import printable, show
 
@@ -16,9 +22,20 @@ _SECONDS_BETWEEN_PLAIN_LINES = 10.0
 
 
 class ProgressLine:
-    """Progress of `total` steps on standard error, unless `quiet`; a context manager."""
+    """Progress of `total` steps on standard error, unless `quiet`; a context manager.
 
-    def __init__(self, name: str, total: int, done: int = 0, *, quiet: bool = False) -> None:
+    `status` is shown until the first update.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        total: int,
+        done: int = 0,
+        *,
+        status: str = "compiling",
+        quiet: bool = False,
+    ) -> None:
         self._name, self._total, self._quiet = name, total, quiet
         self._console = Console(stderr=True, highlight=False)
         # The first step includes compilation, so the estimate starts at the first update.
@@ -36,7 +53,7 @@ class ProgressLine:
                 TimeRemainingColumn(elapsed_when_finished=False),
                 console=self._console,
             )
-            self._task = self._live.add_task(name, total=total, completed=done, status="compiling")
+            self._task = self._live.add_task(name, total=total, completed=done, status=status)
 
     def __enter__(self) -> "ProgressLine":
         if self._live:

@@ -1,0 +1,26 @@
+"""How to fine-tune a model: one declaration for Python and for the command line."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneOptions:
+    """How to fine-tune a model.
+
+    Attributes:
+        epochs: passes over the training texts.
+        learning_rate: peak rate, reached after a tenth of the steps; it then falls to a 32nd.
+        label_weight: how many bytes of the language model's loss one label counts as.
+        batch: rows in the global batch.
+        window: bytes of truncated back-propagation.
+        dropout: fraction of the units of each layer's output that are dropped.
+        seed: of dropout and of the order of the text.
+    """
+
+    epochs: float = 3.0
+    learning_rate: float = 1e-3
+    label_weight: float = 1000.0
+    batch: int = 32
+    window: int = 128
+    dropout: float = 0.2
+    seed: int = 0
