@@ -1,5 +1,6 @@
 """Windows that score every byte of a split once, in a few long streams or by document."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -35,7 +36,7 @@ class EvaluationStream:
         # Starting from a zero state costs some bits, negligible in a long shard.
         is_long = size >= rows * LEAST_WINDOWS * window
         shards = rows if is_long else min(rows, len(split.offsets) - 1) or 1
-        bounds = np.unique(cut(split.offsets, shards, inside_documents=is_long))
+        bounds = np.unique(cut(split.offsets, shards, slack=0.5 if is_long else math.inf))
         self._bytes, self._window = split.bytes, window
         self._starts_B, self._ends_B = bounds[:-1], bounds[1:]
         self.rows = len(self._starts_B)
@@ -93,7 +94,7 @@ class DocumentStream:
         self._starts_W = offsets[document_W] + place_W * window
         self._ends_W = offsets[document_W + 1]
         self._resets_W = place_W == 0
-        self._bounds = cut(first_D.astype(np.uint64), rows, inside_documents=False)
+        self._bounds = cut(first_D.astype(np.uint64), rows, slack=math.inf)
         self.steps = int(np.diff(self._bounds).max())
 
     def batch(self, step: int, rows: int) -> EvaluationBatch:

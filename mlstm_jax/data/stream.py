@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from mlstm_jax.data import order as orders
 from mlstm_jax.data.corpus import Split
 from mlstm_jax.data.order import Int64, Order
-from mlstm_jax.data.shards import count, cut
+from mlstm_jax.data.shards import TRAINING_SLACK, count, cut
 from mlstm_jax.errors import UserError
 
 
@@ -110,7 +110,7 @@ class TrainStream:
         self.wanted_shards, self.shards = number(*(cut_for or (batch, window)))
         self.own_cut = self.shards == number(batch, window)[1]
         if stop is None:
-            bounds = cut(split.offsets, self.shards)
+            bounds = cut(split.offsets, self.shards, slack=TRAINING_SLACK)
         else:
             # The last shards are empty.
             more = (0, self.shards - documents)

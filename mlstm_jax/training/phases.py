@@ -12,6 +12,7 @@ import numpy as np
 from mlstm_jax.checkpoints.meta import Meta
 from mlstm_jax.config import Config, Phase, Train
 from mlstm_jax.data.corpus import Corpus
+from mlstm_jax.data.shards import TRAINING_SLACK
 from mlstm_jax.data.stream import Origin, TrainStream
 from mlstm_jax.training.schedule import Stretch
 
@@ -182,6 +183,8 @@ def checkpoint_meta(phase: ResolvedPhase, corpus: Corpus, step: int) -> Meta:
     """Return the meta of a checkpoint at `step`."""
     stream, rows = phase.stream, dataclasses.asdict(phase.config.data)
     del rows["corpus"], rows["batch_per_device"]
+    if corpus.stop is None:
+        rows["slack"] = TRAINING_SLACK
     if not stream.own_cut:
         rows["cut_into"] = stream.shards
     return Meta(

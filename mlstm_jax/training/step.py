@@ -228,7 +228,12 @@ def make_train_step(
         finite = jnp.isfinite(loss) & jnp.isfinite(square)
 
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
-        updates = jax.tree.map(lambda update: update * state.rate_scale, updates)
+        rate_scale = state.rate_scale
+        if batch.weight_B is not None:
+            # At the end of an epoch few rows may be left. Most optimizers undo the gradient's own
+            # scale, so their updates are reduced to the fraction of positions with a target.
+            rate_scale = rate_scale / batch.weight_B[0]
+        updates = jax.tree.map(lambda update: update * rate_scale, updates)
         params = optax.apply_updates(state.params, updates)
         params, opt_state, after = _select(
             finite, (params, opt_state, after), (state.params, state.opt_state, carry)

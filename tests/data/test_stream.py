@@ -1,6 +1,7 @@
 """Streams: contiguous, disjoint, complete, a pure function of the step."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -10,7 +11,7 @@ import pytest
 from mlstm_jax.data.corpus import Split
 from mlstm_jax.data.evaluation_stream import DocumentStream, EvaluationStream
 from mlstm_jax.data.prefetch import prefetch
-from mlstm_jax.data.shards import cut
+from mlstm_jax.data.shards import TRAINING_SLACK, cut
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import UserError
 from tests.tolerance import assert_close
@@ -38,6 +39,22 @@ def test_cut_is_at_the_nearest_documents_and_covers_all(split: Split) -> None:
     np.testing.assert_array_equal(np.abs(bounds - shares), nearest)
 
 
+@pytest.mark.parametrize("batch", [36, 100])
+def test_rows_of_short_shards_wait_little_for_each_other(split: Split, batch: int) -> None:
+    stream = TrainStream(split, batch=batch, window=16, shards=1)
+    bounds = cut(split.offsets, stream.shards, slack=TRAINING_SLACK)
+    share = len(split.bytes) / stream.shards
+    assert np.abs(np.diff(bounds) - share).max() <= 2 * TRAINING_SLACK * share + 1
+    # A shard's last window is padded, and its first byte is no target.
+    shards, windows = stream.shards // batch, (1 + 2 * TRAINING_SLACK) * share / 16 + 1
+    assert stream.steps_per_epoch <= shards * windows
+    at_most = 1 - (share - 1) / (windows * 16)
+    assert 0 < stream.padding_fraction <= at_most
+    # Cut at the nearest documents, the rows would wait far more.
+    nearest = np.diff(cut(split.offsets, stream.shards)).reshape(-1, batch).sum(axis=0)
+    assert nearest.max() > nearest.mean() * (1 + 2 * TRAINING_SLACK)
+
+
 @pytest.mark.parametrize("lengths", [[9001], [30, 9001, 40, 50], [3000, 200, 3000, 100, 90, 2000]])
 def test_a_long_document_is_cut_where_no_boundary_is_near(lengths: list[int]) -> None:
     split = make_split(lengths)
@@ -49,7 +66,7 @@ def test_a_long_document_is_cut_where_no_boundary_is_near(lengths: list[int]) ->
     for place, target in zip(bounds, np.arange(13) * len(split.bytes) // 12, strict=True):
         distance = np.abs(ends - target).min()
         assert place == target if distance > share / 2 else abs(place - target) == distance
-    whole = cut(split.offsets, 12, inside_documents=False)
+    whole = cut(split.offsets, 12, slack=math.inf)
     assert np.isin(whole, ends).all()
 
 
@@ -65,7 +82,7 @@ def test_a_single_document_is_an_epoch_of_every_row() -> None:
         for row, count in enumerate(batch.targets_B):
             start = batch.inputs_BT[row, :1].tobytes() if batch.reset_B[row] else b""
             texts[row] += start + batch.targets_BT[row, :count].tobytes()
-    bounds = cut(split.offsets, 16)
+    bounds = cut(split.offsets, 16, slack=TRAINING_SLACK)
     parts = [split.bytes[a:b].tobytes() for a, b in pairwise(bounds)]
     assert texts == [parts[row] + parts[row + 8] for row in range(8)]
 
@@ -107,7 +124,7 @@ def test_steps_of_a_row_are_contiguous_and_reset_where_a_shard_starts(split: Spl
     batch, window = 3, 16
     stream = TrainStream(split, batch=batch, window=window, shards=12)
     assert stream.shards == 12
-    bounds = cut(split.offsets, 12)
+    bounds = cut(split.offsets, 12, slack=TRAINING_SLACK)
     for row in range(batch):
         expected = []
         for shard in range(row, 12, batch):
@@ -134,7 +151,7 @@ def test_steps_of_a_row_are_contiguous_and_reset_where_a_shard_starts(split: Spl
 def test_an_epoch_gives_every_byte_once(split: Split, processes: int, shuffle: bool) -> None:
     batch, window, shards = 8, 32, 32
     stream = TrainStream(split, batch=batch, window=window, shards=shards, shuffle=shuffle)
-    bounds = cut(split.offsets, shards)
+    bounds = cut(split.offsets, shards, slack=TRAINING_SLACK)
     wanted = sorted(split.bytes[a:b].tobytes() for a, b in pairwise(bounds))
     share = batch // processes
     found, targets = [], 0
@@ -213,7 +230,7 @@ def test_ratings_are_at_the_last_bytes_of_their_documents(split: Split) -> None:
     known = split.ratings[~np.isnan(split.ratings)].astype(np.float64)
     expected_P = (at_end - known.mean()) / known.std()
     text, several, labels = split.bytes.tobytes() + bytes(window + 1), 0, 0
-    bounds = cut(split.offsets, 8)
+    bounds = cut(split.offsets, 8, slack=TRAINING_SLACK)
     place_P = np.arange(len(text))
     expected_P = np.pad(expected_P, (0, window + 1), constant_values=np.nan)
     for step in range(stream.steps_per_epoch):
@@ -262,7 +279,7 @@ def test_evaluation_scores_every_byte_once_save_each_shards_first(split: Split) 
         batch = stream.batch(step, rows=20)
         assert not batch.mask_BT[16:].any()
         seen.append(batch.targets_BT[batch.mask_BT])
-    bounds = cut(split.offsets, 16)
+    bounds = cut(split.offsets, 16, slack=TRAINING_SLACK)
     firsts = np.isin(np.arange(len(split.bytes)), bounds[:-1])
     assert sum(map(len, seen)) == stream.scored == (~firsts).sum()
     np.testing.assert_array_equal(

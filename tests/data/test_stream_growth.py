@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlstm_jax.data.corpus import Split
-from mlstm_jax.data.shards import cut
+from mlstm_jax.data.shards import TRAINING_SLACK, cut
 from mlstm_jax.data.stream import Batch, Origin, TrainStream
 from tests.data.test_stream import make_split
 
@@ -92,7 +92,7 @@ def test_every_byte_is_read_once_an_epoch_whoever_reads_it(
     parts = (Rows(first, 2, window), *GROWING[1:])
     streams = make_streams(split, parts, shards=72, shuffle=shuffle, seed=7)
     assert {stream.shards for stream in streams} <= {24, 48, 72}
-    bounds = cut(split.offsets, streams[0].shards)
+    bounds = cut(split.offsets, streams[0].shards, slack=TRAINING_SLACK)
     shards = sorted(split.bytes[a:b].tobytes() for a, b in pairwise(bounds))
     epochs = 3 if first == 400 else 2
     assert streams[1].epoch(first) > epochs - 2

@@ -108,6 +108,28 @@ class Trainer:
 TERMS = 8 * 16 + 2 * (2 * 24 + 8)
 
 
+@pytest.mark.parametrize("name", ["adam", "lamb", "lars", "muon"])
+def test_an_update_from_half_of_the_positions_is_half_as_large(corpus: Path, name: Any) -> None:
+    config = make_config(corpus)
+    config = dataclasses.replace(config, optimizer=Optimizer(name=name, learning_rate=5e-3))
+    trainers = [Trainer(config, 1) for _ in range(2)]
+    before = trainers[0].host_state.params
+    batch = trainers[0].stream.batch(0)
+    for trainer, weight in zip(trainers, (1, 2), strict=True):
+        # The weight is the ratio of all positions to those with a target.
+        trainer.take(batch._replace(weight_B=np.full(8, weight, np.float32)))
+    whole, half = (trainer.host_state for trainer in trainers)
+
+    def compare(old: Any, one: Any, other: Any) -> None:
+        # Each new parameter is rounded once, by half a unit in its last place.
+        ulp = np.spacing(np.maximum(np.abs(one), np.abs(other)))
+        assert (np.abs((other - old) - (one - old) / 2) <= ulp).all()
+        assert (one != old).any()
+
+    jax.tree.map(compare, before, whole.params, half.params)
+    jax.tree.map(np.testing.assert_array_equal, whole.opt_state, half.opt_state)
+
+
 def test_four_devices_equal_one_after_twenty_steps(corpus: Path) -> None:
     trainers = [Trainer(make_config(corpus), devices) for devices in (1, 4)]
     metrics = [trainer.run(0, 20) for trainer in trainers]
