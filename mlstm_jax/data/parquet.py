@@ -4,11 +4,11 @@ DuckDB rejects a whole file for one such text, and returns none of the rows arou
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import duckdb
 
 from mlstm_jax.data.documents import Document, Recipe, Reject, first, rating_of
+from mlstm_jax.data.sources import Source
 from mlstm_jax.data.sql import parquet_rows
 from mlstm_jax.errors import UserError
 
@@ -18,7 +18,7 @@ _STRINGS = ("string", "large_string", "string_view")  # pyarrow's
 _EXCERPT = 80  # characters
 
 
-def read_parquet(source: Path, recipe: Recipe) -> Iterator[Document | Reject | None]:
+def read_parquet(source: Source, recipe: Recipe) -> Iterator[Document | Reject | None]:
     """Yield the documents of a file, None for each record without text, and rejects.
 
     Raises:
@@ -51,7 +51,7 @@ def read_parquet(source: Path, recipe: Recipe) -> Iterator[Document | Reject | N
         raise UserError(bad.message)
 
 
-def _read_bytes(source: Path, recipe: Recipe) -> Iterator[Document | Reject | None]:
+def _read_bytes(source: Source, recipe: Recipe) -> Iterator[Document | Reject | None]:
     """Do the same with pyarrow, which returns texts as bytes, UTF-8 or not."""
     try:
         import pyarrow
@@ -62,7 +62,7 @@ def _read_bytes(source: Path, recipe: Recipe) -> Iterator[Document | Reject | No
             f"pip install 'mlstm-jax[parquet]' ({error}); or convert the file."
         ) from error
     try:
-        with pyarrow.parquet.ParquetFile(source) as file:
+        with pyarrow.parquet.ParquetFile(source.path) as file:
             fields = [*recipe.text_columns, *recipe.rating_columns]
             there = [name for name in fields if name in file.schema_arrow.names]
             number = 0

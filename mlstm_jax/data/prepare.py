@@ -21,7 +21,7 @@ from mlstm_jax.data.corpus_writer import check_out, durable, write_split
 from mlstm_jax.data.documents import Cleaning, Dedupe, Recipe, Unit
 from mlstm_jax.data.gathered import Gathered
 from mlstm_jax.data.rejects import Rejects, check_rejects_file
-from mlstm_jax.data.sources import find_sources
+from mlstm_jax.data.sources import Source, find_sources
 from mlstm_jax.data.stages import Stages, shown_stages
 from mlstm_jax.errors import UserError
 from mlstm_jax.output import atomic_directory, partial_folder, remove_leftovers
@@ -142,7 +142,7 @@ def prepare(
     rejects = Rejects()
     rejects_file = out.with_name(f"{out.name}.rejects.jsonl")
     own = (out, rejects_file)
-    found_in: dict[str, list[str]] = {
+    found_in: dict[str, list[Source]] = {
         split: find_sources(given[split], without=own) for split in _ORDER if split in given
     }
     requirements.check_apart(found_in)

@@ -5,11 +5,11 @@ Tests compare the two.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import duckdb
 
 from mlstm_jax.data.documents import LARGEST_RATING, NUMBER, Recipe
+from mlstm_jax.data.sources import Source
 from mlstm_jax.errors import UserError
 
 # Kinds of records: the column `kind`.
@@ -73,7 +73,7 @@ def insert(rows: str, recipe: Recipe) -> str:
                         FROM ({rows})))))"""
 
 
-def json_rows(files: Sequence[str], recipe: Recipe) -> str:
+def json_rows(files: Sequence[Source], recipe: Recipe) -> str:
     """Return the SQL of the records of JSON lines files: source, bad, raw and rating.
 
     The table `files` must contain the number of each file.
@@ -93,7 +93,7 @@ def json_rows(files: Sequence[str], recipe: Recipe) -> str:
         f"names LIKE {quoted(f'%{_KEY_END}{name}{_KEY_END}%{_KEY_END}{name}{_KEY_END}%')}"
         for name in fields
     )
-    names = ", ".join(quoted(unglobbed(file)) for file in files)
+    names = ", ".join(quoted(unglobbed(file.name)) for file in files)
     return f"""
         SELECT source,
             json IS NULL OR json_type(json) <> 'OBJECT' OR left(value, 1) <> '"'
@@ -113,13 +113,13 @@ def json_rows(files: Sequence[str], recipe: Recipe) -> str:
         )"""
 
 
-def parquet_rows(con: duckdb.DuckDBPyConnection, source: Path, recipe: Recipe) -> str:
+def parquet_rows(con: duckdb.DuckDBPyConnection, source: Source, recipe: Recipe) -> str:
     """Return the SQL of the columns `raw`, the text, and `rating` of all records of a file.
 
     Raises:
         UserError: it is not a Parquet file, or has no text column.
     """
-    table = f"read_parquet({quoted(unglobbed(str(source)))}, hive_partitioning = false)"
+    table = f"read_parquet({quoted(unglobbed(source.name))}, hive_partitioning = false)"
     try:
         described = con.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()
     except duckdb.Error as error:
