@@ -31,10 +31,11 @@ from mlstm_jax.data.documents import (
     normalized,
 )
 from mlstm_jax.data.gathered import Report
+from mlstm_jax.data.parquet import parquet_rows
 from mlstm_jax.data.readers import read_file, read_source
 from mlstm_jax.data.rejects import Rejects
 from mlstm_jax.data.sources import Source, manifest_names
-from mlstm_jax.data.sql import BAD, BLANK, NONE, TEXT, insert, json_rows, parquet_rows
+from mlstm_jax.data.sql import BAD, BLANK, NONE, TEXT, insert, json_rows
 from mlstm_jax.errors import UserError
 
 _DOCUMENTS_A_BATCH = 8192
