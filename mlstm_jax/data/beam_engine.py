@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 
 from mlstm_jax import output
-from mlstm_jax.data.corpus import SourceManifest
 from mlstm_jax.data.documents import Recipe, Reject, Written, clean, in_order, order_key
-from mlstm_jax.data.gathered import Gathered, Report
+from mlstm_jax.data.gathered import Gathered, Report, source_manifests
 from mlstm_jax.data.readers import read_source
 from mlstm_jax.data.rejects import Rejects
-from mlstm_jax.data.sources import Source, manifest_names
+from mlstm_jax.data.sources import Source
 from mlstm_jax.errors import KnownError, UserError
 
 _BYTES_A_PART = 1 << 25
@@ -89,10 +88,10 @@ def gather(
     for reject in _lines(scratch / _REJECTS):
         rejects.add(Reject(*reject))
     totals = list(_lines(scratch / "totals"))
-    counted = list(_lines(scratch / _COUNTS))
+    counted = sorted(_lines(scratch / _COUNTS))  # by the numbers of their sources
     report("read", 1)
     yield Gathered(
-        _counts(sources, [line[:4] for line in counted]),
+        sorted(source_manifests(sources, [line[1:4] for line in counted])),
         sum(totals),
         any(line[4] for line in counted),
         _in_order(scratch / _PARTS),
@@ -168,20 +167,6 @@ def _lines(file: Path) -> Iterator[Any]:
     with file.open(encoding="utf-8") as lines:
         for line in lines:
             yield json.loads(line)
-
-
-def _counts(sources: Sequence[Source], counted: Iterable[Sequence[int]]) -> list[SourceManifest]:
-    names = manifest_names(sources)
-    counts = [
-        SourceManifest(
-            name=names[n],
-            documents=documents,
-            without_text=none,
-            blank=blank,
-        )
-        for n, documents, none, blank in counted
-    ]
-    return sorted(counts, key=lambda c: (c.name, c.documents, c.without_text, c.blank))
 
 
 def _in_order(folder: Path) -> Iterator[Written]:

@@ -30,11 +30,11 @@ from mlstm_jax.data.documents import (
     kept,
     normalized,
 )
-from mlstm_jax.data.gathered import Report
+from mlstm_jax.data.gathered import Report, source_manifests
 from mlstm_jax.data.parquet import parquet_rows
 from mlstm_jax.data.readers import read_file, read_source
 from mlstm_jax.data.rejects import Rejects
-from mlstm_jax.data.sources import Source, manifest_names
+from mlstm_jax.data.sources import Source
 from mlstm_jax.data.sql import BAD, BLANK, NONE, TEXT, insert, json_rows
 from mlstm_jax.errors import UserError
 
@@ -196,23 +196,16 @@ class Stage:
     def counts(self) -> list[SourceManifest]:
         """Return the counts of each source; raise UserError if one has no text."""
         seen: Counter[tuple[int, int]] = Counter()
-        for source, kind, count in self._con.execute(
+        for n, kind, count in self._con.execute(
             "SELECT source, kind, count(*) FROM documents GROUP BY source, kind"
         ).fetchall():
-            seen[source, kind] = count
-        counts, names = [], manifest_names(self._sources)
+            seen[n, kind] = count
+        counts = []
         for n, source in enumerate(self._sources):
             if not seen[n, TEXT]:
                 self._say_why_none(source)
-            counts.append(
-                SourceManifest(
-                    name=names[n],
-                    documents=seen[n, TEXT],
-                    without_text=seen[n, NONE],
-                    blank=seen[n, BLANK],
-                )
-            )
-        return sorted(counts, key=lambda c: (c.name, c.documents, c.without_text, c.blank))
+            counts.append((seen[n, TEXT], seen[n, NONE], seen[n, BLANK]))
+        return sorted(source_manifests(self._sources, counts))
 
     def _say_why_none(self, source: Source) -> None:
         if source.is_file and source.kind != "parquet":

@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import isnan, nan
 
-from mlstm_jax.data.corpus import SourceManifest
 from mlstm_jax.data.documents import Recipe, Reject, Unit, Written, clean
-from mlstm_jax.data.gathered import Gathered, Report
+from mlstm_jax.data.gathered import Gathered, Report, source_manifests
 from mlstm_jax.data.readers import read_source
 from mlstm_jax.data.rejects import Rejects
-from mlstm_jax.data.sources import Source, manifest_names
+from mlstm_jax.data.sources import Source
 from mlstm_jax.errors import UserError
 
 _BYTES_A_REPORT = 1 << 20
@@ -39,9 +38,8 @@ def gather(
         UserError: a source cannot be used.
     """
     every = [(split, source) for split, those in sources.items() for source in those]
-    names = manifest_names([source for _, source in every])
     total, done = sum(source.size for _, source in every) or 1, 0
-    counts: list[SourceManifest] = []
+    counts: list[tuple[int, int, int]] = []
     sizes: Counter[str] = Counter()
     rated = False
 
@@ -50,7 +48,7 @@ def gather(
         done += count
         report("read", min(1.0, done / total))
 
-    for (split, source), name in zip(every, names, strict=True):
+    for split, source in every:
         seen: Counter[str] = Counter()
         for found in _read(source, recipe, advance):
             if isinstance(found, Reject):
@@ -61,20 +59,14 @@ def gather(
         if not seen["text"]:
             raise UserError(f"{source}: no text is left after cleaning; leave it out.")
         sizes[split] += seen["text"]
-        counts.append(
-            SourceManifest(
-                name=name,
-                documents=seen["text"],
-                without_text=seen["without"],
-                blank=seen["blank"],
-            )
-        )
+        counts.append((seen["text"], seen["without"], seen["blank"]))
+    manifests = source_manifests([source for _, source in every], counts)
     documents = (
         document
-        for (_, source), count in zip(every, counts, strict=True)
-        for document in _again(source, recipe, count.documents)
+        for (_, source), manifest in zip(every, manifests, strict=True)
+        for document in _again(source, recipe, manifest.documents)
     )
-    yield Gathered(counts, sizes.total(), rated, documents, dict(sizes))
+    yield Gathered(manifests, sizes.total(), rated, documents, dict(sizes))
 
 
 def _again(source: Source, recipe: Recipe, expected: int) -> Iterator[Written]:
