@@ -18,11 +18,11 @@ RunFolder = Annotated[Path, Positional, arg(metavar="RUN")]
 
 def require_files(*paths: Path | None) -> None:
     """Raise UserError unless all text files can be opened; call it before loading a model."""
-    from mlstm_jax.data.sources import check_source
+    from mlstm_jax.data.sources import Source, check_source
 
     for path in paths:
         if path:
-            check_source(path)
+            check_source(Source(str(path)))
 
 
 def features_of(featurizer: "Featurizer", name: str, texts: list[str]) -> "Features":

@@ -15,14 +15,13 @@ Then `mlstm-jax prepare tfds:amazon_reviews:train` reads it.
 
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
 
 from mlstm_jax.data.readers import read_documents
-from mlstm_jax.data.sources import find_sources
+from mlstm_jax.data.sources import Source, find_sources
 
 
 class AmazonReviews(tfds.core.GeneratorBasedBuilder):
@@ -50,9 +49,9 @@ class AmazonReviews(tfds.core.GeneratorBasedBuilder):
         files = find_sources([str(dl_manager.manual_dir)])
         return {"train": self._generate_examples(files)}
 
-    def _generate_examples(self, files: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    def _generate_examples(self, files: Sequence[Source]) -> Iterator[tuple[str, Any]]:
         for number, file in enumerate(files):
-            for index, document in enumerate(read_documents(Path(file))):
+            for index, document in enumerate(read_documents(file)):
                 if document and document.text.strip():
                     rating = math.nan if document.rating is None else document.rating
                     text = document.text.encode("utf-8", "replace")

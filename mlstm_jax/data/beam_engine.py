@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 
 from mlstm_jax import output
-from mlstm_jax.data.corpus import SourceManifest
 from mlstm_jax.data.documents import Recipe, Reject, Written, clean, in_order, order_key
-from mlstm_jax.data.gathered import Gathered, Report, manifest_names
+from mlstm_jax.data.gathered import Gathered, Report, source_manifests
 from mlstm_jax.data.readers import read_source
 from mlstm_jax.data.rejects import Rejects
-from mlstm_jax.data.sources import is_builtin
+from mlstm_jax.data.sources import Source
 from mlstm_jax.errors import KnownError, UserError
 
 _BYTES_A_PART = 1 << 25
@@ -32,7 +31,7 @@ _ERRORS, _COUNTS, _REJECTS, _PARTS = "errors", "counts", "rejects", "parts"
 
 @contextmanager
 def gather(
-    sources: Sequence[str],
+    sources: Sequence[Source],
     recipe: Recipe,
     rejects: Rejects,
     scratch: Path,
@@ -89,10 +88,10 @@ def gather(
     for reject in _lines(scratch / _REJECTS):
         rejects.add(Reject(*reject))
     totals = list(_lines(scratch / "totals"))
-    counted = list(_lines(scratch / _COUNTS))
+    counted = sorted(_lines(scratch / _COUNTS))  # by the numbers of their sources
     report("read", 1)
     yield Gathered(
-        _counts(sources, [line[:4] for line in counted]),
+        sorted(source_manifests(sources, [line[1:4] for line in counted])),
         sum(totals),
         any(line[4] for line in counted),
         _in_order(scratch / _PARTS),
@@ -111,22 +110,22 @@ def _complaints() -> Iterator[None]:
         raise UserError(f"Beam could not run the pipeline: {lines[0]}") from error
 
 
-def _digits(sources: Sequence[str]) -> int:
+def _digits(sources: Sequence[Source]) -> int:
     """Return the number of hex digits to group by, so that a worker can hold each group."""
-    size = sum(Path(name).stat().st_size for name in sources if not is_builtin(name))
+    size = sum(source.size for source in sources)
     groups = 4 * size / _BYTES_A_PART  # as if all sources were compressed
     return next((n for n in range(1, _MOST_DIGITS) if 16**n >= groups), _MOST_DIGITS)
 
 
-def _read(source: tuple[int, str], recipe: Recipe, digits: int) -> Iterator[Any]:
+def _read(numbered: tuple[int, Source], recipe: Recipe, digits: int) -> Iterator[Any]:
     """Yield the documents of a source by their first digits, and rejects, counts and errors."""
     from apache_beam.pvalue import TaggedOutput
 
-    number, name = source
+    number, source = numbered
     seen: Counter[str] = Counter()
     rated = False
     try:
-        for found in read_source(name, recipe):
+        for found in read_source(source, recipe):
             if isinstance(found, Reject):
                 yield TaggedOutput(_REJECTS, list(found))
                 continue
@@ -137,7 +136,7 @@ def _read(source: tuple[int, str], recipe: Recipe, digits: int) -> Iterator[Any]
                 rated = rated or found.rating is not None
                 yield order_key(text, recipe.seed, recipe.dedupe)[:digits], (text, rating)
         if not seen["text"]:
-            raise UserError(f"{name}: no text is left after cleaning; leave it out.")
+            raise UserError(f"{source}: no text is left after cleaning; leave it out.")
     except UserError as error:
         # Raised here, it would reach the user inside a traceback from Beam.
         yield TaggedOutput(_ERRORS, [str(error)])
@@ -168,20 +167,6 @@ def _lines(file: Path) -> Iterator[Any]:
     with file.open(encoding="utf-8") as lines:
         for line in lines:
             yield json.loads(line)
-
-
-def _counts(sources: Sequence[str], counted: Iterable[Sequence[int]]) -> list[SourceManifest]:
-    names = manifest_names(sources)
-    counts = [
-        SourceManifest(
-            name=names[n],
-            documents=documents,
-            without_text=none,
-            blank=blank,
-        )
-        for n, documents, none, blank in counted
-    ]
-    return sorted(counts, key=lambda c: (c.name, c.documents, c.without_text, c.blank))
 
 
 def _in_order(folder: Path) -> Iterator[Written]:

@@ -56,7 +56,7 @@ FILES = frozenset(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, order=True)
 class SourceManifest:
     """Counts of one source file, recorded by name only: a path would reveal whose machine it was.
 

@@ -14,12 +14,13 @@ from mlstm_jax.data.documents import Recipe
 from mlstm_jax.data.duckdb_stage import Stage
 from mlstm_jax.data.gathered import Gathered, Report
 from mlstm_jax.data.rejects import Rejects
+from mlstm_jax.data.sources import Source
 from mlstm_jax.errors import UserError
 
 
 @contextmanager
 def gather(
-    sources: Sequence[str],
+    sources: Sequence[Source],
     recipe: Recipe,
     rejects: Rejects,
     scratch: Path,

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import groupby
 from operator import itemgetter
-from pathlib import Path
 from threading import Event
 
 import duckdb
@@ -31,11 +30,12 @@ from mlstm_jax.data.documents import (
     kept,
     normalized,
 )
-from mlstm_jax.data.gathered import Report, manifest_names
+from mlstm_jax.data.gathered import Report, source_manifests
+from mlstm_jax.data.parquet import parquet_rows
 from mlstm_jax.data.readers import read_file, read_source
 from mlstm_jax.data.rejects import Rejects
-from mlstm_jax.data.sources import PARQUET, is_builtin, is_gzip_name, suffix_of
-from mlstm_jax.data.sql import BAD, BLANK, NONE, TEXT, insert, json_rows, parquet_rows
+from mlstm_jax.data.sources import Source
+from mlstm_jax.data.sql import BAD, BLANK, NONE, TEXT, insert, json_rows
 from mlstm_jax.errors import UserError
 
 _DOCUMENTS_A_BATCH = 8192
@@ -49,7 +49,7 @@ class Stage:
     def __init__(
         self,
         con: duckdb.DuckDBPyConnection,
-        sources: Sequence[str],
+        sources: Sequence[Source],
         recipe: Recipe,
         rejects: Rejects,
         report: Report,
@@ -83,13 +83,13 @@ class Stage:
         stop = Event()
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             try:
-                fit = list(pool.map(lambda name: _is_json_lines(name, stop), self._sources))
+                fit = list(pool.map(lambda source: _is_json_lines(source, stop), self._sources))
             finally:
                 stop.set()
         json = [n for n, good in enumerate(fit) if good]
         for n in json:
-            self._con.execute("INSERT INTO files VALUES (?, ?)", [self._sources[n], n])
-        sizes = [Path(s).stat().st_size if not is_builtin(s) else 0 for s in self._sources]
+            self._con.execute("INSERT INTO files VALUES (?, ?)", [self._sources[n].name, n])
+        sizes = [source.size for source in self._sources]
         total, done = sum(sizes) or 1, 0
         slowly = [n for n in range(len(self._sources)) if n not in set(json)]
         if json:
@@ -104,8 +104,7 @@ class Stage:
                 texts_read += count
                 self._report("read", (start + texts_read) / total)
 
-            name = self._sources[n]
-            if not is_builtin(name) and suffix_of(Path(name)) == PARQUET:
+            if self._sources[n].kind == "parquet":
                 self._read_parquet(n)
             else:
                 self._feed(n, advance)
@@ -136,7 +135,7 @@ class Stage:
         return bad
 
     def _read_parquet(self, number: int) -> None:
-        query = parquet_rows(self._con, Path(self._sources[number]), self._recipe)
+        query = parquet_rows(self._con, self._sources[number], self._recipe)
         rows = f"SELECT {number} AS source, false AS bad, * FROM ({query})"
         try:
             self._run(insert(rows, self._recipe), lambda part: None)
@@ -197,29 +196,22 @@ class Stage:
     def counts(self) -> list[SourceManifest]:
         """Return the counts of each source; raise UserError if one has no text."""
         seen: Counter[tuple[int, int]] = Counter()
-        for source, kind, count in self._con.execute(
+        for n, kind, count in self._con.execute(
             "SELECT source, kind, count(*) FROM documents GROUP BY source, kind"
         ).fetchall():
-            seen[source, kind] = count
-        counts, names = [], manifest_names(self._sources)
-        for n, name in enumerate(self._sources):
+            seen[n, kind] = count
+        counts = []
+        for n, source in enumerate(self._sources):
             if not seen[n, TEXT]:
-                self._say_why_none(name)
-            counts.append(
-                SourceManifest(
-                    name=names[n],
-                    documents=seen[n, TEXT],
-                    without_text=seen[n, NONE],
-                    blank=seen[n, BLANK],
-                )
-            )
-        return sorted(counts, key=lambda c: (c.name, c.documents, c.without_text, c.blank))
+                self._say_why_none(source)
+            counts.append((seen[n, TEXT], seen[n, NONE], seen[n, BLANK]))
+        return sorted(source_manifests(self._sources, counts))
 
-    def _say_why_none(self, name: str) -> None:
-        if not is_builtin(name) and suffix_of(Path(name)) != PARQUET:
-            for _ in read_file(Path(name), self._recipe):
+    def _say_why_none(self, source: Source) -> None:
+        if source.is_file and source.kind != "parquet":
+            for _ in read_file(source, self._recipe):
                 pass  # This raises an error that lists the fields.
-        raise UserError(f"{name}: no text is left after cleaning; leave it out.")
+        raise UserError(f"{source}: no text is left after cleaning; leave it out.")
 
     def totals(self) -> tuple[int, bool]:
         """Return how many documents will be written, and whether any has a rating."""
@@ -246,22 +238,21 @@ class Stage:
             yield from rows
 
 
-def _is_json_lines(name: str, stop: Event) -> bool:
+def _is_json_lines(source: Source, stop: Event) -> bool:
     """Return whether DuckDB may read a file: JSON lines, and complete if it is compressed.
 
     Once `stop` is set, this returns early and the result does not matter.
     """
-    if is_builtin(name) or suffix_of(Path(name)) not in (".json", ".jsonl"):
+    if source.kind not in ("json", "jsonl"):
         return False
-    path = Path(name)
     try:
-        name.encode()
-        with gzip.open(path) if is_gzip_name(path) else path.open("rb") as file:
+        source.name.encode()
+        with gzip.open(source.path) if source.is_gzip else source.path.open("rb") as file:
             while (byte := file.read(1)).isspace() and not stop.is_set():
                 pass  # to the first byte that is not white space
             # DuckDB does not verify the checksum.
-            while is_gzip_name(path) and not stop.is_set() and file.read(_CHUNK):
+            while source.is_gzip and not stop.is_set() and file.read(_CHUNK):
                 pass  # to the end, where the checksum is
     except (OSError, EOFError, UnicodeEncodeError, zlib.error):
         return False  # then Python reads it and reports what is wrong
-    return suffix_of(path) == ".jsonl" or byte != b"["
+    return source.kind == "jsonl" or byte != b"["

@@ -4,12 +4,12 @@ DuckDB rejects a whole file for one such text, and returns none of the rows arou
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import duckdb
 
 from mlstm_jax.data.documents import Document, Recipe, Reject, first, rating_of
-from mlstm_jax.data.sql import parquet_rows
+from mlstm_jax.data.sources import Source
+from mlstm_jax.data.sql import number, quoted, unglobbed
 from mlstm_jax.errors import UserError
 
 _ROWS_A_FETCH = 4096
@@ -18,7 +18,7 @@ _STRINGS = ("string", "large_string", "string_view")  # pyarrow's
 _EXCERPT = 80  # characters
 
 
-def read_parquet(source: Path, recipe: Recipe) -> Iterator[Document | Reject | None]:
+def read_parquet(source: Source, recipe: Recipe) -> Iterator[Document | Reject | None]:
     """Yield the documents of a file, None for each record without text, and rejects.
 
     Raises:
@@ -39,8 +39,8 @@ def read_parquet(source: Path, recipe: Recipe) -> Iterator[Document | Reject | N
                 raise UserError(f"{source}: cannot be read as Parquet: {why}") from error
     bad: Reject | None = None
     good = done
-    for number, found in enumerate(_read_bytes(source, recipe), 1):
-        if number <= done:
+    for row, found in enumerate(_read_bytes(source, recipe), 1):
+        if row <= done:
             continue
         if isinstance(found, Reject):
             bad = bad or found
@@ -51,7 +51,41 @@ def read_parquet(source: Path, recipe: Recipe) -> Iterator[Document | Reject | N
         raise UserError(bad.message)
 
 
-def _read_bytes(source: Path, recipe: Recipe) -> Iterator[Document | Reject | None]:
+def parquet_rows(con: duckdb.DuckDBPyConnection, source: Source, recipe: Recipe) -> str:
+    """Return the SQL of the columns `raw`, the text, and `rating` of all records of a file.
+
+    Raises:
+        UserError: it is not a Parquet file, or has no text column.
+    """
+    table = f"read_parquet({quoted(unglobbed(source.name))}, hive_partitioning = false)"
+    try:
+        described = con.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()
+    except duckdb.Error as error:
+        why = str(error).strip().split("\n")[0]
+        raise UserError(f"{source}: cannot be read as Parquet: {why}") from error
+    types = {row[0]: row[1] for row in described}
+    text = [field for field in recipe.text_columns if field in types]
+    marks = [field for field in recipe.rating_columns if field in types]
+    if not text:
+        raise UserError(
+            f"{source}: no column {' or '.join(recipe.text_columns)}; its columns are "
+            f"{', '.join(types)}. Name the text column with --text-column."
+        )
+    for field in text:
+        if types[field] != "VARCHAR":
+            raise UserError(
+                f"{source}: its column {field} is {types[field]}, not text; name another with "
+                "--text-column."
+            )
+
+    def coalesced(fields: list[str]) -> str:
+        columns = ['"' + field.replace('"', '""') + '"::VARCHAR' for field in fields]
+        return f"coalesce({', '.join([*columns, 'NULL'])})"
+
+    return f"SELECT {coalesced(text)} AS raw, {number(coalesced(marks))} AS rating FROM {table}"
+
+
+def _read_bytes(source: Source, recipe: Recipe) -> Iterator[Document | Reject | None]:
     """Do the same with pyarrow, which returns texts as bytes, UTF-8 or not."""
     try:
         import pyarrow
@@ -62,10 +96,10 @@ def _read_bytes(source: Path, recipe: Recipe) -> Iterator[Document | Reject | No
             f"pip install 'mlstm-jax[parquet]' ({error}); or convert the file."
         ) from error
     try:
-        with pyarrow.parquet.ParquetFile(source) as file:
+        with pyarrow.parquet.ParquetFile(source.path) as file:
             fields = [*recipe.text_columns, *recipe.rating_columns]
             there = [name for name in fields if name in file.schema_arrow.names]
-            number = 0
+            row = 0
             for batch in file.iter_batches(_ROWS_A_FETCH, columns=there):
                 columns = {}
                 for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -75,9 +109,9 @@ def _read_bytes(source: Path, recipe: Recipe) -> Iterator[Document | Reject | No
                         column = column.cast(pyarrow.large_binary())
                     columns[name] = column.to_pylist()
                 for values in zip(*columns.values(), strict=True):
-                    number += 1
+                    row += 1
                     record = dict(zip(columns, values, strict=True))
-                    yield _found(f"{source}, row {number:,}", record, recipe)
+                    yield _found(f"{source}, row {row:,}", record, recipe)
     except (pyarrow.ArrowException, OSError) as error:
         why = str(error).strip().split("\n")[0]
         raise UserError(f"{source}: cannot be read as Parquet: {why}") from error

@@ -22,7 +22,7 @@ from mlstm_jax.data.documents import Recipe
 from mlstm_jax.data.gathered import Gathered
 from mlstm_jax.data.prepare_options import PrepareOptions, Weights
 from mlstm_jax.data.rejects import Rejects, check_rejects_file
-from mlstm_jax.data.sources import find_sources
+from mlstm_jax.data.sources import Source, find_sources
 from mlstm_jax.data.stages import Stages
 from mlstm_jax.errors import UserError
 from mlstm_jax.output import atomic_directory, partial_folder, remove_leftovers
@@ -84,7 +84,7 @@ def prepare(
     rejects = Rejects()
     rejects_file = out.with_name(f"{out.name}.rejects.jsonl")
     own = (out, rejects_file)
-    found_in: dict[str, list[str]] = {
+    found_in: dict[str, list[Source]] = {
         split: find_sources(given[split], without=own) for split in _ORDER if split in given
     }
     requirements.check_apart(found_in)

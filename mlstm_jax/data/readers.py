@@ -8,7 +8,6 @@ import io
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import BinaryIO
 
 from mlstm_jax.data.documents import (
@@ -29,16 +28,7 @@ from mlstm_jax.data.records import (
     reject,
     units,
 )
-from mlstm_jax.data.sources import (
-    FASTA,
-    PARQUET,
-    PYDOC,
-    TFDS,
-    check_source,
-    is_builtin,
-    is_gzip_name,
-    suffix_of,
-)
+from mlstm_jax.data.sources import FASTA, Source, check_source
 from mlstm_jax.errors import UserError
 
 _LINES_A_REPORT = 1000
@@ -47,7 +37,7 @@ _EXCERPT = 80  # characters
 
 
 def read_documents(
-    source: Path,
+    source: Source,
     *,
     text_column: str | None = None,
     rating_column: str | None = None,
@@ -72,22 +62,22 @@ NOT_TEXT = "text of another type"
 
 
 def read_source(
-    name: str, recipe: Recipe, on_read: Callable[[int], None] | None = None
+    source: Source, recipe: Recipe, on_read: Callable[[int], None] | None = None
 ) -> Iterator[Document | Reject | None]:
     """Yield what `read_file` does, for any source that `find_sources` returns."""
-    if name.startswith(TFDS):
+    if source.kind == "tfds":
         from mlstm_jax.data.tfds import read_tfds
 
-        return read_tfds(name, recipe)
-    if not is_builtin(name) and suffix_of(Path(name)) == PARQUET:
+        return read_tfds(source, recipe)
+    if source.kind == "parquet":
         from mlstm_jax.data.parquet import read_parquet
 
-        return read_parquet(Path(name), recipe)
-    return read_file(Path(name), recipe, on_read=on_read)
+        return read_parquet(source, recipe)
+    return read_file(source, recipe, on_read=on_read)
 
 
 def read_file(
-    source: Path,
+    source: Source,
     recipe: Recipe,
     *,
     label_column: str | None = None,
@@ -163,14 +153,14 @@ def _why_no_text(records: int, text_columns: tuple[str, ...], seen: Iterable[str
 
 
 def _records(
-    source: Path,
+    source: Source,
     recipe: Recipe,
     label_column: str | None,
     on_read: Callable[[int], None] | None,
 ) -> Iterator[RecordOrReject]:
     text_columns, document = recipe.text_columns, recipe.document
     fields = {*text_columns, *recipe.rating_columns, *([label_column] if label_column else [])}
-    if str(source) == PYDOC:
+    if source.kind == "pydoc":
         from pydoc_data.topics import topics
 
         for _, topic in sorted(topics.items()):
@@ -178,24 +168,23 @@ def _records(
             for text in units(numbered, document or "paragraph"):
                 yield text if isinstance(text, Reject) else (0, {text_columns[0]: text})
         return
-    with source.open("rb") as raw:
-        stream = gzip.GzipFile(fileobj=raw) if is_gzip_name(source) else raw
+    with source.path.open("rb") as raw:
+        stream = gzip.GzipFile(fileobj=raw) if source.is_gzip else raw
         lines = _lines(source, stream, raw, on_read)
-        suffix = suffix_of(source)
-        if suffix == ".txt":
+        if source.kind == "txt":
             for text in units(lines, document or "line"):
                 yield text if isinstance(text, Reject) else (0, {text_columns[0]: text})
-        elif suffix in FASTA:
+        elif source.kind in FASTA:
             yield from fasta_records(source, lines, text_columns[0])
-        elif suffix in (".csv", ".tsv"):
-            delimiter = "," if suffix == ".csv" else "\t"
+        elif source.kind in ("csv", "tsv"):
+            delimiter = "," if source.kind == "csv" else "\t"
             yield from csv_records(source, lines, text_columns, fields, delimiter)
         else:
-            yield from json_records(source, lines, fields, may_be_array=suffix == ".json")
+            yield from json_records(source, lines, fields, may_be_array=source.kind == "json")
 
 
 def _lines(
-    source: Path,
+    source: Source,
     stream: Iterable[bytes],
     raw: BinaryIO,
     on_read: Callable[[int], None] | None,

@@ -7,9 +7,9 @@ import csv
 import json
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator
-from pathlib import Path
 
 from mlstm_jax.data.documents import Record, Reject, Unit
+from mlstm_jax.data.sources import Source
 from mlstm_jax.errors import UserError
 
 _EXCERPT = 80  # characters
@@ -23,7 +23,7 @@ Line = tuple[int, str] | Reject
 RecordOrReject = tuple[int | str, Record] | Reject
 
 
-def reject(kind: str, source: Path, line: int, why: str, excerpt: str) -> Reject:
+def reject(kind: str, source: Source, line: int, why: str, excerpt: str) -> Reject:
     """Return the reject for a line that is not a record."""
     place = f"{source}, line {line:,}"
     return Reject(kind, place, f"{place}: {why}", excerpt.strip()[:_EXCERPT])
@@ -51,7 +51,7 @@ def units(lines: Iterable[Line], document: Unit) -> Iterator[str | Reject]:
 
 
 def fasta_records(
-    source: Path, lines: Iterable[Line], text_column: str
+    source: Source, lines: Iterable[Line], text_column: str
 ) -> Iterator[RecordOrReject]:
     """Yield the sequences of FASTA: a line `>name`, then lines of letters; a last `*` is dropped.
 
@@ -100,7 +100,7 @@ def _object_of(pairs: list[tuple[str, object]]) -> _Object:
 
 
 def json_records(
-    source: Path, lines: Iterator[Line], fields: Collection[str], may_be_array: bool
+    source: Source, lines: Iterator[Line], fields: Collection[str], may_be_array: bool
 ) -> Iterator[RecordOrReject]:
     """Yield the objects of JSON lines, or of one array that spans the whole file.
 
@@ -134,7 +134,7 @@ def json_records(
         yield value if isinstance(value, Reject) else _object(source, number, value, fields)
 
 
-def _json(source: Path, line: int, text: str) -> object:
+def _json(source: Source, line: int, text: str) -> object:
     try:
         return json.loads(text, object_pairs_hook=_object_of)
     except (ValueError, RecursionError) as error:
@@ -150,7 +150,7 @@ def _json(source: Path, line: int, text: str) -> object:
 
 
 def _object(
-    source: Path, where: int | str, value: object, fields: Collection[str]
+    source: Source, where: int | str, value: object, fields: Collection[str]
 ) -> RecordOrReject:
     twice = sorted(value.twice.intersection(fields)) if isinstance(value, _Object) else []
     if isinstance(value, _Object) and not twice:
@@ -195,7 +195,7 @@ class _Lines:
 
 
 def csv_records(
-    source: Path,
+    source: Source,
     lines: Iterator[Line],
     text_columns: tuple[str, ...],
     fields: Collection[str],

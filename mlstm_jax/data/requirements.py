@@ -12,7 +12,7 @@ from typing import get_args
 from mlstm_jax.data.corpus import SPLITS, SplitName
 from mlstm_jax.data.documents import Cleaning, Dedupe, Recipe, Unit
 from mlstm_jax.data.prepare_options import SPLIT, Engine, PrepareOptions
-from mlstm_jax.data.sources import PARQUET, PYDOC, is_builtin, is_gzip_name
+from mlstm_jax.data.sources import PYDOC, Source
 from mlstm_jax.errors import UserError
 
 # Bytes of text per compressed byte of reviews, at most.
@@ -86,13 +86,12 @@ def check_given(sources: Mapping[SplitName, Sequence[str]], options: PrepareOpti
             )
 
 
-def check_apart(found: Mapping[str, Sequence[str]]) -> None:
+def check_apart(found: Mapping[str, Sequence[Source]]) -> None:
     """Raise UserError if two splits have a file in common."""
-    split_of: dict[str, str] = {}
+    split_of: dict[tuple[str, ...], str] = {}
     for split, sources in found.items():
         for source in sources:
-            path = source if is_builtin(source) else str(Path(source).resolve())
-            other = split_of.setdefault(path, split)
+            other = split_of.setdefault(source.place, split)
             if other != split:
                 raise UserError(
                     f"{source}: is named for --{other} and --{split}; a score on text that was "
@@ -117,7 +116,7 @@ def resolved(option: str, path: Path) -> Path:
     return resolved
 
 
-def check_disk(sources: Sequence[str], out: Path, scratch: Path, *, sorts: bool) -> None:
+def check_disk(sources: Sequence[Source], out: Path, scratch: Path, *, sorts: bool) -> None:
     """Raise UserError unless there is enough disk space for a corpus.
 
     Args:
@@ -126,12 +125,10 @@ def check_disk(sources: Sequence[str], out: Path, scratch: Path, *, sorts: bool)
         scratch: the folder next to which temporary files are written.
         sorts: whether there are temporary files.
     """
-    text = 0
-    for source in sources:
-        if not is_builtin(source):
-            path = Path(source)
-            compressed = is_gzip_name(path) or path.suffix.lower() == PARQUET
-            text += path.stat().st_size * (_COMPRESSION if compressed else 1)
+    text = sum(
+        source.size * (_COMPRESSION if source.is_gzip or source.kind == "parquet" else 1)
+        for source in sources
+    )
     temporary = _SCRATCH * text if sorts else 0
     advice = "free some space, or write the corpus to another disk with --out."
     if sorts:

@@ -4,7 +4,9 @@ import errno
 import glob
 import os
 import stat
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from mlstm_jax.errors import UserError
@@ -12,13 +14,54 @@ from mlstm_jax.errors import UserError
 PYDOC = "pydoc:"
 TFDS = "tfds:"
 
-FASTA = (".fasta", ".fa", ".faa")
-TEXT_SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", *FASTA, ".txt")
-PARQUET = ".parquet"
+FASTA = ("fasta", "fa", "faa")
+_TEXT = ("json", "jsonl", "csv", "tsv", *FASTA, "txt")
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
-def find_sources(names: Sequence[str], without: Collection[Path] = ()) -> list[str]:
+@dataclass(frozen=True)
+class Source:
+    """An input of `prepare`: a file, `pydoc:` or `tfds:NAME[/CONFIG]:SPLIT`."""
+
+    name: str  # the path of a file
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it names a file, which may not exist."""
+        return self.name != PYDOC and not self.name.startswith(TFDS)
+
+    @property
+    def path(self) -> Path:
+        return Path(self.name)
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """The parts of a file's path without links; otherwise the name."""
+        return self.path.resolve().parts if self.is_file else (self.name,)
+
+    @property
+    def is_gzip(self) -> bool:
+        """Whether the name ends in .gz."""
+        return self.path.suffix.lower() == ".gz"
+
+    @property
+    def kind(self) -> str:
+        """A known suffix of a file, without its dot and .gz, else ""; or "pydoc" or "tfds"."""
+        if not self.is_file:
+            return self.name.partition(":")[0]
+        suffix = (Path(self.path.stem) if self.is_gzip else self.path).suffix.lower()[1:]
+        return suffix if suffix in (*_TEXT, "parquet") else ""
+
+    @property
+    def size(self) -> int:
+        """The bytes of a file on disk; otherwise 0."""
+        return self.path.stat().st_size if self.is_file else 0
+
+
+def find_sources(names: Sequence[str], without: Collection[Path] = ()) -> list[Source]:
     """Return the named sources, each once, with folders and patterns expanded.
 
     Args:
@@ -31,14 +74,14 @@ def find_sources(names: Sequence[str], without: Collection[Path] = ()) -> list[s
         UserError: a file does not exist or is of an unknown kind, a folder or pattern has no file,
             or something in it should be read and cannot be.
     """
-    found: dict[str, None] = {}
+    found: dict[Source, None] = {}
     for name in names:
-        if is_builtin(name):
-            found[name] = None
+        if not (source := Source(name)).is_file:
+            found[source] = None
             continue
         if not name:
             raise UserError("a source is an empty string, ''; name a file, or . for this folder.")
-        path = Path(name)
+        path = source.path
         status = _status(path)
         if status and _is_under(path, without):
             raise UserError(f"{name}: would be both read and written; name another --out.")
@@ -51,11 +94,11 @@ def find_sources(names: Sequence[str], without: Collection[Path] = ()) -> list[s
         else:
             files = [path]
         for file in files:
-            check_source(file, parquet=True)
+            check_source(Source(str(file)), parquet=True)
             # DuckDB would expand a leading ~ to a home folder.
-            found.setdefault(str(file.absolute() if str(file)[0] == "~" else file), None)
+            found[Source(str(file.absolute() if str(file)[0] == "~" else file))] = None
     # A file with two names is read once.
-    return list({k if is_builtin(k) else str(Path(k).resolve()): k for k in found}.values())
+    return list({source.place: source for source in found}.values())
 
 
 def passed_over(names: Sequence[str], without: Collection[Path] = ()) -> list[Path]:
@@ -64,7 +107,7 @@ def passed_over(names: Sequence[str], without: Collection[Path] = ()) -> list[Pa
     Takes the arguments of `find_sources`. Hidden and empty files are left out: they are not meant
     to be read.
     """
-    folders = [Path(name) for name in names if not is_builtin(name) and Path(name).is_dir()]
+    folders = [Path(name) for name in names if Source(name).is_file and Path(name).is_dir()]
     return sorted(
         path
         for folder in folders
@@ -73,18 +116,35 @@ def passed_over(names: Sequence[str], without: Collection[Path] = ()) -> list[Pa
     )
 
 
-def is_builtin(name: str) -> bool:
-    """Return whether a source is not a file: `pydoc:` or `tfds:...`."""
-    return name == PYDOC or name.startswith(TFDS)
+def manifest_names(sources: Sequence[Source]) -> list[str]:
+    """Return the name of each source in a manifest: a file's name.
+
+    If files in different folders have the same name, as many parent folders are put before it as
+    are needed to distinguish them.
+    """
+    parts = [source.place for source in sources]
+    depths = [1] * len(parts)
+    while True:
+        names = ["/".join(part[-depth:]) for part, depth in zip(parts, depths, strict=True)]
+        counted = Counter(names)
+        longer = [
+            depth + 1 if counted[name] > 1 and depth < len(part) else depth
+            for name, part, depth in zip(names, parts, depths, strict=True)
+        ]
+        if longer == depths:
+            # Not every name is UTF-8.
+            return [name.encode("utf-8", "replace").decode() for name in names]
+        depths = longer
 
 
-def check_source(source: Path, *, parquet: bool = False) -> None:
+def check_source(source: Source, *, parquet: bool = False) -> None:
     """Raise UserError unless `source` is a file of a known kind, or `pydoc:`; reads two bytes."""
-    if str(source) == PYDOC:
+    if source.kind == "pydoc":
         return
-    status = _status(source)
+    path = source.path
+    status = _status(path)
     if not status:
-        why = "is a broken link" if source.is_symlink() else "there is no such file"
+        why = "is a broken link" if path.is_symlink() else "there is no such file"
         raise UserError(f"{source}: {why}; check the name.")
     if stat.S_ISDIR(status.st_mode):
         raise UserError(f"{source}: is a folder; name the files in it, such as {source}/*.json.gz")
@@ -93,39 +153,29 @@ def check_source(source: Path, *, parquet: bool = False) -> None:
             f"{source}: is a pipe, a socket or a device, not a file; write its output to a file "
             "and name that, or leave it out."
         )
-    if parquet and suffix_of(source) == PARQUET:
+    if parquet and source.kind == "parquet":
         try:
-            str(source).encode()
+            source.name.encode()
         except UnicodeEncodeError as error:
             raise UserError(
                 f"{source}: its name is not UTF-8, so DuckDB cannot open this Parquet file; "
                 "rename it."
             ) from error
         return
-    if suffix_of(source) not in TEXT_SUFFIXES:
+    if source.kind not in _TEXT:
         raise UserError(
-            f"{source}: a file of an unknown kind ({source.suffix or 'its name has no suffix'}); "
+            f"{source}: a file of an unknown kind ({path.suffix or 'its name has no suffix'}); "
             f"known kinds are {_known(parquet)}."
         )
     try:
-        with source.open("rb") as raw:
+        with path.open("rb") as raw:
             is_gzip = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
     except OSError as error:
         raise UserError(f"{source}: cannot be read: {error.strerror}") from error
-    if is_gzip and not is_gzip_name(source):
-        raise UserError(f"{source}: is compressed with gzip; rename it to {source.name}.gz")
-    if not is_gzip and is_gzip_name(source):
+    if is_gzip and not source.is_gzip:
+        raise UserError(f"{source}: is compressed with gzip; rename it to {path.name}.gz")
+    if not is_gzip and source.is_gzip:
         raise UserError(f"{source}: is not gzip, though its name ends in .gz; remove the .gz.")
-
-
-def suffix_of(source: Path) -> str:
-    """Return the suffix that shows the kind of a file, without .gz, in lower case."""
-    return (Path(source.stem) if is_gzip_name(source) else source).suffix.lower()
-
-
-def is_gzip_name(source: Path) -> bool:
-    """Return whether a file's name ends in .gz."""
-    return source.suffix.lower() == ".gz"
 
 
 def _status(path: Path) -> os.stat_result | None:
@@ -153,7 +203,8 @@ def _files_in(folder: Path, without: Collection[Path]) -> list[Path]:
 
 
 def _is_known(path: Path) -> bool:
-    return suffix_of(path) in TEXT_SUFFIXES or path.suffix.lower() == PARQUET
+    source = Source(str(path))
+    return source.kind in _TEXT or (source.kind == "parquet" and not source.is_gzip)
 
 
 def _shown_in(folder: Path, without: Collection[Path]) -> Iterator[Path]:
@@ -214,6 +265,5 @@ def _is_under(path: Path, folders: Collection[Path]) -> bool:
 
 
 def _known(parquet: bool = True) -> str:
-    return f"{', '.join(TEXT_SUFFIXES)}, each also with .gz after it" + (
-        f", and {PARQUET}" if parquet else ""
-    )
+    suffixes = ", ".join(f".{kind}" for kind in _TEXT)
+    return f"{suffixes}, each also with .gz after it{', and .parquet' if parquet else ''}"

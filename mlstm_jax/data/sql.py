@@ -5,12 +5,9 @@ Tests compare the two.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
-
-import duckdb
 
 from mlstm_jax.data.documents import LARGEST_RATING, NUMBER, Recipe
-from mlstm_jax.errors import UserError
+from mlstm_jax.data.sources import Source
 
 # Kinds of records: the column `kind`.
 TEXT, NONE, BLANK, BAD = range(4)
@@ -73,7 +70,7 @@ def insert(rows: str, recipe: Recipe) -> str:
                         FROM ({rows})))))"""
 
 
-def json_rows(files: Sequence[str], recipe: Recipe) -> str:
+def json_rows(files: Sequence[Source], recipe: Recipe) -> str:
     """Return the SQL of the records of JSON lines files: source, bad, raw and rating.
 
     The table `files` must contain the number of each file.
@@ -93,7 +90,7 @@ def json_rows(files: Sequence[str], recipe: Recipe) -> str:
         f"names LIKE {quoted(f'%{_KEY_END}{name}{_KEY_END}%{_KEY_END}{name}{_KEY_END}%')}"
         for name in fields
     )
-    names = ", ".join(quoted(unglobbed(file)) for file in files)
+    names = ", ".join(quoted(unglobbed(file.name)) for file in files)
     return f"""
         SELECT source,
             json IS NULL OR json_type(json) <> 'OBJECT' OR left(value, 1) <> '"'
@@ -111,39 +108,6 @@ def json_rows(files: Sequence[str], recipe: Recipe) -> str:
                         hive_partitioning = false)
             ) JOIN files USING (filename)
         )"""
-
-
-def parquet_rows(con: duckdb.DuckDBPyConnection, source: Path, recipe: Recipe) -> str:
-    """Return the SQL of the columns `raw`, the text, and `rating` of all records of a file.
-
-    Raises:
-        UserError: it is not a Parquet file, or has no text column.
-    """
-    table = f"read_parquet({quoted(unglobbed(str(source)))}, hive_partitioning = false)"
-    try:
-        described = con.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()
-    except duckdb.Error as error:
-        why = str(error).strip().split("\n")[0]
-        raise UserError(f"{source}: cannot be read as Parquet: {why}") from error
-    types = {row[0]: row[1] for row in described}
-    text = [field for field in recipe.text_columns if field in types]
-    marks = [field for field in recipe.rating_columns if field in types]
-    if not text:
-        raise UserError(
-            f"{source}: no column {' or '.join(recipe.text_columns)}; its columns are "
-            f"{', '.join(types)}. Name the text column with --text-column."
-        )
-    for field in text:
-        if types[field] != "VARCHAR":
-            raise UserError(
-                f"{source}: its column {field} is {types[field]}, not text; name another with "
-                "--text-column."
-            )
-
-    def first(fields: list[str]) -> str:
-        return f"coalesce({', '.join([f'{_name(f)}::VARCHAR' for f in fields] + ['NULL'])})"
-
-    return f"SELECT {first(text)} AS raw, {number(first(marks))} AS rating FROM {table}"
 
 
 def _stripped(column: str) -> str:
@@ -167,10 +131,6 @@ def number(text: str) -> str:
 def quoted(text: str) -> str:
     """Return a text as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"
-
-
-def _name(column: str) -> str:
-    return '"' + column.replace('"', '""') + '"'
 
 
 def unglobbed(path: str) -> str:

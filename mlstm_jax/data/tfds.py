@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mlstm_jax.data.documents import Document, Recipe, first, rating_of
-from mlstm_jax.data.sources import TFDS
+from mlstm_jax.data.sources import TFDS, Source
 from mlstm_jax.errors import UserError
 
 
-def read_tfds(source: str, recipe: Recipe) -> Iterator[Document | None]:
+def read_tfds(source: Source, recipe: Recipe) -> Iterator[Document | None]:
     """Yield the documents of `tfds:NAME[/CONFIG]:SPLIT`, and None for each record without text.
 
     Args:
@@ -25,7 +25,7 @@ def read_tfds(source: str, recipe: Recipe) -> Iterator[Document | None]:
         UserError: the data set does not exist, is not prepared as ArrayRecord files, or has no such
             split or feature.
     """
-    name, _, split = source.removeprefix(TFDS).partition(":")
+    name, _, split = source.name.removeprefix(TFDS).partition(":")
     if not name or not split:
         raise UserError(
             f"{source}: must be tfds:NAME[/CONFIG]:SPLIT, such as tfds:imdb_reviews:train"
@@ -46,7 +46,7 @@ def read_tfds(source: str, recipe: Recipe) -> Iterator[Document | None]:
         yield Document(text, rating_of(number)) if isinstance(text, str) else None
 
 
-def _open(source: str, name: str, split: str) -> tuple[Any, Mapping[str, Any]]:
+def _open(source: Source, name: str, split: str) -> tuple[Any, Mapping[str, Any]]:
     try:
         import tensorflow_datasets as tfds
         from tensorflow_datasets.core.read_only_builder import builder_from_files

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mlstm_jax.data.readers import read_documents
+from mlstm_jax.data.sources import Source
 from mlstm_jax.errors import UserError
 
 _SHOWN = 5
@@ -33,7 +34,7 @@ def read_texts(path: Path, text_column: str | None) -> list[str]:
 
     Raises UserError if the file cannot be read or holds no text.
     """
-    documents = read_documents(path, text_column=text_column)
+    documents = read_documents(Source(str(path)), text_column=text_column)
     return [document.text if document else "" for document in documents]
 
 
@@ -45,7 +46,8 @@ def read_labelled(path: Path, text_column: str | None, label_column: str) -> Lab
     texts: list[str] = []
     labels: list[str] = []
     without: int | None = None
-    documents = read_documents(path, text_column=text_column, label_column=label_column)
+    source = Source(str(path))
+    documents = read_documents(source, text_column=text_column, label_column=label_column)
     for number, document in enumerate(documents, 1):
         if document is None:
             continue

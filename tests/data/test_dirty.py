@@ -15,6 +15,7 @@ from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.data.documents import Recipe, Reject, Written, clean, in_order
 from mlstm_jax.data.prepare import prepare
 from mlstm_jax.data.readers import read_file
+from mlstm_jax.data.sources import Source
 from mlstm_jax.errors import UserError
 
 GOOD = [b'{"text": "good %d", "rating": %d}\n' % (i, i % 5) for i in range(20)]
@@ -32,7 +33,7 @@ def expected(sources: list[Path], recipe: Recipe) -> list[Written]:
     """The corpus by the readers alone, in memory: what the engines must give."""
     documents = []
     for source in sources:
-        for found in read_file(source, recipe):
+        for found in read_file(Source(str(source)), recipe):
             if found and not isinstance(found, Reject):
                 text = clean(found.text, recipe.cleaning)
                 if text:

@@ -8,17 +8,18 @@ import pytest
 
 from mlstm_jax.data.documents import Document, Recipe, clean
 from mlstm_jax.data.readers import read_documents, read_file
+from mlstm_jax.data.sources import Source
 from mlstm_jax.errors import UserError
 
 
-def write(path: Path, text: str | bytes) -> Path:
+def write(path: Path, text: str | bytes) -> Source:
     data = text if isinstance(text, bytes) else text.encode()
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    return path
+    return Source(str(path))
 
 
-def texts(path: Path, **options: object) -> list[str | None]:
-    return [found and found.text for found in read_documents(path, **options)]  # type: ignore[arg-type]
+def texts(source: Source, **options: object) -> list[str | None]:
+    return [found and found.text for found in read_documents(source, **options)]  # type: ignore[arg-type]
 
 
 def lines(*records: object) -> str:
@@ -45,7 +46,7 @@ def test_every_kind_of_file_gives_the_same_documents(
 
 
 def test_reviews_as_mcauley_published_them(tmp_path: Path) -> None:
-    path = write(
+    source = write(
         tmp_path / "reviews.json.gz",
         lines(
             {"reviewerID": "A", "helpful": [0, 0], "reviewText": "Good.", "overall": 5.0},
@@ -57,7 +58,7 @@ def test_reviews_as_mcauley_published_them(tmp_path: Path) -> None:
             {"reviewText": "No rating."},
         ),
     )
-    assert list(read_documents(path)) == [
+    assert list(read_documents(source)) == [
         Document("Good.", 5.0),
         None,
         Document("", 1.0),
@@ -70,24 +71,24 @@ def test_reviews_as_mcauley_published_them(tmp_path: Path) -> None:
 
 def test_fields_by_name_and_by_default(tmp_path: Path) -> None:
     record = {"text": None, "sentence": "default", "body": "named", "stars": 2, "mark": "3.5"}
-    path = write(tmp_path / "a.jsonl", lines(record))
-    assert list(read_documents(path)) == [Document("default", 2.0)]
-    named = read_documents(path, text_column="body", rating_column="mark")
+    source = write(tmp_path / "a.jsonl", lines(record))
+    assert list(read_documents(source)) == [Document("default", 2.0)]
+    named = read_documents(source, text_column="body", rating_column="mark")
     assert list(named) == [Document("named", 3.5)]
 
 
 @pytest.mark.parametrize("rating", ["good", None, True, [5], "", "nan", 1e39, 10**400, "inf"])
 def test_what_is_not_a_number_is_no_rating(tmp_path: Path, rating: object) -> None:
-    path = write(tmp_path / "a.jsonl", lines({"text": "t", "rating": rating}))
-    assert list(read_documents(path)) == [Document("t", None)]
+    source = write(tmp_path / "a.jsonl", lines({"text": "t", "rating": rating}))
+    assert list(read_documents(source)) == [Document("t", None)]
 
 
 def test_csv_fields_may_be_long_and_hold_newlines_and_quotes(tmp_path: Path) -> None:
     long = "x" * 200_000
-    path = write(
+    source = write(
         tmp_path / "a.csv", f'n,text,rating\r\n1,"a ""b"",\r\nc",4\r\n2,{long}\r\n3,end,,\r\n'
     )
-    assert list(read_documents(path)) == [
+    assert list(read_documents(source)) == [
         Document('a "b",\r\nc', 4.0),
         Document(long, None),
         Document("end", None),
@@ -104,20 +105,20 @@ def test_csv_fields_may_be_long_and_hold_newlines_and_quotes(tmp_path: Path) -> 
     ],
 )
 def test_units_of_a_text_file(tmp_path: Path, document: str | None, expected: list[str]) -> None:
-    path = write(tmp_path / "a.txt", "one\r\ntwo\r\n \r\n\r\n three\n")
-    assert texts(path, document=document) == expected
+    source = write(tmp_path / "a.txt", "one\r\ntwo\r\n \r\n\r\n three\n")
+    assert texts(source, document=document) == expected
 
 
 def test_sequences_of_a_fasta_file(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.fa", ">one\nMK\nV*\n\n>two words\r\nac\r\n>empty\n>last\nW")
-    assert texts(path) == ["MKV", "ac", "", "W"]
-    path = write(tmp_path / "b.fasta", "MKV\n>one\nMK\n")
+    source = write(tmp_path / "a.fa", ">one\nMK\nV*\n\n>two words\r\nac\r\n>empty\n>last\nW")
+    assert texts(source) == ["MKV", "ac", "", "W"]
+    source = write(tmp_path / "b.fasta", "MKV\n>one\nMK\n")
     with pytest.raises(UserError, match=r"line 1: a sequence needs a line '>name' before it"):
-        texts(path)
+        texts(source)
 
 
 def test_the_documentation_of_python_is_built_in() -> None:
-    paragraphs, topics = texts(Path("pydoc:")), texts(Path("pydoc:"), document="file")
+    paragraphs, topics = texts(Source("pydoc:")), texts(Source("pydoc:"), document="file")
     assert len(paragraphs) > 10 * len(topics) > 500
     assert all(text and "\n\n" not in text for text in paragraphs)
     assert "".join("".join(t.split()) for t in paragraphs if t) == "".join(
@@ -126,10 +127,10 @@ def test_the_documentation_of_python_is_built_in() -> None:
 
 
 def test_the_bytes_read_add_up_to_the_file(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.txt.gz", "".join(f"line {i * i}\n" for i in range(5000)))
+    source = write(tmp_path / "a.txt.gz", "".join(f"line {i * i}\n" for i in range(5000)))
     told: list[int] = []
-    assert len(list(read_file(path, Recipe(), on_read=told.append))) == 5000
-    assert sum(told) == path.stat().st_size
+    assert len(list(read_file(source, Recipe(), on_read=told.append))) == 5000
+    assert sum(told) == source.size
     assert len(told) == 6
 
 
@@ -173,9 +174,9 @@ def test_the_bytes_read_add_up_to_the_file(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_used_is_named_with_the_reason(
     tmp_path: Path, name: str, content: str | bytes, message: str
 ) -> None:
-    path = write(tmp_path / name, content)
+    source = write(tmp_path / name, content)
     with pytest.raises(UserError, match=f"(?s){name}.*{message}"):
-        list(read_documents(path))
+        list(read_documents(source))
 
 
 def test_a_field_that_was_named_and_is_not_there(tmp_path: Path) -> None:
@@ -189,21 +190,21 @@ def test_a_field_that_was_named_and_is_not_there(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_there_or_is_a_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none\.txt: there is no such file"):
-        list(read_documents(tmp_path / "none.txt"))
+        list(read_documents(Source(f"{tmp_path}/none.txt")))
     with pytest.raises(UserError, match=r"is a folder; name the files in it"):
-        list(read_documents(tmp_path))
+        list(read_documents(Source(str(tmp_path))))
 
 
 def test_gzip_that_is_not_or_is_cut_short_or_damaged(tmp_path: Path) -> None:
     path = tmp_path / "a.txt.gz"
     path.write_bytes(b"plain text\n")
     with pytest.raises(UserError, match=r"a\.txt\.gz: is not gzip, though its name ends in \.gz"):
-        list(read_documents(path))
+        list(read_documents(Source(str(path))))
     whole = gzip.compress("".join(f"line {i * i}\n" for i in range(5000)).encode())
     for damaged in (whole[:-9], whole[:20], whole[:-8] + bytes(8), b"\x1f\x8b" + bytes(90)):
         path.write_bytes(damaged)
         with pytest.raises(UserError, match=r"a\.txt\.gz: the gzip data is cut short or damaged"):
-            list(read_documents(path))
+            list(read_documents(Source(str(path))))
 
 
 @pytest.mark.parametrize(

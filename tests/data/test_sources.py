@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import pickle
 import shutil
 from collections import namedtuple
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.data.prepare import prepare
-from mlstm_jax.data.sources import find_sources, passed_over
+from mlstm_jax.data.sources import Source, find_sources, passed_over
 from mlstm_jax.errors import UserError
 
 # The three layouts in which McAuley's group has published Amazon's reviews.
@@ -44,6 +45,10 @@ def write_parquet(path: Path, query: str) -> None:
         con.execute(f"COPY ({query}) TO '{path}' (FORMAT parquet)")
 
 
+def found_names(*names: str) -> list[str]:
+    return [source.name for source in find_sources(names)]
+
+
 def texts(folder: Path) -> dict[str, float]:
     split = open_corpus(folder).split("train")
     assert split.ratings is not None
@@ -67,13 +72,25 @@ def test_folders_and_patterns_are_the_files_in_them(tmp_path: Path) -> None:
     (tmp_path / "in/README").write_text("no text of ours")
     (tmp_path / "in/a[1]*.jsonl").write_text('{"text": "odd name"}\n')
     names = [f"{tmp_path}/in/deep/{name}" for name in sorted(LAYOUTS)]
-    assert find_sources([f"{tmp_path}/in/**/20*.gz"]) == names
+    assert found_names(f"{tmp_path}/in/**/20*.gz") == names
     odd = f"{tmp_path}/in/a[1]*.jsonl"
-    assert sorted(find_sources([f"{tmp_path}/in", names[0], "pydoc:"])) == sorted(
+    assert sorted(found_names(f"{tmp_path}/in", names[0], "pydoc:")) == sorted(
         [odd, *names, "pydoc:"]
     )
     manifest = prepare([odd], tmp_path / "out", split=(1, 0, 0))
     assert manifest.sources[0].documents == 1
+
+
+def test_the_kind_of_a_source() -> None:
+    kinds = {"in/a.json": "json", "A.TXT.GZ": "txt", "a.fa": "fa", "a.parquet": "parquet"}
+    kinds |= {"a.html": "", "a.pydoc": "", "a.gz": "", "tfds:a/b:train": "tfds", "pydoc:": "pydoc"}
+    assert {name: Source(name).kind for name in kinds} == kinds
+    assert [name for name in kinds if not Source(name).is_file] == ["tfds:a/b:train", "pydoc:"]
+    assert [name for name in kinds if Source(name).is_gzip] == ["A.TXT.GZ", "a.gz"]
+
+
+def test_a_source_can_be_sent_to_the_workers_of_beam() -> None:
+    assert pickle.loads(pickle.dumps(Source("a.txt"))) == Source("a.txt")
 
 
 def test_one_file_named_twice_is_read_once(tmp_path: Path) -> None:
@@ -253,7 +270,7 @@ def test_links_to_folders_are_followed_and_each_folder_read_once(tmp_path: Path)
     (folder / "data").symlink_to(tmp_path / "elsewhere")
     wanted = [f"{folder}/data/{name}" for name in sorted(LAYOUTS)]
     for source in (folder, f"{folder}/**/*.gz", f"{folder}/**", f"{tmp_path}/in/**/**/20*"):
-        assert sorted(find_sources([str(source)])) == wanted
+        assert sorted(found_names(str(source))) == wanted
 
 
 @pytest.mark.parametrize(
