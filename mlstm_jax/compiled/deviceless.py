@@ -206,6 +206,7 @@ def _batch(config: Config, rows: int) -> Batch:
             labels_BT=np.zeros(shape, np.float32) if has_labels else None,
             targets_B=np.zeros(rows, np.int32),
             weight_B=np.zeros(rows, np.float32),
+            reading_B=np.zeros(rows, np.float32),
         )
     )
 

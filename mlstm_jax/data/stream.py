@@ -36,6 +36,9 @@ class Batch(NamedTuple):
     # batch to the mean over those that count. None: all count.
     targets_B: NDArray[np.int32] | None = None
     weight_B: NDArray[np.float32] | None = None
+    # float32, the same for all rows: the fraction of the global batch's rows that have a target;
+    # the others wait for the end of the epoch. None: all have one.
+    reading_B: NDArray[np.float32] | None = None
 
 
 class Origin(NamedTuple):
@@ -229,6 +232,7 @@ class TrainStream:
             labels_BT,
             targets_B[rows].astype(np.int32),
             np.full(len(start_B), weight, np.float32),
+            np.full(len(start_B), np.mean(targets_B > 0), np.float32),
         )
 
     def _windows(self, start_B: Int64) -> NDArray[np.uint8]:

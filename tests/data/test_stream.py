@@ -185,6 +185,21 @@ def test_the_weights_make_the_mean_over_positions_that_over_targets(split: Split
         assert len(set(got.weight_B)) == 1
 
 
+def test_each_batch_tells_which_part_of_its_rows_still_read() -> None:
+    # The first row's shards are twice as long as the others', of 30 documents each.
+    split = make_split([100 if n % 4 == 0 else 50 for n in range(120)])
+    stream = TrainStream(split, batch=4, window=16, shards=120, stop=3)
+    found = set()
+    for step in range(stream.steps_per_epoch):
+        got = stream.batch(step)
+        assert got.targets_B is not None
+        assert got.reading_B is not None
+        (fraction,) = set(got.reading_B)
+        assert fraction == np.count_nonzero(got.targets_B) / 4
+        found.add(float(fraction))
+    assert found == {0.25, 1.0}
+
+
 def test_an_epoch_is_as_long_as_its_longest_row_and_repeats(split: Split) -> None:
     stream = TrainStream(split, batch=4, window=16, shards=8)
     first, again = stream.batch(5), stream.batch(5 + 3 * stream.steps_per_epoch)

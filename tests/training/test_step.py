@@ -109,15 +109,14 @@ TERMS = 8 * 16 + 2 * (2 * 24 + 8)
 
 
 @pytest.mark.parametrize("name", ["adam", "lamb", "lars", "muon"])
-def test_an_update_from_half_of_the_positions_is_half_as_large(corpus: Path, name: Any) -> None:
+def test_an_update_from_half_of_the_rows_is_half_as_large(corpus: Path, name: Any) -> None:
     config = make_config(corpus)
     config = dataclasses.replace(config, optimizer=Optimizer(name=name, learning_rate=5e-3))
     trainers = [Trainer(config, 1) for _ in range(2)]
     before = trainers[0].host_state.params
     batch = trainers[0].stream.batch(0)
-    for trainer, weight in zip(trainers, (1, 2), strict=True):
-        # The weight is the ratio of all positions to those with a target.
-        trainer.take(batch._replace(weight_B=np.full(8, weight, np.float32)))
+    for trainer, reading in zip(trainers, (1, 0.5), strict=True):
+        trainer.take(batch._replace(reading_B=np.full(8, reading, np.float32)))
     whole, half = (trainer.host_state for trainer in trainers)
 
     def compare(old: Any, one: Any, other: Any) -> None:
