@@ -158,7 +158,7 @@ def main(arguments: Sequence[str] | None = None, program: str | None = None) -> 
     try:
         with terminal.quoting(rest):
             if name == "train":
-                training.train(rest, f"{program or 'mlstm-jax train'} [CONFIG]")
+                training.train(rest, program or "mlstm-jax train")
             elif name == "quickstart":
                 shipped.quickstart(rest, "mlstm-jax quickstart")
             elif name in _OF_A_CONFIG:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from mlstm_jax import address, shipped, user_python
+from mlstm_jax import address, shipped, suggestion, user_python
 from mlstm_jax.errors import UserError
 
 # JAX builds its keys from the last 32 bits, so two larger seeds could give the same key.
@@ -442,16 +442,34 @@ def load_file(path: Path | str) -> Config:
 
 
 def vary(config: Config, **fields: Any) -> Config:
-    """Return the config with changed fields, each given as section__field=value."""
+    """Return the config with changed fields, each given as section__field=value.
+
+    A new `data__batch` replaces `data.batch_per_device`.
+
+    Raises:
+        UserError: there is no such field, or a value is invalid.
+    """
     sections: dict[str, dict[str, Any]] = {}
     whole: dict[str, Any] = {}
     for name, value in fields.items():
         section, _, field = name.partition("__")
+        _require_field(config, section)
         if field:
+            _require_field(getattr(config, section), field)
             sections.setdefault(section, {})[field] = value
         else:
             whole[section] = value
+    if "batch" in sections.get("data", {}):
+        sections["data"].setdefault("batch_per_device", None)
     # Replace all fields of a section at once, because they are checked together.
     for section, changes in sections.items():
         whole[section] = dataclasses.replace(getattr(config, section), **changes)
     return dataclasses.replace(config, **whole)
+
+
+def _require_field(section: object, name: str) -> None:
+    names = [one.name for one in dataclasses.fields(section)]  # type: ignore[arg-type]
+    if name not in names:
+        near = suggestion.question(suggestion.nearest(name, names))
+        shown = near or f"; its fields are {', '.join(names)}."
+        raise UserError(f"{type(section).__name__} has no field {name!r}{shown}")

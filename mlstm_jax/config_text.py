@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from mlstm_jax import fields
-from mlstm_jax.config import Config, load_file
+from mlstm_jax.config import Config, load_file, vary
 from mlstm_jax.errors import UserError
 
 
@@ -63,7 +63,13 @@ def _is_config(word: str) -> bool:
 def take_file(arguments: Sequence[str], default: Config) -> tuple[Config, list[str]]:
     """Return the config that a command line starts from, and the rest of it."""
     named, rest = split_config(arguments)
-    return (default if named is None else load_file(Path(named))), rest
+    config = default if named is None else load_file(Path(named))
+    options = {word.partition("=")[0].replace("_", "-") for word in rest}
+    if {"--data.batch", "--data.batch-per-device"} <= options:
+        raise UserError("--data.batch and --data.batch-per-device: give only one of them.")
+    if "--data.batch" in options:
+        config = vary(config, data__batch_per_device=None)
+    return config, rest
 
 
 class Request(NamedTuple):

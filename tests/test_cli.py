@@ -82,6 +82,7 @@ def test_from_text_to_a_score_and_a_sentence(call, text_file: Path, tmp_path: Pa
         (["prepare", "absent.jsonl", "--out", "x"], "absent.jsonl"),
         (["prepare", "pydoc:", "--out", "x", "--split", "1;2"], "'1;2' is not three whole numbers"),
         (["inspect", "absent"], "absent"),
+        (["watch"], "give at least one run folder"),
         (["train", "absent.py"], "absent.py does not exist"),
         (["train", "--config", "smal_512"], "did you mean small_512?"),
         (["train", "small_512", "--config=tuned_512"], "not small_512 and tuned_512."),

@@ -103,6 +103,24 @@ def test_batch_per_device_gives_the_global_batch() -> None:
     assert configs.resolve_batch(config, 8).data == Data(batch=2048)
 
 
+def test_an_option_for_the_global_batch_replaces_that_per_device(tmp_path: Path) -> None:
+    file = tmp_path / "x.py"
+    file.write_text(
+        "from mlstm_jax.config import Config, Data\n"
+        "config = Config(data=Data(batch_per_device=4))\n"
+    )
+    for words in (["--data.batch", "6"], ["--data.batch=6"]):
+        config = config_text.parse([str(file), *words], quickstart.config, "train").config
+        assert configs.resolve_batch(config, 2).data == Data(batch=6)
+    varied = configs.vary(configs.load_file(file), data__batch=6)
+    assert configs.resolve_batch(varied, 2).data == Data(batch=6)
+    kept = configs.vary(configs.load_file(file), data__window=6)
+    assert configs.resolve_batch(kept, 2).data == Data(batch=8, window=6)
+    both = ["--data.batch", "6", "--data.batch-per-device", "6"]
+    with pytest.raises(UserError, match="give only one"):
+        config_text.parse(both, quickstart.config, "train")
+
+
 def test_differences_part_what_forbids_a_resume_from_what_does_not() -> None:
     old = Config()
     new = dataclasses.replace(

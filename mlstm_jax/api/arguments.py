@@ -3,8 +3,10 @@
 import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from mlstm_jax.config import Config, load_file
 from mlstm_jax.errors import KnownError, UserError
 
 Parameters = ParamSpec("Parameters")
@@ -15,8 +17,13 @@ _OPTION = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:[-.][a-z0-9]+)*)")
 
 
 def in_python(text: str) -> str:
-    """Return a message with command-line options rewritten as Python arguments."""
-    return _OPTION.sub(lambda found: found[1].replace("-", "_"), text)
+    """Return a message with command-line options, except those of commands, as arguments."""
+    parts = text.split("`")
+    for n, part in enumerate(parts):
+        is_command = n % 2 == 1 and part.startswith("mlstm-jax")
+        if not is_command:
+            parts[n] = _OPTION.sub(lambda found: found[1].replace("-", "_"), part)
+    return "`".join(parts)
 
 
 def public(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
@@ -49,6 +56,19 @@ def as_texts(texts: Iterable[str], name: str = "texts") -> list[str]:
             f"{name}[{wrong}] has type {type(found[wrong]).__name__}, but it must be a str."
         )
     return found
+
+
+def as_config(config: Config | str | Path) -> Config:
+    """Return a config, or that of a file, which is executed.
+
+    Raises:
+        UserError: it is neither, or the file does not exist or has an error.
+    """
+    if isinstance(config, (str, Path)):
+        return load_file(config)
+    if not isinstance(config, Config):
+        raise UserError(f"config has type {type(config).__name__}, but it must be a Config.")
+    return config
 
 
 def one_of(name: str, value: object, allowed: Sequence[object]) -> None:

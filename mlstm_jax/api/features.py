@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils import Tags
 
-from mlstm_jax.api.arguments import as_texts, public
+from mlstm_jax.api.arguments import as_texts, one_of, public
 from mlstm_jax.api.model import TrainedModel, load
 from mlstm_jax.errors import UserError
-from mlstm_jax.transfer.features import State
+from mlstm_jax.transfer.features import STATE_NAMES, State
 
 
 class Features(TransformerMixin, BaseEstimator):
@@ -49,9 +49,10 @@ class Features(TransformerMixin, BaseEstimator):
         """Check the texts and load the model; learn nothing.
 
         Raises:
-            ValueError: the model does not exist, or `texts` is a single string.
+            ValueError: the model or the state does not exist, or `texts` is a single string.
         """
         as_texts(texts)
+        one_of("state", self.state, tuple(STATE_NAMES))
         self._loaded()
         return self
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlstm_jax.api.arguments import public
+from mlstm_jax.api.arguments import as_config, public
 from mlstm_jax.config import Config
 from mlstm_jax.data.corpus import Corpus, SplitName, open_corpus
 from mlstm_jax.data.prepare import prepare as run_prepare
@@ -58,7 +58,7 @@ def _names(sources: Sources) -> list[str]:
 
 @public
 def train(
-    config: Config,
+    config: Config | str | Path,
     *,
     callbacks: Sequence[Callable[[dict[str, Any]], None]] = (),
     resume: bool = False,
@@ -69,7 +69,8 @@ def train(
     """Train a model, or resume a run that was stopped.
 
     Args:
-        config: what to train; `config.out` is the run folder.
+        config: what to train; `config.out` is the run folder. Or a config file, which is executed,
+            or the name of one that comes with the package, such as "small_512".
         callbacks: each is called with each line of metrics.jsonl as it is written, a dict with
             `kind` "train", "eval" or "event". An exception in a callback ends the training.
         resume: fail unless there is a run to resume.
@@ -86,6 +87,10 @@ def train(
         OSError: a checkpoint could not be written.
         mlstm_jax.errors.KnownError: the run diverged or was interrupted.
     """
+    for callback in callbacks:
+        if not callable(callback):
+            raise UserError(f"callbacks has {callback!r}, but each must be a function.")
+    config = as_config(config)
     from mlstm_jax.api.model import load
     from mlstm_jax.run import initial_parameters
     from mlstm_jax.training.loop import train as run_train
@@ -135,7 +140,7 @@ def sweep(
 
 @public
 def plan(
-    config: Config,
+    config: Config | str | Path,
     machine: str | Path,
     *,
     devices: Sequence[int] = (1, 2, 4, 8),
@@ -144,7 +149,7 @@ def plan(
     """Estimate the time, memory and cost of a run on a machine, for several numbers of devices.
 
     Args:
-        config: of the run.
+        config: of the run, as for `train`.
         machine: a JSON description, or the name of one in the package, such as h200.
         devices: numbers of devices, over all nodes.
         corpus_bytes: of the training split; unset: those of `config.data.corpus`, if it exists.
@@ -155,6 +160,7 @@ def plan(
     from mlstm_jax.planning.machine import load_machine
     from mlstm_jax.planning.plan import plan as make_plan
 
+    config = as_config(config)
     if any(count < 1 for count in devices):
         raise UserError(f"devices is {tuple(devices)}, but each must be at least 1.")
     if corpus_bytes is None and Path(config.data.corpus).is_dir():

@@ -141,6 +141,8 @@ class TrainedModel(LoadedModel):
         Raises:
             ValueError: an argument is out of range.
         """
+        if not isinstance(prompt, str):
+            raise UserError(f"prompt has type {type(prompt).__name__}, but it must be a str.")
         pieces = run_generate(
             self._run,
             prompt,

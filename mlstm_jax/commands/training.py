@@ -114,11 +114,11 @@ def plan(arguments: Sequence[str]) -> None:
     given = tyro.cli(
         Arguments,
         args=rest,
-        prog="mlstm-jax plan [CONFIG]",
+        prog="mlstm-jax plan",
         description="Estimate the seconds per iteration, bytes per second, memory, hours and cost "
         "of a config on one to many devices, from a roofline of the step and a ring all-reduce. "
-        "CONFIG, a file or a name that `mlstm-jax configs` lists, sets the fields of the run, and "
-        "the options override them, as with train.",
+        "CONFIG (`mlstm-jax plan CONFIG`), a file or a name that `mlstm-jax configs` lists, sets "
+        "the fields of the run, and the options override them, as with train.",
     )
     config, machine = given.config, load_machine(given.machine)
     if given.rates:
@@ -171,10 +171,10 @@ def schedule(arguments: Sequence[str]) -> None:
     given = tyro.cli(
         Arguments,
         args=rest,
-        prog="mlstm-jax schedule [CONFIG]",
+        prog="mlstm-jax schedule",
         description="Show the learning rate of a config over its run: scaling, warm-up and decay. "
-        "CONFIG, a file or a name that `mlstm-jax configs` lists, sets the fields, and the options "
-        "override them, as with train.",
+        "CONFIG (`mlstm-jax schedule CONFIG`), a file or a name that `mlstm-jax configs` lists, "
+        "sets the fields, and the options override them, as with train.",
     )
     from mlstm_jax.data.corpus import open_corpus
     from mlstm_jax.training import phases

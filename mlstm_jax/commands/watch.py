@@ -34,6 +34,8 @@ def watch(
     from rich.console import Console
     from rich.live import Live
 
+    if not runs:
+        raise UserError("give at least one run folder, such as runs/quickstart.")
     _folders(runs)
     if not sys.stdout.isatty():
         Console(width=160).print(table(runs))

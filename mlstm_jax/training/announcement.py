@@ -21,7 +21,10 @@ def announcement(
     """Describe what the run will train, and on which devices."""
     total, first = phases[-1].last, found.step
     if first >= total:
-        return f"{config.out} is finished: {first:,} steps. To train for more, set --train.steps"
+        limits = {"--train.steps": config.train.steps, "--train.epochs": config.train.epochs}
+        shown = " and ".join(f"{name} {value:,}" for name, value in limits.items() if value)
+        more = "add a phase" if config.phases else f"raise {shown}"
+        return f"{config.out} is finished: {first:,} steps. To train for more, {more}."
     count = sum(leaf.size for leaf in jax.tree.leaves(found.state.params))
     start = f"resuming at step {first:,} of" if first else "training"
     where = f"{devices.count} {devices.devices[0].platform} device(s)"

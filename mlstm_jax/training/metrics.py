@@ -6,7 +6,6 @@ resumes, the lines after the checkpoint's step are dropped, because those steps 
 
 import json
 import math
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 
 from mlstm_jax import output
 from mlstm_jax.errors import UserError
-from mlstm_jax.terminal import show
 
 BITS_PER_NAT = 1 / math.log(2)
 
@@ -93,16 +91,11 @@ class MetricsLog:
 
 
 def _event_writer(folder: Path, step: int) -> Any:
-    """Open TensorBoard's event file; without TensorBoard print a note and return None."""
+    """Open TensorBoard's event file; None without TensorBoard."""
     try:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ModuleNotFoundError:
-        show(
-            "TensorBoard is not installed, so the run writes no event files for it; metrics.jsonl "
-            "has the same values. To install it: pip install 'mlstm-jax[tensorboard]'",
-            file=sys.stderr,
-        )
         return None
     writer = EventFileWriter(str(folder))
     # A session that starts at `step` makes TensorBoard discard what an earlier one wrote after it.

@@ -1,10 +1,15 @@
 """SIGINT, SIGTERM and SIGHUP: recorded in one process, shared by all, handled between steps."""
 
+import contextlib
+import os
 import signal
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mlstm_jax.errors import KnownError
+from mlstm_jax.terminal import show
 
 # A device adds its signal's weight to a sum that all devices see: one SIGINT outweighs a million
 # SIGTERMs, and one SIGTERM a million SIGHUPs.
@@ -32,8 +37,14 @@ def collect() -> Iterator[list[signal.Signals]]:
     """Record the signals in a list, so that the loop can stop between two steps.
 
     A second signal has its previous effect. If SIGHUP is ignored, as under nohup, it stays ignored.
+    A note on standard error confirms the first at once, even in a long step or a compilation.
     """
     received: list[signal.Signals] = []
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    # Python runs handlers between two of its instructions, but writes to this pipe immediately.
+    wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    threading.Thread(target=_confirm, args=(reading,), daemon=True).start()
     before = {number: signal.getsignal(number) for number in WEIGHTS}
     if before[signal.SIGHUP] is signal.SIG_IGN:
         del before[signal.SIGHUP]
@@ -52,3 +63,16 @@ def collect() -> Iterator[list[signal.Signals]]:
         yield received
     finally:
         restore()
+        signal.set_wakeup_fd(wakeup)
+        os.close(writing)
+
+
+def _confirm(reading: int) -> None:
+    """Print a note for the first signal that arrives; end when the pipe is closed."""
+    with open(reading, "rb", buffering=0) as pipe:
+        while number := pipe.read(1):
+            if number[0] in WEIGHTS:
+                name = signal.Signals(number[0]).name
+                with contextlib.suppress(OSError):  # The terminal may be closed.
+                    show(f"{name}: stopping with a checkpoint after this step", file=sys.stderr)
+                return

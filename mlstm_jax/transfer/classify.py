@@ -223,7 +223,13 @@ def load_classifier(folder: Path) -> tuple[Classifier, Description]:
     """Read what `save` wrote; a UserError names the field or array that is wrong."""
     about = folder / "classifier.json"
     if not about.is_file():
-        raise UserError(f"{folder} has no classifier.json; create one with `mlstm-jax transfer`.")
+        inside = folder / "classifier"
+        advice = (
+            f"name {inside}, and the run {folder / 'run'}, which `mlstm-jax finetune` wrote."
+            if inside.is_dir()
+            else "create one with `mlstm-jax transfer`."
+        )
+        raise UserError(f"{folder} has no classifier.json; {advice}")
     try:
         values = fields.parse(about.read_bytes())
         if isinstance(values, dict) and values.get("format", FORMAT) != FORMAT:

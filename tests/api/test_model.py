@@ -109,6 +109,7 @@ def test_a_heat_map_shows_itself(model: mlstm.TrainedModel, tmp_path: Path) -> N
         (lambda m: m.encode(["a"], batch_size=0), "batch_size is 0, but .* at least 1"),
         (lambda m: m.generate(top_k=0), r"^top_k is 0, but it must be 1 or more"),
         (lambda m: m.generate(stop="ab"), r"^stop is b'ab', but it must be a single byte"),
+        (lambda m: m.generate(["a"]), "prompt has type list, but it must be a str"),
         (lambda m: m.heatmap("a", 64), r"^unit 64 does not exist: the model has units 0 to 63"),
         (lambda m: m.heatmap("", 1), "the text is empty"),
         (lambda m: m.evaluate("dev"), "split is 'dev', but it must be one of 'train', 'valid'"),
@@ -117,6 +118,16 @@ def test_a_heat_map_shows_itself(model: mlstm.TrainedModel, tmp_path: Path) -> N
         (lambda m: m.transfer((["a", "b"], [1, 1]), (["a"], [1])), "only the label 1"),
         (lambda m: mlstm.load(Path("none")), "none is not a run folder"),
         (lambda m: mlstm.Features(3).fit(["a"]), "model has type int"),
+        (lambda m: mlstm.Features(m, state="cc").fit(["a"]), "state is 'cc', but it must be one"),
+        (lambda m: mlstm.train(3), "config has type int, but it must be a Config"),
+        (lambda m: mlstm.train("smal_512"), "smal_512 does not exist, .* did you mean small_512"),
+        (
+            lambda m: mlstm.train(m.config, callbacks=[3]),
+            "callbacks has 3, but each must be a func",
+        ),
+        (lambda m: mlstm.plan("smal_512", "h200"), "did you mean small_512"),
+        (lambda m: mlstm.vary(m.config, dat__batch=1), "Config has no field 'dat'; did you mean"),
+        (lambda m: mlstm.vary(m.config, data__bacth=1), "Data has no field 'bacth'; did you mean"),
         (lambda m: mlstm.plot_metrics([]), "runs is empty"),
     ],
 )
@@ -131,6 +142,9 @@ def test_mistakes_are_value_errors_that_name_the_argument(
 def test_options_are_arguments_in_python() -> None:
     assert in_python("x exists; choose another folder with --out.") == (
         "x exists; choose another folder with out."
+    )
+    assert in_python("set --seed, as in `mlstm-jax prepare x --out y`") == (
+        "set seed, as in `mlstm-jax prepare x --out y`"
     )
     assert in_python("--text-column or --data.corpus -- a--b") == (
         "text_column or data.corpus -- a--b"

@@ -76,6 +76,7 @@ def test_a_signal_stops_it_with_a_checkpoint_and_it_goes_on(
     process.send_signal(number)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == code, output.decode()
+    assert f"{number.name}: stopping with a checkpoint after this step" in output.decode()
     assert f"{number.name}: stopped at step" in output.decode()
     events = [
         line

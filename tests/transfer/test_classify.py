@@ -95,6 +95,9 @@ def test_a_classifier_is_kept_without_pickle(tmp_path: Path, random: np.random.G
         classify.load_classifier(tmp_path)
     with pytest.raises(UserError, match="has no classifier"):
         classify.load_classifier(tmp_path / "none")
+    (tmp_path / "tuned/classifier").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"name .*tuned/classifier, and the run .*tuned/run"):
+        classify.load_classifier(tmp_path / "tuned")
 
 
 @pytest.mark.parametrize(
