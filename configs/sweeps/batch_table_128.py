@@ -44,7 +44,7 @@ rules = {
         "optimizer__eps": 1e-6,
         "optimizer__weight_decay": 0.01,
     },
-    "Adam, half-life, from 256": half_life | {"optimizer__learning_rate": 32e-3},
+    "Adam, half-life, from 256": half_life | {"optimizer__learning_rate": 64e-3},
 }
 for name, rule in scalings.items():
     rules[name] = rule
