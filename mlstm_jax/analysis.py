@@ -139,6 +139,22 @@ def noise_scale(history: History) -> float:
     return float(trace / signal) if signal > 0 and trace > 0 else float("nan")
 
 
+def updates_to(history: History, bpc: float) -> float:
+    """Return the step at which the validation BPC first reaches `bpc`; NaN if it never does.
+
+    It is interpolated between two evaluations, in the logarithm of the step.
+    """
+    scores = history.evaluations
+    reached = np.flatnonzero(scores["bpc"] <= bpc)
+    if not len(reached):
+        return float("nan")
+    after = reached[0]
+    if after == 0:
+        return float(scores["step"].iloc[0])
+    steps = np.log(scores["step"].iloc[[after, after - 1]])
+    return float(np.exp(np.interp(bpc, scores["bpc"].iloc[[after, after - 1]], steps)))
+
+
 def plot(
     axes: Any,
     histories: Iterable[History],

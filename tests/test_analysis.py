@@ -48,6 +48,22 @@ def test_a_line_that_is_no_json_is_named(line: bytes, tmp_path: Path) -> None:
         metrics.read_metrics(tmp_path / "metrics.jsonl")
 
 
+def test_updates_to_a_score_are_interpolated_between_evaluations(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a")
+    with (run / "metrics.jsonl").open("a") as file:
+        for step, bpc in ((100, 3.0), (400, 2.0), (1600, 2.5), (3200, 1.5)):
+            line = {"kind": "eval", "step": step, "epoch": 1.0, "bytes_seen": 1, "bpc": bpc}
+            file.write(json.dumps(line) + "\n")
+    history = analysis.read_history(run, "a")
+    history = history._replace(evaluations=history.evaluations[1:])
+    # Half of the way from 3 to 2 is at the geometric mean of 100 and 400.
+    assert analysis.updates_to(history, 2.5) == pytest.approx(200)
+    assert analysis.updates_to(history, 3.5) == 100
+    assert analysis.updates_to(history, 2.0) == pytest.approx(400)
+    assert analysis.updates_to(history, 1.5) == pytest.approx(3200)
+    assert np.isnan(analysis.updates_to(history, 1.4))
+
+
 def test_a_run_becomes_tables(tmp_path: Path) -> None:
     write_run(tmp_path / "all" / "a")
     write_run(tmp_path / "all" / "deep" / "b", ends="diverged")
