@@ -58,7 +58,7 @@ test-wheel: wheel
 
 docs: .venv/ready-docs
 	$(BIN)/python -m nbconvert --log-level WARN --to markdown --output-dir docs/notebooks notebooks/*.ipynb
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "written: site/index.html; for its search, python -m http.server -d site"
 
 lint: .venv/ready-dev

@@ -2,7 +2,7 @@
 # Start one process on each of several machines by hand: run this script on each of them.
 #
 #   launch/by_hand.sh HEAD:PORT PROCESSES INDEX CONFIG [OPTIONS ...]
-#   launch/by_hand.sh node1:8476 4 0 configs/amazon_4096.py --out /shared/runs/amazon
+#   launch/by_hand.sh node1:8476 4 0 amazon_4096 --out /shared/runs/amazon
 #
 # HEAD is the machine of process 0, by a name or address that the others can reach. PORT is a free
 # port there. INDEX is 0 to PROCESSES - 1, a different one on each machine. The run folder must be

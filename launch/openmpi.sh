@@ -2,7 +2,7 @@
 # Start one process per GPU, or one per machine, with Open MPI. Run this on the first machine.
 #
 #   launch/openmpi.sh PROCESSES CONFIG [OPTIONS ...]
-#   MPIRUN_OPTIONS="--hostfile hosts --map-by ppr:8:node" launch/openmpi.sh 32 configs/amazon_4096.py
+#   MPIRUN_OPTIONS="--hostfile hosts --map-by ppr:8:node" launch/openmpi.sh 32 amazon_4096
 #
 # COORDINATOR is this machine's address and a free port; by default HOSTNAME:8476.
 set -euo pipefail

@@ -34,7 +34,7 @@ class Gpu:
     l2_cache_size: int  # bytes, like all sizes
     shared_memory_per_core: int
     shared_memory_per_block_optin: int
-    memory_bandwidth: int  # bytes a second, as specified
+    memory_bandwidth: int  # bytes per second, as specified
     device_memory_size: int
 
 

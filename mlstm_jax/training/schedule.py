@@ -136,7 +136,7 @@ def draw(optimizer: Optimizer, stretches: Sequence[Stretch]) -> Drawn:
     for one in stretches:
         span = f"updates {one.first:,} to {one.last:,}: " if len(stretches) > 1 else ""
         lines.append(
-            f"{span}batch {one.batch:,}, {one.steps_per_epoch:,.0f} updates an epoch, peak "
+            f"{span}batch {one.batch:,}, {one.steps_per_epoch:,.0f} updates per epoch, peak "
             f"{peak_rate(optimizer, one.batch):.3g}"
         )
     lines += [

@@ -98,8 +98,8 @@ def test_a_schedule_and_a_plan_are_of_the_phases(
     cli.main(["schedule", str(tmp_path / "phases.py"), "--corpus-bytes", "512000"])
     said = capsys.readouterr().out
     assert "1,000 updates, 2.50 epochs" in said  # 0.9 and 1.6 of 512,000 bytes
-    assert "updates 0 to 900: batch 8, 1,000 updates an epoch, peak 0.001" in said
-    assert "updates 900 to 1,000: batch 64, 62 updates an epoch, peak 0.008" in said
+    assert "updates 0 to 900: batch 8, 1,000 updates per epoch, peak 0.001" in said
+    assert "updates 900 to 1,000: batch 64, 62 updates per epoch, peak 0.008" in said
     rates = {line.split()[0]: line.split()[-1] for line in said.splitlines() if "e-03" in line}
     assert (rates["800"], rates["900"], rates["1,000"]) == ("1.000e-03", "8.000e-03", "8.000e-03")
 
