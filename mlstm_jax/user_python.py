@@ -33,6 +33,9 @@ def run(path: Path, what: str) -> dict[str, Any]:
         )
     try:
         return runpy.run_path(str(path))
+    except UserError as error:
+        place = _place(path, error)
+        raise UserError(str(error) if place == str(path) else f"{place}: {error}") from error
     except KnownError:
         raise
     except SyntaxError as error:

@@ -26,7 +26,7 @@ HEAD = "from mlstm_jax.config import *\n\n"
         ("import absent_module", r"line 3: ModuleNotFoundError: No module named 'absent_module'"),
         ("config = (", r"line 3 is not valid Python: '\(' was never closed"),
         ("config = 1 / 0", r"line 3: ZeroDivisionError"),
-        ("config = Config(model=Model(hidden=0))", r"model.hidden is 0, but it must be"),
+        ("config = Config(model=Model(hidden=0))", r"line 3: model.hidden is 0, but it must be"),
     ],
 )
 @pytest.mark.parametrize("load", [load_file, sweep.load_sweep])

@@ -1,0 +1,135 @@
+"""Time the training steps of configs, one after another in each round.
+
+    python benchmarks/configs.py small_512 fast_512 --json benchmarks/results/configs_cpu.json
+
+It answers how long the whole runs take here, relative to each other: the seconds of each phase's
+step, times its number of steps. The bytes are random; evaluations and checkpoints are not counted.
+A config needs `train.steps` or phases; --steps NAME=N sets them.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import measure
+import numpy as np
+
+from mlstm_jax.config import Config, Phase, load_file, vary
+from mlstm_jax.data.stream import Batch
+from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.training import optimizer, parallel, schedule
+from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.training.start import fresh_state
+from mlstm_jax.training.step import make_train_step
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Return the median, the minimum and the maximum."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def phases_of(config: Config) -> tuple[Phase, ...]:
+    """Return the phases of a config; one without phases is one."""
+    if config.phases:
+        return config.phases
+    if config.train.steps is None:
+        raise SystemExit(f"{config.out}: train.steps is not set; use --steps NAME=N.")
+    return (Phase(steps=config.train.steps, batch=config.data.batch, window=config.data.window),)
+
+
+def make_call(config: Config, phase: Phase) -> Callable[[], None]:
+    """Compile the step of a phase; each call continues from the state after the last."""
+    config = vary(config, data__batch=phase.batch, data__window=phase.window, phases=())
+    devices = Parallel(jax.local_devices()[:1])
+    model = LanguageModel(config.model, config.precision, config.train.recompute_every)
+    rate = schedule.learning_rate(config.optimizer, phase.batch, 1_000_000)
+    tx = optimizer.build(config.optimizer, rate)
+    step = devices.map(make_train_step(config, model, tx, rate, parallel.AXIS), donate=(0, 1))
+    text = np.random.default_rng(0).integers(0, 256, (phase.batch, phase.window + 1), np.uint8)
+    batch = devices.split_rows(Batch(text[:, :-1], text[:, 1:], np.zeros(phase.batch, bool)))
+    now = [
+        devices.replicate(fresh_state(config, model, tx, None)),
+        devices.split_rows(model.init_carry(phase.batch)),
+    ]
+    stop = devices.replicate(np.float32(0))
+
+    def call() -> None:
+        *now[:], metrics = step(*now, batch, stop)
+        jax.block_until_ready((now, metrics))
+
+    return call
+
+
+def main() -> None:
+    """Measure, print a table, and write the JSON."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("configs", nargs="+", help="config files, or names of shipped configs")
+    parser.add_argument("--steps", action="append", default=[], metavar="NAME=N")
+    parser.add_argument("--rounds", type=int, default=9, help="after one warm-up round")
+    parser.add_argument("--json", type=Path, metavar="PATH")
+    arguments = parser.parse_args()
+    steps = dict(one.split("=") for one in arguments.steps)
+    cases = []
+    for name in arguments.configs:
+        config = load_file(name)
+        if name in steps:
+            config = vary(config, train__steps=int(steps[name]))
+        cases += [(name, phase, make_call(config, phase)) for phase in phases_of(config)]
+    seconds: list[list[float]] = [[] for _ in cases]
+    for turn in range(arguments.rounds + 1):
+        order = np.random.default_rng(turn).permutation(len(cases))
+        for n in order:
+            # As in training, each call follows another of the same case.
+            cases[n][2]()
+            began = time.perf_counter()
+            cases[n][2]()
+            if turn:
+                seconds[n].append(time.perf_counter() - began)
+    totals = [
+        {
+            name: sum(
+                phase.steps * seconds[n][turn]
+                for n, (of, phase, _) in enumerate(cases)
+                if of == name
+            )
+            for name in arguments.configs
+        }
+        for turn in range(arguments.rounds)
+    ]
+    first = arguments.configs[0]
+    results = {}
+    for name in arguments.configs:
+        minutes = [total[name] / 60 for total in totals]
+        ratios = [total[name] / total[first] for total in totals]
+        results[name] = {
+            "phases": [
+                {
+                    "steps": phase.steps,
+                    "batch": phase.batch,
+                    "window": phase.window,
+                    "seconds": spread(seconds[n]),
+                    "kB/s": phase.batch * phase.window / statistics.median(seconds[n]) / 1e3,
+                }
+                for n, (of, phase, _) in enumerate(cases)
+                if of == name
+            ],
+            "minutes": spread(minutes),
+            f"ratio to {first}": spread(ratios),
+        }
+        rates = ", ".join(f"{phase['kB/s']:.1f}" for phase in results[name]["phases"])
+        print(
+            f"{name}: {rates} kB/s; {statistics.median(minutes):.1f} minutes "
+            f"({min(minutes):.1f} to {max(minutes):.1f}); {statistics.median(ratios):.3f} of "
+            f"{first} ({min(ratios):.3f} to {max(ratios):.3f})"
+        )
+    if arguments.json:
+        made = {"benchmark": "configs", **measure.machine(), "configs": results}
+        arguments.json.write_text(json.dumps(made, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
