@@ -58,6 +58,9 @@ def test_the_best_unit_alone_is_the_one_that_tells(random: np.random.Generator) 
     data.features[:, 18] *= 1e-3  # small, and so of little weight
     data.features[:, 3] = 7  # never moves
     assert experiment._best_unit(data) == 18
+    # A unit that is the same within each class tells most.
+    data.features[:, 7] = data.labels
+    assert experiment._best_unit(data) == 7
 
 
 def test_probabilities_are_scikit_learns(random: np.random.Generator) -> None:
