@@ -24,10 +24,10 @@ import jax.numpy as jnp
 
 from mlstm_jax.config import Model
 from mlstm_jax.model import stacks
+from mlstm_jax.model.architecture import Carry
 from mlstm_jax.model.inputs import project, read_gradients
 from mlstm_jax.model.language_model import (
     COMPUTE_TYPES,
-    Carry,
     LanguageModel,
     ModelOutput,
     Parameters,

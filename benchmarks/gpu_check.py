@@ -77,7 +77,7 @@ def program(compute: str) -> Result:
     config, devices = train_step.make_config(point), Parallel(jax.local_devices()[:1])
     model = LanguageModel(config.model, config.precision)
     rate = schedule.learning_rate(config.optimizer, point.batch, 1000)
-    tx = optimizer.build(config.optimizer, rate)
+    tx = optimizer.build(config.optimizer, config.model, rate)
     step = devices.map(make_train_step(config, model, tx, rate, parallel.AXIS), donate=(0, 1))
     compiled = step.lower(
         devices.replicate(fresh_state(config, model, tx, None)),

@@ -9,7 +9,8 @@ import optax
 import pytest
 
 from mlstm_jax import config
-from mlstm_jax.model.language_model import Carry, LanguageModel
+from mlstm_jax.model.architecture import Carry
+from mlstm_jax.model.language_model import LanguageModel
 from tests.marks import FP16
 from tests.model import reference
 from tests.tolerance import assert_close
