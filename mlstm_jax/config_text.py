@@ -80,7 +80,7 @@ def take_file(arguments: Sequence[str], default: Config) -> tuple[Config, list[s
             sizes = {name: getattr(config.model, name) for name in shared}
             config = dataclasses.replace(config, model=kind(**sizes))
     for option in (word.partition("=")[0] for word in rest if word.startswith("--model.")):
-        field = option.removeprefix("--model.").replace("-", "_")
+        field = option.removeprefix("--model.").removeprefix("no-").replace("-", "_")
         of = [f"model:{name}" for name, kind in kinds.items() if field in kind.__dataclass_fields__]
         if of and config.model.choice not in of:
             raise UserError(
@@ -127,10 +127,12 @@ def parse(arguments: Sequence[str], default: Config, program: str) -> Request:
         Arguments,
         args=rest,
         prog=program,
-        description="Train a byte-level mLSTM. A config (`mlstm-jax train CONFIG`, or --config "
-        "CONFIG) is a Python file or a name that `mlstm-jax configs` lists. It sets the fields, "
-        "and the options override them. Without a config the command trains the quickstart, whose "
-        "values are then the defaults shown here. An unfinished run in the same folder is resumed.",
+        description="Train a byte-level language model. A config (`mlstm-jax train CONFIG`, or "
+        "--config CONFIG) is a Python file or a name that `mlstm-jax configs` lists. It sets the "
+        "fields, and the options override them. Without a config the command trains the "
+        "quickstart, whose values are then the defaults shown here. The word "
+        f"{' or '.join(f'model:{kind}' for kind in sorted(Architecture.kinds))} chooses the kind "
+        "of model. An unfinished run in the same folder is resumed.",
     )
     config = dataclasses.replace(parsed.config, phases=phases)
     return Request(config, parsed.resume, parsed.reset_carry)

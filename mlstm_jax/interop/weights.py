@@ -1,6 +1,6 @@
 """Write and read a model as one file, .safetensors or .npz, that other programs can read.
 
-The arrays have the names of language_model.py and mlstm_layer.py, are float32 and [in, out]:
+The arrays have the names of language_model.py and of the layers, are float32 and [in, out]:
 ``embedding``, ``layer_0/wmx_v``, ... One JSON text describes them: metadata of a .safetensors,
 or the uint8 array ``mlstm_jax`` of an .npz::
 

@@ -14,7 +14,7 @@ import pytest
 from flax import linen
 
 from mlstm_jax import run
-from mlstm_jax.config import Config, Data, Model, Optimizer, Train
+from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train
 from mlstm_jax.model.architecture import Architecture, Products
 from mlstm_jax.model.inputs import project
 from mlstm_jax.model.matmul import matmul
@@ -70,15 +70,17 @@ def bigram() -> Iterator[type[Architecture]]:
     del Architecture.kinds["bigram"]
 
 
-def test_a_model_without_a_carry_learns_and_resumes(
-    bigram: type[Architecture], corpus: Path, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("bigram")
+@pytest.mark.parametrize("kind", sorted({*Architecture.kinds, "bigram"} - {"mlstm"}))
+def test_every_kind_learns_and_resumes_to_the_bit(kind: str, corpus: Path, tmp_path: Path) -> None:
+    train = Train(steps=40, epochs=None, eval_every=40, checkpoint_every=20, micro_batches=2)
     config = Config(
         out=str(tmp_path / "run"),
-        model=bigram(hidden=16, embedding=8, layers=2),
+        model=Architecture.kinds[kind](hidden=16, embedding=8, layers=2),
         data=Data(corpus=str(corpus), batch=8, window=16),
         optimizer=Optimizer(name="muon", learning_rate=1e-2),
-        train=Train(steps=40, epochs=None, eval_every=40, checkpoint_every=20, micro_batches=2),
+        precision=Precision(compute="bf16"),
+        train=dataclasses.replace(train, dropout=0.1),
     )
     whole = run.load_run(loop.train(config, quiet=True), "latest")
     assert whole.config.model == config.model
