@@ -14,6 +14,7 @@ from typing import Any, Literal
 from mlstm_jax import address, shipped, user_python
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.model.architecture import Architecture
+from mlstm_jax.model.cells.gru import GRU as GRU
 from mlstm_jax.model.cells.lstm import LSTM as LSTM
 from mlstm_jax.model.cells.mlstm import MLSTM as MLSTM
 

@@ -242,3 +242,10 @@ def test_a_run_keeps_its_kind_of_model() -> None:
     found = config_differences.differences(old, new)
     assert found.forbidden == ["model: model:mlstm → model:lstm"]
     assert found.resets_carry == ["data.batch: 128 → 64"]
+
+
+def test_a_gru_has_no_cell_state_to_round() -> None:
+    config = Config(model=configs.GRU(), precision=Precision(cell="compute"))
+    with pytest.raises(UserError, match=r"precision\.cell is 'compute', but it must be fp32"):
+        configs.resolve_batch(config, 1)
+    configs.resolve_batch(dataclasses.replace(config, model=configs.LSTM()), 1)

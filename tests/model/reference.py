@@ -44,7 +44,14 @@ def lstm(p: Tree, x: np.ndarray, state: Tree) -> Tree:
     return {"c": c, "h": sigmoid(o) * np.tanh(c)}
 
 
-STEPS: dict[str, Step] = {"mlstm": mlstm, "lstm": lstm}
+def gru(p: Tree, x: np.ndarray, state: Tree) -> Tree:
+    cell, h = p["cell"], state["h"]
+    r, z = (sigmoid(dense(cell[f"i{n}"], x) + dense(cell[f"h{n}"], h)) for n in "rz")
+    n = np.tanh(dense(cell["in"], x) + r * dense(cell["hn"], h))
+    return {"h": (1 - z) * n + z * h}
+
+
+STEPS: dict[str, Step] = {"mlstm": mlstm, "lstm": lstm, "gru": gru}
 
 
 def forward(kind: str, params: Tree, inputs: np.ndarray, carry: Tree) -> tuple[np.ndarray, Tree]:
