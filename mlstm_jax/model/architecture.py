@@ -22,7 +22,7 @@ Tree = Any  # of arrays
 
 
 class Carry(NamedTuple):
-    """The state of all layers between two windows: h float32 [B, L, H], c [B, L, H].
+    """The state of all layers between two windows: h float32 [B, L, H], c [B, L, H]; or of one.
 
     Rows are the first axis, so the carry of all devices is one array in the order of the streams.
     """

@@ -1,5 +1,6 @@
 """Models whose layers are a cell of flax.linen under a scan: what these have in common."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,12 +21,8 @@ class FlaxCell(Architecture):
         """Return the cell, a Linen module of no parent; its parameters are float32."""
         raise NotImplementedError
 
-    def as_flax(self, carry: Tree) -> Tree:
-        """Return a layer's carry as the cell takes it."""
-        raise NotImplementedError
-
-    def of_flax(self, carry: Tree) -> Tree:
-        """Undo `as_flax`."""
+    def step(self, apply: Callable[..., Any], carry: Tree, x: Any) -> Tree:
+        """Return a layer's carry after a step; `apply` takes the cell's own carry, and x [B, I]."""
         raise NotImplementedError
 
     def parts(self) -> Layers:

@@ -7,6 +7,7 @@ Parameters of a layer, float32, as flax names them, such as those of the gate i:
     cell/hi/bias    [H]
 """
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -32,17 +33,13 @@ class Weights(linen.Module):
         model = self.model
 
         def initialise(key: Array) -> Tree:
-            before = jax.tree.map(lambda x: x[:, 0], model.init_carry(1, jnp.float32))
-            params = model.cell().init(key, model.as_flax(before), jnp.zeros((1, inputs)))["params"]
-            return jax.tree.map(_split, params, is_leaf=_has_kernel) if normalised else params
+            cell, x = model.cell(), jnp.zeros((1, inputs))
+            params = cell.init(key, cell.initialize_carry(key, x.shape), x)["params"]
+            return {gate: _split(one) for gate, one in params.items()} if normalised else params
 
         normalised = model.weight_norm
         params = self.param("cell", initialise)
-        return jax.tree.map(_join, params, is_leaf=_has_kernel) if normalised else params
-
-
-def _has_kernel(tree: Tree) -> bool:
-    return isinstance(tree, dict) and not tree.keys().isdisjoint(("kernel", "kernel_v"))
+        return {gate: _join(one) for gate, one in params.items()} if normalised else params
 
 
 def _split(gate: dict[str, Array]) -> dict[str, Array]:
@@ -67,17 +64,16 @@ def read(
 
     The products and gates are of the compute type, the carry keeps its own.
     """
-    cell = model.cell(how.compute)
+    apply = partial(model.cell(how.compute).apply, {"params": weights})
 
     def step(carry: Tree, now: tuple[Array, Array | None]) -> tuple[Tree, tuple[Array, Tree]]:
         x_BI, hold_B = now
-        made, _ = cell.apply({"params": weights}, model.as_flax(carry), x_BI)
 
         def keep(new: Array, old: Array) -> Array:
             new = new.astype(old.dtype)
             return new if hold_B is None else jnp.where(hold_B[:, None], old, new)
 
-        after = jax.tree.map(keep, model.of_flax(made), carry)
+        after = jax.tree.map(keep, model.step(apply, carry, x_BI), carry)
         return after, (after.h.astype(how.compute), after if how.states else None)
 
     after, (h_TBH, steps) = jax.lax.scan(step, before, (x, hold_TB))

@@ -17,7 +17,7 @@ from flax import linen
 from mlstm_jax.model.architecture import Carry, How
 from mlstm_jax.model.cells.mlstm import MLSTM
 from mlstm_jax.model.initial import uniform
-from mlstm_jax.model.layer import LayerCarry, LayerWeights, Sequence
+from mlstm_jax.model.layer import LayerWeights, Sequence
 from mlstm_jax.model.matmul import matmul
 from mlstm_jax.model.recurrence import recurrence, recurrence_states
 from mlstm_jax.model.weight_norm import column_norms, weight_norm
@@ -71,10 +71,9 @@ def read(
     model: MLSTM, weights: LayerWeights, before: Carry, x: Array, hold_TB: Array | None, how: How
 ) -> tuple[Carry, Array, Carry | None]:
     """Read a window; see `Layers`."""
-    first, sequence = LayerCarry(*before), Sequence(x, hold_TB)
+    sequence, compute = Sequence(x, hold_TB), how.compute
     if how.states:
-        after, steps = recurrence_states(first, sequence, weights, how.compute)
-        return Carry(*after), steps.h.astype(how.compute), Carry(*steps)
+        after, steps = recurrence_states(before, sequence, weights, compute)
+        return after, steps.h.astype(compute), steps
     loops: Any = how.loops or ("apart" if jax.default_backend() == "cpu" else "packed")
-    after, h_TBH = recurrence(first, sequence, weights, how.compute, how.recompute_every, loops)
-    return Carry(*after), h_TBH, None
+    return *recurrence(before, sequence, weights, compute, how.recompute_every, loops), None

@@ -4,6 +4,7 @@ r, z = σ(x Wi + b + h Wh)           n = tanh(x Wi + bi + r ∘ (h Wh + bh))
 h' = (1 − z) ∘ n + z ∘ h
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -37,10 +38,7 @@ class GRU(FlaxCell, title="GRU"):
 
         return linen.GRUCell(self.hidden, dtype=compute, parent=None)
 
-    def as_flax(self, carry: Tree) -> Tree:
-        """Return h."""
-        return carry.h
-
-    def of_flax(self, carry: Tree) -> Tree:
-        """Undo `as_flax`."""
-        return Carry(carry)
+    def step(self, apply: Callable[..., Any], carry: Tree, x: Any) -> Tree:
+        """Return h after a step."""
+        h, _ = apply(carry.h, x)
+        return Carry(h)

@@ -4,6 +4,7 @@ i, f, o = σ(x Wi + h Wh + b)        g = tanh(x Wi + h Wh + b)
 c' = f ∘ c + i ∘ g                  h' = o ∘ tanh(c')
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -24,11 +25,7 @@ class LSTM(FlaxCell, title="LSTM"):
 
         return linen.OptimizedLSTMCell(self.hidden, dtype=compute, parent=None)
 
-    def as_flax(self, carry: Tree) -> Tree:
-        """Return c and h."""
-        return carry.c, carry.h
-
-    def of_flax(self, carry: Tree) -> Tree:
-        """Undo `as_flax`."""
-        c, h = carry
+    def step(self, apply: Callable[..., Any], carry: Tree, x: Any) -> Tree:
+        """Return h and c after a step."""
+        (c, h), _ = apply((carry.c, carry.h), x)
         return Carry(h, c)
