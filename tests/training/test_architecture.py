@@ -15,8 +15,10 @@ from flax import linen
 
 from mlstm_jax import run
 from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train
+from mlstm_jax.interop.weights import expected_shapes
 from mlstm_jax.model.architecture import Architecture, Products
 from mlstm_jax.model.inputs import project
+from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.matmul import matmul
 from mlstm_jax.planning import plan
 from mlstm_jax.training import loop
@@ -99,6 +101,24 @@ def whole_lines(found: run.Run) -> list[dict[str, Any]]:
     from mlstm_jax.training import metrics
 
     return [line for line in metrics.read_metrics(found.folder / "metrics.jsonl") if "bpc" in line]
+
+
+@pytest.mark.parametrize("options", [{}, {"weight_norm": True}], ids=["plain", "normalised"])
+@pytest.mark.parametrize("kind", sorted(Architecture.kinds))
+def test_matrices_and_large_gradients_are_named(kind: str, options: dict) -> None:
+    if kind == "mlstm":
+        options = {}  # always normalised
+    model = Architecture.kinds[kind](hidden=8, embedding=4, layers=2, classes=2, **options)
+    shapes = expected_shapes(model)
+    matrices = {name for name in shapes if model.matrices(name)}
+    of_layers = {name for name in shapes if name.startswith("layer_") and len(shapes[name]) == 2}
+    assert matrices == {"decoder_kernel", *of_layers}
+    assert all(shapes[name][1] % model.matrices(name) == 0 for name in matrices)
+    order = LanguageModel(model, Precision()).backward_order()
+    large = {name for name in matrices if shapes[name][0] == 8}
+    assert set(order) == large
+    layers = [name.split("/")[0] for name in order]
+    assert layers == sorted(layers, key=["decoder_kernel", "layer_1", "layer_0"].index)
 
 
 def test_the_fields_of_an_mlstm_keep_their_order() -> None:
