@@ -5,13 +5,13 @@ import jax.numpy as jnp
 from flax import linen
 
 from mlstm_jax.model.matmul import dot
-from mlstm_jax.model.recurrence import LayerCarry, LayerWeights, Loops, Outputs, Sequence
+from mlstm_jax.model.recurrence import Carry, LayerWeights, Loops, Outputs, Sequence
 
 Array = jax.Array
 
 
 def autodiff(
-    carry: LayerCarry,
+    carry: Carry,
     sequence: Sequence,
     weights: LayerWeights,
     compute: jnp.dtype,
@@ -28,13 +28,13 @@ def autodiff(
     zx_TBG = weights.wx_IG[sequence.x] + weights.b_G[None, None]
     wmh_HH, wh_HG = weights.wmh_HH.astype(compute), weights.wh_HG.astype(compute)
 
-    def step(carry: LayerCarry, now: tuple[Array, Array]) -> tuple[LayerCarry, Array]:
+    def step(carry: Carry, now: tuple[Array, Array]) -> tuple[Carry, Array]:
         mx, zx = now
         m = mx * dot(carry.h, wmh_HH)
         i, f, o, u = jnp.split(zx + dot(m, wh_HG), 4, axis=-1)
         c = jax.nn.sigmoid(f) * carry.c + jax.nn.sigmoid(i) * jnp.tanh(u)
         h = jax.nn.sigmoid(o) * jnp.tanh(c)
-        return LayerCarry(h, c), h.astype(compute)
+        return Carry(h, c), h.astype(compute)
 
     return jax.lax.scan(step, carry, (mx_TBH, zx_TBG))
 

@@ -77,7 +77,7 @@ def run(config: Config, corpus: Corpus, arm: str) -> dict[str, Any]:
     in_bf16: Any = Fp8Model(plain, ARMS["bf16"])
     parts = resolve_phases(config, corpus)
     (part,), (rate,) = parts, schedule.rates(config.optimizer, stretches(parts))
-    tx = beside_scaling(optimizer.build(config.optimizer, rate))
+    tx = beside_scaling(optimizer.build(config.optimizer, config.model, rate))
     step = devices.map(make_train_step(config, model, tx, rate, parallel.AXIS), donate=(0, 1))
     valid = corpus.split("valid")
     score = Evaluator(model, valid, config.data.window, devices)

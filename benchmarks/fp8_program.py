@@ -60,7 +60,7 @@ def compile_arm(arm: str, size: tuple[int, int, int], machine: Machine) -> dict[
     plain = LanguageModel(config.model, config.precision)
     model: Any = Fp8Model(plain, ARMS[arm]._replace(on_gpu=True))
     rate = schedule.learning_rate(config.optimizer, rows, 1_000_000)
-    tx = beside_scaling(optimizer.build(config.optimizer, rate))
+    tx = beside_scaling(optimizer.build(config.optimizer, config.model, rate))
     bytes_BT = np.zeros((rows, window), np.uint8)
     arguments = (
         jax.eval_shape(lambda: init_state(config, model, tx, 0)),

@@ -24,16 +24,16 @@ import jax.numpy as jnp
 
 from mlstm_jax.config import Model
 from mlstm_jax.model import stacks
+from mlstm_jax.model.architecture import Carry
 from mlstm_jax.model.inputs import project, read_gradients
 from mlstm_jax.model.language_model import (
     COMPUTE_TYPES,
-    Carry,
     LanguageModel,
     ModelOutput,
     Parameters,
 )
 from mlstm_jax.model.matmul import matmul, sum_rows
-from mlstm_jax.model.recurrence import LayerCarry, LayerWeights, Outputs, Sequence
+from mlstm_jax.model.recurrence import LayerWeights, Outputs, Sequence
 from mlstm_jax.model.weight_norm import weight_norm
 
 Array = jax.Array
@@ -146,7 +146,7 @@ class _Saved(NamedTuple):
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
 def recurrence(
-    carry: LayerCarry, sequence: Sequence, weights: LayerWeights, scaling: Scaling, formats: Formats
+    carry: Carry, sequence: Sequence, weights: LayerWeights, scaling: Scaling, formats: Formats
 ) -> Outputs:
     """Run one layer over the bytes of a window, as the package does in bfloat16, without `hold_TB`.
 
@@ -162,7 +162,7 @@ def _scales(scaling: Scaling, formats: Formats) -> list[Array]:
 
 
 def _forward(
-    carry: LayerCarry, sequence: Sequence, weights: LayerWeights, scaling: Scaling, formats: Formats
+    carry: Carry, sequence: Sequence, weights: LayerWeights, scaling: Scaling, formats: Formats
 ) -> tuple[Outputs, Any]:
     window, shape = sequence.x.shape[0], carry.h.shape
     h_scale, m_scale, *_ = _scales(scaling, formats)
@@ -170,9 +170,7 @@ def _forward(
     times_wh = _Matrix.of(weights.wh_HG, formats).product_with(m_scale)
     as_operand = partial(quantised, dtype=formats.forward, on_gpu=formats.on_gpu)
 
-    def step(
-        t: Array, before: tuple[Array, LayerCarry, _Saved]
-    ) -> tuple[Array, LayerCarry, _Saved]:
+    def step(t: Array, before: tuple[Array, Carry, _Saved]) -> tuple[Array, Carry, _Saved]:
         h_operand, carry, saved = before
         x = stacks.at(sequence.x, t)
         mh = times_wmh(h_operand)
@@ -190,7 +188,7 @@ def _forward(
             before_c=stacks.put(saved.before_c, carry.c, t),
             made=tuple(stacks.put(stack, y, t) for stack, y in zip(saved.made, made, strict=True)),
         )
-        return as_operand(h, h_scale), LayerCarry(h, c), saved
+        return as_operand(h, h_scale), Carry(h, c), saved
 
     saved = _Saved(
         h=stacks.empty((window, *shape), BF16),
@@ -206,7 +204,7 @@ def _forward(
 
 def _backward(
     formats: Formats, residuals: Any, cotangents: Outputs
-) -> tuple[LayerCarry, Sequence, LayerWeights, Scaling]:
+) -> tuple[Carry, Sequence, LayerWeights, Scaling]:
     first, sequence, weights, scaling, saved = residuals
     dlast, dh_TBH = cotangents
     window, shape = sequence.x.shape[0], first.h.shape
@@ -261,7 +259,7 @@ def _backward(
     maxima = jnp.stack([jnp.max(jnp.abs(x)).astype(jnp.float32) for x in operands])
     fates = [_fates(*each) for each in zip(operands, scales, types, strict=True)]
     return (
-        LayerCarry(h=dh0_BH, c=dc0_BH),
+        Carry(h=dh0_BH, c=dc0_BH),
         Sequence(x=None, hold_TB=None),  # type: ignore[arg-type]
         LayerWeights(
             wmx_IH=dwmx_IH,
@@ -321,7 +319,7 @@ class Fp8Model:
             wh_HG=matrix("wh"),
             b_G=layer["b"],
         )
-        before = LayerCarry(carry.h[:, 0], carry.c[:, 0])
+        before = Carry(carry.h[:, 0], carry.c[:, 0])
         sequence = Sequence(bytes_BT.T.astype(jnp.int32))
         after, x = recurrence(before, sequence, weights, params["scaling"], self.formats)
         logits_TBV = matmul(x, params["decoder_kernel"], BF16) + params["decoder_bias"][None, None]

@@ -53,7 +53,7 @@ from mlstm_jax.data.prepare import prepare  # noqa: E402
 from mlstm_jax.model.language_model import LanguageModel  # noqa: E402
 from mlstm_jax.model.launch import require_gpu  # noqa: E402
 from mlstm_jax.model.recurrence import (  # noqa: E402
-    LayerCarry,
+    Carry,
     LayerWeights,
     Loops,
     Sequence,
@@ -77,7 +77,7 @@ def program(compute: str) -> Result:
     config, devices = train_step.make_config(point), Parallel(jax.local_devices()[:1])
     model = LanguageModel(config.model, config.precision)
     rate = schedule.learning_rate(config.optimizer, point.batch, 1000)
-    tx = optimizer.build(config.optimizer, rate)
+    tx = optimizer.build(config.optimizer, config.model, rate)
     step = devices.map(make_train_step(config, model, tx, rate, parallel.AXIS), donate=(0, 1))
     compiled = step.lower(
         devices.replicate(fresh_state(config, model, tx, None)),
@@ -149,13 +149,13 @@ def our_own_kernels(compute: str) -> Result:
         *(normal(256, hidden), normal(256, 4 * hidden), normal(hidden, hidden) / root),
         *(normal(hidden, 4 * hidden) / root, normal(4 * hidden)),
     )
-    carry = LayerCarry(np.tanh(normal(rows, hidden)), normal(rows, hidden))
+    carry = Carry(np.tanh(normal(rows, hidden)), normal(rows, hidden))
     bytes_TB = random.integers(0, 256, (window, rows), dtype=np.int32)
     hold_TB = random.random((window, rows)) < 0.2
     cotangent = normal(window, rows, hidden)
 
     def gradient(loops: Loops) -> Any:
-        def scalar(carry: LayerCarry, weights: LayerWeights) -> jax.Array:
+        def scalar(carry: Carry, weights: LayerWeights) -> jax.Array:
             sequence = Sequence(bytes_TB, hold_TB)
             made = recurrence(carry, sequence, weights, jnp.dtype(NAMES[compute]), None, loops)
             return jnp.vdot(made[1].astype(jnp.float32), cotangent) + jnp.sum(made[0].c)

@@ -20,7 +20,7 @@ import measure
 from measure import DTYPES, Case, Point
 
 from mlstm_jax.model.matmul import matmul
-from mlstm_jax.model.recurrence import LayerCarry, LayerWeights, Loops, Sequence, recurrence
+from mlstm_jax.model.recurrence import Carry, LayerWeights, Loops, Sequence, recurrence
 
 EMBEDDING = 64
 # The same choice as the model's.
@@ -59,7 +59,7 @@ def mlstm(run: Callable[..., Any], point: Point, params: Tree, bytes_TB: jax.Arr
         wh_HG=params["wh"],
         b_G=params["b"],
     )
-    return run(LayerCarry(zero, zero), Sequence(bytes_TB), weights, compute)[1]
+    return run(Carry(zero, zero), Sequence(bytes_TB), weights, compute)[1]
 
 
 def jax_cases(

@@ -82,7 +82,7 @@ def main() -> None:
         devices = Parallel(jax.local_devices()[:count])
         model = LanguageModel(config.model, config.precision)
         rate = schedule.learning_rate(config.optimizer, batch, 1_000_000)
-        tx = optimizer.build(config.optimizer, rate)
+        tx = optimizer.build(config.optimizer, config.model, rate)
         step = devices.map(make_train_step(config, model, tx, rate, parallel.AXIS), donate=(0, 1))
         text = np.random.default_rng(0).integers(0, 256, (batch, window + 1), np.uint8)
         rows = devices.split_rows(Batch(text[:, :-1], text[:, 1:], np.zeros(batch, bool)))

@@ -20,7 +20,7 @@ from measure import Case, Point
 
 from mlstm_jax.config import Config, Data, Model, Optimizer, Precision
 from mlstm_jax.data.stream import Batch
-from mlstm_jax.model import language_model
+from mlstm_jax.model import mlstm_layer
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.recurrence import Loops
 from mlstm_jax.training import optimizer, parallel, schedule
@@ -53,16 +53,16 @@ def our_case(name: str, point: Point, recompute_every: int | None) -> Case:
     loops: Loops | None = "pallas" if name == "pallas" else None
     model = LanguageModel(config.model, config.precision, recompute_every, loops)
     rate = schedule.learning_rate(config.optimizer, config.data.batch, 1_000_000)
-    tx = optimizer.build(config.optimizer, rate)
+    tx = optimizer.build(config.optimizer, config.model, rate)
     step = devices.map(make_train_step(config, model, tx, rate, parallel.AXIS), donate=(0, 1))
     state = devices.replicate(fresh_state(config, model, tx, None))
     carry = devices.split_rows(model.init_carry(point.batch))
     batch = devices.split_rows(make_batch(point))
     go_on = devices.replicate(np.float32(0))
     with mock.patch.object(
-        language_model,
+        mlstm_layer,
         "recurrence",
-        baselines.autodiff if name == "autodiff" else language_model.recurrence,
+        baselines.autodiff if name == "autodiff" else mlstm_layer.recurrence,
     ):
         compiled = step.lower(state, carry, batch, go_on).compile()
     now = [state, carry]

@@ -7,63 +7,26 @@ virtual devices can be set only before jax is imported.
 """
 
 import dataclasses
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from mlstm_jax import address, shipped, suggestion, user_python
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, require
+from mlstm_jax.model.architecture import Architecture
+from mlstm_jax.model.cells.gru import GRU as GRU
+from mlstm_jax.model.cells.lstm import LSTM as LSTM
+from mlstm_jax.model.cells.mlstm import MLSTM as MLSTM
+
+Model = MLSTM
 
 # JAX builds its keys from the last 32 bits, so two larger seeds could give the same key.
 MOST_SEED = 2**32 - 1
 
 
-def _require(holds: bool, name: str, value: object, rule: str) -> None:
-    if not holds:
-        raise UserError(f"{name} is {value!r}, but it must be {rule}.")
-
-
 def require_seed(name: str, value: int) -> None:
     """Raise UserError unless JAX can distinguish the seed from every other seed."""
-    _require(0 <= value <= MOST_SEED, name, value, f"0 to {MOST_SEED:,}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Model:
-    """The network and its initial parameters."""
-
-    # Hidden units H of a layer. Paper: 4096 (also 256, 1024, 8192).
-    hidden: int = 4096
-    # Embedding size E of a byte. Paper: 64.
-    embedding: int = 64
-    # Stacked mLSTM layers. Paper: 1.
-    layers: int = 1
-    # Standard deviation of the initial embedding. Paper: 1. With a small value the multiplicative
-    # path starts almost closed.
-    embedding_std: float = 1.0
-    # Initial recurrent matrices Wh and Wmh. Paper: uniform(±1/√H).
-    recurrent_init: Literal["uniform", "orthogonal"] = "uniform"
-    # Initial gains of Wh and Wmh, relative to the column norms of V, so that W = gain · V. √3 makes
-    # the columns of a uniform Wmh as long as those of an orthogonal one. Paper: 1.
-    recurrent_gain: float = 1.0
-    # Also predict a document's rating from the state at its end, as an auxiliary objective of the
-    # language model (see train.label_weight). The corpus must have ratings. Paper: future work.
-    rating_head: bool = False
-    # Number of classes to predict in the same way, from a corpus whose ratings are class numbers
-    # that start at 0. `mlstm-jax finetune` sets it. 0: no classes.
-    classes: int = 0
-
-    def __post_init__(self) -> None:
-        for name, most in (("hidden", 2**20), ("embedding", 2**20), ("layers", 1000)):
-            value = getattr(self, name)
-            _require(1 <= value <= most, f"model.{name}", value, f"1 to {most:,}")
-        one = self.classes == 0 or (2 <= self.classes <= 2**20 and not self.rating_head)
-        rule = f"0, or 2 to {2**20:,} without rating_head"
-        _require(one, "model.classes", self.classes, rule)
-        for name in ("recurrent_gain", "embedding_std"):
-            value = getattr(self, name)
-            _require(0 < value < math.inf, f"model.{name}", value, "above 0, and finite")
+    require(0 <= value <= MOST_SEED, name, value, f"0 to {MOST_SEED:,}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +52,11 @@ class Data:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _require(self.batch >= 1, "data.batch", self.batch, "at least 1")
+        require(self.batch >= 1, "data.batch", self.batch, "at least 1")
         rows = self.batch_per_device
-        _require(rows is None or rows >= 1, "data.batch_per_device", rows, "at least 1")
-        _require(self.window >= 1, "data.window", self.window, "at least 1")
-        _require(self.shards >= 1, "data.shards", self.shards, "at least 1")
+        require(rows is None or rows >= 1, "data.batch_per_device", rows, "at least 1")
+        require(self.window >= 1, "data.window", self.window, "at least 1")
+        require(self.shards >= 1, "data.shards", self.shards, "at least 1")
         require_seed("data.seed", self.seed)
 
 
@@ -149,29 +112,29 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         rate, cap = self.learning_rate, self.learning_rate_cap
-        _require(rate > 0, "optimizer.learning_rate", rate, "above 0")
-        _require(cap is None or cap > 0, "optimizer.learning_rate_cap", cap, "above 0")
-        _require(self.base_batch >= 1, "optimizer.base_batch", self.base_batch, "at least 1")
+        require(rate > 0, "optimizer.learning_rate", rate, "above 0")
+        require(cap is None or cap > 0, "optimizer.learning_rate_cap", cap, "above 0")
+        require(self.base_batch >= 1, "optimizer.base_batch", self.base_batch, "at least 1")
         steps, clip = self.decay_steps, self.clip_norm
-        _require(steps is None or steps >= 1, "optimizer.decay_steps", steps, "at least 1")
-        _require(clip is None or clip > 0, "optimizer.clip_norm", clip, "above 0")
+        require(steps is None or steps >= 1, "optimizer.decay_steps", steps, "at least 1")
+        require(clip is None or clip > 0, "optimizer.clip_norm", clip, "above 0")
         for name in ("b1", "b2"):
             value = getattr(self, name)
-            _require(0 <= value < 1, f"optimizer.{name}", value, "in [0, 1)")
+            require(0 <= value < 1, f"optimizer.{name}", value, "in [0, 1)")
         for name in ("eps", "power", "trust_coefficient", "muon_learning_rate"):
-            _require(getattr(self, name) > 0, f"optimizer.{name}", getattr(self, name), "above 0")
+            require(getattr(self, name) > 0, f"optimizer.{name}", getattr(self, name), "above 0")
         half = self.b2_half_life
-        _require(half is None or half > 0, "optimizer.b2_half_life", half, "above 0")
-        _require(self.muon_steps >= 1, "optimizer.muon_steps", self.muon_steps, "at least 1")
-        _require(self.warmup_steps >= 0, "optimizer.warmup_steps", self.warmup_steps, "at least 0")
+        require(half is None or half > 0, "optimizer.b2_half_life", half, "above 0")
+        require(self.muon_steps >= 1, "optimizer.muon_steps", self.muon_steps, "at least 1")
+        require(self.warmup_steps >= 0, "optimizer.warmup_steps", self.warmup_steps, "at least 0")
         epochs, decay = self.warmup_epochs, self.weight_decay
         one = epochs is None or (epochs >= 0 and not self.warmup_steps)
-        _require(one, "optimizer.warmup_epochs", epochs, "at least 0; set it or warmup_steps")
-        _require(decay >= 0, "optimizer.weight_decay", decay, "at least 0")
+        require(one, "optimizer.warmup_epochs", epochs, "at least 0; set it or warmup_steps")
+        require(decay >= 0, "optimizer.weight_decay", decay, "at least 0")
         takes = decay == 0 or self.name != "adam"
-        _require(takes, "optimizer.weight_decay", decay, "0 with adam; adamw decays weights")
+        require(takes, "optimizer.weight_decay", decay, "0 with adam; adamw decays weights")
         legw = self.scaling != "legw" or bool(epochs)
-        _require(legw, "optimizer.warmup_epochs", epochs, "above 0 with scaling legw")
+        require(legw, "optimizer.warmup_epochs", epochs, "above 0 with scaling legw")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,13 +163,13 @@ class Precision:
 
     def __post_init__(self) -> None:
         low, high, first = self.min_loss_scale, self.max_loss_scale, self.initial_loss_scale
-        _require(low > 0, "precision.min_loss_scale", low, "above 0")
-        _require(low <= high, "precision.max_loss_scale", high, f"at least {low}")
+        require(low > 0, "precision.min_loss_scale", low, "above 0")
+        require(low <= high, "precision.max_loss_scale", high, f"at least {low}")
         between = f"between {low} and {high}"
-        _require(low <= first <= high, "precision.initial_loss_scale", first, between)
+        require(low <= first <= high, "precision.initial_loss_scale", first, between)
         interval, skips = self.growth_interval, self.max_consecutive_skips
-        _require(interval >= 1, "precision.growth_interval", interval, "at least 1")
-        _require(skips >= 1, "precision.max_consecutive_skips", skips, "at least 1")
+        require(interval >= 1, "precision.growth_interval", interval, "at least 1")
+        require(skips >= 1, "precision.max_consecutive_skips", skips, "at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,12 +236,12 @@ class Train:
 
     def __post_init__(self) -> None:
         steps, epochs, kept = self.steps, self.epochs, self.recompute_every
-        _require(kept is None or kept >= 1, "train.recompute_every", kept, "at least 1")
-        _require(
+        require(kept is None or kept >= 1, "train.recompute_every", kept, "at least 1")
+        require(
             steps is not None or epochs is not None, "train.steps", None, "set, or train.epochs"
         )
-        _require(steps is None or steps >= 1, "train.steps", steps, "at least 1")
-        _require(epochs is None or epochs > 0, "train.epochs", epochs, "above 0")
+        require(steps is None or steps >= 1, "train.steps", steps, "at least 1")
+        require(epochs is None or epochs > 0, "train.epochs", epochs, "above 0")
         for name in (
             "micro_batches",
             "log_every",
@@ -286,19 +249,19 @@ class Train:
             "checkpoint_every",
             "keep_checkpoints",
         ):
-            _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "at least 1")
+            require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "at least 1")
         require_seed("train.seed", self.seed)
         dropout, weight = self.dropout, self.label_weight
-        _require(0 <= dropout < 1, "train.dropout", dropout, "at least 0 and below 1")
-        _require(weight > 0, "train.label_weight", weight, "above 0")
+        require(0 <= dropout < 1, "train.dropout", dropout, "at least 0 and below 1")
+        require(weight > 0, "train.label_weight", weight, "above 0")
         factor, bpc = self.rollback_factor, self.divergence_bpc
-        _require(0 < factor < 1, "train.rollback_factor", factor, "between 0 and 1")
-        _require(bpc > 0, "train.divergence_bpc", bpc, "above 0")
+        require(0 < factor < 1, "train.rollback_factor", factor, "between 0 and 1")
+        require(bpc > 0, "train.divergence_bpc", bpc, "above 0")
         code = self.sigterm_exit_code
-        _require(0 <= code <= 255, "train.sigterm_exit_code", code, "between 0 and 255")
+        require(0 <= code <= 255, "train.sigterm_exit_code", code, "between 0 and 255")
         steps, seconds = self.divergence_steps, self.watchdog_seconds
-        _require(steps >= 1, "train.divergence_steps", steps, "at least 1")
-        _require(seconds > 0, "train.watchdog_seconds", seconds, "above 0")
+        require(steps >= 1, "train.divergence_steps", steps, "at least 1")
+        require(seconds > 0, "train.watchdog_seconds", seconds, "above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,7 +279,7 @@ class Devices:
     def __post_init__(self) -> None:
         for name in ("count", "virtual_cpu"):
             value = getattr(self, name)
-            _require(value is None or value >= 1, f"devices.{name}", value, "at least 1")
+            require(value is None or value >= 1, f"devices.{name}", value, "at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,14 +303,14 @@ class Distributed:
             try:
                 address.parse(self.coordinator)
             except ValueError as error:
-                _require(False, "distributed.coordinator", self.coordinator, str(error))
+                require(False, "distributed.coordinator", self.coordinator, str(error))
         count, index = self.processes, self.index
-        _require(count is None or count >= 1, "distributed.processes", count, "at least 1")
-        _require(index is None or index >= 0, "distributed.index", index, "at least 0")
+        require(count is None or count >= 1, "distributed.processes", count, "at least 1")
+        require(index is None or index >= 0, "distributed.index", index, "at least 0")
         if count is not None and index is not None:
-            _require(index < count, "distributed.index", index, f"below {count}, the process count")
+            require(index < count, "distributed.index", index, f"below {count}, the process count")
         for name in ("timeout_seconds", "heartbeat_timeout_seconds"):
-            _require(getattr(self, name) > 0, f"distributed.{name}", getattr(self, name), "above 0")
+            require(getattr(self, name) > 0, f"distributed.{name}", getattr(self, name), "above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,7 +326,7 @@ class Phase:
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "window"):
-            _require(getattr(self, name) >= 1, f"phases.{name}", getattr(self, name), "at least 1")
+            require(getattr(self, name) >= 1, f"phases.{name}", getattr(self, name), "at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -373,7 +336,7 @@ class Config:
     # Run folder: config, metrics, checkpoints. An unfinished run in it is resumed.
     out: str = "runs/quickstart"
     # The network and its initial parameters.
-    model: Model = field(default_factory=Model)
+    model: Architecture = field(default_factory=MLSTM)
     # The corpus and how it is read.
     data: Data = field(default_factory=Data)
     # The optimizer and its learning rate.
@@ -394,12 +357,25 @@ class Config:
     phases: tuple[Phase, ...] = ()
 
 
+def _require_fit(config: Config) -> None:
+    """Raise UserError if a field is for another kind of model."""
+    model, every, cell = config.model, config.train.recompute_every, config.precision.cell
+    if not model.has_own_loops:
+        rule = f"for {model.choice}; use it with {Model().choice}"
+        require(every is None, "train.recompute_every", every, f"unset {rule}")
+        kernels = config.devices.kernels
+        require(kernels == "xla", "devices.kernels", kernels, f"xla {rule}")
+    rule = f"fp32 for {model.choice}, which has no c"
+    require(cell == "fp32" or "c" in model.states, "precision.cell", cell, rule)
+
+
 def resolve_batch(config: Config, device_count: int) -> Config:
     """Return the config with its global batch set and checked against the number of devices.
 
     Raises UserError if the rows cannot be split evenly over the devices (Puri et al. 2018,
-    section IV).
+    section IV), or a field is for another kind of model.
     """
+    _require_fit(config)
     data = config.data
     if data.batch_per_device is not None:
         data = dataclasses.replace(

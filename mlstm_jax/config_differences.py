@@ -42,6 +42,9 @@ def differences(old: Config, new: Config) -> Differences:
     """Compare the config of a run with one that would continue it."""
     before, after = flatten(old), flatten(new)
     found = Differences([], [], [])
+    if type(old.model) is not type(new.model):
+        found.forbidden.append(f"model: {old.model.choice} → {new.model.choice}")
+        before = {name: value for name, value in before.items() if not name.startswith("model.")}
     for name in before:
         if before[name] == after[name] or name.startswith(PLACES):
             continue

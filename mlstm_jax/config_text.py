@@ -10,6 +10,7 @@ from typing import Annotated, NamedTuple
 from mlstm_jax import fields
 from mlstm_jax.config import Config, load_file, vary
 from mlstm_jax.errors import UserError
+from mlstm_jax.model.architecture import Architecture
 
 
 def to_json(config: Config) -> str:
@@ -61,9 +62,31 @@ def _is_config(word: str) -> bool:
 
 
 def take_file(arguments: Sequence[str], default: Config) -> tuple[Config, list[str]]:
-    """Return the config that a command line starts from, and the rest of it."""
-    named, rest = split_config(arguments)
+    """Return the config that a command line starts from, and the rest of it.
+
+    A word ``model:lstm`` anywhere replaces the config's kind of model; the new one has the same
+    sizes, and the defaults of its own fields.
+    """
+    kinds, words = Architecture.kinds, [word for word in arguments if word.startswith("model:")]
+    named, rest = split_config([word for word in arguments if word not in words])
     config = default if named is None else load_file(Path(named))
+    for word in words:
+        kind = kinds.get(word.removeprefix("model:"))
+        if kind is None or len(words) > 1:
+            known = ", ".join(f"model:{name}" for name in sorted(kinds))
+            raise UserError(f"{' and '.join(words)}: choose one model of {known}.")
+        if kind is not type(config.model):
+            shared = [field.name for field in dataclasses.fields(Architecture)]
+            sizes = {name: getattr(config.model, name) for name in shared}
+            config = dataclasses.replace(config, model=kind(**sizes))
+    for option in (word.partition("=")[0] for word in rest if word.startswith("--model.")):
+        field = option.removeprefix("--model.").removeprefix("no-").replace("-", "_")
+        of = [f"model:{name}" for name, kind in kinds.items() if field in kind.__dataclass_fields__]
+        if of and config.model.choice not in of:
+            raise UserError(
+                f"{option} is an option of {', '.join(of)}, not of {config.model.choice}; leave it "
+                f"out, or choose {of[0]}."
+            )
     options = {word.partition("=")[0].replace("_", "-") for word in rest}
     if {"--data.batch", "--data.batch-per-device"} <= options:
         raise UserError("--data.batch and --data.batch-per-device: give only one of them.")
@@ -81,7 +104,7 @@ class Request(NamedTuple):
 
 
 def parse(arguments: Sequence[str], default: Config, program: str) -> Request:
-    """Parse ``[CONFIG] [--section.field value ...] [--resume] [--reset-carry]``.
+    """Parse ``[CONFIG] [model:KIND] [--section.field value ...] [--resume] [--reset-carry]``.
 
     Exits with code 2, after a message, on an unknown field or value.
 
@@ -109,10 +132,12 @@ def parse(arguments: Sequence[str], default: Config, program: str) -> Request:
         Arguments,
         args=rest,
         prog=program,
-        description="Train a byte-level mLSTM. A config (`mlstm-jax train CONFIG`, or --config "
-        "CONFIG) is a Python file or a name that `mlstm-jax configs` lists. It sets the fields, "
-        "and the options override them. Without a config the command trains the quickstart, whose "
-        "values are then the defaults shown here. An unfinished run in the same folder is resumed.",
+        description="Train a byte-level language model. A config (`mlstm-jax train CONFIG`, or "
+        "--config CONFIG) is a Python file or a name that `mlstm-jax configs` lists. It sets the "
+        "fields, and the options override them. Without a config the command trains the "
+        "quickstart, whose values are then the defaults shown here. The word "
+        f"{' or '.join(f'model:{kind}' for kind in sorted(Architecture.kinds))} chooses the kind "
+        "of model. An unfinished run in the same folder is resumed.",
     )
     config = dataclasses.replace(parsed.config, phases=phases)
     return Request(config, parsed.resume, parsed.reset_carry)

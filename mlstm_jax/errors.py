@@ -20,6 +20,12 @@ class UserError(KnownError, ValueError):
     exit_code = 2
 
 
+def require(holds: bool, name: str, value: object, rule: str) -> None:
+    """Raise UserError unless the value of a field holds to its rule."""
+    if not holds:
+        raise UserError(f"{name} is {value!r}, but it must be {rule}.")
+
+
 class FileError(KnownError, OSError):
     """A file could not be written or read back."""
 

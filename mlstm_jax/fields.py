@@ -39,7 +39,7 @@ def build(kind: type[Made], values: object, name: str = "") -> Made:
     tuples and dicts of these; each may also allow None. A field with a default may be absent.
 
     Args:
-        kind: the class to build.
+        kind: the class to build; or one with a dict `kinds`, of which the field "kind" names one.
         values: the object: values by field name.
         name: the object's name in messages, such as "model"; empty for a whole file.
 
@@ -49,6 +49,12 @@ def build(kind: type[Made], values: object, name: str = "") -> Made:
     if not isinstance(values, Mapping):
         raise _wrong(name or "the top level", values, "an object with named fields")
     prefix = f"{name}." if name else ""
+    if kinds := vars(kind).get("kinds"):
+        chosen, values = values.get("kind", kind.usual), dict(values)  # type: ignore[attr-defined]
+        if chosen not in list(kinds):
+            raise _wrong(f"{prefix}kind", chosen, f"one of {', '.join(sorted(kinds))}")
+        kind = kinds[chosen]
+        values.pop("kind", None)
     types = get_type_hints(kind)
     for key in values:
         if key not in types:

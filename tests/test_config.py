@@ -1,6 +1,7 @@
 """Configs: checks, files, the command line, and what a resume may change."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from mlstm_jax import config_differences, config_text, quickstart
 from mlstm_jax.config import (
     Config,
     Data,
+    Devices,
     Distributed,
     Model,
     Optimizer,
@@ -18,6 +20,7 @@ from mlstm_jax.config import (
     Train,
 )
 from mlstm_jax.errors import UserError
+from mlstm_jax.model.architecture import Architecture
 
 FOLDER = Path(__file__).parent.parent / "configs"
 
@@ -141,6 +144,12 @@ def test_differences_part_what_forbids_a_resume_from_what_does_not() -> None:
     ("text", "message"),
     [
         ('{"model": {"depth": 3}}', "there is no field 'model.depth'"),
+        ('{"model": {"kind": "rnn"}}', "model.kind is 'rnn', but it must be one of"),
+        ('{"model": {"kind": []}}', "model.kind is [], but it must be one of"),
+        (
+            '{"model": {"kind": "lstm", "recurrent_gain": 1}}',
+            "there is no field 'model.recurrent_gain'",
+        ),
         ('{"sections": {}}', "there is no field 'sections'"),
         ('{"model": {"hidden": "12"}}', "model.hidden is '12', but it must be a whole number"),
         ('{"model": {"hidden": true}}', "model.hidden is True, but it must be a whole number"),
@@ -185,3 +194,76 @@ def test_json_gives_back_any_config() -> None:
     )
     assert config_text.from_json(config_text.to_json(config), Path("x")) == config
     assert config_text.from_json("{}", Path("x")) == Config()
+
+
+# Those that flax's cells make; each has the fields of `Architecture`, and weight_norm.
+CELLS = sorted(set(Architecture.kinds) - {"mlstm"})
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_a_word_chooses_the_model_and_the_sizes_stay(kind: str) -> None:
+    for words in (
+        ["small_512", f"model:{kind}", "--model.weight-norm", "--train.steps", "3"],
+        [f"model:{kind}", "--train.steps=3", "--config", "small_512", "--model.weight-norm"],
+        ["small_512", "--train.steps", "3", "--model.weight-norm", f"model:{kind}"],
+    ):
+        config = config_text.parse(words, quickstart.config, "train").config
+        assert config.model == Architecture.kinds[kind](hidden=512, embedding=64, weight_norm=True)
+        assert config.train.steps == 3
+        text = config_text.to_json(config)
+        assert json.loads(text)["model"]["kind"] == kind
+        assert config_text.from_json(text, Path("x")) == config
+
+
+def test_without_a_word_it_is_the_configs_model() -> None:
+    for words in (["small_512"], ["small_512", "model:mlstm"]):
+        config = config_text.parse([*words, "--model.recurrent-gain", "2"], Config(), "x").config
+        assert config.model == Model(hidden=512, recurrent_gain=2)
+        assert "kind" not in json.loads(config_text.to_json(config))["model"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["model:rnn"], "model:rnn: choose one model of model:"),
+        (["model:lstm", "model:mlstm"], "model:lstm and model:mlstm: choose one model of"),
+        (
+            ["model:lstm", "--model.recurrent-init", "uniform"],
+            "--model.recurrent-init is an option of model:mlstm, not of model:lstm",
+        ),
+        (["--model.no-weight-norm"], "--model.no-weight-norm is an option of model:"),
+    ],
+)
+def test_a_choice_that_does_not_exist_is_refused(words: list[str], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        config_text.parse(words, quickstart.config, "train")
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("kind", CELLS)
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"train": Train(recompute_every=16)}, "train.recompute_every is 16, but it must be unset"),
+        ({"devices": Devices(kernels="pallas")}, "devices.kernels is 'pallas', but it must be xla"),
+    ],
+)
+def test_what_only_the_mlstm_has_is_refused(kind: str, sections: dict, message: str) -> None:
+    configs.resolve_batch(Config(**sections), 1)
+    with pytest.raises(UserError) as error:
+        configs.resolve_batch(Config(model=Architecture.kinds[kind](), **sections), 1)
+    assert f"{message} for model:{kind}; use it with model:mlstm" in str(error.value)
+
+
+def test_a_run_keeps_its_kind_of_model() -> None:
+    old, new = Config(), Config(model=configs.LSTM(hidden=8), data=Data(batch=64))
+    found = config_differences.differences(old, new)
+    assert found.forbidden == ["model: model:mlstm → model:lstm"]
+    assert found.resets_carry == ["data.batch: 128 → 64"]
+
+
+def test_a_gru_has_no_cell_state_to_round() -> None:
+    config = Config(model=configs.GRU(), precision=Precision(cell="compute"))
+    with pytest.raises(UserError, match=r"precision\.cell is 'compute', but it must be fp32"):
+        configs.resolve_batch(config, 1)
+    configs.resolve_batch(dataclasses.replace(config, model=configs.LSTM()), 1)

@@ -57,7 +57,7 @@ class LoadedModel:
         count = sum(array.size for array in self.parameters.values())
         return (
             f"{type(self).__name__}({str(self.path)!r}, checkpoint={self.checkpoint!r})\n"
-            f"  mLSTM, {model.layers} x {model.hidden} units, {count:,} parameters, "
+            f"  {model.title}, {model.layers} x {model.hidden} units, {count:,} parameters, "
             f"{self.config.precision.compute}\n"
             f"  {'imported' if self._run.imported else f'step {self.step:,}'}, "
             f"texts cleaned as {self._run.cleaning}"

@@ -162,7 +162,7 @@ class TrainedModel(LoadedModel):
         text: str,
         unit: int,
         *,
-        state: State = "c",
+        state: State | None = None,
         layer: int | None = None,
         scale: float | None = None,
     ) -> Heat:
@@ -171,14 +171,15 @@ class TrainedModel(LoadedModel):
         Args:
             text: the text to read.
             unit: its number in the layer.
-            state: "c" or "h" after each character, or "mean_h", the mean of h up to it.
+            state: "c" or "h" after each character, or "mean_h", the mean of h up to it; unset: c,
+                or h of a model that has no c.
             layer: 0 is the lowest; unset: the top layer.
             scale: the absolute value with the full colour; unset: the 99th percentile of the text.
 
         Raises:
             ValueError: the text is empty, or the unit or layer does not exist.
         """
-        one_of("state", state, _STATES)
+        one_of("state", state, (None, *_STATES))
         reader = self._kept("read", lambda: Reader(self._run))
         return heat(reader, text, unit, scale, state=state, layer=layer)
 
@@ -213,7 +214,7 @@ class TrainedModel(LoadedModel):
         valid: Examples | None = None,
         *,
         out: str | Path | None = None,
-        state: State = "c",
+        state: State | None = None,
         all_layers: bool = False,
         label_column: str = "label",
         text_column: str | None = None,
@@ -229,7 +230,7 @@ class TrainedModel(LoadedModel):
             test: the same, to measure the accuracy on.
             valid: the same, to choose C on; unset: cross-validation.
             out: folder for the features, the classifier, report.md, report.json and pictures.
-            state: see `encode`.
+            state: see `encode`; unset: c, or h of a model that has no c.
             all_layers: see `encode`.
             label_column: field or column of the label in files.
             text_column: field or column of the text in files; unset: text, sentence, ...
@@ -242,7 +243,7 @@ class TrainedModel(LoadedModel):
             ValueError: a file cannot be read, the classes do not match, or `out` holds something
                 else.
         """
-        one_of("state", state, _STATES)
+        one_of("state", state, (None, *_STATES))
         texts, names = as_labelled(
             {"train": train, "test": test, "valid": valid}, text_column, label_column
         )
@@ -251,12 +252,13 @@ class TrainedModel(LoadedModel):
             texts,
             names,
             None if out is None else Path(out),
-            states=(state,),
+            states=state and (state,),
             all_layers=all_layers,
             text_column=text_column,
             show_progress=show_progress,
         )
-        return made[state]
+        (only,) = made.values()
+        return only
 
     @public
     def finetune(

@@ -43,8 +43,11 @@ class CheckpointFailed(FileError):
 
 
 def with_sums(carry: Any) -> dict[str, Any]:
-    """Return what is saved of a carry, NumPy [rows, L, H]: the carry and one checksum per row."""
-    return {"carry": carry, "sums": checksum.of_rows(carry)}
+    """Return what is saved of a carry, NumPy, rows first: the carry and one checksum per row.
+
+    Nothing is saved of an empty carry.
+    """
+    return {"carry": carry, "sums": checksum.of_rows(carry)} if jax.tree.leaves(carry) else {}
 
 
 def _template(abstract: Any) -> Any:
@@ -103,13 +106,13 @@ class Checkpoints:
         """
         parts = {"params": state.params, "state": state._replace(params=())}
         sums = {name: checksum.of_tree(part) for name, part in parts.items()}
+        items = parts | ({"carry": rows} if rows else {})
         self._scores[step] = about.bpc
         with self._failure(step):
             begun = self._manager.save(
                 step,
                 args=ocp.args.Composite(
-                    **{name: ocp.args.StandardSave(part) for name, part in parts.items()},
-                    carry=ocp.args.StandardSave(rows),
+                    **{name: ocp.args.StandardSave(item) for name, item in items.items()},
                     meta=ocp.args.JsonSave(meta.seal(about, sums)),
                 ),
             )
@@ -174,15 +177,15 @@ class Checkpoints:
             items = {
                 name: ocp.args.StandardRestore(_template(part)) for name, part in parts.items()
             }
-            if carry is not None:
+            if jax.tree.leaves(carry):
                 target = carry if sums is None else {"carry": carry, "sums": _sums_of(carry)}
                 items["carry"] = ocp.args.StandardRestore(target)
             restored = self._manager.restore(step, args=ocp.args.Composite(**items))
-            rows = restored.get("carry")
+            rows = restored.get("carry", carry)
             if sums is not None:
                 for name in parts:
                     checksum.require(name, restored[name], sums[name])
-                if rows is not None:
+                if jax.tree.leaves(carry):
                     _require_rows(**rows)
                     rows = rows["carry"]
             return restored["state"]._replace(params=restored["params"]), rows

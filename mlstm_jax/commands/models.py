@@ -115,7 +115,7 @@ def heatmap(
     out: Path,
     text: str = "",
     file: Path | None = None,
-    state: Literal["c", "h", "mean_h"] = "c",
+    state: Literal["c", "h", "mean_h"] | None = None,
     layer: int | None = None,
     scale: float | None = None,
     checkpoint: str = "best",
@@ -129,7 +129,8 @@ def heatmap(
         text: the text to read.
         file: read the text from this file instead.
         state: c, the cell state, or h, after each character; or mean_h, the mean of h up to it, as
-            in `transfer --state mean_h`: h shows what each character adds to this mean.
+            in `transfer --state mean_h`: h shows what each character adds to this mean; unset: c,
+            or h of a model that has no c.
         layer: 0 is the lowest; unset: the top layer.
         scale: the absolute value with the full colour; unset: the 99th percentile of the text.
         checkpoint: best (by validation BPC), latest, or a step.
@@ -243,8 +244,8 @@ def export(
 ) -> None:
     """Export a model as one file, .safetensors or .npz, that other programs can read.
 
-    The arrays are named as in language_model.py; the metadata hold the model's sizes and the
-    cleaning of its texts. `mlstm-jax import mlstm` reads the file.
+    The arrays are named as in language_model.py and mlstm_layer.py; the metadata hold the model's
+    sizes and the cleaning of its texts. `mlstm-jax import mlstm` reads the file.
 
     Args:
         run: run folder.

@@ -15,7 +15,7 @@ def features(
     run: RunFolder,
     source: Annotated[Path, Positional, arg(metavar="INPUT")],
     out: Path,
-    state: tuple[Literal["c", "h", "mean_h"], ...] = ("c",),
+    state: tuple[Literal["c", "h", "mean_h"], ...] | None = None,
     all_layers: bool = False,
     units: tuple[int, ...] | None = None,
     text_column: str | None = None,
@@ -31,7 +31,8 @@ def features(
         source: texts, in .csv, .tsv, .json, .jsonl or .txt, each also .gz.
         out: .npz file to write.
         state: c, the cell state, or h, after the last byte; or mean_h, the mean of h over all
-            bytes; one or several, all in one pass over the texts.
+            bytes; one or several, all in one pass over the texts; unset: c, or h of a model that
+            has no c.
         all_layers: use every layer, the lowest first; otherwise only the top one.
         units: write only these units; unset: all.
         text_column: field or column of the text; unset: text, reviewText, sentence, ...
@@ -67,7 +68,7 @@ def transfer(
     valid: Path | None = None,
     label_column: str = "label",
     text_column: str | None = None,
-    state: tuple[Literal["c", "h", "mean_h"], ...] = ("c",),
+    state: tuple[Literal["c", "h", "mean_h"], ...] | None = None,
     all_layers: bool = False,
     checkpoint: str = "best",
 ) -> None:
@@ -88,7 +89,8 @@ def transfer(
         label_column: field or column of the label, a number or a string.
         text_column: field or column of the text; unset: text, reviewText, sentence, ...
         state: c, the cell state, or h, after the last byte; or mean_h, the mean of h over all
-            bytes; one or several, all in one pass over the texts.
+            bytes; one or several, all in one pass over the texts; unset: c, or h of a model that
+            has no c.
         all_layers: use every layer; otherwise only the top one.
         checkpoint: best (by validation BPC), latest, or a step.
     """
@@ -100,7 +102,7 @@ def transfer(
     from mlstm_jax.transfer.transfer import transfer as run_transfer
 
     paths = {"train": train, "test": test} | ({"valid": valid} if valid else {})
-    require_out(out, state)
+    require_out(out, state or ("c",))
     texts = {name: read_labelled(path, text_column, label_column) for name, path in paths.items()}
     made = run_transfer(
         load_run(run, checkpoint),

@@ -103,7 +103,7 @@ def compile_step(config: Config, machine: Machine, devices: int) -> Compiled:
     Raises:
         UserError: see `compile_program`.
     """
-    loops: Loops = "packed"
+    loops: Loops | None = "packed" if config.model.has_own_loops else None
     if config.devices.kernels == "pallas":
         _require_pallas(config, machine)
         loops = "pallas"
@@ -111,6 +111,7 @@ def compile_step(config: Config, machine: Machine, devices: int) -> Compiled:
     lr_schedule = schedule.learning_rate(config.optimizer, config.data.batch, _STEPS)
     tx = optimizer.build(
         config.optimizer,
+        config.model,
         lr_schedule,
         update_bytes=config.data.batch * config.data.window,
         axis_name=AXIS,
@@ -197,13 +198,12 @@ _STEPS = 1_000_000
 def _batch(config: Config, rows: int) -> Batch:
     """Return a batch as shapes and types only."""
     shape = (rows, config.data.window)
-    has_labels = config.model.rating_head or config.model.classes
     return jax.eval_shape(
         lambda: Batch(
             inputs_BT=np.zeros(shape, np.uint8),
             targets_BT=np.zeros(shape, np.uint8),
             reset_B=np.zeros(rows, np.bool_),
-            labels_BT=np.zeros(shape, np.float32) if has_labels else None,
+            labels_BT=np.zeros(shape, np.float32) if config.model.labels else None,
             targets_B=np.zeros(rows, np.int32),
             weight_B=np.zeros(rows, np.float32),
             reading_B=np.zeros(rows, np.float32),

@@ -1,8 +1,8 @@
 """Write and read a model as one file, .safetensors or .npz, that other programs can read.
 
-The arrays have the names of language_model.py, are float32 and in [in, out] order: ``embedding``,
-``layer_0/wmx_v``, ... One JSON text describes them, the metadata ``mlstm_jax`` of a .safetensors or
-the uint8 array ``mlstm_jax`` of an .npz::
+The arrays have the names of language_model.py and of the layers, are float32 and [in, out]:
+``embedding``, ``layer_0/wmx_v``, ... One JSON text describes them: metadata of a .safetensors,
+or the uint8 array ``mlstm_jax`` of an .npz::
 
     {"format": 1, "model": {"hidden": 64, ...}, "cleaning": "radford", "source": "...",
      "fingerprint": a sha256 of all arrays; optional}
@@ -21,10 +21,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax import config, fields, output
+from mlstm_jax import fields, output
 from mlstm_jax.data.documents import Cleaning
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop import arrays, numpy_files
+from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import Parameters, parameter_shapes
 
 FORMAT = 1
@@ -36,7 +37,7 @@ Arrays = dict[str, NDArray[np.float32]]
 class ModelWeights(NamedTuple):
     """A model and everything needed to read a text with it."""
 
-    model: config.Model
+    model: Architecture
     cleaning: Cleaning
     params: Parameters  # NumPy, float32
     source: str  # where it comes from; only shown
@@ -81,7 +82,7 @@ def fingerprint(params: Parameters) -> str:
     return digest.hexdigest()
 
 
-def expected_shapes(model: config.Model) -> dict[str, tuple[int, ...]]:
+def expected_shapes(model: Architecture) -> dict[str, tuple[int, ...]]:
     """Return the shape of every parameter of a model, by name."""
     return {name: leaf.shape for name, leaf in named(parameter_shapes(model)).items()}
 
@@ -118,7 +119,7 @@ class _About:
     """The metadata of a file."""
 
     format: int
-    model: config.Model
+    model: Architecture
     cleaning: Cleaning
     source: str
     fingerprint: str | None = None  # other programs may omit it

@@ -21,6 +21,12 @@ def project(x: Array, w_IO: Array) -> Array:
     return dot(x, w_IO)
 
 
+@jax.custom_vjp
+def lookup(bytes_TB: Array, table_VE: Array) -> Array:
+    """Return the row of each byte, float32 [T, B, E]; its gradient is the same at every run."""
+    return project(bytes_TB, table_VE)
+
+
 def _sum_rows_by_byte(bytes_TB: Array, dy_TBO: Array, rows: int) -> Array:
     """Return the gradient of a table: dy summed over the positions of each byte, [rows, O]."""
 
@@ -54,3 +60,9 @@ def read_gradients(
     dx_TBI = dot(dmx_TBH, wmx_IH.T) + dot(dz_TBG, wx_IG.T)
     x_TBI = x.astype(wmx_IH.dtype)
     return dx_TBI.astype(x.dtype), sum_rows(x_TBI, dmx_TBH), sum_rows(x_TBI, dz_TBG)
+
+
+lookup.defvjp(
+    lambda bytes_TB, table_VE: (lookup(bytes_TB, table_VE), (bytes_TB, table_VE.shape[0])),
+    lambda saved, dy_TBE: (None, _sum_rows_by_byte(saved[0], dy_TBE, saved[1])),
+)

@@ -1,45 +1,34 @@
-"""The byte-level language model: embedding → mLSTM layers → linear decoder.
+"""The byte-level language model: embedding → layers → linear decoder, for every architecture.
 
-Puri et al. 2018, section VI. The Linen module below owns the parameters and connects the layers;
-the mathematics is in recurrence.py, weight_norm.py and matmul.py. Only this file imports
-flax.linen, so a port to another module library changes only this file.
+Puri et al. 2018, section VI. The Linen module below owns the parameters that all models share, and
+connects the layers of a kind of model (architecture.py). Only this file and the layers' own import
+flax.linen, so a port to another module library changes only these.
 
 Parameters, all float32::
 
     embedding                     [V, E]   normal(0, embedding_std)
-    layer_0/wmx_v, wmx_g          [I, H], [H]
-    layer_0/wmh_v, wmh_g          [H, H], [H]
-    layer_0/wx_v,  wx_g           [I, G], [G]      I = E for the first layer, H above
-    layer_0/wh_v,  wh_g           [H, G], [G]
-    layer_0/b                     [G]      zero
+    layer_0/...                   of the kind of model, see mlstm_layer.py
     decoder_kernel, decoder_bias  [H, V], [V]
     label_kernel, label_bias      [H, K], [K]      with model.rating_head (K = 1) or classes; zero
 """
 
 import functools
-import math
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import linen
 
 from mlstm_jax import config
+from mlstm_jax.model.architecture import Architecture, How
+from mlstm_jax.model.initial import uniform
 from mlstm_jax.model.matmul import matmul
-from mlstm_jax.model.recurrence import (
-    LayerCarry,
-    LayerWeights,
-    Loops,
-    Sequence,
-    recurrence,
-    recurrence_states,
-)
-from mlstm_jax.model.weight_norm import column_norms, weight_norm
+from mlstm_jax.model.recurrence import Loops
 
 Array = jax.Array
 Parameters = Any  # A tree of float32 arrays, as in the docstring above.
+Carry = Any  # A tree of arrays, rows first; see `Architecture.init_carry`.
 
 VOCABULARY = 256
 COMPUTE_TYPES = {
@@ -50,16 +39,6 @@ COMPUTE_TYPES = {
 }
 
 
-class Carry(NamedTuple):
-    """State of every layer between two windows: h float32 [B, L, H], c [B, L, H].
-
-    Rows are the first axis, so the carry of all devices is one array in the order of the streams.
-    """
-
-    h: Array
-    c: Array
-
-
 class ModelOutput(NamedTuple):
     """The output of the model for a window."""
 
@@ -68,53 +47,14 @@ class ModelOutput(NamedTuple):
     # After each byte, for a document that ends there: its rating, float32, in standard deviations
     # from the mean of the training split, or the logit of each class; None without a label head.
     labels_BTK: Array | None
-    # The state after each byte, h and c [B, T, L, H], if requested.
-    states: Carry | None = None
-
-
-def _uniform(hidden: int) -> Any:
-    """Return NVIDIA's initialiser of every matrix: uniform(±1/√H), independent of its fan-in."""
-    limit = 1 / math.sqrt(hidden)
-
-    def initialise(key: Array, shape: tuple[int, ...]) -> Array:
-        return jax.random.uniform(key, shape, jnp.float32, -limit, limit)
-
-    return initialise
-
-
-class _Layer(linen.Module):
-    """The matrices of one mLSTM layer."""
-
-    model: config.Model
-
-    def _matrix(
-        self, name: str, rows: int, columns: int, initialise: Any, gain: float = 1.0
-    ) -> Array:
-        """Create one weight-normalised matrix; initially W = gain · V."""
-        v_IO = self.param(f"{name}_v", initialise, (rows, columns))
-        g_O = self.param(f"{name}_g", lambda _: gain * column_norms(v_IO))
-        return weight_norm(v_IO, g_O)
-
-    @linen.compact
-    def __call__(self, inputs: int) -> LayerWeights:
-        """Return the normalised matrices; `inputs` is the width I of the layer's input."""
-        hidden, gain = self.model.hidden, self.model.recurrent_gain
-        uniform = _uniform(hidden)
-        orthogonal = linen.initializers.orthogonal()
-        recurrent = orthogonal if self.model.recurrent_init == "orthogonal" else uniform
-        return LayerWeights(
-            wmx_IH=self._matrix("wmx", inputs, hidden, uniform),
-            wmh_HH=self._matrix("wmh", hidden, hidden, recurrent, gain),
-            wx_IG=self._matrix("wx", inputs, 4 * hidden, uniform),
-            wh_HG=self._matrix("wh", hidden, 4 * hidden, recurrent, gain),
-            b_G=self.param("b", linen.initializers.zeros, (4 * hidden,)),
-        )
+    # The carry after each byte, [B, T, L, H], if requested; `Architecture.shown` has its states.
+    states: Any = None
 
 
 class LanguageModel(linen.Module):
     """Predict each next byte from the previous bytes and the carried state."""
 
-    model: config.Model
+    model: Architecture
     precision: config.Precision
     recompute_every: int | None = None
     # See `recurrence`; None: XLA's fastest loops for JAX's default backend.
@@ -136,21 +76,18 @@ class LanguageModel(linen.Module):
         return nullcontext()
 
     def backward_order(self) -> list[str]:
-        """Return the names of the matrices that grow large with H, in the order of the gradients.
-
-        The first layer's input matrices come last and are small, because they use a table of bytes.
-        """
-        names = ["decoder_kernel"]
-        for layer in reversed(range(self.model.layers)):
-            upper = ("wmx_v", "wx_v") if layer else ()
-            names += [f"layer_{layer}/{name}" for name in ("wmh_v", "wh_v", *upper)]
-        return names
+        """Return the parameters that grow large with H, in the order of their gradients."""
+        layers = [
+            f"layer_{layer}/{name}"
+            for layer in reversed(range(self.model.layers))
+            for name in self.model.large(layer)
+        ]
+        return ["decoder_kernel", *layers]
 
     def init_carry(self, rows: int) -> Carry:
         """Return the zero state of `rows` streams, as at the start of a shard, on the host."""
-        shape = (rows, self.model.layers, self.model.hidden)
         cell = self.compute if self.precision.cell == "compute" else jnp.float32
-        return Carry(cast(Array, np.zeros(shape, np.float32)), cast(Array, np.zeros(shape, cell)))
+        return self.model.init_carry(rows, cell)
 
     @linen.compact
     def __call__(
@@ -183,56 +120,41 @@ class LanguageModel(linen.Module):
         dropout_mask_BLH: Array | None,
         return_states: bool,
     ) -> ModelOutput:
+        model, parts = self.model, self.model.parts()
+        how = How(self.compute, return_states, self.recompute_every, self.loops)
         embedding_VE = self.param(
             "embedding",
-            linen.initializers.normal(self.model.embedding_std),
-            (VOCABULARY, self.model.embedding),
+            linen.initializers.normal(model.embedding_std),
+            (VOCABULARY, model.embedding),
         )
         x = bytes_BT.T.astype(jnp.int32)
         hold_TB = None if padding_mask_BT is None else padding_mask_BT.T
         ends, states = [], []
-        for layer in range(self.model.layers):
-            inputs = self.model.hidden if layer else self.model.embedding
-            weights = _Layer(self.model, name=f"layer_{layer}")(inputs)
+        for layer in range(model.layers):
+            inputs = model.hidden if layer else model.embedding
+            weights = parts.Weights(model, name=f"layer_{layer}")(inputs)
             if layer == 0:
-                # There are only 256 bytes: their projections are a table, computed once per window.
-                weights = weights._replace(
-                    wmx_IH=matmul(embedding_VE, weights.wmx_IH, self.compute),
-                    wx_IG=matmul(embedding_VE, weights.wx_IG, self.compute),
-                )
-            before = LayerCarry(carry.h[:, layer], carry.c[:, layer])
-            sequence = Sequence(x, hold_TB)
-            if return_states:
-                state, steps = recurrence_states(before, sequence, weights, self.compute)
-                states.append(steps)
-                x = steps.h.astype(self.compute)
-            else:
-                loops = self.loops or ("apart" if jax.default_backend() == "cpu" else "packed")
-                state, x = recurrence(
-                    before, sequence, weights, self.compute, self.recompute_every, loops
-                )
-            ends.append(state)
+                weights, x = parts.start(weights, embedding_VE, x, self.compute)
+            before = jax.tree.map(lambda part: part[:, layer], carry)  # noqa: B023
+            after, x, steps = parts.read(model, weights, before, x, hold_TB, how)
+            ends.append(after)
+            states.append(steps)
             if dropout_mask_BLH is not None:
                 x = x * dropout_mask_BLH[None, :, layer].astype(x.dtype)
-        uniform = _uniform(self.model.hidden)
-        kernel_HV = self.param("decoder_kernel", uniform, (self.model.hidden, VOCABULARY))
+        kernel_HV = self.param("decoder_kernel", uniform(model.hidden), (model.hidden, VOCABULARY))
         bias_V = self.param("decoder_bias", linen.initializers.zeros, (VOCABULARY,))
         logits_TBV = matmul(x, kernel_HV, self.compute) + bias_V[None, None, :]
-        carry = Carry(
-            h=jnp.stack([state.h for state in ends], axis=1),
-            c=jnp.stack([state.c for state in ends], axis=1),
-        )
+        carry = jax.tree.map(lambda *layers: jnp.stack(layers, axis=1), *ends)
         labels_BTK = None
-        width = self.model.classes or int(self.model.rating_head)
-        if width:
+        if model.labels:
             zeros = linen.initializers.zeros
-            label_HK = self.param("label_kernel", zeros, (self.model.hidden, width))
-            bias_K = self.param("label_bias", zeros, (width,))
+            label_HK = self.param("label_kernel", zeros, (model.hidden, model.labels))
+            bias_K = self.param("label_bias", zeros, (model.labels,))
             labels_BTK = matmul(x, label_HK, self.compute).swapaxes(0, 1) + bias_K[None, None]
         steps_BTLH = None
         if return_states:
-            steps_BTLH = Carry(
-                *(jnp.stack(parts, axis=2).swapaxes(0, 1) for parts in zip(*states, strict=True))
+            steps_BTLH = jax.tree.map(
+                lambda *layers: jnp.stack(layers, axis=2).swapaxes(0, 1), *states
             )
         return ModelOutput(carry, logits_TBV.swapaxes(0, 1), labels_BTK, steps_BTLH)
 
@@ -243,7 +165,7 @@ class LanguageModel(linen.Module):
 
 
 @functools.cache
-def parameter_shapes(model: config.Model) -> Parameters:
+def parameter_shapes(model: Architecture) -> Parameters:
     """Return only the shapes and types of a model's parameters, as a tree."""
     shell = LanguageModel(model, config.Precision())
     return jax.eval_shape(lambda: shell.init_parameters(jax.random.key(0)))

@@ -6,17 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from mlstm_jax.model import cell
+from mlstm_jax.model.architecture import Carry
 from mlstm_jax.model.inputs import is_bytes, project
 from mlstm_jax.model.matmul import dot
 
 Array = jax.Array
-
-
-class LayerCarry(NamedTuple):
-    """State of one layer between two steps: h float32 [B, H], c [B, H]."""
-
-    h: Array
-    c: Array
 
 
 class Sequence(NamedTuple):
@@ -49,8 +43,8 @@ def rounded(weights: LayerWeights, x: Array, compute: jnp.dtype) -> LayerWeights
 
 
 def layer_step(
-    rounded_h: Array, carry: LayerCarry, now: Sequence, w: LayerWeights
-) -> tuple[LayerCarry, tuple[Array, cell.Gates]]:
+    rounded_h: Array, carry: Carry, now: Sequence, w: LayerWeights
+) -> tuple[Carry, tuple[Array, cell.Gates]]:
     """Return the new carry, and mh and the four gates after their nonlinearities, [B, H].
 
     rounded_h is h in the type of the products.
@@ -62,4 +56,4 @@ def layer_step(
     gates, h, c = cell.advance(
         tuple(jnp.split(z_BG, 4, axis=-1)), carry.h, carry.c.astype(jnp.float32), hold_B1
     )
-    return LayerCarry(h=h, c=c.astype(carry.c.dtype)), (mh, gates)
+    return Carry(h=h, c=c.astype(carry.c.dtype)), (mh, gates)

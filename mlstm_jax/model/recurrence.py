@@ -37,26 +37,27 @@ import jax
 import jax.numpy as jnp
 
 from mlstm_jax.model import kernels, scans, stacks
+from mlstm_jax.model.architecture import Carry
 from mlstm_jax.model.inputs import is_bytes, project, read_gradients
-from mlstm_jax.model.layer import LayerCarry, LayerWeights, Sequence, layer_step, rounded
+from mlstm_jax.model.layer import LayerWeights, Sequence, layer_step, rounded
 from mlstm_jax.model.matmul import sum_rows
 from mlstm_jax.model.scans import Saved
 
 Array = jax.Array
 
 
-Outputs = tuple[LayerCarry, Array]
+Outputs = tuple[Carry, Array]
 # The implementation of the loops of a gradient, see `recurrence`.
 Loops = Literal["apart", "packed", "pallas", "interpreted"]
 
 
 def recurrence_reference(
-    carry: LayerCarry, sequence: Sequence, weights: LayerWeights, compute: jnp.dtype
+    carry: Carry, sequence: Sequence, weights: LayerWeights, compute: jnp.dtype
 ) -> Outputs:
     """Run the equations with JAX's own gradient; arguments and results as in `recurrence`."""
     weights = rounded(weights, sequence.x, compute)
 
-    def step(carry: LayerCarry, now: Sequence) -> tuple[LayerCarry, Array]:
+    def step(carry: Carry, now: Sequence) -> tuple[Carry, Array]:
         carry, _ = layer_step(carry.h, carry, now, weights)
         return carry, carry.h.astype(compute)
 
@@ -64,13 +65,13 @@ def recurrence_reference(
 
 
 def recurrence_states(
-    carry: LayerCarry, sequence: Sequence, weights: LayerWeights, compute: jnp.dtype
-) -> tuple[LayerCarry, LayerCarry]:
+    carry: Carry, sequence: Sequence, weights: LayerWeights, compute: jnp.dtype
+) -> tuple[Carry, Carry]:
     """Return the carry after the window and after every step, [T, B, H]; no gradient."""
     weights = rounded(weights, sequence.x, compute)
     window = sequence.x.shape[0]
 
-    def step(t: Array, before: tuple[LayerCarry, LayerCarry]) -> tuple[LayerCarry, LayerCarry]:
+    def step(t: Array, before: tuple[Carry, Carry]) -> tuple[Carry, Carry]:
         carry, steps = before
         after, _ = layer_step(carry.h, carry, stacks.at(sequence, t), weights)
         return after, jax.tree.map(lambda stack, x: stacks.put(stack, x, t), steps, after)
@@ -81,7 +82,7 @@ def recurrence_states(
 
 
 def recurrence(
-    carry: LayerCarry,
+    carry: Carry,
     sequence: Sequence,
     weights: LayerWeights,
     compute: jnp.dtype,
@@ -112,7 +113,7 @@ def recurrence(
         return _recurrence(carry, sequence, weights, compute, loops)
 
     @jax.checkpoint
-    def run(carry: LayerCarry, sequence: Sequence) -> Outputs:
+    def run(carry: Carry, sequence: Sequence) -> Outputs:
         return _recurrence(carry, sequence, weights, compute, loops)
 
     # First a short run of the remainder, then full runs.
@@ -129,7 +130,7 @@ def recurrence(
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def _recurrence(
-    carry: LayerCarry, sequence: Sequence, weights: LayerWeights, compute: jnp.dtype, loops: Loops
+    carry: Carry, sequence: Sequence, weights: LayerWeights, compute: jnp.dtype, loops: Loops
 ) -> Outputs:
     # The compiler removes unused values, so without a gradient XLA's loop saves nothing.
     weights = rounded(weights, sequence.x, compute)
@@ -137,11 +138,11 @@ def _recurrence(
     return last, saved.h_TBH(compute)
 
 
-Residuals = tuple[LayerCarry, Sequence, LayerWeights, Saved]
+Residuals = tuple[Carry, Sequence, LayerWeights, Saved]
 
 
 def _forward(
-    carry: LayerCarry, sequence: Sequence, weights: LayerWeights, compute: jnp.dtype, loops: Loops
+    carry: Carry, sequence: Sequence, weights: LayerWeights, compute: jnp.dtype, loops: Loops
 ) -> tuple[Outputs, Residuals]:
     weights = rounded(weights, sequence.x, compute)
     if loops in ("apart", "packed"):
@@ -151,12 +152,12 @@ def _forward(
         *(carry.h, carry.c, *sequence, tuple(weights), compute, loops == "interpreted")
     )
     saved = Saved(made.h_TBH, made.before_c, (made.made,))
-    return (LayerCarry(made.h, made.c), made.h_TBH), (carry, sequence, weights, saved)
+    return (Carry(made.h, made.c), made.h_TBH), (carry, sequence, weights, saved)
 
 
 def _backward(
     compute: jnp.dtype, loops: Loops, residuals: Residuals, cotangents: Outputs
-) -> tuple[LayerCarry, Sequence, LayerWeights]:
+) -> tuple[Carry, Sequence, LayerWeights]:
     first, sequence, weights, saved = residuals
     dlast, dh_TBH = cotangents
     packed = loops != "apart"
@@ -184,7 +185,7 @@ def _backward(
         else jnp.sum(dz_TBG, (0, 1), dtype=jnp.float32)
     )
     return (
-        LayerCarry(h=dh0_BH, c=dc0_BH.astype(first.c.dtype)),
+        Carry(h=dh0_BH, c=dc0_BH.astype(first.c.dtype)),
         Sequence(x=cast(Array, dx), hold_TB=None),
         LayerWeights(
             wmx_IH=dwmx_IH,

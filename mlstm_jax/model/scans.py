@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from mlstm_jax.model import cell, stacks
+from mlstm_jax.model.architecture import Carry
 from mlstm_jax.model.inputs import is_bytes, project
-from mlstm_jax.model.layer import LayerCarry, LayerWeights, Sequence, layer_step
+from mlstm_jax.model.layer import LayerWeights, Sequence, layer_step
 from mlstm_jax.model.matmul import dot
 
 Array = jax.Array
@@ -35,12 +36,12 @@ class Saved(NamedTuple):
 
 
 def forward(
-    carry: LayerCarry, sequence: Sequence, weights: LayerWeights, compute: jnp.dtype, packed: bool
-) -> tuple[LayerCarry, Saved]:
+    carry: Carry, sequence: Sequence, weights: LayerWeights, compute: jnp.dtype, packed: bool
+) -> tuple[Carry, Saved]:
     """Run the window with rounded matrices; return the new carry and what `backward` needs."""
     window, shape = sequence.x.shape[0], carry.h.shape
 
-    def step(t: Array, before: tuple[Array, LayerCarry, Saved]) -> tuple[Array, LayerCarry, Saved]:
+    def step(t: Array, before: tuple[Array, Carry, Saved]) -> tuple[Array, Carry, Saved]:
         rounded_h, carry, saved = before
         after, (mh, gates) = layer_step(rounded_h, carry, stacks.at(sequence, t), weights)
         rounded_h = after.h.astype(compute)
@@ -74,13 +75,13 @@ def forward(
 
 
 def backward(
-    first: LayerCarry,
+    first: Carry,
     sequence: Sequence,
     weights: LayerWeights,
     saved: Saved,
     compute: jnp.dtype,
     packed: bool,
-    dlast: LayerCarry,
+    dlast: Carry,
     dh_TBH: Array,
 ) -> tuple[Array, Array, Array, Array]:
     """Run back through the window that `forward` ran from the carry `first`.

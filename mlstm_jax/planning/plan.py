@@ -13,6 +13,7 @@ inside a node or across nodes. docs/performance.md has the flops and bytes of a 
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ import jax
 from mlstm_jax.config import Config, resolve_batch
 from mlstm_jax.environment import MEMORY_FRACTION
 from mlstm_jax.errors import UserError
+from mlstm_jax.interop.weights import named
 from mlstm_jax.model.language_model import VOCABULARY, parameter_shapes
 from mlstm_jax.planning.machine import Machine
 
@@ -55,15 +57,13 @@ def step_seconds(config: Config, machine: Machine, rows: int) -> float:
     rate, parts = _rate(config, machine), config.train.micro_batches
     hidden, window, width = config.model.hidden, config.data.window, _width(config)
     rows = rows // parts
-    square = 5 * hidden * hidden
     scans = other = 0.0
     for layer in range(config.model.layers):
-        # Upper layers have an input product of the same size inside the forward scan.
-        forward = square * (2 if layer else 1)
-        for weights, again in ((forward, bool(config.train.recompute_every)), (square, False)):
+        forward, backward, outside = config.model.products(layer)
+        for weights, again in ((forward, bool(config.train.recompute_every)), (backward, False)):
             seconds = max(2 * weights * rows / rate, weights * width / machine.memory_bytes_per_s)
             scans += window * seconds * (2 if again else 1)
-        other += 2 * square + (4 * square if layer else 0)
+        other += outside
     other += 6 * VOCABULARY * hidden
     optimizer = _OPTIMIZER_BYTES * parameter_count(config) / machine.memory_bytes_per_s
     return parts * (scans + rows * window * other / rate) + optimizer
@@ -76,12 +76,17 @@ def muon_seconds(config: Config, machine: Machine, devices: int) -> float:
     """
     if config.optimizer.name != "muon":
         return 0.0
-    hidden, layers = config.model.hidden, config.model.layers
-    # Wmh and the gate blocks of Wh; above the first layer also Wmx and the gate blocks of Wx.
-    square = 5 + 10 * (layers - 1)
-    narrow = [(min(config.model.embedding, hidden), 5), (min(VOCABULARY, hidden), 1)]
-    flops = 6 * hidden**3 * -(-square // devices)
-    flops += sum((4 * r * r * hidden + 2 * r**3) * -(-count // devices) for r, count in narrow)
+    # The matrices of one shape are one stack, which the devices share out.
+    shapes = Counter(
+        (leaf.shape[0], leaf.shape[1] // count)
+        for name, leaf in named(parameter_shapes(config.model)).items()
+        for count in [config.model.matrices(name)]
+        for _ in range(count)
+    )
+    flops = 0
+    for shape, count in shapes.items():
+        r, c = sorted(shape)
+        flops += (4 * r * r * c + 2 * r**3) * -(-count // devices)
     rates = machine.step_flops_per_s
     # In float32, whose products GPUs round to TF32 by default, or in bf16.
     rate = rates.get("tf32", rates.get("fp32", 0.0))
@@ -105,24 +110,19 @@ def all_reduce_seconds(config: Config, machine: Machine, devices: int) -> float:
 
 def memory_bytes(config: Config, rows: int) -> float:
     """Return the bytes that a step of `rows` rows needs on a device: the sum of what it keeps."""
-    model, data, width = config.model, config.data, _width(config)
-    hidden, window, every = model.hidden, data.window, config.train.recompute_every
+    model, window, width = config.model, config.data.window, _width(config)
     rows = rows // config.train.micro_batches
-    unit = rows * hidden
     cell = width if config.precision.cell == "compute" else 4
     parameters = parameter_count(config)
     # Master weights and moments (Muon has one); the gradient; normalised weights, some of them
     # transposed.
     moments = 1 if config.optimizer.name == "muon" else 2
     state = parameters * (4 + 4 * moments + 4 + 2 + width)
-    kept = window if every is None else min(every, window)
-    # h, mh and four gates, c, then dz, dmh and dmx.
-    of_a_step = unit * (6 * width + cell + 6 * width)
-    carries = 0 if kept == window else -(-window // kept) * unit * (4 + cell)
+    every = config.train.recompute_every
+    layer = model.kept_bytes(rows * model.hidden, window, every, width, cell)
     # Logits and their gradient.
     logits = rows * window * VOCABULARY * 4 * 2
-    outputs = window * unit * width * 2
-    return state + model.layers * (kept * of_a_step + carries + outputs) + logits
+    return state + model.layers * layer + logits
 
 
 def plan(

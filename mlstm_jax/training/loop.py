@@ -148,6 +148,7 @@ def _train_phase(
     lr_schedule = session.lr_schedules[session.phases.index(phase)]
     tx = optimizer.build(
         config.optimizer,
+        config.model,
         lr_schedule,
         update_bytes=config.data.batch * config.data.window,
         axis_name=parallel.AXIS,

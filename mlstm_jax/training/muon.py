@@ -11,14 +11,15 @@ The coefficients are optax's. Its iteration is not used, because its products su
 their operands, and XLA for CPUs computes such products in bf16 at float32's rate.
 docs/large_batches.md explains η under weight normalisation.
 
-Each gate's columns of Wx and Wh are a separate matrix: the four gates share rows but have different
-functions, and a joint O would spend its singular values on what they have in common.
+Each gate's columns are a separate matrix (`Architecture.matrices`): the gates share rows but have
+different functions, and a joint O would spend its singular values on what they have in common.
 
 All devices have the same gradient. Each computes O for a part of the matrices and sends it to the
 others.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -30,8 +31,11 @@ Array = jax.Array
 BETA = 0.95
 # Of x, x³ and x⁵ (Jordan et al. 2024): the steepest at zero that keeps values near one there.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-# Name endings of the matrices that hold four gates side by side.
-_OF_GATES = ("wx_v", "wh_v")
+
+
+def of_names(of: Callable[[str], Any]) -> Callable[[Any], Any]:
+    """Return the function that replaces every leaf of a tree by a value of its name, layer_0/b."""
+    return lambda tree: jax.tree_util.tree_map_with_path(lambda path, _: of(_name(path)), tree)
 
 
 def momentum() -> optax.GradientTransformation:
@@ -39,7 +43,9 @@ def momentum() -> optax.GradientTransformation:
     return optax.trace(decay=BETA, nesterov=True)
 
 
-def orthogonalise(steps: int, dtype: Any, axis_name: str | None) -> optax.GradientTransformation:
+def orthogonalise(
+    steps: int, dtype: Any, axis_name: str | None, side_by_side: Callable[[str], int]
+) -> optax.GradientTransformation:
     """Return the stateless transformation G → √max(1, columns / rows) · NS(G) of every matrix.
 
     Args:
@@ -47,6 +53,7 @@ def orthogonalise(steps: int, dtype: Any, axis_name: str | None) -> optax.Gradie
         dtype: type of the operands of the products.
         axis_name: axis of the devices that divide the matrices among themselves; None: each device
             computes all.
+        side_by_side: how many matrices are side by side in a parameter, by its name.
     """
 
     def update(gradient: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
@@ -55,7 +62,7 @@ def orthogonalise(steps: int, dtype: Any, axis_name: str | None) -> optax.Gradie
         blocks = {
             (number, k): block
             for number, (path, leaf) in enumerate(leaves)
-            for k, block in enumerate(_split(path, leaf))
+            for k, block in enumerate(_split(leaf, side_by_side(_name(path))))
         }
         made = _orthogonal(blocks, steps, dtype, axis_name)
         joined = [
@@ -67,9 +74,12 @@ def orthogonalise(steps: int, dtype: Any, axis_name: str | None) -> optax.Gradie
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
-def _split(path: Any, matrix: Array) -> list[Array]:
-    name = str(path[-1].key)
-    return jnp.split(matrix, 4, axis=1) if name.endswith(_OF_GATES) else [matrix]
+def _split(matrix: Array, count: int) -> list[Array]:
+    return [matrix] if count == 1 else jnp.split(matrix, count, axis=1)
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def _orthogonal(

@@ -15,11 +15,11 @@ norm; it is therefore safe, but does not regularise.
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import optax
 
 from mlstm_jax.config import Optimizer
+from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.training import muon
 
 
@@ -28,18 +28,9 @@ def muon_type(compute: str) -> Any:
     return jnp.bfloat16 if compute == "bf16" else jnp.float32
 
 
-def matrices(params: Any) -> Any:
-    """Return which parameters are matrices with trust ratio and decay: every V and the decoder."""
-
-    def is_matrix(path: Any, _: Any) -> bool:
-        name = path[-1].key
-        return name.endswith("_v") or name == "decoder_kernel"
-
-    return jax.tree_util.tree_map_with_path(is_matrix, params)
-
-
 def build(
     optimizer: Optimizer,
+    model: Architecture,
     lr_schedule: optax.Schedule,
     *,
     update_bytes: int = 0,
@@ -50,12 +41,14 @@ def build(
 
     Args:
         optimizer: the config's.
+        model: says which parameters are matrices.
         lr_schedule: learning rate by the number of applied updates.
         update_bytes: bytes of text in one update, on all devices; used with b2_half_life.
         axis_name: axis of the devices that divide Muon's matrices, see muon.py; None: no axis.
         compute: the config's `precision.compute`. With bf16 Muon's products are bf16, too. The
             range of fp16 is too small for them, so they stay float32.
     """
+    matrices = muon.of_names(lambda name: model.matrices(name) > 0)
     clip, b2 = optimizer.clip_norm, second_moment_decay(optimizer, update_bytes)
     clipped = optax.identity() if clip is None else optax.clip_by_global_norm(clip)
     adam = optax.scale_by_adam(b1=optimizer.b1, b2=b2, eps=optimizer.eps)
@@ -79,7 +72,9 @@ def build(
             ratio = optimizer.muon_learning_rate / optimizer.learning_rate
             of_matrices = optax.chain(
                 muon.momentum(),
-                muon.orthogonalise(optimizer.muon_steps, muon_type(compute), axis_name),
+                muon.orthogonalise(
+                    optimizer.muon_steps, muon_type(compute), axis_name, model.matrices
+                ),
                 optax.add_decayed_weights(optimizer.weight_decay),
                 optax.scale_by_learning_rate(lambda count: ratio * lr_schedule(count)),
             )

@@ -119,7 +119,7 @@ class Reporter:
         updates = int(metrics.tally.updates) or float("nan")
         loss = float(metrics.tally.loss) / updates
         label = {}
-        if self._config.model.rating_head or self._config.model.classes:
+        if self._config.model.labels:
             # The steps of a line may contain no labels.
             labels = float(metrics.tally.labels) or math.nan
             label = {"label_loss": float(metrics.tally.label_loss) / labels}

@@ -188,7 +188,7 @@ class _Finder:
     reset_carry: bool
 
     def __post_init__(self) -> None:
-        self._tx = optimizer.build(self.config.optimizer, lambda count: 0.0)
+        self._tx = optimizer.build(self.config.optimizer, self.config.model, lambda count: 0.0)
         self.given, self._notes = start.load_start(
             self.cluster, self.config, self.initial, required=not self.checkpoints.steps()
         )

@@ -104,7 +104,7 @@ def _require_shapes(config: Config, theirs: Arrays) -> None:
             has = "no array" if found is None else f"the shape {found.shape}"
             raise UserError(
                 f"train.start_from: {config.train.start_from} has {has} for {name}, but this run "
-                f"needs {shape}; set the same model.hidden, embedding and layers."
+                f"needs {shape}; set the same model, hidden, embedding and layers."
             )
     extra = [name for name in theirs if name not in ours and not name.startswith("label_")]
     if extra:

@@ -1,7 +1,7 @@
 """Everything that a training step changes, except the carry.
 
 The state is the same on every device; the carry differs from row to row, so it is a separate tree
-(`mlstm_jax.model.language_model.Carry`).
+(see `mlstm_jax.model.architecture`).
 """
 
 from typing import Any, NamedTuple

@@ -67,7 +67,11 @@ def _select(condition: Array, yes: Any, no: Any) -> Any:
 
 def reset(carry: Carry, reset_B: Any) -> Carry:
     """Zero the state of the rows that start a shard or a separate document."""
-    return jax.tree.map(lambda x: jnp.where(reset_B[:, None, None], 0, x).astype(x.dtype), carry)
+
+    def zero(x: Array) -> Array:
+        return jnp.where(jnp.expand_dims(reset_B, range(1, x.ndim)), 0, x).astype(x.dtype)
+
+    return jax.tree.map(zero, carry)
 
 
 def _noise(square: Array, mean_square: Array, batches: int, rows: int) -> tuple[Array, Array]:
@@ -153,9 +157,10 @@ def make_train_step(
         key = jax.random.key(config.train.seed, impl="threefry2x32")
         key = jax.random.fold_in(jax.random.fold_in(key, _DROPOUT), step)
         row_B = jax.lax.axis_index(axis_name) * rows + jnp.arange(rows)
-        shape = (model.model.layers, model.model.hidden)
         dropout_mask_BLH = jax.vmap(
-            lambda row: jax.random.bernoulli(jax.random.fold_in(key, row), 1 - dropout, shape)
+            lambda row: jax.random.bernoulli(
+                jax.random.fold_in(key, row), 1 - dropout, config.model.shape
+            )
         )(row_B)
         return dropout_mask_BLH / jnp.float32(1 - dropout)
 

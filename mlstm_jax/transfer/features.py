@@ -9,7 +9,7 @@ any number of states: c, h and the mean of h.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from mlstm_jax.config import Devices
 from mlstm_jax.data.documents import clean
 from mlstm_jax.errors import UserError
+from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
 from mlstm_jax.run import Run
 from mlstm_jax.training import parallel
@@ -39,6 +40,23 @@ _WINDOW = 128
 Features = NDArray[np.float32]
 
 
+def states_of(model: Architecture, asked: Sequence[State] | None = None) -> tuple[State, ...]:
+    """Return the states asked for, or else the first that the model has: c, or h without a c.
+
+    Raises:
+        UserError: the model does not have such a state, or none is named, or one twice.
+    """
+    if asked is None:
+        return cast(tuple[State, ...], model.states[:1])
+    known = (*model.states, "mean_h")
+    for state in asked:
+        if state not in known:
+            raise UserError(f"state {state!r} is not one of {', '.join(known)} of {model.choice}.")
+    if not asked or len(set(asked)) < len(asked):
+        raise UserError(f"--state {' '.join(asked)}: name at least one state, each only once.")
+    return tuple(asked)
+
+
 class Featurizer:
     """Reads texts with one compiled step.
 
@@ -54,7 +72,7 @@ class Featurizer:
         self,
         run: Run,
         *,
-        states: Sequence[State] = ("c",),
+        states: Sequence[State] | None = None,
         all_layers: bool = False,
         units: Sequence[int] | None = None,
         devices: Parallel | None = None,
@@ -64,7 +82,7 @@ class Featurizer:
 
         Args:
             run: a trained model.
-            states: see `State`; columns are in the order of the states.
+            states: see `states_of`; columns are in the order of the states.
             all_layers: keep every layer, the lowest first; otherwise only the top layer.
             units: keep only these of each layer; unset: all.
             devices: unset: all of this process.
@@ -74,18 +92,14 @@ class Featurizer:
         Raises:
             UserError: a state or unit does not exist, or a state is named twice.
         """
-        for state in states:
-            if state not in get_args(State):
-                raise UserError(f"state {state!r} is not one of {', '.join(get_args(State))}.")
-        if not states or len(set(states)) < len(states):
-            raise UserError(f"--state {' '.join(states)}: name at least one state, each only once.")
-        hidden, layers = run.config.model.hidden, run.config.model.layers
+        states = states_of(run.config.model, states)
+        layers, hidden = run.config.model.shape
         wrong = [unit for unit in units or () if not 0 <= unit < hidden]
         if wrong:
             raise UserError(
                 f"unit {wrong[0]} does not exist: the model has units 0 to {hidden - 1}."
             )
-        self._run, self._states = run, tuple(states)
+        self._run, self._states = run, states
         self.reading = str(run.cleaning), run.config.precision.compute, run.config.precision.cell
         self._layers = slice(0 if all_layers else layers - 1, layers)
         self._units = np.arange(hidden) if units is None else np.array(units)
@@ -124,13 +138,14 @@ class Featurizer:
         devices, rows = self._devices, self._rows
         length_B = np.zeros(rows, np.int32)
         length_B[: len(texts)] = [len(text) for text in texts]
-        zero = self._run.model.init_carry(rows)
-        carry = devices.split_rows((zero, np.zeros(zero.h.shape, np.float32)))
+        model = self._run.config.model
+        sums = np.zeros((rows, *model.shape), np.float32)
+        carry = devices.split_rows((self._run.model.init_carry(rows), sums))
         for window in windows(texts, rows, _WINDOW):
             carry = self._read(self._params, carry, devices.split_rows(tuple(window)))
         after, sum_BLH = devices.fetch_rows(carry)
         mean_BLH = sum_BLH / np.maximum(length_B, 1)[:, None, None]
-        made = {"c": after.c, "h": after.h, "mean_h": mean_BLH}
+        made = model.shown(after) | {"mean_h": mean_BLH}
         kept = [made[state][:, self._layers][:, :, self._units] for state in self._states]
         return np.concatenate(
             [np.asarray(kept_BLU, np.float32).reshape(rows, -1) for kept_BLU in kept], axis=1
@@ -149,7 +164,8 @@ def _make_step(model: LanguageModel, *, mean: bool) -> Callable[..., Any]:
             {"params": params}, bytes_BT, before, padding_mask_BT, return_states=mean
         )
         if mean:
-            h_BTLH = jnp.where(padding_mask_BT[:, :, None, None], 0, read.states.h)
+            h_BTLH = model.model.shown(read.states)["h"]
+            h_BTLH = jnp.where(padding_mask_BT[:, :, None, None], 0, h_BTLH)
             sum_BLH = sum_BLH + h_BTLH.sum(axis=1)
         return read.carry, sum_BLH
 
@@ -159,5 +175,5 @@ def _make_step(model: LanguageModel, *, mean: bool) -> Callable[..., Any]:
 def features(
     run: Run, texts: Sequence[str], on_text: Callable[[int], None] = lambda count: None
 ) -> Features:
-    """Return c of the top layer after each text, float32 [texts, H]."""
+    """Return the state of the top layer after each text, float32 [texts, H]; see `states_of`."""
     return Featurizer(run)(texts, on_text)

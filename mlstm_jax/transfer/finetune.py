@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mlstm_jax import output
-from mlstm_jax.config import Config, Data, Model, Optimizer, Train
+from mlstm_jax.config import Config, Data, Optimizer, Train
 from mlstm_jax.data import corpus
 from mlstm_jax.data.corpus import FORMAT_VERSION, Manifest
 from mlstm_jax.data.corpus_writer import check_out, durable, write_split
@@ -147,12 +147,12 @@ def finetune(
 def make_config(run: Run, out: Path, classes: int, options: FinetuneOptions) -> Config:
     """Return the config of the run, which evaluates and reshuffles the shards every epoch."""
     batch, window = options.batch, options.window
-    model = dataclasses.asdict(run.config.model) | {"classes": classes, "rating_head": False}
+    model = dataclasses.replace(run.config.model, classes=classes, rating_head=False)
     size = corpus.open_corpus(out / "corpus").manifest.splits["train"].bytes
     steps = max(1, size // (batch * window))
     return Config(
         out=str(out / "run"),
-        model=Model(**model),
+        model=model,
         data=Data(
             corpus=str(out / "corpus"),
             batch=batch,

@@ -48,7 +48,7 @@ class Held(NamedTuple):
     def apply(self, carry: Carry) -> Carry:
         """Return the carry with the held units set."""
         top_BH = jnp.where(self.is_held_H[None], self.values_H[None], carry.c[:, -1])
-        return Carry(carry.h, carry.c.at[:, -1].set(top_BH.astype(carry.c.dtype)))
+        return carry._replace(c=carry.c.at[:, -1].set(top_BH.astype(carry.c.dtype)))
 
 
 def _sample(key: jax.Array, logits_V: jax.Array, how: Sampling) -> jax.Array:
@@ -78,7 +78,8 @@ def _generate_block(
         carry, logits_BV = state
         keys = jax.vmap(jax.random.fold_in, (0, None))(keys_B, at)
         byte_B = jax.vmap(_sample, (0, 0, None))(keys, logits_BV, how)
-        carry, logits_BTV, *_ = model.apply({"params": params}, byte_B[:, None], held.apply(carry))
+        carry = held.apply(carry) if "c" in model.model.states else carry
+        carry, logits_BTV, *_ = model.apply({"params": params}, byte_B[:, None], carry)
         return (carry, logits_BTV[:, 0]), byte_B
 
     steps = first + jnp.arange(_BLOCK)
@@ -146,6 +147,11 @@ def generate(
     ):
         if not right:
             raise UserError(f"--{name} is {reprlib.repr(value)}, but it must be {rule}.")
+    if held and "c" not in run.config.model.states:
+        raise UserError(
+            f"--set-unit holds a unit of the cell state c, and {run.config.model.choice} has none; "
+            "leave it out."
+        )
     for unit, value in held.items():
         if not 0 <= unit < hidden:
             raise UserError(

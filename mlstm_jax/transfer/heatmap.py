@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from mlstm_jax import output
 from mlstm_jax.errors import UserError
 from mlstm_jax.terminal import one_line
-from mlstm_jax.transfer.features import State
+from mlstm_jax.transfer.features import State, states_of
 from mlstm_jax.transfer.reader import Reader, characters
 
 # Colour-blind people can tell blue from orange.
@@ -61,7 +61,7 @@ def heat(
     unit: int,
     scale: float | None = None,
     *,
-    state: State = "c",
+    state: State | None = None,
     layer: int | None = None,
 ) -> Heat:
     """Read a text, cleaned as `generate` cleans its prompt.
@@ -71,15 +71,16 @@ def heat(
         text: the text to read.
         unit: its number in the layer.
         scale: the absolute value with the full colour; unset: the 99th percentile of the text.
-        state: c or h after each character, or the mean of h up to it.
+        state: c or h after each character, or the mean of h up to it; unset: see `states_of`.
         layer: unset: the top layer.
 
     Raises:
-        UserError: the text is empty, or the unit or layer does not exist.
+        UserError: the text is empty, or the unit, layer or state does not exist.
     """
     from mlstm_jax.transfer.generate import prompt_bytes
 
-    hidden, layers = reader.run.config.model.hidden, reader.run.config.model.layers
+    layers, hidden = reader.run.config.model.shape
+    (state,) = states_of(reader.run.config.model, state and (state,))
     layer = layers - 1 if layer is None else layer
     if not 0 <= layer < layers:
         raise UserError(f"--layer {layer} does not exist: the model has layers 0 to {layers - 1}.")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
 from mlstm_jax.run import Run
-from mlstm_jax.transfer.features import State
+from mlstm_jax.transfer.features import State, states_of
 from mlstm_jax.transfer.windows import windows
 
 _WINDOW = 64
@@ -22,7 +22,7 @@ class Trace(NamedTuple):
     text: bytes
     values_TH: NDArray[np.float32]  # of the requested state and layer, after each byte
     next_V: NDArray[np.float32]  # probability of each possible next byte
-    end_LH: dict[State, NDArray[np.float32]]  # every state after the last byte
+    end_LH: dict[str, NDArray[np.float32]]  # every state after the last byte
 
 
 class Read(NamedTuple):
@@ -51,24 +51,29 @@ def _read_window(
 
 
 def read_text(
-    model: LanguageModel, params: Parameters, text: bytes, state: State = "c", layer: int = -1
+    model: LanguageModel,
+    params: Parameters,
+    text: bytes,
+    state: State | None = None,
+    layer: int = -1,
 ) -> Read:
     """Read at least one byte from a zero state; one compiled step serves all lengths.
 
     The mean of h after a byte is over the text up to that byte; after the last, it is the feature.
     """
+    (state,) = states_of(model.model, state and (state,))
     carry, pieces = jax.tree.map(jnp.asarray, model.init_carry(1)), []
-    sum_LH = np.zeros(carry.h.shape[1:])
+    sum_LH = np.zeros(model.model.shape)
     for number, (bytes_BT, left_B) in enumerate(windows([text], 1, _WINDOW)):
         at, length = number * _WINDOW, int(left_B[0])
         carry, states, logits_BV = _read_window(model, params, carry, bytes_BT, jnp.int32(length))
-        h_TLH = np.asarray(states.h[0], np.float64)[:length]
+        shown = model.model.shown(states)
+        h_TLH = np.asarray(shown["h"][0], np.float64)[:length]
         if state == "mean_h":
             count_T1 = np.arange(at + 1, at + length + 1)[:, None]
             values_TH = (sum_LH[layer] + h_TLH[:, layer].cumsum(axis=0)) / count_T1
         else:
-            found = states.c if state == "c" else states.h
-            values_TH = np.asarray(found[0, :, layer])[:length]
+            values_TH = np.asarray(shown[state][0, :, layer])[:length]
         sum_LH += h_TLH.sum(axis=0)
         pieces.append(np.asarray(values_TH, np.float32))
     return Read(carry, logits_BV, pieces, sum_LH / len(text))
@@ -81,13 +86,13 @@ class Reader:
         self.run = run
         self._params = jax.device_put(run.params)
 
-    def __call__(self, text: bytes, state: State = "c", layer: int = -1) -> Trace:
+    def __call__(self, text: bytes, state: State | None = None, layer: int = -1) -> Trace:
         """Read at least one byte from a zero state; trace a state of a layer (-1: the top)."""
         found = read_text(self.run.model, self._params, text, state, layer)
         next_V = np.asarray(jax.nn.softmax(found.logits_BV[0]), np.float32)
-        end_LH: dict[State, NDArray[np.float32]] = {
-            "c": np.asarray(found.carry.c[0], np.float32),
-            "h": np.asarray(found.carry.h[0], np.float32),
+        shown = self.run.config.model.shown(found.carry)
+        end_LH: dict[str, NDArray[np.float32]] = {
+            **{state: np.asarray(x_BLH[0], np.float32) for state, x_BLH in shown.items()},
             "mean_h": found.mean_h_LH.astype(np.float32),
         }
         return Trace(text, np.concatenate(found.values_TH), next_V, end_LH)

@@ -21,7 +21,7 @@ from mlstm_jax.terminal import show
 from mlstm_jax.transfer import classify, experiment, feature_file, report
 from mlstm_jax.transfer.classify import Classifier, Description, Examples
 from mlstm_jax.transfer.experiment import Result
-from mlstm_jax.transfer.features import Features, Featurizer, State
+from mlstm_jax.transfer.features import Features, Featurizer, State, states_of
 from mlstm_jax.transfer.labels import Labelled, require_classes
 
 
@@ -40,7 +40,7 @@ def transfer(
     names: Mapping[str, str],
     out: Path | None = None,
     *,
-    states: Sequence[State] = ("c",),
+    states: Sequence[State] | None = None,
     all_layers: bool = False,
     text_column: str | None = None,
     show_progress: bool = False,
@@ -53,7 +53,7 @@ def transfer(
         names: what messages call each of them, such as its file.
         out: folder for the features, report.md, report.json, pictures and classifier; each of
             several states gets its own subfolder. Unset: nothing is written.
-        states: see `State`.
+        states: see `states_of`.
         all_layers: use every layer, not only the top one.
         text_column: of the texts' files; `classify` reads the same column.
         show_progress: on standard error.
@@ -61,6 +61,7 @@ def transfer(
     Raises:
         UserError: the classes do not match, or `out` holds something else.
     """
+    states = states_of(run.config.model, states)
     kept = None if out is None else out / "features"
     folders = _folders(out, states) if out else {}
     is_begun = out is not None and require_out(out, states)

@@ -169,6 +169,7 @@ ask("model", {}).then((model) => {
   element("unit").max = model.hidden - 1;
   element("layer").max = model.layers - 1;
   element("layer").value = model.layer;
+  for (const option of element("state").options) option.hidden = !model.states.includes(option.value);
   element("state").value = model.state;
   element("text").placeholder = model.example;
   if (model.unit !== null) {

@@ -3,7 +3,7 @@
 import reprlib
 import sys
 import threading
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from mlstm_jax.data.documents import clean
 from mlstm_jax.errors import UserError
 from mlstm_jax.run import Run
 from mlstm_jax.transfer.classify import Classifier, Description
-from mlstm_jax.transfer.features import State
+from mlstm_jax.transfer.features import State, states_of
 from mlstm_jax.transfer.generate import as_text, generate, prompt_bytes
 from mlstm_jax.transfer.reader import Reader, characters
 
@@ -41,7 +41,7 @@ class Viewer:
         """Take a model, and optionally a classifier and the description of its features."""
         model = run.config.model
         self._run, self._classifier, self._reader = run, classifier, Reader(run)
-        self._state: State = about.state if about else "c"
+        self._state: State = about.state if about else states_of(model)[0]
         self._lowest = 0 if about and about.all_layers else model.layers - 1
         self._layer, self._unit = model.layers - 1, None
         if classifier:
@@ -65,6 +65,7 @@ class Viewer:
             "layers": model.layers,
             "hidden": model.hidden,
             "state": self._state,
+            "states": self._states(),
             "layer": self._layer,
             "unit": self._unit,
             "example": _EXAMPLES.get(self._run.cleaning, _EXAMPLE),
@@ -79,9 +80,11 @@ class Viewer:
         """
         text = _text(asked)
         state: State = _field(asked, "state", str, self._state)
-        if state not in get_args(State):
-            known = ", ".join(get_args(State))
-            raise BadRequest(f"state is {reprlib.repr(state)}, but it must be one of {known}.")
+        known = self._states()
+        if state not in known:
+            raise BadRequest(
+                f"state is {reprlib.repr(state)}, but it must be one of {', '.join(known)}."
+            )
         layer, layers = _field(asked, "layer", int, self._layer), self._run.config.model.layers
         if not 0 <= layer < layers:
             raise BadRequest(
@@ -132,6 +135,9 @@ class Viewer:
                 held=held,
             )
             return {"text": "".join(as_text(piece for (piece,) in pieces))}
+
+    def _states(self) -> list[str]:
+        return [*self._run.config.model.states, "mean_h"]
 
     def _classes(self, text: str) -> list[dict[str, Any]]:
         if not self._classifier:

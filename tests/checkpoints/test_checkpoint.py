@@ -84,7 +84,7 @@ class Saved:
         self.devices = Parallel(jax.local_devices()[:devices])
         config = Config(model=Model(hidden=16, embedding=8, layers=2))
         model = LanguageModel(config.model, config.precision)
-        tx = optimizer.build(config.optimizer, lambda count: 0.0)
+        tx = optimizer.build(config.optimizer, config.model, lambda count: 0.0)
         random = np.random.default_rng(0)
         fresh = fresh_state(config, model, tx, None)
         self.state: TrainState = jax.tree.map(

@@ -9,12 +9,15 @@ import optax
 import pytest
 
 from mlstm_jax import config
-from mlstm_jax.model.language_model import Carry, LanguageModel
+from mlstm_jax.model.architecture import Architecture, Carry
+from mlstm_jax.model.language_model import LanguageModel
 from tests.marks import FP16
 from tests.model import reference
 from tests.tolerance import assert_close
 
 pytestmark = pytest.mark.numeric
+
+KINDS = sorted(Architecture.kinds)
 
 
 @functools.cache
@@ -23,9 +26,14 @@ def initial(model: LanguageModel) -> dict:
 
 
 def make(
-    compute: str = "fp32", *, hidden: int = 5, layers: int = 2, **model: object
+    compute: str = "fp32",
+    kind: str = "mlstm",
+    *,
+    hidden: int = 5,
+    layers: int = 2,
+    **model: object,
 ) -> tuple[LanguageModel, dict]:
-    sizes = config.Model(hidden=hidden, embedding=3, layers=layers, **model)
+    sizes = Architecture.kinds[kind](hidden=hidden, embedding=3, layers=layers, **model)
     built = LanguageModel(sizes, config.Precision(compute=compute))
     # The same in every type.
     params = initial(LanguageModel(sizes, config.Precision()))
@@ -36,8 +44,8 @@ def make(
 
 
 def random_carry(random: np.random.Generator, rows: int, model: LanguageModel) -> Carry:
-    shape = (rows, model.model.layers, model.model.hidden)
-    return Carry(*(random.normal(size=shape).astype(np.float32) for _ in range(2)))
+    draw = lambda x: random.normal(size=x.shape).astype(np.float32)  # noqa: E731
+    return jax.tree.map(draw, model.init_carry(rows))
 
 
 def mean_loss(model: LanguageModel, params: dict, batch: np.ndarray, carry: Carry) -> jax.Array:
@@ -47,31 +55,41 @@ def mean_loss(model: LanguageModel, params: dict, batch: np.ndarray, carry: Carr
     ).mean()
 
 
-def test_forward_and_gradient_agree_with_float64(random: np.random.Generator) -> None:
-    model, params = make()
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [*((kind, {}) for kind in KINDS), ("lstm", {"weight_norm": True})],
+)
+def test_forward_and_gradient_agree_with_float64(
+    kind: str, options: dict, random: np.random.Generator
+) -> None:
+    model, params = make(kind=kind, **options)
     batch = random.integers(0, 256, (3, 8), dtype=np.uint8)
     carry = random_carry(random, 3, model)
     exact_params = jax.tree.map(np.float64, params)
     inputs, targets = batch[:, :-1], batch[:, 1:]
 
     after, logits, *_ = jax.jit(model.apply)({"params": params}, inputs, carry)
-    exact = reference.forward(exact_params, inputs, np.float64(carry.h), np.float64(carry.c))
+    states = {name: np.float64(x) for name, x in model.model.shown(carry).items()}
+    exact = reference.forward(kind, exact_params, inputs, states)
     # Two layers of three products over at most 5 units, and the decoder.
     terms = 2 * 3 * 5 + 5
-    assert_close((logits, after.h, after.c), exact, terms)
+    assert_close((logits, model.model.shown(after)), exact, terms)
 
     gradient = jax.jit(jax.grad(lambda p: mean_loss(model, p, batch, carry)))(params)
-    arguments = (inputs, targets, np.float64(carry.h), np.float64(carry.c))
-    exact = reference.gradient(exact_params, *arguments)
+    # The decoder is the same in all kinds.
+    left_out = () if kind == "mlstm" else ("decoder_kernel", "decoder_bias")
+    gradient = {name: leaf for name, leaf in gradient.items() if name not in left_out}
+    exact = reference.gradient(kind, exact_params, inputs, targets, states, left_out)
     assert_close(gradient, exact, 2 * terms + inputs.size)
 
 
 @pytest.mark.parametrize("compute", ["fp32", "bf16", FP16])
 @pytest.mark.parametrize("layers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("kind", KINDS)
 def test_two_carried_windows_are_one_long_window(
-    compute: str, layers: int, random: np.random.Generator
+    compute: str, layers: int, kind: str, random: np.random.Generator
 ) -> None:
-    model, params = make(compute, hidden=32, layers=layers)
+    model, params = make(compute, kind, hidden=32, layers=layers)
     bytes_BT = random.integers(0, 256, (4, 24), dtype=np.uint8)
     carry = random_carry(random, 4, model)
     apply = jax.jit(lambda b, c: model.apply({"params": params}, b, c))
@@ -86,8 +104,11 @@ def test_two_carried_windows_are_one_long_window(
     assert_close(jnp.concatenate([first, second], axis=1), whole, terms=32)
 
 
-def test_a_row_does_not_see_its_neighbours_or_the_future(random: np.random.Generator) -> None:
-    model, params = make()
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_does_not_see_its_neighbours_or_the_future(
+    kind: str, random: np.random.Generator
+) -> None:
+    model, params = make(kind=kind)
     bytes_BT = random.integers(0, 256, (2, 9), dtype=np.uint8)
     changed = bytes_BT.copy()
     changed[0, 5:] += 1
@@ -100,11 +121,32 @@ def test_a_row_does_not_see_its_neighbours_or_the_future(random: np.random.Gener
     assert np.abs(before[0, 5:] - after[0, 5:]).max() > 1e-3
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_holds_the_state_and_states_are_the_carry_after_each_byte(
+    kind: str, random: np.random.Generator
+) -> None:
+    model, params = make(kind=kind)
+    bytes_BT = random.integers(0, 256, (2, 6), dtype=np.uint8)
+    carry = random_carry(random, 2, model)
+    apply = jax.jit(model.apply, static_argnames="return_states")
+    padding = np.array([[False] * 3 + [True] * 3, [True] * 6])
+    held = apply({"params": params}, bytes_BT, carry, padding, return_states=True)
+    short = apply({"params": params}, bytes_BT[:, :3], carry).carry
+    for found, there, before, steps in zip(held.carry, short, carry, held.states, strict=True):
+        assert_close(found[0], there[0], terms=2 * 3 * 5)
+        np.testing.assert_array_equal(found[1], before[1])
+        np.testing.assert_array_equal(steps[:, -1], found)
+        np.testing.assert_array_equal(steps[0, 2], found[0])
+
+
 @pytest.mark.parametrize("compute", ["bf16", FP16])
-def test_half_precision_gradient_is_near_float32(compute: str, random: np.random.Generator) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_half_precision_gradient_is_near_float32(
+    compute: str, kind: str, random: np.random.Generator
+) -> None:
     batch = random.integers(0, 256, (8, 65), dtype=np.uint8)
-    exact_model, params = make(hidden=64, layers=1)
-    half_model, _ = make(compute, hidden=64, layers=1)
+    exact_model, params = make(kind=kind, hidden=64, layers=1)
+    half_model, _ = make(compute, kind, hidden=64, layers=1)
     carry = random_carry(random, 8, exact_model)
     exact = jax.jit(jax.grad(lambda p: mean_loss(exact_model, p, batch, carry)))(params)
     half = jax.jit(jax.grad(lambda p: mean_loss(half_model, p, batch, carry) * 1024))(params)

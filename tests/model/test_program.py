@@ -9,7 +9,7 @@ import pytest
 from mlstm_jax.compiled import hlo
 from mlstm_jax.compiled.kernels import products
 from mlstm_jax.model.matmul import dot
-from mlstm_jax.model.recurrence import LayerCarry, LayerWeights, Sequence, recurrence
+from mlstm_jax.model.recurrence import Carry, LayerWeights, Sequence, recurrence
 
 T, B, H = 24, 8, 128
 
@@ -18,13 +18,13 @@ T, B, H = 24, 8, 128
 def gradient(compute: str) -> hlo.Program:
     """Compile the gradient by all weights of one layer that reads bytes."""
 
-    def total(carry: LayerCarry, sequence: Sequence, weights: LayerWeights) -> jax.Array:
+    def total(carry: Carry, sequence: Sequence, weights: LayerWeights) -> jax.Array:
         (last, _), h_TBH = recurrence(carry, sequence, weights, jnp.dtype(compute))
         return jnp.sum(last) + jnp.sum(h_TBH.astype(jnp.float32))
 
     zero_BH = jnp.zeros((B, H))
     shapes = (256, H), (256, 4 * H), (H, H), (H, 4 * H), (4 * H,)
-    given = LayerCarry(zero_BH, zero_BH), Sequence(jnp.zeros((T, B), jnp.int32))
+    given = Carry(zero_BH, zero_BH), Sequence(jnp.zeros((T, B), jnp.int32))
     weights = LayerWeights(*(jnp.zeros(shape) for shape in shapes))
     compiled = jax.jit(jax.grad(total, argnums=2)).lower(*given, weights).compile()
     return hlo.parse(compiled.as_text())

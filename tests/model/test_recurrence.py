@@ -13,7 +13,7 @@ from jax.extend.core import subjaxprs
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.launch import require_gpu
 from mlstm_jax.model.recurrence import (
-    LayerCarry,
+    Carry,
     LayerWeights,
     Sequence,
     recurrence,
@@ -24,7 +24,7 @@ from tests.tolerance import assert_close, error
 pytestmark = pytest.mark.numeric
 
 TYPES = ["float32", "bfloat16", "float16"]
-Arguments = tuple[LayerCarry, Sequence, LayerWeights]
+Arguments = tuple[Carry, Sequence, LayerWeights]
 
 
 def combinations(*choices: Any, fast: list[tuple]) -> list[Any]:
@@ -55,7 +55,7 @@ def arguments(
         wh_HG=normal(h, 4 * h) / np.float32(np.sqrt(h)),
         b_G=normal(4 * h),
     )
-    return LayerCarry(np.tanh(normal(b, h)), normal(b, h)), Sequence(x), weights
+    return Carry(np.tanh(normal(b, h)), normal(b, h)), Sequence(x), weights
 
 
 def directions(random: np.random.Generator, given: Arguments) -> tuple:
@@ -63,7 +63,7 @@ def directions(random: np.random.Generator, given: Arguments) -> tuple:
     carry, sequence, _ = given
     shapes = carry.h.shape, carry.h.shape, (len(sequence.x), *carry.h.shape)
     dh, dc, dh_TBH = (random.normal(size=shape).astype(np.float32) for shape in shapes)
-    return LayerCarry(dh, dc), dh_TBH
+    return Carry(dh, dc), dh_TBH
 
 
 def gradients(function: Any, given: Arguments, compute: Any, direction: tuple, **options: Any):
@@ -71,7 +71,7 @@ def gradients(function: Any, given: Arguments, compute: Any, direction: tuple, *
     carry, sequence, weights = given
     is_vector = sequence.x.dtype == np.float32
 
-    def scalar(carry: LayerCarry, x: Any, weights: LayerWeights) -> jax.Array:
+    def scalar(carry: Carry, x: Any, weights: LayerWeights) -> jax.Array:
         given = carry, sequence._replace(x=x) if is_vector else sequence, weights
         made = function(*given, jnp.dtype(compute), **options)
         parts = jax.tree.map(lambda a, b: jnp.vdot(a.astype(b.dtype), b), made, direction)
@@ -194,7 +194,7 @@ def test_forward_is_the_same_to_the_bit_in_every_mode(
     def run(*given: Any) -> Any:
         return recurrence(*given, compute, recompute_every)
 
-    def saving(carry: LayerCarry, weights: LayerWeights) -> Any:
+    def saving(carry: Carry, weights: LayerWeights) -> Any:
         return jax.vjp(lambda c, w: run(c, sequence, w), carry, weights)[0]
 
     jax.tree.map(np.testing.assert_array_equal, jax.jit(run)(*given), plain)
@@ -232,7 +232,7 @@ def test_a_held_cell_stays_and_passes_its_gradient_on(
 
 def test_a_cell_in_the_compute_type_keeps_it(random: np.random.Generator) -> None:
     carry, sequence, weights = arguments(random, 12, 3, 8)
-    given = LayerCarry(carry.h, jnp.asarray(carry.c, jnp.bfloat16)), sequence, weights
+    given = Carry(carry.h, jnp.asarray(carry.c, jnp.bfloat16)), sequence, weights
     direction = directions(random, given)
     last, _ = recurrence(*given, jnp.bfloat16)
     assert (last.h.dtype, last.c.dtype) == (jnp.float32, jnp.bfloat16)
@@ -251,7 +251,7 @@ def test_weight_gradient_is_summed_in_float32(random: np.random.Generator) -> No
     weights = weights._replace(wmx_IH=np.ones_like(weights.wmx_IH))
     given = carry, Sequence(np.broadcast_to(sequence.x[:1], sequence.x.shape)), weights
     zeros = np.zeros((1, h), np.float32)
-    direction = LayerCarry(zeros, zeros), np.full((t, 1, h), 1 / 64, np.float32)
+    direction = Carry(zeros, zeros), np.full((t, 1, h), 1 / 64, np.float32)
     _, exact = gradients(recurrence_reference, given, jnp.float32, direction)
     _, half = gradients(recurrence, given, "bfloat16", direction)
     half, exact = (w._replace(wx_IG=w.wx_IG.sum(0), wmx_IH=w.wmx_IH.sum(0)) for w in (half, exact))
@@ -383,7 +383,7 @@ def test_our_own_kernels_compute_the_same(
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(ours))
     assert_close(ours, exact, terms_of(t, b, h, inputs), compute)
 
-    def saving(carry: LayerCarry, weights: LayerWeights) -> Any:
+    def saving(carry: Carry, weights: LayerWeights) -> Any:
         run = lambda c, w: recurrence(c, given[1], w, jnp.dtype(compute), **options)  # noqa: E731
         return jax.vjp(run, carry, weights)[0]
 
@@ -398,7 +398,7 @@ def test_a_cell_in_the_compute_type_keeps_it_in_our_own_kernels(
     random: np.random.Generator,
 ) -> None:
     carry, sequence, weights = arguments(random, 3, 2, 8)
-    given = LayerCarry(carry.h, jnp.asarray(carry.c, jnp.bfloat16)), sequence, weights
+    given = Carry(carry.h, jnp.asarray(carry.c, jnp.bfloat16)), sequence, weights
     direction = directions(random, given)
     by_xla, ours = (
         gradients(recurrence, given, "bfloat16", direction, loops=loops)

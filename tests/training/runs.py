@@ -48,7 +48,9 @@ def final_state(folder: Path, batch: int) -> Any:
     config = run.read_config(folder)
     assert config is not None
     model = run.LanguageModel(config.model, config.precision)
-    tx = optimizer.build(config.optimizer, schedule.learning_rate(config.optimizer, batch, 300))
+    tx = optimizer.build(
+        config.optimizer, config.model, schedule.learning_rate(config.optimizer, batch, 300)
+    )
     checkpoints = Checkpoints(folder, read_only=True)
     step = checkpoints.latest()
     assert step is not None

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from mlstm_jax.config import Optimizer
+from mlstm_jax.config import Model, Optimizer
 from mlstm_jax.model.weight_norm import weight_norm
 from mlstm_jax.training import muon, optimizer
 from mlstm_jax.training.parallel import Parallel
@@ -59,7 +59,7 @@ def test_muon_against_its_equations(random: np.random.Generator) -> None:
     options = Optimizer(
         name="muon", learning_rate=0.01, muon_learning_rate=0.05, weight_decay=0.1, clip_norm=None
     )
-    tested = optimizer.build(options, lambda count: 0.01)
+    tested = optimizer.build(options, Model(), lambda count: 0.01)
     adam = optax.adam(0.01, 0.9, 0.999, 1e-8)
     params, gradients = draw(random), [draw(random) for _ in range(3)]
     state, expected_state = tested.init(params), adam.init(params)
@@ -69,7 +69,9 @@ def test_muon_against_its_equations(random: np.random.Generator) -> None:
         others, expected_state = adam.update(gradient, expected_state, params)
         momentum = jax.tree.map(lambda m, g: 0.95 * m + g, momentum, gradient)
         nesterov = jax.tree.map(lambda m, g: np.float64(g) + 0.95 * m, momentum, gradient)
-        for path, is_matrix in jax.tree_util.tree_leaves_with_path(optimizer.matrices(params)):
+        for path, is_matrix in jax.tree_util.tree_leaves_with_path(
+            muon.of_names(Model().matrices)(params)
+        ):
             get = functools.partial(functools.reduce, lambda tree, key: tree[key.key], path)
             if is_matrix:
                 orthogonal = exact_update(path[-1].key, get(nesterov))
@@ -89,7 +91,7 @@ def test_newton_schulz_in_bf16(random: np.random.Generator) -> None:
     q = np.linalg.qr(random.normal(size=(2, 48, 48)))[0]
     g = (q[0] * np.linspace(1, 3, 48)) @ q[1]
     g = np.concatenate([g, g[:, :16]], axis=1)
-    step = muon.orthogonalise(5, optimizer.muon_type("bf16"), None)
+    step = muon.orthogonalise(5, optimizer.muon_type("bf16"), None, Model().matrices)
     made = jax.jit(lambda g: step.update({"wmh_v": g}, optax.EmptyState())[0]["wmh_v"])
     expected = np.sqrt(64 / 48) * newton_schulz(g)
     _, b, c = COEFFICIENTS
@@ -105,11 +107,11 @@ def test_newton_schulz_in_bf16(random: np.random.Generator) -> None:
 def test_devices_share_the_matrices_out(count: int, random: np.random.Generator) -> None:
     options = Optimizer(name="muon")
     params, gradient = draw(random), draw(random)
-    alone = optimizer.build(options, lambda count: 0.01)
+    alone = optimizer.build(options, Model(), lambda count: 0.01)
     expected, _ = jax.jit(alone.update)(gradient, alone.init(params), params)
 
     devices = Parallel(jax.local_devices()[:count])
-    shared = optimizer.build(options, lambda count: 0.01, axis_name="data")
+    shared = optimizer.build(options, Model(), lambda count: 0.01, axis_name="data")
     given = devices.replicate((gradient, shared.init(params), params))
     updates, state = devices.map(shared.update)(*given)
     for one in range(count):
@@ -149,7 +151,7 @@ def test_an_update_turns_each_column_by_the_rate_over_its_norm(
     scale = np.linalg.norm(gradient, axis=0) * np.linalg.norm(v, axis=0)
     assert_close(along / scale, np.zeros(h), h)
 
-    step = muon.orthogonalise(5, np.float32, None)
+    step = muon.orthogonalise(5, np.float32, None, Model().matrices)
     made, _ = step.update({"wmh_v": gradient}, step.init(None))
     o = np.asarray(made["wmh_v"])
     # Newton-Schulz leaves singular values between 0.68 and 1.13 (Jordan et al. 2024).
@@ -176,7 +178,7 @@ def test_the_half_life_of_the_second_moment() -> None:
     assert optimizer.second_moment_decay(Optimizer(), 512 * 64) == 0.999
     bytes_read, kept = 4 * 512 * 64, []
     for rows in (16, 512):
-        adam = optimizer.build(options, lambda n: 1.0, update_bytes=rows * 64)
+        adam = optimizer.build(options, Model(), lambda n: 1.0, update_bytes=rows * 64)
         state = adam.init({"b": np.zeros(1, np.float32)})
         for n in range(bytes_read // (rows * 64)):
             _, state = adam.update({"b": np.full(1, float(n == 0), np.float32)}, state)

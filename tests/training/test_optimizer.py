@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mlstm_jax import cli
-from mlstm_jax.config import Optimizer
+from mlstm_jax.config import Model, Optimizer
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import optimizer, schedule
 from tests.tolerance import assert_close, bound
@@ -128,7 +128,7 @@ def test_the_others_against_their_equations(
 ) -> None:
     """Few steps in float64 NumPy; decay and trust ratio on the matrices alone."""
     options = Optimizer(name=name, learning_rate=0.01, **chosen)
-    tested = optimizer.build(options, schedule.learning_rate(options, 128, 10))
+    tested = optimizer.build(options, Model(), schedule.learning_rate(options, 128, 10))
 
     def draw() -> dict:
         return jax.tree.map(
@@ -181,7 +181,7 @@ def flat(tree: dict) -> dict[tuple[str, ...], np.ndarray]:
 def test_the_trust_ratio_turns_v_alike_whatever_its_norm(random: np.random.Generator) -> None:
     """With weight normalisation W hangs on the direction of V alone, and dV on 1 / ‖V‖."""
     lamb = Optimizer(name="lamb", learning_rate=0.01)
-    tested = optimizer.build(lamb, schedule.learning_rate(lamb, 128, 10))
+    tested = optimizer.build(lamb, Model(), schedule.learning_rate(lamb, 128, 10))
     v, g = (random.normal(size=(3, 5)).astype(np.float32) for _ in range(2))
 
     def angle(size: float) -> float:
@@ -198,7 +198,7 @@ def test_the_trust_ratio_turns_v_alike_whatever_its_norm(random: np.random.Gener
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_adam_against_its_equations(clip: float | None, random: np.random.Generator) -> None:
     chosen = Optimizer(learning_rate=0.01, clip_norm=clip)
-    tx = optimizer.build(chosen, schedule.learning_rate(chosen, 128, 10))
+    tx = optimizer.build(chosen, Model(), schedule.learning_rate(chosen, 128, 10))
     params = {"a": random.normal(size=(3, 2)).astype(np.float32)}
     state = tx.init(params)
     w, m, v = np.float64(params["a"]), 0.0, 0.0

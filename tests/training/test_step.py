@@ -16,7 +16,8 @@ from mlstm_jax import config as configs
 from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.data.stream import Batch
-from mlstm_jax.model.language_model import Carry, LanguageModel
+from mlstm_jax.model.architecture import Carry
+from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.recurrence import Loops
 from mlstm_jax.training import optimizer, parallel, schedule, start
 from mlstm_jax.training.parallel import Parallel
@@ -43,7 +44,7 @@ def make_config(corpus: Path, **precision: Any) -> Config:
 def fresh(config: Config) -> TrainState:
     """The state before the first step: of the model, the precision, the optimizer and the seed."""
     model = LanguageModel(config.model, config.precision)
-    tx = optimizer.build(config.optimizer, lambda count: 0.0)
+    tx = optimizer.build(config.optimizer, config.model, lambda count: 0.0)
     return start.fresh_state(config, model, tx, None)
 
 
@@ -63,7 +64,7 @@ class Trainer:
         self.devices = Parallel(jax.local_devices()[:devices])
         model = LanguageModel(config.model, config.precision, recompute_every, loops)
         rate = schedule.learning_rate(config.optimizer, config.data.batch, 200)
-        tx = optimizer.build(config.optimizer, rate)
+        tx = optimizer.build(config.optimizer, config.model, rate)
         self.stream = train_stream(config, open_corpus(Path(config.data.corpus)))
         self.traces = 0
         step = make_train_step(config, model, tx, rate, parallel.AXIS)

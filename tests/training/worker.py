@@ -43,7 +43,7 @@ def main(corpus: str, out: str, coordinator: str, processes: str, index: str, de
     with Cluster(config.distributed) as cluster, parallel.started(cluster, config.devices) as all_:
         model = LanguageModel(config.model, config.precision)
         rate = schedule.learning_rate(config.optimizer, config.data.batch, 200)
-        tx = optimizer.build(config.optimizer, rate)
+        tx = optimizer.build(config.optimizer, config.model, rate)
         step = all_.map(make_train_step(config, model, tx, rate, parallel.AXIS), donate=(0, 1))
         stream = train_stream(config, open_corpus(Path(corpus)))
         rows = all_.rows(config.data.batch)

@@ -30,7 +30,7 @@ def test_a_run_starts_from_the_parameters_of_another(run: Run) -> None:
         model=dataclasses.replace(run.config.model, classes=3),
         train=Train(start_from=str(run.folder)),
     )
-    tx = optimizer.build(Optimizer(), lambda count: 0.0)
+    tx = optimizer.build(Optimizer(), run.config.model, lambda count: 0.0)
 
     def begin(config: Config) -> dict[str, np.ndarray]:
         model = type(run.model)(config.model, config.precision)

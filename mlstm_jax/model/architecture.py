@@ -1,0 +1,192 @@
+"""The interface of a model: all that the rest of the program knows of an architecture.
+
+A subclass of `Architecture` is one kind of model. It is the section `model` of a config, so its
+fields are the options of the command line, and its methods say what the others need: the loop and
+the checkpoints take the carry as a tree, features and generation ask for states by name, the
+optimizers for matrices, the plan for products and memory. `LanguageModel` (language_model.py) joins
+its layers with what all models share: the embedding, the decoder and the label heads.
+
+A kind is one file in cells/ and one line in config.py. This file and cells/ import jax only inside
+functions, because a config must be readable before jax is imported.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+
+from mlstm_jax.errors import require
+
+Tree = Any  # of arrays
+
+
+class Carry(NamedTuple):
+    """The state of all layers between two windows: h float32 [B, L, H], c [B, L, H]; or of one.
+
+    Rows are the first axis, so the carry of all devices is one array in the order of the streams.
+    """
+
+    h: Any
+    c: Any
+
+
+class How(NamedTuple):
+    """How a window is read."""
+
+    compute: Any  # operand type of every product
+    states: bool  # also return the state after each byte; without a gradient
+    recompute_every: int | None  # see config.Train
+    loops: str | None  # see recurrence.py
+
+
+class Layers(Protocol):
+    """The layers of a kind of model: a module such as mlstm_layer.py."""
+
+    # The Linen module that owns the parameters of a layer: its call takes the width I of the
+    # layer's input, and returns what `read` needs of them, computed once per window.
+    Weights: Any
+
+    def start(
+        self, weights: Tree, embedding_VE: Any, bytes_TB: Any, compute: Any
+    ) -> tuple[Tree, Any]:
+        """Return the weights of the first layer, and its input; an upper layer reads [T, B, H]."""
+
+    def read(
+        self, model: Any, weights: Tree, before: Tree, x: Any, hold_TB: Any, how: How
+    ) -> tuple[Tree, Any, Tree]:
+        """Read a window.
+
+        Args:
+            model: the kind.
+            weights: of this layer.
+            before: its carry before the window, [B, ...].
+            x: its input.
+            hold_TB: bool, true in the padding, where the carry does not change; or None.
+            how: see `How`.
+
+        Returns:
+            The carry after the window; the output [T, B, H] in the compute type; and the carry
+            after each byte, [T, B, ...], or None unless `how.states`.
+        """
+
+
+class Products(NamedTuple):
+    """Multiplications and additions for one byte of one row."""
+
+    forward: int  # in each step of the loop over time
+    backward: int  # in each step of the loop back
+    others: int  # outside the loops, forward and backward
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """The sizes of a model, and its embedding."""
+
+    # Hidden units H of a layer. Paper: 4096 (also 256, 1024, 8192).
+    hidden: int = 4096
+    # Embedding size E of a byte. Paper: 64.
+    embedding: int = 64
+    # Stacked layers. Paper: 1.
+    layers: int = 1
+    # Standard deviation of the initial embedding. Paper: 1. With a small value the multiplicative
+    # path of an mLSTM starts almost closed.
+    embedding_std: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture(Sizes):
+    """One kind of model; see the top of this file."""
+
+    # Also predict a document's rating from the state at its end, as an auxiliary objective of the
+    # language model (see train.label_weight). The corpus must have ratings. Paper: future work.
+    rating_head: bool = False
+    # Number of classes to predict in the same way, from a corpus whose ratings are class numbers
+    # that start at 0. `mlstm-jax finetune` sets it. 0: no classes.
+    classes: int = 0
+
+    # Every kind by its name in a config.json and on the command line; a JSON without one means
+    # `usual`.
+    kinds: ClassVar[dict[str, type["Architecture"]]] = {}
+    usual: ClassVar[str] = "mlstm"
+    title: ClassVar[str] = ""
+    # The states that can be shown; features use the first unless told otherwise.
+    states: ClassVar[tuple[str, ...]] = ("c", "h")
+    # Whether the loops over time and their gradient are this package's own, not JAX's: for
+    # devices.kernels and train.recompute_every.
+    has_own_loops: ClassVar[bool] = False
+
+    def __init_subclass__(cls, title: str = "") -> None:
+        if title:
+            cls.title = title
+            Architecture.kinds[title.lower()] = cls
+
+    def __post_init__(self) -> None:
+        for name, most in (("hidden", 2**20), ("embedding", 2**20), ("layers", 1000)):
+            value = getattr(self, name)
+            require(1 <= value <= most, f"model.{name}", value, f"1 to {most:,}")
+        one = self.classes == 0 or (2 <= self.classes <= 2**20 and not self.rating_head)
+        rule = f"0, or 2 to {2**20:,} without rating_head"
+        require(one, "model.classes", self.classes, rule)
+        std = self.embedding_std
+        require(0 < std < math.inf, "model.embedding_std", std, "above 0, and finite")
+
+    @property
+    def choice(self) -> str:
+        """The word that chooses this kind on a command line."""
+        return f"model:{self.title.lower()}"
+
+    @property
+    def labels(self) -> int:
+        """The outputs K of the label head: 1 for ratings, one for each class, 0 without a head."""
+        return self.classes or int(self.rating_head)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The sizes [L, H] of every state and of the dropout mask of a row."""
+        return self.layers, self.hidden
+
+    def init_carry(self, rows: int, cell: Any) -> Tree:
+        """Return the carry at the start of a shard, zero, NumPy; `cell` is the type of c.
+
+        It is any tree of arrays whose first axis is the rows; it may be empty.
+        """
+        shape = (rows, *self.shape)
+        return Carry(np.zeros(shape, np.float32), np.zeros(shape, cell))
+
+    def shown(self, carry: Tree) -> dict[str, Any]:
+        """Return the states of a carry by their names in `states`, [B, L, H]."""
+        found: dict[str, Any] = carry._asdict()
+        return found
+
+    def parts(self) -> Layers:
+        """Return the layers."""
+        raise NotImplementedError
+
+    def matrices(self, name: str) -> int:
+        """Return how many matrices are side by side in a parameter, such as layer_0/wx_v.
+
+        They have weight decay and a trust ratio, and Muon orthogonalises each by itself. 0: the
+        parameter is no matrix. The decoder is the same in all models.
+        """
+        return int(name == "decoder_kernel")
+
+    def large(self, layer: int) -> list[str]:
+        """Return a layer's parameters that grow large with H, in the order of their gradients."""
+        raise NotImplementedError
+
+    def products(self, layer: int) -> Products:
+        """Return the products of a layer."""
+        raise NotImplementedError
+
+    def kept_bytes(self, units: int, window: int, every: int | None, width: int, cell: int) -> int:
+        """Return the bytes that a layer keeps for the backward pass, and needs in it.
+
+        Args:
+            units: rows · H.
+            window: T.
+            every: train.recompute_every.
+            width: bytes of a number of the compute type.
+            cell: bytes of a number of c.
+        """
+        raise NotImplementedError

@@ -1,0 +1,1 @@
+"""The kinds of models: a file has the options of one, and what it says of itself."""

@@ -1,0 +1,130 @@
+"""The interface of a model, with one that is not recurrent: the program asks no more of any."""
+
+import dataclasses
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import jax
+import numpy as np
+import pytest
+from flax import linen
+
+from mlstm_jax import run
+from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train
+from mlstm_jax.interop.weights import expected_shapes
+from mlstm_jax.model.architecture import Architecture, Products
+from mlstm_jax.model.inputs import project
+from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.model.matmul import matmul
+from mlstm_jax.planning import plan
+from mlstm_jax.training import loop
+
+
+class Weights(linen.Module):
+    model: Architecture
+
+    @linen.compact
+    def __call__(self, inputs: int) -> jax.Array:
+        return self.param("w_v", linen.initializers.orthogonal(), (inputs, self.model.hidden))
+
+
+def start(w: Any, embedding_VE: Any, bytes_TB: Any, compute: Any) -> tuple[Any, Any]:
+    return w, project(bytes_TB, embedding_VE).astype(compute)
+
+
+def read(model: Any, w: Any, before: Any, x: Any, hold_TB: Any, how: Any) -> tuple[Any, Any, Any]:
+    return (), jax.nn.gelu(matmul(x, w, how.compute).astype(how.compute)), None
+
+
+@pytest.fixture
+def bigram() -> Iterator[type[Architecture]]:
+    """A model that knows the last byte only: its carry is empty."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Bigram(Architecture, title="bigram"):
+        kind: Literal["bigram"] = field(default="bigram", init=False)
+
+        def init_carry(self, rows: int, cell: Any) -> Any:
+            return ()
+
+        def parts(self) -> Any:
+            return SimpleNamespace(Weights=Weights, start=start, read=read)
+
+        def matrices(self, name: str) -> int:
+            return int(name.endswith("w_v")) or super().matrices(name)
+
+        def large(self, layer: int) -> list[str]:
+            return ["w_v"]
+
+        def products(self, layer: int) -> Products:
+            return Products(0, 0, 3 * self.hidden * (self.hidden if layer else self.embedding))
+
+        def kept_bytes(
+            self, units: int, window: int, every: int | None, width: int, cell: int
+        ) -> int:
+            return 2 * units * window * width
+
+    yield Bigram
+    del Architecture.kinds["bigram"]
+
+
+@pytest.mark.usefixtures("bigram")
+@pytest.mark.parametrize("kind", sorted({*Architecture.kinds, "bigram"} - {"mlstm"}))
+def test_every_kind_learns_and_resumes_to_the_bit(kind: str, corpus: Path, tmp_path: Path) -> None:
+    train = Train(steps=40, epochs=None, eval_every=40, checkpoint_every=20, micro_batches=2)
+    config = Config(
+        out=str(tmp_path / "run"),
+        model=Architecture.kinds[kind](hidden=16, embedding=8, layers=2),
+        data=Data(corpus=str(corpus), batch=8, window=16),
+        optimizer=Optimizer(name="muon", learning_rate=1e-2),
+        precision=Precision(compute="bf16"),
+        train=dataclasses.replace(train, dropout=0.1),
+    )
+    whole = run.load_run(loop.train(config, quiet=True), "latest")
+    assert whole.config.model == config.model
+    losses = [line["bpc"] for line in whole_lines(whole)]
+    assert losses[-1] < losses[0] - 1
+
+    shutil.copytree(tmp_path / "run", tmp_path / "again")
+    shutil.rmtree(tmp_path / "again/checkpoints/40")
+    config = dataclasses.replace(config, out=str(tmp_path / "again"))
+    again = run.load_run(loop.train(config, resume=True, quiet=True), "latest")
+    jax.tree.map(np.testing.assert_array_equal, again.params, whole.params)
+    assert plan.memory_bytes(config, 8) > 0
+
+
+def whole_lines(found: run.Run) -> list[dict[str, Any]]:
+    from mlstm_jax.training import metrics
+
+    return [line for line in metrics.read_metrics(found.folder / "metrics.jsonl") if "bpc" in line]
+
+
+@pytest.mark.parametrize("options", [{}, {"weight_norm": True}], ids=["plain", "normalised"])
+@pytest.mark.parametrize("kind", sorted(Architecture.kinds))
+def test_matrices_and_large_gradients_are_named(kind: str, options: dict) -> None:
+    if kind == "mlstm":
+        options = {}  # always normalised
+    model = Architecture.kinds[kind](hidden=8, embedding=4, layers=2, classes=2, **options)
+    shapes = expected_shapes(model)
+    matrices = {name for name in shapes if model.matrices(name)}
+    of_layers = {name for name in shapes if name.startswith("layer_") and len(shapes[name]) == 2}
+    assert matrices == {"decoder_kernel", *of_layers}
+    assert all(shapes[name][1] % model.matrices(name) == 0 for name in matrices)
+    order = LanguageModel(model, Precision()).backward_order()
+    large = {name for name in matrices if shapes[name][0] == 8}
+    assert set(order) == large
+    layers = [name.split("/")[0] for name in order]
+    assert layers == sorted(layers, key=["decoder_kernel", "layer_1", "layer_0"].index)
+
+
+def test_the_fields_of_an_mlstm_keep_their_order() -> None:
+    """A config.json lists them as it always has."""
+    fields = [one.name for one in dataclasses.fields(Model)]
+    assert fields == [
+        *("hidden", "embedding", "layers", "embedding_std", "recurrent_init", "recurrent_gain"),
+        *("rating_head", "classes"),
+    ]

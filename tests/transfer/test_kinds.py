@@ -1,0 +1,86 @@
+"""Features, heat maps and text of every kind of model; here untrained."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from mlstm_jax.config import Config
+from mlstm_jax.errors import UserError
+from mlstm_jax.interop import weights
+from mlstm_jax.model.architecture import Architecture
+from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.run import Run, as_weights, load_run
+from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.transfer.features import Featurizer
+from mlstm_jax.transfer.generate import generate
+from mlstm_jax.transfer.heatmap import heat
+from mlstm_jax.transfer.reader import Reader
+from tests.tolerance import assert_close
+
+pytestmark = pytest.mark.numeric
+
+TEXTS = ["the guitar is good", "é", "my cable sounds great " * 9]
+
+
+@pytest.fixture(params=sorted(set(Architecture.kinds) - {"mlstm"}), scope="module")
+def untrained(request: pytest.FixtureRequest) -> Run:
+    config = Config(model=Architecture.kinds[request.param](hidden=12, embedding=4, layers=2))
+    model = LanguageModel(config.model, config.precision)
+    params = jax.device_get(jax.jit(model.init_parameters)(jax.random.key(0)))
+    return Run(Path("untrained"), config, 0, "radford", model, params)
+
+
+def test_features_and_heat_maps_are_the_states(untrained: Run) -> None:
+    states = untrained.config.model.states
+    devices = Parallel(jax.local_devices()[:1])
+    every = Featurizer(untrained, states=(*states, "mean_h"), all_layers=True, devices=devices)
+    found = every(TEXTS).reshape(3, len(states) + 1, 2, 12)
+    np.testing.assert_array_equal(Featurizer(untrained, devices=devices)(TEXTS), found[:, 0, 1])
+    for text, features in zip(TEXTS, found, strict=True):
+        end = Reader(untrained)(f"\n {text.strip()} ".encode()).end_LH
+        assert set(end) == {*states, "mean_h"}
+        for state, array in zip((*states, "mean_h"), features, strict=True):
+            assert_close(array, end[state], 2 * 3 * 12)
+    shown = heat(Reader(untrained), TEXTS[0], 3)
+    assert shown.state == states[0]
+    again = heat(Reader(untrained), TEXTS[0], 3, state=states[0])
+    np.testing.assert_array_equal(shown.values, again.values)
+
+
+def test_a_state_that_it_has_not_is_refused(untrained: Run) -> None:
+    kind = untrained.config.model
+    if "c" in kind.states:
+        with pytest.raises(
+            UserError, match=f"state 'x' is not one of c, h, mean_h of {kind.choice}"
+        ):
+            Featurizer(untrained, states=("x",))  # type: ignore[arg-type]
+        return
+    for wrong in (
+        lambda: Featurizer(untrained, states=("c",)),
+        lambda: heat(Reader(untrained), "a", 0, state="c"),
+    ):
+        with pytest.raises(UserError, match=f"state 'c' is not one of h, mean_h of {kind.choice}"):
+            wrong()
+    with pytest.raises(UserError, match=f"cell state c, and {kind.choice} has none"):
+        next(generate(untrained, "a", length=1, seed=0, held={0: 1.0}))
+
+
+def test_a_sample_is_the_models_own(untrained: Run) -> None:
+    """At temperature 0 each byte is the likeliest after the text so far."""
+    (text,) = zip(*generate(untrained, "the", length=5, seed=1, temperature=0), strict=True)
+    drawn = b"".join(text)
+    for n in range(5):
+        assert Reader(untrained)(b"\n the" + drawn[:n]).next_V.argmax() == drawn[n]
+    if "c" in untrained.config.model.states:
+        held = generate(untrained, "the", length=50, seed=1, held=dict.fromkeys(range(12), 30.0))
+        free = generate(untrained, "the", length=50, seed=1)
+        assert list(held) != list(free)
+
+
+def test_its_weights_go_to_a_file_and_back(untrained: Run, tmp_path: Path) -> None:
+    weights.save(tmp_path / "model.npz", as_weights(untrained))
+    found = load_run(tmp_path / "model.npz")
+    assert found.config.model == untrained.config.model
+    jax.tree.map(np.testing.assert_array_equal, found.params, untrained.params)
