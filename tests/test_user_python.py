@@ -16,7 +16,7 @@ HEAD = "from mlstm_jax.config import *\n\n"
     [
         (
             "config = Config(model=Model(hiden=3))",
-            r"line 3: Model has no field 'hiden'; did you me",
+            r"line 3: MLSTM has no field 'hiden'; did you me",
         ),
         (
             "config = vary(Config(), train__step=3)",
