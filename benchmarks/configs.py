@@ -47,7 +47,13 @@ def make_call(config: Config, phase: Phase) -> Callable[[], None]:
     devices = Parallel(jax.local_devices()[:1])
     model = LanguageModel(config.model, config.precision, config.train.recompute_every)
     rate = schedule.learning_rate(config.optimizer, phase.batch, 1_000_000)
-    tx = optimizer.build(config.optimizer, rate)
+    tx = optimizer.build(
+        config.optimizer,
+        config.model,
+        rate,
+        update_bytes=phase.batch * phase.window,
+        compute=config.precision.compute,
+    )
     step = devices.map(make_train_step(config, model, tx, rate, parallel.AXIS), donate=(0, 1))
     text = np.random.default_rng(0).integers(0, 256, (phase.batch, phase.window + 1), np.uint8)
     batch = devices.split_rows(Batch(text[:, :-1], text[:, 1:], np.zeros(phase.batch, bool)))
