@@ -33,7 +33,7 @@ from mlstm_jax.commands import (
     watch,
 )
 from mlstm_jax.config import Config
-from mlstm_jax.data.prepare_options import Weights
+from mlstm_jax.data.prepare_options import SplitWeights
 from mlstm_jax.errors import KnownError
 from mlstm_jax.quiet import silence
 
@@ -71,12 +71,12 @@ _REGISTRY = ConstructorRegistry()
 
 
 @_REGISTRY.primitive_rule
-def _weights(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Weights] | None:
+def _weights(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[SplitWeights] | None:
     """Read the weights of the splits as one word: 1000,1,1."""
-    if get_args(info.type) != get_args(Weights):
+    if get_args(info.type) != get_args(SplitWeights):
         return None
 
-    def parse(words: list[str]) -> Weights:
+    def parse(words: list[str]) -> SplitWeights:
         try:
             train, valid, test = (int(part) for part in words[0].split(","))
         except ValueError:

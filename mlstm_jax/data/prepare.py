@@ -20,7 +20,7 @@ from mlstm_jax.data.corpus import Manifest, SplitManifest, SplitName
 from mlstm_jax.data.corpus_writer import check_out, durable, write_split
 from mlstm_jax.data.documents import Recipe
 from mlstm_jax.data.gathered import Gathered
-from mlstm_jax.data.prepare_options import PrepareOptions, Weights
+from mlstm_jax.data.prepare_options import PrepareOptions, SplitWeights
 from mlstm_jax.data.rejects import Rejects, check_rejects_file
 from mlstm_jax.data.sources import Source, find_sources
 from mlstm_jax.data.stages import Stages
@@ -163,7 +163,7 @@ def _write(
     gathering: AbstractContextManager[Gathered],
     folder: Path,
     recipe: Recipe,
-    split: Weights | None,
+    split: SplitWeights | None,
     rejects: Rejects,
     rejects_file: Path,
     max_reject_fraction: float,
@@ -202,7 +202,7 @@ def _write(
     )
 
 
-def _sizes(documents: int, split: Weights) -> dict[str, int]:
+def _sizes(documents: int, split: SplitWeights) -> dict[str, int]:
     """Return the number of documents of each split."""
     _, valid, test = (
         max(1, round(documents * weight / sum(split))) if weight else 0 for weight in split

@@ -7,9 +7,9 @@ from typing import Literal
 from mlstm_jax.data.documents import Cleaning, Dedupe, Unit
 
 Engine = Literal["duckdb", "beam"]
-Weights = tuple[int, int, int]
+SplitWeights = tuple[int, int, int]
 
-SPLIT: Weights = (1000, 1, 1)
+SPLIT: SplitWeights = (1000, 1, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class PrepareOptions:
     text_column: str | None = None
     rating_column: str | None = None
     document: Unit | None = None
-    split: Weights = SPLIT
+    split: SplitWeights = SPLIT
     seed: int = 0
     clean: Cleaning = "radford"
     dedupe: Dedupe | None = None
