@@ -1,15 +1,19 @@
 """What the site adds to the Markdown of a page: links into the repository, and fields of configs.
 
 A link to a notebook becomes one to its rendered page; a link to any other file outside docs/
-becomes its text. `<!-- fields of a config -->` becomes tables of the dataclasses in
-mlstm_jax/config.py, whose descriptions are the comments above the fields.
+becomes its text. `<!-- fields of a config -->` becomes tables of the sections of a config, whose
+descriptions are the comments above the fields.
 """
 
 import ast
+import dataclasses
+import inspect
 import posixpath
 import re
-from pathlib import Path
 from typing import Any
+
+from mlstm_jax import config
+from mlstm_jax.model.architecture import Architecture
 
 _OUTSIDE = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((\.\.?/[^)\s]+)\)")
 _FIELDS = "<!-- fields of a config -->"
@@ -28,24 +32,47 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     markdown = _OUTSIDE.sub(replace, markdown)
     if _FIELDS in markdown:
-        config = Path(__file__).parent.parent / "mlstm_jax/config.py"
-        markdown = markdown.replace(_FIELDS, _tables(config.read_text(encoding="utf-8")))
+        markdown = markdown.replace(_FIELDS, _tables())
     return markdown
 
 
-def _tables(source: str) -> str:
-    lines, parts = source.splitlines(), []
-    for section in ast.parse(source).body:
-        if not isinstance(section, ast.ClassDef):
-            continue
-        parts.append(f"\n### {section.name}\n\n| field | default | |\n|---|---|---|")
-        for field in section.body:
-            if isinstance(field, ast.AnnAssign):
-                name, kind = ast.unparse(field.target), ast.unparse(field.annotation)
-                default = f"`{ast.unparse(field.value)}`" if field.value else "none"
-                meaning = _comment(lines, field.lineno - 1).replace("|", r"\|")
-                parts.append(f"| `{name}`: `{kind}` | {default} | {meaning} |")
+def _tables() -> str:
+    sections = (
+        config.Config,
+        *Architecture.kinds.values(),
+        config.Data,
+        config.Optimizer,
+        config.Precision,
+        config.Train,
+        config.Devices,
+        config.Distributed,
+        config.Phase,
+    )
+    parts = []
+    for section in sections:
+        parts.append(f"\n### {section.__name__}\n\n| field | default | |\n|---|---|---|")
+        rows: dict[str, str] = {}
+        for kind in reversed(section.__mro__):
+            if dataclasses.is_dataclass(kind):
+                rows |= _rows(kind)
+        chosen = [field.name for field in dataclasses.fields(section) if field.init]
+        parts += [rows[name] for name in chosen]
     return "\n".join(parts)
+
+
+def _rows(section: type) -> dict[str, str]:
+    """Return the lines of a table for the fields that a class itself declares, by name."""
+    source = inspect.getsource(section)
+    lines, rows = source.splitlines(), {}
+    (tree,) = ast.parse(source).body
+    assert isinstance(tree, ast.ClassDef)
+    for field in tree.body:
+        if isinstance(field, ast.AnnAssign):
+            name, kind = ast.unparse(field.target), ast.unparse(field.annotation)
+            default = f"`{ast.unparse(field.value)}`" if field.value else "none"
+            meaning = _comment(lines, field.lineno - 1).replace("|", r"\|")
+            rows[name] = f"| `{name}`: `{kind}` | {default} | {meaning} |"
+    return rows
 
 
 def _comment(lines: list[str], at: int) -> str:

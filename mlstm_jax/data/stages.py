@@ -1,7 +1,6 @@
 """Progress of the stages of `prepare`: read, sort, write."""
 
 from collections.abc import Iterator
-from types import TracebackType
 
 from mlstm_jax.data.documents import Written
 from mlstm_jax.progress import ProgressLine
@@ -18,21 +17,13 @@ class Stages:
     def __enter__(self) -> "Stages":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._line:
-            if not error:
-                self._line.update(100, "percent")
-            self._line.__exit__(kind, error, trace)
+    def __exit__(self, *error: object) -> None:
+        self._end(finished=error[0] is None)
 
     def report(self, stage: str, fraction: float) -> None:
         """Show that `fraction` of a stage is done; for a sort it is 0 to its end."""
         if stage != self._stage:
-            self.__exit__(None, None, None)
+            self._end(finished=True)
             self._line = ProgressLine(stage, 100, status="", quiet=self._quiet).__enter__()
             self._stage = stage
         if self._line and fraction:
@@ -44,3 +35,9 @@ class Stages:
             if n % 10_000 == 0:
                 self.report("write", n / count)
             yield document
+
+    def _end(self, *, finished: bool) -> None:
+        if self._line:
+            if finished:
+                self._line.update(100, "percent")
+            self._line.__exit__(None, None, None)

@@ -6,11 +6,12 @@ the checkpoints take the carry as a tree, features and generation ask for states
 optimizers for matrices, the plan for products and memory. `LanguageModel` (language_model.py) joins
 its layers with what all models share: the embedding, the decoder and the label heads.
 
-A kind is one file in cells/ and one line in config.py. This file and cells/ import jax only inside
-functions, because a config must be readable before jax is imported.
+A kind is one file in cells/ and one line in config/__init__.py. This file and cells/ import jax
+only inside functions, because a config must be readable before jax is imported.
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -95,7 +96,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Architecture(Sizes):
+class Architecture(Sizes, ABC):
     """One kind of model; see the top of this file."""
 
     # Also predict a document's rating from the state at its end, as an auxiliary objective of the
@@ -159,9 +160,9 @@ class Architecture(Sizes):
         found: dict[str, Any] = carry._asdict()
         return found
 
+    @abstractmethod
     def parts(self) -> Layers:
         """Return the layers."""
-        raise NotImplementedError
 
     def matrices(self, name: str) -> int:
         """Return how many matrices are side by side in a parameter, such as layer_0/wx_v.
@@ -171,14 +172,15 @@ class Architecture(Sizes):
         """
         return int(name == "decoder_kernel")
 
+    @abstractmethod
     def large(self, layer: int) -> list[str]:
         """Return a layer's parameters that grow large with H, in the order of their gradients."""
-        raise NotImplementedError
 
+    @abstractmethod
     def products(self, layer: int) -> Products:
         """Return the products of a layer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def kept_bytes(self, units: int, window: int, every: int | None, width: int, cell: int) -> int:
         """Return the bytes that a layer keeps for the backward pass, and needs in it.
 
@@ -189,4 +191,3 @@ class Architecture(Sizes):
             width: bytes of a number of the compute type.
             cell: bytes of a number of c.
         """
-        raise NotImplementedError

@@ -1,5 +1,6 @@
 """Models whose layers are a cell of flax.linen under a scan: what these have in common."""
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -17,13 +18,13 @@ class FlaxCell(Architecture):
     # One letter for each gate, as in the names of flax's parameters: hi and ii for i.
     gates: ClassVar[str] = ""
 
+    @abstractmethod
     def cell(self, compute: Any = None) -> Any:
         """Return the cell, a Linen module of no parent; its parameters are float32."""
-        raise NotImplementedError
 
+    @abstractmethod
     def step(self, apply: Callable[..., Any], carry: Tree, x: Any) -> Tree:
         """Return a layer's carry after a step; `apply` takes the cell's own carry, and x [B, I]."""
-        raise NotImplementedError
 
     def parts(self) -> Layers:
         """Return the layers."""

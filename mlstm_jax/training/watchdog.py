@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 from mlstm_jax.checkpoints import meta
 from mlstm_jax.errors import KnownError
@@ -48,12 +47,7 @@ class Watchdog:
         threading.Thread(target=self._watch, daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._done.set()
 
     def _watch(self) -> None:

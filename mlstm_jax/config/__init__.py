@@ -1,0 +1,44 @@
+"""The configuration of an experiment.
+
+A config file is a Python module that sets ``config = Config(...)``. A command line starts from it
+and overrides single fields: ``mlstm-jax train small_512 --optimizer.learning-rate 1e-3``. This
+package must not import jax: the number of virtual devices can be set only before jax is imported.
+"""
+
+from mlstm_jax.config.experiment import Config, load_file, resolve_batch, vary
+from mlstm_jax.config.sections import (
+    MOST_SEED,
+    Data,
+    Devices,
+    Distributed,
+    Optimizer,
+    Phase,
+    Precision,
+    Train,
+    require_seed,
+)
+from mlstm_jax.model.cells.gru import GRU
+from mlstm_jax.model.cells.lstm import LSTM
+from mlstm_jax.model.cells.mlstm import MLSTM
+
+Model = MLSTM
+
+__all__ = [
+    "GRU",
+    "LSTM",
+    "MLSTM",
+    "MOST_SEED",
+    "Config",
+    "Data",
+    "Devices",
+    "Distributed",
+    "Model",
+    "Optimizer",
+    "Phase",
+    "Precision",
+    "Train",
+    "load_file",
+    "require_seed",
+    "resolve_batch",
+    "vary",
+]

@@ -1,0 +1,142 @@
+"""The whole config of an experiment; how to load it, change it, and fit it to devices."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlstm_jax import shipped, suggestion, user_python
+from mlstm_jax.config.sections import (
+    Data,
+    Devices,
+    Distributed,
+    Optimizer,
+    Phase,
+    Precision,
+    Train,
+)
+from mlstm_jax.errors import UserError, require
+from mlstm_jax.model.architecture import Architecture
+from mlstm_jax.model.cells.mlstm import MLSTM
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything that determines a run."""
+
+    # Run folder: config, metrics, checkpoints. An unfinished run in it is resumed.
+    out: str = "runs/quickstart"
+    # The network and its initial parameters.
+    model: Architecture = field(default_factory=MLSTM)
+    # The corpus and how it is read.
+    data: Data = field(default_factory=Data)
+    # The optimizer and its learning rate.
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    # Number types and loss scaling.
+    precision: Precision = field(default_factory=Precision)
+    # How long the run trains, and when it writes what.
+    train: Train = field(default_factory=Train)
+    # The devices to train on.
+    devices: Devices = field(default_factory=Devices)
+    # The processes of the run, on this machine or several.
+    distributed: Distributed = field(default_factory=Distributed)
+    # The phases of the run, in order; only in a config file. They replace `data.batch`,
+    # `data.window`, `train.steps` and `train.epochs`. One learning-rate schedule covers all phases.
+    # Where a phase's batch is a multiple of the previous one, the existing rows keep their carry
+    # and the new rows begin at shard starts; otherwise the carry starts from zero, near the same
+    # place in the text.
+    phases: tuple[Phase, ...] = ()
+
+
+def _require_fit(config: Config) -> None:
+    """Raise UserError if a field is for another kind of model."""
+    model, every, cell = config.model, config.train.recompute_every, config.precision.cell
+    if not model.has_own_loops:
+        rule = f"for {model.choice}; use it with {MLSTM().choice}"
+        require(every is None, "train.recompute_every", every, f"unset {rule}")
+        kernels = config.devices.kernels
+        require(kernels == "xla", "devices.kernels", kernels, f"xla {rule}")
+    rule = f"fp32 for {model.choice}, which has no c"
+    require(cell == "fp32" or "c" in model.states, "precision.cell", cell, rule)
+
+
+def resolve_batch(config: Config, device_count: int) -> Config:
+    """Return the config with its global batch set and checked against the number of devices.
+
+    Raises UserError if the rows cannot be split evenly over the devices (Puri et al. 2018,
+    section IV), or a field is for another kind of model.
+    """
+    _require_fit(config)
+    data = config.data
+    if data.batch_per_device is not None:
+        data = dataclasses.replace(
+            data, batch=data.batch_per_device * device_count, batch_per_device=None
+        )
+    if data.batch % device_count:
+        raise UserError(
+            f"data.batch is {data.batch}, which {device_count} devices cannot share evenly; use "
+            f"{data.batch // device_count * device_count or device_count}, set "
+            "data.batch_per_device, or use fewer devices with --devices.count."
+        )
+    parts = config.train.micro_batches
+    for phase in config.phases:
+        if phase.batch % (device_count * parts):
+            raise UserError(
+                f"phases.batch is {phase.batch}, which {device_count} devices in {parts} micro-"
+                "batches cannot share evenly; use a multiple of their product."
+            )
+    rows = data.batch // device_count
+    if rows % parts:
+        raise UserError(
+            f"train.micro_batches is {parts}, which cannot share the {rows} rows of a device evenly"
+            f"; use one of {', '.join(str(n) for n in range(1, rows + 1) if rows % n == 0)}."
+        )
+    return dataclasses.replace(config, data=data)
+
+
+def load_file(path: Path | str) -> Config:
+    """Run a config file, which is the user's own Python code, and return its ``config``.
+
+    A bare name that is not a file selects a config that comes with the package: ``small_512``.
+    """
+    path = shipped.find(Path(path), "config")
+    config = user_python.run(path, "config").get("config")
+    if not isinstance(config, Config):
+        raise UserError(
+            f"{path} sets no `config = Config(...)`; see `mlstm-jax configs small_512`."
+        )
+    return config
+
+
+def vary(config: Config, **fields: Any) -> Config:
+    """Return the config with changed fields, each given as section__field=value.
+
+    A new `data__batch` replaces `data.batch_per_device`.
+
+    Raises:
+        UserError: there is no such field, or a value is invalid.
+    """
+    sections: dict[str, dict[str, Any]] = {}
+    whole: dict[str, Any] = {}
+    for name, value in fields.items():
+        section, _, field = name.partition("__")
+        _require_field(config, section)
+        if field:
+            _require_field(getattr(config, section), field)
+            sections.setdefault(section, {})[field] = value
+        else:
+            whole[section] = value
+    if "batch" in sections.get("data", {}):
+        sections["data"].setdefault("batch_per_device", None)
+    # Replace all fields of a section at once, because they are checked together.
+    for section, changes in sections.items():
+        whole[section] = dataclasses.replace(getattr(config, section), **changes)
+    return dataclasses.replace(config, **whole)
+
+
+def _require_field(section: object, name: str) -> None:
+    names = [one.name for one in dataclasses.fields(section)]  # type: ignore[arg-type]
+    if name not in names:
+        near = suggestion.question(suggestion.nearest(name, names))
+        shown = near or f"; its fields are {', '.join(names)}."
+        raise UserError(f"{type(section).__name__} has no field {name!r}{shown}")

@@ -1,0 +1,32 @@
+"""Tests of what the site adds to the pages of docs/."""
+
+import dataclasses
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from mlstm_jax import config
+
+HOOKS = Path(__file__).parent.parent / "docs/hooks.py"
+
+
+def rendered(markdown: str) -> str:
+    """Return the Markdown that the site renders for a page at the top of docs/."""
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="page.md"))
+    text: str = runpy.run_path(str(HOOKS))["on_page_markdown"](markdown, page)
+    return text
+
+
+@pytest.mark.parametrize("section", [config.Config, config.MLSTM, config.GRU, config.Phase])
+def test_the_page_of_configs_has_every_field(section: type) -> None:
+    page = rendered("<!-- fields of a config -->")
+    table = page.split(f"### {section.__name__}\n")[1].split("###")[0]
+    shown = [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert shown == [field.name for field in dataclasses.fields(section) if field.init]
+    assert all(line.split(" | ")[-1].strip(" |") for line in table.splitlines()[4:] if line)
+
+
+def test_a_link_out_of_docs_becomes_its_text() -> None:
+    assert rendered("See [the sweep](../configs/sweeps/legw_128.py).") == "See the sweep."
