@@ -64,8 +64,8 @@ def _is_config(word: str) -> bool:
 def take_file(arguments: Sequence[str], default: Config) -> tuple[Config, list[str]]:
     """Return the config that a command line starts from, and the rest of it.
 
-    A word ``model:lstm`` anywhere replaces the config's kind of model; the new one has the same
-    sizes, and the defaults of its own fields.
+    A word ``model:lstm`` anywhere replaces the config's kind of model; the new one has the sizes
+    that the config changed, and else its own defaults.
     """
     kinds, words = Architecture.kinds, [word for word in arguments if word.startswith("model:")]
     named, rest = split_config([word for word in arguments if word not in words])
@@ -78,7 +78,9 @@ def take_file(arguments: Sequence[str], default: Config) -> tuple[Config, list[s
         if kind is not type(config.model):
             shared = [field.name for field in dataclasses.fields(Architecture)]
             sizes = {name: getattr(config.model, name) for name in shared}
-            config = dataclasses.replace(config, model=kind(**sizes))
+            usual = vars(type(config.model)())
+            changed = {name: value for name, value in sizes.items() if value != usual[name]}
+            config = dataclasses.replace(config, model=kind(**changed))
     for option in (word.partition("=")[0] for word in rest if word.startswith("--model.")):
         field = option.removeprefix("--model.").removeprefix("no-").replace("-", "_")
         of = [f"model:{name}" for name, kind in kinds.items() if field in kind.__dataclass_fields__]

@@ -21,6 +21,7 @@ from mlstm_jax.config import (
 )
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
+from mlstm_jax.model.flax_cell import FlaxCell
 
 FOLDER = Path(__file__).parent.parent / "configs"
 
@@ -202,13 +203,16 @@ CELLS = sorted(set(Architecture.kinds) - {"mlstm"})
 
 @pytest.mark.parametrize("kind", CELLS)
 def test_a_word_chooses_the_model_and_the_sizes_stay(kind: str) -> None:
+    own = Architecture.kinds[kind]
+    option, value = ("weight_norm", True) if issubclass(own, FlaxCell) else ("heads", 2)
+    option_words = [f"--model.{option}".replace("_", "-"), *([] if value is True else [str(value)])]
     for words in (
-        ["small_512", f"model:{kind}", "--model.weight-norm", "--train.steps", "3"],
-        [f"model:{kind}", "--train.steps=3", "--config", "small_512", "--model.weight-norm"],
-        ["small_512", "--train.steps", "3", "--model.weight-norm", f"model:{kind}"],
+        ["small_512", f"model:{kind}", *option_words, "--train.steps", "3"],
+        [f"model:{kind}", "--train.steps=3", "--config", "small_512", *option_words],
+        ["small_512", "--train.steps", "3", *option_words, f"model:{kind}"],
     ):
         config = config_text.parse(words, quickstart.config, "train").config
-        assert config.model == Architecture.kinds[kind](hidden=512, embedding=64, weight_norm=True)
+        assert config.model == own(hidden=512, **{option: value})
         assert config.train.steps == 3
         text = config_text.to_json(config)
         assert json.loads(text)["model"]["kind"] == kind

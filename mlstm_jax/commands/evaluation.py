@@ -196,7 +196,8 @@ def _dynamic(
             f"with rate {setting.rate:g} and decay {setting.decay:g} the loss of the {split} split "
             "is not finite; give a lower --dynamic-rate."
         )
-    return DynamicResult(static, score, options.rule, stream.rows, window, statistics, tried)
+    rows, size = stream.rows, evaluator.window
+    return DynamicResult(static, score, options.rule, rows, size, statistics, tried)
 
 
 def _require_splits(opened: "Corpus", options: _Options) -> None:

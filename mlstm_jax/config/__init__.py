@@ -20,10 +20,12 @@ from mlstm_jax.config.sections import (
 from mlstm_jax.model.cells.gru import GRU
 from mlstm_jax.model.cells.lstm import LSTM
 from mlstm_jax.model.cells.mlstm import MLSTM
+from mlstm_jax.model.cells.transformer import BERT, Transformer
 
 Model = MLSTM
 
 __all__ = [
+    "BERT",
     "GRU",
     "LSTM",
     "MLSTM",
@@ -37,6 +39,7 @@ __all__ = [
     "Phase",
     "Precision",
     "Train",
+    "Transformer",
     "load_file",
     "require_seed",
     "resolve_batch",

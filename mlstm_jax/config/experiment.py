@@ -56,6 +56,11 @@ def _require_fit(config: Config) -> None:
         require(every is None, "train.recompute_every", every, f"unset {rule}")
         kernels = config.devices.kernels
         require(kernels == "xla", "devices.kernels", kernels, f"xla {rule}")
+    longest = model.longest_window
+    windows = [("phases.window", phase.window) for phase in config.phases]
+    for name, window in windows or [("data.window", config.data.window)]:
+        rule = f"at most model.positions, {longest}"
+        require(longest is None or window <= longest, name, window, rule)
     rule = f"fp32 for {model.choice}, which has no c"
     require(cell == "fp32" or "c" in model.states, "precision.cell", cell, rule)
 

@@ -20,6 +20,7 @@ class EvaluationBatch(NamedTuple):
     targets_BT: NDArray[np.uint8]
     mask_BT: NDArray[np.bool_]  # False past a shard's end
     reset_B: NDArray[np.bool_]  # whether the row's state must be zero before it
+    window_B: NDArray[np.uint32]  # a number of its own for each window of the split
 
 
 class EvaluationStream:
@@ -61,7 +62,9 @@ class EvaluationStream:
         )
         mask_BT[:shards] = inside_BT[:, 1:]
         reset_B = np.full(rows, step == 0)
-        return EvaluationBatch(bytes_BT[:, :-1], bytes_BT[:, 1:], mask_BT, reset_B)
+        return EvaluationBatch(
+            bytes_BT[:, :-1], bytes_BT[:, 1:], mask_BT, reset_B, _numbers(step, rows)
+        )
 
 
 class DocumentStream:
@@ -113,4 +116,11 @@ class DocumentStream:
         bytes_BT[: len(at_B)] = found_BT
         mask_BT[: len(at_B)] = is_read_B[:, None] & (position_BT[:, 1:] <= end_B1)
         reset_B[: len(at_B)] = self._resets_W[at_B]
-        return EvaluationBatch(bytes_BT[:, :-1], bytes_BT[:, 1:], mask_BT, reset_B)
+        return EvaluationBatch(
+            bytes_BT[:, :-1], bytes_BT[:, 1:], mask_BT, reset_B, _numbers(step, rows)
+        )
+
+
+def _numbers(step: int, rows: int) -> NDArray[np.uint32]:
+    """Return numbers that only the step and the row determine, not the number of empty rows."""
+    return (np.arange(rows) + step * 2**12).astype(np.uint32)

@@ -4,7 +4,7 @@ A subclass of `Architecture` is one kind of model. It is the section `model` of 
 fields are the options of the command line, and its methods say what the others need: the loop and
 the checkpoints take the carry as a tree, features and generation ask for states by name, the
 optimizers for matrices, the plan for products and memory. `LanguageModel` (language_model.py) joins
-its layers with what all models share: the embedding, the decoder and the label heads.
+its body with what all models share: the embedding, the decoder and the label heads.
 
 A kind is one file in cells/ and one line in config/__init__.py. This file and cells/ import jax
 only inside functions, because a config must be readable before jax is imported.
@@ -13,13 +13,15 @@ only inside functions, because a config must be readable before jax is imported.
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from mlstm_jax.errors import require
+from mlstm_jax.errors import UserError, require
 
 Tree = Any  # of arrays
+
+VOCABULARY = 256
 
 
 class Carry(NamedTuple):
@@ -41,34 +43,31 @@ class How(NamedTuple):
     loops: str | None  # see recurrence.py
 
 
-class Layers(Protocol):
-    """The layers of a kind of model: a module such as mlstm_layer.py."""
+class Window(NamedTuple):
+    """What the body of a model reads."""
 
-    # The Linen module that owns the parameters of a layer: its call takes the width I of the
-    # layer's input, and returns what `read` needs of them, computed once per window.
-    Weights: Any
+    embedding_VE: Any
+    bytes_TB: Any  # int32; also other symbols of the model, see `Architecture.symbols`
+    carry: Tree  # before the window, [B, ...]
+    hold_TB: Any  # bool, true in the padding, where the carry does not change; or None
+    dropout_B: Any  # factors of units, [B, *Architecture.dropout_shape]; or None
 
-    def start(
-        self, weights: Tree, embedding_VE: Any, bytes_TB: Any, compute: Any
-    ) -> tuple[Tree, Any]:
-        """Return the weights of the first layer, and its input; an upper layer reads [T, B, H]."""
 
-    def read(
-        self, model: Any, weights: Tree, before: Tree, x: Any, hold_TB: Any, how: How
-    ) -> tuple[Tree, Any, Tree]:
+class Body(Protocol):
+    """The layers of a kind of model, within `LanguageModel`, whose parameters they create."""
+
+    def __call__(self, model: Any, window: Window, how: How) -> tuple[Tree, Any, Tree]:
         """Read a window.
 
         Args:
             model: the kind.
-            weights: of this layer.
-            before: its carry before the window, [B, ...].
-            x: its input.
-            hold_TB: bool, true in the padding, where the carry does not change; or None.
+            window: its T bytes.
             how: see `How`.
 
         Returns:
-            The carry after the window; the output [T, B, H] in the compute type; and the carry
-            after each byte, [T, B, ...], or None unless `how.states`.
+            The carry after the window; the output [T, B, H] in the compute type; and the states
+            after each byte, a tree for `Architecture.shown`, [B, T, L, H], or None unless
+            `how.states`.
         """
 
 
@@ -113,6 +112,14 @@ class Architecture(Sizes, ABC):
     title: ClassVar[str] = ""
     # The states that can be shown; features use the first unless told otherwise.
     states: ClassVar[tuple[str, ...]] = ("c", "h")
+    # What it learns; see training/objective.py.
+    objective: ClassVar[str] = "next byte"
+    # Whether a byte's output depends on the bytes after it.
+    sees_ahead: ClassVar[bool] = False
+    # The symbols that it reads: the bytes, and its own.
+    symbols: ClassVar[int] = VOCABULARY
+    # The state from which the label head predicts.
+    label_state: ClassVar[Literal["h", "mean_h"]] = "h"
     # Whether the loops over time and their gradient are this package's own, not JAX's: for
     # devices.kernels and train.recompute_every.
     has_own_loops: ClassVar[bool] = False
@@ -144,8 +151,16 @@ class Architecture(Sizes, ABC):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The sizes [L, H] of every state and of the dropout mask of a row."""
+        """The sizes [L, H] of every state."""
         return self.layers, self.hidden
+
+    def require_next_byte(self, task: str) -> None:
+        """Raise UserError if this kind of model does not predict the next byte."""
+        if self.sees_ahead:
+            raise UserError(
+                f"{task} needs a model that predicts the next byte, and {self.choice} predicts "
+                f"{self.objective}; use a run of another kind, such as model:{self.usual}."
+            )
 
     def init_carry(self, rows: int, cell: Any) -> Tree:
         """Return the carry at the start of a shard, zero, NumPy; `cell` is the type of c.
@@ -155,13 +170,33 @@ class Architecture(Sizes, ABC):
         shape = (rows, *self.shape)
         return Carry(np.zeros(shape, np.float32), np.zeros(shape, cell))
 
+    @property
+    def longest_window(self) -> int | None:
+        """The most bytes of a window, or None: any number."""
+        return None
+
     def shown(self, carry: Tree) -> dict[str, Any]:
-        """Return the states of a carry by their names in `states`, [B, L, H]."""
+        """Return the states of a `reading_carry` by their names in `states`, [B, L, H]."""
         found: dict[str, Any] = carry._asdict()
         return found
 
+    def reading_carry(self, rows: int, cell: Any) -> Tree:
+        """Return the carry at the start of a text that is read without training; see init_carry."""
+        return self.init_carry(rows, cell)
+
+    def reading_window(self, proposed: int) -> int:
+        """Return how many bytes of a text to read at a time without training.
+
+        Any number gives the same states if the carry is all that a window knows of the text before.
+        """
+        return proposed
+
+    def dropout_shape(self, window: int) -> tuple[int, ...]:
+        """Return the shape of a row's dropout mask: each unit's output to the next layer."""
+        return self.shape
+
     @abstractmethod
-    def parts(self) -> Layers:
+    def body(self) -> Body:
         """Return the layers."""
 
     def matrices(self, name: str) -> int:

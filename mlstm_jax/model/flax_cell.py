@@ -3,9 +3,10 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
-from mlstm_jax.model.architecture import Architecture, Layers, Products, Tree
+from mlstm_jax.model.architecture import Architecture, Body, Products, Tree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +27,11 @@ class FlaxCell(Architecture):
     def step(self, apply: Callable[..., Any], carry: Tree, x: Any) -> Tree:
         """Return a layer's carry after a step; `apply` takes the cell's own carry, and x [B, I]."""
 
-    def parts(self) -> Layers:
+    def body(self) -> Body:
         """Return the layers."""
-        from mlstm_jax.model import flax_layer
+        from mlstm_jax.model import flax_layer, stack
 
-        return flax_layer
+        return partial(stack.read, flax_layer)
 
     def matrices(self, name: str) -> int:
         """Count each kernel as a matrix: flax has one for each gate."""

@@ -1,4 +1,4 @@
-"""The byte-level language model: embedding → layers → linear decoder, for every architecture.
+"""The byte-level language model: embedding → body → linear decoder, for every architecture.
 
 Puri et al. 2018, section VI. The Linen module below owns the parameters that all models share, and
 connects the layers of a kind of model (architecture.py). Only this file and the layers' own import
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from flax import linen
 
 from mlstm_jax import config
-from mlstm_jax.model.architecture import Architecture, How
+from mlstm_jax.model.architecture import VOCABULARY, Architecture, How, Window
 from mlstm_jax.model.initial import uniform
 from mlstm_jax.model.matmul import matmul
 from mlstm_jax.model.recurrence import Loops
@@ -30,7 +30,6 @@ Array = jax.Array
 Parameters = Any  # A tree of float32 arrays, as in the docstring above.
 Carry = Any  # A tree of arrays, rows first; see `Architecture.init_carry`.
 
-VOCABULARY = 256
 COMPUTE_TYPES = {
     "fp32": jnp.float32,
     "tf32": jnp.float32,
@@ -89,13 +88,18 @@ class LanguageModel(linen.Module):
         cell = self.compute if self.precision.cell == "compute" else jnp.float32
         return self.model.init_carry(rows, cell)
 
+    def reading_carry(self, rows: int) -> Carry:
+        """Return the state of `rows` texts at their start, for reading them without training."""
+        cell = self.compute if self.precision.cell == "compute" else jnp.float32
+        return self.model.reading_carry(rows, cell)
+
     @linen.compact
     def __call__(
         self,
         bytes_BT: Array,
         carry: Carry,
         padding_mask_BT: Array | None = None,
-        dropout_mask_BLH: Array | None = None,
+        dropout_B: Array | None = None,
         return_states: bool = False,
     ) -> ModelOutput:
         """Read a window of every row.
@@ -105,58 +109,46 @@ class LanguageModel(linen.Module):
             carry: the state after the previous bytes.
             padding_mask_BT: bool, true in the padding after the end of a text. There the state does
                 not change, and the logits are meaningless.
-            dropout_mask_BLH: factors of each unit's output to the next layer, the same for a whole
-                window. The layer's own state is not multiplied.
+            dropout_B: factors of units, see `Architecture.dropout_shape`; in a recurrent model of
+                each unit's output to the next layer, the same for a whole window. The layer's own
+                state is not multiplied.
             return_states: also return the state after each byte; without a gradient.
         """
         with self.product_precision():
-            return self._read(bytes_BT, carry, padding_mask_BT, dropout_mask_BLH, return_states)
+            return self._read(bytes_BT, carry, padding_mask_BT, dropout_B, return_states)
 
     def _read(
         self,
         bytes_BT: Array,
         carry: Carry,
         padding_mask_BT: Array | None,
-        dropout_mask_BLH: Array | None,
+        dropout_B: Array | None,
         return_states: bool,
     ) -> ModelOutput:
-        model, parts = self.model, self.model.parts()
+        model = self.model
         how = How(self.compute, return_states, self.recompute_every, self.loops)
         embedding_VE = self.param(
             "embedding",
             linen.initializers.normal(model.embedding_std),
-            (VOCABULARY, model.embedding),
+            (model.symbols, model.embedding),
         )
-        x = bytes_BT.T.astype(jnp.int32)
+        bytes_TB = bytes_BT.T.astype(jnp.int32)
         hold_TB = None if padding_mask_BT is None else padding_mask_BT.T
-        ends, states = [], []
-        for layer in range(model.layers):
-            inputs = model.hidden if layer else model.embedding
-            weights = parts.Weights(model, name=f"layer_{layer}")(inputs)
-            if layer == 0:
-                weights, x = parts.start(weights, embedding_VE, x, self.compute)
-            before = jax.tree.map(lambda part: part[:, layer], carry)  # noqa: B023
-            after, x, steps = parts.read(model, weights, before, x, hold_TB, how)
-            ends.append(after)
-            states.append(steps)
-            if dropout_mask_BLH is not None:
-                x = x * dropout_mask_BLH[None, :, layer].astype(x.dtype)
+        window = Window(embedding_VE, bytes_TB, carry, hold_TB, dropout_B)
+        carry, x, states_BTLH = model.body()(model, window, how)
         kernel_HV = self.param("decoder_kernel", uniform(model.hidden), (model.hidden, VOCABULARY))
         bias_V = self.param("decoder_bias", linen.initializers.zeros, (VOCABULARY,))
         logits_TBV = matmul(x, kernel_HV, self.compute) + bias_V[None, None, :]
-        carry = jax.tree.map(lambda *layers: jnp.stack(layers, axis=1), *ends)
         labels_BTK = None
         if model.labels:
             zeros = linen.initializers.zeros
             label_HK = self.param("label_kernel", zeros, (model.hidden, model.labels))
             bias_K = self.param("label_bias", zeros, (model.labels,))
+            if model.label_state == "mean_h":
+                count_T = jnp.arange(1, x.shape[0] + 1, dtype=jnp.float32)
+                x = jnp.cumsum(x.astype(jnp.float32), axis=0) / count_T[:, None, None]
             labels_BTK = matmul(x, label_HK, self.compute).swapaxes(0, 1) + bias_K[None, None]
-        steps_BTLH = None
-        if return_states:
-            steps_BTLH = jax.tree.map(
-                lambda *layers: jnp.stack(layers, axis=2).swapaxes(0, 1), *states
-            )
-        return ModelOutput(carry, logits_TBV.swapaxes(0, 1), labels_BTK, steps_BTLH)
+        return ModelOutput(carry, logits_TBV.swapaxes(0, 1), labels_BTK, states_BTLH)
 
     def init_parameters(self, key: Array) -> Parameters:
         """Return initial parameters; the same key gives the same values on every device."""

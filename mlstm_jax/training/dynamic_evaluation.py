@@ -186,7 +186,9 @@ class DynamicEvaluator:
         if device.count != 1:
             raise ValueError(f"dynamic evaluation runs on one device, not {device.count}")
         self._model, self._params, self._device = model, params, device
-        self._window, self._rows, self._stop = window, rows, stop
+        model.model.require_next_byte("dynamic evaluation")
+        self.window = model.model.reading_window(window)
+        self._rows, self._stop = rows, stop
         self._trained = device.replicate(params)
         self._adapt = device.map(make_adapting_step(model), donate=(0, 1))
         self._gather = device.map(make_statistics_step(model), donate=(0, 1))
@@ -194,8 +196,8 @@ class DynamicEvaluator:
     def stream(self, split: Split) -> Stream:
         """Return the stream of a split; raise UserError if the split is too small."""
         if self._stop is None:
-            return EvaluationStream(split, window=self._window, rows=self._rows)
-        return DocumentStream(split, window=self._window, rows=self._rows, stop=self._stop)
+            return EvaluationStream(split, window=self.window, rows=self._rows)
+        return DocumentStream(split, window=self.window, rows=self._rows, stop=self._stop)
 
     def sgd(self) -> Rule:
         """Return the rule of plain gradient descent."""
@@ -223,7 +225,7 @@ class DynamicEvaluator:
                 loss_scale.init(self._model.precision),
             )
         )
-        carry = device.split_rows(self._model.init_carry(train.rows))
+        carry = device.split_rows(self._model.reading_carry(train.rows))
         batches = prefetch(lambda n: train.batch(places[n], train.rows), range(len(places)))
         for done, batch in enumerate(batches, 1):
             sums, carry = self._gather(sums, carry, self._trained, device.split_rows(batch))
@@ -243,7 +245,7 @@ class DynamicEvaluator:
         """Yield the loss of each window in order, NumPy, while the next one is computed."""
         device = self._device
         adapting = device.replicate(Adapting(self._params, loss_scale.init(self._model.precision)))
-        carry = device.split_rows(self._model.init_carry(stream.rows))
+        carry = device.split_rows(self._model.reading_carry(stream.rows))
         numbers = device.replicate(jax.tree.map(np.float32, setting))
         pending: Window | None = None
         for batch in prefetch(lambda s: stream.batch(s, stream.rows), range(stream.steps)):

@@ -83,7 +83,14 @@ class Evaluator:
         devices: Parallel,
         stop: int | None = None,
     ) -> None:
-        """Set what is scored; with a `stop` (see `Corpus.stop`) each document by itself."""
+        """Set what is scored; with a `stop` (see `Corpus.stop`) each document by itself.
+
+        A model that predicts the next byte reads the split as any text. One that predicts masked
+        bytes reads windows as in training.
+        """
+        as_text = not model.model.sees_ahead
+        window = model.model.reading_window(window) if as_text else window
+        self._start = model.reading_carry if as_text else model.init_carry
         self.stream: EvaluationStream | DocumentStream
         if stop is None:
             self.stream = EvaluationStream(split, window=window)
@@ -91,7 +98,6 @@ class Evaluator:
             self.stream = DocumentStream(split, window=window, stop=stop)
         self._devices = devices
         self._rows = -(-EVALUATION_ROWS // devices.count) * devices.count
-        self._model = model
         self._step = devices.map(make_evaluation_step(model, parallel.AXIS), donate=(1,))
 
     def __call__(self, params: Any, on_step: Callable[[int], None] = lambda step: None) -> Score:
@@ -107,7 +113,7 @@ class Evaluator:
         def own(tree: Any) -> Any:
             return jax.tree.map(lambda x: x[rows], tree)
 
-        carry = self._devices.split_rows(own(self._model.init_carry(self._rows)))
+        carry = self._devices.split_rows(own(self._start(self._rows)))
         nats, pending = 0.0, None
         batches = prefetch(lambda s: self.stream.batch(s, self._rows), range(self.stream.steps))
         for step, batch in enumerate(batches):

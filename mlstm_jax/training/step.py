@@ -19,12 +19,14 @@ from mlstm_jax.data.stream import Batch
 from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
 from mlstm_jax.training import loss_scale
 from mlstm_jax.training.all_reduce import sum_over_devices
+from mlstm_jax.training.objective import OBJECTIVES, row_keys
 from mlstm_jax.training.state import MetricSums, TrainState, zero_tally
 
 Array = jax.Array
 
-# Makes the random numbers of dropout differ from those of the initial parameters.
-_DROPOUT = 1
+# Make the random numbers of dropout and of the objective differ from each other and from those of
+# the initial parameters.
+_DROPOUT, _OBJECTIVE = 1, 2
 
 
 class Means(NamedTuple):
@@ -113,6 +115,11 @@ def cross_entropy(logits: Array, targets: Any) -> Array:
     return jax.nn.logsumexp(logits, axis=-1) - chosen
 
 
+def weighted(nats_BT: Array, weight_BT: Array) -> Array:
+    """Return weight · nats; zero without a weight, even if the nats are not finite."""
+    return jnp.where(weight_BT > 0, nats_BT * weight_BT, 0)
+
+
 def _label_losses(found_BTK: Array | None, labels_BT: Any) -> tuple[Array, Array]:
     """Return the loss of the labels and their number, both as means over all bytes.
 
@@ -144,43 +151,45 @@ def make_train_step(
     """
     reduce_type = model.compute if config.precision.all_reduce == "compute" else jnp.float32
     micro_batches, dropout = config.train.micro_batches, config.train.dropout
+    objective = OBJECTIVES[config.model.objective]
 
-    def kept_units(step: Array, rows: int) -> Array | None:
+    def kept_units(step: Array, row_B: Array, window: int) -> Array | None:
         """Draw the units that each row keeps in this window, scaled so that their mean is 1.
 
-        Each row has one mask for all bytes of its window (Gal and Ghahramani 2016, arXiv
-        1512.05287). It depends on the seed, the step and the row in the global batch, and therefore
-        not on the number of devices and micro-batches, nor on where a run was resumed.
+        In a recurrent model each row has one mask for all bytes of its window (Gal and Ghahramani
+        2016, arXiv 1512.05287). It depends on the seed, the step and the row in the global batch,
+        and therefore not on the number of devices and micro-batches, nor on where a run was
+        resumed.
         """
         if not dropout:
             return None
-        key = jax.random.key(config.train.seed, impl="threefry2x32")
-        key = jax.random.fold_in(jax.random.fold_in(key, _DROPOUT), step)
-        row_B = jax.lax.axis_index(axis_name) * rows + jnp.arange(rows)
-        dropout_mask_BLH = jax.vmap(
-            lambda row: jax.random.bernoulli(
-                jax.random.fold_in(key, row), 1 - dropout, config.model.shape
-            )
-        )(row_B)
-        return dropout_mask_BLH / jnp.float32(1 - dropout)
+        keys_B = row_keys(config.train.seed, _DROPOUT, step, row_B)
+        shape = config.model.dropout_shape(window)
+        mask_B = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - dropout, shape))(keys_B)
+        return mask_B / jnp.float32(1 - dropout)
 
     def gradient_of(
-        params: Parameters, scale: Array, carry: Carry, batch: Batch, dropout_mask_BLH: Array | None
+        params: Parameters, scale: Array, step: Array, carry: Carry, batch: Batch, row_B: Array
     ) -> Gradient:
-        """Return the gradient over some rows of this device."""
+        """Return the gradient over some rows of this device, of these numbers in the batch."""
+        dropout_B = kept_units(step, row_B, batch.inputs_BT.shape[1])
+        counted_BT = _counted(batch)
+        keys_B = row_keys(config.train.seed, _OBJECTIVE, step, row_B)
+        asked = objective(batch.inputs_BT, batch.targets_BT, counted_BT, keys_B)
+        padding_BT = ~counted_BT if config.model.sees_ahead else None
 
         def scaled_loss(params: Parameters) -> tuple[Array, tuple[Any, Carry]]:
-            read = model.apply({"params": params}, batch.inputs_BT, carry, None, dropout_mask_BLH)
-            nats_BT = cross_entropy(read.logits_BTV, batch.targets_BT)
-            loss = jnp.mean(jnp.where(_counted(batch), nats_BT, 0))
+            read = model.apply({"params": params}, asked.inputs_BT, carry, padding_BT, dropout_B)
+            nats_BT = cross_entropy(read.logits_BTV, asked.targets_BT)
+            loss = jnp.mean(weighted(nats_BT, asked.weight_BT))
             label_loss, labels = _label_losses(read.labels_BTK, batch.labels_BT)
-            objective = loss + config.train.label_weight * label_loss
+            total = loss + config.train.label_weight * label_loss
             # The reported loss is the mean over positions with a target. The gradient is that of
             # the mean over all positions, so that every byte has the same weight, even if few rows
             # are left at the end of an epoch.
             if batch.weight_B is not None:
                 loss = loss * jnp.mean(batch.weight_B)
-            return objective * scale, ((loss, label_loss, labels), read.carry)
+            return total * scale, ((loss, label_loss, labels), read.carry)
 
         with model.product_precision():
             gradient, ((loss, *more), after) = jax.grad(scaled_loss, has_aux=True)(params)
@@ -188,24 +197,24 @@ def make_train_step(
         return Gradient(gradient, Means(loss, square, *more), after)
 
     def accumulated(
-        params: Parameters, scale: Array, carry: Carry, batch: Batch, dropout_mask_BLH: Array | None
+        params: Parameters, scale: Array, step: Array, carry: Carry, batch: Batch
     ) -> Gradient:
         """Return the gradient over all rows, computed one micro-batch at a time."""
+        rows = batch.inputs_BT.shape[0]
+        row_B = jax.lax.axis_index(axis_name) * rows + jnp.arange(rows)
         if micro_batches == 1:
-            return gradient_of(params, scale, carry, batch, dropout_mask_BLH)
+            return gradient_of(params, scale, step, carry, batch, row_B)
 
         def split(x: Array) -> Array:
             return x.reshape(micro_batches, -1, *x.shape[1:])
 
-        def add(sums: Any, rows: tuple[Carry, Batch, Array | None]) -> tuple[Any, Carry]:
-            gradient, means, after = gradient_of(params, scale, *rows)
+        def add(sums: Any, rows: tuple[Carry, Batch, Array]) -> tuple[Any, Carry]:
+            gradient, means, after = gradient_of(params, scale, step, *rows)
             more = (gradient, means)
             return jax.tree.map(lambda a, b: a + b / micro_batches, sums, more), after
 
         zeros = (jax.tree.map(jnp.zeros_like, params), Means(*[jnp.float32(0)] * 4))
-        means, after = jax.lax.scan(
-            add, zeros, jax.tree.map(split, (carry, batch, dropout_mask_BLH))
-        )
+        means, after = jax.lax.scan(add, zeros, jax.tree.map(split, (carry, batch, row_B)))
         return Gradient(*means, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), after))
 
     def train_step(
@@ -213,8 +222,7 @@ def make_train_step(
     ) -> tuple[TrainState, Carry, StepMetrics]:
         scale = state.loss_scale.scale
         carry = reset(carry, batch.reset_B)
-        dropout_mask_BLH = kept_units(state.step, batch.inputs_BT.shape[0])
-        local = accumulated(state.params, scale, carry, batch, dropout_mask_BLH)
+        local = accumulated(state.params, scale, state.step, carry, batch)
         after, devices = local.after, jax.lax.axis_size(axis_name)
         shares, means = jax.tree.map(lambda x: x / devices, (local.gradient, local.means))
         shares = jax.tree.map(lambda share: share.astype(reduce_type), shares)
@@ -283,12 +291,17 @@ def make_train_step(
 def make_evaluation_step(model: LanguageModel, axis_name: str) -> EvaluationStep:
     """Return the step: parameters, carry, one batch → carry, nats summed over all devices."""
 
+    objective = OBJECTIVES[model.model.objective]
+
     def evaluation_step(
         params: Parameters, carry: Carry, batch: EvaluationBatch
     ) -> tuple[Carry, Array]:
         carry = reset(carry, batch.reset_B)
-        carry, logits_BTV, *_ = model.apply({"params": params}, batch.inputs_BT, carry)
-        nats_BT = cross_entropy(logits_BTV, batch.targets_BT)
-        return carry, jax.lax.psum(jnp.sum(jnp.where(batch.mask_BT, nats_BT, 0)), axis_name)
+        keys_B = row_keys(0, _OBJECTIVE, jnp.uint32(0), batch.window_B)
+        asked = objective(batch.inputs_BT, batch.targets_BT, batch.mask_BT, keys_B)
+        padding_BT = ~batch.mask_BT if model.model.sees_ahead else None
+        carry, logits_BTV, *_ = model.apply({"params": params}, asked.inputs_BT, carry, padding_BT)
+        nats_BT = weighted(cross_entropy(logits_BTV, asked.targets_BT), asked.weight_BT)
+        return carry, jax.lax.psum(jnp.sum(nats_BT), axis_name)
 
     return evaluation_step

@@ -140,8 +140,8 @@ class Featurizer:
         length_B[: len(texts)] = [len(text) for text in texts]
         model = self._run.config.model
         sums = np.zeros((rows, *model.shape), np.float32)
-        carry = devices.split_rows((self._run.model.init_carry(rows), sums))
-        for window in windows(texts, rows, _WINDOW):
+        carry = devices.split_rows((self._run.model.reading_carry(rows), sums))
+        for window in windows(texts, rows, model.reading_window(_WINDOW)):
             carry = self._read(self._params, carry, devices.split_rows(tuple(window)))
         after, sum_BLH = devices.fetch_rows(carry)
         mean_BLH = sum_BLH / np.maximum(length_B, 1)[:, None, None]

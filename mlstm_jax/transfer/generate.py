@@ -147,6 +147,7 @@ def generate(
     ):
         if not right:
             raise UserError(f"--{name} is {reprlib.repr(value)}, but it must be {rule}.")
+    run.config.model.require_next_byte("generating text")
     if held and "c" not in run.config.model.states:
         raise UserError(
             f"--set-unit holds a unit of the cell state c, and {run.config.model.choice} has none; "

@@ -62,10 +62,10 @@ def read_text(
     The mean of h after a byte is over the text up to that byte; after the last, it is the feature.
     """
     (state,) = states_of(model.model, state and (state,))
-    carry, pieces = jax.tree.map(jnp.asarray, model.init_carry(1)), []
-    sum_LH = np.zeros(model.model.shape)
-    for number, (bytes_BT, left_B) in enumerate(windows([text], 1, _WINDOW)):
-        at, length = number * _WINDOW, int(left_B[0])
+    carry, pieces = jax.tree.map(jnp.asarray, model.reading_carry(1)), []
+    sum_LH, width = np.zeros(model.model.shape), model.model.reading_window(_WINDOW)
+    for number, (bytes_BT, left_B) in enumerate(windows([text], 1, width)):
+        at, length = number * width, int(left_B[0])
         carry, states, logits_BV = _read_window(model, params, carry, bytes_BT, jnp.int32(length))
         shown = model.model.shown(states)
         h_TLH = np.asarray(shown["h"][0], np.float64)[:length]

@@ -38,6 +38,7 @@ class Scorer:
     """Scores texts with one compiled step."""
 
     def __init__(self, run: Run) -> None:
+        run.config.model.require_next_byte("scoring a text")
         self._run = run
         self._devices = parallel.local(Devices())
         self._rows = _ROWS * self._devices.count
@@ -63,10 +64,11 @@ class Scorer:
 
     def _batch(self, texts: list[bytes]) -> float:
         devices, rows = self._devices, self._rows
-        zero = self._run.model.init_carry(rows)
+        zero = self._run.model.reading_carry(rows)
         state = devices.split_rows((zero, np.zeros(rows, np.float32)))
-        inputs = windows([text[:-1] for text in texts], rows, _WINDOW)
-        targets = windows([text[1:] for text in texts], rows, _WINDOW)
+        width = self._run.config.model.reading_window(_WINDOW)
+        inputs = windows([text[:-1] for text in texts], rows, width)
+        targets = windows([text[1:] for text in texts], rows, width)
         for read, told in zip(inputs, targets, strict=True):
             batch = devices.split_rows((read.bytes_BT, told.bytes_BT, read.left_B))
             state = self._step(self._params, state, batch)

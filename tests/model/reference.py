@@ -1,10 +1,11 @@
-"""Recurrent language models in NumPy, float64, straight from the equations.
+"""Language models in NumPy, float64, straight from the equations.
 
 Every operation is analytic, so a derivative is exact to rounding by the complex step
 Im f(x + ih) / h with h = 1e-30. Nothing here is shared with the package.
 """
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -69,8 +70,43 @@ def forward(kind: str, params: Tree, inputs: np.ndarray, carry: Tree) -> tuple[n
     return np.stack(logits, axis=1), after
 
 
-def loss(kind: str, params: Tree, inputs: np.ndarray, targets: np.ndarray, carry: Tree) -> Any:
-    logits, _ = forward(kind, params, inputs, carry)
+def layer_norm(p: Tree, x: np.ndarray) -> np.ndarray:
+    x = x - x.mean(axis=-1, keepdims=True)
+    return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + 1e-5) * p["scale"] + p["bias"]
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    return x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2
+
+
+def transformer(
+    params: Tree, inputs: np.ndarray, heads: int, sees_ahead: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """bytes [B, T] -> logits [B, T, 256], the output of each layer [B, T, L, H]."""
+    rows, size = inputs.shape
+    first = params["input"]
+    x = (params["embedding"] @ first["kernel"])[inputs] + first["positions"][:size]
+    seen = np.ones((size, size)) if sees_ahead else np.tril(np.ones((size, size)))
+    states = []
+    for n in range(sum(name.startswith("layer_") for name in params)):
+        p = params[f"layer_{n}"]
+        norm = layer_norm(p["attention_norm"], x)
+        q, k, v = (
+            dense(p[name], norm).reshape(rows, size, heads, -1)
+            for name in ("query", "key", "value")
+        )
+        score = np.exp(np.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(q.shape[-1])) * seen
+        share = score / score.sum(axis=-1, keepdims=True)
+        found = np.einsum("bhqk,bkhd->bqhd", share, v).reshape(x.shape)
+        x = x + dense(p["out"], found)
+        x = x + dense(p["down"], gelu(dense(p["up"], layer_norm(p["dense_norm"], x))))
+        states.append(x)
+    states[-1] = layer_norm(params["norm"], x)
+    logits = states[-1] @ params["decoder_kernel"] + params["decoder_bias"]
+    return logits, np.stack(states, axis=2)
+
+
+def cross_entropy(logits: np.ndarray, targets: np.ndarray) -> Any:
     rows, steps = np.indices(targets.shape)
     partition = np.log(np.exp(logits).sum(axis=-1))
     return (partition - logits[rows, steps, targets]).mean()
@@ -84,9 +120,25 @@ def gradient(
     carry: Tree,
     left_out: Sequence[str] = (),
 ) -> Tree:
-    """The derivative of the loss by every number of `params`, by the complex step."""
-    from copy import deepcopy
+    """The derivative of the loss by every number of `params` that is read."""
+    read = np.unique(inputs)
 
+    def loss(params: Tree) -> Any:
+        return cross_entropy(forward(kind, params, inputs, carry)[0], targets)
+
+    return derivative(loss, params, left_out, read)
+
+
+def derivative(
+    loss: Callable[[Tree], Any],
+    params: Tree,
+    left_out: Sequence[str] = (),
+    read: np.ndarray | None = None,
+) -> Tree:
+    """The derivative of a loss by every number of `params`, by the complex step.
+
+    Of the embedding only the rows `read`; the others have none.
+    """
     params = deepcopy(params)
 
     def walk(tree: Tree) -> Tree:
@@ -100,10 +152,10 @@ def gradient(
             work = tree[name] = leaf.astype(np.complex128)
             result[name] = np.zeros(leaf.shape)
             for index in np.ndindex(leaf.shape):
-                if name == "embedding" and index[0] not in inputs:
-                    continue  # a byte that is not read
+                if name == "embedding" and read is not None and index[0] not in read:
+                    continue
                 work[index] += 1e-30j
-                result[name][index] = loss(kind, params, inputs, targets, carry).imag / 1e-30
+                result[name][index] = loss(params).imag / 1e-30
                 work[index] = leaf[index]
             tree[name] = leaf
         return result

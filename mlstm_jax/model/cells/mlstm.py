@@ -2,10 +2,11 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 from mlstm_jax.errors import require
-from mlstm_jax.model.architecture import Architecture, Layers, Products, Sizes
+from mlstm_jax.model.architecture import Architecture, Body, Products, Sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +30,11 @@ class MLSTM(Architecture, _Initial, title="mLSTM"):
         gain = self.recurrent_gain
         require(0 < gain < math.inf, "model.recurrent_gain", gain, "above 0, and finite")
 
-    def parts(self) -> Layers:
+    def body(self) -> Body:
         """Return the layers."""
-        from mlstm_jax.model import mlstm_layer
+        from mlstm_jax.model import mlstm_layer, stack
 
-        return mlstm_layer
+        return partial(stack.read, mlstm_layer)
 
     def matrices(self, name: str) -> int:
         """Count Wx and Wh, which hold four gates, as four matrices."""

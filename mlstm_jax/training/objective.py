@@ -1,0 +1,74 @@
+"""Objectives: what a model reads of a window, and which symbols it must predict.
+
+An objective is one function here and a line in `OBJECTIVES`; a kind of model names its own
+(`Architecture.objective`). The loss is the mean over all positions of weight · cross-entropy.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mlstm_jax.model.architecture import VOCABULARY
+
+Array = jax.Array
+
+MASK = VOCABULARY
+_CHOSEN = 15  # percent of the bytes of a window
+_MASKED, _RANDOM = 0.8, 0.1  # of the chosen ones; the others stay
+
+
+class Question(NamedTuple):
+    """A window as the model meets it."""
+
+    inputs_BT: Array
+    targets_BT: Array
+    # float32; the weights of a row sum to the number of its bytes that count.
+    weight_BT: Array
+
+
+# Inputs, the bytes after each, which of these count, and a key for each row → question.
+Objective = Callable[[Any, Any, Any, Array], Question]
+
+
+def next_byte(inputs_BT: Any, targets_BT: Any, counted_BT: Any, key_B: Array) -> Question:
+    """Ask for the byte after each."""
+    return Question(inputs_BT, targets_BT, counted_BT.astype(jnp.float32))
+
+
+def masked_bytes(inputs_BT: Any, targets_BT: Any, counted_BT: Any, key_B: Array) -> Question:
+    """Ask for some of the bytes themselves (Devlin et al. 2018, section 3.1).
+
+    15% of the bytes that count are chosen, at least one; 80% of these are masked, 10% are replaced
+    by any byte, and 10% stay. Only the chosen ones have a weight.
+    """
+
+    def row(bytes_T: Array, counted_T: Array, key: Array) -> tuple[Array, Array]:
+        order_key, way_key, byte_key = jax.random.split(key, 3)
+        size = bytes_T.shape
+        order_T = jnp.where(counted_T, jax.random.uniform(order_key, size), 2)
+        rank_T = jnp.argsort(jnp.argsort(order_T))
+        count = jnp.sum(counted_T)
+        chosen = (_CHOSEN * count + 99) // 100
+        chosen_T = rank_T < chosen
+        way_T = jax.random.uniform(way_key, size)
+        byte_T = jax.random.randint(byte_key, size, 0, VOCABULARY)
+        read_T = jnp.where(way_T < _MASKED + _RANDOM, byte_T, bytes_T)
+        read_T = jnp.where(way_T < _MASKED, MASK, read_T)
+        weight_T = chosen_T * (count / jnp.maximum(chosen, 1))
+        return jnp.where(chosen_T, read_T, bytes_T), weight_T.astype(jnp.float32)
+
+    inputs_BT = inputs_BT.astype(jnp.int32)
+    read_BT, weight_BT = jax.vmap(row)(inputs_BT, counted_BT, key_B)
+    return Question(read_BT, inputs_BT, weight_BT)
+
+
+OBJECTIVES: dict[str, Objective] = {"next byte": next_byte, "masked bytes": masked_bytes}
+
+
+def row_keys(seed: int | Array, use: int, step: Array, row_B: Any) -> Array:
+    """Return a key for each row, of the seed, its use, the step and the row in the global batch."""
+    key = jax.random.key(seed, impl="threefry2x32")
+    key = jax.random.fold_in(jax.random.fold_in(key, use), step)
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, row_B)

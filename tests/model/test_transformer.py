@@ -1,0 +1,147 @@
+"""The Transformer against NumPy in float64, and how it reads a text."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mlstm_jax.model.cells.transformer import Transformer
+from mlstm_jax.model.language_model import LanguageModel
+from tests.model import reference
+from tests.model.test_language_model import make, mean_loss
+from tests.tolerance import assert_close
+
+pytestmark = pytest.mark.numeric
+
+KINDS = ["transformer", "bert"]
+# Two layers of six products over at most 4 · 6 terms, attention over 9 places, and the decoder.
+TERMS = 2 * (6 * 4 * 6 + 2 * 9) + 6
+
+
+def small(kind: str, compute: str = "fp32", **model: object) -> tuple[LanguageModel, dict]:
+    return make(compute, kind, hidden=6, heads=2, **({"positions": 16} | model))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_forward_and_gradient_agree_with_float64(kind: str, random: np.random.Generator) -> None:
+    model, params = small(kind)
+    batch = random.integers(0, 256, (2, 9), dtype=np.uint8)
+    exact_params = jax.tree.map(np.float64, params)
+    inputs, targets = batch[:, :-1], batch[:, 1:]
+    sees_ahead = kind == "bert"
+
+    read = jax.jit(model.apply, static_argnames="return_states")
+    found = read({"params": params}, inputs, (), return_states=True)
+    logits, h_BTLH = reference.transformer(exact_params, inputs, 2, sees_ahead)
+    assert_close((found.logits_BTV, found.states.h), (logits, h_BTLH), TERMS)
+    assert found.carry == ()
+
+    gradient = jax.jit(jax.grad(lambda p: mean_loss(model, p, batch, ())))(params)
+    left_out = ("embedding", "decoder_kernel", "decoder_bias", "layer_1")
+    gradient = {name: leaf for name, leaf in gradient.items() if name not in left_out}
+
+    def loss(params: dict) -> complex:
+        logits, _ = reference.transformer(params, inputs, 2, sees_ahead)
+        return reference.cross_entropy(logits, targets)
+
+    exact = reference.derivative(loss, exact_params, left_out)
+    assert_close(gradient, exact, 2 * TERMS + inputs.size)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_is_not_seen(kind: str, random: np.random.Generator) -> None:
+    model, params = small(kind)
+    bytes_BT = random.integers(0, 256, (2, 9), dtype=np.uint8)
+    padding = np.arange(9) >= np.array([5, 9])[:, None]
+    changed = np.where(padding, bytes_BT + 1, bytes_BT).astype(np.uint8)
+    apply = jax.jit(model.apply)
+    for carry in ((), model.reading_carry(2)):
+        one, other = (
+            apply({"params": params}, x, carry, padding).logits_BTV for x in (bytes_BT, changed)
+        )
+        np.testing.assert_array_equal(one[0, :5], other[0, :5])
+        np.testing.assert_array_equal(one[1], other[1])
+        alone = apply({"params": params}, bytes_BT[:1, :5], ()).logits_BTV
+        assert_close(one[:1, :5], alone, TERMS)
+
+
+def test_a_byte_sees_those_before_it_only(random: np.random.Generator) -> None:
+    bytes_BT = random.integers(0, 256, (1, 9), dtype=np.uint8)
+    changed = bytes_BT.copy()
+    changed[0, 5] += 1
+    for kind in KINDS:
+        model, params = small(kind)
+        apply = jax.jit(model.apply)
+        one, other = (apply({"params": params}, x, ()).logits_BTV for x in (bytes_BT, changed))
+        difference = np.abs(one - other).max(axis=(0, 2))
+        assert (difference[5:] > 1e-4).all()
+        assert (difference[:5] > 1e-4).all() if kind == "bert" else not difference[:5].any()
+
+
+@pytest.mark.parametrize("split", [(9,), (4, 5), (1,) * 9, (5, 3, 1)])
+def test_a_text_is_read_in_windows_as_in_one(
+    split: tuple[int, ...], random: np.random.Generator
+) -> None:
+    """As long as it has no more bytes than the model has positions; rows may end early."""
+    model, params = small("transformer")
+    bytes_BT = random.integers(0, 256, (2, 9), dtype=np.uint8)
+    lengths = np.array([9, 6])
+    whole = model.apply({"params": params}, bytes_BT, (), return_states=True)
+    apply = jax.jit(model.apply, static_argnames="return_states")
+    carry, states, at = model.reading_carry(2), [], 0
+    for size in split:
+        padding = np.arange(at, at + size) >= lengths[:, None]
+        read = apply(
+            {"params": params}, bytes_BT[:, at : at + size], carry, padding, return_states=True
+        )
+        carry, at = read.carry, at + size
+        states.append(model.model.shown(read.states)["h"])
+    found = jnp.concatenate(states, axis=1)
+    for row, length in enumerate(lengths):
+        assert_close(found[row, :length], whole.states.h[row, :length], TERMS)
+        ends = model.model.shown(carry)["h"][row]
+        np.testing.assert_array_equal(ends, found[row, length - 1])
+        assert carry.count_B[row] == length
+        text = np.asarray(carry.bytes_BP)[row, -length:]
+        np.testing.assert_array_equal(text, bytes_BT[row, :length])
+
+
+def test_a_long_text_is_read_with_the_last_positions(random: np.random.Generator) -> None:
+    model, params = small("transformer", positions=8)
+    bytes_BT = random.integers(0, 256, (1, 20), dtype=np.uint8)
+    carry = model.reading_carry(1)
+    for at in range(0, 20, 4):
+        read = model.apply({"params": params}, bytes_BT[:, at : at + 4], carry)
+        carry = read.carry
+    last = model.apply({"params": params}, bytes_BT[:, -8:], ())
+    assert_close(read.logits_BTV, last.logits_BTV[:, -4:], TERMS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_half_precision_gradient_is_near_float32(kind: str, random: np.random.Generator) -> None:
+    batch = random.integers(0, 256, (8, 33), dtype=np.uint8)
+    exact_model, params = make("fp32", kind, hidden=64, layers=1)
+    half_model, _ = make("bf16", kind, hidden=64, layers=1)
+    exact, half = (
+        jax.jit(jax.grad(lambda p: mean_loss(model, p, batch, ())))(params)  # noqa: B023
+        for model in (exact_model, half_model)
+    )
+    assert_close(half, exact, 8 * 32 + 2 * 10 * 64, "bfloat16")
+
+
+def test_dropout_multiplies_the_branches(random: np.random.Generator) -> None:
+    """With every branch dropped, only the embedding is left; with factors of 1, nothing changes."""
+    model, params = small("transformer")
+    bytes_BT = random.integers(0, 256, (2, 9), dtype=np.uint8)
+    shape = (2, *Transformer(hidden=6, heads=2, layers=2).dropout_shape(9))
+    apply = jax.jit(model.apply, static_argnames="return_states")
+
+    def read(factor: float) -> jax.Array:
+        drop = np.full(shape, factor, np.float32)
+        return apply({"params": params}, bytes_BT, (), None, drop, return_states=True).states.h
+
+    plain = apply({"params": params}, bytes_BT, (), return_states=True).states.h
+    np.testing.assert_array_equal(read(1.0), plain)
+    embedded = params["embedding"] @ params["input"]["kernel"]
+    first = embedded[bytes_BT] + params["input"]["positions"][:9]
+    assert_close(read(0.0)[:, :, 0], first, 3)
