@@ -67,8 +67,9 @@ class TrainStream:
     target once. The last window of a shard is padded, and a row that has read its shards waits for
     the row with the most windows. Positions without a target have no weight in the loss.
 
-    With `stop`, each document is a shard, and the byte `stop`, which is not in the corpus, is the
-    target of its last byte. UniRep reads proteins this way, from start token to stop token.
+    With `apart`, each document is a shard, and each of its windows has its label at its last byte.
+    With `stop`, too, each document is a shard, and the byte `stop`, which is not in the corpus, is
+    the target of its last byte. UniRep reads proteins this way, from start token to stop token.
 
     Attributes:
         origin: the run's step and the position in this stream where it continued; set by the loop
@@ -90,10 +91,13 @@ class TrainStream:
         seed: int = 0,
         labels: Literal["ratings", "classes"] | None = None,
         stop: int | None = None,
+        apart: bool = False,
+        own_targets: bool = False,
         cut_for: tuple[int, int] | None = None,
     ) -> None:
         """Cut the split for the stream's batch and window, or for those in `cut_for`.
 
+        With `own_targets`, each byte is a target where it is an input; see training/objective.py.
         Streams that continue each other need the same cut: that of the largest batch, a multiple of
         the others, and of the longest window.
         """
@@ -104,15 +108,16 @@ class TrainStream:
                 "prepare it again with a share for it, such as --split 1000,1,1."
             )
         documents = len(split.offsets) - 1
+        separate = apart or stop is not None
 
         def number(batch: int, window: int) -> tuple[int, int]:
-            if stop is None:
+            if not separate:
                 return count(size, shards=shards, batch=batch, window=window)
             return (-(-documents // batch) * batch,) * 2
 
         self.wanted_shards, self.shards = number(*(cut_for or (batch, window)))
         self.own_cut = self.shards == number(batch, window)[1]
-        if stop is None:
+        if not separate:
             bounds = cut(split.offsets, self.shards, slack=TRAINING_SLACK)
         else:
             # The last shards are empty.
@@ -123,12 +128,12 @@ class TrainStream:
         self._bytes, self._window, self._batch = split.bytes, window, batch
         self._shuffle, self._seed, self._stop = shuffle, seed, stop
         # Bytes of a shard without a target: its first, unless a stop makes up for it.
-        self._first = stop is None
+        self._first = stop is None and not own_targets
         self._regular = orders.regular(bounds, batch, window)
         self.steps_per_epoch = self._regular.windows
         targets_BK = self._targets_of(self._regular)
         # Each row needs a whole window, or a document, which may be shorter.
-        if (targets_BK // (window if stop is None else 1)).sum(axis=1).min() == 0:
+        if (targets_BK // (1 if separate else window)).sum(axis=1).min() == 0:
             raise UserError(
                 f"the {split.name} split has {size:,} bytes in {len(split.offsets) - 1:,} "
                 f"documents, too few for data.batch {batch} rows of data.window {window} bytes; "
@@ -136,7 +141,7 @@ class TrainStream:
             )
         self._targets = int(targets_BK.sum())
         self.padding_fraction = 1 - self._targets / (self.steps_per_epoch * batch * window)
-        self._labels = _Labels(split, scaled=labels == "ratings") if labels else None
+        self._labels = _Labels(split, scaled=labels == "ratings", each=apart) if labels else None
 
     def go_on_from(self, before: "TrainStream", step: int) -> None:
         """Continue, at the run's `step`, from the rows of another stream with the same shards.
@@ -259,10 +264,13 @@ class TrainStream:
 
 
 class _Labels:
-    """The ratings of a split's documents, each at its last byte; scaled: mean 0, variance 1."""
+    """The ratings of a split's documents, each at its last byte; scaled: mean 0, variance 1.
 
-    def __init__(self, split: Split, *, scaled: bool) -> None:
-        self._offsets, self._ratings = split.offsets, split.ratings
+    With `each`, also at the last byte of each other window, none of which has two documents.
+    """
+
+    def __init__(self, split: Split, *, scaled: bool, each: bool) -> None:
+        self._offsets, self._ratings, self._each = split.offsets, split.ratings, each
         ratings = np.zeros(0, np.float32) if split.ratings is None else split.ratings
         known = ratings[~np.isnan(ratings)]
         # Summed in float64: there may be a hundred million.
@@ -280,6 +288,13 @@ class _Labels:
     def of(self, start_B: Int64, inputs_B: Int64, window: int) -> NDArray[np.float32]:
         """Return the ratings of the documents that end in the inputs of each row's window."""
         assert self._ratings is not None
+        if self._each:
+            labels_BT = np.full((len(start_B), window), np.nan, np.float32)
+            reads = np.flatnonzero(inputs_B)
+            document_R = np.searchsorted(self._offsets, start_B[reads].astype(np.uint64), "right")
+            ratings_R = (self._ratings[document_R - 1] - self._mean) / self._deviation
+            labels_BT[reads, inputs_B[reads] - 1] = ratings_R
+            return labels_BT
         # A document whose last byte is p has the end offset p + 1.
         first_B = np.searchsorted(self._offsets, (start_B + 1).astype(np.uint64))
         last_B = np.searchsorted(self._offsets, (start_B + inputs_B + 1).astype(np.uint64))

@@ -163,6 +163,9 @@ def train_stream(
         if config.model.rating_head
         else None,
         stop=corpus.stop,
+        # Without a carry, a label can be predicted only from its document's own windows.
+        apart=config.model.labels > 0 and config.model.longest_window is not None,
+        own_targets=config.model.sees_ahead,
         cut_for=cut_for,
     )
 

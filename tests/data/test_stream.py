@@ -270,6 +270,39 @@ def test_ratings_are_at_the_last_bytes_of_their_documents(split: Split) -> None:
     assert labels == len(known)
 
 
+def test_documents_apart_have_windows_of_their_own_each_with_its_label(split: Split) -> None:
+    assert split.ratings is not None
+    stream = TrainStream(split, batch=4, window=48, labels="classes", apart=True)
+    offsets = split.offsets.astype(int)
+    text = split.bytes.tobytes() + bytes(49)
+    read = np.zeros(len(split.bytes), int)
+    for step in range(stream.steps_per_epoch):
+        batch = stream.batch(step)
+        assert batch.labels_BT is not None
+        assert batch.targets_B is not None
+        for row in np.flatnonzero(~np.isnan(batch.labels_BT).all(axis=1)):
+            start = text.index(batch.inputs_BT[row].tobytes())
+            document = int(np.searchsorted(offsets, start, "right")) - 1
+            assert (start - offsets[document]) % 48 == 0
+            assert batch.reset_B[row] == (start == offsets[document])
+            end = min(start + 48, offsets[document + 1])
+            read[start:end] += 1
+            assert batch.targets_B[row] == min(48, offsets[document + 1] - 1 - start)
+            labels_T = batch.labels_BT[row]
+            (place,) = np.flatnonzero(~np.isnan(labels_T))
+            assert start + place == end - 1
+            assert labels_T[place] == split.ratings[document]
+    rated = np.repeat(~np.isnan(split.ratings), np.diff(offsets))
+    np.testing.assert_array_equal(read, rated)
+
+
+def test_own_targets_count_the_first_byte_of_a_shard(split: Split) -> None:
+    stream = TrainStream(split, batch=4, window=16, shards=8, own_targets=True)
+    usual = TrainStream(split, batch=4, window=16, shards=8)
+    assert stream.bytes_seen(stream.steps_per_epoch) == len(split.bytes)
+    assert usual.bytes_seen(usual.steps_per_epoch) == len(split.bytes) - 8
+
+
 @pytest.mark.parametrize(("ratings", "message"), [(None, "has none"), ([3.0, 3.0], "only one")])
 def test_without_two_ratings_none_can_be_learned(ratings: list[float] | None, message: str) -> None:
     made = make_split([2000, 3000])

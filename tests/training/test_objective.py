@@ -1,0 +1,73 @@
+"""The objectives: what is asked of a window."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mlstm_jax.training.objective import MASK, OBJECTIVES, masked_bytes, row_keys
+
+ROWS, SIZE = 64, 200
+
+
+def ask(step: int = 3, counted: np.ndarray | None = None, first: int = 0) -> tuple:
+    bytes_BT = np.random.default_rng(0).integers(0, 256, (ROWS, SIZE), dtype=np.uint8)[first:]
+    counted_BT = np.ones(bytes_BT.shape, bool) if counted is None else counted[first:]
+    keys_B = row_keys(1, 2, jnp.int32(step), jnp.arange(first, ROWS))
+    return bytes_BT, counted_BT, masked_bytes(bytes_BT, bytes_BT, counted_BT, keys_B)
+
+
+def test_next_byte_asks_for_all_that_count() -> None:
+    bytes_BT, counted_BT, _ = ask()
+    counted_BT[0, 50:] = False
+    asked = OBJECTIVES["next byte"](bytes_BT[:, :-1], bytes_BT[:, 1:], counted_BT[:, 1:], None)
+    np.testing.assert_array_equal(asked.inputs_BT, bytes_BT[:, :-1])
+    np.testing.assert_array_equal(asked.targets_BT, bytes_BT[:, 1:])
+    np.testing.assert_array_equal(asked.weight_BT, counted_BT[:, 1:])
+
+
+def test_of_the_chosen_bytes_most_are_masked_some_replaced_some_kept() -> None:
+    """Each share is within five standard deviations of a binomial's."""
+    bytes_BT, _, asked = ask()
+    chosen = np.asarray(asked.weight_BT) > 0
+    np.testing.assert_array_equal(chosen.sum(axis=1), 30)  # 15% of 200
+    np.testing.assert_array_equal(asked.targets_BT, bytes_BT)
+    read = np.asarray(asked.inputs_BT)
+    np.testing.assert_array_equal(read[~chosen], bytes_BT[~chosen])
+    masked, kept = (read == MASK)[chosen], (read == bytes_BT)[chosen]
+    n = ROWS * 30
+    # A random byte is the old one in 1 of 256 cases.
+    for found, share in ((masked, 0.8), (kept, 0.1 + 0.1 / 256)):
+        assert abs(found.sum() - n * share) < 5 * np.sqrt(n * share * (1 - share))
+    replaced = read[chosen][~masked & ~kept]
+    assert replaced.max() > 200
+    assert replaced.min() < 50
+    # Every place is chosen about as often as any other.
+    share = 0.15
+    assert (np.abs(chosen.sum(axis=0) - ROWS * share) < 6 * np.sqrt(ROWS * share)).all()
+
+
+def test_a_row_weighs_as_many_bytes_as_count() -> None:
+    counted = np.arange(SIZE) < np.array([SIZE, 7, 1, 0] * (ROWS // 4))[:, None]
+    _, _, asked = ask(counted=counted)
+    np.testing.assert_allclose(asked.weight_BT.sum(axis=1), counted.sum(axis=1), rtol=1e-6)
+    weight = np.asarray(asked.weight_BT)
+    assert not weight[~counted].any()
+    # 15%, rounded up.
+    np.testing.assert_array_equal((weight > 0).sum(axis=1)[:4], [30, 2, 1, 0])
+
+
+def test_what_is_masked_depends_on_seed_step_and_row_only() -> None:
+    _, _, asked = ask()
+    _, _, again = ask(first=20)
+    np.testing.assert_array_equal(asked.inputs_BT[20:], again.inputs_BT)
+    _, _, later = ask(step=4)
+    assert (np.asarray(later.weight_BT > 0) != (asked.weight_BT > 0)).any(axis=1).all()
+    assert len({tuple(row) for row in np.asarray(asked.weight_BT > 0)}) == ROWS
+
+
+@pytest.mark.parametrize("name", sorted(OBJECTIVES))
+def test_an_objective_compiles(name: str) -> None:
+    bytes_BT, counted_BT, _ = ask()
+    keys_B = row_keys(1, 2, jnp.int32(0), jnp.arange(ROWS))
+    jax.jit(OBJECTIVES[name])(bytes_BT, bytes_BT, counted_BT, keys_B)
