@@ -1,5 +1,6 @@
 """The part of a plan on the compiled program: memory, kernels, collectives and seconds."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -140,7 +141,8 @@ def _talk(row: Row) -> str:
     """Return the number and sizes of collectives, and how many are in a loop or overlapped."""
     if not row.collectives:
         return "none"
-    sizes = " + ".join(f"{one.bytes / 1e6:.1f}" for one in row.collectives)
+    counts = Counter(f"{one.bytes / 1e6:.1f}" for one in row.collectives)
+    sizes = " + ".join(f"{n} x {size}" if n > 1 else size for size, n in counts.items())
     inside = sum(one.is_in_loop for one in row.collectives)
     names = sorted({one.name for one in row.collectives})
     where = f", {inside} of them in a loop" if inside else ""

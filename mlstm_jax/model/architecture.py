@@ -72,11 +72,11 @@ class Body(Protocol):
 
 
 class Products(NamedTuple):
-    """Multiplications and additions for one byte of one row."""
+    """What a layer multiplies for one byte of one row."""
 
-    forward: int  # in each step of the loop over time
-    backward: int  # in each step of the loop back
-    others: int  # outside the loops, forward and backward
+    forward: int  # multiply-adds in each step of the loop over time
+    backward: int  # multiply-adds in each step of the loop back
+    others: int  # flops outside the loops, forward and backward
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,7 +64,7 @@ def bigram() -> Iterator[type[Architecture]]:
             return ["w_v"]
 
         def products(self, layer: int) -> Products:
-            return Products(0, 0, 3 * self.hidden * (self.hidden if layer else self.embedding))
+            return Products(0, 0, 6 * self.hidden * (self.hidden if layer else self.embedding))
 
         def kept_bytes(
             self, units: int, window: int, every: int | None, width: int, cell: int

@@ -13,10 +13,10 @@ import optax
 import pytest
 
 from mlstm_jax import config as configs
-from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train
+from mlstm_jax.config import BERT, Config, Data, Model, Optimizer, Precision, Train
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.data.stream import Batch
-from mlstm_jax.model.architecture import Carry
+from mlstm_jax.model.architecture import Architecture, Carry
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.recurrence import Loops
 from mlstm_jax.training import optimizer, parallel, schedule, start
@@ -180,24 +180,27 @@ def test_micro_batches_make_one_update(
     assert_close(metrics.tally.loss, expected.tally.loss, 20 * TERMS, compute)
 
 
-def with_options(corpus: Path, steps: int = 200, **train: Any) -> Config:
+def with_options(
+    corpus: Path, steps: int = 200, kind: type[Architecture] = Model, **train: Any
+) -> Config:
     """Two layers, shuffling, dropout and the rating's objective, all at once."""
     config = make_config(corpus)
     return dataclasses.replace(
         config,
-        model=dataclasses.replace(config.model, layers=2, rating_head=True),
+        model=kind(hidden=24, embedding=8, layers=2, rating_head=True),
         data=dataclasses.replace(config.data, shuffle_shards=True),
         train=Train(steps=steps, log_every=5, dropout=0.3, **train),
     )
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", [Model, BERT])
 @pytest.mark.parametrize(("devices", "micro_batches"), [(2, 1), (1, 4)])
-def test_dropout_and_ratings_go_with_the_rows_not_with_who_reads_them(
-    devices: int, micro_batches: int, rated_corpus: Path
+def test_dropout_masks_and_ratings_go_with_the_rows_not_with_who_reads_them(
+    devices: int, micro_batches: int, kind: type[Architecture], rated_corpus: Path
 ) -> None:
     """1 x 8 rows = 4 x 2 rows on one device = 1 x 4 rows on two, and = a run resumed."""
-    config = with_options(rated_corpus)
+    config = with_options(rated_corpus, kind=kind)
     whole = Trainer(config, 1)
     first, zero = whole.host_state, whole.host_carry
     metrics = whole.run(0, 10)

@@ -92,7 +92,7 @@ class Transformer(Architecture, title="Transformer"):
     def products(self, layer: int) -> Products:
         """Count all outside of loops, for windows of P bytes; attention sees half of them."""
         seen = self.positions * (2 if self.sees_ahead else 1)
-        return Products(0, 0, 3 * (12 * self.hidden**2 + self.hidden * seen))
+        return Products(0, 0, 6 * (12 * self.hidden**2 + self.hidden * seen))
 
     def kept_bytes(self, units: int, window: int, every: int | None, width: int, cell: int) -> int:
         """Count x, both norms, q, k, v, attention's output, up and its gelu, and probabilities."""
