@@ -15,9 +15,7 @@ from mlstm_jax.config import BERT, Config, Data, Optimizer, Phase, Precision, Tr
 
 config = Config(
     out="runs/bert_large",
-    model=BERT(
-        hidden=1024, embedding=1024, layers=24, heads=16, positions=512, embedding_std=0.02
-    ),
+    model=BERT(hidden=1024, embedding=1024, layers=24, heads=16, positions=512, embedding_std=0.02),
     data=Data(corpus="corpora/amazon", batch=65536, window=128),
     optimizer=Optimizer(
         name="lamb",
