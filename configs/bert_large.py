@@ -4,6 +4,7 @@ Corpus:    mlstm-jax prepare amazon/*.json.gz --out corpora/amazon --dedupe exac
 Command:   mlstm-jax train bert_large
 Hardware:  8 H100 of 80 GB: 7 hours by `mlstm-jax plan` at 0.8 of the data sheet's rates, 18 by
            XLA's own model of the compiled steps; both are computed, nothing is measured
+Expected:  not known; it was not run
 
 24 layers of 1024 units and 16 heads (Devlin et al. 2018). NVIDIA's recipe (You et al. 2020): LAMB
 with the gradient divided by its norm; 7,038 updates of 65,536 windows of 128, then 1,563 of 32,768

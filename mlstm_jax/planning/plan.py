@@ -25,6 +25,7 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import named
 from mlstm_jax.model.language_model import VOCABULARY, parameter_shapes
 from mlstm_jax.planning.machine import Machine
+from mlstm_jax.training import muon
 
 # Per parameter and update, read and written by Adam: parameter, gradient and two moments, float32.
 _OPTIMIZER_BYTES = 28
@@ -80,7 +81,7 @@ def muon_seconds(config: Config, machine: Machine, devices: int) -> float:
     shapes = Counter(
         (leaf.shape[0], leaf.shape[1] // count)
         for name, leaf in named(parameter_shapes(config.model)).items()
-        for count in [config.model.matrices(name)]
+        for count in [muon.matrices(config.model)(name)]
         for _ in range(count)
     )
     flops = 0

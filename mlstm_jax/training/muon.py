@@ -1,7 +1,7 @@
 """Muon: momentum for the matrices, with all singular values set to about one.
 
 Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks". With gradient G of a
-matrix, β 0.95::
+matrix and β = optimizer.muon_momentum::
 
     M ← β M + G
     O  = NS(G + β M)        Newton-Schulz, five steps: U Σ Vᵀ → about U Vᵀ
@@ -11,8 +11,9 @@ The coefficients are optax's. Its iteration is not used, because its products su
 their operands, and XLA for CPUs computes such products in bf16 at float32's rate.
 docs/large_batches.md explains η under weight normalisation.
 
-Each gate's columns are a separate matrix (`Architecture.matrices`): the gates share rows but have
-different functions, and a joint O would spend its singular values on what they have in common.
+Each gate's columns are a separate matrix (`Architecture.matrices`): many small matrices are shared
+out more evenly than few large ones, and joint ones were not better. The decoder is Adam's: Muon was
+worse there (results/muon_parts_256).
 
 All devices have the same gradient. Each computes O for a part of the matrices and sends it to the
 others.
@@ -26,9 +27,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from mlstm_jax.model.architecture import Architecture
+
 Array = jax.Array
 
-BETA = 0.95
 # Of x, x³ and x⁵ (Jordan et al. 2024): the steepest at zero that keeps values near one there.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
@@ -38,9 +40,9 @@ def of_names(of: Callable[[str], Any]) -> Callable[[Any], Any]:
     return lambda tree: jax.tree_util.tree_map_with_path(lambda path, _: of(_name(path)), tree)
 
 
-def momentum() -> optax.GradientTransformation:
-    """Return the transformation G → G + β M; its state is M."""
-    return optax.trace(decay=BETA, nesterov=True)
+def matrices(model: Architecture) -> Callable[[str], int]:
+    """Return how many of Muon's matrices are side by side in a parameter, by its name."""
+    return lambda name: 0 if name == "decoder_kernel" else model.matrices(name)
 
 
 def orthogonalise(

@@ -5,7 +5,8 @@ LAMB (You et al. 2020, arXiv 1904.00962, algorithm 2) and LARS (You et al. 2017,
 scale the rate of each matrix by the trust ratio ‖w‖ / ‖update‖. LAMB with the norm clipped at 1 is
 NVIDIA's variant, which divides the gradient by its global norm if that exceeds 1.
 
-Muon (muon.py) is only for matrices: biases, gains and the embedding use Adam.
+Muon (muon.py) is only for the layers' matrices: biases, gains, the embedding and the decoder use
+Adam.
 
 Biases, gains and the embedding have neither trust ratio nor decay. In a weight-normalised matrix
 W = g V / ‖V‖ only the direction of V matters, and the gradient shrinks as ‖V‖ grows. The trust
@@ -70,16 +71,16 @@ def build(
             return optax.chain(clipped, decay, trust, descend, momentum)
         case "muon":
             ratio = optimizer.muon_learning_rate / optimizer.learning_rate
+            own = muon.matrices(model)
             of_matrices = optax.chain(
-                muon.momentum(),
-                muon.orthogonalise(
-                    optimizer.muon_steps, muon_type(compute), axis_name, model.matrices
-                ),
+                optax.trace(decay=optimizer.muon_momentum, nesterov=True),
+                muon.orthogonalise(optimizer.muon_steps, muon_type(compute), axis_name, own),
                 optax.add_decayed_weights(optimizer.weight_decay),
                 optax.scale_by_learning_rate(lambda count: ratio * lr_schedule(count)),
             )
-            transforms = {True: of_matrices, False: optax.chain(adam, descend)}
-            return optax.chain(clipped, optax.partition(transforms, matrices))
+            transforms = {True: of_matrices, False: optax.chain(adam, decay, descend)}
+            is_own = muon.of_names(lambda name: own(name) > 0)
+            return optax.chain(clipped, optax.partition(transforms, is_own))
 
 
 def second_moment_decay(optimizer: Optimizer, update_bytes: int) -> float:

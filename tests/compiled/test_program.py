@@ -206,7 +206,7 @@ def reading_programs() -> dict[str, Compiled]:
     machine, (model, params) = load_machine(H200), model_and_shapes()
     carry, bytes_BT = model.init_carry(64), np.zeros((64, 32), np.uint8)
     mask_BT, reset_B = np.zeros((64, 32), np.bool_), np.zeros(64, np.bool_)
-    batch = EvaluationBatch(bytes_BT, bytes_BT, mask_BT, reset_B)
+    batch = EvaluationBatch(bytes_BT, bytes_BT, mask_BT, reset_B, np.zeros(64, np.uint32))
     sums = (carry, np.zeros((64, 1, 512), np.float32))
     held = generate.Held(np.zeros(512, np.bool_), np.zeros(512, np.float32))  # type: ignore[arg-type]
     how = generate.Sampling(*(np.float32(1), np.int32(256), np.float32(2)))  # type: ignore[arg-type]

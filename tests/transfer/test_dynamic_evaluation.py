@@ -158,7 +158,8 @@ def test_one_step_is_that_of_numpy(run: Run, random: np.random.Generator) -> Non
     bytes_BT = random.integers(97, 122, (2, WINDOW + 1)).astype(np.uint8)
     mask_BT = np.ones((2, WINDOW), np.bool_)
     mask_BT[1, 20:] = False
-    batch = EvaluationBatch(bytes_BT[:, :-1], bytes_BT[:, 1:], mask_BT, np.array([True, True]))
+    reset_B, window_B = np.array([True, True]), np.arange(2, dtype=np.uint32)
+    batch = EvaluationBatch(bytes_BT[:, :-1], bytes_BT[:, 1:], mask_BT, reset_B, window_B)
 
     def loss(params: Any) -> jax.Array:
         logits_BTV = model.apply({"params": params}, batch.inputs_BT, model.init_carry(2))[1]
