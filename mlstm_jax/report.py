@@ -30,6 +30,8 @@ def compressed_bpc(data: bytes) -> dict[str, float]:
 def report(folder: Path, corpus: Path | None = None) -> str:
     """Score the best checkpoint of a run on its validation split, and draw a sample.
 
+    A model that does not predict the next byte neither compresses nor writes.
+
     Args:
         folder: the run folder.
         corpus: another corpus folder; unset: the one that the run was trained on.
@@ -41,10 +43,16 @@ def report(folder: Path, corpus: Path | None = None) -> str:
     devices = parallel.local(Devices())  # of this machine, not the one that trained the run
     evaluator = Evaluator(run.model, split, config.data.window, devices, opened.stop)
     score = evaluator(devices.replicate(run.params))
+    whose = ", not used for training" if is_own else f" of {opened.path}, not the training corpus"
+    place = f"The run is in {folder}: config.json, metrics.jsonl, checkpoints/" + (
+        ", tensorboard/." if (folder / "tensorboard").is_dir() else "."
+    )
+    if config.model.sees_ahead:
+        asked = f"{config.model.objective} of {len(split.bytes):,} validation bytes{whose}"
+        return f"Bits per byte over the {asked}: {score.bpc:.3f} (step {run.step:,})\n\n{place}"
     text = split.bytes[:_MOST_BYTES].tobytes()
     others = compressed_bpc(text)
     note = f" (compressors: the first {len(text):,})" if len(text) < score.bytes_scored else ""
-    whose = ", not used for training" if is_own else f" of {opened.path}, not the training corpus"
     best_other = min(others, key=lambda name: others[name])
     pieces = generate(run, "", length=400, temperature=0.7, seed=0)
     sample = "".join(as_text(piece for (piece,) in pieces))
@@ -56,8 +64,7 @@ def report(folder: Path, corpus: Path | None = None) -> str:
         "A sample, drawn at temperature 0.7:",
         *textwrap.wrap(sample, 96, initial_indent="  ", subsequent_indent="  "),
         "",
-        f"The run is in {folder}: config.json, metrics.jsonl, checkpoints/"
-        + (", tensorboard/." if (folder / "tensorboard").is_dir() else "."),
+        place,
     ]
     if score.bpc >= others[best_other]:
         lines.append(f"It does not beat {best_other} yet: train longer, or on more text.")

@@ -96,7 +96,8 @@ class Viewer:
         last_H = trace.values_TH[-1]
         active = np.argsort(-np.abs(last_H))[:_SHOWN]
         unit = self._checked(_field(asked, "unit", int, int(active[0])))
-        likeliest = np.argsort(-trace.next_V)[:_SHOWN]
+        predicts = not self._run.config.model.sees_ahead
+        likeliest = np.argsort(-trace.next_V)[: _SHOWN if predicts else 0]
         return {
             "state": state,
             "layer": layer,

@@ -23,6 +23,7 @@ from mlstm_jax.model.inputs import project
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.matmul import matmul
 from mlstm_jax.planning import plan
+from mlstm_jax.report import report
 from mlstm_jax.training import loop
 
 
@@ -91,6 +92,10 @@ def test_every_kind_learns_and_resumes_to_the_bit(kind: str, corpus: Path, tmp_p
     assert whole.config.model == config.model
     losses = [line["bpc"] for line in whole_lines(whole)]
     assert losses[-1] < losses[0] - 1
+    if kind != "bigram":  # which cannot show its states
+        masked, sample = (words in report(whole.folder) for words in ("masked bytes", "A sample"))
+        assert masked != sample
+        assert masked == config.model.sees_ahead
 
     shutil.copytree(tmp_path / "run", tmp_path / "again")
     shutil.rmtree(tmp_path / "again/checkpoints/40")
