@@ -9,6 +9,7 @@ process reads only its own rows.
 """
 
 import functools
+import math
 import zlib
 from typing import Literal, NamedTuple
 
@@ -30,6 +31,7 @@ class Batch(NamedTuple):
     reset_B: NDArray[np.bool_]  # whether the row starts a shard: its state must be zero
     # float32, at the last byte of each rated document: the rating in standard deviations from the
     # mean, or unscaled if it is a class number; NaN elsewhere. None if labels are not requested.
+    # With several labels [B, T, K], unscaled.
     labels_BT: NDArray[np.float32] | None = None
     # int32: how many of a row's first targets count in the loss; the rest is padding.
     # float32, the same for all rows: the factor from the mean over all positions of the global
@@ -89,10 +91,13 @@ class TrainStream:
         shuffle: bool = False,
         seed: int = 0,
         labels: Literal["ratings", "classes"] | None = None,
+        several: int = 0,
         stop: int | None = None,
         cut_for: tuple[int, int] | None = None,
     ) -> None:
         """Cut the split for the stream's batch and window, or for those in `cut_for`.
+
+        With `several`, each document has so many labels; otherwise it has one.
 
         Streams that continue each other need the same cut: that of the largest batch, a multiple of
         the others, and of the longest window.
@@ -136,7 +141,9 @@ class TrainStream:
             )
         self._targets = int(targets_BK.sum())
         self.padding_fraction = 1 - self._targets / (self.steps_per_epoch * batch * window)
-        self._labels = _Labels(split, scaled=labels == "ratings") if labels else None
+        self._labels: _Labels | None = None
+        if labels:
+            self._labels = _Labels(split, scaled=labels == "ratings", several=several)
 
     def go_on_from(self, before: "TrainStream", step: int) -> None:
         """Continue, at the run's `step`, from the rows of another stream with the same shards.
@@ -261,10 +268,16 @@ class TrainStream:
 class _Labels:
     """The ratings of a split's documents, each at its last byte; scaled: mean 0, variance 1."""
 
-    def __init__(self, split: Split, *, scaled: bool) -> None:
+    def __init__(self, split: Split, *, scaled: bool, several: int = 0) -> None:
         self._offsets, self._ratings = split.offsets, split.ratings
         ratings = np.zeros(0, np.float32) if split.ratings is None else split.ratings
         known = ratings[~np.isnan(ratings)]
+        if ratings.shape[1:] != ((several,) if several else ()):
+            raise UserError(
+                f"the {split.name} split has {math.prod(ratings.shape[1:])} ratings for each "
+                f"document, but the label head needs {several or 1}; use another corpus, or "
+                "another head."
+            )
         # Summed in float64: there may be a hundred million.
         self._mean = float(np.mean(known, dtype=np.float64)) if len(known) else 0.0
         self._deviation = float(np.std(known, dtype=np.float64)) if len(known) else 0.0
@@ -283,7 +296,7 @@ class _Labels:
         # A document whose last byte is p has the end offset p + 1.
         first_B = np.searchsorted(self._offsets, (start_B + 1).astype(np.uint64))
         last_B = np.searchsorted(self._offsets, (start_B + inputs_B + 1).astype(np.uint64))
-        labels_BT = np.full((len(start_B), window), np.nan, np.float32)
+        labels_BT = np.full((len(start_B), window, *self._ratings.shape[1:]), np.nan, np.float32)
         row_D = np.repeat(np.arange(len(start_B)), last_B - first_B)
         end_D = np.concatenate([np.arange(a, b) for a, b in zip(first_B, last_B, strict=True)])
         end_D = end_D.astype(np.int64)
