@@ -16,7 +16,7 @@ from mlstm_jax import cli, config, run, terminal
 from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import ModelWeights
 from mlstm_jax.progress import ProgressLine
-from mlstm_jax.transfer import classify
+from mlstm_jax.transfer import classifier_file, classify
 from tests.interop.test_weights import write_openai
 
 # It clears the screen, sets the title, deletes a line, and turns the direction.
@@ -101,8 +101,8 @@ def test_labels_are_escaped_in_a_terminal_alone(
     made = classify.Classifier(np.ones((1, 2)), np.zeros(1), classes, 1.0)
     fingerprint = weights.fingerprint(run.load_run(hostile_run).params)
     (tmp_path / "dir").mkdir()
-    about = classify.Description("c", False, fingerprint, None)
-    classify.save(tmp_path / "dir", made, about)
+    about = classifier_file.Description("c", False, fingerprint, None)
+    classifier_file.save(tmp_path / "dir", made, about)
     (tmp_path / "a.txt").write_text("one\ntwo\n")
     words = ["classify", str(hostile_run), str(tmp_path / "dir"), str(tmp_path / "a.txt")]
     written = in_terminal(*words)

@@ -216,7 +216,8 @@ class TrainedModel(LoadedModel):
         out: str | Path | None = None,
         state: State | None = None,
         all_layers: bool = False,
-        label_column: str = "label",
+        label_column: str | None = None,
+        label_columns: Sequence[str] | None = None,
         text_column: str | None = None,
         show_progress: bool = False,
     ) -> Transferred:
@@ -226,18 +227,21 @@ class TrainedModel(LoadedModel):
         your own pipeline use `Features`.
 
         Args:
-            train: a file of texts with labels, or a tuple of texts and labels.
+            train: a file of texts with labels, or a tuple of texts and labels. Several labels of a
+                text are a dict of columns: {"joy": [1, 0, None], "anger": [0, 0, 1]}.
             test: the same, to measure the accuracy on.
-            valid: the same, to choose C on; unset: cross-validation.
+            valid: the same, to choose C and thresholds on; unset: cross-validation.
             out: folder for the features, the classifier, report.md, report.json and pictures.
             state: see `encode`; unset: c, or h of a model that has no c.
             all_layers: see `encode`.
-            label_column: field or column of the label in files.
+            label_column: field or column of the label in files; unset: label.
+            label_columns: fields or columns of several labels, each 1, 0 or missing.
             text_column: field or column of the text in files; unset: text, sentence, ...
             show_progress: on standard error.
 
         Returns:
-            The classifier and the results; `.result.test` is the test accuracy, a fraction.
+            The classifier and the results; `.result.test` is the test accuracy, a fraction, or of
+            several labels the macro F1, and `.result.labels` has the measures of each.
 
         Raises:
             ValueError: a file cannot be read, the classes do not match, or `out` holds something
@@ -245,7 +249,10 @@ class TrainedModel(LoadedModel):
         """
         one_of("state", state, (None, *_STATES))
         texts, names = as_labelled(
-            {"train": train, "test": test, "valid": valid}, text_column, label_column
+            {"train": train, "test": test, "valid": valid},
+            text_column,
+            label_column,
+            label_columns,
         )
         made = run_transfer(
             self._run,
@@ -269,7 +276,8 @@ class TrainedModel(LoadedModel):
         test: Examples | None = None,
         *,
         options: FinetuneOptions | None = None,
-        label_column: str = "label",
+        label_column: str | None = None,
+        label_columns: Sequence[str] | None = None,
         text_column: str | None = None,
         show_progress: bool = False,
     ) -> Finetuned:
@@ -277,11 +285,13 @@ class TrainedModel(LoadedModel):
 
         Args:
             train: a file of texts with labels, or a tuple of texts and labels.
-            valid: the same; its bits per character choose the checkpoint.
+            valid: the same; its bits per character choose the checkpoint, and thresholds of
+                several labels are chosen on it.
             out: folder for the corpus, the run and the classifier; the same call resumes in it.
-            test: the same, to measure the accuracy on.
+            test: the same, to measure on.
             options: of the training; unset: three epochs.
             label_column: see `transfer`.
+            label_columns: see `transfer`.
             text_column: see `transfer`.
             show_progress: show the progress of the features on standard error.
 
@@ -290,7 +300,10 @@ class TrainedModel(LoadedModel):
                 else.
         """
         texts, names = as_labelled(
-            {"train": train, "valid": valid, "test": test}, text_column, label_column
+            {"train": train, "valid": valid, "test": test},
+            text_column,
+            label_column,
+            label_columns,
         )
         return run_finetune(
             self._run,

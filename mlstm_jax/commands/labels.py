@@ -26,7 +26,8 @@ def finetune(
     valid: Path,
     out: Path,
     test: Path | None = None,
-    label_column: str = "label",
+    label_column: str | None = None,
+    label_columns: tuple[str, ...] | None = None,
     text_column: str | None = None,
     training: OmitArgPrefixes[FinetuneOptions] = FinetuneOptions(),  # noqa: B008
     checkpoint: str = "best",
@@ -40,10 +41,13 @@ def finetune(
         run: run folder, trained or imported.
         train: texts with labels of two or more classes, in .csv, .tsv, .json or .jsonl, also .gz.
         valid: validation texts with labels, in the same formats; their bits per character choose
-            the checkpoint, and their accuracy is reported.
+            the checkpoint, thresholds of several labels are chosen on them, and their accuracy is
+            reported.
         out: folder to write, or to resume in.
         test: test texts with labels, in the same formats; their accuracy is reported.
-        label_column: field or column of the label, a number or a string.
+        label_column: field or column of the label, a number or a string; unset: label.
+        label_columns: fields or columns of several labels, each 1 (yes), 0 (no) or empty (not
+            known). Each has its own output, and a threshold of the largest F1.
         text_column: field or column of the text; unset: text, reviewText, sentence, ...
         training: How to fine-tune.
         checkpoint: of the finished run, for the classifier: best (by validation BPC), or latest.
@@ -51,13 +55,15 @@ def finetune(
     require_files(train, valid, test)
     from mlstm_jax.run import load_run
     from mlstm_jax.transfer.finetune import finetune as run_finetune
-    from mlstm_jax.transfer.labels import read_labelled
+    from mlstm_jax.transfer.labels import columns_of, read_labelled
+    from mlstm_jax.transfer.report import label_table
 
+    column = columns_of(label_column, label_columns)
     output.require_folder(out)
     paths = {"train": train, "valid": valid} | ({"test": test} if test else {})
     made = run_finetune(
         load_run(run),
-        {name: read_labelled(path, text_column, label_column) for name, path in paths.items()},
+        {name: read_labelled(path, text_column, column) for name, path in paths.items()},
         {name: str(path) for name, path in paths.items()},
         out,
         training,
@@ -67,8 +73,11 @@ def finetune(
         show_progress=True,
     )
     shown = ", ".join(f"{name} {100 * score:.1f}" for name, score in made.accuracy.items())
-    step = made.run.step
-    show(f"\naccuracy, %: {shown} (step {step:,})\nin {out}: run/, classifier/, report.json")
+    step, what = made.run.step, "accuracy"
+    for name, scores in made.labels.items():
+        what = "macro F1"
+        show("\n".join(["", f"{name}, % except of thresholds and numbers:", *label_table(scores)]))
+    show(f"\n{what}, %: {shown} (step {step:,})\nin {out}: run/, classifier/, report.json")
 
 
 def classify(
@@ -81,7 +90,8 @@ def classify(
 ) -> None:
     """Label texts with a classifier of `transfer` or `finetune`: CSV of labels and probabilities.
 
-    The column `record` is the number of the record in INPUT, from 1.
+    The column `record` is the number of the record in INPUT, from 1. Of several labels, a column
+    for each has 1 or 0 by its threshold, and a column p(label) its probability of 1.
 
     Args:
         run: run folder of the model that the classifier was created with.
@@ -96,13 +106,13 @@ def classify(
 
     from mlstm_jax.interop.weights import fingerprint
     from mlstm_jax.run import load_run
-    from mlstm_jax.transfer import classify as classifiers
+    from mlstm_jax.transfer import classifier_file
     from mlstm_jax.transfer.features import Featurizer
     from mlstm_jax.transfer.labels import read_texts
 
     if out:
         require_folder_of(out)
-    chosen, about = classifiers.load_classifier(classifier)
+    chosen, about = classifier_file.load_classifier(classifier)
     texts = read_texts(source, text_column or about.text_column)
     loaded = load_run(run, checkpoint)
     require_same_model(classifier, about.model, fingerprint(loaded.params), run)
@@ -112,16 +122,19 @@ def classify(
             f"{classifier} reads {chosen.weights_KD.shape[1]} features, but {run} has "
             f"{featurizer.width}; create it again with `mlstm-jax transfer`."
         )
-    probabilities = chosen.probabilities(features_of(featurizer, "classify", texts))
+    found = features_of(featurizer, "classify", texts)
     # A file or another program gets labels unchanged; for a terminal they are escaped.
     to_people = not out and sys.stdout.isatty()
     names = [one_line(name) for name in chosen.classes] if to_people else chosen.classes
     opened = out.open("w", newline="", encoding="utf-8", errors="replace") if out else None
     with opened or contextlib.nullcontext(sys.stdout) as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["record", "text", "label", *(f"p({name})" for name in names)])
-        for number, (text, row) in enumerate(zip(texts, probabilities, strict=True), 1):
+        labels = names if chosen.thresholds else ["label"]
+        writer.writerow(["record", "text", *labels, *(f"p({name})" for name in names)])
+        rows = zip(texts, chosen.predict(found), chosen.probabilities(found), strict=True)
+        for number, (text, answer, row) in enumerate(rows, 1):
             shown = one_line(text) if to_people else text
-            writer.writerow([number, shown, names[row.argmax()], *(f"{p:.4f}" for p in row)])
+            given = answer.tolist() if chosen.thresholds else [names[answer]]
+            writer.writerow([number, shown, *given, *(f"{p:.4f}" for p in row)])
     if out:
         show(f"{out}: {len(texts):,} texts")

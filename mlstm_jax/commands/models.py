@@ -181,13 +181,13 @@ def view(
         raise UserError(f"the page needs {error.name}: pip install 'mlstm-jax[view]'") from error
     from mlstm_jax.interop.weights import fingerprint
     from mlstm_jax.run import load_run
-    from mlstm_jax.transfer import classify as classifiers
+    from mlstm_jax.transfer import classifier_file
     from mlstm_jax.view.server import bind, serve
     from mlstm_jax.view.viewer import Viewer
 
     loaded, chosen, about = load_run(run, checkpoint), None, None
     if classifier:
-        chosen, about = classifiers.load_classifier(classifier)
+        chosen, about = classifier_file.load_classifier(classifier)
         require_same_model(classifier, about.model, fingerprint(loaded.params), run)
     address = bind(host, port)
     viewer = Viewer(loaded, chosen, about)

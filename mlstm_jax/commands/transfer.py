@@ -66,7 +66,8 @@ def transfer(
     test: Path,
     out: Path,
     valid: Path | None = None,
-    label_column: str = "label",
+    label_column: str | None = None,
+    label_columns: tuple[str, ...] | None = None,
     text_column: str | None = None,
     state: tuple[Literal["c", "h", "mean_h"], ...] | None = None,
     all_layers: bool = False,
@@ -82,11 +83,14 @@ def transfer(
     Args:
         run: run folder.
         train: texts with labels of two or more classes, in .csv, .tsv, .json or .jsonl, also .gz.
-        test: test texts with labels, in the same formats; their accuracy is reported.
+        test: test texts with labels, in the same formats; the report is of them.
         out: folder to write.
         valid: validation texts with labels, in the same formats, to choose C on, the inverse
-            strength of the L1 penalty; unset: cross-validation.
-        label_column: field or column of the label, a number or a string.
+            strength of the L1 penalty, and the thresholds of several labels; unset:
+            cross-validation.
+        label_column: field or column of the label, a number or a string; unset: label.
+        label_columns: fields or columns of several labels, each 1 (yes), 0 (no) or empty (not
+            known). Each has its own classifier, C, and threshold of the largest F1.
         text_column: field or column of the text; unset: text, reviewText, sentence, ...
         state: c, the cell state, or h, after the last byte; or mean_h, the mean of h over all
             bytes; one or several, all in one pass over the texts; unset: c, or h of a model that
@@ -96,14 +100,15 @@ def transfer(
     """
     require_files(train, valid, test)
     from mlstm_jax.run import load_run
-    from mlstm_jax.transfer.labels import read_labelled
+    from mlstm_jax.transfer.labels import columns_of, read_labelled
     from mlstm_jax.transfer.report import REPORT
     from mlstm_jax.transfer.transfer import require_out
     from mlstm_jax.transfer.transfer import transfer as run_transfer
 
     paths = {"train": train, "test": test} | ({"valid": valid} if valid else {})
     require_out(out, state or ("c",))
-    texts = {name: read_labelled(path, text_column, label_column) for name, path in paths.items()}
+    column = columns_of(label_column, label_columns)
+    texts = {name: read_labelled(path, text_column, column) for name, path in paths.items()}
     made = run_transfer(
         load_run(run, checkpoint),
         texts,

@@ -198,12 +198,13 @@ _STEPS = 1_000_000
 def _batch(config: Config, rows: int) -> Batch:
     """Return a batch as shapes and types only."""
     shape = (rows, config.data.window)
+    labels = (*shape, config.model.yes_no) if config.model.yes_no else shape
     return jax.eval_shape(
         lambda: Batch(
             inputs_BT=np.zeros(shape, np.uint8),
             targets_BT=np.zeros(shape, np.uint8),
             reset_B=np.zeros(rows, np.bool_),
-            labels_BT=np.zeros(shape, np.float32) if config.model.labels else None,
+            labels_BT=np.zeros(labels, np.float32) if config.model.labels else None,
             targets_B=np.zeros(rows, np.int32),
             weight_B=np.zeros(rows, np.float32),
             reading_B=np.zeros(rows, np.float32),

@@ -5,7 +5,8 @@ A folder contains::
     manifest.json          the sources, the contents of each split, and checksums
     SPLIT.bin              the documents of train, valid or test, one after the other
     SPLIT.offsets.npy      uint64 [documents + 1]: where each starts, and the end
-    SPLIT.ratings.npy      float32 [documents], NaN for none; absent if no record had a rating
+    SPLIT.ratings.npy      float32 [documents], NaN for none; absent if no record had a rating;
+                           [documents, K] in a corpus of several labels, which `finetune` writes
 
 It contains no time stamps and no paths, so the same text gives the same folder, byte for byte.
 """
@@ -133,7 +134,8 @@ class Split:
     Attributes:
         bytes: uint8 [bytes].
         offsets: uint64 [documents + 1]; document i is ``bytes[offsets[i]:offsets[i + 1]]``.
-        ratings: float32 [documents], NaN where absent; None if the corpus has none.
+        ratings: float32 [documents], NaN where absent; None if the corpus has none; of several
+            labels float32 [documents, K].
     """
 
     name: str
@@ -191,7 +193,8 @@ class Corpus:
             or offsets.shape != (expected.documents + 1,)
             or (offsets[0], offsets[-1]) != (0, size)
             or (ratings is not None and ratings.dtype.kind != "f")
-            or (ratings is not None and ratings.shape != (expected.documents,))
+            or (ratings is not None and ratings.shape[:1] != (expected.documents,))
+            or (ratings is not None and ratings.ndim > 2)
         ):
             raise UserError(
                 self._damaged(

@@ -7,23 +7,30 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from mlstm_jax import output
 from mlstm_jax.data import corpus
 from mlstm_jax.data.corpus import SplitManifest
-from mlstm_jax.data.documents import Written
 from mlstm_jax.errors import UserError
 
 _DOCUMENTS_A_WRITE = 4096
 
 
 def write_split(
-    folder: Path, name: str, documents: Iterable[Written], count: int, rated: bool
+    folder: Path,
+    name: str,
+    documents: Iterable[tuple[bytes, Any]],
+    count: int,
+    rated: bool,
+    several: int = 0,
 ) -> SplitManifest:
-    """Write the files of a split from `count` documents, with a few in memory at a time."""
+    """Write the files of a split from `count` documents, with a few in memory at a time.
+
+    A document is its text and its rating, or with `several` an array of so many labels.
+    """
     sums: dict[str, str] = {}
     size = written = 0
     ratings_name = corpus.ratings_file(name)
@@ -32,9 +39,10 @@ def write_split(
         _file(folder / corpus.offsets_file(name), sums) as offsets,
         _file(folder / ratings_name if rated else None, sums) as ratings,
     ):
-        offsets.write(_npy_header(np.dtype(np.uint64), count + 1))
+        offsets.write(_npy_header(np.dtype(np.uint64), (count + 1,)))
         offsets.write(np.zeros(1, np.uint64).tobytes())
-        ratings.write(_npy_header(np.dtype(np.float32), count))
+        shape = (count, several) if several else (count,)
+        ratings.write(_npy_header(np.dtype(np.float32), shape))
         remaining = iter(documents)
         while some := list(islice(remaining, _DOCUMENTS_A_WRITE)):
             data.write(b"".join(text for text, _ in some))
@@ -47,11 +55,11 @@ def write_split(
     return SplitManifest(documents=count, bytes=size, sha256=sums)
 
 
-def _npy_header(dtype: np.dtype, length: int) -> bytes:
-    """Return the header of a one-dimensional .npy file, as `numpy.save` writes it."""
+def _npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
+    """Return the header of a .npy file, as `numpy.save` writes it."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
-        header, {"descr": dtype.str, "fortran_order": False, "shape": (length,)}
+        header, {"descr": dtype.str, "fortran_order": False, "shape": shape}
     )
     return header.getvalue()
 

@@ -37,11 +37,11 @@ Written = tuple[bytes, float]
 
 
 class Document(NamedTuple):
-    """A text, possibly blank, with its rating and label."""
+    """A text, possibly blank, with its rating."""
 
     text: str
     rating: float | None
-    label: str | None = None  # only if a label field is named
+    record: Record | None = None  # all its fields; only if label fields are named
 
 
 class Reject(NamedTuple):

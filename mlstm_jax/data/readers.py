@@ -7,7 +7,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import BinaryIO
 
 from mlstm_jax.data.documents import (
@@ -16,7 +16,6 @@ from mlstm_jax.data.documents import (
     Reject,
     Unit,
     first,
-    label_of,
     rating_of,
 )
 from mlstm_jax.data.records import (
@@ -41,7 +40,7 @@ def read_documents(
     *,
     text_column: str | None = None,
     rating_column: str | None = None,
-    label_column: str | None = None,
+    label_columns: Sequence[str] = (),
     document: Unit | None = None,
 ) -> Iterator[Document | None]:
     """Yield the documents of a file, in its order, and None for each record without text.
@@ -49,7 +48,7 @@ def read_documents(
     For the arguments see `read_file`. Also raises UserError at the first unreadable record.
     """
     recipe = Recipe(text_column=text_column, rating_column=rating_column, document=document)
-    for found in read_file(source, recipe, label_column=label_column):
+    for found in read_file(source, recipe, label_columns=label_columns):
         if not isinstance(found, Reject):
             yield found
         elif found.kind == NOT_TEXT:
@@ -80,7 +79,7 @@ def read_file(
     source: Source,
     recipe: Recipe,
     *,
-    label_column: str | None = None,
+    label_columns: Sequence[str] = (),
     on_read: Callable[[int], None] | None = None,
 ) -> Iterator[Document | Reject | None]:
     """Yield the documents of a file, None for each record without text, and rejects.
@@ -91,7 +90,7 @@ def read_file(
         recipe: the fields of text and rating, by default the first of `TEXT_COLUMNS` and
             `RATING_COLUMNS` that is not null (a rating must be a number, or it is ignored); what a
             document is, by default a line in .txt and a paragraph in `pydoc:`.
-        label_column: field of a label, a number or a text; by default none is read.
+        label_columns: fields of labels; if there are any, each document has its whole record.
         on_read: called from time to time with the bytes on disk read since its last call.
 
     Raises:
@@ -104,7 +103,7 @@ def read_file(
     seen: dict[str, None] = {}
     # Errors raised by the code that uses the documents do not pass through here.
     try:
-        for one in _records(source, recipe, label_column, on_read):
+        for one in _records(source, recipe, label_columns, on_read):
             if isinstance(one, Reject):
                 first_reject = first_reject or one
                 yield one
@@ -114,8 +113,8 @@ def read_file(
             text = first(record, text_columns)
             if isinstance(text, str):
                 found += bool(text.strip())
-                label = label_of(record.get(label_column)) if label_column else None
-                yield Document(text, rating_of(first(record, rating_columns)), label)
+                rating = rating_of(first(record, rating_columns))
+                yield Document(text, rating, record if label_columns else None)
             elif text is None:
                 yield None
             else:
@@ -155,11 +154,11 @@ def _why_no_text(records: int, text_columns: tuple[str, ...], seen: Iterable[str
 def _records(
     source: Source,
     recipe: Recipe,
-    label_column: str | None,
+    label_columns: Sequence[str],
     on_read: Callable[[int], None] | None,
 ) -> Iterator[RecordOrReject]:
     text_columns, document = recipe.text_columns, recipe.document
-    fields = {*text_columns, *recipe.rating_columns, *([label_column] if label_column else [])}
+    fields = {*text_columns, *recipe.rating_columns, *label_columns}
     if source.kind == "pydoc":
         from pydoc_data.topics import topics
 

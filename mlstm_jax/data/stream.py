@@ -9,6 +9,7 @@ process reads only its own rows.
 """
 
 import functools
+import math
 import zlib
 from typing import Literal, NamedTuple
 
@@ -30,6 +31,7 @@ class Batch(NamedTuple):
     reset_B: NDArray[np.bool_]  # whether the row starts a shard: its state must be zero
     # float32, at the last byte of each rated document: the rating in standard deviations from the
     # mean, or unscaled if it is a class number; NaN elsewhere. None if labels are not requested.
+    # With several labels [B, T, K], unscaled.
     labels_BT: NDArray[np.float32] | None = None
     # int32: how many of a row's first targets count in the loss; the rest is padding.
     # float32, the same for all rows: the factor from the mean over all positions of the global
@@ -90,6 +92,7 @@ class TrainStream:
         shuffle: bool = False,
         seed: int = 0,
         labels: Literal["ratings", "classes"] | None = None,
+        several: int = 0,
         stop: int | None = None,
         apart: bool = False,
         own_targets: bool = False,
@@ -98,6 +101,8 @@ class TrainStream:
         """Cut the split for the stream's batch and window, or for those in `cut_for`.
 
         With `own_targets`, each byte is a target where it is an input; see training/objective.py.
+        With `several`, each document has so many labels; otherwise it has one.
+
         Streams that continue each other need the same cut: that of the largest batch, a multiple of
         the others, and of the longest window.
         """
@@ -141,7 +146,10 @@ class TrainStream:
             )
         self._targets = int(targets_BK.sum())
         self.padding_fraction = 1 - self._targets / (self.steps_per_epoch * batch * window)
-        self._labels = _Labels(split, scaled=labels == "ratings", each=apart) if labels else None
+        self._labels: _Labels | None = None
+        if labels:
+            scaled = labels == "ratings"
+            self._labels = _Labels(split, scaled=scaled, several=several, each=apart)
 
     def go_on_from(self, before: "TrainStream", step: int) -> None:
         """Continue, at the run's `step`, from the rows of another stream with the same shards.
@@ -269,10 +277,16 @@ class _Labels:
     With `each`, also at the last byte of each other window, none of which has two documents.
     """
 
-    def __init__(self, split: Split, *, scaled: bool, each: bool) -> None:
+    def __init__(self, split: Split, *, scaled: bool, several: int, each: bool) -> None:
         self._offsets, self._ratings, self._each = split.offsets, split.ratings, each
         ratings = np.zeros(0, np.float32) if split.ratings is None else split.ratings
         known = ratings[~np.isnan(ratings)]
+        if ratings.shape[1:] != ((several,) if several else ()):
+            raise UserError(
+                f"the {split.name} split has {math.prod(ratings.shape[1:])} ratings for each "
+                f"document, but the label head needs {several or 1}; use another corpus, or "
+                "another head."
+            )
         # Summed in float64: there may be a hundred million.
         self._mean = float(np.mean(known, dtype=np.float64)) if len(known) else 0.0
         self._deviation = float(np.std(known, dtype=np.float64)) if len(known) else 0.0
@@ -289,19 +303,19 @@ class _Labels:
         """Return the ratings of the documents that end in the inputs of each row's window."""
         assert self._ratings is not None
         if self._each:
-            labels_BT = np.full((len(start_B), window), np.nan, np.float32)
-            reads = np.flatnonzero(inputs_B)
-            document_R = np.searchsorted(self._offsets, start_B[reads].astype(np.uint64), "right")
-            ratings_R = (self._ratings[document_R - 1] - self._mean) / self._deviation
-            labels_BT[reads, inputs_B[reads] - 1] = ratings_R
-            return labels_BT
-        # A document whose last byte is p has the end offset p + 1.
-        first_B = np.searchsorted(self._offsets, (start_B + 1).astype(np.uint64))
-        last_B = np.searchsorted(self._offsets, (start_B + inputs_B + 1).astype(np.uint64))
-        labels_BT = np.full((len(start_B), window), np.nan, np.float32)
-        row_D = np.repeat(np.arange(len(start_B)), last_B - first_B)
-        end_D = np.concatenate([np.arange(a, b) for a, b in zip(first_B, last_B, strict=True)])
-        end_D = end_D.astype(np.int64)
-        place_D = self._offsets[end_D].astype(np.int64) - 1 - start_B[row_D]
-        labels_BT[row_D, place_D] = (self._ratings[end_D - 1] - self._mean) / self._deviation
+            row_D = np.flatnonzero(inputs_B)
+            starts_D = start_B[row_D].astype(np.uint64)
+            document_D = np.searchsorted(self._offsets, starts_D, "right") - 1
+            place_D = inputs_B[row_D] - 1
+        else:
+            # A document whose last byte is p has the end offset p + 1.
+            first_B = np.searchsorted(self._offsets, (start_B + 1).astype(np.uint64))
+            last_B = np.searchsorted(self._offsets, (start_B + inputs_B + 1).astype(np.uint64))
+            row_D = np.repeat(np.arange(len(start_B)), last_B - first_B)
+            end_D = np.concatenate([np.arange(a, b) for a, b in zip(first_B, last_B, strict=True)])
+            end_D = end_D.astype(np.int64)
+            place_D = self._offsets[end_D].astype(np.int64) - 1 - start_B[row_D]
+            document_D = end_D - 1
+        labels_BT = np.full((len(start_B), window, *self._ratings.shape[1:]), np.nan, np.float32)
+        labels_BT[row_D, place_D] = (self._ratings[document_D] - self._mean) / self._deviation
         return labels_BT

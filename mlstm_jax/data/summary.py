@@ -111,7 +111,7 @@ def _ratings(split: Split) -> dict[str, Any] | None:
     return {
         "counts": {f"{values[n]:g}": int(counts[n]) for n in kept},
         "other": int(counts.sum() - counts[kept].sum()),
-        "without": len(split.ratings) - len(known),
+        "without": int(np.isnan(split.ratings.reshape(len(split.ratings), -1)).all(axis=1).sum()),
     }
 
 

@@ -104,6 +104,9 @@ class Architecture(Sizes, ABC):
     # Number of classes to predict in the same way, from a corpus whose ratings are class numbers
     # that start at 0. `mlstm-jax finetune` sets it. 0: no classes.
     classes: int = 0
+    # Number of labels to predict in the same way, each yes or no, from a corpus with so many
+    # ratings, 1, 0 or none, for each document. `mlstm-jax finetune` sets it. 0: no such labels.
+    yes_no: int = 0
 
     # Every kind by its name in a config.json and on the command line; a JSON without one means
     # `usual`.
@@ -136,6 +139,9 @@ class Architecture(Sizes, ABC):
         one = self.classes == 0 or (2 <= self.classes <= 2**20 and not self.rating_head)
         rule = f"0, or 2 to {2**20:,} without rating_head"
         require(one, "model.classes", self.classes, rule)
+        alone = not (self.rating_head or self.classes)
+        rule = f"0, or 1 to {2**20:,} without rating_head and classes"
+        require(0 <= self.yes_no <= alone * 2**20, "model.yes_no", self.yes_no, rule)
         std = self.embedding_std
         require(0 < std < math.inf, "model.embedding_std", std, "above 0, and finite")
 
@@ -146,8 +152,8 @@ class Architecture(Sizes, ABC):
 
     @property
     def labels(self) -> int:
-        """The outputs K of the label head: 1 for ratings, one for each class, 0 without a head."""
-        return self.classes or int(self.rating_head)
+        """The outputs K of the label head: 1 for ratings, else one for each class or label."""
+        return self.classes or self.yes_no or int(self.rating_head)
 
     @property
     def shape(self) -> tuple[int, int]:

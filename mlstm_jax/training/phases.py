@@ -157,11 +157,12 @@ def train_stream(
         shards=data.shards,
         shuffle=data.shuffle_shards,
         seed=data.seed,
-        labels="classes"
-        if config.model.classes
-        else "ratings"
+        labels="ratings"
         if config.model.rating_head
+        else "classes"
+        if config.model.labels
         else None,
+        several=config.model.yes_no,
         stop=corpus.stop,
         # Without a carry, a label can be predicted only from its document's own windows.
         apart=config.model.labels > 0 and config.model.longest_window is not None,

@@ -34,8 +34,8 @@ class Means(NamedTuple):
 
     loss: Array  # of the language model, nats per byte
     square: Array  # ‖gradient‖², the mean over micro-batches
-    label_loss: Array  # of ratings or classes, per byte
-    labels: Array  # number of ratings or classes, per byte
+    label_loss: Array  # of ratings, classes or several labels, per byte
+    labels: Array  # number of documents with one, per byte
 
 
 class Gradient(NamedTuple):
@@ -123,13 +123,20 @@ def weighted(nats_BT: Array, weight_BT: Array) -> Array:
 def _label_losses(found_BTK: Array | None, labels_BT: Any) -> tuple[Array, Array]:
     """Return the loss of the labels and their number, both as means over all bytes.
 
-    One output per byte is a rating, with a squared error; several are the logits of classes.
+    One output per byte is a rating, with a squared error; several are the logits of classes. Labels
+    [B, T, K] are several of yes or no, 1 or 0: the loss of a document is the mean cross-entropy of
+    those that it has (NaN: missing), so each document with a label counts the same.
     """
     if found_BTK is None or labels_BT is None:
         return jnp.float32(0), jnp.float32(0)
     known_BT = ~jnp.isnan(labels_BT)
     labels_BT = jnp.where(known_BT, labels_BT, 0)
-    if found_BTK.shape[-1] == 1:
+    if labels_BT.ndim == 3:
+        nats_BTK = optax.sigmoid_binary_cross_entropy(found_BTK, labels_BT)
+        count_BT = jnp.sum(known_BT, axis=-1)
+        loss_BT = jnp.sum(jnp.where(known_BT, nats_BTK, 0), axis=-1) / jnp.maximum(count_BT, 1)
+        known_BT = count_BT > 0
+    elif found_BTK.shape[-1] == 1:
         loss_BT = (found_BTK[..., 0] - labels_BT) ** 2
     else:
         loss_BT = cross_entropy(found_BTK, labels_BT)

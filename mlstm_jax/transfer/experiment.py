@@ -6,7 +6,7 @@ values by class, and the baseline for comparison.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,8 @@ from mlstm_jax.transfer import baseline, classify
 from mlstm_jax.transfer.baseline import Baseline
 from mlstm_jax.transfer.classify import CS, Classifier, Examples
 from mlstm_jax.transfer.features import State
-from mlstm_jax.transfer.labels import Labelled
+from mlstm_jax.transfer.labels import Labelled, Task
+from mlstm_jax.transfer.thresholds import LabelScore, macro
 
 TOP_UNITS = (1, 2, 5, 10, 50, 100)
 _CURVE = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
@@ -24,8 +25,10 @@ _BINS = 40
 
 Texts = tuple[Labelled, Labelled | None, Labelled]
 
-# How many progress updates `run` reports.
-PARTS_OF_A_RUN = len(CS) + 3
+
+def parts_of(task: Task) -> int:
+    """Return how many progress updates `run` reports."""
+    return len(task.names) + 1 if task.several else len(CS) + 3
 
 
 @dataclass(frozen=True)
@@ -39,30 +42,39 @@ class Unit:
         return f"unit {self.unit} of layer {self.layer}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Result:
-    """The results; accuracies are fractions."""
+    """The results; accuracies are fractions. Of several labels, they are the macro F1."""
 
-    classes: list[str]
+    classes: list[str]  # or the names of several labels
     texts: dict[str, int]  # of train, valid and test
     state: State
     features: int
-    C: float
+    C: float | list[float]  # of each of several labels
     train: float
-    valid: float  # cross-validated where there was no validation file
+    # Cross-validated where there was no validation file. The thresholds of several labels are
+    # chosen on the same texts.
+    valid: float
     test: float
-    majority: float  # test accuracy of always predicting the most common class of train
+    # Test accuracy of always predicting the most common class of train; or of always saying yes.
+    majority: float
     nonzero: int  # features with a nonzero weight after L1
-    best_unit: Unit  # the single unit that best separates the classes of train
-    best_unit_test: float  # its test accuracy
     units: list[Unit]  # by |weight|, the largest first
-    top_units: dict[int, float]  # k → test accuracy of the first k of them
-    confusion: list[list[int]]  # of the test texts: true class, predicted class
-    # Number of examples, C, and mean, least and largest test accuracy.
-    learning_curve: list[dict[str, float]]
-    histogram: dict[str, Any]  # of the best unit in train: edges, and counts by class
     baseline: Baseline | None  # None: it cannot be fitted
     baseline_failure: str | None  # why it cannot be fitted
+    # Of classes only.
+    best_unit: Unit | None = None  # the single unit that best separates the classes of train
+    best_unit_test: float | None = None  # its test accuracy
+    top_units: dict[int, float] = field(default_factory=dict)  # k → test accuracy of the first k
+    confusion: list[list[int]] = field(default_factory=list)  # of test: true class, predicted class
+    # Number of examples, C, and mean, least and largest test accuracy.
+    learning_curve: list[dict[str, float]] = field(default_factory=list)
+    # Of the best unit in train: edges, and counts by class.
+    histogram: dict[str, Any] = field(default_factory=dict)
+    # Of several labels only.
+    labels: list[LabelScore] = field(default_factory=list)  # of test
+    macro: dict[str, float] = field(default_factory=dict)  # the mean of each measure of `labels`
+    label_units: list[Unit] = field(default_factory=list)  # of each label, by |weight| the largest
 
 
 def run(
@@ -70,7 +82,7 @@ def run(
     valid: Examples | None,
     test: Examples,
     texts: Texts,
-    classes: list[str],
+    task: Task,
     state: State,
     columns: list[Unit],
     on_part: Callable[[int, str], None] = lambda number, name: None,
@@ -78,58 +90,89 @@ def run(
     """Fit and measure; return the classifier of all features and the results.
 
     Args:
-        train, valid, test: features and classes; without valid, C is cross-validated.
+        train, valid, test: features and labels; without valid, C is cross-validated.
         texts: the same texts, for the baseline.
-        classes: their names.
+        task: what to predict.
         state: which state of the units the features are.
         columns: the unit of each feature.
-        on_part: called with the number of parts done, of `PARTS_OF_A_RUN`, and the name of the
-            next part.
+        on_part: called with the number of parts done, see `parts_of`, and the name of the next
+            part.
     """
-    fits = len(CS)
-    chosen, valid_accuracy = classify.choose(
-        train, valid, classes, lambda n: on_part(n, f"C {n} of {fits}")
+    parts = parts_of(task)
+    fits, each = (parts - 1, "label") if task.several else (parts - 3, "C")
+    chosen, valid_score = classify.choose(
+        train, valid, task, lambda n: on_part(n, f"{each} {n} of {fits}")
     )
-    units = chosen.ranking
+    units = [columns[column] for column in chosen.ranking]
+    if task.several:
+        more, always = _of_labels(chosen, test, columns)
+    else:
+        more, always = _of_classes(chosen, train, valid, test, columns, on_part)
+    on_part(parts - 1, "TF-IDF")
+    tfidf, failure = baseline.measure(*texts, task)
+    sizes = {name: len(part.texts) if part else 0 for name, part in zip(PARTS, texts, strict=True)}
+    result = Result(
+        classes=task.names,
+        texts=sizes,
+        state=state,
+        features=train.features.shape[1],
+        C=chosen.C,
+        train=chosen.score(train),
+        valid=valid_score,
+        test=chosen.score(test),
+        majority=always,
+        nonzero=chosen.nonzero,
+        units=units[: max(TOP_UNITS)],
+        baseline=tfidf,
+        baseline_failure=failure,
+        **more,
+    )
+    return chosen, result
+
+
+def _of_labels(
+    chosen: Classifier, test: Examples, columns: list[Unit]
+) -> tuple[dict[str, Any], float]:
+    """Return what is measured of several labels only, and the macro F1 of always saying yes."""
+    scores = chosen.label_scores(test)
+    means = macro(scores)
+    first = [columns[column] for column in chosen.first_K]
+    return {"labels": scores, "macro": means, "label_units": first}, means["all_yes"]
+
+
+def _of_classes(
+    chosen: Classifier,
+    train: Examples,
+    valid: Examples | None,
+    test: Examples,
+    columns: list[Unit],
+    on_part: Callable[[int, str], None],
+) -> tuple[dict[str, Any], float]:
+    """Return what is measured of classes only, and the accuracy of the most common class."""
+    classes, units, fits = chosen.classes, chosen.ranking, len(CS)
 
     def accuracy_of(some: list[int]) -> float:
         few = classify.columns(train, some)
         # Few features need no shrinkage, so use the largest C.
-        return classify.fit(few, classes, CS[-1]).accuracy(classify.columns(test, some))
+        return classify.fit(few, classes, CS[-1]).score(classify.columns(test, some))
 
     on_part(fits, "the first units")
     top = {k: accuracy_of(units[:k].tolist()) for k in TOP_UNITS if k <= len(units)}
     best = _best_unit(train)
     on_part(fits + 1, "accuracy by labelled examples")
     curve = _learning_curve(train, valid, test, chosen)
-    on_part(fits + 2, "TF-IDF")
-    tfidf, failure = baseline.measure(*texts)
     confusion = np.zeros((len(classes), len(classes)), int)
     np.add.at(confusion, (test.labels, chosen.predict(test.features)), 1)
     commonest = int(np.bincount(train.labels).argmax())
-    sizes = {name: len(part.texts) if part else 0 for name, part in zip(PARTS, texts, strict=True)}
-    result = Result(
-        classes=classes,
-        texts=sizes,
-        state=state,
-        features=train.features.shape[1],
-        C=chosen.C,
-        train=chosen.accuracy(train),
-        valid=valid_accuracy,
-        test=chosen.accuracy(test),
-        majority=float((test.labels == commonest).mean()),
-        nonzero=chosen.nonzero,
-        best_unit=columns[best],
-        best_unit_test=accuracy_of([best]),
-        units=[columns[column] for column in units[: max(TOP_UNITS)]],
-        top_units=top,
-        confusion=confusion.tolist(),
-        learning_curve=curve,
-        histogram=_histogram(train, best, classes),
-        baseline=tfidf,
-        baseline_failure=failure,
-    )
-    return chosen, result
+    more = {
+        "best_unit": columns[best],
+        "best_unit_test": accuracy_of([best]),
+        "top_units": top,
+        "confusion": confusion.tolist(),
+        "learning_curve": curve,
+        "histogram": _histogram(train, best, classes),
+    }
+    return more, float((test.labels == commonest).mean())
 
 
 PARTS = ("train", "valid", "test")
@@ -151,13 +194,14 @@ def _learning_curve(
 ) -> list[dict[str, float]]:
     """Return the test accuracy by number of examples, with the best C for each number."""
     classes, total = chosen.classes, len(train.labels)
+    assert isinstance(chosen.C, float)
     curve = []
     for count in [n for n in _CURVE if len(classes) <= n < total]:
         draws = [classify.subset(train, count, seed) for seed in range(_DRAWS)]
         C = classify.best_C(draws, valid, classes)
-        scores = [classify.fit(draw, classes, C).accuracy(test) for draw in draws]
+        scores = [classify.fit(draw, classes, C).score(test) for draw in draws]
         curve.append(_point(count, C, scores))
-    return [*curve, _point(total, chosen.C, [chosen.accuracy(test)])]
+    return [*curve, _point(total, chosen.C, [chosen.score(test)])]
 
 
 def _point(count: int, C: float, scores: list[float]) -> dict[str, float]:

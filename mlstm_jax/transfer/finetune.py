@@ -1,8 +1,9 @@
 """Fine-tuning: train a model end to end to predict labels, along with its language model loss.
 
-The labelled texts become a corpus whose ratings are class numbers, and the trainer does the rest
-(devices, precision, checkpoints, exact resume). At the end of each document a linear head reads h
-of the top layer, and its cross-entropy counts as `label_weight` bytes of the language model's loss.
+The labelled texts become a corpus whose ratings are class numbers, or several labels of yes or no,
+and the trainer does the rest (devices, precision, checkpoints, exact resume). At the end of each
+document a linear head reads h of the top layer, and its cross-entropy (of several labels, the mean
+over those that the document has) counts as `label_weight` bytes of the language model's loss.
 Howard and Ruder 2018 and Radford et al. 2018 keep that loss, too. The folder holds::
 
     corpus/        the texts, in the order they are read
@@ -14,6 +15,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -32,14 +34,16 @@ from mlstm_jax.output import atomic_directory
 from mlstm_jax.progress import ProgressLine
 from mlstm_jax.run import Run, initial_parameters, load_run
 from mlstm_jax.training.loop import train
-from mlstm_jax.transfer.classify import Classifier, Description, Examples, save
+from mlstm_jax.transfer.classifier_file import Description, save
+from mlstm_jax.transfer.classify import Classifier, Examples
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.finetune_options import FinetuneOptions
-from mlstm_jax.transfer.labels import Labelled, require_classes
+from mlstm_jax.transfer.labels import MISSING, Labelled, Task, require_task
+from mlstm_jax.transfer.thresholds import LabelScore, best_thresholds, macro
 
 
 def write_corpus(
-    out: Path, train: Labelled, valid: Labelled, classes: list[str], cleaning: Cleaning
+    out: Path, train: Labelled, valid: Labelled, task: Task, cleaning: Cleaning
 ) -> None:
     """Write the corpus of two sets of labelled texts, ordered by content, duplicates kept.
 
@@ -50,14 +54,16 @@ def write_corpus(
     """
     splits = {}
     with atomic_directory(out, lambda: check_out(out, overwrite=True)) as folder:
-        for name, part in (("train", train), ("valid", valid), ("test", None)):
-            labelled = (
-                (clean(text, cleaning), float(classes.index(label)))
-                for text, label in (zip(*part, strict=True) if part else ())
-            )
-            texts = ((text, label) for text, label in labelled if text)
-            documents = list(in_order(texts, seed=0, dedupe="none"))
-            splits[name] = write_split(folder, name, documents, len(documents), rated=True)
+        for name, part in (("train", train), ("valid", valid), ("test", Labelled([], []))):
+            # What a text has as labels is one number for the order, as a class is.
+            kinds, kind_N = np.unique(task.codes(part.labels), axis=0, return_inverse=True)
+            several = len(task.names) if task.several else 0
+            kinds = np.where(kinds == MISSING, np.nan, kinds)
+            labelled = zip((clean(text, cleaning) for text in part.texts), kind_N, strict=True)
+            texts = ((text, float(kind)) for text, kind in labelled if text)
+            ordered = in_order(texts, seed=0, dedupe="none")
+            documents = [(text, kinds[int(kind)]) for text, kind in ordered]
+            splits[name] = write_split(folder, name, documents, len(documents), True, several)
         manifest = Manifest(
             format_version=FORMAT_VERSION,
             seed=0,
@@ -86,7 +92,8 @@ class Finetuned(NamedTuple):
     run: Run
     classifier: Classifier
     about: Description
-    accuracy: dict[str, float]  # of train, valid and test, fractions
+    accuracy: dict[str, float]  # of train, valid and test, fractions; or the macro F1 of labels
+    labels: dict[str, list[LabelScore]]  # of train, valid and test; empty for classes
 
 
 def finetune(
@@ -106,7 +113,7 @@ def finetune(
     Args:
         run: the model to start from.
         texts: train and valid, and optionally test. The bits per character of valid choose the
-            checkpoint.
+            checkpoint; thresholds of several labels are chosen on valid.
         names: what messages call each of them, such as its file.
         out: folder for corpus/, run/, classifier/ and report.json; the same call resumes in it.
         options: of the training.
@@ -116,38 +123,56 @@ def finetune(
         show_progress: show the progress of the features on standard error.
 
     Raises:
-        UserError: the classes do not match, or `out` holds something else.
+        UserError: the labels do not match, or `out` holds something else.
     """
     output.require_folder(out)
-    require_classes(names["train"], texts["train"])
-    classes = texts["train"].classes
+    task = require_task(names["train"], texts["train"])
     for name, table in texts.items():
-        require_classes(names[name], table, classes)
+        require_task(names[name], table, task, thresholds=name == "valid")
     out.mkdir(parents=True, exist_ok=True)
-    write_corpus(out / "corpus", texts["train"], texts["valid"], classes, run.cleaning)
-    config = make_config(run, out, len(classes), options)
+    write_corpus(out / "corpus", texts["train"], texts["valid"], task, run.cleaning)
+    config = make_config(run, out, task, options)
     trained = train(config, initial=initial_parameters(config), owns_process=owns_process)
     tuned = load_run(trained, checkpoint)
-    classifier = head(tuned, classes)
-    about = Description("h", False, fingerprint(tuned.params), text_column)
-    (out / "classifier").mkdir(exist_ok=True)
-    save(out / "classifier", classifier, about)
-    featurizer, accuracy = Featurizer(tuned, states=("h",)), {}
+    featurizer, examples = Featurizer(tuned, states=("h",)), {}
     for name, table in texts.items():
         line = ProgressLine(f"features of {name}", len(table.texts), quiet=not show_progress)
         with line as progress:
             read = featurizer(table.texts, partial(progress.update, status="texts"))
-        labels = np.array([classes.index(label) for label in table.labels])
-        accuracy[name] = classifier.accuracy(Examples(read, labels))
-    report = {"run": str(run.folder), "step": tuned.step, "classes": classes, "accuracy": accuracy}
+        examples[name] = Examples(read, task.codes(table.labels))
+    classifier = head(tuned, task)
+    if task.several:
+        held_out = examples["valid"]
+        yes_NK = classifier.probabilities(held_out.features)
+        classifier = classifier._replace(thresholds=best_thresholds(held_out.labels, yes_NK))
+    about = Description("h", False, fingerprint(tuned.params), text_column)
+    (out / "classifier").mkdir(exist_ok=True)
+    save(out / "classifier", classifier, about)
+    accuracy = {name: classifier.score(part) for name, part in examples.items()}
+    labels = {}
+    report = {"run": str(run.folder), "step": tuned.step}
+    if task.several:
+        labels = {name: classifier.label_scores(part) for name, part in examples.items()}
+        report["labels"] = {
+            name: [asdict(one) for one in scores] for name, scores in labels.items()
+        }
+        report["macro"] = {name: macro(scores) for name, scores in labels.items()}
+    else:
+        report |= {"classes": task.names, "accuracy": accuracy}
     output.write_text(out / "report.json", json.dumps(report, indent=2) + "\n")
-    return Finetuned(tuned, classifier, about, accuracy)
+    return Finetuned(tuned, classifier, about, accuracy, labels)
 
 
-def make_config(run: Run, out: Path, classes: int, options: FinetuneOptions) -> Config:
+def make_config(run: Run, out: Path, task: Task, options: FinetuneOptions) -> Config:
     """Return the config of the run, which evaluates and reshuffles the shards every epoch."""
     batch, window = options.batch, options.window
-    model = dataclasses.replace(run.config.model, classes=classes, rating_head=False)
+    several, count = task.several, len(task.names)
+    model = dataclasses.replace(
+        run.config.model,
+        classes=0 if several else count,
+        yes_no=count if several else 0,
+        rating_head=False,
+    )
     size = corpus.open_corpus(out / "corpus").manifest.splits["train"].bytes
     steps = max(1, size // (batch * window))
     return Config(
@@ -177,19 +202,21 @@ def make_config(run: Run, out: Path, classes: int, options: FinetuneOptions) -> 
     )
 
 
-def head(run: Run, classes: list[str]) -> Classifier:
-    """Return the label head of a trained run as a classifier of h.
+def head(run: Run, task: Task) -> Classifier:
+    """Return the label head of a trained run as a classifier of h; thresholds are 0.5.
 
-    Raises UserError if the head has another number of classes.
+    Raises UserError if the head has another number of classes or labels.
     """
-    if run.config.model.classes != len(classes):
-        raise UserError(
-            f"{run.folder} predicts {run.config.model.classes} classes, not those of the texts."
-        )
+    model, names, count = run.config.model, task.names, len(task.names)
+    if (model.yes_no if task.several else model.classes) != count:
+        raise UserError(f"{run.folder} predicts {model.labels} labels, not those of the texts.")
     weights_KD = np.asarray(run.params["label_kernel"], np.float64).T
     intercepts_K = np.asarray(run.params["label_bias"], np.float64)
-    if len(classes) == 2:
+    if count == 2 and not task.several:
         # For two classes a softmax is the logistic function of the difference.
         weights_KD, intercepts_K = weights_KD[1:] - weights_KD[:1], np.diff(intercepts_K)
     weights_KD = np.ascontiguousarray(weights_KD)
-    return Classifier(weights_KD, intercepts_K, classes, math.inf, softmax=len(classes) > 2)
+    if task.several:
+        Cs, thresholds = [math.inf] * count, [0.5] * count
+        return Classifier(weights_KD, intercepts_K, names, Cs, thresholds=thresholds)
+    return Classifier(weights_KD, intercepts_K, names, math.inf, softmax=count > 2)

@@ -1,25 +1,55 @@
-"""Texts, with or without labels, from a file of any format that `prepare` reads."""
+"""Texts, with or without labels, from a file of any format that `prepare` reads.
 
+Labels are of two kinds: the class of each text, in one column; or yes or no, in several columns.
+"""
+
+import reprlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from mlstm_jax import suggestion
+from mlstm_jax.data.documents import label_of, rating_of
 from mlstm_jax.data.readers import read_documents
 from mlstm_jax.data.sources import Source
 from mlstm_jax.errors import UserError
 
 _SHOWN = 5
+MISSING = -1  # of yes or no, 1 or 0
+
+
+class Task(NamedTuple):
+    """What a classifier predicts: a text's class, or yes or no for each of several labels."""
+
+    names: list[str]  # of the classes, or of the labels
+    several: bool = False
+
+    def codes(self, labels: Sequence[Any]) -> NDArray[np.int64]:
+        """Return the index of each class, [texts]; or [texts, K]: 1 yes, 0 no, −1 missing."""
+        if self.several:
+            return np.array(labels, np.int64).reshape(-1, len(self.names))
+        place = {name: number for number, name in enumerate(self.names)}
+        return np.array([place[label] for label in labels], np.int64)
 
 
 class Labelled(NamedTuple):
-    """Texts and the label of each, as a string: "1", "positive"."""
+    """Texts and the label of each."""
 
     texts: list[str]
-    labels: list[str]
+    # The class of each text, as a string: "1", "positive". Or, if there are columns, the texts'
+    # values in them: 1 yes, 0 no, −1 missing.
+    labels: list[str] | list[tuple[int, ...]]
+    columns: tuple[str, ...] = ()  # names of several labels of yes or no
 
     @property
-    def classes(self) -> list[str]:
-        """The distinct labels: numbers in numeric order, then other labels alphabetically."""
-        return sorted(set(self.labels), key=_order)
+    def task(self) -> Task:
+        """The columns; or the distinct classes, first numbers in numeric order, then words."""
+        if self.columns:
+            return Task(list(self.columns), several=True)
+        return Task(sorted(set(map(str, self.labels)), key=_order))
 
 
 def _order(label: str) -> tuple[float, str]:
@@ -27,6 +57,24 @@ def _order(label: str) -> tuple[float, str]:
         return float(label), label
     except ValueError:
         return float("inf"), label
+
+
+def columns_of(column: str | None, columns: Sequence[str] | None) -> str | tuple[str, ...]:
+    """Return the one column of classes, by default `label`, or the several of yes or no.
+
+    Raises UserError if both are given, or if one of the several is named twice, or none.
+    """
+    if columns is None:
+        return "label" if column is None else column
+    if column is not None:
+        raise UserError(
+            "--label-column and --label-columns exclude each other: give --label-column for the "
+            "classes of one column, or --label-columns for several of yes or no."
+        )
+    if isinstance(columns, str) or not columns or len(set(columns)) < len(columns):
+        given = columns if isinstance(columns, str) else " ".join(columns)
+        raise UserError(f"--label-columns {given}: name one or more columns, each only once.")
+    return tuple(columns)
 
 
 def read_texts(path: Path, text_column: str | None) -> list[str]:
@@ -38,53 +86,123 @@ def read_texts(path: Path, text_column: str | None) -> list[str]:
     return [document.text if document else "" for document in documents]
 
 
-def read_labelled(path: Path, text_column: str | None, label_column: str) -> Labelled:
+def read_labelled(
+    path: Path, text_column: str | None, column: str | tuple[str, ...] = "label"
+) -> Labelled:
     """Return the texts of a file and their labels; records without text are skipped.
 
-    Raises UserError if a text has no label, or no text has one.
+    Args:
+        path: the file.
+        text_column: of the text; None: the first of those that `prepare` reads.
+        column: one of classes, or several of yes or no; see `columns_of`.
+
+    Raises:
+        UserError: no record has a label in a column, a text has no class, or a value of several
+            columns is neither yes nor no.
     """
-    texts: list[str] = []
-    labels: list[str] = []
-    without: int | None = None
-    source = Source(str(path))
-    documents = read_documents(source, text_column=text_column, label_column=label_column)
+    names = (column,) if isinstance(column, str) else column
+    texts, numbers, seen = list[str](), list[int](), dict[str, None]()
+    values: dict[str, list[object]] = {name: [] for name in names}
+    documents = read_documents(Source(str(path)), text_column=text_column, label_columns=names)
     for number, document in enumerate(documents, 1):
-        if document is None:
-            continue
-        if document.label is None:
-            without = without or number
+        if document is None or document.record is None:
             continue
         texts.append(document.text)
-        labels.append(document.label)
-    if not labels:
+        numbers.append(number)
+        seen |= dict.fromkeys(document.record)
+        for name in names:
+            values[name].append(document.record.get(name))
+    for name in names:
+        if not any(map(label_of, values[name])):
+            option = "--label-column" if isinstance(column, str) else "--label-columns"
+            near = suggestion.nearest(name, seen.keys() - {name})
+            raise UserError(
+                f"{path}: no record has a label in {name!r}; give the field or column of the "
+                f"labels with {option}{suggestion.question(near) or '.'}"
+            )
+    if not isinstance(column, str):
+        return of_columns(texts, values, [f"{path}, record {number:,}" for number in numbers])
+    labels = [label_of(value) for value in values[column]]
+    if None in labels:
         raise UserError(
-            f"{path}: no record has a label in {label_column!r}; give the field or column of the "
-            "labels with --label-column."
+            f"{path}: the label of record {numbers[labels.index(None)]:,}, in {column!r}, is empty "
+            "(or neither a string nor a number); add a label, or remove the record."
         )
-    if without:
-        raise UserError(
-            f"{path}: the label of record {without:,}, in {label_column!r}, is empty (or neither a "
-            "string nor a number); add a label, or remove the record."
-        )
-    return Labelled(texts, labels)
+    return Labelled(texts, [label for label in labels if label])
 
 
-def require_classes(path: Path | str, found: Labelled, known: list[str] | None = None) -> None:
-    """Raise UserError unless there are two or more classes, all of them in `known` if given."""
-    if known is None:
-        if len(found.classes) < 2:
+def of_columns(
+    texts: list[str], values: Mapping[str, Sequence[object]], places: Sequence[str]
+) -> Labelled:
+    """Return texts with several labels: 1, 0 or missing, as numbers or as text.
+
+    Raises UserError, which names the place of the text, if a value is anything else.
+    """
+    for name, column in values.items():
+        for place, value in zip(places, column, strict=True):
+            if _yes_or_no(value) is None:
+                raise UserError(
+                    f"{place}: the label {name!r} is {reprlib.repr(value)}, but it must be 1 for "
+                    "yes, 0 for no, or empty if it is not known; correct it, or leave the column "
+                    "out of --label-columns. --label-column takes one column of any classes."
+                )
+    rows = zip(*(map(_yes_or_no, column) for column in values.values()), strict=True)
+    return Labelled(texts, list(rows), tuple(values))
+
+
+def _yes_or_no(value: Any) -> int | None:
+    """Return 1, 0, or −1 for a missing value; None for anything else."""
+    is_text = isinstance(value, str)
+    if value is None or value != value or (is_text and not value.strip()):  # pandas has NaN
+        return MISSING
+    number = rating_of(value) if is_text else value
+    return int(number) if number in (0, 1) else None
+
+
+def require_task(
+    path: Path | str, found: Labelled, task: Task | None = None, *, thresholds: bool = False
+) -> Task:
+    """Return the task of labelled texts, if a classifier can be fitted to it, or measured on it.
+
+    Args:
+        path: what messages call the texts.
+        found: the texts.
+        task: of the training texts, whose classes or labels `found` must have; None: these are the
+            training texts.
+        thresholds: thresholds of several labels are chosen on them.
+
+    Raises:
+        UserError: there are fewer than two classes, unknown ones, or almost as many as texts; or a
+            label has one value only, and has to be learned from the texts, or a threshold chosen.
+    """
+    task, is_train = task or found.task, task is None
+    if task.several:
+        for name, column in zip(task.names, zip(*found.labels, strict=True), strict=True):
+            known = sorted({int(value) for value in column} - {MISSING})
+            if len(known) < 2 and (is_train or thresholds):
+                has = f"{known[0]} in every text that has it" if known else "missing in every text"
+                why = "a classifier" if is_train else "the choice of its threshold"
+                raise UserError(
+                    f"{path}: the label {name!r} is {has}, but {why} needs both 1 and 0; add such "
+                    "texts, or leave the column out of --label-columns."
+                )
+        if not any(1 in row for row in found.labels):
+            raise UserError(f"{path}: every label is 0 or missing in every text; add texts with 1.")
+    elif not is_train:
+        if unknown := [label for label in found.task.names if label not in task.names]:
             raise UserError(
-                f"{path} has only the label {', '.join(found.classes)}; a classifier needs at "
-                "least two."
+                f"{path} has the label {unknown[0]!r}, which the training texts do not have; "
+                f"theirs: {', '.join(task.names[:_SHOWN])}"
+                f"{', ...' if len(task.names) > _SHOWN else ''}."
             )
-        if len(found.classes) > max(100, len(found.texts) // 2):
-            shown = ", ".join(found.classes[:_SHOWN])
-            raise UserError(
-                f"{path} has {len(found.classes):,} different labels ({shown}, ...) for "
-                f"{len(found.texts):,} texts; is --label-column right?"
-            )
-    elif unknown := [label for label in found.classes if label not in known]:
+    elif len(task.names) < 2:
         raise UserError(
-            f"{path} has the label {unknown[0]!r}, which the training texts do not have; theirs: "
-            f"{', '.join(known[:_SHOWN])}{', ...' if len(known) > _SHOWN else ''}."
+            f"{path} has only the label {', '.join(task.names)}; a classifier needs at least two."
         )
+    elif len(task.names) > max(100, len(found.texts) // 2):
+        shown = ", ".join(task.names[:_SHOWN])
+        raise UserError(
+            f"{path} has {len(task.names):,} different labels ({shown}, ...) for "
+            f"{len(found.texts):,} texts; is --label-column right?"
+        )
+    return task

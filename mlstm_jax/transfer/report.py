@@ -1,6 +1,7 @@
 """The report of the transfer experiment: report.json, report.md and two pictures."""
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from mlstm_jax import output
 from mlstm_jax.terminal import one_line
 from mlstm_jax.transfer.experiment import Result
 from mlstm_jax.transfer.features import STATE_NAMES
+from mlstm_jax.transfer.thresholds import MEASURES, LabelScore, macro
 
 REPORT = "report.md"  # written last: if it exists, all files are complete
 
@@ -24,25 +26,28 @@ def write(folder: Path, result: Result, model: str) -> None:
 
 def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
     """Return the report as Markdown with tables."""
-    base = result.baseline
+    base, best = result.baseline, result.best_unit
     tfidf = [("TF-IDF, words and pairs", base.train, base.valid, base.test)] if base else []
-    classes = [one_line(name).replace("|", r"\|") for name in result.classes]
+    classes = [_cell(name) for name in result.classes]
     checked = "valid" if result.texts["valid"] else "cross-validated"
+    several, kinds = bool(result.labels), "labels of yes or no" if result.labels else "classes"
+    best_row = [(f"{best}, the best alone", None, None, result.best_unit_test)] if best else []
     rows = [
         ("all features", result.train, result.valid, result.test),
-        (f"{result.best_unit}, the best alone", None, None, result.best_unit_test),
+        *best_row,
         *((f"{k} of largest weight", None, None, score) for k, score in result.top_units.items()),
         *tfidf,
-        ("the commonest class", None, None, result.majority),
+        ("always yes" if several else "the commonest class", None, None, result.majority),
     ]
+    penalty = "" if isinstance(result.C, list) else f"C = {result.C:g}; "
     lines = [
         f"# Transfer of {one_line(model)}",
         "",
         f"{', '.join(f'{count:,} {name}' for name, count in result.texts.items() if count)} texts "
-        f"of {len(classes)} classes: {', '.join(classes)}. Features: the "
+        f"of {len(classes)} {kinds}: {', '.join(classes)}. Features: the "
         f"{STATE_NAMES[result.state]} (`{result.state}`).",
         "",
-        "Accuracy, % of the texts:",
+        "Macro F1 of the labels, %:" if several else "Accuracy, % of the texts:",
         "",
         f"| | train | {checked} | **test** |",
         "|---|---|---|---|",
@@ -60,11 +65,20 @@ def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
                 "",
             )
         ),
-        f"C = {result.C:g}; {result.nonzero} of {result.features} features have a nonzero weight. "
+        f"{penalty}{result.nonzero} of {result.features} features have a nonzero weight. "
         f"Largest first: {', '.join(map(str, result.units[:10]))}.",
         "",
+        *(_of_labels(result) if several else _of_classes(result, classes, pictures)),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _of_classes(result: Result, classes: list[str], pictures: list[str]) -> list[str]:
+    best = result.best_unit
+    assert best
+    return [
         f"To view the best unit: `mlstm-jax heatmap RUN --state {result.state} --layer "
-        f"{result.best_unit.layer} --unit {result.best_unit.unit} --text TEXT --out heat.html`.",
+        f"{best.layer} --unit {best.unit} --text TEXT --out heat.html`.",
         "",
         "Confusion matrix of the test texts, one row per true class:",
         "",
@@ -86,7 +100,63 @@ def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
         *(f"![{Path(name).stem}]({name})" for name in pictures),
         *(() if pictures else ("(No pictures: matplotlib is not installed.)",)),
     ]
-    return "\n".join(lines).rstrip() + "\n"
+
+
+def _of_labels(result: Result) -> list[str]:
+    Cs = result.C if isinstance(result.C, list) else []
+    units = zip(result.labels, Cs, result.label_units, strict=True)
+    more: dict[str, list[str]] = {}
+    if result.baseline:
+        f1 = [score.f1 for score in result.baseline.labels]
+        more["F1 of TF-IDF"] = [*map(_percent, f1), _percent(result.baseline.test)]
+    return [
+        "Test texts, % except of thresholds and numbers. A threshold has the largest F1 on texts "
+        "held out from the fit; `yes` counts the texts that have the label.",
+        "",
+        *label_table(result.labels, more),
+        "",
+        "| | C | unit of largest weight |",
+        "|---|---|---|",
+        *(f"| {_cell(score.label)} | {C:g} | {unit} |" for score, C, unit in units),
+    ]
+
+
+_TITLES = ("F1", "precision", "recall", "average precision", "F1 of always yes")
+
+
+def label_table(
+    scores: Sequence[LabelScore], more: Mapping[str, Sequence[str]] | None = None
+) -> list[str]:
+    """Return the lines of a table: a row for each label, and one of their means.
+
+    Args:
+        scores: of the labels.
+        more: further columns by their titles, a cell for each row.
+    """
+    more = more or {}
+    rows = [
+        (
+            _cell(score.label),
+            f"{score.threshold:.3f}",
+            f"{score.positives:,} of {score.known:,}",
+            *(_percent(getattr(score, name)) for name in MEASURES),
+        )
+        for score in scores
+    ]
+    rows.append(("**mean**", "", "", *map(_percent, macro(scores).values())))
+    titles = ("label", "threshold", "yes", *_TITLES, *more)
+    return [
+        f"| {' | '.join(titles)} |",
+        "|---" * len(titles) + "|",
+        *(
+            f"| {' | '.join([*row, *(column[n] for column in more.values())])} |"
+            for n, row in enumerate(rows)
+        ),
+    ]
+
+
+def _cell(name: str) -> str:
+    return one_line(name).replace("|", r"\|")
 
 
 def _percent(value: float | None) -> str:
@@ -96,11 +166,13 @@ def _percent(value: float | None) -> str:
 def draw(folder: Path, result: Result) -> list[str]:
     """Draw the best unit's histogram and the learning curve; return the file names.
 
-    Needs matplotlib, the extra `plot`; without it the list is empty.
+    Needs matplotlib, the extra `plot`; without it, and of several labels, the list is empty.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError:
+        return []
+    if result.best_unit_test is None:  # of several labels
         return []
     figure = Figure(figsize=(7, 3.6), layout="constrained")
     axes = figure.subplots()

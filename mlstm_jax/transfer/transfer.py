@@ -18,11 +18,12 @@ from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.progress import ProgressLine
 from mlstm_jax.run import Run
 from mlstm_jax.terminal import show
-from mlstm_jax.transfer import classify, experiment, feature_file, report
-from mlstm_jax.transfer.classify import Classifier, Description, Examples
+from mlstm_jax.transfer import classifier_file, experiment, feature_file, report
+from mlstm_jax.transfer.classifier_file import Description
+from mlstm_jax.transfer.classify import Classifier, Examples
 from mlstm_jax.transfer.experiment import Result
 from mlstm_jax.transfer.features import Features, Featurizer, State, states_of
-from mlstm_jax.transfer.labels import Labelled, require_classes
+from mlstm_jax.transfer.labels import Labelled, require_task
 
 
 class Transferred(NamedTuple):
@@ -49,7 +50,8 @@ def transfer(
 
     Args:
         run: a trained model; its parameters do not change.
-        texts: train, test and optionally valid. Without valid, C is cross-validated.
+        texts: train, test and optionally valid. Without valid, C is cross-validated, and so are
+            the thresholds of several labels.
         names: what messages call each of them, such as its file.
         out: folder for the features, report.md, report.json, pictures and classifier; each of
             several states gets its own subfolder. Unset: nothing is written.
@@ -65,11 +67,10 @@ def transfer(
     kept = None if out is None else out / "features"
     folders = _folders(out, states) if out else {}
     is_begun = out is not None and require_out(out, states)
-    require_classes(names["train"], texts["train"])
-    classes = texts["train"].classes
+    task = require_task(names["train"], texts["train"])
     for name in ("test", "valid"):
         if name in texts:
-            require_classes(names[name], texts[name], classes)
+            require_task(names[name], texts[name], task, thresholds=name == "valid")
     model = fingerprint(run.params)
     featurizer = Featurizer(run, states=states, all_layers=all_layers)
     found = _features(kept, featurizer, model, texts, is_begun=is_begun, loud=show_progress)
@@ -83,18 +84,18 @@ def transfer(
         examples = {
             name: Examples(
                 values[:, chosen] if len(states) > 1 else values,
-                np.array([classes.index(label) for label in texts[name].labels]),
+                task.codes(texts[name].labels),
             )
             for name, values in found.items()
         }
-        parts = experiment.PARTS_OF_A_RUN
+        parts = experiment.parts_of(task)
         with ProgressLine(f"classifier of {one}", parts, quiet=not show_progress) as progress:
             classifier, result = experiment.run(
                 examples["train"],
                 examples.get("valid"),
                 examples["test"],
                 (texts["train"], texts.get("valid"), texts["test"]),
-                classes,
+                task,
                 one,
                 columns,
                 progress.update,
@@ -104,7 +105,7 @@ def transfer(
         if folder:
             folder.mkdir(exist_ok=True)
             (folder / report.REPORT).unlink(missing_ok=True)
-            classify.save(folder, classifier, about)
+            classifier_file.save(folder, classifier, about)
             report.write(folder, result, run.name)
         made[one] = Transferred(classifier, about, result, folder)
     return made

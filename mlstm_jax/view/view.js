@@ -115,7 +115,8 @@ async function read() {
     drawHeat(found);
     element("classes-section").hidden = found.classes.length === 0;
     bars("classes", found.classes.map((one) =>
-      ({ name: label(one.name), value: one.probability, shown: percent(one.probability) })));
+      ({ name: label(one.name), value: one.probability,
+         shown: percent(one.probability) + (one.yes ? " ✓" : "") })));
     bars("active", found.active.map((one) =>
       ({ name: unitButton(one.unit), value: one.value, shown: one.value.toFixed(3) })));
     bars("next", found.next.map((one) =>

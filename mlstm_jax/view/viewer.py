@@ -10,7 +10,8 @@ import numpy as np
 from mlstm_jax.data.documents import clean
 from mlstm_jax.errors import UserError
 from mlstm_jax.run import Run
-from mlstm_jax.transfer.classify import Classifier, Description
+from mlstm_jax.transfer.classifier_file import Description
+from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.features import State, states_of
 from mlstm_jax.transfer.generate import as_text, generate, prompt_bytes
 from mlstm_jax.transfer.reader import Reader, characters
@@ -147,10 +148,17 @@ class Viewer:
         if not cleaned:
             return []
         end_LH = self._reader(cleaned).end_LH[self._state]
-        (shares,) = self._classifier.probabilities(end_LH[self._lowest :].reshape(1, -1))
+        features = end_LH[self._lowest :].reshape(1, -1)
+        (shares,) = self._classifier.probabilities(features)
+        # Of classes, one of which is the answer, the probabilities say it all.
+        answers = self._classifier.predict(features)[0] if self._classifier.thresholds else None
         return [
-            {"name": name, "probability": float(share)}
-            for name, share in zip(self._classifier.classes, shares, strict=True)
+            {
+                "name": name,
+                "probability": float(share),
+                "yes": bool(answers is not None and answers[k]),
+            }
+            for k, (name, share) in enumerate(zip(self._classifier.classes, shares, strict=True))
         ]
 
     def _checked(self, unit: int) -> int:

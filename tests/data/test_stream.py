@@ -303,6 +303,27 @@ def test_own_targets_count_the_first_byte_of_a_shard(split: Split) -> None:
     assert usual.bytes_seen(usual.steps_per_epoch) == len(split.bytes) - 8
 
 
+def test_several_labels_are_each_where_one_would_be(
+    split: Split, random: np.random.Generator
+) -> None:
+    count = len(split.offsets) - 1
+    labels_DK = random.choice(np.array([0, 1, np.nan], np.float32), (count, 3))
+    options = {"batch": 4, "window": 48, "shards": 8, "labels": "classes"}
+    several = TrainStream(dataclasses.replace(split, ratings=labels_DK), several=3, **options)
+    for k in range(3):
+        one = TrainStream(dataclasses.replace(split, ratings=labels_DK[:, k]), **options)
+        for step in range(one.steps_per_epoch):
+            found, expected = several.batch(step).labels_BT, one.batch(step).labels_BT
+            assert found is not None
+            assert found.dtype == np.float32
+            np.testing.assert_array_equal(found[..., k], expected)
+    for wrong in (0, 2):
+        with pytest.raises(UserError, match=f"has 3 ratings for each .* needs {wrong or 1}; use"):
+            TrainStream(dataclasses.replace(split, ratings=labels_DK), several=wrong, **options)
+    with pytest.raises(UserError, match="has 1 ratings for each document, but the label head"):
+        TrainStream(split, several=3, **options)
+
+
 @pytest.mark.parametrize(("ratings", "message"), [(None, "has none"), ([3.0, 3.0], "only one")])
 def test_without_two_ratings_none_can_be_learned(ratings: list[float] | None, message: str) -> None:
     made = make_split([2000, 3000])

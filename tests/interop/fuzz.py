@@ -22,7 +22,7 @@ import numpy as np
 from mlstm_jax.errors import KnownError
 from mlstm_jax.interop import nvidia, openai, unirep, weights
 from mlstm_jax.interop.weights import ModelWeights
-from mlstm_jax.transfer import classify
+from mlstm_jax.transfer import classifier_file, classify
 from tests.interop.test_weights import write_nvidia, write_openai, write_unirep
 
 _TRIES = 400
@@ -49,9 +49,9 @@ def make(kind: str, folder: Path) -> tuple[list[Path], Callable[[], object]]:
         return [folder / "m.pt"], lambda: nvidia.read_nvidia(folder / "m.pt")
     if kind == "classifier":
         made = classify.Classifier(generator.normal(size=(3, 5)), np.zeros(3), ["a", "b", "c"], 1.0)
-        classify.save(folder, made, classify.Description("c", False, "abc", None))
+        classifier_file.save(folder, made, classifier_file.Description("c", False, "abc", None))
         names = ("classifier.json", "classifier.safetensors")
-        return [folder / name for name in names], lambda: classify.load_classifier(folder)
+        return [folder / name for name in names], lambda: classifier_file.load_classifier(folder)
     write_openai(folder / "o", generator)
     path = folder / f"m.{kind}"
     weights.save(path, openai.read_openai(folder / "o"))

@@ -15,7 +15,7 @@ from mlstm_jax import cli, run
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.interop import nvidia, openai, unirep, weights
 from mlstm_jax.training import run_folder
-from mlstm_jax.transfer import classify
+from mlstm_jax.transfer import classifier_file, classify
 from mlstm_jax.transfer.features import features
 from tests.tolerance import assert_close
 
@@ -272,7 +272,7 @@ def test_a_file_may_be_read_by_those_whom_the_umask_lets(
         run.write_imported(tmp_path / "run", openai.read_openai(tmp_path / "o"))
         cli.main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "m.safetensors")])
         made = classify.Classifier(np.ones((1, 3)), np.zeros(1), ["a", "b"], 1.0)
-        classify.save(tmp_path, made, classify.Description("c", False, "abc", None))
+        classifier_file.save(tmp_path, made, classifier_file.Description("c", False, "abc", None))
     finally:
         os.umask(before)
     written = [tmp_path / "run" / run.WEIGHTS, tmp_path / "run/config.json"]

@@ -23,7 +23,9 @@ from mlstm_jax.training import optimizer, parallel, schedule, start
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.phases import train_stream
 from mlstm_jax.training.state import TrainState
-from mlstm_jax.training.step import StepMetrics, make_train_step
+from mlstm_jax.training.step import StepMetrics, _label_losses, make_train_step
+from mlstm_jax.transfer import finetune
+from mlstm_jax.transfer.labels import Labelled
 from tests.marks import FP16
 from tests.tolerance import assert_close, bound
 
@@ -191,6 +193,69 @@ def with_options(
         data=dataclasses.replace(config.data, shuffle_shards=True),
         train=Train(steps=steps, log_every=5, dropout=0.3, **train),
     )
+
+
+def test_the_loss_of_several_labels_is_the_mean_of_those_a_document_has(
+    random: np.random.Generator,
+) -> None:
+    """And its gradient, in NumPy; a missing label, whatever its logit, changes nothing."""
+    shape = (3, 5, 4)
+    logits_BTK = (20 * random.normal(size=shape)).astype(np.float32)
+    labels_BTK = random.choice(np.array([0, 1, np.nan], np.float32), shape)
+    labels_BTK[0, 0] = np.nan  # no document ends here
+    labels_BTK[0, 1] = (1, np.nan, np.nan, np.nan)
+    known_BTK = ~np.isnan(labels_BTK)
+
+    def loss(logits_BTK: Any) -> Any:
+        return _label_losses(logits_BTK, labels_BTK)
+
+    (found, count), gradient = jax.value_and_grad(loss, has_aux=True)(logits_BTK)
+    x = logits_BTK.astype(np.float64)
+    y = np.where(known_BTK, labels_BTK, 0)
+    count_BT1 = np.maximum(known_BTK.sum(-1, keepdims=True), 1)
+    nats_BTK = np.log1p(np.exp(-np.abs(x))) + np.maximum(x, 0) - x * y
+    each_BTK = known_BTK / count_BT1 / 15
+    # A sum of four labels, and of 15 bytes; a few operations for each term.
+    assert_close(found, (nats_BTK * each_BTK).sum(), terms=4 + 15 + 8)
+    assert_close(count, known_BTK.any(-1).mean(), terms=15)
+    assert_close(gradient, (1 / (1 + np.exp(-x)) - y) * each_BTK, terms=4 + 15 + 8)
+    assert not np.asarray(gradient)[~known_BTK].any()
+    other_BTK = np.where(known_BTK, logits_BTK, -3)
+    assert loss(other_BTK)[0] == found
+
+
+@pytest.fixture(scope="module")
+def corpus_of_labels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Texts with three labels of yes or no; a third is missing."""
+    random = np.random.default_rng(0)
+    texts = [f"the {word} is text {n}" for n, word in enumerate(random.choice(["a", "bb"], 400))]
+    rows = [tuple(row) for row in random.integers(-1, 2, (400, 3)).tolist()]
+    made = Labelled(texts, rows, ("a", "b", "c"))
+    out = tmp_path_factory.mktemp("labels") / "corpus"
+    finetune.write_corpus(out, made, made, made.task, "radford")
+    return out
+
+
+@pytest.mark.parametrize(
+    ("devices", "micro_batches"), [(2, 1), pytest.param(1, 4, marks=pytest.mark.slow)]
+)
+def test_several_labels_go_with_the_rows_not_with_who_reads_them(
+    devices: int, micro_batches: int, corpus_of_labels: Path
+) -> None:
+    config = make_config(corpus_of_labels)
+    config = dataclasses.replace(
+        config,
+        model=Model(hidden=24, embedding=8, yes_no=3),
+        train=Train(steps=200, log_every=5, label_weight=50),
+    )
+    whole = Trainer(config, 1)
+    parts = Trainer(config, devices, micro_batches=micro_batches)
+    metrics, found = whole.run(0, 5), parts.run(0, 5)
+    assert metrics.tally.labels > 0
+    assert np.abs(whole.host_state.params["label_kernel"]).max() > 0
+    assert_close(parts.host_state.params, whole.host_state.params, 5 * TERMS)
+    assert_close(found.tally.label_loss, metrics.tally.label_loss, 5 * TERMS)
+    assert_close(found.tally.labels, metrics.tally.labels, 5 * TERMS)
 
 
 @pytest.mark.slow

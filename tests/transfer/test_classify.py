@@ -16,9 +16,10 @@ from safetensors.numpy import load_file, save_file
 from mlstm_jax import cli
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.run import Run
-from mlstm_jax.transfer import classify
-from mlstm_jax.transfer.classify import Classifier, Description, Examples
-from mlstm_jax.transfer.labels import read_labelled, require_classes
+from mlstm_jax.transfer import classifier_file, classify
+from mlstm_jax.transfer.classifier_file import Description
+from mlstm_jax.transfer.classify import Classifier, Examples
+from mlstm_jax.transfer.labels import Task, read_labelled, require_task
 
 NAMES = {2: ["0", "1"], 3: ["bad", "good", "so so"]}
 
@@ -40,9 +41,9 @@ def test_the_units_that_know_are_found(
 ) -> None:
     names = NAMES[classes]
     valid = make(random, 100, classes) if validated else None
-    found, score = classify.choose(make(random, 400, classes), valid, names)
+    found, score = classify.choose(make(random, 400, classes), valid, Task(names))
     test = make(random, 400, classes)
-    assert found.accuracy(test) > 0.95
+    assert found.score(test) > 0.95
     assert score > 0.95
     telling = [18] if classes == 2 else [17, 18, 19]
     assert sorted(found.ranking[: len(telling)].tolist()) == telling
@@ -87,20 +88,20 @@ def test_probabilities_are_scikit_learns(random: np.random.Generator) -> None:
 def test_a_classifier_is_kept_without_pickle(tmp_path: Path, random: np.random.Generator) -> None:
     found = classify.fit(make(random, 200, 3), NAMES[3], 0.25)
     about = Description("c", False, "abc", None)
-    classify.save(tmp_path, found, about)
-    again, also = classify.load_classifier(tmp_path)
+    classifier_file.save(tmp_path, found, about)
+    again, also = classifier_file.load_classifier(tmp_path)
     assert also == about
     assert (again.classes, again.C) == (found.classes, 0.25)
     np.testing.assert_array_equal(again.weights_KD, found.weights_KD)
     assert isinstance(again, Classifier)
     (tmp_path / "classifier.safetensors").write_bytes(b"no")
     with pytest.raises(UserError, match="cannot be read"):
-        classify.load_classifier(tmp_path)
+        classifier_file.load_classifier(tmp_path)
     with pytest.raises(UserError, match="has no classifier"):
-        classify.load_classifier(tmp_path / "none")
+        classifier_file.load_classifier(tmp_path / "none")
     (tmp_path / "tuned/classifier").mkdir(parents=True)
     with pytest.raises(UserError, match=r"name .*tuned/classifier, and the run .*tuned/run"):
-        classify.load_classifier(tmp_path / "tuned")
+        classifier_file.load_classifier(tmp_path / "tuned")
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,7 @@ def test_a_classifier_of_a_stranger_is_checked(
     change: dict[str, Any], message: str, tmp_path: Path, random: np.random.Generator
 ) -> None:
     found = classify.fit(make(random, 200, 3), NAMES[3], 0.25)
-    classify.save(tmp_path, found, Description("c", False, "abc", None))
+    classifier_file.save(tmp_path, found, Description("c", False, "abc", None))
     fields = json.loads((tmp_path / "classifier.json").read_text())
     arrays = load_file(tmp_path / "classifier.safetensors")
     arrays = {name: array[..., :4] if array.ndim else array for name, array in arrays.items()}
@@ -137,14 +138,14 @@ def test_a_classifier_of_a_stranger_is_checked(
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     save_file(arrays, tmp_path / "classifier.safetensors")
     with pytest.raises(UserError, match=message):
-        classify.load_classifier(tmp_path)
+        classifier_file.load_classifier(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "[]", "{", "\xff"])
 def test_a_description_that_is_no_json_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "classifier.json").write_text(text, encoding="latin-1")
     with pytest.raises(UserError, match="the classifier cannot be read"):
-        classify.load_classifier(tmp_path)
+        classifier_file.load_classifier(tmp_path)
 
 
 def test_a_subset_has_every_class(random: np.random.Generator) -> None:
@@ -166,12 +167,16 @@ def test_labels_are_read_and_checked(tmp_path: Path) -> None:
         read_labelled(path, None, "stars")
     path.write_text("label,sentence\n10,good\n9,bad\n")
     found = read_labelled(path, None, "label")
-    assert (found.texts, found.labels, found.classes) == (["good", "bad"], ["10", "9"], ["9", "10"])
+    assert (found.texts, found.labels, found.task.names) == (
+        ["good", "bad"],
+        ["10", "9"],
+        ["9", "10"],
+    )
     with pytest.raises(UserError, match="has the label '10', which the training texts do not have"):
-        require_classes(path, found, ["9", "8"])
+        require_task(path, found, Task(["9", "8"]))
     path.write_text("label,sentence\n1,good\n1,bad\n")
     with pytest.raises(UserError, match="has only the label 1"):
-        require_classes(path, read_labelled(path, None, "label"))
+        require_task(path, read_labelled(path, None, "label"))
     lines = tmp_path / "b.jsonl"
     records = [{"text": "a", "kind": 1.0}, {"text": "b", "kind": "neg"}, {"text": "c", "kind": 2}]
     lines.write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -179,7 +184,7 @@ def test_labels_are_read_and_checked(tmp_path: Path) -> None:
     many = "".join(f"{n},a text\n" for n in range(300))
     path.write_text("label,sentence\n" + many)
     with pytest.raises(UserError, match="300 different labels"):
-        require_classes(path, read_labelled(path, None, "label"))
+        require_task(path, read_labelled(path, None, "label"))
 
 
 def write_reviews(path: Path, random: np.random.Generator, count: int) -> Path:
@@ -364,16 +369,16 @@ def test_a_classifier_that_cannot_be_written_whole_is_none(
 ) -> None:
     made = Classifier(np.ones((1, 3)), np.ones(1), ["no", "yes"], 1.0)
     about = Description("c", False, "abc", None)
-    classify.save(tmp_path, made, about)
+    classifier_file.save(tmp_path, made, about)
 
     def fail(path: Path, _: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(classify.arrays, "write_safetensors", fail)
+    monkeypatch.setattr(classifier_file.arrays, "write_safetensors", fail)
     with pytest.raises(KnownError, match="cannot be written: No space left on device"):
-        classify.save(tmp_path, made, about)
+        classifier_file.save(tmp_path, made, about)
     with pytest.raises(UserError, match=r"has no classifier\.json"):
-        classify.load_classifier(tmp_path)
+        classifier_file.load_classifier(tmp_path)
 
 
 @pytest.mark.slow
@@ -446,7 +451,7 @@ def test_C_is_chosen_for_the_number_of_examples(random: np.random.Generator) -> 
     train, test = make(random, 3000), make(random, 500)
     few = classify.subset(train, 20, 0)
     strong = classify.fit(train, NAMES[2], classify.CS[0])
-    assert classify.fit(few, NAMES[2], strong.C).accuracy(test) < 0.6
+    assert classify.fit(few, NAMES[2], strong.C).score(test) < 0.6
     curve = experiment._learning_curve(train, make(random, 200), test, strong)
     by_count = {point["examples"]: point for point in curve}
     assert by_count[20]["C"] > strong.C

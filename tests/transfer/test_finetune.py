@@ -18,7 +18,7 @@ from mlstm_jax.run import Run, as_weights, initial_parameters, load_run, write_i
 from mlstm_jax.training import optimizer, start
 from mlstm_jax.transfer import finetune
 from mlstm_jax.transfer.features import Featurizer
-from mlstm_jax.transfer.labels import Labelled
+from mlstm_jax.transfer.labels import Labelled, Task
 from tests.tolerance import assert_close
 from tests.transfer.test_classify import write_reviews
 
@@ -56,7 +56,7 @@ def test_the_corpus_of_labelled_texts_is_the_same_again(tmp_path: Path) -> None:
     train = Labelled(["a b", "c", "a b", " "], ["x", "y", "y", "x"])
     valid = Labelled(["d"], ["y"])
     for _ in range(2):
-        finetune.write_corpus(tmp_path / "c", train, valid, ["x", "y"], "radford")
+        finetune.write_corpus(tmp_path / "c", train, valid, Task(["x", "y"]), "radford")
         opened = open_corpus(tmp_path / "c")
         assert differing(opened) == []
         split = opened.split("train")
@@ -68,7 +68,7 @@ def test_the_corpus_of_labelled_texts_is_the_same_again(tmp_path: Path) -> None:
         assert found == {b"\n a b ": [0.0, 1.0], b"\n c ": [1.0]}
     other = Labelled(["e"], ["y"])
     with pytest.raises(UserError, match="holds other texts or labels"):
-        finetune.write_corpus(tmp_path / "c", train, other, ["x", "y"], "radford")
+        finetune.write_corpus(tmp_path / "c", train, other, Task(["x", "y"]), "radford")
     assert open_corpus(tmp_path / "c").identity == opened.identity
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
@@ -91,7 +91,9 @@ def test_the_head_is_a_classifier_of_h(run: Run, classes: int) -> None:
     read = model.apply({"params": params}, bytes_BT, model.init_carry(1))
     assert read.labels_BTK is not None
     expected = jax.nn.softmax(read.labels_BTK[0, -1])
-    found = finetune.head(tuned, names).probabilities(Featurizer(tuned, states=("h",))([text]))
+    found = finetune.head(tuned, Task(names)).probabilities(
+        Featurizer(tuned, states=("h",))([text])
+    )
     # Two layers of three products over 64 units, and the head.
     assert_close(found[0], expected, terms=7 * 64)
 

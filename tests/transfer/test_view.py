@@ -23,7 +23,7 @@ import pytest
 from mlstm_jax import cli
 from mlstm_jax.errors import UserError
 from mlstm_jax.run import Run
-from mlstm_jax.transfer import classify
+from mlstm_jax.transfer import classifier_file, classify
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.generate import generate
 from mlstm_jax.transfer.heatmap import heat
@@ -99,7 +99,7 @@ def test_a_classifier_on_the_mean_of_h_is_shown_as_it_reads(run: Run, all_layers
     weights = np.random.default_rng(0).normal(size=(1, featurizer.width)) * 0.1
     weights[0, 5] = 9.0
     chosen = classify.Classifier(weights, np.zeros(1), ["bad", "good"], 1.0)
-    about = classify.Description("mean_h", all_layers, "abc", None)
+    about = classifier_file.Description("mean_h", all_layers, "abc", None)
     viewer = Viewer(run, chosen, about)
     layer = 0 if all_layers else 1
     told = viewer.model({})

@@ -1,0 +1,127 @@
+"""Classifiers on disk: classifier.safetensors and classifier.json, numbers and names, no pickle."""
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from mlstm_jax import fields, output
+from mlstm_jax.errors import UserError, require
+from mlstm_jax.interop import arrays
+from mlstm_jax.transfer.classify import Classifier
+from mlstm_jax.transfer.features import State
+
+FORMAT = 1
+
+
+class Description(NamedTuple):
+    """Which features of which model a classifier reads; saved as JSON."""
+
+    state: State
+    all_layers: bool
+    model: str  # fingerprint of its parameters
+    text_column: str | None
+
+
+@dataclass(frozen=True)
+class _Label:
+    """What classifier.json has of each of several labels."""
+
+    C: float | None  # None: infinite
+    threshold: float
+
+    def __post_init__(self) -> None:
+        require(0 <= self.threshold <= 1, "threshold", self.threshold, "from 0 to 1")
+
+
+class _File(NamedTuple):
+    """The fields of classifier.json."""
+
+    format: int
+    classes: list[str]  # or the names of several labels
+    C: float | None  # None: infinite, or each of several labels has its own
+    softmax: bool
+    state: State
+    all_layers: bool
+    model: str
+    text_column: str | None
+    labels: list[_Label] | None = None  # of yes or no; absent for classes
+
+
+def save(folder: Path, classifier: Classifier, about: Description) -> None:
+    """Write classifier.safetensors and classifier.json; KnownError if they cannot be written."""
+    values = {"weights": classifier.weights_KD, "intercepts": classifier.intercepts_K}
+    if classifier.deviations_D is not None:
+        values["deviations"] = classifier.deviations_D
+    Cs = [None if math.isinf(C) else C for C in np.ravel(classifier.C).tolist()]
+    labels = [_Label(*one) for one in zip(Cs, classifier.thresholds or (), strict=False)]
+    written = {
+        "format": FORMAT,
+        "classes": classifier.classes,
+        "C": None if labels else Cs[0],
+        "softmax": classifier.softmax,
+        **about._asdict(),
+        **({"labels": [asdict(one) for one in labels]} if labels else {}),
+    }
+    with output.write_errors(folder):
+        (folder / "classifier.json").unlink(missing_ok=True)
+        arrays.write_safetensors(folder / "classifier.safetensors", values)
+        # Last: without it there is no classifier.
+        output.write_text(folder / "classifier.json", json.dumps(written, indent=2) + "\n")
+
+
+def _infinite(C: float | None) -> float:
+    return math.inf if C is None else C
+
+
+def load_classifier(folder: Path) -> tuple[Classifier, Description]:
+    """Read what `save` wrote; a UserError names the field or array that is wrong."""
+    about = folder / "classifier.json"
+    if not about.is_file():
+        inside = folder / "classifier"
+        advice = (
+            f"name {inside}, and the run {folder / 'run'}, which `mlstm-jax finetune` wrote."
+            if inside.is_dir()
+            else "create one with `mlstm-jax transfer`."
+        )
+        raise UserError(f"{folder} has no classifier.json; {advice}")
+    try:
+        values = fields.parse(about.read_bytes())
+        if isinstance(values, dict) and values.get("format", FORMAT) != FORMAT:
+            raise UserError(
+                f"{about}: was written by another version of this program; create it again with "
+                "`mlstm-jax transfer`."
+            )
+        given = fields.build(_File, values)
+        labels = given.labels or []
+        if len(set(given.classes)) != len(given.classes) or len(given.classes) + len(labels) < 2:
+            raise fields.Wrong("classes must be two or more different names")
+        if labels and len(labels) != len(given.classes):
+            raise fields.Wrong("labels must be one for each of classes")
+    except fields.Wrong as error:
+        raise UserError(f"{about}: the classifier cannot be read ({error}).") from error
+    except OSError as error:
+        raise UserError(f"{about}: cannot be read: {error.strerror or error}") from error
+    rows = 1 if len(given.classes) == 2 and not labels else len(given.classes)
+    path = folder / "classifier.safetensors"
+    with arrays.safetensors(path, "") as (_, found):
+        wanted = {"weights", "intercepts"} | (found.keys() & {"deviations"})
+        arrays.check_names(str(path), found, wanted)
+        _, width = found["weights"].sizes(2)
+        shapes: dict[str, tuple[int, ...]] = {"weights": (rows, width), "intercepts": (rows,)}
+        if "deviations" in found:
+            shapes["deviations"] = (rows, width) if labels else (width,)
+        made = arrays.read_arrays(str(path), found, shapes, np.float64)
+    classifier = Classifier(
+        made["weights"],
+        made["intercepts"],
+        given.classes,
+        [_infinite(one.C) for one in labels] or _infinite(given.C),
+        given.softmax,
+        made.get("deviations"),
+        [one.threshold for one in labels] or None,
+    )
+    return classifier, Description(given.state, given.all_layers, given.model, given.text_column)
