@@ -4,7 +4,9 @@ The labelled texts become a corpus whose ratings are class numbers, or several l
 and the trainer does the rest (devices, precision, checkpoints, exact resume). At the end of each
 document a linear head reads h of the top layer, and its cross-entropy (of several labels, the mean
 over those that the document has) counts as `label_weight` bytes of the language model's loss.
-Howard and Ruder 2018 and Radford et al. 2018 keep that loss, too. The folder holds::
+Howard and Ruder 2018 and Radford et al. 2018 keep that loss, too. A Transformer, which carries
+nothing, reads each document in windows of its own, and predicts the label in each; BERT's head
+reads the mean of h, and its other loss is that of masked bytes. The folder holds::
 
     corpus/        the texts, in the order they are read
     run/           a run folder like any other
@@ -133,8 +135,8 @@ def finetune(
     write_corpus(out / "corpus", texts["train"], texts["valid"], task, run.cleaning)
     config = make_config(run, out, task, options)
     trained = train(config, initial=initial_parameters(config), owns_process=owns_process)
-    tuned = load_run(trained, checkpoint)
-    featurizer, examples = Featurizer(tuned, states=("h",)), {}
+    tuned, state = load_run(trained, checkpoint), config.model.label_state
+    featurizer, examples = Featurizer(tuned, states=(state,)), {}
     for name, table in texts.items():
         line = ProgressLine(f"features of {name}", len(table.texts), quiet=not show_progress)
         with line as progress:
@@ -145,7 +147,7 @@ def finetune(
         held_out = examples["valid"]
         yes_NK = classifier.probabilities(held_out.features)
         classifier = classifier._replace(thresholds=best_thresholds(held_out.labels, yes_NK))
-    about = Description("h", False, fingerprint(tuned.params), text_column)
+    about = Description(state, False, fingerprint(tuned.params), text_column)
     (out / "classifier").mkdir(exist_ok=True)
     save(out / "classifier", classifier, about)
     accuracy = {name: classifier.score(part) for name, part in examples.items()}
@@ -165,7 +167,9 @@ def finetune(
 
 def make_config(run: Run, out: Path, task: Task, options: FinetuneOptions) -> Config:
     """Return the config of the run, which evaluates and reshuffles the shards every epoch."""
-    batch, window = options.batch, options.window
+    batch, longest = options.batch, run.config.model.longest_window
+    # A model without a carry knows of a document only what is in a window.
+    window = longest or options.window
     several, count = task.several, len(task.names)
     model = dataclasses.replace(
         run.config.model,
@@ -173,8 +177,10 @@ def make_config(run: Run, out: Path, task: Task, options: FinetuneOptions) -> Co
         yes_no=count if several else 0,
         rating_head=False,
     )
-    size = corpus.open_corpus(out / "corpus").manifest.splits["train"].bytes
-    steps = max(1, size // (batch * window))
+    split = corpus.open_corpus(out / "corpus").split("train")
+    sizes = np.diff(split.offsets.astype(np.int64))
+    windows = (-(-sizes // window)).sum() if longest else sizes.sum() // window
+    steps = max(1, int(windows) // batch)
     return Config(
         out=str(out / "run"),
         model=model,

@@ -12,7 +12,7 @@ class FinetuneOptions:
         learning_rate: peak rate, reached after a tenth of the steps; it then falls to a 32nd.
         label_weight: how many bytes of the language model's loss one label counts as.
         batch: rows in the global batch.
-        window: bytes of truncated back-propagation.
+        window: bytes of truncated back-propagation; a Transformer's is always `model.positions`.
         dropout: fraction of the units of each layer's output that are dropped.
         seed: of dropout and of the order of the text.
     """

@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 
 from mlstm_jax import cli
-from mlstm_jax.config import Config, Distributed, Model, Optimizer, Train
+from mlstm_jax.config import Config, Data, Distributed, Model, Optimizer, Train
 from mlstm_jax.data.corpus import differing, open_corpus
 from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.errors import UserError
+from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.run import Run, as_weights, initial_parameters, load_run, write_imported
-from mlstm_jax.training import optimizer, start
+from mlstm_jax.training import loop, optimizer, start
+from mlstm_jax.training.phases import train_stream
 from mlstm_jax.transfer import finetune
 from mlstm_jax.transfer.features import Featurizer
+from mlstm_jax.transfer.finetune_options import FinetuneOptions
 from mlstm_jax.transfer.labels import Labelled, Task
 from tests.tolerance import assert_close
 from tests.transfer.test_classify import write_reviews
@@ -137,3 +140,41 @@ def test_finetune_from_the_outside(
 def test_classes_and_a_rating_exclude_each_other() -> None:
     with pytest.raises(UserError, match=r"model\.classes is 3"):
         Model(classes=3, rating_head=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["transformer", "bert"])
+def test_a_transformer_is_tuned_on_windows_of_single_documents(
+    kind: str, corpus: Path, tmp_path: Path
+) -> None:
+    """The documents around one tell nothing: classes alternate at random."""
+    base = Config(
+        out=str(tmp_path / "base"),
+        model=Architecture.kinds[kind](hidden=16, embedding=16, layers=1, positions=48),
+        data=Data(corpus=str(corpus), batch=8, window=48),
+        train=Train(steps=1, epochs=None),
+    )
+    run = load_run(loop.train(base, quiet=True), "latest")
+    random = np.random.default_rng(0)
+
+    def draw(count: int) -> Labelled:
+        labels = random.choice(["no", "yes"], count)
+        rest = ["".join(random.choice(list("abcdefg "), random.integers(0, 70))) for _ in labels]
+        marks = np.where(labels == "yes", "+++", "---")
+        return Labelled(
+            [f"{text[:9]}{mark}{text[9:]}" for text, mark in zip(rest, marks, strict=True)],
+            list(labels),
+        )
+
+    texts = {"train": draw(300), "valid": draw(60)}
+    options = FinetuneOptions(epochs=8, learning_rate=1e-2, batch=8, dropout=0.0)
+    names = {name: name for name in texts}
+    tuned = finetune.finetune(run, texts, names, tmp_path / "out", options, checkpoint="latest")
+    assert tuned.run.config.data.window == 48
+    stream = train_stream(tuned.run.config, open_corpus(tmp_path / "out/corpus"))
+    labels_BT = stream.batch(0).labels_BT
+    assert labels_BT is not None
+    np.testing.assert_array_equal((~np.isnan(labels_BT)).sum(axis=1), 1)
+    assert tuned.about.state == ("mean_h" if kind == "bert" else "h")
+    # By chance 0.5, with a standard deviation of 0.065.
+    assert tuned.accuracy["valid"] > 0.8
