@@ -3,7 +3,7 @@
 Corpus:    as small_512
 Command:   mlstm-jax train fast_512
 Hardware:  two CPU cores with AVX512_BF16
-Expected:  validation 1.695 BPC after 12.8 MB (results/speed_512/)
+Expected:  validation 1.694 BPC after 12.8 MB (results/fast_512/)
 
 What it changes: Muon with a momentum of 0.9 and three steps of Newton-Schulz; Adam's rate for the
 other parameters doubled; bf16; four times the rows, half the window.
