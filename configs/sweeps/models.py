@@ -41,7 +41,7 @@ models: dict[str, dict[str, tuple[Architecture, tuple[float, ...]]]] = {
         "mLSTM": (Model(hidden=576), RECURRENT),
         "LSTM": (LSTM(hidden=640), RECURRENT),
         "GRU": (GRU(hidden=740), RECURRENT),
-        "Transformer": (Transformer(hidden=196, layers=4, heads=4), ATTENTION),
+        "Transformer": (Transformer(hidden=192, layers=4, heads=4), ATTENTION),
     },
 }
 runs = {

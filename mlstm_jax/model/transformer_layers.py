@@ -128,7 +128,7 @@ def read(model: Transformer, window: Window, how: How) -> tuple[Tree, Array, Tre
         seen["mask"] = key_BP[:, None, None]
     elif not causal and real_B is not None:
         seen["key_value_seq_lengths"] = real_B
-    if "mask" not in seen and _has_flash(how.compute):
+    if "mask" not in seen and _has_flash(model, how.compute):
         seen["implementation"] = "cudnn"
 
     x = Input(model, how.compute, name="input")(bytes_BT, window.embedding_VE, place_BT)
@@ -149,9 +149,14 @@ def read(model: Transformer, window: Window, how: How) -> tuple[Tree, Array, Tre
     return after, output_TBH, Context(h_BTLH, None, None) if how.states else None
 
 
-def _has_flash(compute: Any) -> bool:
-    """Return whether there is cuDNN's attention, which keeps no probabilities (flash attention)."""
-    return jax.default_backend() == "gpu" and compute in (jnp.bfloat16, jnp.float16)
+def _has_flash(model: Transformer, compute: Any) -> bool:
+    """Return whether cuDNN's attention can be used, which keeps no probabilities.
+
+    It takes half types, and heads of at most 128 units, a multiple of 8.
+    """
+    units = model.hidden // model.heads
+    fits = units <= 128 and units % 8 == 0
+    return jax.default_backend() == "gpu" and compute in (jnp.bfloat16, jnp.float16) and fits
 
 
 def _with_context(before: Context, bytes_BT: Array) -> tuple[Array, Array]:
