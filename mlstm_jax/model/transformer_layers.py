@@ -3,7 +3,7 @@
 Parameters, all float32; matrices are normal(0, 1/√I), or 1/√(2 L) of it where they end a branch of
 the sum, so that the sum keeps its size with any number of layers (Radford et al. 2019)::
 
-    input/positions                    [P, H]    normal(0, embedding_std)
+    input/positions                    [P, H]    sinusoids, of embedding_std like the bytes
     input/kernel                       [E, H]    unless E = H
     layer_0/attention_norm/{scale,bias} [H]
     layer_0/{query,key,value,out}/kernel [H, H]  and biases [H], except of the keys
@@ -14,10 +14,12 @@ the sum, so that the sum keeps its size with any number of layers (Radford et al
 The sum x is float32; operands of products are of the compute type.
 """
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen
 
 from mlstm_jax.model.architecture import How, Tree, Window
@@ -30,6 +32,23 @@ Array = jax.Array
 
 def _normal(gain: float = 1.0) -> Any:
     return linen.initializers.variance_scaling(gain**2, "fan_in", "normal")
+
+
+def _sinusoids(std: float) -> Any:
+    """Return an initialiser: the encoding of Vaswani et al. 2017, section 3.5, of deviation `std`.
+
+    With random vectors, as in BERT, each place learns by itself which are its neighbours, and a
+    small BERT predicts no more than the frequency of each byte for far longer.
+    """
+
+    def initialise(_: Array, shape: tuple[int, ...]) -> Array:
+        places, units = shape
+        pair_U = np.arange(units) // 2
+        angle_PU = np.arange(places)[:, None] * 10_000.0 ** (-2 * pair_U / units)
+        waves_PU = np.where(np.arange(units) % 2, np.cos(angle_PU), np.sin(angle_PU))
+        return jnp.asarray(std * math.sqrt(2) * waves_PU, jnp.float32)
+
+    return initialise
 
 
 class Dense(linen.Module):
@@ -65,7 +84,7 @@ class Input(linen.Module):
         if self.model.embedding != hidden:
             kernel_EH = self.param("kernel", _normal(), (self.model.embedding, hidden))
             table_VH = matmul(embedding_VE, kernel_EH, self.compute)
-        places = linen.initializers.normal(self.model.embedding_std)
+        places = _sinusoids(self.model.embedding_std)
         positions_PH = self.param("positions", places, (self.model.positions, hidden))
         x_TBH = lookup(bytes_BT.T, table_VH)
         if place_BT is None:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mlstm_jax.config import Precision
 from mlstm_jax.model.cells.transformer import Transformer
 from mlstm_jax.model.language_model import LanguageModel
 from tests.model import reference
@@ -145,3 +146,16 @@ def test_dropout_multiplies_the_branches(random: np.random.Generator) -> None:
     embedded = params["embedding"] @ params["input"]["kernel"]
     first = embedded[bytes_BT] + params["input"]["positions"][:9]
     assert_close(read(0.0)[:, :, 0], first, 3)
+
+
+def test_positions_start_as_waves_of_the_bytes_size() -> None:
+    """A shift by n places is the same linear map everywhere: their products depend on n only."""
+    model = Transformer(hidden=64, heads=2, layers=1, positions=128, embedding_std=0.5)
+    params = LanguageModel(model, Precision()).init_parameters(jax.random.key(0))
+    places = np.asarray(params["input"]["positions"])
+    products = places @ places.T
+    for n in (0, 1, 5, 50):
+        assert_close(np.diag(products, n), np.full(128 - n, products[0, n]), 64 * 128)
+    # cos² + sin² is 1 in each pair of units.
+    assert_close(products[0, 0], np.float64(0.5**2 * 64), 64)
+    assert products[0, 1] > 2 * abs(products[0, 50])
