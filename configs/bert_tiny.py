@@ -1,12 +1,15 @@
-r"""BERT on bytes, in minutes on a CPU: 2 x 128-d, with the recipe of BERT-Large.
+r"""BERT on bytes, in minutes on a CPU: 2 x 128-d, with the phases of BERT-Large's recipe.
 
 Corpus:    mlstm-jax prepare reviews.jsonl.gz --out corpora/reviews --split 400,1,1 --dedupe exact
 Command:   mlstm-jax train bert_tiny
+Hardware:  one CPU core with AVX512_BF16, about seven minutes
+Expected:  3.05 bits per masked byte on validation text after 5.3 MB of reviews
 
-The recipe is NVIDIA's for BERT-Large (bert_large.py): 15% of the bytes are masked, LAMB with the
-gradient divided by its norm, nine of ten updates with windows of 128 bytes, then windows of 512.
-The later positions are trained in the second phase only. The figure of an evaluation is bits per
-masked byte: both sides of it are known, so it does not compare with a language model's.
+As in bert_large.py 15% of the bytes are masked, the gradient is divided by its norm, and nine of
+ten updates have windows of 128 bytes, the others of 512: the later positions are trained in the
+second phase only. But the optimizer is AdamW: in 500 updates LAMB at 16e-3 learned only how
+frequent each byte is (4.15 bits). Both sides of a masked byte are known, so its bits do not compare
+with a language model's.
 """
 
 from mlstm_jax.config import BERT, Config, Data, Optimizer, Phase, Precision, Train
@@ -16,8 +19,8 @@ config = Config(
     model=BERT(hidden=128, embedding=128, layers=2, heads=2, positions=512, embedding_std=0.02),
     data=Data(corpus="corpora/reviews", batch=64, window=128),
     optimizer=Optimizer(
-        name="lamb",
-        learning_rate=16e-3,
+        name="adamw",
+        learning_rate=2e-3,
         eps=1e-6,
         clip_norm=1.0,
         weight_decay=0.01,
