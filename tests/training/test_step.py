@@ -16,6 +16,7 @@ from mlstm_jax import config as configs
 from mlstm_jax.config import BERT, Config, Data, Model, Optimizer, Precision, Train
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.data.stream import Batch
+from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture, Carry
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.recurrence import Loops
@@ -511,7 +512,7 @@ def test_half_types_learn_as_float32_does(corpus: Path) -> None:
 
 def test_rows_that_devices_cannot_share_are_refused(corpus: Path) -> None:
     config = make_config(corpus)
-    with pytest.raises(configs.UserError, match=r"data\.batch is 8, which 3 devices"):
+    with pytest.raises(UserError, match=r"data\.batch is 8, which 3 devices"):
         configs.resolve_batch(config, 3)
 
 
