@@ -6,17 +6,16 @@ package must not import jax: the number of virtual devices can be set only befor
 """
 
 from mlstm_jax.config.experiment import Config, load_file, resolve_batch, vary
+from mlstm_jax.config.optimizer import Optimizer
 from mlstm_jax.config.sections import (
     MOST_SEED,
     Data,
     Devices,
     Distributed,
-    Optimizer,
-    Phase,
     Precision,
-    Train,
     require_seed,
 )
+from mlstm_jax.config.train import Phase, Train
 from mlstm_jax.model.cells.gru import GRU
 from mlstm_jax.model.cells.lstm import LSTM
 from mlstm_jax.model.cells.mlstm import MLSTM

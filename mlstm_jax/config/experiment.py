@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from mlstm_jax import shipped, suggestion, user_python
+from mlstm_jax.config.optimizer import Optimizer
 from mlstm_jax.config.sections import (
     Data,
     Devices,
     Distributed,
-    Optimizer,
-    Phase,
     Precision,
-    Train,
 )
+from mlstm_jax.config.train import Phase, Train
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.cells.mlstm import MLSTM

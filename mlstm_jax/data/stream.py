@@ -9,7 +9,6 @@ process reads only its own rows.
 """
 
 import functools
-import math
 import zlib
 from typing import Literal, NamedTuple
 
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from mlstm_jax.data import order as orders
 from mlstm_jax.data.corpus import Split
+from mlstm_jax.data.document_labels import DocumentLabels
 from mlstm_jax.data.order import Int64, Order
 from mlstm_jax.data.shards import TRAINING_SLACK, count, cut
 from mlstm_jax.errors import UserError
@@ -146,10 +146,10 @@ class TrainStream:
             )
         self._targets = int(targets_BK.sum())
         self.padding_fraction = 1 - self._targets / (self.steps_per_epoch * batch * window)
-        self._labels: _Labels | None = None
+        self._labels: DocumentLabels | None = None
         if labels:
             scaled = labels == "ratings"
-            self._labels = _Labels(split, scaled=scaled, several=several, each=apart)
+            self._labels = DocumentLabels(split, scaled=scaled, several=several, each=apart)
 
     def go_on_from(self, before: "TrainStream", step: int) -> None:
         """Continue, at the run's `step`, from the rows of another stream with the same shards.
@@ -269,53 +269,3 @@ class TrainStream:
         if not self._shuffle:
             return self._regular
         return orders.shuffled(self._regular, self._window, [self._seed, epoch])
-
-
-class _Labels:
-    """The ratings of a split's documents, each at its last byte; scaled: mean 0, variance 1.
-
-    With `each`, also at the last byte of each other window, none of which has two documents.
-    """
-
-    def __init__(self, split: Split, *, scaled: bool, several: int, each: bool) -> None:
-        self._offsets, self._ratings, self._each = split.offsets, split.ratings, each
-        ratings = np.zeros(0, np.float32) if split.ratings is None else split.ratings
-        known = ratings[~np.isnan(ratings)]
-        if ratings.shape[1:] != ((several,) if several else ()):
-            raise UserError(
-                f"the {split.name} split has {math.prod(ratings.shape[1:])} ratings for each "
-                f"document, but the label head needs {several or 1}; use another corpus, or "
-                "another head."
-            )
-        # Summed in float64: there may be a hundred million.
-        self._mean = float(np.mean(known, dtype=np.float64)) if len(known) else 0.0
-        self._deviation = float(np.std(known, dtype=np.float64)) if len(known) else 0.0
-        if not scaled:
-            self._mean, self._deviation = 0.0, 1.0
-        if not len(known) or not self._deviation:
-            raise UserError(
-                f"a label head needs ratings, but the {split.name} split has "
-                + ("only one distinct rating" if len(known) else "none")
-                + "; prepare the corpus with --rating-column, or leave the head out."
-            )
-
-    def of(self, start_B: Int64, inputs_B: Int64, window: int) -> NDArray[np.float32]:
-        """Return the ratings of the documents that end in the inputs of each row's window."""
-        assert self._ratings is not None
-        if self._each:
-            row_D = np.flatnonzero(inputs_B)
-            starts_D = start_B[row_D].astype(np.uint64)
-            document_D = np.searchsorted(self._offsets, starts_D, "right") - 1
-            place_D = inputs_B[row_D] - 1
-        else:
-            # A document whose last byte is p has the end offset p + 1.
-            first_B = np.searchsorted(self._offsets, (start_B + 1).astype(np.uint64))
-            last_B = np.searchsorted(self._offsets, (start_B + inputs_B + 1).astype(np.uint64))
-            row_D = np.repeat(np.arange(len(start_B)), last_B - first_B)
-            end_D = np.concatenate([np.arange(a, b) for a, b in zip(first_B, last_B, strict=True)])
-            end_D = end_D.astype(np.int64)
-            place_D = self._offsets[end_D].astype(np.int64) - 1 - start_B[row_D]
-            document_D = end_D - 1
-        labels_BT = np.full((len(start_B), window, *self._ratings.shape[1:]), np.nan, np.float32)
-        labels_BT[row_D, place_D] = (self._ratings[document_D] - self._mean) / self._deviation
-        return labels_BT
