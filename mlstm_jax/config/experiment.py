@@ -40,10 +40,10 @@ class Config:
     # The processes of the run, on this machine or several.
     distributed: Distributed = field(default_factory=Distributed)
     # The phases of the run, in order; only in a config file. They replace `data.batch`,
-    # `data.window`, `train.steps` and `train.epochs`. One learning-rate schedule covers all phases.
-    # Where a phase's batch is a multiple of the previous one, the existing rows keep their carry
-    # and the new rows begin at shard starts; otherwise the carry starts from zero, near the same
-    # place in the text.
+    # `data.window`, `train.steps` and `train.epochs`. One learning-rate schedule covers all phases,
+    # except where a phase has a `learning_rate` of its own. Where a phase's batch is a multiple of
+    # the previous one, the existing rows keep their carry and the new rows begin at shard starts;
+    # otherwise the carry starts from zero, near the same place in the text.
     phases: tuple[Phase, ...] = ()
 
 

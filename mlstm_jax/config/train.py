@@ -102,7 +102,7 @@ class Train:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """A part of a run with its own batch and window."""
+    """A part of a run with its own batch and window, and possibly its own learning rate."""
 
     # Number of steps.
     steps: int
@@ -110,7 +110,18 @@ class Phase:
     batch: int
     # Bytes per row and step, the length of truncated back-propagation.
     window: int
+    # Begins a new schedule with this phase: what `optimizer.learning_rate` is in it. Its decay ends
+    # before the next phase that has this field, or at the end of the run. Unset: the schedule of
+    # the previous phase continues.
+    learning_rate: float | None = None
+    # Updates of warm-up of that schedule.
+    warmup_steps: int = 0
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "window"):
             require(getattr(self, name) >= 1, f"phases.{name}", getattr(self, name), "at least 1")
+        rate, warmup = self.learning_rate, self.warmup_steps
+        require(rate is None or rate > 0, "phases.learning_rate", rate, "above 0")
+        possible = warmup == 0 if rate is None else 0 <= warmup < self.steps
+        expected = "0 without phases.learning_rate" if rate is None else "below phases.steps"
+        require(possible, "phases.warmup_steps", warmup, expected)

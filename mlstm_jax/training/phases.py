@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from mlstm_jax.checkpoints.meta import Meta
-from mlstm_jax.config import Config, Phase, Train
+from mlstm_jax.config import Config, Optimizer, Phase, Train
 from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.data.shards import TRAINING_SLACK
 from mlstm_jax.data.stream import Origin, TrainStream
@@ -26,6 +26,7 @@ class ResolvedPhase:
     first: int
     last: int
     rows_before: int | None = None  # rows of the previous phase; None for the first phase
+    begins: Optimizer | None = None  # of the learning-rate schedule that begins here
 
     @property
     def growth(self) -> int | None:
@@ -90,12 +91,13 @@ def resolve_phases(config: Config, corpus: Corpus) -> list[ResolvedPhase]:
         data = dataclasses.replace(config.data, batch=phase.batch, window=phase.window)
         here = dataclasses.replace(config, data=data)
         stream = train_stream(here, corpus, cut_for)
+        begins = _begins(phase, config.optimizer)
         if not phases:
-            phases.append(ResolvedPhase(here, stream, 0, phase.steps))
+            phases.append(ResolvedPhase(here, stream, 0, phase.steps, begins=begins))
             continue
         first, before = phases[-1].last, phases[-1].stream
         rows = phases[-1].config.data.batch
-        resolved = ResolvedPhase(here, stream, first, first + phase.steps, rows)
+        resolved = ResolvedPhase(here, stream, first, first + phase.steps, rows, begins)
         if resolved.growth is None:
             position = round(before.epoch(first) * stream.steps_per_epoch)
             stream.origin = Origin(first, position, before.bytes_seen(first))
@@ -103,6 +105,21 @@ def resolve_phases(config: Config, corpus: Corpus) -> list[ResolvedPhase]:
             stream.go_on_from(before, first)
         phases.append(resolved)
     return phases
+
+
+def _begins(phase: Phase, optimizer: Optimizer) -> Optimizer | None:
+    """Return the settings of the schedule that begins with a phase, if it has its own."""
+    if phase.learning_rate is None:
+        return None
+    return dataclasses.replace(
+        optimizer,
+        learning_rate=phase.learning_rate,
+        warmup_steps=phase.warmup_steps,
+        warmup_epochs=None,
+        decay_steps=None,
+        # The same peak; the rest of legw is its warm-up.
+        scaling="sqrt" if optimizer.scaling == "legw" else optimizer.scaling,
+    )
 
 
 def _cuts(phases: Sequence[Phase]) -> list[tuple[int, int]]:
@@ -126,7 +143,10 @@ def _cuts(phases: Sequence[Phase]) -> list[tuple[int, int]]:
 def stretches(phases: list[ResolvedPhase]) -> list[Stretch]:
     """Return what the learning rate must know of the phases of a run."""
     return [
-        Stretch(phase.first, phase.last, phase.config.data.batch, phase.stream.steps_per_epoch)
+        Stretch(
+            *(phase.first, phase.last, phase.config.data.batch),
+            *(phase.stream.steps_per_epoch, phase.begins),
+        )
         for phase in phases
     ]
 
@@ -137,7 +157,8 @@ def expected_stretches(config: Config, corpus_bytes: float) -> list[Stretch]:
     for phase in config.phases:
         first = made[-1].last if made else 0
         per_epoch = corpus_bytes / (phase.batch * phase.window)
-        made.append(Stretch(first, first + phase.steps, phase.batch, per_epoch))
+        begins = _begins(phase, config.optimizer)
+        made.append(Stretch(first, first + phase.steps, phase.batch, per_epoch, begins))
     if made:
         return made
     data = config.data

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import optax
 
 from mlstm_jax.config import Optimizer
@@ -26,6 +27,7 @@ class Stretch(NamedTuple):
     last: int  # the step at which the next one begins
     batch: int
     steps_per_epoch: float
+    begins: Optimizer | None = None  # of the schedule that begins here; None: the last one goes on
 
 
 class Plan(NamedTuple):
@@ -70,16 +72,37 @@ def resolve(optimizer: Optimizer, batch: int, steps: int, steps_per_epoch: float
 def rates(optimizer: Optimizer, stretches: Sequence[Stretch]) -> list[optax.Schedule]:
     """Return the rate in each part of a run, as a function of all applied updates.
 
-    Warm-up and decay are those of the first part and cover all parts; the peak depends on each
-    part's batch.
+    Warm-up and decay are those of the first part of a schedule and cover all its parts; the peak
+    depends on each part's batch. A schedule that begins within the run counts the updates from
+    there. Where updates were skipped before, it repeats its first rate as often.
     """
-    first, steps = stretches[0], stretches[-1].last
-    shape = learning_rate(optimizer, first.batch, steps, first.steps_per_epoch)
     made: list[optax.Schedule] = []
-    for stretch in stretches:
-        ratio = peak_rate(optimizer, stretch.batch) / peak_rate(optimizer, first.batch)
-        made.append(shape if ratio == 1 else lambda n, ratio=ratio: ratio * shape(n))
+    for chosen, parts in _schedules(optimizer, stretches):
+        begin, steps = parts[0], parts[-1].last - parts[0].first
+        shape = learning_rate(chosen, begin.batch, steps, begin.steps_per_epoch)
+        for part in parts:
+            ratio = peak_rate(chosen, part.batch) / peak_rate(chosen, begin.batch)
+            made.append(_later(shape, begin.first, ratio))
     return made
+
+
+def _schedules(
+    optimizer: Optimizer, stretches: Sequence[Stretch]
+) -> list[tuple[Optimizer, list[Stretch]]]:
+    """Return each schedule of a run: its settings, and the parts of the run that follow it."""
+    found: list[tuple[Optimizer, list[Stretch]]] = []
+    for stretch in stretches:
+        if stretch.begins or not found:
+            found.append((stretch.begins or optimizer, []))
+        found[-1][1].append(stretch)
+    return found
+
+
+def _later(shape: optax.Schedule, first: int, ratio: float) -> optax.Schedule:
+    """Return ratio · shape(n − first), with the first rate before `first`."""
+    if first == 0:
+        return shape if ratio == 1 else lambda n: ratio * shape(n)
+    return lambda n: ratio * shape(jnp.maximum(n - first, 0))
 
 
 def learning_rate(
@@ -116,8 +139,7 @@ class Drawn(NamedTuple):
 
 def draw(optimizer: Optimizer, stretches: Sequence[Stretch]) -> Drawn:
     """Return the rates of a run in which no update is skipped."""
-    steps, first = stretches[-1].last, stretches[0]
-    plan = resolve(optimizer, first.batch, steps, first.steps_per_epoch)
+    steps = stretches[-1].last
     by_part = rates(optimizer, stretches)
 
     def rate(update: int) -> float:
@@ -129,22 +151,28 @@ def draw(optimizer: Optimizer, stretches: Sequence[Stretch]) -> Drawn:
         return sum(n / one.steps_per_epoch for n, one in zip(parts, stretches, strict=False))
 
     # Include the end of the warm-up and the borders of the parts, however short they are.
-    borders = {0, plan.warmup, steps, *(one.first for one in stretches)}
+    borders = {0, steps, *(one.first for one in stretches)}
+    described: list[str] = []
+    for chosen, parts in _schedules(optimizer, stretches):
+        begin = parts[0]
+        plan = resolve(chosen, begin.batch, parts[-1].last - begin.first, begin.steps_per_epoch)
+        borders.add(begin.first + plan.warmup)
+        span = f"from update {begin.first:,}: " if begin.first else ""
+        described.append(
+            f"{span}scaling {chosen.scaling} from {chosen.learning_rate:g} at {chosen.base_batch}; "
+            f"warm-up {plan.warmup:,} updates; {chosen.schedule} until {begin.first + plan.decay:,}"
+        )
     points = {round(steps * part / 400) for part in range(401)} | borders
     updates = sorted(point for point in points if point <= steps)
     lines = [f"{optimizer.name}: {steps:,} updates, {epoch(steps):.2f} epochs"]
-    for one in stretches:
-        span = f"updates {one.first:,} to {one.last:,}: " if len(stretches) > 1 else ""
-        lines.append(
-            f"{span}batch {one.batch:,}, {one.steps_per_epoch:,.0f} updates per epoch, peak "
-            f"{peak_rate(optimizer, one.batch):.3g}"
-        )
-    lines += [
-        f"scaling {optimizer.scaling} from {optimizer.learning_rate:g} at {optimizer.base_batch}; "
-        f"warm-up {plan.warmup:,} updates; {optimizer.schedule} until {plan.decay:,}",
-        "",
-        f"{'update':>10} {'epoch':>8} {'rate':>10}",
-    ]
+    for chosen, parts in _schedules(optimizer, stretches):
+        for one in parts:
+            span = f"updates {one.first:,} to {one.last:,}: " if len(stretches) > 1 else ""
+            lines.append(
+                f"{span}batch {one.batch:,}, {one.steps_per_epoch:,.0f} updates per epoch, peak "
+                f"{peak_rate(chosen, one.batch):.3g}"
+            )
+    lines += [*described, "", f"{'update':>10} {'epoch':>8} {'rate':>10}"]
     tenths = {round(steps * part / 10) for part in range(11)}
     shown = sorted(point for point in tenths | borders if point <= steps)
     lines += [f"{n:>10,} {epoch(n):>8.2f} {rate(n):>10.3e}" for n in shown]

@@ -209,3 +209,51 @@ def test_phases_and_all_options_killed_and_resumed(
     text, _ = process.communicate(timeout=300)
     assert process.returncode == 0, text.decode()
     assert_same_run(tmp_path / "run", tmp_path / "calm", long[-1].batch)
+
+
+def test_a_phase_can_begin_a_schedule_of_its_own() -> None:
+    """As in BERT's recipe: warm-up and decay in each of two phases."""
+    chosen = Optimizer(learning_rate=1e-3, warmup_steps=10, scaling="sqrt", base_batch=8)
+    own = dataclasses.replace(chosen, learning_rate=4e-3, warmup_steps=20)
+    stretches = [
+        Stretch(0, 100, 8, 50.0),
+        Stretch(100, 200, 32, 6.0, own),
+        Stretch(200, 300, 8, 6.0),
+    ]
+    first, second, third = schedule.rates(chosen, stretches)
+    assert [float(first(n)) for n in (0, 9, 55, 100)] == pytest.approx([1e-4, 1e-3, 5e-4, 0])
+    # Four times the rows, so twice the rate; 200 updates, of which 20 are warm-up.
+    assert [float(second(n)) for n in (100, 119, 120)] == pytest.approx([4e-4, 8e-3, 8e-3])
+    assert [float(third(n)) for n in (210, 300)] == pytest.approx([2e-3, 0])
+    # Updates that were skipped in the first phase.
+    assert float(second(97)) == float(second(100))
+    text = schedule.draw(chosen, stretches).text
+    assert "updates 100 to 200: batch 32, 6 updates per epoch, peak 0.008" in text
+    assert "from update 100: scaling sqrt from 0.004 at 8; warm-up 20 updates" in text
+    assert "linear until 300" in text
+
+
+def test_a_run_follows_the_schedules_of_its_phases(corpus: Path, tmp_path: Path) -> None:
+    own = Phase(steps=10, batch=8, window=8, learning_rate=2e-3, warmup_steps=5)
+    config = phased(corpus, tmp_path / "run", (Phase(steps=10, batch=16, window=8), own))
+    loop.train(dataclasses.replace(config, train=dataclasses.replace(config.train, log_every=1)))
+    lines = metrics.read_metrics(tmp_path / "run/metrics.jsonl")
+    rates = [line["learning_rate"] for line in lines if line["kind"] == "train"]
+    assert rates[9] == pytest.approx(5e-3 * (1 - 9 / 1000))
+    # Half the rows of base_batch; update 14 is the last of the warm-up, and 20 would be zero.
+    assert rates[10] == pytest.approx(1e-3 / 5)
+    assert rates[14] == pytest.approx(1e-3)
+    assert rates[19] == pytest.approx(1e-3 / 5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"learning_rate": 0.0}, "phases.learning_rate is 0.0"),
+        ({"warmup_steps": 5}, "phases.warmup_steps is 5"),
+        ({"learning_rate": 1e-3, "warmup_steps": 30}, "phases.warmup_steps is 30"),
+    ],
+)
+def test_a_phase_without_sense_is_refused(fields: dict[str, float], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Phase(steps=30, batch=8, window=8, **fields)
