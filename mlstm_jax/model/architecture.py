@@ -208,10 +208,14 @@ class Architecture(Sizes, ABC):
     def matrices(self, name: str) -> int:
         """Return how many matrices are side by side in a parameter, such as layer_0/wx_v.
 
-        They have weight decay and a trust ratio, and Muon orthogonalises each by itself. 0: the
-        parameter is no matrix. The decoder is the same in all models.
+        Muon orthogonalises each by itself. 0: the parameter is no matrix. The decoder is the same
+        in all models.
         """
         return int(name == "decoder_kernel")
+
+    def decays(self, name: str) -> bool:
+        """Return whether a parameter has weight decay and a trust ratio; all matrices do."""
+        return self.matrices(name) > 0
 
     @abstractmethod
     def large(self, layer: int) -> list[str]:

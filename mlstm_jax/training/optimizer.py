@@ -8,10 +8,11 @@ NVIDIA's variant, which divides the gradient by its global norm if that exceeds 
 Muon (muon.py) is only for the layers' matrices: biases, gains, the embedding and the decoder use
 Adam.
 
-Biases, gains and the embedding have neither trust ratio nor decay. In a weight-normalised matrix
-W = g V / ‖V‖ only the direction of V matters, and the gradient shrinks as ‖V‖ grows. The trust
-ratio cancels exactly this and turns V by the same angle at any norm. Decay of V changes only that
-norm; it is therefore safe, but does not regularise.
+Biases, gains and a recurrent model's embedding have neither trust ratio nor decay
+(`Architecture.decays`). In a weight-normalised matrix W = g V / ‖V‖ only the direction of V
+matters, and the gradient shrinks as ‖V‖ grows. The trust ratio cancels exactly this and turns V by
+the same angle at any norm. Decay of V changes only that norm; it is therefore safe, but does not
+regularise.
 """
 
 from typing import Any
@@ -49,11 +50,11 @@ def build(
         compute: the config's `precision.compute`. With bf16 Muon's products are bf16, too. The
             range of fp16 is too small for them, so they stay float32.
     """
-    matrices = muon.of_names(lambda name: model.matrices(name) > 0)
+    decays = muon.of_names(model.decays)
     clip, b2 = optimizer.clip_norm, second_moment_decay(optimizer, update_bytes)
     clipped = optax.identity() if clip is None else optax.clip_by_global_norm(clip)
     adam = optax.scale_by_adam(b1=optimizer.b1, b2=b2, eps=optimizer.eps)
-    decay = optax.add_decayed_weights(optimizer.weight_decay, mask=matrices)
+    decay = optax.add_decayed_weights(optimizer.weight_decay, mask=decays)
     descend = optax.scale_by_learning_rate(lr_schedule)
     match optimizer.name:
         case "adam":
@@ -61,11 +62,11 @@ def build(
         case "adamw":
             return optax.chain(clipped, adam, decay, descend)
         case "lamb":
-            trust = optax.masked(optax.scale_by_trust_ratio(), matrices)
+            trust = optax.masked(optax.scale_by_trust_ratio(), decays)
             return optax.chain(clipped, adam, decay, trust, descend)
         case "lars":
             trust = optax.masked(
-                optax.scale_by_trust_ratio(trust_coefficient=optimizer.trust_coefficient), matrices
+                optax.scale_by_trust_ratio(trust_coefficient=optimizer.trust_coefficient), decays
             )
             momentum = optax.trace(decay=optimizer.b1)
             return optax.chain(clipped, decay, trust, descend, momentum)

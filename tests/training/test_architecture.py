@@ -130,6 +130,8 @@ def test_matrices_and_large_gradients_are_named(kind: str, options: dict) -> Non
     others = {"embedding", "label_kernel", "input/positions"}
     assert matrices == {name for name in shapes if len(shapes[name]) == 2} - others
     assert all(shapes[name][1] % model.matrices(name) == 0 for name in matrices)
+    tables = {"embedding", "input/positions"} if "input/positions" in shapes else set()
+    assert {name for name in shapes if model.decays(name)} == matrices | tables
     order = LanguageModel(model, Precision()).backward_order()
     large = {name for name in matrices if shapes[name][0] >= 8}
     assert set(order) == large

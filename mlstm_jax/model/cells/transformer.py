@@ -85,6 +85,10 @@ class Transformer(Architecture, title="Transformer"):
         """Count the kernels of the layers, and the one after the embedding."""
         return 1 if name.endswith("/kernel") else super().matrices(name)
 
+    def decays(self, name: str) -> bool:
+        """Include the vectors of bytes and places, as BERT's recipe does (You et al. 2020)."""
+        return name in ("embedding", "input/positions") or super().decays(name)
+
     def large(self, layer: int) -> list[str]:
         """Return all matrices of a layer."""
         return [f"{name}/kernel" for name in ("down", "up", "out", "value", "key", "query")]
