@@ -51,6 +51,11 @@ for name, rule in scalings.items():
     rules[f"{name}, half-life"] = rule | half_life
 # At the batch that the rules start from they are one.
 AT_16 = ("Adam", "LAMB", "Muon")
+# The three best, at the extremes.
+SEEDED = {
+    "1024": ("Muon", "Adam, sqrt, half-life", "Adam, half-life, from 256"),
+    "16": ("Muon", "Adam"),
+}
 
 
 def at(batch: int, **rule: object) -> Config:
@@ -74,4 +79,10 @@ runs = {
     for batch in (1024, 16, 256, 64)
     for name, rule in rules.items()
     if batch > 16 or name in AT_16
+}
+runs |= {
+    (batch, f"{name}, seed {seed}"): vary(runs[batch, name], train__seed=seed, data__seed=seed)
+    for batch, names in SEEDED.items()
+    for name in names
+    for seed in (1, 2)
 }

@@ -233,9 +233,9 @@ def make_train_step(
         after, devices = local.after, jax.lax.axis_size(axis_name)
         shares, means = jax.tree.map(lambda x: x / devices, (local.gradient, local.means))
         shares = jax.tree.map(lambda share: share.astype(reduce_type), shares)
-        gradient, (means, stop) = sum_over_devices(
-            shares, (means, stop), model.backward_order(), axis_name
-        )
+        # After a loop over micro-batches all sums are ready at once: pieces would overlap nothing.
+        early = model.backward_order() if micro_batches == 1 else []
+        gradient, (means, stop) = sum_over_devices(shares, (means, stop), early, axis_name)
         gradient = jax.tree.map(lambda g: g.astype(jnp.float32) / scale, gradient)
         loss = means.loss
         square = optax.tree.norm(gradient, squared=True)

@@ -20,7 +20,7 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture, Carry
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.recurrence import Loops
-from mlstm_jax.training import optimizer, parallel, schedule, start
+from mlstm_jax.training import all_reduce, optimizer, parallel, schedule, start
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.phases import train_stream
 from mlstm_jax.training.state import TrainState
@@ -391,6 +391,18 @@ def test_four_devices_share_their_gradients_once_and_outside_every_loop(
     everywhere, at_the_top = (re.findall(operations, text) for text in (program, entry))
     assert at_the_top == everywhere == [" all-reduce("]
     assert " while(" in entry
+
+
+@pytest.mark.parametrize(("micro_batches", "pieces"), [(1, 4), (2, 1)])
+def test_a_large_gradient_is_sent_in_pieces_unless_all_is_ready_at_once(
+    micro_batches: int, pieces: int, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(all_reduce, "LEAST_BYTES", 1)
+    trainer = Trainer(make_config(corpus), 4, micro_batches=micro_batches)
+    batch = trainer.devices.split_rows(trainer.stream.batch(0))
+    program = trainer.step.lower(trainer.state, trainer.carry, batch, trainer.go_on).as_text()
+    # The decoder, Wmh, Wh, and the rest.
+    assert 1 + program.count("optimization_barrier") == pieces
 
 
 def without_resets(batch: Batch) -> Batch:
