@@ -48,6 +48,10 @@ class Optimizer:
     # Weight decay of the matrices per update, before multiplication by the learning rate; with
     # adamw, lamb, lars and muon.
     weight_decay: float = 0.0
+    # Bytes of text in the update to which `weight_decay` belongs. If set, an update of k times the
+    # bytes decays k times as much, so that at one rate a byte decays the same at any batch. Unset:
+    # each update decays by `weight_decay`.
+    weight_decay_bytes: float | None = None
     # Muon's learning rate, for the matrices of the layers. All other parameters use Adam with
     # `learning_rate`; both rates follow one schedule.
     muon_learning_rate: float = 0.04
@@ -74,6 +78,8 @@ class Optimizer:
             require(getattr(self, name) > 0, f"optimizer.{name}", getattr(self, name), "above 0")
         half = self.b2_half_life
         require(half is None or half > 0, "optimizer.b2_half_life", half, "above 0")
+        of = self.weight_decay_bytes
+        require(of is None or of > 0, "optimizer.weight_decay_bytes", of, "above 0")
         require(self.muon_steps >= 1, "optimizer.muon_steps", self.muon_steps, "at least 1")
         require(self.warmup_steps >= 0, "optimizer.warmup_steps", self.warmup_steps, "at least 0")
         epochs, decay = self.warmup_epochs, self.weight_decay

@@ -45,16 +45,18 @@ def build(
         optimizer: the config's.
         model: says which parameters are matrices.
         lr_schedule: learning rate by the number of applied updates.
-        update_bytes: bytes of text in one update, on all devices; used with b2_half_life.
+        update_bytes: bytes of text in one update, on all devices; used with b2_half_life and
+            weight_decay_bytes.
         axis_name: axis of the devices that divide Muon's matrices, see muon.py; None: no axis.
         compute: the config's `precision.compute`. With bf16 Muon's products are bf16, too. The
             range of fp16 is too small for them, so they stay float32.
     """
     decays = muon.of_names(model.decays)
     clip, b2 = optimizer.clip_norm, second_moment_decay(optimizer, update_bytes)
+    weight_decay = decay_of_update(optimizer, update_bytes)
     clipped = optax.identity() if clip is None else optax.clip_by_global_norm(clip)
     adam = optax.scale_by_adam(b1=optimizer.b1, b2=b2, eps=optimizer.eps)
-    decay = optax.add_decayed_weights(optimizer.weight_decay, mask=decays)
+    decay = optax.add_decayed_weights(weight_decay, mask=decays)
     descend = optax.scale_by_learning_rate(lr_schedule)
     match optimizer.name:
         case "adam":
@@ -76,7 +78,7 @@ def build(
             of_matrices = optax.chain(
                 optax.trace(decay=optimizer.muon_momentum, nesterov=True),
                 muon.orthogonalise(optimizer.muon_steps, muon_type(compute), axis_name, own),
-                optax.add_decayed_weights(optimizer.weight_decay),
+                optax.add_decayed_weights(weight_decay),
                 optax.scale_by_learning_rate(lambda count: ratio * lr_schedule(count)),
             )
             transforms = {True: of_matrices, False: optax.chain(adam, decay, descend)}
@@ -92,3 +94,13 @@ def second_moment_decay(optimizer: Optimizer, update_bytes: int) -> float:
     """
     half_life = optimizer.b2_half_life
     return optimizer.b2 if half_life is None else 2.0 ** (-update_bytes / half_life)
+
+
+def decay_of_update(optimizer: Optimizer, update_bytes: int) -> float:
+    """Return the weight decay λ of an update: as set, or in proportion to its bytes.
+
+    At one learning rate η, weights then decay by the factor 1 / e over the same amount of text,
+    bytes of an update / (η λ), at any batch (Wang and Aitchison 2024, arXiv 2405.13698).
+    """
+    of = optimizer.weight_decay_bytes
+    return optimizer.weight_decay * (1.0 if of is None else update_bytes / of)

@@ -194,3 +194,30 @@ def test_the_half_life_of_the_second_moment() -> None:
         # Read since: all but the first update's.
         kept.append(np.asarray(first) * 2 ** ((bytes_read - rows * 64) / 709_783))
     assert_close(np.array(kept), np.ones((2, 1)), 2 * 128)
+
+
+def test_decay_by_text_is_the_same_at_any_batch() -> None:
+    """Without a gradient a weight shrinks by the same factor over the same text: e^(−η λ n)."""
+    options = Optimizer(
+        name="muon",
+        learning_rate=0.04,
+        muon_learning_rate=0.08,
+        weight_decay=0.01,
+        weight_decay_bytes=65_536,
+    )
+    for rows, updates in ((16, 4096), (1024, 64)):
+        step = optimizer.build(options, Model(), lambda n: 0.04, update_bytes=rows * 64)
+        params = {"layer_0/wh_v": np.ones((2, 8)), "decoder_kernel": np.ones((2, 2)), "b": 1.0}
+        params = jax.tree.map(np.float32, params)
+        zero, state = jax.tree.map(np.zeros_like, params), step.init(params)
+        update = jax.jit(step.update)
+        for _ in range(updates):
+            made, state = update(zero, state, params)
+            params = jax.tree.map(np.add, params, made)
+        # The second-order term of each update's logarithm, and the rounding of all updates.
+        each = 0.08 * 0.01 * rows / 1024
+        within = updates * (each**2 / 2 + 2 * UNIT["float32"])
+        assert params["layer_0/wh_v"] == pytest.approx(np.exp(-64 * 0.08 * 0.01), abs=within)
+        assert params["decoder_kernel"] == pytest.approx(np.exp(-64 * 0.04 * 0.01), abs=within)
+        assert params["b"] == 1
+    assert optimizer.decay_of_update(Optimizer(name="lamb", weight_decay=0.1), 64) == 0.1
