@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
+from scipy.optimize import minimize_scalar
 
 from mlstm_jax import config_text
 from mlstm_jax.config import Config
@@ -153,6 +155,32 @@ def updates_to(history: History, bpc: float) -> float:
         return float(scores["step"].iloc[0])
     steps = np.log(scores["step"].iloc[[after, after - 1]])
     return float(np.exp(np.interp(bpc, scores["bpc"].iloc[[after, after - 1]], steps)))
+
+
+def critical_batch(rows: npt.ArrayLike, updates: npt.ArrayLike) -> float:
+    """Return the batch B_crit, in rows, for which updates ∝ 1 + B_crit / B fits best.
+
+    McCandlish et al. 2018, section 2.3: a batch of B_crit needs twice the updates, and twice the text,
+    of the fewest that are possible. The fit is by least squares of the logarithms. inf if the
+    updates fall at least as fast as the rows grow, NaN with fewer than two finite points.
+
+    Args:
+        rows: of the batches.
+        updates: that each batch needs to the same score; NaN: it did not reach it.
+    """
+    rows, updates = np.asarray(rows, float), np.asarray(updates, float)
+    known = np.isfinite(rows) & np.isfinite(updates)
+    if known.sum() < 2:
+        return float("nan")
+    batches, steps = rows[known], np.log(updates[known])
+
+    def error(logarithm: float) -> float:
+        residuals = steps - np.log1p(np.exp(logarithm) / batches)
+        return float(residuals.var())
+
+    bounds = np.log(batches.min() / 1e3), np.log(batches.max() * 1e3)
+    found = minimize_scalar(error, bounds=bounds, method="bounded").x
+    return float("inf") if found > bounds[1] - 0.1 else float(np.exp(found))
 
 
 def plot(
