@@ -160,8 +160,8 @@ def updates_to(history: History, bpc: float) -> float:
 def critical_batch(rows: npt.ArrayLike, updates: npt.ArrayLike) -> float:
     """Return the batch B_crit, in rows, for which updates ∝ 1 + B_crit / B fits best.
 
-    McCandlish et al. 2018, section 2.3: a batch of B_crit needs twice the updates, and twice the text,
-    of the fewest that are possible. The fit is by least squares of the logarithms. inf if the
+    McCandlish et al. 2018, section 2.3: a batch of B_crit needs twice the fewest possible updates,
+    and twice the least possible text. The fit is by least squares of the logarithms. inf if the
     updates fall at least as fast as the rows grow, NaN with fewer than two finite points.
 
     Args:

@@ -15,16 +15,18 @@ from mlstm_jax.api.loaded import LoadedModel
 from mlstm_jax.config import Devices
 from mlstm_jax.data.corpus import SplitName
 from mlstm_jax.errors import UserError
+from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.progress import ProgressLine
 from mlstm_jax.training import parallel
 from mlstm_jax.training.evaluation import Evaluator, Score, corpus_of
+from mlstm_jax.transfer.classifier_file import load_classifier
 from mlstm_jax.transfer.features import STATE_NAMES, Featurizer, State
 from mlstm_jax.transfer.finetune import Finetuned
 from mlstm_jax.transfer.finetune import finetune as run_finetune
 from mlstm_jax.transfer.finetune_options import FinetuneOptions
 from mlstm_jax.transfer.generate import as_text
 from mlstm_jax.transfer.generate import generate as run_generate
-from mlstm_jax.transfer.heatmap import Heat, heat
+from mlstm_jax.transfer.heatmap import Heat, heat, score_heat
 from mlstm_jax.transfer.reader import Reader
 from mlstm_jax.transfer.scoring import Scorer
 from mlstm_jax.transfer.transfer import Transferred
@@ -160,28 +162,45 @@ class TrainedModel(LoadedModel):
     def heatmap(
         self,
         text: str,
-        unit: int,
+        unit: int | None = None,
         *,
+        score: Transferred | str | Path | None = None,
+        label: str | None = None,
         state: State | None = None,
         layer: int | None = None,
         scale: float | None = None,
     ) -> Heat:
-        """Return a unit's value after each character; a notebook shows it in colours.
+        """Return a unit's value, or a classifier's score, after each character of a text.
+
+        A notebook shows it in colours.
 
         Args:
             text: the text to read.
             unit: its number in the layer.
+            score: instead of a unit: what `transfer` returned, or its folder. The score after a
+                character is what the classifier would answer if the text ended there.
+            label: with `score`, the class or label; unset: the last, such as "positive".
             state: "c" or "h" after each character, or "mean_h", the mean of h up to it; unset: c,
                 or h of a model that has no c.
             layer: 0 is the lowest; unset: the top layer.
             scale: the absolute value with the full colour; unset: the 99th percentile of the text.
 
         Raises:
-            ValueError: the text is empty, or the unit or layer does not exist.
+            ValueError: the text is empty, or the unit, layer or label does not exist.
         """
         one_of("state", state, (None, *_STATES))
         reader = self._kept("read", lambda: Reader(self._run))
-        return heat(reader, text, unit, scale, state=state, layer=layer)
+        if (unit is None) == (score is None):
+            raise UserError("give either unit or score.")
+        if score is None:
+            return heat(reader, text, unit or 0, scale, state=state, layer=layer)
+        if isinstance(score, Transferred):
+            classifier, about, given = score.classifier, score.about, "the classifier"
+        else:
+            (classifier, about), given = load_classifier(Path(score)), str(score)
+        if about.model != fingerprint(self._run.params):
+            raise UserError(f"{given} was created with other parameters than those of this model.")
+        return score_heat(reader, text, classifier, about, label, scale)
 
     @public
     def evaluate(self, split: SplitName = "test", *, corpus: str | Path | None = None) -> Score:

@@ -3,13 +3,18 @@
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
 from mlstm_jax.commands import RunFolder, require_same_model
 from mlstm_jax.errors import UserError
 from mlstm_jax.terminal import show
+
+if TYPE_CHECKING:
+    from mlstm_jax.run import Run
+    from mlstm_jax.transfer.classifier_file import Description
+    from mlstm_jax.transfer.classify import Classifier
 
 
 def report(run: RunFolder, corpus: Path | None = None) -> None:
@@ -111,8 +116,10 @@ def _byte(text: str) -> bytes:
 
 def heatmap(
     run: RunFolder,
-    unit: int,
     out: Path,
+    unit: int | None = None,
+    score: Path | None = None,
+    label: str | None = None,
     text: str = "",
     file: Path | None = None,
     state: Literal["c", "h", "mean_h"] | None = None,
@@ -120,12 +127,15 @@ def heatmap(
     scale: float | None = None,
     checkpoint: str = "best",
 ) -> None:
-    """Colour a text by the value of one unit, as a self-contained HTML page or a picture.
+    """Colour a text by a unit or a classifier's score, as a self-contained HTML page or a picture.
 
     Args:
         run: run folder.
-        unit: its number in the layer; `mlstm-jax transfer` finds the best units for a label.
         out: .html or .png file to write.
+        unit: its number in the layer; `mlstm-jax transfer` finds the best units for a label.
+        score: instead of a unit: folder of `mlstm-jax transfer` with this run. The classifier's
+            score after each character shows what it would answer if the text ended there.
+        label: with --score, the class or label; unset: the last, such as positive.
         text: the text to read.
         file: read the text from this file instead.
         state: c, the cell state, or h, after each character; or mean_h, the mean of h up to it, as
@@ -136,15 +146,27 @@ def heatmap(
         checkpoint: best (by validation BPC), latest, or a step.
     """
     from mlstm_jax.run import load_run
-    from mlstm_jax.transfer.heatmap import heat, write
+    from mlstm_jax.transfer.heatmap import heat, score_heat, write
     from mlstm_jax.transfer.reader import Reader
 
+    if (unit is None) == (score is None):
+        raise UserError("give either --unit or --score, a unit's number or a classifier's folder.")
+    of_unit = {"--state": state, "--layer": layer}
+    for name, value in of_unit.items() if score else [("--label", label)]:
+        if value is not None:
+            other = "--unit" if score else "--score"
+            raise UserError(f"{name} is for {other}; leave it out.")
     if file is not None:
         try:
             text = file.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             raise UserError(f"{file}: cannot be read: {error.strerror}") from error
-    made = heat(Reader(load_run(run, checkpoint)), text, unit, scale, state=state, layer=layer)
+    loaded = load_run(run, checkpoint)
+    if score:
+        classifier, about = _classifier_of(score, loaded, run)
+        made = score_heat(Reader(loaded), text, classifier, about, label, scale)
+    else:
+        made = heat(Reader(loaded), text, unit or 0, scale, state=state, layer=layer)
     missing = write(out, made)
     show(
         f"{out}: {len(made.texts):,} characters, {made.name} from {made.values.min():.3f} to "
@@ -157,9 +179,21 @@ def heatmap(
         )
 
 
+def _classifier_of(folder: Path, loaded: "Run", run: Path) -> "tuple[Classifier, Description]":
+    """Return a classifier and its features; UserError unless it was created with the run."""
+    from mlstm_jax.interop.weights import fingerprint
+    from mlstm_jax.transfer import classifier_file
+
+    classifier, about = classifier_file.load_classifier(folder)
+    require_same_model(folder, about.model, fingerprint(loaded.params), run)
+    return classifier, about
+
+
 def view(
     run: RunFolder,
     classifier: Path | None = None,
+    score: bool = False,
+    label: str | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,
     checkpoint: str = "best",
@@ -169,6 +203,8 @@ def view(
     Args:
         run: run folder.
         classifier: folder of `mlstm-jax transfer` with this run, to show class probabilities.
+        score: start with the classifier's score after each character and word, not with a unit.
+        label: the class or label of that score; unset: the last, such as positive.
         host: address to listen on; 127.0.0.1 and ::1 accept only this machine. The page has no
             login.
         port: 0 takes a free one.
@@ -179,18 +215,20 @@ def view(
         import uvicorn as _  # noqa: F401, F811
     except ImportError as error:
         raise UserError(f"the page needs {error.name}: pip install 'mlstm-jax[view]'") from error
-    from mlstm_jax.interop.weights import fingerprint
     from mlstm_jax.run import load_run
-    from mlstm_jax.transfer import classifier_file
+    from mlstm_jax.transfer.running_score import shown_label
     from mlstm_jax.view.server import bind, serve
     from mlstm_jax.view.viewer import Viewer
 
+    if (score or label) and not classifier:
+        raise UserError("--score and --label need --classifier, a folder of `mlstm-jax transfer`.")
     loaded, chosen, about = load_run(run, checkpoint), None, None
     if classifier:
-        chosen, about = classifier_file.load_classifier(classifier)
-        require_same_model(classifier, about.model, fingerprint(loaded.params), run)
+        chosen, about = _classifier_of(classifier, loaded, run)
+    if chosen and (score or label):
+        label = shown_label(chosen, label)
     address = bind(host, port)
-    viewer = Viewer(loaded, chosen, about)
+    viewer = Viewer(loaded, chosen, about, label)
     show(f"{address.url} shows {run}, step {loaded.step:,}; Ctrl-C stops it")
     serve(viewer, address)
 

@@ -56,7 +56,7 @@ class Classifier(NamedTuple):
 
         Of several labels: each one's probability of yes, [texts, K].
         """
-        scores_NK = features.astype(np.float64) @ self.weights_KD.T + self.intercepts_K
+        scores_NK = self._linear(features)
         if self.softmax:
             yes_NK = np.exp(scores_NK - scores_NK.max(axis=1, keepdims=True))
         else:
@@ -66,6 +66,28 @@ class Classifier(NamedTuple):
         if len(self.classes) == 2:
             return np.concatenate([1 - yes_NK, yes_NK], axis=1)
         return yes_NK / yes_NK.sum(axis=1, keepdims=True)
+
+    def scores(self, features: Features) -> NDArray[np.float64]:
+        """Return the log-odds of each class [texts, classes]: above 0 it is more likely than not.
+
+        Of more than two classes, one against the rest: of that classifier alone. Of several labels
+        [texts, K]: above their thresholds, so that above 0 the answer is yes.
+        """
+        scores_NK = self._linear(features)
+        if self.thresholds:
+            limits = np.clip(self.thresholds, 1e-12, 1 - 1e-12)
+            return scores_NK - np.log(limits / (1 - limits))
+        if len(self.classes) == 2:
+            return np.concatenate([-scores_NK, scores_NK], axis=1)
+        if self.softmax:
+            others = [np.delete(scores_NK, k, axis=1) for k in range(len(self.classes))]
+            rest_NK = np.stack([np.logaddexp.reduce(one, axis=1) for one in others], axis=1)
+            return scores_NK - rest_NK
+        return scores_NK
+
+    def _linear(self, features: Features) -> NDArray[np.float64]:
+        scores: NDArray[np.float64] = features.astype(np.float64) @ self.weights_KD.T
+        return scores + self.intercepts_K
 
     def predict(self, features: Features) -> Labels:
         """Return the class of each text, an index; of equally likely ones, the first.

@@ -1,12 +1,12 @@
-"""A text coloured by one unit's value, as a self-contained HTML page or as a picture.
+"""A text coloured by a unit's value or a classifier's score: an HTML page or a picture.
 
-Radford et al. 2017, fig. 4. Each character has the colour of the unit after its last byte: blue
+Radford et al. 2017, fig. 4. Each character has the colour of the value after its last byte: blue
 below zero, orange above, on one stated scale. A curve below the text shows the same values.
 """
 
 import html
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,11 @@ from rich.cells import cell_len
 from mlstm_jax import output
 from mlstm_jax.errors import UserError
 from mlstm_jax.terminal import one_line
+from mlstm_jax.transfer.classifier_file import Description
+from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.features import State, states_of
 from mlstm_jax.transfer.reader import Reader, characters
+from mlstm_jax.transfer.running_score import require_width, running_score, shown_label
 
 # Colour-blind people can tell blue from orange.
 _NEGATIVE, _POSITIVE = (33, 102, 172), (230, 97, 1)
@@ -31,15 +34,15 @@ _STATES: dict[State, str] = {
 
 
 class Heat(NamedTuple):
-    """A text and a unit's value after each character."""
+    """A text and a value after each character."""
 
     texts: list[str]
     values: NDArray[np.float32]
-    state: State
-    layer: int
-    unit: int
     scale: float  # the value with the full colour
-    title: str
+    heading: str
+    name: str  # what is shown: the state, unit and layer, or the class, in words
+    title: str  # of the model
+    by_word: bool = False  # a page also shows the value after each word, in digits
 
     def save(self, path: str | Path) -> None:
         """Write an .html page or a .png picture."""
@@ -48,11 +51,6 @@ class Heat(NamedTuple):
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
         return as_html(self)
-
-    @property
-    def name(self) -> str:
-        """What is shown: the state, unit and layer, in words."""
-        return f"{_STATES[self.state]} of unit {self.unit} of layer {self.layer}"
 
 
 def heat(
@@ -86,17 +84,60 @@ def heat(
         raise UserError(f"--layer {layer} does not exist: the model has layers 0 to {layers - 1}.")
     if not 0 <= unit < hidden:
         raise UserError(f"--unit {unit} does not exist: the model has units 0 to {hidden - 1}.")
+    _require_text(text, scale)
+    trace = reader(prompt_bytes(text, reader.run.cleaning), state, layer)
+    heading = f"unit {unit} of layer {layer}"
+    name = f"{_STATES[state]} of {heading}"
+    return _made(reader, trace.text, trace.values_TH[:, unit], scale, heading.capitalize(), name)
+
+
+def score_heat(
+    reader: Reader,
+    text: str,
+    classifier: Classifier,
+    about: Description,
+    label: str | None = None,
+    scale: float | None = None,
+) -> Heat:
+    """Read a text, cleaned as a document: a classifier's score after each character.
+
+    Args:
+        reader: of the model that the classifier was made with.
+        text: the text to read.
+        classifier: of classes, or of several labels.
+        about: the classifier's features.
+        label: the class or label; unset: the last, of two classes the second.
+        scale: the absolute value with the full colour; unset: the 99th percentile of the text.
+
+    Raises:
+        UserError: the text is empty, or the class does not exist.
+    """
+    _require_text(text, scale)
+    require_width(reader, classifier, about)
+    label = shown_label(classifier, label)
+    cleaned, values_T = running_score(reader, classifier, about, text, label)
+    heading = f"score of {one_line(label)}"
+    name = f"log-odds of {one_line(label)}"
+    made = _made(reader, cleaned, values_T, scale, heading.capitalize(), name)
+    return made._replace(by_word=True)
+
+
+def _require_text(text: str, scale: float | None) -> None:
     if not text.strip():
         raise UserError("the text is empty; give one with --text, or a file with --file.")
     if scale is not None and not 0 < scale < float("inf"):
         raise UserError(f"--scale is {scale}, but it must be above 0 and finite.")
-    trace = reader(prompt_bytes(text, reader.run.cleaning), state, layer)
-    found = characters(trace.text)
-    values = trace.values_TH[[one.end for one in found], unit]
+
+
+def _made(
+    reader: Reader, text: bytes, values_T: Any, scale: float | None, heading: str, name: str
+) -> Heat:
+    found = characters(text)
+    values = values_T[[one.end for one in found]]
     # In a long text a few outliers would make all other characters white.
     largest = float(np.percentile(np.abs(values), 99, method="higher"))
     texts, title = [one.text for one in found], one_line(reader.run.name)
-    return Heat(texts, values, state, layer, unit, scale or largest or 1.0, title)
+    return Heat(texts, values, scale or largest or 1.0, heading, name, title)
 
 
 def colour(value: float, scale: float) -> tuple[int, int, int]:
@@ -146,6 +187,8 @@ def as_html(made: Heat) -> str:
             f'<span style="background:rgb({red},{green},{blue});color:{ink(back)}" '
             f'title="{value:.3f}">{shown}</span>'
         )
+    if made.by_word:
+        spans = _with_values(spans, made)
     stops = ", ".join(
         "rgb({},{},{})".format(*colour(made.scale * share, made.scale))
         for share in np.linspace(-1, 1, 9)
@@ -154,23 +197,41 @@ def as_html(made: Heat) -> str:
     return f"""<!DOCTYPE html>
 <html lang="en">
 <meta charset="utf-8">
-<title>{made.name}, {html.escape(made.title)}</title>
+<title>{html.escape(f"{made.name}, {made.title}")}</title>
 <style>
 body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
   color: #111; background: #fff }}
 .text {{ font: 16px/1.7 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere }}
 .scale {{ height: .9rem; border: 1px solid #999; background: linear-gradient(to right, {stops}) }}
 .ends {{ display: flex; justify-content: space-between }}
+rt {{ font: 10px system-ui, sans-serif; color: #555 }}
 svg {{ width: 100%; height: auto; border: 1px solid #ccc; margin-top: 1rem }}
 </style>
-<h1>Unit {made.unit} of layer {made.layer}</h1>
-<p>After each character: {_STATES[made.state]} of {html.escape(made.title)}.</p>
+<h1>{html.escape(made.heading)}</h1>
+<p>After each character: {html.escape(made.name)}, by {html.escape(made.title)}.</p>
 <div class="scale"></div>
 <div class="ends"><span>{low}</span><span>0</span><span>{high}</span></div>
 <p class="text">{"".join(spans)}</p>
 {_curve(made)}
 </html>
 """
+
+
+def _with_values(spans: list[str], made: Heat) -> list[str]:
+    """Return the spans in words, each with the value after its last character above it."""
+    found: list[str] = []
+    word: list[str] = []
+    for number, span in enumerate(spans):
+        ends = number + 1 == len(spans) or made.texts[number + 1].isspace()
+        if made.texts[number].isspace():
+            found.append(span)
+            continue
+        word.append(span)
+        if ends:
+            value = f"{made.values[number]:+.1f}".replace("-", "−")
+            found.append(f"<ruby>{''.join(word)}<rt>{value}</rt></ruby>")
+            word = []
+    return found
 
 
 def _curve(made: Heat) -> str:
@@ -180,8 +241,8 @@ def _curve(made: Heat) -> str:
     down = height / 2 - made.values / limit * (height / 2 - 6)
     points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, down, strict=True))
     return (
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="value of the unit along the '
-        f'text"><line x1="0" x2="{width}" y1="{height / 2}" y2="{height / 2}" stroke="#bbb"/>'
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="the value along the text">'
+        f'<line x1="0" x2="{width}" y1="{height / 2}" y2="{height / 2}" stroke="#bbb"/>'
         f'<polyline points="{points}" fill="none" stroke="#111" stroke-width="1.5"/>'
         f'<text x="4" y="14" font-size="12">{limit:.3g}</text>'
         f'<text x="4" y="{height - 5}" font-size="12">−{limit:.3g}</text></svg>'

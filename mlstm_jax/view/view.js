@@ -41,14 +41,14 @@ function shown(text) {
 }
 
 function drawHeat({ characters, ...found }) {
-  const what = `${found.state} ${found.layer} ${found.unit}`;
+  const scored = found.label !== null;
+  const what = scored ? `score ${found.label}` : `${found.state} ${found.layer} ${found.unit}`;
   if (what !== drawn) scale = 1e-6;
   drawn = what;
   scale = Math.max(scale, ...characters.map((one) => Math.abs(one.value)));
   element("low").textContent = "−" + scale.toPrecision(3);
   element("high").textContent = scale.toPrecision(3);
-  element("heat").replaceChildren(
-    ...characters.map((one) => {
+  const spans = characters.map((one) => {
       const span = document.createElement("span");
       const [red, green, blue] = colour(one.value, scale);
       span.textContent = shown(one.text);
@@ -56,8 +56,30 @@ function drawHeat({ characters, ...found }) {
       span.style.background = `rgb(${red},${green},${blue})`;
       span.style.color = 0.299 * red + 0.587 * green + 0.114 * blue < 110 ? "#fff" : "#111";
       return span;
-    }),
-  );
+  });
+  element("heat").replaceChildren(...(scored ? inWords(spans, characters) : spans));
+}
+
+// A score is also shown in digits, above each word: its value after the last character.
+function inWords(spans, characters) {
+  const found = [];
+  let word = null;
+  spans.forEach((span, number) => {
+    if (/\s/.test(characters[number].text)) {
+      found.push(span);
+      word = null;
+      return;
+    }
+    if (word === null) {
+      word = document.createElement("ruby");
+      word.append(document.createElement("rt"));
+      found.push(word);
+    }
+    const value = characters[number].value;
+    word.lastChild.textContent = (value < 0 ? "−" : "+") + Math.abs(value).toFixed(1);
+    word.lastChild.before(span);
+  });
+  return found;
 }
 
 function bars(id, rows) {
@@ -109,6 +131,7 @@ async function read() {
       state: element("state").value,
       layer: Number(element("layer").value),
       unit,
+      label: element("shown").value ? element("shown").selectedOptions[0].dataset.label : null,
     });
     show(null);
     if (unit === null) element("unit").value = found.unit;
@@ -157,7 +180,7 @@ element("text").addEventListener("input", () => {
     read();
   }, WAIT);
 });
-for (const id of ["state", "layer"]) {
+for (const id of ["shown", "state", "layer"]) {
   element(id).addEventListener("change", read);
 }
 element("unit").addEventListener("change", () => choose(Number(element("unit").value)));
@@ -172,6 +195,13 @@ ask("model", {}).then((model) => {
   element("layer").value = model.layer;
   for (const option of element("state").options) option.hidden = !model.states.includes(option.value);
   element("state").value = model.state;
+  element("shown-row").hidden = model.classes.length === 0;
+  model.classes.forEach((name, number) => {
+    const option = new Option(`score of ${name}`, number + 1, false, name === model.label);
+    option.dataset.label = name;
+    element("shown").add(option);
+  });
+  element("shown").selectedIndex = model.classes.indexOf(model.label) + 1;
   element("text").placeholder = model.example;
   if (model.unit !== null) {
     unit = model.unit;

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from mlstm_jax.data.documents import clean
-from mlstm_jax.errors import UserError
 from mlstm_jax.run import Run
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.features import State, states_of
 from mlstm_jax.transfer.generate import as_text, generate, prompt_bytes
 from mlstm_jax.transfer.reader import Reader, characters
+from mlstm_jax.transfer.running_score import require_width, running_score
 
 MOST_BYTES = 20_000  # of a text
 _MOST_GENERATED = 2000
@@ -37,21 +37,24 @@ class Viewer:
     """Answers the page's requests, one at a time."""
 
     def __init__(
-        self, run: Run, classifier: Classifier | None, about: Description | None = None
+        self,
+        run: Run,
+        classifier: Classifier | None,
+        about: Description | None = None,
+        label: str | None = None,
     ) -> None:
-        """Take a model, and optionally a classifier and the description of its features."""
+        """Take a model, and optionally a classifier and the description of its features.
+
+        With `label`, the page starts with the classifier's score of that class or label.
+        """
         model = run.config.model
         self._run, self._classifier, self._reader = run, classifier, Reader(run)
+        self._about, self._label = about, label
         self._state: State = about.state if about else states_of(model)[0]
         self._lowest = 0 if about and about.all_layers else model.layers - 1
         self._layer, self._unit = model.layers - 1, None
-        if classifier:
-            width = (model.layers - self._lowest) * model.hidden
-            if classifier.weights_KD.shape[1] != width:
-                raise UserError(
-                    f"the classifier reads {classifier.weights_KD.shape[1]} features, but the "
-                    f"model has {width}; create it again with `mlstm-jax transfer`."
-                )
+        if classifier and about:
+            require_width(self._reader, classifier, about)
             layer, self._unit = divmod(int(classifier.ranking[0]), model.hidden)
             self._layer = self._lowest + layer
         self._lock = threading.Lock()
@@ -71,13 +74,15 @@ class Viewer:
             "unit": self._unit,
             "example": _EXAMPLES.get(self._run.cleaning, _EXAMPLE),
             "classes": self._classifier.classes if self._classifier else [],
+            "label": self._label,
             "most_bytes": MOST_BYTES,
         }
 
     def read(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Read {text, state, layer, unit}: values by character, classes, active units, next bytes.
+        """Read {text, state, layer, unit, label}: values, classes, active units, next bytes.
 
-        State and layer default to those of the classifier's first unit.
+        State and layer default to those of the classifier's first unit. With a label, the values
+        after each character are the classifier's score of it, not the unit's.
         """
         text = _text(asked)
         state: State = _field(asked, "state", str, self._state)
@@ -91,9 +96,14 @@ class Viewer:
             raise BadRequest(
                 f"layer is {reprlib.repr(layer)}, but the model has layers 0 to {layers - 1}."
             )
+        label = _field(asked, "label", str, None)
+        if label is not None and label not in (
+            self._classifier.classes if self._classifier else []
+        ):
+            raise BadRequest(f"the classifier has no class {reprlib.repr(label)}.")
         with self._lock:
             trace = self._reader(prompt_bytes(text, self._run.cleaning), state, layer)
-            classes = self._classes(text)
+            classes, scored = self._classes(text), self._scored(text, label)
         last_H = trace.values_TH[-1]
         active = np.argsort(-np.abs(last_H))[:_SHOWN]
         unit = self._checked(_field(asked, "unit", int, int(active[0])))
@@ -103,10 +113,10 @@ class Viewer:
             "state": state,
             "layer": layer,
             "unit": unit,
-            "characters": [
-                {"text": one.text, "value": round(float(trace.values_TH[one.end, unit]), 4)}
-                for one in characters(trace.text)
-            ],
+            "label": label,
+            "characters": scored
+            if label is not None
+            else _characters(trace.text, trace.values_TH[:, unit]),
             "classes": classes,
             "active": [{"unit": int(u), "value": round(float(last_H[u]), 4)} for u in active],
             "next": [
@@ -161,6 +171,14 @@ class Viewer:
             for k, (name, share) in enumerate(zip(self._classifier.classes, shares, strict=True))
         ]
 
+    def _scored(self, text: str, label: str | None) -> list[dict[str, Any]]:
+        """Return the characters of the cleaned text, and the score of a label after each."""
+        if label is None or not self._classifier or not self._about:
+            return []
+        if not clean(text, self._run.cleaning):
+            return []
+        return _characters(*running_score(self._reader, self._classifier, self._about, text, label))
+
     def _checked(self, unit: int) -> int:
         hidden = self._run.config.model.hidden
         if not 0 <= unit < hidden:
@@ -168,6 +186,12 @@ class Viewer:
                 f"unit is {reprlib.repr(unit)}, but the model has units 0 to {hidden - 1}."
             )
         return unit
+
+
+def _characters(text: bytes, values_T: Any) -> list[dict[str, Any]]:
+    return [
+        {"text": one.text, "value": round(float(values_T[one.end]), 4)} for one in characters(text)
+    ]
 
 
 def _text(asked: dict[str, Any]) -> str:

@@ -90,8 +90,15 @@ def test_generate_continues_a_prompt(model: mlstm.TrainedModel) -> None:
 
 def test_a_heat_map_shows_itself(model: mlstm.TrainedModel, tmp_path: Path) -> None:
     made = model.heatmap("my guitar is good", 3, state="mean_h")
-    assert made.state == "mean_h"
+    assert made.name == "mean of h so far of unit 3 of layer 1"
     assert "<html" in made._repr_html_()
+    labels = ["good", "bad"] * 10
+    texts = [f"the piano is {label}" for label in labels]
+    known = model.transfer((texts, labels), (texts, labels), out=tmp_path / "known")
+    scored = model.heatmap("my guitar is good", score=known, label="good")
+    assert scored.name == "log-odds of good"
+    again = model.heatmap("my guitar is good", score=tmp_path / "known", label="good")
+    np.testing.assert_array_equal(scored.values, again.values)
     made.save(tmp_path / "heat.html")
     assert (tmp_path / "heat.html").read_text(encoding="utf-8") == made._repr_html_()
 
@@ -112,6 +119,7 @@ def test_a_heat_map_shows_itself(model: mlstm.TrainedModel, tmp_path: Path) -> N
         (lambda m: m.generate(["a"]), "prompt has type list, but it must be a str"),
         (lambda m: m.heatmap("a", 64), r"^unit 64 does not exist: the model has units 0 to 63"),
         (lambda m: m.heatmap("", 1), "the text is empty"),
+        (lambda m: m.heatmap("a"), "give either unit or score"),
         (lambda m: m.evaluate("dev"), "split is 'dev', but it must be one of 'train', 'valid'"),
         (lambda m: m.transfer((["a"], [1, 2]), (["a"], [1])), "train has 1 texts, but 2 labels"),
         (lambda m: m.transfer(("a", [1]), (["a"], [1])), r"train\[0\] is a single str"),

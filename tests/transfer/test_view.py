@@ -26,7 +26,7 @@ from mlstm_jax.run import Run
 from mlstm_jax.transfer import classifier_file, classify
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.generate import generate
-from mlstm_jax.transfer.heatmap import heat
+from mlstm_jax.transfer.heatmap import heat, score_heat
 from mlstm_jax.transfer.reader import Reader
 from tests.tolerance import bound
 from tests.transfer.test_classify import write_reviews
@@ -72,7 +72,7 @@ def ask(url: str, body: Any, **headers: str) -> tuple[int, Any]:
         return error.code, json.loads(text) if text.startswith("{") else text
 
 
-def test_it_answers_as_the_library_does(page: str, run: Run) -> None:
+def test_it_answers_as_the_library_does(page: str, run: Run, classifier: Path) -> None:
     status, found = ask(f"{page}read", {"text": "my café is good", "unit": 7})
     assert status == 200
     made = heat(Reader(run), "my café is good", 7)
@@ -85,6 +85,14 @@ def test_it_answers_as_the_library_does(page: str, run: Run) -> None:
     assert [one["name"] for one in found["classes"]] == ["fair", "fine", "poor"]
     assert sum(shares) == pytest.approx(1)
     assert len(found["active"]) == len(found["next"]) == 8
+    chosen, about = classifier_file.load_classifier(classifier)
+    _, scored = ask(f"{page}read", {"text": "my café is good", "label": "fine"})
+    expected = score_heat(Reader(run), "my café is good", chosen, about, "fine")
+    assert [one["text"] for one in scored["characters"]] == expected.texts
+    values = np.array([one["value"] for one in scored["characters"]])
+    width = np.abs(chosen.weights_KD).sum()
+    assert np.abs(values - expected.values).max() <= 0.5e-4 + bound(2 * 3 * 64) * width
+    assert ask(f"{page}read", {"text": " ", "label": "fine"})[1]["characters"] == []
     asked = {"text": "my ", "length": 20, "seed": 3, "temperature": 0, "unit": 7, "value": 2}
     _, written = ask(f"{page}generate", asked)
     (pieces,) = generate(run, "my ", length=20, seed=3, temperature=0, held={7: 2.0})
@@ -124,6 +132,7 @@ def test_a_classifier_on_the_mean_of_h_is_shown_as_it_reads(run: Run, all_layers
         ("read", {"text": "a", "unit": 64}, 400, "unit is 64, but the model has units 0 to 63"),
         ("read", {"text": "a", "state": "z"}, 400, "state is 'z', but it must be one of c, h"),
         ("read", {"text": "a", "layer": 2}, 400, "layer is 2, but the model has layers 0 to 1"),
+        ("read", {"text": "a", "label": "good"}, 400, "the classifier has no class 'good'"),
         ("read", {"text": "é" * 10_001}, 413, "longer than 20,000 bytes"),
         ("read", b'"' + b"a" * 100_000 + b'"', 413, "larger than 80,000 bytes"),
         ("generate", {"text": "a", "length": 10**9}, 400, "length is 1000000000"),
@@ -317,6 +326,12 @@ def test_in_a_browser(page: str) -> None:
         assert tab.locator("#classes li").count() == 3
         assert tab.locator("#active li").count() == 8
         assert tab.locator("#next li").count() == 8
+        tab.locator("#shown").select_option("score of fine")
+        sync_api.expect(tab.locator("#heat ruby")).to_have_count(5)
+        digits = tab.locator("#heat rt").all_text_contents()
+        assert all(re.fullmatch(r"[+−][0-9]+\.[0-9]", one) for one in digits)
+        tab.locator("#shown").select_option("a unit")
+        sync_api.expect(tab.locator("#heat ruby")).to_have_count(0)
         # Keys that come faster than any rest: it is shown all the same, and its scale is kept.
         tab.evaluate(
             """() => { const box = document.getElementById("text"); let n = 0;

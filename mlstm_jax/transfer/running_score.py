@@ -1,0 +1,63 @@
+"""A classifier's score after each byte of a text: what it would answer if the text ended there."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlstm_jax import suggestion
+from mlstm_jax.data.documents import clean
+from mlstm_jax.errors import UserError
+from mlstm_jax.transfer.classifier_file import Description
+from mlstm_jax.transfer.classify import Classifier
+from mlstm_jax.transfer.reader import Reader
+
+
+def require_width(reader: Reader, classifier: Classifier, about: Description) -> None:
+    """Raise UserError unless the classifier reads as many features as the model has."""
+    layers, hidden = reader.run.config.model.shape
+    width = hidden * (layers if about.all_layers else 1)
+    reads = classifier.weights_KD.shape[1]
+    if reads != width:
+        raise UserError(
+            f"the classifier reads {reads} features, but the model has {width}; create it again "
+            "with `mlstm-jax transfer`."
+        )
+
+
+def running_score(
+    reader: Reader, classifier: Classifier, about: Description, text: str, label: str
+) -> tuple[bytes, NDArray[np.float64]]:
+    """Return the cleaned text, and the score of one class or label after each of its bytes.
+
+    The text is cleaned as a document is, so that the last score is the classifier's own.
+
+    Args:
+        reader: of the model that the classifier was made with.
+        classifier: of classes, or of several labels.
+        about: the classifier's features.
+        text: the text to read; not empty.
+        label: name of the class or label.
+
+    Returns:
+        float64 [bytes]: see `Classifier.scores`.
+    """
+    cleaned = clean(text, reader.run.cleaning)
+    layers = reader.run.config.model.layers
+    lowest = 0 if about.all_layers else layers - 1
+    read = [reader(cleaned, about.state, layer).values_TH for layer in range(lowest, layers)]
+    scores_TK = classifier.scores(np.concatenate(read, axis=1))
+    return cleaned, scores_TK[:, classifier.classes.index(label)]
+
+
+def shown_label(classifier: Classifier, label: str | None) -> str:
+    """Return the class or label to show: the given one, or else the last.
+
+    Of two classes the last is the one whose probability rises with the classifier's score.
+
+    Raises:
+        UserError: the classifier does not have it.
+    """
+    if label is None or label in classifier.classes:
+        return label if label is not None else classifier.classes[-1]
+    near = suggestion.question(suggestion.nearest(label, classifier.classes)) or "."
+    known = ", ".join(classifier.classes)
+    raise UserError(f"the classifier has no class or label {label!r}{near} It has {known}.")
