@@ -107,7 +107,8 @@ def score_heat(
         classifier: of classes, or of several labels.
         about: the classifier's features.
         label: the class or label; unset: the last, of two classes the second.
-        scale: the absolute value with the full colour; unset: the 99th percentile of the text.
+        scale: the absolute value with the full colour; unset: the largest after a whole word. The
+            mean of a few bytes, far from that of any whole text, has a larger score.
 
     Raises:
         UserError: the text is empty, or the class does not exist.
@@ -119,7 +120,15 @@ def score_heat(
     heading = f"score of {one_line(label)}"
     name = f"log-odds of {one_line(label)}"
     made = _made(reader, cleaned, values_T, scale, heading.capitalize(), name)
-    return made._replace(by_word=True)
+    largest = float(np.abs(made.values[word_ends(made.texts)]).max())
+    return made._replace(by_word=True, scale=scale or largest or 1.0)
+
+
+def word_ends(texts: list[str]) -> list[int]:
+    """Return the index of the last character of each word of a text that is not blank."""
+    after = [*texts[1:], " "]
+    pairs = zip(texts, after, strict=True)
+    return [n for n, (text, then) in enumerate(pairs) if then.isspace() and not text.isspace()]
 
 
 def _require_text(text: str, scale: float | None) -> None:
@@ -204,6 +213,7 @@ body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem aut
 .text {{ font: 16px/1.7 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere }}
 .scale {{ height: .9rem; border: 1px solid #999; background: linear-gradient(to right, {stops}) }}
 .ends {{ display: flex; justify-content: space-between }}
+.text:has(ruby) {{ line-height: 2.2; overflow-wrap: normal }}
 rt {{ font: 10px system-ui, sans-serif; color: #555 }}
 svg {{ width: 100%; height: auto; border: 1px solid #ccc; margin-top: 1rem }}
 </style>
@@ -221,24 +231,31 @@ def _with_values(spans: list[str], made: Heat) -> list[str]:
     """Return the spans in words, each with the value after its last character above it."""
     found: list[str] = []
     word: list[str] = []
+    ends = set(word_ends(made.texts))
     for number, span in enumerate(spans):
-        ends = number + 1 == len(spans) or made.texts[number + 1].isspace()
         if made.texts[number].isspace():
             found.append(span)
             continue
         word.append(span)
-        if ends:
+        if number in ends:
             value = f"{made.values[number]:+.1f}".replace("-", "−")
             found.append(f"<ruby>{''.join(word)}<rt>{value}</rt></ruby>")
             word = []
     return found
 
 
+def _limit(made: Heat) -> float:
+    """Return the largest absolute value that the curve shows."""
+    if made.by_word:
+        return 1.25 * made.scale
+    return max(made.scale, float(np.abs(made.values).max()))
+
+
 def _curve(made: Heat) -> str:
     width, height = _CURVE
-    limit = max(made.scale, float(np.abs(made.values).max()))
+    limit = _limit(made)
     across = np.linspace(0, width, len(made.values))
-    down = height / 2 - made.values / limit * (height / 2 - 6)
+    down = height / 2 - np.clip(made.values / limit, -1, 1) * (height / 2 - 6)
     points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, down, strict=True))
     return (
         f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="the value along the text">'
@@ -337,6 +354,8 @@ def _draw(path: Path, made: Heat) -> str:
     curve.plot(made.values, color="black", lw=1)
     curve.axhline(0, color="gray", lw=0.6)
     curve.set(xlim=(0, max(1, len(made.values) - 1)), xlabel="characters", ylabel="value")
+    if made.by_word:
+        curve.set_ylim(-_limit(made), _limit(made))
     curve.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.savefig(path, dpi=110)
     return missing

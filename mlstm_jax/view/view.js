@@ -45,7 +45,9 @@ function drawHeat({ characters, ...found }) {
   const what = scored ? `score ${found.label}` : `${found.state} ${found.layer} ${found.unit}`;
   if (what !== drawn) scale = 1e-6;
   drawn = what;
-  scale = Math.max(scale, ...characters.map((one) => Math.abs(one.value)));
+  // The mean of a few bytes has a larger score than any whole text.
+  const counted = scored ? characters.filter((_, number) => endsWord(characters, number)) : characters;
+  scale = Math.max(scale, ...counted.map((one) => Math.abs(one.value)));
   element("low").textContent = "−" + scale.toPrecision(3);
   element("high").textContent = scale.toPrecision(3);
   const spans = characters.map((one) => {
@@ -60,12 +62,18 @@ function drawHeat({ characters, ...found }) {
   element("heat").replaceChildren(...(scored ? inWords(spans, characters) : spans));
 }
 
+const isSpace = (one) => one === undefined || /\s/.test(one.text);
+
+function endsWord(characters, number) {
+  return !isSpace(characters[number]) && isSpace(characters[number + 1]);
+}
+
 // A score is also shown in digits, above each word: its value after the last character.
 function inWords(spans, characters) {
   const found = [];
   let word = null;
   spans.forEach((span, number) => {
-    if (/\s/.test(characters[number].text)) {
+    if (isSpace(characters[number])) {
       found.push(span);
       word = null;
       return;
@@ -123,6 +131,7 @@ const percent = (share) => (100 * share).toFixed(1) + "%";
 
 async function read() {
   again = reading;
+  for (const id of ["state", "layer", "unit"]) element(id).disabled = element("shown").value !== "";
   if (reading) return;
   reading = true;
   try {

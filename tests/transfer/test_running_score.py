@@ -70,6 +70,8 @@ def test_the_last_score_is_the_classifiers_own(run: Run, state: State, all_layer
     # The newline, the space, seven characters and the space after them.
     assert made.texts[9] == " "
     assert abs(made.values[9] - part) <= limit
+    ends = [n for n in range(2, len(made.texts) - 1) if made.texts[n + 1] == " " != made.texts[n]]
+    assert made.scale == np.abs(made.values[ends]).max()
     negative = score_heat(Reader(run), TEXT, classifier, about, "negative")
     np.testing.assert_array_equal(negative.values, -made.values)
 
