@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax import run as runs
-from mlstm_jax.api.arguments import public
+from mlstm_jax.api.arguments import one_of, public
 from mlstm_jax.config import Config
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop import weights
@@ -70,17 +70,23 @@ class LoadedModel:
         return self
 
     @public
-    def export(self, path: str | Path) -> Path:
+    def export(self, path: str | Path, dtype: weights.Dtype = "float32") -> Path:
         """Write the model as one .safetensors or .npz file that any program can read.
 
+        Args:
+            path: the file to create.
+            dtype: "float32", or "float16" for half the size, with parameters rounded to 11 bits.
+
         Raises:
-            ValueError: the path has another suffix, or already exists.
+            ValueError: the path has another suffix, or already exists; or a parameter is too large
+                for float16.
             OSError: it cannot be written.
         """
+        one_of("dtype", dtype, get_args(weights.Dtype))
         path = Path(path)
         if path.exists():
             raise UserError(f"{path} exists; choose another file, or remove it.")
-        weights.save(path, runs.as_weights(self._run))
+        weights.save(path, runs.as_weights(self._run), dtype)
         return path
 
     @property

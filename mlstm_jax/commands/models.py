@@ -278,6 +278,7 @@ def export(
     run: RunFolder,
     out: Path | None = None,
     format: Literal["safetensors", "npz"] | None = None,
+    dtype: Literal["float32", "float16"] = "float32",
     checkpoint: str = "best",
 ) -> None:
     """Export a model as one file, .safetensors or .npz, that other programs can read.
@@ -289,6 +290,7 @@ def export(
         run: run folder.
         out: file to write; unset: the run's name, in the current folder.
         format: unset: the suffix of `out`, or safetensors.
+        dtype: float16 halves the file; it rounds each parameter to 11 bits.
         checkpoint: best (by validation BPC), latest, or a step.
     """
     from mlstm_jax import run as runs
@@ -301,5 +303,5 @@ def export(
     if out.exists():
         raise UserError(f"{out} exists; choose another file, or remove it.")
     loaded = runs.load_run(run, checkpoint)
-    weights.save(out, runs.as_weights(loaded))
+    weights.save(out, runs.as_weights(loaded), dtype)
     show(f"{out}: {out.stat().st_size:,} bytes, the model of {run}, step {loaded.step:,}")

@@ -1,11 +1,11 @@
 """Write and read a model as one file, .safetensors or .npz, that other programs can read.
 
-The arrays have the names of language_model.py and of the layers, are float32 and [in, out]:
-``embedding``, ``layer_0/wmx_v``, ... One JSON text describes them: metadata of a .safetensors,
-or the uint8 array ``mlstm_jax`` of an .npz::
+The arrays have the names of language_model.py and of the layers, are float32 or float16 and
+[in, out]: ``embedding``, ``layer_0/wmx_v``, ... One JSON text describes them: metadata of a
+.safetensors, or the uint8 array ``mlstm_jax`` of an .npz::
 
     {"format": 1, "model": {"hidden": 64, ...}, "cleaning": "radford", "source": "...",
-     "fingerprint": a sha256 of all arrays; optional}
+     "fingerprint": a sha256 of all arrays as float32; optional}
 
 Nothing in the file is executed. Equal parameters give equal bytes.
 """
@@ -16,7 +16,7 @@ import json
 import reprlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,8 @@ from mlstm_jax.model.language_model import Parameters, parameter_shapes
 FORMAT = 1
 _KEY = "mlstm_jax"
 
-Arrays = dict[str, NDArray[np.float32]]
+Arrays = dict[str, NDArray[Any]]
+Dtype = Literal["float32", "float16"]
 
 
 class ModelWeights(NamedTuple):
@@ -87,20 +88,30 @@ def expected_shapes(model: Architecture) -> dict[str, tuple[int, ...]]:
     return {name: leaf.shape for name, leaf in named(parameter_shapes(model)).items()}
 
 
-def save(path: Path, weights: ModelWeights) -> None:
+def save(path: Path, weights: ModelWeights, dtype: Dtype = "float32") -> None:
     """Write a model file atomically, in the format of its suffix.
 
+    Args:
+        path: the file.
+        weights: the model.
+        dtype: of the arrays; float16 halves the file, and rounds them to 11 bits.
+
     Raises:
-        UserError: the suffix is neither .safetensors nor .npz.
+        UserError: the suffix is neither .safetensors nor .npz, or a value is too large for float16.
         KnownError: the file cannot be written.
     """
     flat = dict(sorted(flatten(weights.params).items()))
+    for name, array in flat.items():
+        with np.errstate(over="ignore"):
+            flat[name] = array.astype(dtype)
+        if (np.isinf(flat[name]) & ~np.isinf(array)).any():
+            raise UserError(f"{name} has values too large for {dtype}; export float32.")
     about = {
         "format": FORMAT,
         "model": dataclasses.asdict(weights.model),
         "cleaning": weights.cleaning,
         "source": weights.source,
-        "fingerprint": fingerprint(weights.params),
+        "fingerprint": fingerprint(unflatten(flat)),
     }
     text = json.dumps(about, sort_keys=True)
     if path.suffix not in (".safetensors", ".npz"):

@@ -262,6 +262,37 @@ def test_import_export_import_gives_the_same_bytes(
     assert weights.load_weights(file).source == "openai/generating-reviews-discovering-sentiment"
 
 
+@pytest.mark.parametrize("ending", ["safetensors", "npz"])
+def test_an_export_in_float16_is_half_as_large_and_rounded(
+    ending: str, tmp_path: Path, random: np.random.Generator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_openai(tmp_path / "o", random)
+    run.write_imported(tmp_path / "run", found := openai.read_openai(tmp_path / "o"))
+    whole, half = (tmp_path / f"{name}.{ending}" for name in ("whole", "half"))
+    cli.main(["export", str(tmp_path / "run"), "--out", str(whole)])
+    cli.main(["export", str(tmp_path / "run"), "--out", str(half), "--dtype", "float16"])
+    exact, rounded = (
+        weights.flatten(found.params),
+        weights.flatten(weights.load_weights(half).params),
+    )
+    saved = sum(array.nbytes for array in exact.values()) // 2
+    # What an .npz pads its headers with.
+    assert abs(whole.stat().st_size - half.stat().st_size - saved) <= 64 * (len(exact) + 1)
+    for name, array in exact.items():
+        assert rounded[name].dtype == np.float32
+        np.testing.assert_array_equal(rounded[name], array.astype(np.float16))
+    # Rounding twice is rounding once.
+    again = tmp_path / f"again.{ending}"
+    cli.main(["import", "mlstm", str(half), "--out", str(tmp_path / "b")])
+    cli.main(["export", str(tmp_path / "b"), "--out", str(again), "--dtype", "float16"])
+    assert again.read_bytes() == half.read_bytes()
+
+    found.params["decoder_bias"][0] = 1e6
+    with pytest.raises(UserError, match="decoder_bias has values too large for float16"):
+        weights.save(tmp_path / f"no.{ending}", found, "float16")
+    assert not (tmp_path / f"no.{ending}").exists()
+
+
 @pytest.mark.parametrize("umask", [0o022, 0o027])
 def test_a_file_may_be_read_by_those_whom_the_umask_lets(
     umask: int, tmp_path: Path, random: np.random.Generator
