@@ -10,7 +10,7 @@ You et al. 2019: for k times the batch, √k times the rate and k times the epoc
 retuning. The rate at 16 rows, 16e-3, is the best of batch_rates_128.py, and the warm-up is a tenth
 of an epoch. At 64 times the batch, the warm-up takes 6.4 of the 20 epochs, and a run makes 598
 updates. "sqrt" and "linear" warm up for a tenth of an epoch at any batch size. Muon has the same
-rate and 20 updates of warm-up at any batch size.
+rates and 20 updates of warm-up at any batch size; its rate is the best of batch_rates_128.py, too.
 """
 
 from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train, vary
@@ -28,7 +28,7 @@ rules = {
     "linear": {"optimizer__scaling": "linear"},
     "Muon": {
         "optimizer__name": "muon",
-        "optimizer__muon_learning_rate": 0.032,
+        "optimizer__muon_learning_rate": 0.128,
         "optimizer__b2_half_life": 709_783.0,
         "optimizer__warmup_steps": 20,
         "optimizer__warmup_epochs": None,
