@@ -1,6 +1,7 @@
 """Build dataclasses from untrusted JSON: every name and every type is checked."""
 
 import dataclasses
+import functools
 import inspect
 import json
 import reprlib
@@ -8,7 +9,7 @@ from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, require
 
 Made = TypeVar("Made")
 
@@ -99,6 +100,48 @@ def _checked(kind: Any, value: Any, name: str) -> Any:
     if not right or (type(value) is int and not -(2**63) <= value < 2**63):
         raise _wrong(name, value, _RULES[kind])
     return value
+
+
+def require_types(section: Any, name: str = "") -> None:
+    """Raise UserError unless each field of a dataclass has its declared type.
+
+    Python does not check this; "3" for 3 would fail much later. A subclass counts as its type, such
+    as NumPy's float64 as a float.
+
+    Args:
+        section: the dataclass; its fields are int, float, str, bool, Literal of strings, a
+            dataclass, or a tuple of dataclasses; each may allow None.
+        name: its name in messages, such as "data"; empty for a whole config.
+    """
+    of: Any = type(section)
+    for key, kind in _types(of).items():
+        value = getattr(section, key)
+        rule = _broken_rule(kind, value)
+        require(rule is None, f"{name}.{key}" if name else key, value, str(rule))
+
+
+@functools.cache
+def _types(kind: Any) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+def _broken_rule(kind: Any, value: Any) -> str | None:
+    """Return what a value must be, or None if it is of its kind."""
+    inner = get_args(kind)
+    if get_origin(kind) in (Union, UnionType):
+        some = next(part for part in inner if part is not NoneType)
+        return None if value is None else _broken_rule(some, value)
+    if get_origin(kind) is Literal:
+        return None if value in inner else f"one of {', '.join(inner)}"
+    if get_origin(kind) is tuple:
+        right = isinstance(value, tuple) and all(isinstance(one, inner[0]) for one in value)
+        return None if right else f"a tuple of {inner[0].__name__}"
+    accepted = (int, float) if kind is float else (kind,)
+    # In Python a bool is an int.
+    if isinstance(value, accepted) and (kind is bool or not isinstance(value, bool)):
+        return None
+    return "an int" if kind is int else _RULES.get(kind, f"a {kind.__name__}")
 
 
 def _wrong(name: str, value: object, rule: str) -> Wrong:

@@ -3,7 +3,9 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from mlstm_jax import config as configs
@@ -18,6 +20,7 @@ from mlstm_jax.config import (
     Phase,
     Precision,
     Train,
+    vary,
 )
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
@@ -271,3 +274,28 @@ def test_a_gru_has_no_cell_state_to_round() -> None:
     with pytest.raises(UserError, match=r"precision\.cell is 'compute', but it must be fp32"):
         configs.resolve_batch(config, 1)
     configs.resolve_batch(dataclasses.replace(config, model=configs.LSTM()), 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Data(batch="3"), r"data\.batch is '3', but it must be an int\."),  # type: ignore[arg-type]
+        (lambda: Data(batch=True), "data.batch is True, but it must be an int"),
+        (lambda: Data(shuffle_shards=1), "must be true or false"),  # type: ignore[arg-type]
+        (lambda: Optimizer(learning_rate="1e-3"), "must be a number"),  # type: ignore[arg-type]
+        (lambda: Optimizer(name="adm"), "must be one of adam, adamw, lamb"),  # type: ignore[arg-type]
+        (lambda: Model(hidden=None), "model.hidden is None"),  # type: ignore[arg-type]
+        (lambda: Train(steps=1.5), "train.steps is 1.5"),  # type: ignore[arg-type]
+        (lambda: Config(data="corpora/mine"), "data is 'corpora/mine', but it must be a Data"),  # type: ignore[arg-type]
+        (lambda: Config(phases=[Phase(steps=1, batch=1, window=1)]), "must be a tuple of Phase"),  # type: ignore[arg-type]
+        (lambda: vary(Config(), data__batch="3"), "data.batch is '3'"),
+    ],
+)
+def test_a_value_of_another_type_is_named_at_once(make: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+def test_a_subclass_of_a_number_is_a_number() -> None:
+    assert Optimizer(learning_rate=np.float64(1e-3)).learning_rate == 1e-3
+    assert Optimizer(learning_rate=1, b2_half_life=None).learning_rate == 1

@@ -15,6 +15,7 @@ from mlstm_jax.config.sections import (
 )
 from mlstm_jax.config.train import Phase, Train
 from mlstm_jax.errors import UserError, require
+from mlstm_jax.fields import require_types
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.cells.mlstm import MLSTM
 
@@ -45,6 +46,9 @@ class Config:
     # the previous one, the existing rows keep their carry and the new rows begin at shard starts;
     # otherwise the carry starts from zero, near the same place in the text.
     phases: tuple[Phase, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_types(self)
 
 
 def _require_fit(config: Config) -> None:

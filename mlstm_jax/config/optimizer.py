@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mlstm_jax.errors import require
+from mlstm_jax.fields import require_types
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,7 @@ class Optimizer:
     trust_coefficient: float = 0.001
 
     def __post_init__(self) -> None:
+        require_types(self, "optimizer")
         rate, cap = self.learning_rate, self.learning_rate_cap
         require(rate > 0, "optimizer.learning_rate", rate, "above 0")
         require(cap is None or cap > 0, "optimizer.learning_rate_cap", cap, "above 0")

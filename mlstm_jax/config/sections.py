@@ -8,6 +8,7 @@ from typing import Literal
 
 from mlstm_jax import address
 from mlstm_jax.errors import require
+from mlstm_jax.fields import require_types
 
 # JAX builds its keys from the last 32 bits, so two larger seeds could give the same key.
 MOST_SEED = 2**32 - 1
@@ -41,6 +42,7 @@ class Data:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        require_types(self, "data")
         require(self.batch >= 1, "data.batch", self.batch, "at least 1")
         rows = self.batch_per_device
         require(rows is None or rows >= 1, "data.batch_per_device", rows, "at least 1")
@@ -74,6 +76,7 @@ class Precision:
     max_consecutive_skips: int = 50
 
     def __post_init__(self) -> None:
+        require_types(self, "precision")
         low, high, first = self.min_loss_scale, self.max_loss_scale, self.initial_loss_scale
         require(low > 0, "precision.min_loss_scale", low, "above 0")
         require(low <= high, "precision.max_loss_scale", high, f"at least {low}")
@@ -97,6 +100,7 @@ class Devices:
     virtual_cpu: int | None = None
 
     def __post_init__(self) -> None:
+        require_types(self, "devices")
         for name in ("count", "virtual_cpu"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"devices.{name}", value, "at least 1")
@@ -119,6 +123,7 @@ class Distributed:
     heartbeat_timeout_seconds: float = 60.0
 
     def __post_init__(self) -> None:
+        require_types(self, "distributed")
         if self.coordinator is not None:
             try:
                 address.parse(self.coordinator)

@@ -5,6 +5,7 @@ from typing import Literal
 
 from mlstm_jax.config.sections import require_seed
 from mlstm_jax.errors import require
+from mlstm_jax.fields import require_types
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +72,7 @@ class Train:
     watchdog_seconds: float = 1800.0
 
     def __post_init__(self) -> None:
+        require_types(self, "train")
         steps, epochs, kept = self.steps, self.epochs, self.recompute_every
         require(kept is None or kept >= 1, "train.recompute_every", kept, "at least 1")
         require(
@@ -118,6 +120,7 @@ class Phase:
     warmup_steps: int = 0
 
     def __post_init__(self) -> None:
+        require_types(self, "phases")
         for name in ("steps", "batch", "window"):
             require(getattr(self, name) >= 1, f"phases.{name}", getattr(self, name), "at least 1")
         rate, warmup = self.learning_rate, self.warmup_steps

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 import numpy as np
 
 from mlstm_jax.errors import UserError, require
+from mlstm_jax.fields import require_types
 
 Tree = Any  # of arrays
 
@@ -133,6 +134,7 @@ class Architecture(Sizes, ABC):
             Architecture.kinds[title.lower()] = cls
 
     def __post_init__(self) -> None:
+        require_types(self, "model")
         for name, most in (("hidden", 2**20), ("embedding", 2**20), ("layers", 1000)):
             value = getattr(self, name)
             require(1 <= value <= most, f"model.{name}", value, f"1 to {most:,}")
