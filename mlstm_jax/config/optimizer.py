@@ -81,7 +81,8 @@ class Optimizer:
         half = self.b2_half_life
         require(half is None or half > 0, "optimizer.b2_half_life", half, "above 0")
         of = self.weight_decay_bytes
-        require(of is None or of > 0, "optimizer.weight_decay_bytes", of, "above 0")
+        possible = of is None or (of > 0 and self.weight_decay > 0)
+        require(possible, "optimizer.weight_decay_bytes", of, "above 0, with a weight_decay")
         require(self.muon_steps >= 1, "optimizer.muon_steps", self.muon_steps, "at least 1")
         require(self.warmup_steps >= 0, "optimizer.warmup_steps", self.warmup_steps, "at least 0")
         epochs, decay = self.warmup_epochs, self.weight_decay
