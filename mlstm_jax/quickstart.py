@@ -13,9 +13,18 @@ from mlstm_jax.config import Config, Data, Model, Optimizer, Train
 config = Config(
     out="runs/quickstart",
     model=Model(hidden=256, recurrent_init="orthogonal"),
-    data=Data(corpus="corpora/quickstart", batch=16, window=128),
-    optimizer=Optimizer(learning_rate=4e-3),
-    train=Train(steps=1200, epochs=None, eval_every=200, checkpoint_every=100),
+    data=Data(corpus="corpora/quickstart", batch=32, window=128),
+    # Adam with 4e-3, 1,200 steps of 16 rows, ended 0.2 bits higher (results/quickstart).
+    optimizer=Optimizer(
+        name="muon",
+        learning_rate=16e-3,
+        muon_learning_rate=0.12,
+        muon_momentum=0.9,
+        muon_steps=3,
+        weight_decay=0.1,
+        warmup_steps=20,
+    ),
+    train=Train(steps=600, epochs=None, eval_every=100, checkpoint_every=100),
 )
 
 # One paragraph in twenty for validation and one for test: the default, 1 in 1,000, is too little.
