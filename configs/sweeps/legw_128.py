@@ -8,7 +8,7 @@ Hardware:  CPU cores with AVX512_BF16, five minutes per run on each
 
 You et al. 2019: for k times the batch, √k times the rate and k times the epochs of warm-up, without
 retuning. The rate at 16 rows, 16e-3, is the best of batch_rates_128.py, and the warm-up is a tenth
-of an epoch. At 64 times the batch, the warm-up takes 6.4 of the 20 epochs, and a run makes 598
+of an epoch. At 64 times the batch, the warm-up takes 6.4 of the 20 epochs, and a run makes 620
 updates. "sqrt" and "linear" warm up for a tenth of an epoch at any batch size. Muon has the same
 rates and 20 updates of warm-up at any batch size; its rate is the best of batch_rates_128.py, too.
 """
