@@ -22,7 +22,6 @@ config = Config(
         muon_momentum=0.9,
         muon_steps=3,
         weight_decay=0.1,
-        warmup_steps=20,
     ),
     train=Train(steps=600, epochs=None, eval_every=100, checkpoint_every=100),
 )

@@ -90,7 +90,7 @@ def test_a_warm_up_longer_than_the_run_is_refused() -> None:
 def test_a_schedule_can_be_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--data.batch", "1024", "--optimizer.scaling", "legw", "--train.epochs", "2"]
     words += ["--optimizer.warmup-epochs", "0.01", "--train.steps", "None", "--data.window", "256"]
-    words += ["--optimizer.learning-rate", "5e-4", "--optimizer.warmup-steps", "0"]
+    words += ["--optimizer.learning-rate", "5e-4"]
     cli.main(["schedule", *words, "--corpus-bytes", "1e9"])
     said = capsys.readouterr().out
     # 1e9 bytes are 30,517 windows of 256 in 128 rows, a hundredth of which is the warm-up.
