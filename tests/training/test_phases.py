@@ -227,6 +227,9 @@ def test_a_phase_can_begin_a_schedule_of_its_own() -> None:
     assert [float(third(n)) for n in (210, 300)] == pytest.approx([2e-3, 0])
     # Updates that were skipped in the first phase.
     assert float(second(97)) == float(second(100))
+    cosine = dataclasses.replace(own, schedule="cosine", warmup_steps=0)
+    _, later = schedule.rates(chosen, [stretches[0], stretches[1]._replace(begins=cosine)])
+    assert float(later(97)) == float(later(100)) > float(later(103))
     text = schedule.draw(chosen, stretches).text
     assert "updates 100 to 200: batch 32, 6 updates per epoch, peak 0.008" in text
     assert "from update 100: scaling sqrt from 0.004 at 8; warm-up 20 updates" in text
