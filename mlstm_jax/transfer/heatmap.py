@@ -1,16 +1,15 @@
-"""A text coloured by a unit's value or a classifier's score: an HTML page or a picture.
+"""A text coloured by a unit's value or a classifier's score.
 
 Radford et al. 2017, fig. 4. Each character has the colour of the value after its last byte: blue
 below zero, orange above, on one stated scale. A curve below the text shows the same values.
+heatmap_page.py and heatmap_picture.py draw it.
 """
 
-import html
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.cells import cell_len
 
 from mlstm_jax import output
 from mlstm_jax.errors import UserError
@@ -23,9 +22,6 @@ from mlstm_jax.transfer.running_score import require_width, running_score, shown
 
 # Colour-blind people can tell blue from orange.
 _NEGATIVE, _POSITIVE = (33, 102, 172), (230, 97, 1)
-_COLUMNS = 90  # characters on a line of a picture
-_CURVE = (1000, 160)  # size of the page's curve
-_FONT = "DejaVu Sans Mono"  # comes with matplotlib
 _STATES: dict[State, str] = {
     "c": "cell state c",
     "h": "h",
@@ -50,6 +46,8 @@ class Heat(NamedTuple):
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
+        from mlstm_jax.transfer.heatmap_page import as_html
+
         return as_html(self)
 
 
@@ -163,7 +161,7 @@ def ink(background: tuple[int, int, int]) -> str:
     return "#fff" if 0.299 * red + 0.587 * green + 0.114 * blue < 110 else "#111"
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
     """Return a character as it is shown: itself, or a symbol or escape if it is invisible."""
     if text == "\n":
         return "↵"
@@ -176,192 +174,20 @@ def write(path: Path, made: Heat) -> str:
 
     Returns the characters of a picture that no font on this machine has; "" if there are none.
     """
+    from mlstm_jax.transfer.heatmap_page import as_html
+    from mlstm_jax.transfer.heatmap_picture import draw
+
     if path.suffix not in (".html", ".png"):
         raise UserError(f"--out {path}: a heat map is an .html or .png file; use such a name.")
     with output.write_errors(path):
         if path.suffix == ".html":
             output.write_text(path, as_html(made))
             return ""
-        return _draw(path, made)
+        return draw(path, made)
 
 
-def as_html(made: Heat) -> str:
-    """Return a self-contained page with text, scale and curve; no script and no other file."""
-    spans = []
-    for text, value in zip(made.texts, made.values.tolist(), strict=True):
-        back = colour(value, made.scale)
-        red, green, blue = back
-        shown = html.escape(_shown(text))
-        spans.append(
-            f'<span style="background:rgb({red},{green},{blue});color:{ink(back)}" '
-            f'title="{value:.3f}">{shown}</span>'
-        )
-    if made.by_word:
-        spans = _with_values(spans, made)
-    stops = ", ".join(
-        "rgb({},{},{})".format(*colour(made.scale * share, made.scale))
-        for share in np.linspace(-1, 1, 9)
-    )
-    low, high = f"−{made.scale:.3g}", f"{made.scale:.3g}"
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<meta charset="utf-8">
-<title>{html.escape(f"{made.name}, {made.title}")}</title>
-<style>
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
-  color: #111; background: #fff }}
-.text {{ font: 16px/1.7 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere }}
-.scale {{ height: .9rem; border: 1px solid #999; background: linear-gradient(to right, {stops}) }}
-.ends {{ display: flex; justify-content: space-between }}
-.text:has(ruby) {{ line-height: 2.2; overflow-wrap: normal }}
-rt {{ font: 10px system-ui, sans-serif; color: #555 }}
-svg {{ width: 100%; height: auto; border: 1px solid #ccc; margin-top: 1rem }}
-</style>
-<h1>{html.escape(made.heading)}</h1>
-<p>After each character: {html.escape(made.name)}, by {html.escape(made.title)}.</p>
-<div class="scale"></div>
-<div class="ends"><span>{low}</span><span>0</span><span>{high}</span></div>
-<p class="text">{"".join(spans)}</p>
-{_curve(made)}
-</html>
-"""
-
-
-def _with_values(spans: list[str], made: Heat) -> list[str]:
-    """Return the spans in words, each with the value after its last character above it."""
-    found: list[str] = []
-    word: list[str] = []
-    ends = set(word_ends(made.texts))
-    for number, span in enumerate(spans):
-        if made.texts[number].isspace():
-            found.append(span)
-            continue
-        word.append(span)
-        if number in ends:
-            value = f"{made.values[number]:+.1f}".replace("-", "−")
-            found.append(f"<ruby>{''.join(word)}<rt>{value}</rt></ruby>")
-            word = []
-    return found
-
-
-def _limit(made: Heat) -> float:
+def curve_limit(made: Heat) -> float:
     """Return the largest absolute value that the curve shows."""
     if made.by_word:
         return 1.25 * made.scale
     return max(made.scale, float(np.abs(made.values).max()))
-
-
-def _curve(made: Heat) -> str:
-    width, height = _CURVE
-    limit = _limit(made)
-    across = np.linspace(0, width, len(made.values))
-    down = height / 2 - np.clip(made.values / limit, -1, 1) * (height / 2 - 6)
-    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, down, strict=True))
-    return (
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="the value along the text">'
-        f'<line x1="0" x2="{width}" y1="{height / 2}" y2="{height / 2}" stroke="#bbb"/>'
-        f'<polyline points="{points}" fill="none" stroke="#111" stroke-width="1.5"/>'
-        f'<text x="4" y="14" font-size="12">{limit:.3g}</text>'
-        f'<text x="4" y="{height - 5}" font-size="12">−{limit:.3g}</text></svg>'
-    )
-
-
-def places(texts: list[str]) -> list[tuple[int, int]]:
-    """Return the row and column of each character of a picture; lines break between words."""
-    found: list[tuple[int, int]] = []
-    row = column = 0
-    for number, text in enumerate(texts):
-        is_start = text != " " and (not number or texts[number - 1] in " \n")
-        if is_start and column:
-            # The width of the word, up to the point where it is known to exceed a line.
-            width = 0
-            for other in texts[number : number + _COLUMNS + 1]:
-                if other in " \n":
-                    break
-                width += cell_len(other) or 1
-            if column + width > _COLUMNS >= width:
-                row, column = row + 1, 0
-        wide = cell_len(text) or 1
-        # A space may go past the end of a line, rather than start the next one.
-        if column + wide > _COLUMNS + (text == " "):
-            row, column = row + 1, 0
-        found.append((row, column))
-        column += wide
-        if text == "\n" and number:
-            row, column = row + 1, 0
-    return found
-
-
-def _fonts(shown: set[str]) -> tuple[list[str], str]:
-    """Return font families that have these characters, and the characters that no font has."""
-    from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
-
-    def lacked(path: str, wanted: set[str]) -> set[str]:
-        known = get_font(path).get_charmap()
-        return {text for text in wanted if ord(text) not in known}
-
-    families, missing = [_FONT], lacked(findfont(FontProperties(family=_FONT)), shown)
-    for entry in fontManager.ttflist:
-        if not missing:
-            break
-        # matplotlib's last-resort font has a box for every character.
-        if entry.name in families or entry.name.startswith("Last Resort"):
-            continue
-        if (entry.style, entry.weight) != ("normal", 400):
-            continue
-        left = lacked(entry.fname, missing)
-        if left < missing:
-            families.append(entry.name)
-            missing = left
-    return families, "".join(sorted(missing))
-
-
-def _draw(path: Path, made: Heat) -> str:
-    try:
-        from matplotlib.cm import ScalarMappable
-        from matplotlib.colors import LinearSegmentedColormap, Normalize
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator
-    except ImportError as error:
-        raise UserError(
-            "a .png needs matplotlib: pip install 'mlstm-jax[plot]', or write an .html file"
-        ) from error
-    found = places(made.texts)
-    lines = found[-1][0] + 1
-    marks = [mark if len(mark) == 1 else "�" for mark in map(_shown, made.texts)]
-    families, missing = _fonts(set(marks))
-    text_height = 0.28 * lines
-    figure = Figure(figsize=(12, text_height + 2.8), layout="constrained")
-    # A fixed height for the scale: in proportion to one line of text it would be unreadable.
-    axes, bar, curve = figure.subplots(3, 1, height_ratios=[text_height, 0.15, 1.4])
-    axes.set(xlim=(0, _COLUMNS + 1), ylim=(lines, 0), xticks=[], yticks=[])
-    for (row, column), mark, value in zip(found, marks, made.values.tolist(), strict=True):
-        back = colour(value, made.scale)
-        wide = cell_len(mark) or 1
-        axes.add_patch(_cell(column, row, wide, tuple(part / 255 for part in back)))
-        if mark.strip():
-            axes.text(
-                column + wide / 2, row + 0.55, "�" if mark in missing else mark, color=ink(back),
-                ha="center", va="center", fontsize=9, family=families, parse_math=False,
-            )  # fmt: skip
-    # A dollar sign must not start a formula.
-    axes.set_title(f"{made.name}, {made.title}", parse_math=False)
-    ends = [tuple(part / 255 for part in colour(v, 1)) for v in (-1, 0, 1)]
-    scale = ScalarMappable(
-        Normalize(-made.scale, made.scale), LinearSegmentedColormap.from_list("heat", ends)
-    )
-    figure.colorbar(scale, cax=bar, orientation="horizontal", label="value")
-    curve.plot(made.values, color="black", lw=1)
-    curve.axhline(0, color="gray", lw=0.6)
-    curve.set(xlim=(0, max(1, len(made.values) - 1)), xlabel="characters", ylabel="value")
-    if made.by_word:
-        curve.set_ylim(-_limit(made), _limit(made))
-    curve.xaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.savefig(path, dpi=110)
-    return missing
-
-
-def _cell(column: int, row: int, wide: int, face: tuple[float, ...]) -> object:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((column, row), wide, 1, facecolor=face, edgecolor="none")

@@ -1,0 +1,83 @@
+"""A heat map as a self-contained HTML page: no script, nothing to fetch."""
+
+import html
+
+import numpy as np
+
+from mlstm_jax.transfer.heatmap import Heat, colour, curve_limit, ink, shown, word_ends
+
+_CURVE = (1000, 160)  # width and height
+
+
+def as_html(made: Heat) -> str:
+    """Return a self-contained page with text, scale and curve; no script and no other file."""
+    spans = []
+    for text, value in zip(made.texts, made.values.tolist(), strict=True):
+        back = colour(value, made.scale)
+        red, green, blue = back
+        mark = html.escape(shown(text))
+        spans.append(
+            f'<span style="background:rgb({red},{green},{blue});color:{ink(back)}" '
+            f'title="{value:.3f}">{mark}</span>'
+        )
+    if made.by_word:
+        spans = _with_values(spans, made)
+    stops = ", ".join(
+        "rgb({},{},{})".format(*colour(made.scale * share, made.scale))
+        for share in np.linspace(-1, 1, 9)
+    )
+    low, high = f"−{made.scale:.3g}", f"{made.scale:.3g}"
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<meta charset="utf-8">
+<title>{html.escape(f"{made.name}, {made.title}")}</title>
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
+  color: #111; background: #fff }}
+.text {{ font: 16px/1.7 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere }}
+.scale {{ height: .9rem; border: 1px solid #999; background: linear-gradient(to right, {stops}) }}
+.ends {{ display: flex; justify-content: space-between }}
+.text:has(ruby) {{ line-height: 2.2; overflow-wrap: normal }}
+rt {{ font: 10px system-ui, sans-serif; color: #555 }}
+svg {{ width: 100%; height: auto; border: 1px solid #ccc; margin-top: 1rem }}
+</style>
+<h1>{html.escape(made.heading)}</h1>
+<p>After each character: {html.escape(made.name)}, by {html.escape(made.title)}.</p>
+<div class="scale"></div>
+<div class="ends"><span>{low}</span><span>0</span><span>{high}</span></div>
+<p class="text">{"".join(spans)}</p>
+{_curve(made)}
+</html>
+"""
+
+
+def _with_values(spans: list[str], made: Heat) -> list[str]:
+    """Return the spans in words, each with the value after its last character above it."""
+    found: list[str] = []
+    word: list[str] = []
+    ends = set(word_ends(made.texts))
+    for number, span in enumerate(spans):
+        if made.texts[number].isspace():
+            found.append(span)
+            continue
+        word.append(span)
+        if number in ends:
+            value = f"{made.values[number]:+.1f}".replace("-", "−")
+            found.append(f"<ruby>{''.join(word)}<rt>{value}</rt></ruby>")
+            word = []
+    return found
+
+
+def _curve(made: Heat) -> str:
+    width, height = _CURVE
+    limit = curve_limit(made)
+    across = np.linspace(0, width, len(made.values))
+    down = height / 2 - np.clip(made.values / limit, -1, 1) * (height / 2 - 6)
+    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, down, strict=True))
+    return (
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="the value along the text">'
+        f'<line x1="0" x2="{width}" y1="{height / 2}" y2="{height / 2}" stroke="#bbb"/>'
+        f'<polyline points="{points}" fill="none" stroke="#111" stroke-width="1.5"/>'
+        f'<text x="4" y="14" font-size="12">{limit:.3g}</text>'
+        f'<text x="4" y="{height - 5}" font-size="12">−{limit:.3g}</text></svg>'
+    )
