@@ -51,13 +51,13 @@ function drawHeat({ characters, ...found }) {
   element("low").textContent = "−" + scale.toPrecision(3);
   element("high").textContent = scale.toPrecision(3);
   const spans = characters.map((one) => {
-      const span = document.createElement("span");
-      const [red, green, blue] = colour(one.value, scale);
-      span.textContent = shown(one.text);
-      span.title = one.value.toFixed(3);
-      span.style.background = `rgb(${red},${green},${blue})`;
-      span.style.color = 0.299 * red + 0.587 * green + 0.114 * blue < 110 ? "#fff" : "#111";
-      return span;
+    const span = document.createElement("span");
+    const [red, green, blue] = colour(one.value, scale);
+    span.textContent = shown(one.text);
+    span.title = one.value.toFixed(3);
+    span.style.background = `rgb(${red},${green},${blue})`;
+    span.style.color = 0.299 * red + 0.587 * green + 0.114 * blue < 110 ? "#fff" : "#111";
+    return span;
   });
   element("heat").replaceChildren(...(scored ? inWords(spans, characters) : spans));
 }
