@@ -160,3 +160,21 @@ def test_the_day_of_a_gpu_in_small(tmp_path: Path, command_environment: dict[str
     assert text.endswith("<!-- gpu:end -->\nafter\n")
     assert "| 64 / 8 / 16, fp32 | h Wmh |" in text
     assert "### Measured on CPU" in text
+
+
+def test_what_is_repeated_of_a_text_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by Python's own search, over the edges of its blocks."""
+    monkeypatch.syspath_prepend(FOLDER)
+    import verbatim
+
+    monkeypatch.setattr(verbatim, "_BLOCK", 64)
+    random = np.random.default_rng(0)
+    train = random.integers(97, 100, 1000).astype(np.uint8)
+    samples = np.concatenate([random.integers(97, 100, 200).astype(np.uint8), train[37:87]])
+    train_text, text = train.tobytes(), samples.tobytes()
+    for length in (5, 9, 20, 50):
+        expected = [text[n : n + length] in train_text for n in range(len(text) - length + 1)]
+        np.testing.assert_array_equal(verbatim.repeated(samples, train, length), expected)
+    found = verbatim.measured(samples, train)
+    assert 50 <= found["longest"] < 60
+    assert found["share in passages of"]["50"] == pytest.approx(50 / 250, abs=0.05)

@@ -1,0 +1,151 @@
+"""Measure how much of a model's training text its samples repeat word for word.
+
+    python benchmarks/verbatim.py reviews-768 --corpus corpora/reviews_768 --json verbatim.json
+
+Draws samples, and finds for each byte of them the longest passage around it that is also in the
+train split. The same is measured of the test split: how much of it people repeat without a model.
+"""
+
+import argparse
+import datetime
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from measure import machine
+from numpy.typing import NDArray
+
+from mlstm_jax.data.corpus import open_corpus
+from mlstm_jax.interop.weights import fingerprint
+from mlstm_jax.run import Run, load_run
+from mlstm_jax.transfer.generate import generate
+
+SAMPLES, BYTES = 1000, 1000
+LENGTHS = (20, 30, 40, 50, 75, 100, 150, 200, 300, 400, 600, 800)
+_BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
+_BLOCK = 1 << 22
+
+Bytes = NDArray[np.uint8]
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Return the parsed command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("run", type=Path, help="run folder, or a model of the package")
+    parser.add_argument("--corpus", type=Path, required=True, help="the corpus it was trained on")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[1.0, 0.7])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results here")
+    return parser.parse_args()
+
+
+def hashes(text: Bytes, length: int) -> NDArray[np.uint64]:
+    """Return Σ byte · base^place, modulo 2^64, of each passage of `length` bytes."""
+    powers = np.full(len(text) + 1, _BASE, np.uint64)
+    inverses = np.full(len(text) + 1, pow(_BASE, -1, 2**64), np.uint64)
+    for array in (powers, inverses):
+        array[0] = 1
+        np.multiply.accumulate(array, out=array)
+    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum((text + np.uint64(1)) * powers[:-1])])
+    passages = max(0, len(text) - length + 1)
+    return (sums[length : length + passages] - sums[:passages]) * inverses[:passages]
+
+
+def repeated(samples: Bytes, train: Bytes, length: int) -> NDArray[np.bool_]:
+    """Return which passages of `samples`, by their first byte, are in `train`.
+
+    They are compared by 64-bit hashes: of 1e14 pairs, 1e-5 are expected to be equal by chance.
+    """
+    mine, which = np.unique(hashes(samples, length), return_inverse=True)
+    found = np.zeros(len(mine), bool)
+    # By its first 24 bits a hash is ruled out quickly.
+    begins = np.zeros(1 << 24, bool)
+    begins[mine >> np.uint64(40)] = True
+    for start in range(0, len(train) - length + 1, _BLOCK):
+        theirs = hashes(train[start : start + _BLOCK + length - 1], length)
+        theirs = theirs[begins[theirs >> np.uint64(40)]]
+        at = np.minimum(np.searchsorted(mine, theirs), len(mine) - 1)
+        found[at[mine[at] == theirs]] = True
+    return found[which]
+
+
+def longest(samples: Bytes, train: Bytes, known: int) -> tuple[int, int]:
+    """Return the length of the longest passage of `samples` in `train`, and where it begins.
+
+    One of `known` bytes is there.
+    """
+    low, high = known, 2 * known
+    where = repeated(samples, train, low)
+    while (longer := repeated(samples, train, high)).any():
+        low, high, where = high, 2 * high, longer
+    while high - low > 1:
+        middle = (low + high) // 2
+        if (found := repeated(samples, train, middle)).any():
+            low, where = middle, found
+        else:
+            high = middle
+    return low, int(np.flatnonzero(where)[0])
+
+
+def measured(samples: Bytes, train: Bytes) -> dict[str, object]:
+    """Return the share of bytes in repeated passages of each length, and the longest passage."""
+    shares, last = {}, 0
+    for length in LENGTHS:
+        begins = np.flatnonzero(repeated(samples, train, length))
+        inside = np.zeros(len(samples) + 1, int)
+        np.add.at(inside, begins, 1)
+        np.add.at(inside, begins + length, -1)
+        shares[str(length)] = round(float((np.cumsum(inside)[:-1] > 0).mean()), 6)
+        if not len(begins):
+            break
+        last = length
+    length, place = longest(samples, train, last) if last else (0, 0)
+    passage = samples[place : place + length].tobytes()
+    assert passage in train.tobytes()
+    return {
+        "bytes": len(samples),
+        "share in passages of": shares,
+        "longest": length,
+        # Not the passage itself, which is somebody's text.
+        "different bytes in the longest": len(set(passage)),
+    }
+
+
+def draw(run: Run, temperature: float, seed: int) -> Bytes:
+    """Return SAMPLES texts of BYTES bytes, joined by zeros, which no text has."""
+    pieces = zip(
+        *generate(run, "", length=BYTES, samples=SAMPLES, temperature=temperature, seed=seed),
+        strict=True,
+    )
+    return np.frombuffer(b"\0".join(b"".join(whole) for whole in pieces), np.uint8)
+
+
+def main() -> None:
+    """Print a table, and write the results if asked."""
+    options = parse_arguments()
+    run, corpus = load_run(options.run), open_corpus(options.corpus)
+    train = np.asarray(corpus.split("train").bytes)
+    texts = {
+        f"samples, temperature {temperature:g}": draw(run, temperature, options.seed)
+        for temperature in options.temperatures
+    } | {"test split": np.asarray(corpus.split("test").bytes)}
+    results = {}
+    for name, text in texts.items():
+        results[name] = measured(text, train)
+        print(f"{name}: {json.dumps(results[name])}", flush=True)
+    if options.json:
+        about = {
+            "benchmark": "verbatim",
+            "command": " ".join(sys.argv),
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "model": fingerprint(run.params),
+            **machine(),
+        }
+        options.json.write_text(json.dumps(about | {"texts": results}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
