@@ -18,7 +18,7 @@ from pathlib import Path
 
 import jax
 
-from mlstm_jax import __version__, config_text, output
+from mlstm_jax import __version__, config_text, output, shipped, suggestion
 from mlstm_jax.checkpoints.checkpoint import Checkpoints
 from mlstm_jax.config import Config
 from mlstm_jax.data.documents import Cleaning
@@ -47,6 +47,8 @@ class Run:
     def name(self) -> str:
         """The name in reports and pictures."""
         name = self.folder.resolve().name
+        if shipped.is_ours(self.folder):
+            return name
         return f"{name}, imported" if self.imported else f"{name}, step {self.step:,}"
 
     @property
@@ -65,12 +67,14 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
     """Load a trained model.
 
     Args:
-        folder: a run folder; or a .safetensors or .npz file that `weights.save` wrote.
+        folder: a run folder; a .safetensors or .npz file that `weights.save` wrote; or the name of
+            a model that comes with the package.
         checkpoint: "best" by validation BPC, "latest", or a step.
 
     Raises:
         UserError: not a run folder, no complete checkpoint, or none of that step.
     """
+    folder = shipped.model(folder)
     if folder.is_file() and folder.suffix in (".safetensors", ".npz"):
         found = weights.load_weights(folder)
         made = Config(out=str(folder), model=found.model)
@@ -83,9 +87,12 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
                 f"{folder} is a corpus, not a run; train on it with `mlstm-jax train CONFIG.py "
                 f"--data.corpus {folder} --out runs/mine`, and give that run."
             )
+        ours = shipped.files("model")
+        near = suggestion.question(suggestion.nearest(str(folder), ours)) or "."
         raise UserError(
             f"{folder} is not a run folder: it has no config.json. Give the --out of `mlstm-jax "
-            "train` or `import`, such as runs/mine."
+            f"train` or `import`, such as runs/mine, or a model of the package, {', '.join(ours)}"
+            f"{near}"
         )
     if (folder / WEIGHTS).is_file():
         if checkpoint not in ("best", "latest"):

@@ -1,6 +1,10 @@
-"""Find the configs, sweeps, machines and XLA flags that come with the package by their names.
+"""Find the configs, sweeps, machines, XLA flags and models that come with the package by name.
 
-In a clone they are in configs/, next to the package; in a wheel they are inside it.
+In a clone all but the models are in configs/, next to the package; in a wheel they are inside it.
+A model is a run folder as `mlstm-jax import` writes it, with a card, a classifier and a text to
+show::
+
+    models/NAME/card.md, config.json, weights.safetensors, sentiment/, example.txt
 """
 
 import ast
@@ -11,14 +15,19 @@ from typing import Literal, get_args
 from mlstm_jax import suggestion
 from mlstm_jax.errors import UserError
 
-Kind = Literal["config", "sweep", "machine", "flags"]
+Kind = Literal["config", "sweep", "machine", "flags", "model"]
 
 _PATTERNS: dict[Kind, str] = {
     "config": "*.py",
     "sweep": "sweeps/*.py",
     "machine": "machines/*.json",
     "flags": "xla_flags/*.txt",
+    "model": "*/card.md",
 }
+
+MODEL = "reviews-768"
+MODELS = Path(__file__).parent / "models"
+_CLASSIFIER = "sentiment"
 
 
 def folder() -> Path:
@@ -29,11 +38,14 @@ def folder() -> Path:
 
 
 def files(*kinds: Kind) -> dict[str, Path]:
-    """Return the package's files of some kinds (default: all), sorted by name within a kind."""
+    """Return the package's files of some kinds (default: all), sorted by name within a kind.
+
+    A model's file is its card, and its name that of its folder.
+    """
     return {
-        path.stem: path
+        path.parent.name if kind == "model" else path.stem: path
         for kind in kinds or get_args(Kind)
-        for path in sorted(folder().glob(_PATTERNS[kind]))
+        for path in sorted((MODELS if kind == "model" else folder()).glob(_PATTERNS[kind]))
     }
 
 
@@ -55,6 +67,31 @@ def find(path: Path, kind: Kind) -> Path:
     )
 
 
+def model(path: Path) -> Path:
+    """Return the path of a model or of something in it, such as reviews-768/sentiment.
+
+    It is the path itself if that exists or the package has no model of that name.
+    """
+    known = files("model")
+    name, *inside = path.parts or ("",)
+    return path if path.exists() or name not in known else known[name].parent.joinpath(*inside)
+
+
+def classifier(path: Path) -> Path | None:
+    """Return the classifier that comes with a model of the package; None for other models."""
+    return path / _CLASSIFIER if is_ours(path) else None
+
+
+def example(path: Path) -> str:
+    """Return the text that the page of a model of the package begins with; "" for other models."""
+    return (model(path) / "example.txt").read_text(encoding="utf-8") if is_ours(path) else ""
+
+
+def is_ours(path: Path) -> bool:
+    """Return whether a path is the name or the folder of a model of the package."""
+    return model(path).resolve().parent == MODELS.resolve()
+
+
 def summary(path: Path) -> str:
     """Return a one-line summary of one of the package's files."""
     text = path.read_text(encoding="utf-8")
@@ -62,4 +99,6 @@ def summary(path: Path) -> str:
         return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
     if path.suffix == ".json":
         return str(json.loads(text)["name"])
+    if path.suffix == ".md":
+        return text.partition("\n")[0].removeprefix("# ").partition(": ")[2]
     return text.strip()

@@ -63,6 +63,6 @@ def test_no_import_runs_upwards() -> None:
 
 
 def test_every_module_has_a_layer() -> None:
-    top = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
+    top = {path.relative_to(PACKAGE).parts[0].partition(".")[0] for path in PACKAGE.rglob("*.py")}
     top -= {"__init__", "__pycache__"}
     assert top == {name.split(".")[0] for names in LAYERS for name in names}

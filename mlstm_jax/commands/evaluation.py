@@ -50,7 +50,7 @@ def evaluate(
     """Score a trained model on a split: bits per character, bytes scored, seconds.
 
     Args:
-        run: run folder.
+        run: run folder, or a model of the package.
         corpus: corpus folder; unset: the one it was trained on.
         split: which part of it.
         checkpoint: best (by validation BPC), latest, or a step.

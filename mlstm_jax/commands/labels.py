@@ -38,7 +38,7 @@ def finetune(
     report.json. The same command resumes a run that was stopped.
 
     Args:
-        run: run folder, trained or imported.
+        run: run folder, trained or imported, or a model of the package.
         train: texts with labels of two or more classes, in .csv, .tsv, .json or .jsonl, also .gz.
         valid: validation texts with labels, in the same formats; their bits per character choose
             the checkpoint, thresholds of several labels are chosen on them, and their accuracy is

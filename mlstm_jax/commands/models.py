@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from mlstm_jax import shipped
 from mlstm_jax.commands import RunFolder, require_same_model
 from mlstm_jax.errors import UserError
 from mlstm_jax.terminal import show
@@ -21,7 +22,7 @@ def report(run: RunFolder, corpus: Path | None = None) -> None:
     """Compare the BPC of a run with gzip, bz2 and xz, and show a sample of its text.
 
     Args:
-        run: run folder.
+        run: run folder, or a model of the package.
         corpus: corpus folder; unset: the one it was trained on.
     """
     from mlstm_jax.report import report as make_report
@@ -48,7 +49,7 @@ def generate(
     such as \\x1b.
 
     Args:
-        run: run folder.
+        run: run folder, or a model of the package.
         prompt: text to continue; empty: start a new document.
         length: maximum number of bytes to generate; less than 2 GiB in all samples together.
         temperature: 1 is the model's own distribution; lower values favour likely bytes; 0 takes
@@ -130,7 +131,7 @@ def heatmap(
     """Colour a text by a unit or a classifier's score, as a self-contained HTML page or a picture.
 
     Args:
-        run: run folder.
+        run: run folder, or a model of the package.
         out: .html or .png file to write.
         unit: its number in the layer; `mlstm-jax transfer` finds the best units for a label.
         score: instead of a unit: folder of `mlstm-jax transfer` with this run. The classifier's
@@ -190,7 +191,7 @@ def _classifier_of(folder: Path, loaded: "Run", run: Path) -> "tuple[Classifier,
 
 
 def view(
-    run: RunFolder,
+    run: RunFolder = Path(shipped.MODEL),
     classifier: Path | None = None,
     score: bool = False,
     label: str | None = None,
@@ -201,8 +202,9 @@ def view(
     """Serve a local page: type a text to see units, classes and next bytes, or continue it.
 
     Args:
-        run: run folder.
-        classifier: folder of `mlstm-jax transfer` with this run, to show class probabilities.
+        run: run folder, or a model of the package.
+        classifier: folder of `mlstm-jax transfer` with this run, to show class probabilities;
+            unset: for a model of the package the one that comes with it, and its score.
         score: start with the classifier's score after each character and word, not with a unit.
         label: the class or label of that score; unset: the last, such as positive.
         host: address to listen on; 127.0.0.1 and ::1 accept only this machine. The page has no
@@ -220,6 +222,8 @@ def view(
     from mlstm_jax.view.server import bind, serve
     from mlstm_jax.view.viewer import Viewer
 
+    if not classifier and (classifier := shipped.classifier(run)):
+        score = True
     if (score or label) and not classifier:
         raise UserError("--score and --label need --classifier, a folder of `mlstm-jax transfer`.")
     loaded, chosen, about = load_run(run, checkpoint), None, None
@@ -228,8 +232,8 @@ def view(
     if chosen and (score or label):
         label = shown_label(chosen, label)
     address = bind(host, port)
-    viewer = Viewer(loaded, chosen, about, label)
-    show(f"{address.url} shows {run}, step {loaded.step:,}; Ctrl-C stops it")
+    viewer = Viewer(loaded, chosen, about, label, shipped.example(run).strip())
+    show(f"{address.url} shows {loaded.name}; Ctrl-C stops it")
     serve(viewer, address)
 
 
@@ -287,7 +291,7 @@ def export(
     sizes and the cleaning of its texts. `mlstm-jax import mlstm` reads the file.
 
     Args:
-        run: run folder.
+        run: run folder, or a model of the package.
         out: file to write; unset: the run's name, in the current folder.
         format: unset: the suffix of `out`, or safetensors.
         dtype: float16 halves the file; it rounds each parameter to 11 bits.

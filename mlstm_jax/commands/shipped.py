@@ -17,6 +17,7 @@ _HEADINGS: dict[shipped.Kind, str] = {
     "sweep": "sweeps, for sweep",
     "machine": "machines, for plan --machine",
     "flags": 'flags for XLA on GPUs, as XLA_FLAGS="$(mlstm-jax configs NAME)"',
+    "model": "models, wherever a RUN is expected; `mlstm-jax configs NAME` prints the card",
 }
 
 
@@ -34,7 +35,7 @@ def configs(
     name: Annotated[str | None, Positional, arg(metavar="NAME")] = None,
     out: Path | None = None,
 ) -> None:
-    """List the configs, sweeps, machines and flags of the package, or print or copy one of them.
+    """List what comes with the package, configs to models; print or copy one of them.
 
     Commands accept these names wherever they expect such a file.
 
@@ -54,7 +55,7 @@ def configs(
     if name not in known:
         near = suggestion.question(suggestion.nearest(name, known)) or "."
         raise UserError(
-            f"the package has no config, sweep, machine or flags {name!r}{near} "
+            f"the package has no config, sweep, machine, flags or model {name!r}{near} "
             "`mlstm-jax configs` lists all names."
         )
     source = known[name]

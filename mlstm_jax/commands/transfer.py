@@ -27,7 +27,7 @@ def features(
     column. The features of a record without text are zeros.
 
     Args:
-        run: run folder.
+        run: run folder, or a model of the package.
         source: texts, in .csv, .tsv, .json, .jsonl or .txt, each also .gz.
         out: .npz file to write.
         state: c, the cell state, or h, after the last byte; or mean_h, the mean of h over all
@@ -81,7 +81,7 @@ def transfer(
     command resumes at any point where it was stopped.
 
     Args:
-        run: run folder.
+        run: run folder, or a model of the package.
         train: texts with labels of two or more classes, in .csv, .tsv, .json or .jsonl, also .gz.
         test: test texts with labels, in the same formats; the report is of them.
         out: folder to write.

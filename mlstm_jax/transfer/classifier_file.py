@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlstm_jax import fields, output
+from mlstm_jax import fields, output, shipped
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.interop import arrays
 from mlstm_jax.transfer.classify import Classifier
@@ -79,6 +79,7 @@ def _infinite(C: float | None) -> float:
 
 def load_classifier(folder: Path) -> tuple[Classifier, Description]:
     """Read what `save` wrote; a UserError names the field or array that is wrong."""
+    folder = shipped.model(folder)
     about = folder / "classifier.json"
     if not about.is_file():
         inside = folder / "classifier"
