@@ -196,9 +196,7 @@ element("unit").addEventListener("change", () => choose(Number(element("unit").v
 element("generate").addEventListener("click", write);
 
 ask("model", {}).then((model) => {
-  const step = model.step ? `step ${model.step.toLocaleString("en")}` : "imported";
-  element("model").textContent =
-    `${model.run}, ${step}: ${model.layers} × ${model.hidden} units`;
+  element("model").textContent = `${model.name}: ${model.layers} × ${model.hidden} units`;
   element("unit").max = model.hidden - 1;
   element("layer").max = model.layers - 1;
   element("layer").value = model.layer;
@@ -216,5 +214,6 @@ ask("model", {}).then((model) => {
     unit = model.unit;
     element("unit").value = unit;
   }
-  return read();
+  element("text").value = model.text;
+  return read().then(() => model.text && write());
 }).catch(show);

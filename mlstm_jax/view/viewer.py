@@ -42,14 +42,16 @@ class Viewer:
         classifier: Classifier | None,
         about: Description | None = None,
         label: str | None = None,
+        text: str = "",
     ) -> None:
         """Take a model, and optionally a classifier and the description of its features.
 
-        With `label`, the page starts with the classifier's score of that class or label.
+        With `label`, the page starts with the classifier's score of that class or label; with
+        `text`, with that text, continued by the model.
         """
         model = run.config.model
         self._run, self._classifier, self._reader = run, classifier, Reader(run)
-        self._about, self._label = about, label
+        self._about, self._label, self._text = about, label, text
         self._state: State = about.state if about else states_of(model)[0]
         self._lowest = 0 if about and about.all_layers else model.layers - 1
         self._layer, self._unit = model.layers - 1, None
@@ -64,14 +66,14 @@ class Viewer:
         """Describe the loaded model."""
         model = self._run.config.model
         return {
-            "run": self._run.folder.resolve().name,
-            "step": self._run.step,
+            "name": self._run.name,
             "layers": model.layers,
             "hidden": model.hidden,
             "state": self._state,
             "states": self._states(),
             "layer": self._layer,
             "unit": self._unit,
+            "text": self._text,
             "example": _EXAMPLES.get(self._run.cleaning, _EXAMPLE),
             "classes": self._classifier.classes if self._classifier else [],
             "label": self._label,
@@ -157,7 +159,8 @@ class Viewer:
         cleaned = clean(text, self._run.cleaning)
         if not cleaned:
             return []
-        end_LH = self._reader(cleaned).end_LH[self._state]
+        top = self._run.config.model.layers - 1
+        end_LH = self._reader(cleaned, self._state, top).end_LH[self._state]
         features = end_LH[self._lowest :].reshape(1, -1)
         (shares,) = self._classifier.probabilities(features)
         # Of classes, one of which is the answer, the probabilities say it all.

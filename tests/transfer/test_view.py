@@ -13,6 +13,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import jax
 import numpy as np
 import pytest
 
-from mlstm_jax import cli
+from mlstm_jax import cli, shipped
 from mlstm_jax.errors import UserError
 from mlstm_jax.run import Run
 from mlstm_jax.transfer import classifier_file, classify
@@ -43,11 +44,10 @@ def classifier(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
-@pytest.fixture(scope="module")
-def page(run: Run, classifier: Path) -> Iterator[str]:
-    """The address of a page that a process of its own serves."""
-    command = [str(Path(sys.executable).parent / "mlstm-jax"), "view", str(run.folder)]
-    command += ["--classifier", str(classifier), "--port", "0"]
+@contextmanager
+def served(*words: str) -> Iterator[str]:
+    """Serve a page by a process of its own; its address."""
+    command = [str(Path(sys.executable).parent / "mlstm-jax"), "view", *words, "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -57,6 +57,26 @@ def page(run: Run, classifier: Path) -> Iterator[str]:
     finally:
         process.terminate()
         process.communicate(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def page(run: Run, classifier: Path) -> Iterator[str]:
+    with served(str(run.folder), "--classifier", str(classifier)) as address:
+        yield address
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    """An installed Chromium, without a window."""
+    sync_api = pytest.importorskip("playwright.sync_api")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    chromium = next((path for name in names if (path := shutil.which(name))), None)
+    if chromium is None:
+        pytest.skip("there is no Chromium here; apt-get install chromium")
+    with sync_api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield found
+        found.close()
 
 
 def ask(url: str, body: Any, **headers: str) -> tuple[int, Any]:
@@ -306,13 +326,8 @@ def test_a_taken_port_is_named(page: str, run: Run, capsys: pytest.CaptureFixtur
 def test_in_a_browser(page: str) -> None:
     """One types, and sees; every request stays on this machine."""
     sync_api = pytest.importorskip("playwright.sync_api")
-    names = ("chromium", "chromium-browser", "google-chrome")
-    chromium = next((path for name in names if (path := shutil.which(name))), None)
-    if chromium is None:
-        pytest.skip("there is no Chromium here; apt-get install chromium")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        tab = browser.new_page()
+    with browser() as chromium:
+        tab = chromium.new_page()
         asked: list[str] = []
         problems: list[str] = []
         tab.on("request", lambda request: asked.append(request.url))
@@ -367,4 +382,24 @@ def test_in_a_browser(page: str) -> None:
         sync_api.expect(tab.locator("#error")).to_contain_text("length is 0")
         assert all(url.startswith(page) for url in asked)
         assert [p for p in problems if "400" not in p] == []
-        browser.close()
+
+
+@pytest.mark.filterwarnings("ignore")  # of the browser's driver
+def test_the_model_of_the_package_is_seen_at_once() -> None:
+    """Its text is in the box, with the score after each word, classes, and what it writes."""
+    sync_api = pytest.importorskip("playwright.sync_api")
+    text = shipped.example(Path(shipped.MODEL)).strip()
+    with browser() as chromium, served() as address:
+        tab = chromium.new_page()
+        tab.goto(address)
+        sync_api.expect(tab.locator("#model")).to_have_text("reviews-768: 1 × 768 units")
+        sync_api.expect(tab.locator("#text")).to_have_value(text)
+        sync_api.expect(tab.locator("#heat ruby")).to_have_count(len(text.split()))
+        digits = tab.locator("#heat rt").all_text_contents()
+        turn = text.split().index("other")
+        assert digits[turn][0] == "+"
+        assert digits[-1][0] == "−"
+        names = tab.locator("#classes li").all_text_contents()
+        assert all(any(one in name for name in names) for one in ("negative", "positive"))
+        sync_api.expect(tab.locator("#written")).to_contain_text(text, timeout=30_000)
+        assert len(tab.locator("#written").text_content() or "") > len(text) + 50
