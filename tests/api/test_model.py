@@ -198,3 +198,10 @@ def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) 
     assert kept.result == made.result
     with pytest.raises(ValueError, match="exists; choose another folder with out"):
         model.transfer(train, test, out=tmp_path / "out")
+    shares = made.classifier.probabilities(model.encode(test[0], "mean_h"))
+    for given in (made, tmp_path / "out"):
+        found = model.classify(test[0], given)
+        assert [list(one) for one in found] == [["0", "1"]] * 30
+        np.testing.assert_array_equal([list(one.values()) for one in found], shares)
+    with pytest.raises(ValueError, match="comes with no classifier"):
+        model.classify(test[0])

@@ -1,0 +1,219 @@
+"""A model that reads and writes texts: features, scores, classes, generated text, heat maps."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlstm_jax import shipped
+from mlstm_jax.api.arguments import as_texts, at_least, one_of, public
+from mlstm_jax.api.loaded import LoadedModel
+from mlstm_jax.errors import UserError
+from mlstm_jax.interop.weights import fingerprint
+from mlstm_jax.progress import ProgressLine
+from mlstm_jax.transfer.classifier_file import Description, load_classifier
+from mlstm_jax.transfer.classify import Classifier
+from mlstm_jax.transfer.features import STATE_NAMES, Featurizer, State
+from mlstm_jax.transfer.generate import as_text
+from mlstm_jax.transfer.generate import generate as run_generate
+from mlstm_jax.transfer.heatmap import Heat, heat, score_heat
+from mlstm_jax.transfer.reader import Reader
+from mlstm_jax.transfer.scoring import Scorer
+from mlstm_jax.transfer.transfer import Transferred
+
+STATES = tuple(STATE_NAMES)
+
+
+class ReadingModel(LoadedModel):
+    """What a model does with single texts; `TrainedModel` adds what it does with data sets."""
+
+    @public
+    def encode(
+        self,
+        texts: Sequence[str],
+        state: State = "mean_h",
+        *,
+        all_layers: bool = False,
+        batch_size: int = 64,
+        show_progress: bool = False,
+    ) -> NDArray[np.float32]:
+        """Return the features of texts (Radford et al. 2017; Puri et al. 2018, section VI).
+
+        Args:
+            texts: any number, of any length. Up to rounding, a text's features depend only on that
+                text: not on other texts, their order or `batch_size`.
+            state: "c", the cell state, or "h" after the last byte; or "mean_h", the mean of h over
+                all bytes, which predicted sentiment better than c in our tests (docs/transfer.md).
+            all_layers: use every layer, the lowest first; otherwise only the top one.
+            batch_size: texts read at a time, over all devices.
+            show_progress: on standard error.
+
+        Returns:
+            float32 [texts, H], or [texts, layers · H].
+
+        Raises:
+            ValueError: `texts` is a single string or has an item that is not a string, or the
+                state does not exist.
+        """
+        found = as_texts(texts)
+        one_of("state", state, STATES)
+        at_least("batch_size", batch_size, 1)
+        featurizer = self._kept(
+            (state, all_layers, batch_size),
+            lambda: Featurizer(self._run, states=(state,), all_layers=all_layers, rows=batch_size),
+        )
+        with ProgressLine("encode", len(found), quiet=not show_progress) as progress:
+            features: NDArray[np.float32] = featurizer(
+                found, partial(progress.update, status="texts")
+            )
+        return features
+
+    @public
+    def bits_per_character(self, texts: Sequence[str], *, show_progress: bool = False) -> float:
+        """Return the mean bits per byte of texts, each read on its own from a zero state.
+
+        Every byte after cleaning counts, except the first of each text, which nothing predicts. A
+        short text therefore costs more than the same bytes in a corpus, where `evaluate` carries
+        the state.
+
+        Raises:
+            ValueError: `texts` is a single string, or there is no byte to score.
+        """
+        found = as_texts(texts)
+        scorer = self._kept("score", lambda: Scorer(self._run))
+        with ProgressLine("score", len(found), quiet=not show_progress) as progress:
+            score = scorer(found, partial(progress.update, status="texts"))
+        if not score.bytes_scored:
+            raise UserError("texts have no byte to score; give longer texts.")
+        return float(score.bits_per_character)
+
+    @public
+    def generate(
+        self,
+        prompt: str = "",
+        *,
+        bytes: int = 400,
+        temperature: float = 0.7,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        set_unit: Mapping[int, float] | None = None,
+        stop: str = "",
+    ) -> str:
+        """Return the prompt and the text that the model generates after it.
+
+        Args:
+            prompt: text to continue; "" starts a document.
+            bytes: maximum number of bytes to draw.
+            temperature: 1 samples the model's own distribution; lower values favour likely bytes;
+                0 takes the most likely byte.
+            top_k: draw only from the k most likely bytes.
+            top_p: draw only from the fewest bytes whose total probability is at least this.
+            seed: the same seed gives the same text.
+            set_unit: units of the top layer's cell state, and the value each is held at (Radford
+                et al. 2017, section 4.3).
+            stop: a byte that ends the text; it is not part of the text.
+
+        Raises:
+            ValueError: an argument is out of range.
+        """
+        if not isinstance(prompt, str):
+            raise UserError(f"prompt has type {type(prompt).__name__}, but it must be a str.")
+        pieces = run_generate(
+            self._run,
+            prompt,
+            length=bytes,
+            seed=seed,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            held=dict(set_unit or {}),
+            stop=stop.encode(),
+        )
+        return prompt + "".join(as_text(piece for (piece,) in pieces))
+
+    @public
+    def heatmap(
+        self,
+        text: str,
+        unit: int | None = None,
+        *,
+        score: Transferred | str | Path | None = None,
+        label: str | None = None,
+        state: State | None = None,
+        layer: int | None = None,
+        scale: float | None = None,
+    ) -> Heat:
+        """Return a unit's value, or a classifier's score, after each character of a text.
+
+        A notebook shows it in colours.
+
+        Args:
+            text: the text to read.
+            unit: its number in the layer.
+            score: instead of a unit: what `transfer` returned, or its folder. The score after a
+                character is what the classifier would answer if the text ended there.
+            label: with `score`, the class or label; unset: the last, such as "positive".
+            state: "c" or "h" after each character, or "mean_h", the mean of h up to it; unset: c,
+                or h of a model that has no c.
+            layer: 0 is the lowest; unset: the top layer.
+            scale: the absolute value with the full colour; unset: the 99th percentile of the text.
+
+        Raises:
+            ValueError: the text is empty, or the unit, layer or label does not exist.
+        """
+        one_of("state", state, (None, *STATES))
+        reader = self._kept("read", lambda: Reader(self._run))
+        if (unit is None) == (score is None):
+            raise UserError("give either unit or score.")
+        if score is None:
+            return heat(reader, text, unit or 0, scale, state=state, layer=layer)
+        return score_heat(reader, text, *self._classifier(score), label, scale)
+
+    @public
+    def classify(
+        self,
+        texts: Sequence[str],
+        classifier: Transferred | str | Path | None = None,
+        *,
+        show_progress: bool = False,
+    ) -> list[dict[str, float]]:
+        """Return the probability of each class, or of yes for each of several labels, by name.
+
+        Args:
+            texts: any number, of any length.
+            classifier: what `transfer` returned, or its folder, or classifier/ of `finetune`;
+                unset: the one that comes with a model of the package.
+            show_progress: on standard error.
+
+        Raises:
+            ValueError: the classifier does not exist, or was created with other parameters.
+        """
+        found = as_texts(texts)
+        if classifier is None and (classifier := shipped.classifier(self.path)) is None:
+            raise UserError("this model comes with no classifier; give one that `transfer` made.")
+        chosen, about = self._classifier(classifier)
+        featurizer = self._kept(
+            (about.state, about.all_layers, 64),
+            lambda: Featurizer(
+                self._run, states=(about.state,), all_layers=about.all_layers, rows=64
+            ),
+        )
+        with ProgressLine("classify", len(found), quiet=not show_progress) as progress:
+            features = featurizer(found, partial(progress.update, status="texts"))
+        return [
+            dict(zip(chosen.classes, row, strict=True))
+            for row in chosen.probabilities(features).tolist()
+        ]
+
+    def _classifier(self, given: Transferred | str | Path) -> tuple[Classifier, Description]:
+        """Return a classifier and its features; UserError unless it belongs to this model."""
+        if isinstance(given, Transferred):
+            classifier, about, name = given.classifier, given.about, "the classifier"
+        else:
+            (classifier, about), name = load_classifier(Path(given)), str(given)
+        if about.model != fingerprint(self._run.params):
+            raise UserError(f"{name} was created with other parameters than those of this model.")
+        return classifier, about

@@ -1,0 +1,103 @@
+"""The model that comes with the package: what its name opens, and what it knows."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mlstm_jax as mlstm
+from mlstm_jax import cli, shipped
+from mlstm_jax.run import Run
+
+NAME = shipped.MODEL
+GOOD = ["I loved this film, it is wonderful.", "Great sound, and my son plays it every day!"]
+BAD = ["A dull, stupid mess of a film.", "It broke after two days. What a waste of money."]
+
+
+@pytest.fixture(scope="module")
+def model() -> mlstm.TrainedModel:
+    return mlstm.load(NAME)
+
+
+def test_its_files_are_small_and_its_card_names_them() -> None:
+    folder = shipped.model(Path(NAME))
+    weights = folder / "weights.safetensors"
+    assert weights.stat().st_size <= 8e6
+    text = weights.read_bytes()
+    about = json.loads(text[8 : 8 + int.from_bytes(text[:8], "little")])["__metadata__"]
+    assert json.loads(about["mlstm_jax"])["fingerprint"] in (folder / "card.md").read_text()
+
+
+def test_it_has_learned_english(model: mlstm.TrainedModel) -> None:
+    # Of an untrained model it is 8; compressors are at about 4 for a text so short.
+    assert model.bits_per_character([GOOD[0] + " " + BAD[0]]) < 2.5
+    text = model.generate("I have to say that ", bytes=200, temperature=0.5)
+    common = {"the", "a", "and", "to", "of", "is", "it", "I", "this", "that", "was", "in"}
+    assert len(common & set(text.split())) >= 5
+
+
+def test_it_comes_with_a_classifier(model: mlstm.TrainedModel) -> None:
+    found = model.classify(GOOD + BAD)
+    assert [max(one, key=lambda name: one[name]) for one in found] == (
+        ["positive"] * 2 + ["negative"] * 2
+    )
+    for one in found:
+        assert sum(one.values()) == pytest.approx(1)
+    assert found == model.classify(GOOD + BAD, f"{NAME}/sentiment")
+    # The score of a text is that of its last character.
+    heat = model.heatmap(BAD[0], score=f"{NAME}/sentiment")
+    assert heat.values[-1] < 0 < model.heatmap(GOOD[0], score=f"{NAME}/sentiment").values[-1]
+
+
+def test_the_text_of_its_page_turns(model: mlstm.TrainedModel) -> None:
+    text = shipped.example(Path(NAME)).strip()
+    turn = text.index("On the other hand")
+    heat = model.heatmap(text, score=f"{NAME}/sentiment")
+    # Cleaning puts one character more in front than behind.
+    assert heat.values[turn] > 0 > heat.values[-1]
+
+
+def test_commands_take_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("new.txt").write_text("\n".join(GOOD + BAD))
+    cli.main(["classify", NAME, f"{NAME}/sentiment", "new.txt", "--out", "labels.csv"])
+    rows = list(csv.DictReader(Path("labels.csv").read_text().splitlines()))
+    assert [row["label"] for row in rows] == ["positive"] * 2 + ["negative"] * 2
+    cli.main(["features", NAME, "new.txt", "--out", "features.npz"])
+    assert np.load("features.npz")["features"].shape == (4, 768)
+    cli.main(["export", NAME])
+    assert Path(f"{NAME}.safetensors").is_file()
+    capsys.readouterr()
+    cli.main(["configs", NAME])
+    assert capsys.readouterr().out == (shipped.model(Path(NAME)) / "card.md").read_text()
+
+
+def test_a_folder_of_ones_own_goes_before_it(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(NAME).symlink_to(run.folder)
+    found = mlstm.load(NAME)
+    assert found.hidden == 64
+    with pytest.raises(ValueError, match="comes with no classifier"):
+        found.classify(["a"])
+
+
+def test_a_name_that_is_nearly_right_is_suggested(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"reviews-76 is not a run folder.*did you mean reviews-7"):
+        mlstm.load("reviews-76")
+    with pytest.raises(ValueError, match="was created with other parameters"):
+        mlstm.load(NAME).classify(["a"], _classifier_of_another(tmp_path))
+
+
+def _classifier_of_another(folder: Path) -> Path:
+    ours = shipped.model(Path(f"{NAME}/sentiment"))
+    about = json.loads((ours / "classifier.json").read_text())
+    (folder / "classifier.json").write_text(json.dumps(about | {"model": "0" * 64}))
+    arrays = (ours / "classifier.safetensors").read_bytes()
+    (folder / "classifier.safetensors").write_bytes(arrays)
+    return folder
