@@ -80,7 +80,7 @@ clean:
 	    "$$($(PYTHON) -V 2>&1); try: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	@echo "installing mlstm_jax and what it needs into .venv: about 900 MB"
-	$(INSTALL) -e .
+	$(INSTALL) -e '.[view]'
 	@echo "installed: $$(du -sm .venv | cut -f1) MB in .venv"
 	@touch $@
 

@@ -10,7 +10,7 @@ Data flows one way, and imports point downwards only::
     transfer/              features, classifiers, fine-tuning, generation, heat maps
     planning/, compiled/   how long a config takes on a machine; the program that a GPU would run
     training/              the loop, the step, optimizers, evaluation, sweeps
-    run.py                 a run folder, or a file of weights → a model ready to use
+    run.py, models/        a run folder, or a file of weights → a model ready to use; our own
     interop/, checkpoints/ other programs' weights, in and out; checkpoints with checksums
     distributed/           the processes of a run; environment.py: what is set before JAX starts
     model/                 architecture, cells, the body of each, the language model   (no data)

@@ -45,6 +45,8 @@ def next_steps(run: Path) -> str:
     return f"""What to try next:
   {command} generate {run} --prompt "The object" --length 300
   {command} evaluate {run} --split test
+A larger model of reviews, which comes with the package, on a local page (extra "view"):
+  {command} view
 Your own text, one document per line (or .csv, .jsonl, .gz of each):
   {command} prepare reviews.csv --out corpora/mine
   {command} train small_512 --data.corpus corpora/mine --out runs/mine"""
