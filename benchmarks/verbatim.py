@@ -2,8 +2,9 @@
 
     python benchmarks/verbatim.py reviews-768 --corpus corpora/reviews_768 --json verbatim.json
 
-Draws samples, and finds for each byte of them the longest passage around it that is also in the
-train split. The same is measured of the test split: how much of it people repeat without a model.
+Draws samples, and finds the passages of them that are also in the train split: the longest one,
+and how many bytes are in passages of some lengths. The same is measured of the test split: how
+much of it people repeat without a model.
 """
 
 import argparse

@@ -12,7 +12,7 @@ from sklearn.utils import Tags
 from mlstm_jax.api.arguments import as_texts, one_of, public
 from mlstm_jax.api.model import TrainedModel, load
 from mlstm_jax.errors import UserError
-from mlstm_jax.transfer.features import STATE_NAMES, State
+from mlstm_jax.transfer.features import STATE_NAMES, FeatureState, units_of
 
 
 class Features(TransformerMixin, BaseEstimator):
@@ -32,7 +32,7 @@ class Features(TransformerMixin, BaseEstimator):
         self,
         model: TrainedModel | str | Path,
         *,
-        state: State = "mean_h",
+        state: FeatureState = "mean_h",
         all_layers: bool = False,
         batch_size: int = 64,
         show_progress: bool = False,
@@ -69,12 +69,10 @@ class Features(TransformerMixin, BaseEstimator):
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
         """Return "mean_h_0", ...; with all layers "layer0_mean_h_0", ..."""
-        model = self._loaded().config.model
-        layers = range(model.layers) if self.all_layers else [model.layers - 1]
+        units = units_of(self._loaded().config.model, self.state, all_layers=self.all_layers)
         names = [
-            f"layer{layer}_{self.state}_{unit}" if self.all_layers else f"{self.state}_{unit}"
-            for layer in layers
-            for unit in range(model.hidden)
+            (f"layer{one.layer}_" if self.all_layers else "") + f"{one.state}_{one.unit}"
+            for one in units
         ]
         return np.array(names, dtype=object)
 

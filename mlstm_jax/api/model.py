@@ -12,7 +12,7 @@ from mlstm_jax.config import Devices
 from mlstm_jax.data.corpus import SplitName
 from mlstm_jax.training import parallel
 from mlstm_jax.training.evaluation import Evaluator, Score, corpus_of
-from mlstm_jax.transfer.features import State
+from mlstm_jax.transfer.features import FeatureState
 from mlstm_jax.transfer.finetune import Finetuned
 from mlstm_jax.transfer.finetune import finetune as run_finetune
 from mlstm_jax.transfer.finetune_options import FinetuneOptions
@@ -69,7 +69,7 @@ class TrainedModel(ReadingModel):
         valid: Examples | None = None,
         *,
         out: str | Path | None = None,
-        state: State | None = None,
+        state: FeatureState | None = None,
         all_layers: bool = False,
         label_column: str | None = None,
         label_columns: Sequence[str] | None = None,

@@ -11,11 +11,10 @@ from mlstm_jax import shipped
 from mlstm_jax.api.arguments import as_texts, at_least, one_of, public
 from mlstm_jax.api.loaded import LoadedModel
 from mlstm_jax.errors import UserError
-from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.progress import ProgressLine
-from mlstm_jax.transfer.classifier_file import Description, load_classifier
+from mlstm_jax.transfer.classifier_file import Description, load_classifier, require_model
 from mlstm_jax.transfer.classify import Classifier
-from mlstm_jax.transfer.features import STATE_NAMES, Featurizer, State
+from mlstm_jax.transfer.features import STATE_NAMES, FeatureState, Featurizer, State, parts_of
 from mlstm_jax.transfer.generate import as_text
 from mlstm_jax.transfer.generate import generate as run_generate
 from mlstm_jax.transfer.heatmap import Heat, heat, score_heat
@@ -24,6 +23,7 @@ from mlstm_jax.transfer.scoring import Scorer
 from mlstm_jax.transfer.transfer import Transferred
 
 STATES = tuple(STATE_NAMES)
+_OF_A_UNIT = (None, *(state for state in STATES if len(parts_of(state)) == 1))
 
 
 class ReadingModel(LoadedModel):
@@ -33,7 +33,7 @@ class ReadingModel(LoadedModel):
     def encode(
         self,
         texts: Sequence[str],
-        state: State = "mean_h",
+        state: FeatureState = "mean_h",
         *,
         all_layers: bool = False,
         batch_size: int = 64,
@@ -45,13 +45,14 @@ class ReadingModel(LoadedModel):
             texts: any number, of any length. Up to rounding, a text's features depend only on that
                 text: not on other texts, their order or `batch_size`.
             state: "c", the cell state, or "h" after the last byte; or "mean_h", the mean of h over
-                all bytes, which predicted sentiment better than c in our tests (docs/transfer.md).
+                all bytes, which predicted sentiment better than c in our tests (docs/transfer.md);
+                or "c+mean_h", both side by side.
             all_layers: use every layer, the lowest first; otherwise only the top one.
             batch_size: texts read at a time, over all devices.
             show_progress: on standard error.
 
         Returns:
-            float32 [texts, H], or [texts, layers · H].
+            float32 [texts, H]; of all layers [texts, layers · H]; of both states twice as many.
 
         Raises:
             ValueError: `texts` is a single string or has an item that is not a string, or the
@@ -164,7 +165,7 @@ class ReadingModel(LoadedModel):
         Raises:
             ValueError: the text is empty, or the unit, layer or label does not exist.
         """
-        one_of("state", state, (None, *STATES))
+        one_of("state", state, _OF_A_UNIT)
         reader = self._kept("read", lambda: Reader(self._run))
         if (unit is None) == (score is None):
             raise UserError("give either unit or score.")
@@ -195,14 +196,9 @@ class ReadingModel(LoadedModel):
         if classifier is None and (classifier := shipped.classifier(self.path)) is None:
             raise UserError("this model comes with no classifier; give one that `transfer` made.")
         chosen, about = self._classifier(classifier)
-        featurizer = self._kept(
-            (about.state, about.all_layers, 64),
-            lambda: Featurizer(
-                self._run, states=(about.state,), all_layers=about.all_layers, rows=64
-            ),
+        features = self.encode(
+            found, about.state, all_layers=about.all_layers, show_progress=show_progress
         )
-        with ProgressLine("classify", len(found), quiet=not show_progress) as progress:
-            features = featurizer(found, partial(progress.update, status="texts"))
         return [
             dict(zip(chosen.classes, row, strict=True))
             for row in chosen.probabilities(features).tolist()
@@ -214,6 +210,5 @@ class ReadingModel(LoadedModel):
             classifier, about, name = given.classifier, given.about, "the classifier"
         else:
             (classifier, about), name = load_classifier(Path(given)), str(given)
-        if about.model != fingerprint(self._run.params):
-            raise UserError(f"{name} was created with other parameters than those of this model.")
+        require_model(name, classifier, about, self._run, "this model")
         return classifier, about

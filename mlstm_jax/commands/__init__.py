@@ -37,12 +37,3 @@ def require_folder_of(path: Path) -> None:
     """Raise UserError unless the folder of an output file exists; call it before the work."""
     if not path.resolve().parent.is_dir():
         raise UserError(f"--out {path}: the folder {path.parent} does not exist; create it first.")
-
-
-def require_same_model(classifier: Path, made_with: str, given: str, run: Path) -> None:
-    """Raise UserError unless a classifier's fingerprint of parameters equals that of a run."""
-    if made_with != given:
-        raise UserError(
-            f"{classifier} was created with other parameters than those of {run}; give its run and "
-            "--checkpoint, or create it again with `mlstm-jax transfer`."
-        )

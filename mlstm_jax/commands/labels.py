@@ -13,9 +13,7 @@ from mlstm_jax.commands import (
     features_of,
     require_files,
     require_folder_of,
-    require_same_model,
 )
-from mlstm_jax.errors import UserError
 from mlstm_jax.terminal import one_line, show
 from mlstm_jax.transfer.finetune_options import FinetuneOptions
 
@@ -104,7 +102,6 @@ def classify(
     require_files(source)
     import csv
 
-    from mlstm_jax.interop.weights import fingerprint
     from mlstm_jax.run import load_run
     from mlstm_jax.transfer import classifier_file
     from mlstm_jax.transfer.features import Featurizer
@@ -115,13 +112,8 @@ def classify(
     chosen, about = classifier_file.load_classifier(classifier)
     texts = read_texts(source, text_column or about.text_column)
     loaded = load_run(run, checkpoint)
-    require_same_model(classifier, about.model, fingerprint(loaded.params), run)
+    classifier_file.require_model(classifier, chosen, about, loaded, run)
     featurizer = Featurizer(loaded, states=(about.state,), all_layers=about.all_layers)
-    if chosen.weights_KD.shape[1] != featurizer.width:
-        raise UserError(
-            f"{classifier} reads {chosen.weights_KD.shape[1]} features, but {run} has "
-            f"{featurizer.width}; create it again with `mlstm-jax transfer`."
-        )
     found = features_of(featurizer, "classify", texts)
     # A file or another program gets labels unchanged; for a terminal they are escaped.
     to_people = not out and sys.stdout.isatty()

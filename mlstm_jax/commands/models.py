@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import Positional, arg
 
 from mlstm_jax import shipped
-from mlstm_jax.commands import RunFolder, require_same_model
+from mlstm_jax.commands import RunFolder
 from mlstm_jax.errors import UserError
 from mlstm_jax.terminal import show
 
@@ -182,11 +182,10 @@ def heatmap(
 
 def _classifier_of(folder: Path, loaded: "Run", run: Path) -> "tuple[Classifier, Description]":
     """Return a classifier and its features; UserError unless it was created with the run."""
-    from mlstm_jax.interop.weights import fingerprint
     from mlstm_jax.transfer import classifier_file
 
     classifier, about = classifier_file.load_classifier(folder)
-    require_same_model(folder, about.model, fingerprint(loaded.params), run)
+    classifier_file.require_model(folder, classifier, about, loaded, run)
     return classifier, about
 
 

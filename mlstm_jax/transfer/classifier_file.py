@@ -11,8 +11,10 @@ import numpy as np
 from mlstm_jax import fields, output, shipped
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.interop import arrays
+from mlstm_jax.interop.weights import fingerprint
+from mlstm_jax.run import Run
 from mlstm_jax.transfer.classify import Classifier
-from mlstm_jax.transfer.features import State
+from mlstm_jax.transfer.features import FeatureState, units_of
 
 FORMAT = 1
 
@@ -20,7 +22,7 @@ FORMAT = 1
 class Description(NamedTuple):
     """Which features of which model a classifier reads; saved as JSON."""
 
-    state: State
+    state: FeatureState
     all_layers: bool
     model: str  # fingerprint of its parameters
     text_column: str | None
@@ -44,7 +46,7 @@ class _File(NamedTuple):
     classes: list[str]  # or the names of several labels
     C: float | None  # None: infinite, or each of several labels has its own
     softmax: bool
-    state: State
+    state: FeatureState
     all_layers: bool
     model: str
     text_column: str | None
@@ -126,3 +128,28 @@ def load_classifier(folder: Path) -> tuple[Classifier, Description]:
         [one.threshold for one in labels] or None,
     )
     return classifier, Description(given.state, given.all_layers, given.model, given.text_column)
+
+
+def require_model(
+    name: str | Path, classifier: Classifier, about: Description, run: Run, path: str | Path
+) -> None:
+    """Raise UserError unless a classifier was created with this run, and reads its features.
+
+    Args:
+        name: of the classifier, for messages.
+        classifier, about: see `load_classifier`.
+        run: the model that is to compute its features.
+        path: of the run, for messages.
+    """
+    if about.model != fingerprint(run.params):
+        raise UserError(
+            f"{name} was created with other parameters than those of {path}; give the run and the "
+            "checkpoint that it was created with, or create it again with `mlstm-jax transfer`."
+        )
+    reads = classifier.weights_KD.shape[1]
+    width = len(units_of(run.config.model, about.state, all_layers=about.all_layers))
+    if reads != width:
+        raise UserError(
+            f"{name} reads {reads} features, but {path} has {width}; create it again with "
+            "`mlstm-jax transfer`."
+        )

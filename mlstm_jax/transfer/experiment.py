@@ -14,7 +14,7 @@ import numpy as np
 from mlstm_jax.transfer import baseline, classify
 from mlstm_jax.transfer.baseline import Baseline
 from mlstm_jax.transfer.classify import CS, Classifier, Examples
-from mlstm_jax.transfer.features import State
+from mlstm_jax.transfer.features import FeatureState, Unit
 from mlstm_jax.transfer.labels import Labelled, Task
 from mlstm_jax.transfer.thresholds import LabelScore, macro
 
@@ -31,24 +31,13 @@ def parts_of(task: Task) -> int:
     return len(task.names) + 1 if task.several else len(CS) + 3
 
 
-@dataclass(frozen=True)
-class Unit:
-    """A feature, named as in `heatmap --layer L --unit U`."""
-
-    layer: int
-    unit: int
-
-    def __str__(self) -> str:
-        return f"unit {self.unit} of layer {self.layer}"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """The results; accuracies are fractions. Of several labels, they are the macro F1."""
 
     classes: list[str]  # or the names of several labels
     texts: dict[str, int]  # of train, valid and test
-    state: State
+    state: FeatureState
     features: int
     C: float | list[float]  # of each of several labels
     train: float
@@ -83,7 +72,7 @@ def run(
     test: Examples,
     texts: Texts,
     task: Task,
-    state: State,
+    state: FeatureState,
     columns: list[Unit],
     on_part: Callable[[int, str], None] = lambda number, name: None,
 ) -> tuple[Classifier, Result]:
@@ -93,8 +82,8 @@ def run(
         train, valid, test: features and labels; without valid, C is cross-validated.
         texts: the same texts, for the baseline.
         task: what to predict.
-        state: which state of the units the features are.
-        columns: the unit of each feature.
+        state: which state or states of the units the features are.
+        columns: what each feature is.
         on_part: called with the number of parts done, see `parts_of`, and the name of the next
             part.
     """

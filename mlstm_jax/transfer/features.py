@@ -5,11 +5,13 @@ read from a zero state; its features are the cell state c of the top layer. Text
 length into batches of one shape, split over all devices, and read one window at a time, so memory
 use does not depend on their length. After a text ends its state is held, so its features do not
 depend on the other texts of its batch, on order, padding or the number of calls. One pass computes
-any number of states: c, h and the mean of h.
+any number of states: c, h and the mean of h. A classifier reads one of them, or c and the mean of h
+side by side.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, cast
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -28,11 +30,16 @@ from mlstm_jax.transfer.windows import batches, windows
 
 # c and h after the last byte, or the mean of h over all bytes (Alley et al. 2019).
 State = Literal["c", "h", "mean_h"]
-STATE_NAMES: dict[State, str] = {
+# The features of a text: one state, or two side by side.
+FeatureState = Literal["c", "h", "mean_h", "c+mean_h"]
+STATE_NAMES: dict[FeatureState, str] = {
     "c": "cell state c after the last byte",
     "h": "h after the last byte",
     "mean_h": "mean of h over the text",
+    "c+mean_h": "cell state c after the last byte, and mean of h over the text",
 }
+
+S = TypeVar("S", bound=FeatureState)
 
 _ROWS = 64  # on each device
 _WINDOW = 128
@@ -40,21 +47,49 @@ _WINDOW = 128
 Features = NDArray[np.float32]
 
 
-def states_of(model: Architecture, asked: Sequence[State] | None = None) -> tuple[State, ...]:
+@dataclass(frozen=True)
+class Unit:
+    """A single feature, named as in `heatmap --state S --layer L --unit U`."""
+
+    state: State
+    layer: int
+    unit: int
+
+    def __str__(self) -> str:
+        return f"{self.state} of unit {self.unit} of layer {self.layer}"
+
+
+def parts_of(state: FeatureState) -> tuple[State, ...]:
+    """Return the states that stand side by side: ("c", "mean_h") for "c+mean_h"."""
+    return cast(tuple[State, ...], tuple(state.split("+")))
+
+
+def states_of(model: Architecture, asked: Sequence[S] | None = None) -> tuple[S, ...]:
     """Return the states asked for, or else the first that the model has: c, or h without a c.
 
     Raises:
         UserError: the model does not have such a state, or none is named, or one twice.
     """
     if asked is None:
-        return cast(tuple[State, ...], model.states[:1])
+        return cast(tuple[S, ...], model.states[:1])
     known = (*model.states, "mean_h")
     for state in asked:
-        if state not in known:
+        if not set(parts_of(state)) <= set(known):
             raise UserError(f"state {state!r} is not one of {', '.join(known)} of {model.choice}.")
     if not asked or len(set(asked)) < len(asked):
         raise UserError(f"--state {' '.join(asked)}: name at least one state, each only once.")
     return tuple(asked)
+
+
+def units_of(model: Architecture, state: FeatureState, *, all_layers: bool) -> list[Unit]:
+    """Return what each feature of a text is: by state, then by layer, the lowest first."""
+    layers = range(0 if all_layers else model.layers - 1, model.layers)
+    return [
+        Unit(part, layer, unit)
+        for part in parts_of(state)
+        for layer in layers
+        for unit in range(model.hidden)
+    ]
 
 
 class Featurizer:
@@ -72,7 +107,7 @@ class Featurizer:
         self,
         run: Run,
         *,
-        states: Sequence[State] | None = None,
+        states: Sequence[FeatureState] | None = None,
         all_layers: bool = False,
         units: Sequence[int] | None = None,
         devices: Parallel | None = None,
@@ -82,7 +117,7 @@ class Featurizer:
 
         Args:
             run: a trained model.
-            states: see `states_of`; columns are in the order of the states.
+            states: see `states_of`; columns are in the order of the states, each only once.
             all_layers: keep every layer, the lowest first; otherwise only the top layer.
             units: keep only these of each layer; unset: all.
             devices: unset: all of this process.
@@ -99,22 +134,29 @@ class Featurizer:
             raise UserError(
                 f"unit {wrong[0]} does not exist: the model has units 0 to {hidden - 1}."
             )
-        self._run, self._states = run, states
+        self._run = run
+        self._states = tuple(dict.fromkeys(part for state in states for part in parts_of(state)))
         self.reading = str(run.cleaning), run.config.precision.compute, run.config.precision.cell
         self._layers = slice(0 if all_layers else layers - 1, layers)
         self._units = np.arange(hidden) if units is None else np.array(units)
         layers_kept = np.arange(layers, dtype=np.int32)[self._layers]
         layers_of_state = np.repeat(layers_kept, len(self._units))
-        self.layer_of_column = np.tile(layers_of_state, len(states))
-        self.unit_of_column = np.tile(self._units.astype(np.int32), len(layers_kept) * len(states))
+        self.layer_of_column = np.tile(layers_of_state, len(self._states))
+        repeats = len(layers_kept) * len(self._states)
+        self.unit_of_column = np.tile(self._units.astype(np.int32), repeats)
         self.state_of_column = np.repeat(np.array(self._states), len(layers_of_state))
         self.width = len(self.unit_of_column)
         self._devices = devices or parallel.local(Devices())
         count = self._devices.count
         self._rows = _ROWS * count if rows is None else -(-rows // count) * count
         self._params = self._devices.replicate(run.params)
-        mean = "mean_h" in states
+        mean = "mean_h" in self._states
         self._read = self._devices.map(_make_step(run.model, mean=mean), donate=(1,))
+
+    def columns_of(self, state: FeatureState) -> NDArray[np.int64]:
+        """Return where the features of one of its states are, in the order of `units_of`."""
+        places = [np.flatnonzero(self.state_of_column == part) for part in parts_of(state)]
+        return np.concatenate(places)
 
     def __call__(
         self, texts: Sequence[str], on_text: Callable[[int], None] = lambda count: None

@@ -18,7 +18,7 @@ from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.features import State, states_of
 from mlstm_jax.transfer.reader import Reader, characters
-from mlstm_jax.transfer.running_score import require_width, running_score, shown_label
+from mlstm_jax.transfer.running_score import running_score, shown_label
 
 # Colour-blind people can tell blue from orange.
 _NEGATIVE, _POSITIVE = (33, 102, 172), (230, 97, 1)
@@ -112,7 +112,6 @@ def score_heat(
         UserError: the text is empty, or the class does not exist.
     """
     _require_text(text, scale)
-    require_width(reader, classifier, about)
     label = shown_label(classifier, label)
     cleaned, values_T = running_score(reader, classifier, about, text, label)
     heading = f"score of {one_line(label)}"

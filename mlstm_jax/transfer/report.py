@@ -77,7 +77,7 @@ def _of_classes(result: Result, classes: list[str], pictures: list[str]) -> list
     best = result.best_unit
     assert best
     return [
-        f"To view the best unit: `mlstm-jax heatmap RUN --state {result.state} --layer "
+        f"To view the best unit: `mlstm-jax heatmap RUN --state {best.state} --layer "
         f"{best.layer} --unit {best.unit} --text TEXT --out heat.html`.",
         "",
         "Confusion matrix of the test texts, one row per true class:",
@@ -179,7 +179,7 @@ def draw(folder: Path, result: Result) -> list[str]:
     edges = np.array(result.histogram["edges"])
     for name, counts in result.histogram["counts"].items():
         axes.stairs(counts, edges, fill=True, alpha=0.5, label=one_line(name))
-    axes.set(xlabel=f"{result.best_unit}: {STATE_NAMES[result.state]}", ylabel="training texts")
+    axes.set(xlabel=f"{result.best_unit}", ylabel="training texts")
     for text in axes.legend(title="class").get_texts():
         text.set_parse_math(False)  # a dollar sign must not start a formula
     figure.savefig(folder / "best_unit.png", dpi=110)

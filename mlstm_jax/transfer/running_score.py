@@ -8,19 +8,8 @@ from mlstm_jax.data.documents import clean
 from mlstm_jax.errors import UserError
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier
+from mlstm_jax.transfer.features import parts_of
 from mlstm_jax.transfer.reader import Reader
-
-
-def require_width(reader: Reader, classifier: Classifier, about: Description) -> None:
-    """Raise UserError unless the classifier reads as many features as the model has."""
-    layers, hidden = reader.run.config.model.shape
-    width = hidden * (layers if about.all_layers else 1)
-    reads = classifier.weights_KD.shape[1]
-    if reads != width:
-        raise UserError(
-            f"the classifier reads {reads} features, but the model has {width}; create it again "
-            "with `mlstm-jax transfer`."
-        )
 
 
 def running_score(
@@ -43,7 +32,11 @@ def running_score(
     cleaned = clean(text, reader.run.cleaning)
     layers = reader.run.config.model.layers
     lowest = 0 if about.all_layers else layers - 1
-    read = [reader(cleaned, about.state, layer).values_TH for layer in range(lowest, layers)]
+    read = [
+        reader(cleaned, state, layer).values_TH
+        for state in parts_of(about.state)
+        for layer in range(lowest, layers)
+    ]
     scores_TK = classifier.scores(np.concatenate(read, axis=1))
     return cleaned, scores_TK[:, classifier.classes.index(label)]
 

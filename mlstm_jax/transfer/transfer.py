@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from mlstm_jax import output
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import fingerprint
@@ -22,7 +20,7 @@ from mlstm_jax.transfer import classifier_file, experiment, feature_file, report
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier, Examples
 from mlstm_jax.transfer.experiment import Result
-from mlstm_jax.transfer.features import Features, Featurizer, State, states_of
+from mlstm_jax.transfer.features import Features, FeatureState, Featurizer, states_of, units_of
 from mlstm_jax.transfer.labels import Labelled, require_task
 
 
@@ -41,11 +39,11 @@ def transfer(
     names: Mapping[str, str],
     out: Path | None = None,
     *,
-    states: Sequence[State] | None = None,
+    states: Sequence[FeatureState] | None = None,
     all_layers: bool = False,
     text_column: str | None = None,
     show_progress: bool = False,
-) -> dict[State, Transferred]:
+) -> dict[FeatureState, Transferred]:
     """Fit a classifier to the features of each state, and measure it.
 
     Args:
@@ -76,11 +74,7 @@ def transfer(
     found = _features(kept, featurizer, model, texts, is_begun=is_begun, loud=show_progress)
     made = {}
     for one in states:
-        chosen = np.flatnonzero(featurizer.state_of_column == one)
-        columns = [
-            experiment.Unit(int(featurizer.layer_of_column[n]), int(featurizer.unit_of_column[n]))
-            for n in chosen
-        ]
+        chosen = featurizer.columns_of(one)
         examples = {
             name: Examples(
                 values[:, chosen] if len(states) > 1 else values,
@@ -97,7 +91,7 @@ def transfer(
                 (texts["train"], texts.get("valid"), texts["test"]),
                 task,
                 one,
-                columns,
+                units_of(run.config.model, one, all_layers=all_layers),
                 progress.update,
             )
         about = Description(one, all_layers, model, text_column)
@@ -111,11 +105,11 @@ def transfer(
     return made
 
 
-def _folders(out: Path, states: Sequence[State]) -> dict[State, Path]:
+def _folders(out: Path, states: Sequence[FeatureState]) -> dict[FeatureState, Path]:
     return {one: out / one if len(states) > 1 else out for one in states}
 
 
-def require_out(out: Path, states: Sequence[State]) -> bool:
+def require_out(out: Path, states: Sequence[FeatureState]) -> bool:
     """Return whether an earlier call started in `out`; UserError if it holds something else."""
     folders = _folders(out, states).values()
     kept = out / "features"

@@ -11,10 +11,10 @@ from mlstm_jax.data.documents import clean
 from mlstm_jax.run import Run
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier
-from mlstm_jax.transfer.features import State, states_of
+from mlstm_jax.transfer.features import State, parts_of, states_of, units_of
 from mlstm_jax.transfer.generate import as_text, generate, prompt_bytes
 from mlstm_jax.transfer.reader import Reader, characters
-from mlstm_jax.transfer.running_score import require_width, running_score
+from mlstm_jax.transfer.running_score import running_score
 
 MOST_BYTES = 20_000  # of a text
 _MOST_GENERATED = 2000
@@ -52,13 +52,13 @@ class Viewer:
         model = run.config.model
         self._run, self._classifier, self._reader = run, classifier, Reader(run)
         self._about, self._label, self._text = about, label, text
-        self._state: State = about.state if about else states_of(model)[0]
-        self._lowest = 0 if about and about.all_layers else model.layers - 1
+        states: tuple[State, ...] = states_of(model)
+        self._state = states[0]
         self._layer, self._unit = model.layers - 1, None
         if classifier and about:
-            require_width(self._reader, classifier, about)
-            layer, self._unit = divmod(int(classifier.ranking[0]), model.hidden)
-            self._layer = self._lowest + layer
+            units = units_of(model, about.state, all_layers=about.all_layers)
+            first = units[int(classifier.ranking[0])]
+            self._state, self._layer, self._unit = first.state, first.layer, first.unit
         self._lock = threading.Lock()
         self.read({"text": ""})  # compiles
 
@@ -154,14 +154,16 @@ class Viewer:
         return [*self._run.config.model.states, "mean_h"]
 
     def _classes(self, text: str) -> list[dict[str, Any]]:
-        if not self._classifier:
+        if not self._classifier or not self._about:
             return []
         cleaned = clean(text, self._run.cleaning)
         if not cleaned:
             return []
-        top = self._run.config.model.layers - 1
-        end_LH = self._reader(cleaned, self._state, top).end_LH[self._state]
-        features = end_LH[self._lowest :].reshape(1, -1)
+        model = self._run.config.model
+        end = self._reader(cleaned, self._state, model.layers - 1).end_LH
+        lowest = 0 if self._about.all_layers else model.layers - 1
+        parts = [end[part][lowest:].ravel() for part in parts_of(self._about.state)]
+        features = np.concatenate(parts)[None]
         (shares,) = self._classifier.probabilities(features)
         # Of classes, one of which is the answer, the probabilities say it all.
         answers = self._classifier.predict(features)[0] if self._classifier.thresholds else None

@@ -69,6 +69,9 @@ def test_names_and_data_frames(model: mlstm.TrainedModel) -> None:
         "layer1_mean_h_63",
     ]
     assert mlstm.Features(model, state="c").get_feature_names_out()[5] == "c_5"
+    both = mlstm.Features(model, state="c+mean_h").fit(TEXTS)
+    assert both.get_feature_names_out()[[5, 64 + 5]].tolist() == ["c_5", "mean_h_5"]
+    assert both.transform(TEXTS[:1]).shape == (1, 128)
 
 
 def test_a_path_is_loaded_once(model: mlstm.TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:

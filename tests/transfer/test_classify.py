@@ -223,7 +223,7 @@ def test_transfer_and_classify_from_the_outside(
     assert result["state"] == "c"
     best = result["best_unit"]
     assert best["layer"] == 1
-    assert f"| unit {best['unit']} of layer 1, the best alone |" in said
+    assert f"| c of unit {best['unit']} of layer 1, the best alone |" in said
     for text in (
         "Accuracy, %",
         "test accuracy, %",
@@ -277,29 +277,34 @@ def test_texts_without_words_have_a_report_without_tfidf(
     out = tmp_path / "out"
     command = ["transfer", str(run.folder), "--out", str(out), "--all-layers"]
     command += ["--train", str(tmp_path / "train.csv"), "--test", str(tmp_path / "test.csv")]
-    command += ["--state", "mean_h", "c"]
+    command += ["--state", "mean_h", "c", "c+mean_h"]
     cli.main(command)
     said = capsys.readouterr().out
-    assert said.count("TF-IDF is omitted because it cannot be fitted to these texts: ") == 2
-    for state, words in (("mean_h", "mean of h over the text"), ("c", "cell state c")):
+    assert said.count("TF-IDF is omitted because it cannot be fitted to these texts: ") == 3
+    for state, words, width in (
+        ("mean_h", "mean of h over the text", 128),
+        ("c", "cell state c", 128),
+        ("c+mean_h", "cell state c after the last byte, and mean of h", 256),
+    ):
         found = json.loads((out / state / "report.json").read_text())
-        assert (found["state"], found["features"], found["baseline"]) == (state, 128, None)
+        assert (found["state"], found["features"], found["baseline"]) == (state, width, None)
         report = (out / state / "report.md").read_text()
         assert words in report
         assert {unit["layer"] for unit in found["units"]} == {0, 1}
         assert max(unit["unit"] for unit in found["units"]) < 64
         best = found["best_unit"]
-        assert f"--state {state} --layer {best['layer']} --unit {best['unit']} " in report
+        assert best["state"] in state.split("+")
+        assert f"--state {best['state']} --layer {best['layer']} --unit {best['unit']} " in report
         assert json.loads((out / state / "classifier.json").read_text())["state"] == state
     with np.load(out / "features/train.npz") as kept:
         assert kept["features"].shape == (24, 256)
         assert set(kept["state"][:128]) == {"mean_h"}
         # Each report is of its own state's columns.
-        for state in ("mean_h", "c"):
+        for state in ("mean_h", "c", "c+mean_h"):
             found = json.loads((out / state / "report.json").read_text())
             best, edges = found["best_unit"], found["histogram"]["edges"]
             is_best = (kept["layer"] == best["layer"]) & (kept["unit"] == best["unit"])
-            (values,) = kept["features"][:, is_best & (kept["state"] == state)].T
+            (values,) = kept["features"][:, is_best & (kept["state"] == best["state"])].T
             np.testing.assert_allclose(edges[:: len(edges) - 1], np.percentile(values, [0.5, 99.5]))
 
 

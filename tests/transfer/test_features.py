@@ -11,7 +11,7 @@ from mlstm_jax.data.documents import clean
 from mlstm_jax.errors import UserError
 from mlstm_jax.run import Run
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.transfer.features import Featurizer, State, features
+from mlstm_jax.transfer.features import Featurizer, State, features, units_of
 from tests.tolerance import assert_close
 
 pytestmark = pytest.mark.numeric
@@ -64,6 +64,20 @@ def test_units_and_layers_are_columns_of_the_whole(run: Run) -> None:
     np.testing.assert_array_equal(chosen(TEXTS), whole(TEXTS)[:, [64 + 40, 64 + 3]])
     with pytest.raises(UserError, match="unit 64 does not exist: the model has units 0 to 63"):
         Featurizer(run, units=[64])
+
+
+def test_two_states_stand_side_by_side(run: Run) -> None:
+    """In the order of their name, whatever else is read in the same pass."""
+    read = Featurizer(run, states=("mean_h", "c+mean_h", "h"), all_layers=True)
+    found = read(TEXTS)
+    assert read.width == 3 * 128
+    units = units_of(run.config.model, "c+mean_h", all_layers=True)
+    columns = read.columns_of("c+mean_h")
+    assert [(one.state, one.layer, one.unit) for one in units] == [
+        (read.state_of_column[n], read.layer_of_column[n], read.unit_of_column[n]) for n in columns
+    ]
+    parts = [Featurizer(run, states=(one,), all_layers=True)(TEXTS) for one in ("c", "mean_h")]
+    np.testing.assert_array_equal(found[:, columns], np.concatenate(parts, axis=1))
 
 
 def test_a_held_state_does_not_move_by_a_bit(run: Run) -> None:

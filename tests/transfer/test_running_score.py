@@ -8,10 +8,11 @@ import pytest
 
 from mlstm_jax import cli
 from mlstm_jax.errors import UserError
+from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.run import Run
 from mlstm_jax.transfer import classifier_file
 from mlstm_jax.transfer.classify import Classifier
-from mlstm_jax.transfer.features import Featurizer, State
+from mlstm_jax.transfer.features import FeatureState, Featurizer
 from mlstm_jax.transfer.heatmap import Heat, score_heat
 from mlstm_jax.transfer.heatmap_page import as_html
 from mlstm_jax.transfer.reader import Reader
@@ -54,9 +55,11 @@ def test_scores_are_the_log_odds_of_what_is_answered(classes: int, fields: dict)
     np.testing.assert_allclose(scores, expected, atol=1e-8)
 
 
-@pytest.mark.parametrize("state", ["c", "h", "mean_h"])
+@pytest.mark.parametrize("state", ["c", "h", "mean_h", "c+mean_h"])
 @pytest.mark.parametrize("all_layers", [False, True])
-def test_the_last_score_is_the_classifiers_own(run: Run, state: State, all_layers: bool) -> None:
+def test_the_last_score_is_the_classifiers_own(
+    run: Run, state: FeatureState, all_layers: bool
+) -> None:
     """And that after each character is what it answers to the text up to there."""
     featurizer = Featurizer(run, states=(state,), all_layers=all_layers)
     classifier = classifier_of(featurizer.width)
@@ -94,8 +97,6 @@ def test_a_page_has_the_score_after_each_word() -> None:
 def test_it_is_drawn_from_the_command_line(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from mlstm_jax.interop.weights import fingerprint
-
     about = classifier_file.Description("c", False, fingerprint(run.params), None)
     classifier_file.save(tmp_path, classifier_of(64), about)
     command = ["heatmap", str(run.folder), "--score", str(tmp_path), "--text", TEXT]
@@ -126,7 +127,13 @@ def test_it_is_drawn_from_the_command_line(
     assert "was created with other parameters" in refused(*score)
 
 
-def test_a_classifier_of_another_width_is_refused(run: Run) -> None:
-    about = classifier_file.Description("c", False, "abc", None)
-    with pytest.raises(UserError, match="reads 8 features, but the model has 64"):
-        score_heat(Reader(run), TEXT, classifier_of(8), about)
+@pytest.mark.parametrize(
+    ("state", "all_layers", "width"), [("c", False, 64), ("c+mean_h", True, 256)]
+)
+def test_a_classifier_of_another_width_is_refused(
+    run: Run, state: FeatureState, all_layers: bool, width: int
+) -> None:
+    about = classifier_file.Description(state, all_layers, fingerprint(run.params), None)
+    classifier_file.require_model("mine", classifier_of(width), about, run, run.folder)
+    with pytest.raises(UserError, match=f"mine reads 8 features, but .* has {width}; create"):
+        classifier_file.require_model("mine", classifier_of(8), about, run, run.folder)

@@ -118,7 +118,7 @@ def test_transfer_and_classify_several_labels(
     for score, unit in zip(result["labels"], result["label_units"], strict=True):
         line = f"| {score['label']} | {score['threshold']:.3f} | {score['positives']} of "
         assert f"{line}{score['known']} | {100 * score['f1']:.1f} | " in report
-        assert f" | unit {unit['unit']} of layer 1 |" in report
+        assert f" | mean_h of unit {unit['unit']} of layer 1 |" in report
     assert "Macro F1 of the labels, %" in report
     assert f"| always yes |  |  | **{100 * means['all_yes']:.1f}** |" in report
 

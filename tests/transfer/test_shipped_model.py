@@ -87,9 +87,12 @@ def test_a_folder_of_ones_own_goes_before_it(
         found.classify(["a"])
 
 
-def test_a_name_that_is_nearly_right_is_suggested(tmp_path: Path) -> None:
+def test_a_name_that_is_nearly_right_is_suggested() -> None:
     with pytest.raises(ValueError, match=r"reviews-76 is not a run folder.*did you mean reviews-7"):
         mlstm.load("reviews-76")
+
+
+def test_a_classifier_of_another_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="was created with other parameters"):
         mlstm.load(NAME).classify(["a"], _classifier_of_another(tmp_path))
 
