@@ -34,9 +34,9 @@ test-slow: .venv/ready-test-all
 # The instruction sets below this processor's own, which `make test` uses. Those that this processor
 # lacks change nothing. With F16C missing, as in SSE4_2, fp16 is skipped.
 NUMERIC := $(BIN)/python -m pytest -q -m "numeric and not slow" --durations=3 -n 2 --dist loadfile
+ISAS ?= SSE4_2 AVX2
 test-portable: .venv/ready-test
-	XLA_FLAGS=--xla_cpu_max_isa=SSE4_2 $(NUMERIC)
-	XLA_FLAGS=--xla_cpu_max_isa=AVX2 $(NUMERIC)
+	set -e; for isa in $(ISAS); do XLA_FLAGS=--xla_cpu_max_isa=$$isa $(NUMERIC); done
 
 # In an environment of its own: beside it, JAX without GPUs must be told that there are none.
 test-compiled: .venv-compiled/ready
