@@ -5,8 +5,8 @@ Command:   mlstm-jax sweep models --out runs/models
 Hardware:  CPU cores with AVX512_BF16
 
 Every run reads 6.1 MB in 750 updates of 32 windows of 256 bytes. The models have 0.5 and 2.0
-million parameters, within 5%. Each has three rates; the seeds are for the best of these at 0.5
-million. The mLSTM computes in bf16 and the others in fp32: the faster type of each on such a core.
+million parameters, within 5%, and three rates each. The mLSTM computes in bf16 and the others in
+fp32: the faster type of each on such a core. Not run yet.
 """
 
 from mlstm_jax.config import (

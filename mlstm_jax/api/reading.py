@@ -14,7 +14,7 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.progress import ProgressLine
 from mlstm_jax.transfer.classifier_file import Description, load_classifier, require_model
 from mlstm_jax.transfer.classify import Classifier
-from mlstm_jax.transfer.features import STATE_NAMES, FeatureState, Featurizer, State, parts_of
+from mlstm_jax.transfer.features import STATE_NAMES, FeatureState, Featurizer, State, single_states
 from mlstm_jax.transfer.generate import as_text
 from mlstm_jax.transfer.generate import generate as run_generate
 from mlstm_jax.transfer.heatmap import Heat, heat, score_heat
@@ -23,7 +23,7 @@ from mlstm_jax.transfer.scoring import Scorer
 from mlstm_jax.transfer.transfer import Transferred
 
 STATES = tuple(STATE_NAMES)
-_OF_A_UNIT = (None, *(state for state in STATES if len(parts_of(state)) == 1))
+_OF_A_UNIT = (None, *(state for state in STATES if len(single_states(state)) == 1))
 
 
 class ReadingModel(LoadedModel):
@@ -46,7 +46,7 @@ class ReadingModel(LoadedModel):
                 text: not on other texts, their order or `batch_size`.
             state: "c", the cell state, or "h" after the last byte; or "mean_h", the mean of h over
                 all bytes, which predicted sentiment better than c in our tests (docs/transfer.md);
-                or "c+mean_h", both side by side.
+                or "c+mean_h", first all of c and then all of mean_h.
             all_layers: use every layer, the lowest first; otherwise only the top one.
             batch_size: texts read at a time, over all devices.
             show_progress: on standard error.
@@ -61,15 +61,8 @@ class ReadingModel(LoadedModel):
         found = as_texts(texts)
         one_of("state", state, STATES)
         at_least("batch_size", batch_size, 1)
-        featurizer = self._kept(
-            (state, all_layers, batch_size),
-            lambda: Featurizer(self._run, states=(state,), all_layers=all_layers, rows=batch_size),
-        )
-        with ProgressLine("encode", len(found), quiet=not show_progress) as progress:
-            features: NDArray[np.float32] = featurizer(
-                found, partial(progress.update, status="texts")
-            )
-        return features
+        name = "encode" if show_progress else None
+        return self._features(found, state, all_layers=all_layers, rows=batch_size, name=name)
 
     @public
     def bits_per_character(self, texts: Sequence[str], *, show_progress: bool = False) -> float:
@@ -196,13 +189,34 @@ class ReadingModel(LoadedModel):
         if classifier is None and (classifier := shipped.classifier(self.path)) is None:
             raise UserError("this model comes with no classifier; give one that `transfer` made.")
         chosen, about = self._classifier(classifier)
-        features = self.encode(
-            found, about.state, all_layers=about.all_layers, show_progress=show_progress
+        name = "classify" if show_progress else None
+        features = self._features(
+            found, about.state, all_layers=about.all_layers, rows=64, name=name
         )
         return [
             dict(zip(chosen.classes, row, strict=True))
             for row in chosen.probabilities(features).tolist()
         ]
+
+    def _features(
+        self,
+        texts: list[str],
+        state: FeatureState,
+        *,
+        all_layers: bool,
+        rows: int,
+        name: str | None,
+    ) -> NDArray[np.float32]:
+        """Return the features of texts; show progress under a name, if there is one."""
+        featurizer = self._kept(
+            (state, all_layers, rows),
+            lambda: Featurizer(self._run, states=(state,), all_layers=all_layers, rows=rows),
+        )
+        with ProgressLine(name or "", len(texts), quiet=name is None) as progress:
+            features: NDArray[np.float32] = featurizer(
+                texts, partial(progress.update, status="texts")
+            )
+        return features
 
     def _classifier(self, given: Transferred | str | Path) -> tuple[Classifier, Description]:
         """Return a classifier and its features; UserError unless it belongs to this model."""

@@ -10,14 +10,14 @@ from mlstm_jax.commands import RunFolder, features_of, require_files, require_fo
 from mlstm_jax.errors import UserError
 from mlstm_jax.terminal import show
 
-States = Literal["c", "h", "mean_h", "c+mean_h"]
+FeatureState = Literal["c", "h", "mean_h", "c+mean_h"]
 
 
 def features(
     run: RunFolder,
     source: Annotated[Path, Positional, arg(metavar="INPUT")],
     out: Path,
-    state: tuple[States, ...] | None = None,
+    state: tuple[FeatureState, ...] | None = None,
     all_layers: bool = False,
     units: tuple[int, ...] | None = None,
     text_column: str | None = None,
@@ -33,9 +33,9 @@ def features(
         source: texts, in .csv, .tsv, .json, .jsonl or .txt, each also .gz.
         out: .npz file to write.
         state: c, the cell state, or h, after the last byte; mean_h, the mean of h over all bytes;
-            or c+mean_h, both side by side; one or several, all in one pass over the texts; unset:
-            c, or h of a model that has no c.
-        all_layers: use every layer, the lowest first; otherwise only the top one.
+            or c+mean_h, first c and then mean_h; one or several, all in one pass over the texts,
+            each in the file only once; unset: c, or h of a model that has no c.
+        all_layers: use every layer, in each state the lowest first; otherwise only the top one.
         units: write only these units; unset: all.
         text_column: field or column of the text; unset: text, reviewText, sentence, ...
         checkpoint: best (by validation BPC), latest, or a step.
@@ -71,7 +71,7 @@ def transfer(
     label_column: str | None = None,
     label_columns: tuple[str, ...] | None = None,
     text_column: str | None = None,
-    state: tuple[States, ...] | None = None,
+    state: tuple[FeatureState, ...] | None = None,
     all_layers: bool = False,
     checkpoint: str = "best",
 ) -> None:
@@ -95,8 +95,8 @@ def transfer(
             known). Each has its own classifier, C, and threshold of the largest F1.
         text_column: field or column of the text; unset: text, reviewText, sentence, ...
         state: c, the cell state, or h, after the last byte; mean_h, the mean of h over all bytes;
-            or c+mean_h, both side by side; one or several, all in one pass over the texts; unset:
-            c, or h of a model that has no c.
+            or c+mean_h, first c and then mean_h; one or several, all in one pass over the texts;
+            unset: c, or h of a model that has no c.
         all_layers: use every layer; otherwise only the top one.
         checkpoint: best (by validation BPC), latest, or a step.
     """

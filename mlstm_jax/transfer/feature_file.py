@@ -34,10 +34,12 @@ def write(path: Path, found: Features, featurizer: Featurizer, key: str = "") ->
 
 
 def key_of(model: str, featurizer: Featurizer, texts: Sequence[str]) -> str:
-    """Return a hex digest of all that determines features: model, reading, columns and texts."""
+    """Return a hex digest of model, reading, columns, texts, and what was asked of them."""
     digest = hashlib.sha256(model.encode())
     columns = featurizer.state_of_column, featurizer.layer_of_column, featurizer.unit_of_column
-    for part in (*featurizer.reading, *(column.tolist() for column in columns)):
+    # States side by side have the columns of those alone, but belong to another call.
+    asked = featurizer.states if any("+" in state for state in featurizer.states) else ()
+    for part in (*featurizer.reading, *(column.tolist() for column in columns), *asked):
         digest.update(f"{part!r}\0".encode())
     for text in texts:
         coded = text.encode("utf-8", "surrogatepass")

@@ -59,7 +59,7 @@ class Unit:
         return f"{self.state} of unit {self.unit} of layer {self.layer}"
 
 
-def parts_of(state: FeatureState) -> tuple[State, ...]:
+def single_states(state: FeatureState) -> tuple[State, ...]:
     """Return the states that stand side by side: ("c", "mean_h") for "c+mean_h"."""
     return cast(tuple[State, ...], tuple(state.split("+")))
 
@@ -72,9 +72,10 @@ def states_of(model: Architecture, asked: Sequence[S] | None = None) -> tuple[S,
     """
     if asked is None:
         return cast(tuple[S, ...], model.states[:1])
-    known = (*model.states, "mean_h")
+    single = {*model.states, "mean_h"}
+    known = [state for state in STATE_NAMES if set(single_states(state)) <= single]
     for state in asked:
-        if not set(parts_of(state)) <= set(known):
+        if state not in known:
             raise UserError(f"state {state!r} is not one of {', '.join(known)} of {model.choice}.")
     if not asked or len(set(asked)) < len(asked):
         raise UserError(f"--state {' '.join(asked)}: name at least one state, each only once.")
@@ -86,7 +87,7 @@ def units_of(model: Architecture, state: FeatureState, *, all_layers: bool) -> l
     layers = range(0 if all_layers else model.layers - 1, model.layers)
     return [
         Unit(part, layer, unit)
-        for part in parts_of(state)
+        for part in single_states(state)
         for layer in layers
         for unit in range(model.hidden)
     ]
@@ -96,7 +97,8 @@ class Featurizer:
     """Reads texts with one compiled step.
 
     Attributes:
-        width: features of a text: units of one layer or of all layers, for each state.
+        states: as asked for.
+        width: features of a text: units of one layer or of all layers, for each different state.
         state_of_column, layer_of_column, unit_of_column: what each feature is: str, int32 and
             int32 [width].
         reading: what besides parameters and texts determines the features: the cleaning of texts
@@ -134,8 +136,10 @@ class Featurizer:
             raise UserError(
                 f"unit {wrong[0]} does not exist: the model has units 0 to {hidden - 1}."
             )
-        self._run = run
-        self._states = tuple(dict.fromkeys(part for state in states for part in parts_of(state)))
+        self._run, self.states = run, states
+        self._states = tuple(
+            dict.fromkeys(part for state in states for part in single_states(state))
+        )
         self.reading = str(run.cleaning), run.config.precision.compute, run.config.precision.cell
         self._layers = slice(0 if all_layers else layers - 1, layers)
         self._units = np.arange(hidden) if units is None else np.array(units)
@@ -154,8 +158,8 @@ class Featurizer:
         self._read = self._devices.map(_make_step(run.model, mean=mean), donate=(1,))
 
     def columns_of(self, state: FeatureState) -> NDArray[np.int64]:
-        """Return where the features of one of its states are, in the order of `units_of`."""
-        places = [np.flatnonzero(self.state_of_column == part) for part in parts_of(state)]
+        """Return where the features of a state are; of two side by side, the first one's first."""
+        places = [np.flatnonzero(self.state_of_column == part) for part in single_states(state)]
         return np.concatenate(places)
 
     def __call__(

@@ -82,18 +82,21 @@ def read_text(
 class Reader:
     """Reads texts of any length with a model that is loaded once.
 
-    It keeps what it read last: the page asks for the classes and the score of the same text.
+    It keeps what it read of the last text: the page asks for its classes and its score.
     """
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self._params = jax.device_put(run.params)
-        self._last: tuple[object, Trace] | None = None
+        self._last = b""
+        self._traces: dict[object, Trace] = {}
 
     def __call__(self, text: bytes, state: State | None = None, layer: int = -1) -> Trace:
         """Read at least one byte from a zero state; trace a state of a layer (-1: the top)."""
-        if self._last and self._last[0] == (text, state, layer):
-            return self._last[1]
+        if text != self._last:
+            self._last, self._traces = text, {}
+        if (state, layer) in self._traces:
+            return self._traces[state, layer]
         found = read_text(self.run.model, self._params, text, state, layer)
         next_V = np.asarray(jax.nn.softmax(found.logits_BV[0]), np.float32)
         shown = self.run.config.model.shown(found.carry)
@@ -102,7 +105,7 @@ class Reader:
             "mean_h": found.mean_h_LH.astype(np.float32),
         }
         trace = Trace(text, np.concatenate(found.values_TH), next_V, end_LH)
-        self._last = (text, state, layer), trace
+        self._traces[state, layer] = trace
         return trace
 
 

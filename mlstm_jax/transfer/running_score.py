@@ -8,7 +8,7 @@ from mlstm_jax.data.documents import clean
 from mlstm_jax.errors import UserError
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier
-from mlstm_jax.transfer.features import parts_of
+from mlstm_jax.transfer.features import single_states
 from mlstm_jax.transfer.reader import Reader
 
 
@@ -34,7 +34,7 @@ def running_score(
     lowest = 0 if about.all_layers else layers - 1
     read = [
         reader(cleaned, state, layer).values_TH
-        for state in parts_of(about.state)
+        for state in single_states(about.state)
         for layer in range(lowest, layers)
     ]
     scores_TK = classifier.scores(np.concatenate(read, axis=1))

@@ -11,7 +11,7 @@ from mlstm_jax.data.documents import clean
 from mlstm_jax.run import Run
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier
-from mlstm_jax.transfer.features import State, parts_of, states_of, units_of
+from mlstm_jax.transfer.features import State, single_states, states_of, units_of
 from mlstm_jax.transfer.generate import as_text, generate, prompt_bytes
 from mlstm_jax.transfer.reader import Reader, characters
 from mlstm_jax.transfer.running_score import running_score
@@ -162,7 +162,7 @@ class Viewer:
         model = self._run.config.model
         end = self._reader(cleaned, self._state, model.layers - 1).end_LH
         lowest = 0 if self._about.all_layers else model.layers - 1
-        parts = [end[part][lowest:].ravel() for part in parts_of(self._about.state)]
+        parts = [end[part][lowest:].ravel() for part in single_states(self._about.state)]
         features = np.concatenate(parts)[None]
         (shares,) = self._classifier.probabilities(features)
         # Of classes, one of which is the answer, the probabilities say it all.

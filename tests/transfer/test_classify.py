@@ -112,7 +112,7 @@ def test_a_classifier_is_kept_without_pickle(tmp_path: Path, random: np.random.G
         ({"classes": ["a", 2, "c"]}, r"classes\[1\] is 2, but it must be a string"),
         ({"classes": "abc"}, "classes is 'abc', but it must be a list"),
         ({"classes": ["a", "b"]}, r"weights has the shape \(3, 4\), but must have \(1, 4\)"),
-        ({"state": "z"}, "state is 'z', but it must be one of c, h, mean_h"),
+        ({"state": "z"}, r"state is 'z', but it must be one of c, h, mean_h, c\+mean_h"),
         ({"softmax": "no"}, "softmax is 'no', but it must be true or false"),
         ({"C": []}, r"C is \[\], but it must be a number"),
         ({"format": 2}, "was written by another version of this program"),
@@ -307,6 +307,15 @@ def test_texts_without_words_have_a_report_without_tfidf(
             (values,) = kept["features"][:, is_best & (kept["state"] == best["state"])].T
             np.testing.assert_allclose(edges[:: len(edges) - 1], np.percentile(values, [0.5, 99.5]))
 
+    # As `transfer` did, so does `classify`.
+    folder, labelled = out / "c+mean_h", tmp_path / "labelled.csv"
+    test = tmp_path / "test.csv"
+    cli.main(["classify", str(run.folder), str(folder), str(test), "--out", str(labelled)])
+    with labelled.open() as file, test.open() as given:
+        answers = [one["label"] for one in csv.DictReader(file)]
+        right = [a == b["label"] for a, b in zip(answers, csv.DictReader(given), strict=True)]
+    assert np.mean(right) == json.loads((folder / "report.json").read_text())["test"]
+
 
 def test_features_are_kept_whatever_fails_after_them(
     run: Run,
@@ -428,7 +437,12 @@ def test_what_was_killed_between_two_states_goes_on(
 
     monkeypatch.setattr(Featurizer, "__call__", not_again)
     # Of other texts, or of other states: nothing is touched.
-    for wrong in ([*several, "--train", str(others)], [*several[:-1], "--train", str(train)]):
+    for wrong in (
+        [*several, "--train", str(others)],
+        [*several[:-1], "--train", str(train)],
+        [*several, "c+mean_h", "--train", str(train)],
+        [*command, "--state", "c+mean_h", "--train", str(train)],
+    ):
         with pytest.raises(SystemExit) as stop:
             cli.main(wrong)
         assert stop.value.code == 2

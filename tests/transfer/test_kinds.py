@@ -53,7 +53,7 @@ def test_a_state_that_it_has_not_is_refused(untrained: Run) -> None:
     kind = untrained.config.model
     if "c" in kind.states:
         with pytest.raises(
-            UserError, match=f"state 'x' is not one of c, h, mean_h of {kind.choice}"
+            UserError, match=rf"state 'x' is not one of c, h, mean_h, c\+mean_h of {kind.choice}"
         ):
             Featurizer(untrained, states=("x",))  # type: ignore[arg-type]
         return

@@ -119,19 +119,19 @@ def test_it_answers_as_the_library_does(page: str, run: Run, classifier: Path) -
     assert written["text"] == pieces[0].decode("utf-8", "replace")
 
 
-@pytest.mark.parametrize("states", ["mean_h", "c+mean_h"])
+@pytest.mark.parametrize("state", ["mean_h", "c+mean_h"])
 @pytest.mark.parametrize("all_layers", [False, True])
 def test_a_classifier_on_the_mean_of_h_is_shown_as_it_reads(
-    run: Run, states: FeatureState, all_layers: bool
+    run: Run, state: FeatureState, all_layers: bool
 ) -> None:
     from mlstm_jax.view.viewer import Viewer
 
-    featurizer = Featurizer(run, states=(states,), all_layers=all_layers)
+    featurizer = Featurizer(run, states=(state,), all_layers=all_layers)
     weights = np.random.default_rng(0).normal(size=(1, featurizer.width)) * 0.1
     # Unit 5 of the first layer read, of the mean of h.
-    weights[0, 5 + (featurizer.width // 2 if states == "c+mean_h" else 0)] = 9.0
+    weights[0, 5 + (featurizer.width // 2 if state == "c+mean_h" else 0)] = 9.0
     chosen = classify.Classifier(weights, np.zeros(1), ["bad", "good"], 1.0)
-    about = classifier_file.Description(states, all_layers, "abc", None)
+    about = classifier_file.Description(state, all_layers, "abc", None)
     viewer = Viewer(run, chosen, about)
     layer = 0 if all_layers else 1
     told = viewer.model({})
