@@ -1,5 +1,6 @@
 """Features, heat maps and text of every kind of model; here untrained."""
 
+import re
 from pathlib import Path
 
 import jax
@@ -52,10 +53,10 @@ def test_features_and_heat_maps_are_the_states(untrained: Run) -> None:
 def test_a_state_that_it_has_not_is_refused(untrained: Run) -> None:
     kind = untrained.config.model
     if "c" in kind.states:
-        with pytest.raises(
-            UserError, match=rf"state 'x' is not one of c, h, mean_h, c\+mean_h of {kind.choice}"
-        ):
-            Featurizer(untrained, states=("x",))  # type: ignore[arg-type]
+        for state in ("x", "h+c"):
+            known = f"'{state}' is not one of c, h, mean_h, c+mean_h of {kind.choice}"
+            with pytest.raises(UserError, match=re.escape(known)):
+                Featurizer(untrained, states=(state,))  # type: ignore[arg-type]
         return
     for wrong in (
         lambda: Featurizer(untrained, states=("c",)),
