@@ -79,4 +79,5 @@ for axes in panels.flat:
     own = {"BY_BATCH": [str(tmp_path)], "STARTS": [str(tmp_path)], "HALF": []}
     runs = [str(tmp_path / "8" / "mine")]
     assert pictures(execute(FOLDER / "convergence.ipynb", check, RUNS=runs, **own)) == 4
-    assert pictures(execute(FOLDER / "large_batch.ipynb", check, SWEEP=str(tmp_path))) == 3
+    parts = {"LEGW": None, "RECIPE": None}
+    assert pictures(execute(FOLDER / "large_batch.ipynb", check, SWEEP=str(tmp_path), **parts)) == 4
