@@ -143,8 +143,9 @@ def require_model(
     """
     if about.model != fingerprint(run.params):
         raise UserError(
-            f"{name} was created with other parameters than those of {path}; give its run (after "
-            "`mlstm-jax finetune` that is OUT/run) and --checkpoint, or create it again."
+            f"{name} was created with other parameters than those of {path}; give the run and "
+            "--checkpoint that it was created with (of `mlstm-jax finetune`: OUT/run), or create "
+            "it again."
         )
     reads = classifier.weights_KD.shape[1]
     width = len(units_of(run.config.model, about.state, all_layers=about.all_layers))
