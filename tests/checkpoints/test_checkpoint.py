@@ -202,11 +202,11 @@ def test_a_flipped_bit_is_found(saved: Saved, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_many_flipped_bits_are_found(saved: Saved, tmp_path: Path) -> None:
-    found = flips(saved, tmp_path / "run", 400)
-    print(f"of 400 flipped bits {found} were found; the others changed no array")
+    found = flips(saved, tmp_path / "run", 150)
+    print(f"of 150 flipped bits {found} were found; the others changed no array")
     # `flips` asserts the law. About half of a checkpoint's bits are of arrays, more or fewer as
     # Orbax packs them; with a quarter found, the test has tried what it says.
-    assert found > 100
+    assert found > 37
 
 
 def test_a_file_that_is_out_of_reach_for_a_moment_is_read_later(
