@@ -262,6 +262,20 @@ def test_what_only_the_mlstm_has_is_refused(kind: str, sections: dict, message: 
     assert f"{message} for model:{kind}; use it with model:mlstm" in str(error.value)
 
 
+@pytest.mark.parametrize("kind", ["bert", "transformer"])
+def test_a_transformer_has_the_places_that_its_windows_train(kind: str) -> None:
+    words = ["small_512", f"model:{kind}", "--data.window", "96"]
+    config = config_text.parse(words, quickstart.config, "train").config
+    resolved = configs.resolve_batch(config, 1)
+    assert resolved.model.longest_window == 96
+    phases = (Phase(steps=1, batch=2, window=32), Phase(steps=1, batch=2, window=512))
+    resolved = configs.resolve_batch(dataclasses.replace(config, phases=phases), 1)
+    assert resolved.model.longest_window == 512
+    assert json.loads(config_text.to_json(resolved))["model"]["positions"] == 512
+    config = config_text.parse([*words, "--model.positions", "128"], Config(), "train").config
+    assert configs.resolve_batch(config, 1).model.longest_window == 128
+
+
 def test_a_run_keeps_its_kind_of_model() -> None:
     old, new = Config(), Config(model=configs.LSTM(hidden=8), data=Data(batch=64))
     found = config_differences.differences(old, new)

@@ -74,6 +74,8 @@ def resolve_batch(config: Config, device_count: int) -> Config:
     Raises UserError if the rows cannot be split evenly over the devices (Puri et al. 2018,
     section IV), or a field is for another kind of model.
     """
+    windows = [phase.window for phase in config.phases] or [config.data.window]
+    config = dataclasses.replace(config, model=config.model.for_windows(max(windows)))
     _require_fit(config)
     data = config.data
     if data.batch_per_device is not None:

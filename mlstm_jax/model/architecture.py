@@ -13,7 +13,7 @@ only inside functions, because a config must be readable before jax is imported.
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -182,6 +182,10 @@ class Architecture(Sizes, ABC):
     def longest_window(self) -> int | None:
         """The most bytes of a window, or None: any number."""
         return None
+
+    def for_windows(self, longest: int) -> Self:
+        """Return the model as it is in a run whose longest window has so many bytes."""
+        return self
 
     def shown(self, carry: Tree) -> dict[str, Any]:
         """Return the states of a `reading_carry` by their names in `states`, [B, L, H]."""

@@ -85,7 +85,7 @@ class Input(linen.Module):
             kernel_EH = self.param("kernel", _normal(), (self.model.embedding, hidden))
             table_VH = matmul(embedding_VE, kernel_EH, self.compute)
         places = _sinusoids(self.model.embedding_std)
-        positions_PH = self.param("positions", places, (self.model.positions, hidden))
+        positions_PH = self.param("positions", places, (self.model.longest_window, hidden))
         x_TBH = lookup(bytes_BT.T, table_VH)
         if place_BT is None:
             return x_TBH.swapaxes(0, 1) + positions_PH[None, : bytes_BT.shape[1]]
@@ -141,8 +141,8 @@ def read(model: Transformer, window: Window, how: How) -> tuple[Tree, Array, Tre
     if isinstance(before, Context):
         bytes_BT, first_B = _with_context(before, bytes_BT)
         place_BT = jnp.maximum(jnp.arange(bytes_BT.shape[1])[None] - first_B[:, None], 0)
-        last_B = model.positions - size + (size if real_B is None else real_B)
-        key_BP = jnp.arange(model.positions)[None]
+        last_B = model.longest_window - size + (size if real_B is None else real_B)
+        key_BP = jnp.arange(model.longest_window)[None]
         key_BP = (key_BP >= first_B[:, None]) & (key_BP < jnp.reshape(last_B, (-1, 1)))
         seen["mask"] = key_BP[:, None, None]
     elif not causal and real_B is not None:

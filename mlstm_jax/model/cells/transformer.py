@@ -6,8 +6,9 @@ It reads each training window on its own, so nothing is carried. To read a text 
 carries the text's last bytes and reads them again before each window.
 """
 
+import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 
@@ -35,9 +36,10 @@ class Transformer(Architecture, title="Transformer"):
     layers: int = 4
     # Attention heads; they share the hidden units evenly. BERT-Large: 16.
     heads: int = 4
-    # The most bytes P that attend to each other: the longest window. Each place has a learned
-    # vector. BERT: 512.
-    positions: int = 256
+    # The most bytes P that attend to each other. Each place has a learned vector. Unset: those of
+    # the run's longest window, 256 outside of a run. A text is read with all of them, so a place
+    # that no window reaches spoils what is read without training. BERT: 512.
+    positions: int | None = None
 
     states: ClassVar[tuple[str, ...]] = ("h",)
 
@@ -46,13 +48,18 @@ class Transformer(Architecture, title="Transformer"):
         rule = f"1 or more, and divide model.hidden, {self.hidden}"
         divides = self.heads >= 1 and self.hidden % self.heads == 0
         require(divides, "model.heads", self.heads, rule)
-        most = 2**20
-        require(2 <= self.positions <= most, "model.positions", self.positions, f"2 to {most:,}")
+        most, places = 2**20, self.positions
+        in_range = places is None or 2 <= places <= most
+        require(in_range, "model.positions", places, f"2 to {most:,}")
 
     @property
     def longest_window(self) -> int:
         """Each byte of a window has a place of its own."""
-        return self.positions
+        return 256 if self.positions is None else self.positions
+
+    def for_windows(self, longest: int) -> Self:
+        """Return the model with its positions set."""
+        return dataclasses.replace(self, positions=longest) if self.positions is None else self
 
     def init_carry(self, rows: int, cell: Any) -> Tree:
         """Return nothing."""
@@ -61,11 +68,11 @@ class Transformer(Architecture, title="Transformer"):
     def reading_carry(self, rows: int, cell: Any) -> Tree:
         """Return a context without a byte."""
         h = np.zeros((rows, *self.shape), np.float32)
-        return Context(h, np.zeros((rows, self.positions), np.uint8), np.zeros(rows, np.int32))
+        return Context(h, np.zeros((rows, self.longest_window), np.uint8), np.zeros(rows, np.int32))
 
     def reading_window(self, proposed: int) -> int:
         """Return half of the positions: the others hold what came before."""
-        return self.positions // 2
+        return self.longest_window // 2
 
     def dropout_shape(self, window: int) -> tuple[int, ...]:
         """Mask the output of each attention and of each pair of dense matrices, as BERT does."""
@@ -95,7 +102,7 @@ class Transformer(Architecture, title="Transformer"):
 
     def products(self, layer: int) -> Products:
         """Count all outside of loops, for windows of P bytes; attention sees half of them."""
-        seen = self.positions * (2 if self.sees_ahead else 1)
+        seen = self.longest_window * (2 if self.sees_ahead else 1)
         return Products(0, 0, 6 * (12 * self.hidden**2 + self.hidden * seen))
 
     def kept_bytes(self, units: int, window: int, every: int | None, width: int, cell: int) -> int:
