@@ -1,6 +1,7 @@
 """Time the training steps of configs, one after another in each round.
 
-    python benchmarks/configs.py small_512 fast_512 --json benchmarks/results/configs_cpu.json
+    python benchmarks/configs.py results/small_512/adam fast_512 \
+        --json benchmarks/results/configs_cpu.json
 
 It answers how long the whole runs take here, relative to each other: the seconds of each phase's
 step, times its number of steps. The bytes are random; evaluations and checkpoints are not counted.
@@ -18,6 +19,7 @@ import jax
 import measure
 import numpy as np
 
+from mlstm_jax import config_text
 from mlstm_jax.config import Config, Phase, load_file, vary
 from mlstm_jax.data.stream import Batch
 from mlstm_jax.model.language_model import LanguageModel
@@ -30,6 +32,12 @@ from mlstm_jax.training.step import make_train_step
 def spread(values: list[float]) -> dict[str, float]:
     """Return the median, the minimum and the maximum."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def read_config(name: str) -> Config:
+    """Return the config of a run folder, of a file, or that comes with the package."""
+    path = Path(name, "config.json")
+    return config_text.load_json(path) if path.is_file() else load_file(name)
 
 
 def phases_of(config: Config) -> tuple[Phase, ...]:
@@ -73,7 +81,9 @@ def make_call(config: Config, phase: Phase) -> Callable[[], None]:
 def main() -> None:
     """Measure, print a table, and write the JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("configs", nargs="+", help="config files, or names of shipped configs")
+    parser.add_argument(
+        "configs", nargs="+", help="run folders, config files, or names of shipped configs"
+    )
     parser.add_argument("--steps", action="append", default=[], metavar="NAME=N")
     parser.add_argument("--rounds", type=int, default=9, help="after one warm-up round")
     parser.add_argument("--json", type=Path, metavar="PATH")
@@ -81,7 +91,7 @@ def main() -> None:
     steps = dict(one.split("=") for one in arguments.steps)
     cases = []
     for name in arguments.configs:
-        config = load_file(name)
+        config = read_config(name)
         if name in steps:
             config = vary(config, train__steps=int(steps[name]))
         cases += [(name, phase, make_call(config, phase)) for phase in phases_of(config)]

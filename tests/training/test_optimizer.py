@@ -93,6 +93,8 @@ def test_a_schedule_can_be_looked_at(tmp_path: Path, capsys: pytest.CaptureFixtu
     words += ["--optimizer.learning-rate", "5e-4"]
     cli.main(["schedule", *words, "--corpus-bytes", "1e9"])
     said = capsys.readouterr().out
+    # The quickstart's optimizer is Muon, at 0.12.
+    assert "Muon's are 240 times as high" in said
     # 1e9 bytes are 30,517 windows of 256 in 128 rows, a hundredth of which is the warm-up.
     assert "warm-up 306 updates" in said
     assert "peak 0.00141" in said
