@@ -4,14 +4,15 @@ Corpus:    72 MB of Amazon and IMDB reviews:
            mlstm-jax prepare amazon/*.json.gz imdb/unsup.jsonl.gz --split 400,1,1 \
              --dedupe exact --out corpora/reviews
 Command:   mlstm-jax sweep batch_table_128 --out runs/batch_table_128
-Hardware:  CPU cores with AVX512_BF16, 11 to 25 minutes a run on each
+Hardware:  CPU cores with AVX512_BF16, 9 to 32 minutes a run on each
 
 Each run reads 98 MB, so that 1,024 rows make 1,500 updates. A rule starts from the best rate found
 for it at 16 rows (batch_rates_128.py); "from 256" takes the best rate found at 256 rows at all
-batches. "half-life" keeps the bytes of text after which the second moment forgets half, those of b2
-0.999 at 16 rows; Muon has it, too. "decay" is that of the best run with 1,024 rows in
-results/muon_decay_128, by bytes of text; there the rate of Adam, for what Muon does not train, was
-best at 16e-3 with 16 rows and at 32e-3 with 1,024.
+batches. "half-life": at every batch b2 is such that the weight of a gradient has halved after the
+same bytes of text; at 16 rows it is 0.999. Muon has it, too. "decay" is that of the best run with
+1,024 rows in results/muon_decay_128, by bytes of text; there the rate of Adam, for what Muon does
+not train, was best at 16e-3 with 16 rows and at 32e-3 with 1,024. With 20 updates of warm-up at
+every batch, sqrt and LEGW are one rule.
 """
 
 from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train, vary
