@@ -75,10 +75,13 @@ def test_a_file_is_printed_and_copied_but_replaces_none(
     assert copies[0].read_text() == "mine"
 
 
-def test_a_sweep_that_is_copied_out_still_loads(
+def test_a_config_or_sweep_that_is_copied_out_still_loads(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Some vary a config that ships, and must find it from any folder."""
-    for name in shipped.files("sweep"):
-        call(capsys, "configs", name, "--out", str(tmp_path))
-        assert sweep.load_sweep(tmp_path / f"{name}.py") == sweep.load_sweep(Path(name))
+    for kind, load in (("sweep", sweep.load_sweep), ("config", config.load_file)):
+        for name in shipped.files(kind):
+            folder = tmp_path / name  # of its own, without those that it may need
+            folder.mkdir()
+            call(capsys, "configs", name, "--out", str(folder))
+            assert load(folder / f"{name}.py") == load(Path(name))

@@ -8,12 +8,12 @@ The LSTM has as many parameters as the mLSTM of 128 units, within 1%. Not run ye
 """
 
 import dataclasses
-import runpy
 from pathlib import Path
 
 from mlstm_jax.config import LSTM
+from mlstm_jax.training.sweep import load_sweep
 
 runs = {
     key: dataclasses.replace(config, model=LSTM(hidden=144, embedding=64))
-    for key, config in runpy.run_path(str(Path(__file__).parent / "legw_128.py"))["runs"].items()
+    for key, config in load_sweep(Path("legw_128")).items()
 }

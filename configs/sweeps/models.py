@@ -4,9 +4,9 @@ Corpus:    that of batch_table_128.py
 Command:   mlstm-jax sweep models --out runs/models
 Hardware:  CPU cores with AVX512_BF16
 
-Every run reads 6.1 MB in 750 updates of 32 windows of 256 bytes. The models have 0.5 and 2.0
-million parameters, within 5%, and three rates each. The mLSTM computes in bf16 and the others in
-fp32: the faster type of each on such a core. Not run yet.
+Every run reads 6.1 MB in 750 updates of 32 windows of 256 bytes, with the optimizer of
+small_512.py and three rates of Muon. The models have 0.5 and 2.0 million parameters, within 5%. The
+mLSTM computes in bf16 and the others in fp32: the faster type of each on such a core. Not run yet.
 """
 
 from mlstm_jax.config import (
@@ -15,22 +15,23 @@ from mlstm_jax.config import (
     Config,
     Data,
     Model,
-    Optimizer,
     Precision,
     Train,
     Transformer,
+    load_file,
     vary,
 )
 from mlstm_jax.model.architecture import Architecture
 
 base = Config(
     data=Data(corpus="corpora/reviews", batch=32, window=256),
-    optimizer=Optimizer(learning_rate=4e-3, clip_norm=1.0, warmup_steps=50),
+    optimizer=load_file("small_512").optimizer,
     train=Train(epochs=None, steps=750, micro_batches=2, eval_every=125, checkpoint_every=125),
 )
 PRECISION = {"mLSTM": Precision(compute="bf16")}
-RECURRENT, ATTENTION = (4e-3, 8e-3, 16e-3), (1e-3, 2e-3, 4e-3)
-models: dict[str, dict[str, tuple[Architecture, tuple[float, ...]]]] = {
+# Of Muon, and of Adam for what Muon does not train.
+RECURRENT, ATTENTION = ((0.06, 0.12, 0.24), 16e-3), ((0.015, 0.03, 0.06), 4e-3)
+models: dict[str, dict[str, tuple[Architecture, tuple[tuple[float, ...], float]]]] = {
     "0.5 M": {
         "mLSTM": (Model(hidden=256), RECURRENT),
         "LSTM": (LSTM(hidden=288), RECURRENT),
@@ -48,10 +49,11 @@ runs = {
     (size, f"{name}, {rate:g}"): vary(
         base,
         model=model,
-        optimizer__learning_rate=rate,
+        optimizer__muon_learning_rate=rate,
+        optimizer__learning_rate=others,
         precision=PRECISION.get(name, Precision()),
     )
     for size, kinds in models.items()
-    for name, (model, rates) in kinds.items()
+    for name, (model, (rates, others)) in kinds.items()
     for rate in rates
 }

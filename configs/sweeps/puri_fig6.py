@@ -3,7 +3,7 @@
 Corpus:    as amazon_4096
 Command:   mlstm-jax sweep puri_fig6 --out runs/puri_fig6
 Hardware:  8, 16, 32, 64, 128 V100 (the paper's), 256 rows each: 23.7, 25.3, 14.0, 7.1, 3.5 hours
-Expected:  test BPC 1.102, 1.090, 1.104, 1.116, 1.132
+Expected:  BPC 1.102, 1.090, 1.104, 1.116, 1.132
 """
 
 from mlstm_jax.config import load_file, vary
