@@ -7,7 +7,7 @@ Hardware:  8 GPUs or more, 256 rows each; training stops after 100,000 steps, wh
            see docs/data.md.
            8 V100 (the paper's): batch 2048, 100k steps, 1.4 epochs, 23.7 hours.
            128 V100 (the paper's): batch 32,768, 14k steps, 3 epochs, 3.5 hours.
-Expected:  validation 1.102 BPC at batch 2048, 1.132 at 32,768
+Expected:  1.102 BPC at batch 2048, 1.132 at 32,768
 """
 
 from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train

@@ -1,6 +1,6 @@
 r"""BERT-Large on bytes, with the recipe that trained it in 47 minutes; compiled for H100, not run.
 
-Corpus:    mlstm-jax prepare amazon/*.json.gz --out corpora/amazon --dedupe exact
+Corpus:    mlstm-jax prepare amazon/*.json.gz --out corpora/amazon_exact --dedupe exact
 Command:   mlstm-jax train bert_large
 Hardware:  8 H100 of 80 GB: 7 hours by `mlstm-jax plan` at 0.8 of the data sheet's rates, 18 by
            XLA's own model of the compiled steps; both are computed, nothing is measured
@@ -16,7 +16,7 @@ from mlstm_jax.config import BERT, Config, Data, Optimizer, Phase, Precision, Tr
 config = Config(
     out="runs/bert_large",
     model=BERT(hidden=1024, embedding=1024, layers=24, heads=16, positions=512, embedding_std=0.02),
-    data=Data(corpus="corpora/amazon", batch=65536, window=128),
+    data=Data(corpus="corpora/amazon_exact", batch=65536, window=128),
     optimizer=Optimizer(
         name="lamb",
         learning_rate=6e-3,

@@ -30,7 +30,7 @@ def features(
 
     Args:
         run: run folder, or a model of the package.
-        source: texts, in .csv, .tsv, .json, .jsonl or .txt, each also .gz.
+        source: texts, in .csv, .tsv, .json, .jsonl, .fasta or .txt, each also .gz.
         out: .npz file to write.
         state: c, the cell state, or h, after the last byte; mean_h, the mean of h over all bytes;
             or c+mean_h, first c and then mean_h; one or several, all in one pass over the texts,

@@ -17,7 +17,7 @@ class Train:
     # Maximum number of passes over the training split; unset: as many as `steps` needs. Paper: 3.
     epochs: float | None = 1.0
     # Keep the state of every k-th byte of a window for the backward pass, and recompute the others.
-    # This saves memory, so that a larger model or batch fits; a step takes about a third longer.
+    # This saves memory, so that a larger model or batch fits; a step takes about a quarter longer.
     # 16 to 64 are good values; unset: keep everything.
     recompute_every: int | None = None
     # Fraction of each layer's output units that are dropped in training, drawn anew for each row

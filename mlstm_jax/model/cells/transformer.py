@@ -36,9 +36,9 @@ class Transformer(Architecture, title="Transformer"):
     layers: int = 4
     # Attention heads; they share the hidden units evenly. BERT-Large: 16.
     heads: int = 4
-    # The most bytes P that attend to each other. Each place has a learned vector. Unset: those of
-    # the run's longest window, 256 outside of a run. A text is read with all of them, so a place
-    # that no window reaches spoils what is read without training. BERT: 512.
+    # The most bytes P that attend to each other; each position has a learned vector. Unset: the
+    # run's longest window, or 256 outside of a run. Positions beyond the longest window stay
+    # untrained and make scores worse. BERT: 512.
     positions: int | None = None
 
     states: ClassVar[tuple[str, ...]] = ("h",)
