@@ -63,7 +63,8 @@ for name, rule in scalings.items():
 # At the batch that the rules start from they are one.
 AT_16 = ("Adam", "LAMB", "Muon", "Muon, decay")
 # The best rule of Muon and of Adam, at the extremes.
-SEEDED = {"1024": ("Muon, decay", "LEGW, half-life"), "16": ("Muon, decay", "Adam")}
+LONGER = "Muon, decay, warm-up 100"
+SEEDED = {"1024": (LONGER, "Muon, decay", "LEGW, half-life"), "16": ("Muon, decay", "Adam")}
 
 
 def at(batch: int, **rule: object) -> Config:
@@ -89,6 +90,7 @@ runs = {
     if batch > 16 or name in AT_16
 }
 runs["1024", "Muon, decay"] = vary(runs["1024", "Muon, decay"], optimizer__learning_rate=32e-3)
+runs["1024", LONGER] = vary(runs["1024", "Muon, decay"], optimizer__warmup_steps=100)
 runs |= {
     (batch, f"{name}, seed {seed}"): vary(runs[batch, name], train__seed=seed, data__seed=seed)
     for batch, names in SEEDED.items()
