@@ -96,7 +96,10 @@ def pending(runs: Runs, out: Path) -> Iterator[tuple[tuple[str, str], Config]]:
         before = folder(out, key) / "config.json"
         if before.is_file():
             old = config_text.load_json(before)
-            wanted = configs.resolve_batch(here, 1) if here.data.batch_per_device is None else here
+            # A run saves its batch, not the rows of a device.
+            rows = here.data.batch_per_device
+            count = 1 if rows is None else max(1, old.data.batch // rows)
+            wanted = configs.resolve_batch(here, count)
             different = [
                 line for lines in config_differences.differences(old, wanted) for line in lines
             ]

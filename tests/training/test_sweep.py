@@ -8,7 +8,7 @@ import pytest
 
 from mlstm_jax import cli, config_text
 from mlstm_jax import config as configs
-from mlstm_jax.config import Config
+from mlstm_jax.config import Config, Transformer, resolve_batch, vary
 from mlstm_jax.data.prepare import prepare
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import run_folder, schedule, sweep
@@ -75,6 +75,20 @@ def test_a_sweep_ends_with_a_table_and_runs_nothing_twice(
     with pytest.raises(SystemExit):
         cli.main(["sweep", str(same), "--out", str(out)])
     assert "8/tame contains a run with another corpus" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_sweep_of_rows_per_device_goes_on(corpus: Path, tmp_path: Path, devices: int) -> None:
+    config = make_config(corpus, tmp_path / "a/b", train=short(steps=12, epochs=None))
+    config = vary(config, model=Transformer(hidden=8, heads=2), data__batch_per_device=4)
+    key = ("a", "b")
+    (tmp_path / "a/b").mkdir(parents=True)
+    saved = config_text.to_json(resolve_batch(config, devices))
+    (tmp_path / "a/b/config.json").write_text(saved)
+    assert list(sweep.pending({key: config}, tmp_path)) == [(key, config)]
+    other = vary(config, data__batch_per_device=3)
+    with pytest.raises(UserError, match=r"another config \(data.batch: \d → \d\)"):
+        list(sweep.pending({key: other}, tmp_path))
 
 
 def test_two_processes_share_a_sweep(
