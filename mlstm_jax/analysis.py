@@ -4,6 +4,7 @@ Needs pandas and matplotlib (the extra `notebooks`), which training does not nee
 pandas DataFrame; a curve is drawn on axes that the caller creates.
 """
 
+import itertools
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -82,7 +83,8 @@ def read_history(run: Path, name: str) -> History:
 
 def _table(lines: list[dict[str, Any]]) -> pd.DataFrame:
     columns = ["step", "epoch", "bytes_seen", "bpc", "seconds", "bytes_per_second"]
-    table = pd.DataFrame(lines, columns=list(dict.fromkeys([*columns, *(lines or [{}])[-1]])))
+    # Lines of a run differ if it went on with another number of devices.
+    table = pd.DataFrame(lines, columns=list(dict.fromkeys([*columns, *itertools.chain(*lines)])))
     # Null in the file is NaN here: a line with only skipped updates has no mean.
     table = table.astype(float).astype({"step": int})
     table["megabytes"] = table["bytes_seen"] / 1e6
@@ -106,7 +108,7 @@ def summary(histories: Iterable[History]) -> pd.DataFrame:
     rows = {}
     for one in histories:
         config, train, bpc = one.config, one.train, one.evaluations["bpc"]
-        ends = set(one.events["event"])
+        ends = [event for event in one.events["event"] if event in ("finished", "diverged")]
         rows[one.name] = {
             "hidden": config.model.hidden,
             "batch": config.data.batch,
@@ -122,7 +124,7 @@ def summary(histories: Iterable[History]) -> pd.DataFrame:
             "noise scale": noise_scale(one),
             "kB/s": train["kilobytes_per_second"].median(),
             "minutes": train["minutes"].iloc[-1] if len(train) else 0.0,
-            "end": next((e for e in ("finished", "diverged") if e in ends), "unfinished"),
+            "end": ends[-1] if ends else "unfinished",
         }
     return pd.DataFrame.from_dict(rows, orient="index")
 

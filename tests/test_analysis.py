@@ -90,6 +90,18 @@ def test_a_run_becomes_tables(tmp_path: Path) -> None:
     assert table.loc["a", "noise scale"] == 3.0  # of the second half alone
 
 
+def test_a_run_that_went_on_otherwise_keeps_what_it_had_before(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    with (run / "metrics.jsonl").open("a") as file:
+        line = {"kind": "train", "step": 50, "epoch": 1.2, "bytes_seen": 50_000, "bpc": 2.0}
+        more = {"learning_rate": 1e-3, "skipped": 10, "bytes_per_second": 5e3, "seconds": 300.0}
+        file.write(json.dumps(line | more) + "\n")
+        file.write(json.dumps({"kind": "event", "step": 50, "event": "diverged"}) + "\n")
+    table = analysis.summary(analysis.load_histories(run))
+    assert table.loc["run", "noise scale"] == 3.0
+    assert table.loc["run", "end"] == "diverged"
+
+
 def test_what_is_no_run_is_said(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no run"):
         analysis.load_histories(tmp_path)

@@ -60,6 +60,8 @@ def test_from_text_to_a_score_and_a_sentence(call, text_file: Path, tmp_path: Pa
     assert "on 2 cpu device(s)" in trained.stderr
     assert "gzip -9" in trained.stdout
 
+    refused = call("mlstm-jax", "evaluate", "run", "--json", "none/score.json", code=2)
+    assert "--json none/score.json: the folder none does not exist" in refused.stderr
     call("mlstm-jax", "evaluate", "run", "--json", "score.json")
     score = json.loads((tmp_path / "score.json").read_text())
     manifest = json.loads((tmp_path / "corpus/manifest.json").read_text())

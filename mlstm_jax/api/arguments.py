@@ -2,7 +2,9 @@
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Sequence
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from numbers import Integral, Real
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -44,11 +46,17 @@ def as_texts(texts: Iterable[str], name: str = "texts") -> list[str]:
     """Return texts as a list.
 
     Raises:
-        UserError: `texts` is a single string, which would be read letter by letter, or an item is
-            not a string.
+        UserError: `texts` is a single string, which would be read letter by letter; or a table, a
+            dict or a set, which would give other texts than those meant; or an item is not a
+            string.
     """
+    kind = type(texts).__name__
     if isinstance(texts, (str, bytes)):
-        raise UserError(f"{name} is a single {type(texts).__name__}; give a list of texts, [text].")
+        raise UserError(f"{name} is a single {kind}; give a list of texts, [text].")
+    is_table = hasattr(texts, "columns") or getattr(texts, "ndim", 1) != 1
+    if is_table or isinstance(texts, (Mapping, Set)) or not isinstance(texts, Iterable):
+        hint = ", such as one column of the table" if is_table else ""
+        raise UserError(f"{name} has type {kind}, but it must be a list of texts{hint}.")
     found = list(texts)
     wrong = next((n for n, text in enumerate(found) if not isinstance(text, str)), None)
     if wrong is not None:
@@ -80,5 +88,19 @@ def one_of(name: str, value: object, allowed: Sequence[object]) -> None:
 
 def at_least(name: str, value: int, least: int) -> None:
     """Raise UserError unless a value is an integer of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
         raise UserError(f"{name} is {value!r}, but it must be an integer of at least {least}.")
+
+
+def has_type(kind: type[str | int | float], *, optional: bool = False, **values: object) -> None:
+    """Raise UserError unless each value has a type; NumPy's numbers are int or float, too."""
+    words, wanted = {
+        str: ("a str", str),
+        int: ("an integer", Integral),
+        float: ("a number", Real),
+    }[kind]
+    for name, value in values.items():
+        if value is None and optional:
+            continue
+        if isinstance(value, bool) or not isinstance(value, wanted):
+            raise UserError(f"{name} is {reprlib.repr(value)}, but it must be {words}.")

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 from mlstm_jax import suggestion
 from mlstm_jax.api.arguments import as_texts
 from mlstm_jax.errors import UserError
-from mlstm_jax.transfer.labels import Labelled, columns_of, of_columns, read_labelled
+from mlstm_jax.transfer.labels import Labelled, columns_of, of_classes, of_columns, read_labelled
 
 # A file of texts with labels, or the texts and the labels; several labels are a dict of columns.
 Examples: TypeAlias = (
@@ -27,6 +27,7 @@ def as_labelled(
         UserError: a file cannot be read, texts and labels do not fit together, or a label is of
             the wrong kind.
     """
+    given = {name: _with_columns(one) for name, one in given.items()}
     dicts = [one[1] for one in given.values() if isinstance(one, tuple)]
     columns = next((list(one) for one in dicts if isinstance(one, Mapping)), None)
     column = columns_of(label_column, columns if label_columns is None else label_columns)
@@ -44,13 +45,21 @@ def as_labelled(
                 raise UserError(f"{name} has {len(some):,} texts, but {len(values):,} labels.")
         if not some:
             raise UserError(f"{name} has no texts.")
+        places = [f"{name}[1], text {number:,}" for number in range(len(some))]
         if isinstance(column, str):
-            texts[name] = Labelled(some, [str(label) for label in several[column]])
+            places = [f"{place}: the label" for place in places]
+            texts[name] = of_classes(some, several[column], places)
         else:
-            places = [f"{name}[1], text {number:,}" for number in range(len(some))]
             texts[name] = of_columns(some, several, places)
         names[name] = name
     return texts, names
+
+
+def _with_columns(one: Any) -> Any:
+    """Return examples with a DataFrame of labels as a dict of its columns."""
+    if isinstance(one, tuple) and len(one) == 2 and hasattr(one[1], "columns"):
+        return one[0], dict(one[1].items())
+    return one
 
 
 def _columns(name: str, labels: Any, column: str | tuple[str, ...]) -> dict[str, Sequence[object]]:

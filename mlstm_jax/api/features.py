@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils import Tags
 
-from mlstm_jax.api.arguments import as_texts, one_of, public
+from mlstm_jax.api.arguments import as_texts, at_least, one_of, public
 from mlstm_jax.api.model import TrainedModel, load
 from mlstm_jax.errors import UserError
 from mlstm_jax.transfer.features import STATE_NAMES, FeatureState, units_of
@@ -53,8 +53,19 @@ class Features(TransformerMixin, BaseEstimator):
         """
         as_texts(texts)
         one_of("state", self.state, tuple(STATE_NAMES))
+        at_least("batch_size", self.batch_size, 1)
         self._loaded()
         return self
+
+    @public
+    def fit_transform(self, texts: Iterable[str], y: Any = None) -> NDArray[np.float32]:
+        """Fit and transform; unlike one after the other, it also takes texts that come only once.
+
+        Raises:
+            ValueError: see `fit`.
+        """
+        found = as_texts(texts)
+        return self.fit(found, y).transform(found)
 
     @public
     def transform(self, texts: Sequence[str]) -> NDArray[np.float32]:

@@ -49,8 +49,11 @@ class LoadedModel:
 
     @property
     def parameters(self) -> Mapping[str, NDArray[np.float32]]:
-        """The float32 arrays by name; docs/weights.md lists them."""
-        return weights.flatten(self._run.params)
+        """The float32 arrays by name, which cannot be written; docs/weights.md lists them."""
+        found = {name: array.view() for name, array in weights.flatten(self._run.params).items()}
+        for array in found.values():
+            array.flags.writeable = False
+        return found
 
     def __repr__(self) -> str:
         model = self.config.model

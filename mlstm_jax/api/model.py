@@ -10,6 +10,7 @@ from mlstm_jax.api.examples import Examples, as_labelled
 from mlstm_jax.api.reading import STATES, ReadingModel
 from mlstm_jax.config import Devices
 from mlstm_jax.data.corpus import SplitName
+from mlstm_jax.errors import UserError
 from mlstm_jax.training import parallel
 from mlstm_jax.training.evaluation import Evaluator, Score, corpus_of
 from mlstm_jax.transfer.features import FeatureState
@@ -184,4 +185,6 @@ def load(path: str | Path, checkpoint: str = "best") -> TrainedModel:
         ValueError: the model or the checkpoint does not exist.
         OSError: the checkpoint is damaged.
     """
+    if not isinstance(path, (str, Path)):
+        raise UserError(f"path has type {type(path).__name__}, but it must be a str or a Path.")
     return TrainedModel(runs.load_run(Path(path), str(checkpoint)), str(checkpoint))

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax import shipped
-from mlstm_jax.api.arguments import as_texts, at_least, one_of, public
+from mlstm_jax.api.arguments import as_texts, at_least, has_type, one_of, public
 from mlstm_jax.api.loaded import LoadedModel
+from mlstm_jax.data.documents import clean
 from mlstm_jax.errors import UserError
 from mlstm_jax.progress import ProgressLine
 from mlstm_jax.transfer.classifier_file import Description, load_classifier, require_model
@@ -43,7 +44,8 @@ class ReadingModel(LoadedModel):
 
         Args:
             texts: any number, of any length. Up to rounding, a text's features depend only on that
-                text: not on other texts, their order or `batch_size`.
+                text: not on other texts, their order or `batch_size`. A text that repeats a letter
+                for hundreds of bytes amplifies rounding, which differs between batch sizes.
             state: "c", the cell state, or "h" after the last byte; or "mean_h", the mean of h over
                 all bytes, which predicted sentiment better than c in our tests (docs/transfer.md);
                 or "c+mean_h", first all of c and then all of mean_h.
@@ -113,13 +115,19 @@ class ReadingModel(LoadedModel):
         Raises:
             ValueError: an argument is out of range.
         """
-        if not isinstance(prompt, str):
-            raise UserError(f"prompt has type {type(prompt).__name__}, but it must be a str.")
+        has_type(str, prompt=prompt, stop=stop)
+        has_type(int, bytes=bytes, seed=seed)
+        has_type(int, optional=True, top_k=top_k)
+        has_type(float, temperature=temperature)
+        has_type(float, optional=True, top_p=top_p)
+        for unit, value in (set_unit or {}).items():
+            has_type(int, set_unit=unit)
+            has_type(float, set_unit=value)
         pieces = run_generate(
             self._run,
             prompt,
-            length=bytes,
-            seed=seed,
+            length=int(bytes),
+            seed=int(seed),
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
@@ -153,15 +161,26 @@ class ReadingModel(LoadedModel):
             state: "c" or "h" after each character, or "mean_h", the mean of h up to it; unset: c,
                 or h of a model that has no c.
             layer: 0 is the lowest; unset: the top layer.
-            scale: the absolute value with the full colour; unset: the 99th percentile of the text.
+            scale: the absolute value with the full colour; unset: the 99th percentile of the text,
+                or of a score its largest value after a whole word.
 
         Raises:
-            ValueError: the text is empty, or the unit, layer or label does not exist.
+            ValueError: the text is empty, the unit, layer or label does not exist, or an argument
+                of units is given for a score or the reverse; or the model reads ahead, so that it
+                has no score after each character.
         """
         one_of("state", state, _OF_A_UNIT)
+        has_type(str, text=text)
+        has_type(int, optional=True, unit=unit, layer=layer)
+        has_type(float, optional=True, scale=scale)
         reader = self._kept("read", lambda: Reader(self._run))
         if (unit is None) == (score is None):
             raise UserError("give either unit or score.")
+        of_unit = {"state": state, "layer": layer}
+        for name, value in of_unit.items() if unit is None else [("label", label)]:
+            if value is not None:
+                other = "unit" if unit is None else "score"
+                raise UserError(f"{name} is for {other}; leave it out.")
         if score is None:
             return heat(reader, text, unit or 0, scale, state=state, layer=layer)
         return score_heat(reader, text, *self._classifier(score), label, scale)
@@ -175,6 +194,8 @@ class ReadingModel(LoadedModel):
         show_progress: bool = False,
     ) -> list[dict[str, float]]:
         """Return the probability of each class, or of yes for each of several labels, by name.
+
+        A text that is blank after cleaning has NaN for all.
 
         Args:
             texts: any number, of any length.
@@ -193,10 +214,9 @@ class ReadingModel(LoadedModel):
         features = self._features(
             found, about.state, all_layers=about.all_layers, rows=64, name=name
         )
-        return [
-            dict(zip(chosen.classes, row, strict=True))
-            for row in chosen.probabilities(features).tolist()
-        ]
+        probabilities = chosen.probabilities(features)
+        probabilities[[not clean(text, self._run.cleaning) for text in found]] = np.nan
+        return [dict(zip(chosen.classes, row, strict=True)) for row in probabilities.tolist()]
 
     def _features(
         self,
@@ -222,6 +242,10 @@ class ReadingModel(LoadedModel):
         """Return a classifier and its features; UserError unless it belongs to this model."""
         if isinstance(given, Transferred):
             classifier, about, name = given.classifier, given.about, "the classifier"
+        elif not isinstance(given, (str, Path)):
+            raise UserError(
+                f"the classifier is {given!r}, but it must be what transfer returned, or a folder."
+            )
         else:
             (classifier, about), name = load_classifier(Path(given)), str(given)
         require_model(name, classifier, about, self._run, "this model")

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from tyro.conf import arg
 
-from mlstm_jax.commands import RunFolder
+from mlstm_jax import output
+from mlstm_jax.commands import RunFolder, require_output
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.terminal import show
 
@@ -68,6 +69,8 @@ def evaluate(
     """
     options = _Options(dynamic_rate, dynamic_decay, dynamic_rule, dynamic_rows)
     _require_options(options, split, dynamic=dynamic)
+    if json_path:
+        require_output(json_path, option="--json")
     from mlstm_jax.run import load_run
     from mlstm_jax.training.evaluation import corpus_of
 
@@ -88,8 +91,6 @@ def evaluate(
     }
     if adapted:
         result["dynamic"] = adapted.as_json()
-    if json_path:
-        json_path.write_text(json.dumps(result, indent=2) + "\n")
     show(
         f"{split} bpc {score.bpc:.4f} over {score.bytes_scored:,} bytes of {opened.path} in "
         f"{score.seconds:.1f} s (checkpoint of step {loaded.step:,})"
@@ -100,6 +101,9 @@ def evaluate(
         print("each protein is read from a zero state; its start is not scored, its stop is.")
     if not is_own and not loaded.imported:
         print("note: the run was trained on another corpus than this one.")
+    if json_path:
+        with output.write_errors(json_path):
+            output.write_text(json_path, json.dumps(result, indent=2) + "\n")
 
 
 def _require_options(options: _Options, split: str, *, dynamic: bool) -> None:

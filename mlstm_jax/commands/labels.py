@@ -2,8 +2,9 @@
 
 import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
@@ -12,7 +13,7 @@ from mlstm_jax.commands import (
     RunFolder,
     features_of,
     require_files,
-    require_folder_of,
+    require_output,
 )
 from mlstm_jax.terminal import one_line, show
 from mlstm_jax.transfer.finetune_options import FinetuneOptions
@@ -89,7 +90,8 @@ def classify(
     """Label texts with a classifier of `transfer` or `finetune`: CSV of labels and probabilities.
 
     The column `record` is the number of the record in INPUT, from 1. Of several labels, a column
-    for each has 1 or 0 by its threshold, and a column p(label) its probability of 1.
+    for each has 1 or 0 by its threshold, and a column p(label) its probability of 1. A record
+    without text gets neither labels nor probabilities.
 
     Args:
         run: run folder of the model that the classifier was created with.
@@ -102,13 +104,14 @@ def classify(
     require_files(source)
     import csv
 
+    from mlstm_jax.data.documents import clean
     from mlstm_jax.run import load_run
     from mlstm_jax.transfer import classifier_file
     from mlstm_jax.transfer.features import Featurizer
     from mlstm_jax.transfer.labels import read_texts
 
     if out:
-        require_folder_of(out)
+        require_output(out, source)
     chosen, about = classifier_file.load_classifier(classifier)
     texts = read_texts(source, text_column or about.text_column)
     loaded = load_run(run, checkpoint)
@@ -118,15 +121,54 @@ def classify(
     # A file or another program gets labels unchanged; for a terminal they are escaped.
     to_people = not out and sys.stdout.isatty()
     names = [one_line(name) for name in chosen.classes] if to_people else chosen.classes
-    opened = out.open("w", newline="", encoding="utf-8", errors="replace") if out else None
-    with opened or contextlib.nullcontext(sys.stdout) as file:
-        writer = csv.writer(file, lineterminator="\n")
-        labels = names if chosen.thresholds else ["label"]
-        writer.writerow(["record", "text", *labels, *(f"p({name})" for name in names)])
-        rows = zip(texts, chosen.predict(found), chosen.probabilities(found), strict=True)
-        for number, (text, answer, row) in enumerate(rows, 1):
+    labels = [_column(name) for name in names] if chosen.thresholds else ["label"]
+    header = ["record", "text", *labels, *(f"p({name})" for name in names)]
+    blank = [not clean(text, loaded.cleaning) for text in texts]
+    with _written(out) as file:
+        # Python quotes a carriage return within a field only if lines end with one.
+        writer = csv.writer(_Lines(file), lineterminator="\r\n")
+        writer.writerow(header)
+        rows = zip(texts, blank, chosen.predict(found), chosen.probabilities(found), strict=True)
+        for number, (text, is_blank, answer, row) in enumerate(rows, 1):
             shown = one_line(text) if to_people else text
             given = answer.tolist() if chosen.thresholds else [names[answer]]
-            writer.writerow([number, shown, *given, *(f"{p:.4f}" for p in row)])
+            cells = [*given, *(f"{p:.4f}" for p in row)]
+            writer.writerow([number, shown, *([""] * len(cells) if is_blank else cells)])
     if out:
         show(f"{out}: {len(texts):,} texts")
+    if any(blank):
+        first = blank.index(True) + 1
+        print(
+            f"note: {sum(blank):,} of {len(texts):,} records have no text, the first is record "
+            f"{first:,}; they have no label.",
+            file=sys.stderr,
+        )
+
+
+def _column(label: str) -> str:
+    """Return the column of a label, which must not be one that the file already has."""
+    return f"label({label})" if label in ("record", "text") else label
+
+
+@contextlib.contextmanager
+def _written(out: Path | None) -> Iterator[IO[str]]:
+    """Yield standard output, or a file that is written completely or not at all."""
+    if out is None:
+        yield sys.stdout
+        return
+    with (
+        output.write_errors(out),
+        output.atomic_file(out) as partial,
+        partial.open("w", newline="", encoding="utf-8", errors="replace") as file,
+    ):
+        yield file
+
+
+class _Lines:
+    """A file whose lines end with a newline alone; a CSV writer writes one row at a time."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def write(self, row: str) -> None:
+        self._file.write(row.removesuffix("\r\n") + "\n")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import Positional, arg
 
 from mlstm_jax import shipped
-from mlstm_jax.commands import RunFolder
+from mlstm_jax.commands import RunFolder, require_output
 from mlstm_jax.errors import UserError
 from mlstm_jax.terminal import show
 
@@ -143,15 +143,18 @@ def heatmap(
             in `transfer --state mean_h`: h shows what each character adds to this mean; unset: c,
             or h of a model that has no c.
         layer: 0 is the lowest; unset: the top layer.
-        scale: the absolute value with the full colour; unset: the 99th percentile of the text.
+        scale: the absolute value with the full colour; unset: the 99th percentile of the text, or
+            of a score its largest value after a whole word.
         checkpoint: best (by validation BPC), latest, or a step.
     """
     from mlstm_jax.run import load_run
-    from mlstm_jax.transfer.heatmap import heat, score_heat, write
+    from mlstm_jax.transfer.heatmap import heat, require_suffix, score_heat, write
     from mlstm_jax.transfer.reader import Reader
 
     if (unit is None) == (score is None):
         raise UserError("give either --unit or --score, a unit's number or a classifier's folder.")
+    require_output(out, file)
+    require_suffix(out)
     of_unit = {"--state": state, "--layer": layer}
     for name, value in of_unit.items() if score else [("--label", label)]:
         if value is not None:
@@ -229,6 +232,7 @@ def view(
     if classifier:
         chosen, about = _classifier_of(classifier, loaded, run)
     if chosen and (score or label):
+        loaded.config.model.require_next_byte("a score after each character")
         label = shown_label(chosen, label)
     address = bind(host, port)
     viewer = Viewer(loaded, chosen, about, label, shipped.example(run).strip())

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from mlstm_jax.commands import RunFolder, features_of, require_files, require_folder_of
+from mlstm_jax.commands import RunFolder, features_of, require_files, require_output
 from mlstm_jax.errors import UserError
 from mlstm_jax.terminal import show
 
@@ -48,7 +48,7 @@ def features(
 
     if out.suffix != ".npz":
         raise UserError(f"--out {out} does not end in .npz; give such a name.")
-    require_folder_of(out)
+    require_output(out, source)
     texts = read_texts(source, text_column)
     loaded = load_run(run, checkpoint)
     featurizer = Featurizer(loaded, states=state, all_layers=all_layers, units=units)

@@ -149,9 +149,11 @@ def rating_of(value: object) -> float | None:
 
 
 def label_of(value: object) -> str | None:
-    """Return a label as text: 1, 1.0 and "1" are the same label."""
+    """Return a label as text: 1, 1.0 and "1" are the same; None if it is missing or no label."""
     if isinstance(value, str):
         return value.strip() or None
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None  # how pandas writes a missing number
+        value = int(value) if value.is_integer() else value
     return str(value) if isinstance(value, int | float) else None

@@ -172,10 +172,12 @@ def _best_unit(train: Examples) -> int:
     from sklearn.feature_selection import f_classif
 
     varies = np.flatnonzero(np.ptp(train.features, axis=0) > 0)
+    if not len(varies):
+        return 0
     # A unit that is constant within each class has an infinite score.
     with np.errstate(divide="ignore", invalid="ignore"):
         scores, _ = f_classif(train.features[:, varies].astype(np.float64), train.labels)
-    return int(varies[np.argmax(np.nan_to_num(scores, posinf=np.inf))]) if len(varies) else 0
+    return int(varies[np.argmax(np.nan_to_num(scores, posinf=np.inf))])
 
 
 def _learning_curve(

@@ -109,7 +109,7 @@ def score_heat(
             mean of a few bytes, far from that of any whole text, has a larger score.
 
     Raises:
-        UserError: the text is empty, or the class does not exist.
+        UserError: the text is empty, the class does not exist, or the model reads ahead.
     """
     _require_text(text, scale)
     label = shown_label(classifier, label)
@@ -130,7 +130,7 @@ def word_ends(texts: list[str]) -> list[int]:
 
 def _require_text(text: str, scale: float | None) -> None:
     if not text.strip():
-        raise UserError("the text is empty; give one with --text, or a file with --file.")
+        raise UserError("the text is empty; give one with a character that is not a space.")
     if scale is not None and not 0 < scale < float("inf"):
         raise UserError(f"--scale is {scale}, but it must be above 0 and finite.")
 
@@ -176,13 +176,19 @@ def write(path: Path, made: Heat) -> str:
     from mlstm_jax.transfer.heatmap_page import as_html
     from mlstm_jax.transfer.heatmap_picture import draw
 
-    if path.suffix not in (".html", ".png"):
-        raise UserError(f"--out {path}: a heat map is an .html or .png file; use such a name.")
+    require_suffix(path)
     with output.write_errors(path):
-        if path.suffix == ".html":
+        if path.suffix.lower() == ".html":
             output.write_text(path, as_html(made))
             return ""
-        return draw(path, made)
+        with output.atomic_file(path, ".partial.png") as partial:
+            return draw(partial, made)
+
+
+def require_suffix(path: Path) -> None:
+    """Raise UserError unless a heat map can be written under a name."""
+    if path.suffix.lower() not in (".html", ".png"):
+        raise UserError(f"{path}: a heat map is an .html or .png file; use such a name.")
 
 
 def curve_limit(made: Heat) -> float:

@@ -3,6 +3,7 @@
 Labels are of two kinds: the class of each text, in one column; or yes or no, in several columns.
 """
 
+import math
 import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -54,9 +55,10 @@ class Labelled(NamedTuple):
 
 def _order(label: str) -> tuple[float, str]:
     try:
-        return float(label), label
+        number = float(label)
     except ValueError:
-        return float("inf"), label
+        number = math.inf
+    return (number if math.isfinite(number) else math.inf), label  # "nan" is a word
 
 
 def columns_of(column: str | None, columns: Sequence[str] | None) -> str | tuple[str, ...]:
@@ -122,13 +124,29 @@ def read_labelled(
             )
     if not isinstance(column, str):
         return of_columns(texts, values, [f"{path}, record {number:,}" for number in numbers])
-    labels = [label_of(value) for value in values[column]]
+    places = [f"{path}: the label of record {number:,}, in {column!r}," for number in numbers]
+    return of_classes(texts, values[column], places)
+
+
+def of_classes(texts: list[str], values: Sequence[object], places: Sequence[str]) -> Labelled:
+    """Return texts with the class of each: a string or a number.
+
+    Raises UserError, which names the place of the text, if a value is missing or anything else.
+    """
+    labels = [label_of(_plain(value)) for value in values]
     if None in labels:
         raise UserError(
-            f"{path}: the label of record {numbers[labels.index(None)]:,}, in {column!r}, is empty "
-            "(or neither a string nor a number); add a label, or remove the record."
+            f"{places[labels.index(None)]} is empty (or neither a string nor a number); add a "
+            "label, or remove the record."
         )
     return Labelled(texts, [label for label in labels if label])
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of NumPy as one of Python, and pandas's missing values as None."""
+    if type(value).__name__ in ("NAType", "NaTType"):
+        return None
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def of_columns(
@@ -152,11 +170,11 @@ def of_columns(
 
 def _yes_or_no(value: Any) -> int | None:
     """Return 1, 0, or −1 for a missing value; None for anything else."""
-    is_text = isinstance(value, str)
-    if value is None or value != value or (is_text and not value.strip()):  # pandas has NaN
-        return MISSING
-    number = rating_of(value) if is_text else value
-    return int(number) if number in (0, 1) else None
+    value = _plain(value)
+    if value is None or value != value or (isinstance(value, str) and not value.strip()):
+        return MISSING  # NaN is not equal to itself
+    number = rating_of(value) if isinstance(value, str) else value
+    return int(number) if isinstance(number, int | float) and number in (0, 1) else None
 
 
 def require_task(

@@ -23,13 +23,20 @@ def running_score(
         reader: of the model that the classifier was made with.
         classifier: of classes, or of several labels.
         about: the classifier's features.
-        text: the text to read; not empty.
+        text: the text to read.
         label: name of the class or label.
 
     Returns:
         float64 [bytes]: see `Classifier.scores`.
+
+    Raises:
+        UserError: the text is empty after cleaning, or each state of the model is of bytes after
+            its place, too.
     """
+    reader.run.config.model.require_next_byte("a score after each character")
     cleaned = clean(text, reader.run.cleaning)
+    if not cleaned:
+        raise UserError("the text is empty; give one with a character that is not a space.")
     layers = reader.run.config.model.layers
     lowest = 0 if about.all_layers else layers - 1
     read = [

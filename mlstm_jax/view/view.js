@@ -202,13 +202,13 @@ ask("model", {}).then((model) => {
   element("layer").value = model.layer;
   for (const option of element("state").options) option.hidden = !model.states.includes(option.value);
   element("state").value = model.state;
-  element("shown-row").hidden = model.classes.length === 0;
-  model.classes.forEach((name, number) => {
+  element("shown-row").hidden = model.scores.length === 0;
+  model.scores.forEach((name, number) => {
     const option = new Option(`score of ${name}`, number + 1, false, name === model.label);
     option.dataset.label = name;
     element("shown").add(option);
   });
-  element("shown").selectedIndex = model.classes.indexOf(model.label) + 1;
+  element("shown").selectedIndex = model.scores.indexOf(model.label) + 1;
   element("text").placeholder = model.example;
   if (model.unit !== null) {
     unit = model.unit;

@@ -75,7 +75,7 @@ class Viewer:
             "unit": self._unit,
             "text": self._text,
             "example": _EXAMPLES.get(self._run.cleaning, _EXAMPLE),
-            "classes": self._classifier.classes if self._classifier else [],
+            "scores": self._scores(),
             "label": self._label,
             "most_bytes": MOST_BYTES,
         }
@@ -99,10 +99,8 @@ class Viewer:
                 f"layer is {reprlib.repr(layer)}, but the model has layers 0 to {layers - 1}."
             )
         label = _field(asked, "label", str, None)
-        if label is not None and label not in (
-            self._classifier.classes if self._classifier else []
-        ):
-            raise BadRequest(f"the classifier has no class {reprlib.repr(label)}.")
+        if label is not None and label not in self._scores():
+            raise BadRequest(f"there is no score of {reprlib.repr(label)}.")
         with self._lock:
             trace = self._reader(prompt_bytes(text, self._run.cleaning), state, layer)
             classes, scored = self._classes(text), self._scored(text, label)
@@ -149,6 +147,12 @@ class Viewer:
                 held=held,
             )
             return {"text": "".join(as_text(piece for (piece,) in pieces))}
+
+    def _scores(self) -> list[str]:
+        """Return the classes whose score after each character can be shown."""
+        if not self._classifier or self._run.config.model.sees_ahead:
+            return []
+        return self._classifier.classes
 
     def _states(self) -> list[str]:
         return [*self._run.config.model.states, "mean_h"]

@@ -38,9 +38,17 @@ def test_a_pipeline_from_texts_to_labels(model: mlstm.TrainedModel) -> None:
     )
 
 
+def test_texts_that_come_only_once(model: mlstm.TrainedModel) -> None:
+    found = mlstm.Features(model).fit_transform(text for text in TEXTS[:3])
+    np.testing.assert_array_equal(found, model.encode(TEXTS[:3]))
+
+
 def test_a_grid_search_chooses_the_state(model: mlstm.TrainedModel) -> None:
     pipeline = make_pipeline(mlstm.Features(model), LogisticRegression(max_iter=2000))
     search = GridSearchCV(pipeline, {"features__state": ["c", "mean_h"]}, cv=2, n_jobs=1)
+    assert search.fit(TEXTS, LABELS).best_score_ > 0.8
+    # NumPy's integers are integers.
+    search = GridSearchCV(pipeline, {"features__batch_size": np.array([8, 16])}, cv=2)
     assert search.fit(TEXTS, LABELS).best_score_ > 0.8
 
 

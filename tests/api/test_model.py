@@ -114,16 +114,44 @@ def test_a_heat_map_shows_itself(model: mlstm.TrainedModel, tmp_path: Path) -> N
         (lambda m: m.encode(["a", 3]), r"texts\[1\] has type int"),
         (lambda m: m.encode(["a"], "mean"), "state is 'mean', but it must be one of 'c', 'h', "),
         (lambda m: m.encode(["a"], batch_size=0), "batch_size is 0, but .* at least 1"),
+        (lambda m: m.encode({"a": "x"}), "texts has type dict, but it must be a list of texts"),
+        (lambda m: m.encode({"a"}), "texts has type set"),
+        (lambda m: m.encode(np.array([["a"]])), "type ndarray, .*such as one column of the table"),
+        (lambda m: m.encode(None), "texts has type NoneType"),
+        (lambda m: mlstm.Features(m, batch_size=0).fit(["a"]), "batch_size is 0"),
+        (lambda m: m.generate(bytes=5.5), r"^bytes is 5\.5, but it must be an integer"),
+        (lambda m: m.generate(seed=1.5), r"^seed is 1\.5"),
+        (lambda m: m.generate(stop=None), "^stop is None, but it must be a str"),
+        (lambda m: m.generate(set_unit={"3": 1}), "^set_unit is '3', but it must be an integer"),
+        (lambda m: m.generate(set_unit={3: "a"}), "^set_unit is 'a', but it must be a number"),
         (lambda m: m.generate(top_k=0), r"^top_k is 0, but it must be 1 or more"),
         (lambda m: m.generate(stop="ab"), r"^stop is b'ab', but it must be a single byte"),
-        (lambda m: m.generate(["a"]), "prompt has type list, but it must be a str"),
+        (lambda m: m.generate(["a"]), r"prompt is \['a'\], but it must be a str"),
         (lambda m: m.heatmap("a", 64), r"^unit 64 does not exist: the model has units 0 to 63"),
         (lambda m: m.heatmap("", 1), "the text is empty"),
+        (lambda m: m.heatmap(None, 1), "text is None, but it must be a str"),
+        (lambda m: m.heatmap("a", 1.5), r"unit is 1\.5, but it must be an integer"),
+        (lambda m: m.heatmap("a", 1, scale="0"), "scale is '0', but it must be a number"),
+        (lambda m: m.heatmap("a", 1, label="good"), "label is for score; leave it out"),
+        (lambda m: m.heatmap("a", score="x", layer=1), "layer is for unit; leave it out"),
+        (lambda m: m.heatmap("a", 1).save("heat.txt"), r"heat\.txt: a heat map is an \.html or"),
+        (lambda m: m.classify(["a"], 3), "the classifier is 3, but it must be what transfer"),
+        (lambda m: mlstm.load(None), "path has type NoneType"),
         (lambda m: m.heatmap("a"), "give either unit or score"),
         (lambda m: m.evaluate("dev"), "split is 'dev', but it must be one of 'train', 'valid'"),
         (lambda m: m.transfer((["a"], [1, 2]), (["a"], [1])), "train has 1 texts, but 2 labels"),
         (lambda m: m.transfer(("a", [1]), (["a"], [1])), r"train\[0\] is a single str"),
         (lambda m: m.transfer((["a", "b"], [1, 1]), (["a"], [1])), "only the label 1"),
+        (
+            lambda m: m.transfer((["a", "b"], [1, None]), (["a"], [1])),
+            r"train\[1\], text 1: the label is empty",
+        ),
+        (lambda m: m.transfer((["a"], [np.nan]), (["a"], [1])), "text 0: the label is empty"),
+        (lambda m: m.transfer((["a"], [[1]]), (["a"], [1])), "neither a string nor a number"),
+        (
+            lambda m: m.transfer((["a"], {"joy": np.array([[1]])}), (["a"], {"joy": [1]})),
+            r"text 0: the label 'joy' is array\(\[1\]\)",
+        ),
         (lambda m: mlstm.load(Path("none")), "none is not a run folder"),
         (lambda m: mlstm.Features(3).fit(["a"]), "model has type int"),
         (lambda m: mlstm.Features(m, state="cc").fit(["a"]), "state is 'cc', but it must be one"),
@@ -145,6 +173,11 @@ def test_mistakes_are_value_errors_that_name_the_argument(
     with pytest.raises(ValueError, match=message) as error:
         call(model)
     assert "--" not in str(error.value)
+
+
+def test_what_a_model_shows_of_itself_cannot_be_changed(model: mlstm.TrainedModel) -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        model.parameters["decoder_bias"][0] = 1
 
 
 def test_options_are_arguments_in_python() -> None:
@@ -203,5 +236,11 @@ def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) 
         found = model.classify(test[0], given)
         assert [list(one) for one in found] == [["0", "1"]] * 30
         np.testing.assert_array_equal([list(one.values()) for one in found], shares)
+    blank, text = model.classify(["&nbsp;", test[0][0]], made)
+    assert np.isnan(list(blank.values())).all()
+    assert np.isfinite(list(text.values())).all()
+    # In memory as in a file, 1.0 is 1, and a space is no part of a label.
+    words = [" 1 " if label else 0.0 for label in train[1]]
+    assert model.transfer((train[0], words), test, state="mean_h").result == made.result
     with pytest.raises(ValueError, match="comes with no classifier"):
         model.classify(test[0])

@@ -3,6 +3,8 @@
 import csv
 import dataclasses
 import json
+import re
+import resource
 import signal
 import subprocess
 import sys
@@ -19,7 +21,7 @@ from mlstm_jax.run import Run
 from mlstm_jax.transfer import classifier_file, classify
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier, Examples
-from mlstm_jax.transfer.labels import Task, read_labelled, require_task
+from mlstm_jax.transfer.labels import Labelled, Task, read_labelled, require_task
 
 NAMES = {2: ["0", "1"], 3: ["bad", "good", "so so"]}
 
@@ -181,6 +183,12 @@ def test_labels_are_read_and_checked(tmp_path: Path) -> None:
     records = [{"text": "a", "kind": 1.0}, {"text": "b", "kind": "neg"}, {"text": "c", "kind": 2}]
     lines.write_text("".join(json.dumps(record) + "\n" for record in records))
     assert read_labelled(lines, None, "kind").labels == ["1", "neg", "2"]
+    records[1]["kind"] = float("nan")  # as pandas writes a missing number
+    lines.write_text("".join(json.dumps(record) + "\n" for record in records))
+    with pytest.raises(UserError, match="the label of record 2, in 'kind', is empty"):
+        read_labelled(lines, None, "kind")
+    words = Labelled(["a text"] * 7, ["nan", "2", "inf", "1", "3", "10", "-1"])
+    assert words.task.names == ["-1", "1", "2", "3", "10", "inf", "nan"]
     many = "".join(f"{n},a text\n" for n in range(300))
     path.write_text("label,sentence\n" + many)
     with pytest.raises(UserError, match="300 different labels"):
@@ -247,6 +255,41 @@ def test_transfer_and_classify_from_the_outside(
     assert [a["text"] for a in found] == [b["review"] for b in true]
     assert [a["record"] for a in found] == [str(n) for n in range(1, 101)]
     assert list(found[0]) == ["record", "text", "label", "p(fair)", "p(fine)", "p(poor)"]
+
+    # What has no text has no label, and any text makes a line that CSV readers take.
+    odd = tmp_path / "odd.jsonl"
+    texts = ["my guitar is bad", None, "  ", "a\rb", '"a",\nb']
+    odd.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    odd_command = ["classify", str(run.folder), str(out), str(odd), "--text-column", "text"]
+    cli.main([*odd_command, "--out", str(labelled)])
+    assert "2 of 5 records have no text, the first is record 2" in capsys.readouterr().err
+    assert b"\r\n" not in labelled.read_bytes()
+    with labelled.open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [row["text"] for row in found] == ["my guitar is bad", "", "  ", "a\rb", '"a",\nb']
+    assert [row["label"] != "" for row in found] == [True, False, False, True, True]
+    assert [row["p(fair)"] != "" for row in found] == [True, False, False, True, True]
+    before = labelled.read_bytes()
+    for target, message in (
+        (odd, "is the input, which would be lost"),
+        (tmp_path, "exists, and is not a file"),
+        (tmp_path / "none/x.csv", "the folder .*none does not exist"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            cli.main([*odd_command, "--out", str(target)])
+        assert stop.value.code == 2
+        assert re.search(message, capsys.readouterr().err)
+    # If the disk is full in the middle, the old file stays.
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(SystemExit):
+            cli.main([*odd_command, "--out", str(labelled)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "cannot be written: File too large" in capsys.readouterr().err
+    assert labelled.read_bytes() == before
+    assert not list(tmp_path.glob("*.partial"))
 
     with pytest.raises(SystemExit) as stop:
         cli.main([*command, *columns, "--out", str(out)])
@@ -315,6 +358,14 @@ def test_texts_without_words_have_a_report_without_tfidf(
         answers = [one["label"] for one in csv.DictReader(file)]
         right = [a == b["label"] for a, b in zip(answers, csv.DictReader(given), strict=True)]
     assert np.mean(right) == json.loads((folder / "report.json").read_text())["test"]
+
+
+def test_texts_that_are_all_the_same_have_a_report(run: Run, tmp_path: Path) -> None:
+    path, out = tmp_path / "same.csv", tmp_path / "out"
+    path.write_text("text,label\n" + "same text,0\nsame text,1\n" * 12)
+    paths = ["--train", str(path), "--test", str(path), "--out", str(out)]
+    cli.main(["transfer", str(run.folder), *paths])
+    assert json.loads((out / "report.json").read_text())["test"] == 0.5
 
 
 def test_features_are_kept_whatever_fails_after_them(

@@ -14,10 +14,13 @@ from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.run import Run, as_weights, load_run
 from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.transfer.classifier_file import Description
+from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.generate import generate
-from mlstm_jax.transfer.heatmap import heat
+from mlstm_jax.transfer.heatmap import heat, score_heat
 from mlstm_jax.transfer.reader import Reader
+from mlstm_jax.view.viewer import Viewer
 from tests.tolerance import assert_close
 
 pytestmark = pytest.mark.numeric
@@ -48,6 +51,22 @@ def test_features_and_heat_maps_are_the_states(untrained: Run) -> None:
     assert shown.name.startswith({"c": "cell state c", "h": "h of"}[states[0]])
     again = heat(Reader(untrained), TEXTS[0], 3, state=states[0])
     np.testing.assert_array_equal(shown.values, again.values)
+
+
+def test_a_score_after_each_character_is_of_what_was_read(untrained: Run) -> None:
+    # A Transformer's states sum to zero.
+    classifier = Classifier(np.linspace(0, 1, 12)[None], np.zeros(1), ["no", "yes"], 1.0)
+    about = Description("mean_h", False, "any", None)
+    if untrained.config.model.sees_ahead:
+        with pytest.raises(UserError, match="a score after each character needs a model that"):
+            score_heat(Reader(untrained), TEXTS[0], classifier, about)
+        assert Viewer(untrained, classifier, about).model({})["scores"] == []
+        return
+    made = score_heat(Reader(untrained), "the guitar is", classifier, about)
+    # "the", and the space that ends every text.
+    features = Featurizer(untrained, states=("mean_h",))(["the"])
+    ulps = 2 * 3 * 12 * 12
+    assert_close(made.values[made.texts.index(" ", 3)], classifier.scores(features)[0, 1], ulps)
 
 
 def test_a_state_that_it_has_not_is_refused(untrained: Run) -> None:

@@ -120,6 +120,7 @@ def test_it_is_drawn_from_the_command_line(
     assert "give either --unit or --score" in refused("--unit", "0", *score)
     assert "--state is for --unit" in refused("--state", "h", *score)
     assert "--label is for --score" in refused("--unit", "0", "--label", "positive")
+    assert "the text is empty" in refused(*score, "--text", "&nbsp;")
     assert "no class or label 'positiv'; did you mean positive?" in refused(
         *score, "--label", "positiv"
     )

@@ -14,6 +14,7 @@ import pytest
 
 import mlstm_jax as mlstm
 from mlstm_jax import cli
+from mlstm_jax.api.examples import as_labelled
 from mlstm_jax.data.corpus import differing, open_corpus
 from mlstm_jax.errors import UserError
 from mlstm_jax.run import Run, load_run
@@ -413,3 +414,11 @@ def test_finetune_several_labels_from_the_outside(
     again = load_run(out / "run", "latest")
     assert again.step == tuned.step
     jax.tree.map(np.testing.assert_array_equal, again.params, tuned.params)
+
+
+def test_a_table_of_labels_in_memory() -> None:
+    pandas = pytest.importorskip("pandas")
+    joy = pandas.Series([1, None, 0], dtype="Int64")
+    for labels in (pandas.DataFrame({"joy": joy}), {"joy": [np.int8(1), float("nan"), "0"]}):
+        found, _ = as_labelled({"train": (["a", "b", "c"], labels)}, None, None, None)
+        assert found["train"] == Labelled(["a", "b", "c"], [(1,), (-1,), (0,)], ("joy",))

@@ -156,7 +156,7 @@ def test_a_classifier_on_the_mean_of_h_is_shown_as_it_reads(
         ("read", {"text": "a", "unit": 64}, 400, "unit is 64, but the model has units 0 to 63"),
         ("read", {"text": "a", "state": "z"}, 400, "state is 'z', but it must be one of c, h"),
         ("read", {"text": "a", "layer": 2}, 400, "layer is 2, but the model has layers 0 to 1"),
-        ("read", {"text": "a", "label": "good"}, 400, "the classifier has no class 'good'"),
+        ("read", {"text": "a", "label": "good"}, 400, "there is no score of 'good'"),
         ("read", {"text": "é" * 10_001}, 413, "longer than 20,000 bytes"),
         ("read", b'"' + b"a" * 100_000 + b'"', 413, "larger than 80,000 bytes"),
         ("generate", {"text": "a", "length": 10**9}, 400, "length is 1000000000"),
