@@ -62,6 +62,14 @@ def test_from_text_to_a_score_and_a_sentence(call, text_file: Path, tmp_path: Pa
 
     refused = call("mlstm-jax", "evaluate", "run", "--json", "none/score.json", code=2)
     assert "--json none/score.json: the folder none does not exist" in refused.stderr
+    (tmp_path / "sweep.py").write_text(
+        "from mlstm_jax.config import *\n"
+        "model, data = Model(hidden=32), Data(corpus='corpus', batch=8, window=16)\n"
+        "runs = {('8', 'a'): Config(model=model, data=data, train=Train(steps=2, epochs=None), "
+        "devices=Devices(virtual_cpu=2))}\n"
+    )
+    assert "on 2 cpu device(s)" in call("mlstm-jax", "sweep", "sweep.py", "--out", "s").stderr
+
     call("mlstm-jax", "evaluate", "run", "--json", "score.json")
     score = json.loads((tmp_path / "score.json").read_text())
     manifest = json.loads((tmp_path / "corpus/manifest.json").read_text())

@@ -11,7 +11,7 @@ import dataclasses
 from pathlib import Path
 
 from mlstm_jax.config import LSTM
-from mlstm_jax.training.sweep import load_sweep
+from mlstm_jax.training.sweep_file import load_sweep
 
 runs = {
     key: dataclasses.replace(config, model=LSTM(hidden=144, embedding=64))

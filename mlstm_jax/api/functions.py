@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlstm_jax import environment
 from mlstm_jax.api.arguments import as_config, public
 from mlstm_jax.config import Config
 from mlstm_jax.data.corpus import Corpus, SplitName, open_corpus
@@ -14,7 +15,8 @@ from mlstm_jax.errors import UserError
 if TYPE_CHECKING:
     from mlstm_jax.api.model import TrainedModel
     from mlstm_jax.planning.plan import Row
-    from mlstm_jax.training.sweep import Result, Runs
+    from mlstm_jax.training.sweep import Result
+    from mlstm_jax.training.sweep_file import Runs
 
 Sources = str | Path | Sequence[str | Path]
 
@@ -91,6 +93,7 @@ def train(
         if not callable(callback):
             raise UserError(f"callbacks has {callback!r}, but each must be a function.")
     config = as_config(config)
+    environment.prepare(config.devices, deterministic=config.train.deterministic)
     from mlstm_jax.api.model import load
     from mlstm_jax.run import initial_parameters
     from mlstm_jax.training.loop import train as run_train
@@ -131,10 +134,13 @@ def sweep(
     Raises:
         ValueError: a folder holds a run of another config.
     """
-    from mlstm_jax.training import sweep as sweeps
+    from mlstm_jax.training import sweep_file
 
     if isinstance(runs, (str, Path)):
-        runs = sweeps.load_sweep(Path(runs))
+        runs = sweep_file.load_sweep(Path(runs))
+    sweep_file.prepare(runs)
+    from mlstm_jax.training import sweep as sweeps
+
     return sweeps.sweep(runs, Path(out), on_begin=on_begin, owns_process=owns_process)
 
 

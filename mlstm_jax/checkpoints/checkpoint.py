@@ -120,6 +120,12 @@ class Checkpoints:
                 raise FileExistsError(f"a checkpoint of step {self.latest()} already exists")
         self._begun = step
 
+    def wait(self) -> None:
+        """Wait until checkpoints are written; raise CheckpointFailed if one could not be."""
+        with self._failure(self._begun):
+            self._manager.wait_until_finished()
+            self._manager.check_for_errors()
+
     def check(self) -> None:
         """Raise CheckpointFailed if a checkpoint started earlier could not be written."""
         with self._failure(self._begun):

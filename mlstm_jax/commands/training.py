@@ -66,10 +66,13 @@ def sweep(
         table_only: train nothing; write the tables of the existing runs.
     """
     from mlstm_jax import output
+    from mlstm_jax.training import sweep_file
+
+    runs = sweep_file.load_sweep(spec)
+    sweep_file.prepare(runs)
+    output.require_folder(out)
     from mlstm_jax.training import sweep as sweeps
 
-    runs = sweeps.load_sweep(spec)
-    output.require_folder(out)
     if not table_only:
 
         def on_begin(number: int, total: int, key: tuple[str, str]) -> None:

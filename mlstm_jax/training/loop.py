@@ -102,13 +102,17 @@ def _run(session: Session) -> None:
                 state, carry = _train_phase(session, phase, found, reporter)
             except Diverged as diverged:
                 found, event = _roll_back(session, diverged, found)
-                announced = True
+                session, announced = session.starting_at(found.origin), True
+                phases = session.phases
                 continue
         if phase is phases[-1]:
             return
         following = phases[phases.index(phase) + 1]
         note = f"step {phase.last}: the next phase, {following.describe_carry()}"
-        found = ResumePoint(phase.last, state, carry, phase.stream.origin, [note])
+        origin = phase.stream.origin
+        found = ResumePoint(
+            phase.last, state, carry, origin, [note], reporter.high_steps, None, phase.update_bytes
+        )
         event, announced = {"event": "phase"}, True
 
 
@@ -150,7 +154,7 @@ def _train_phase(
         config.optimizer,
         config.model,
         lr_schedule,
-        update_bytes=config.data.batch * config.data.window,
+        update_bytes=phase.update_bytes,
         axis_name=parallel.AXIS,
         compute=config.precision.compute,
     )
@@ -160,7 +164,10 @@ def _train_phase(
     carry = found.carry
     if carry is None:
         carry = jax.tree.map(lambda x: x[rows], session.model.init_carry(config.data.batch))
-    state, carry = devices.replicate(found.state), devices.split_rows(carry)
+    state = optimizer.with_updates_of(
+        config.optimizer, found.state, found.update_bytes, phase.update_bytes
+    )
+    state, carry = devices.replicate(state), devices.split_rows(carry)
     session.require_equal_replicas(found.step, state)
     asked = {weight: devices.replicate(np.float32(weight)) for weight in (0.0, *WEIGHTS.values())}
     pending, stop = None, 0.0
@@ -198,6 +205,8 @@ def _train_phase(
                     checkpoints.save(step, devices.unreplicate(state), saved, about)
                 reporter.restart_clock(step)
             if step == session.total:
+                watchdog.beat(f"the checkpoint of step {step} is written")
+                checkpoints.wait()  # A run is finished when its last checkpoint is complete.
                 reporter.finished(step)
             if stop and step < session.total:
                 which = signals.received(stop)

@@ -15,14 +15,18 @@ the same angle at any norm. Decay of V changes only that norm; it is therefore s
 regularise.
 """
 
+import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from mlstm_jax.config import Optimizer
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.training import muon
+from mlstm_jax.training.state import TrainState
 
 
 def muon_type(compute: str) -> Any:
@@ -94,6 +98,32 @@ def second_moment_decay(optimizer: Optimizer, update_bytes: int) -> float:
     """
     half_life = optimizer.b2_half_life
     return optimizer.b2 if half_life is None else 2.0 ** (-update_bytes / half_life)
+
+
+def with_updates_of(
+    optimizer: Optimizer, state: TrainState, before: int | None, now: int
+) -> TrainState:
+    """Return a state, NumPy, whose next updates have `now` bytes of text, the last had `before`.
+
+    With `b2_half_life`, β2 then changes. Adam divides its second moment by 1 − β2ⁿ, as if all n
+    updates had had the new β2; the moment is scaled here, so that the quotient is what it was.
+    """
+    if optimizer.b2_half_life is None or before in (None, now):
+        return state
+    log_old, log_new = (math.log(second_moment_decay(optimizer, n)) for n in (before or now, now))
+
+    def adapt(part: Any) -> Any:
+        if not _is_adam(part) or not (count := int(part.count)):
+            return part
+        ratio = np.float32(math.expm1(count * log_new) / math.expm1(count * log_old))
+        return part._replace(nu=jax.tree.map(lambda nu: nu * ratio, part.nu))
+
+    adapted = jax.tree.map(adapt, state.opt_state, is_leaf=_is_adam)
+    return state._replace(opt_state=adapted)
+
+
+def _is_adam(part: Any) -> bool:
+    return isinstance(part, optax.ScaleByAdamState)
 
 
 def decay_of_update(optimizer: Optimizer, update_bytes: int) -> float:

@@ -34,6 +34,11 @@ class ResolvedPhase:
         return _growth(self.rows_before, self.config.data.batch)
 
     @property
+    def update_bytes(self) -> int:
+        """The bytes of text of an update, on all devices."""
+        return self.config.data.batch * self.config.data.window
+
+    @property
     def padding_fraction(self) -> float:
         """The fraction of the positions without a target: padding and waiting."""
         data = self.config.data

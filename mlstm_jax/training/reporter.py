@@ -44,6 +44,15 @@ class Diverged(KnownError):
         )
 
 
+def _before(step: int, count: int) -> int:
+    """Return the last step whose state is known to be good, before `count` bad reports.
+
+    The report of a step is of the state before its update. So the first bad one, of step
+    `step` − `count` + 1, is of the state of one step earlier, and the state before that is good.
+    """
+    return max(0, step - count - 1)
+
+
 def _ratio(trace: float, signal: float) -> float:
     """Return the noise scale in rows; NaN if the estimates are too noisy to give one."""
     return trace / signal if signal > 0 and trace > 0 else math.nan
@@ -100,7 +109,7 @@ class Reporter:
                 f"the last {skips} updates were skipped, because the loss or the gradient contained"
                 f" inf or NaN (loss scale now {metrics.loss_scale:g})"
             )
-            return Diverged(step, reason, step - skips)
+            return Diverged(step, reason, _before(step, skips))
         bpc = float(metrics.loss) * BITS_PER_NAT
         self.high_steps = 0 if bpc <= train.divergence_bpc else self.high_steps + 1
         if self.high_steps < train.divergence_steps:
@@ -109,12 +118,13 @@ class Reporter:
             f"the training loss was above {train.divergence_bpc:g} bits per character "
             f"(train.divergence_bpc) for {self.high_steps} steps in a row, {bpc:.3g} at the last"
         )
-        return Diverged(step, reason, step - self.high_steps)
+        return Diverged(step, reason, _before(step, self.high_steps))
 
     def _write_line(self, step: int, metrics: StepMetrics) -> None:
         data = self._config.data
         now = time.monotonic()
-        speed = (step - self._clock_step) * data.batch * data.window / max(now - self._clock, 1e-9)
+        steps = step - self._clock_step or math.nan  # no step since the clock has started
+        speed = steps * data.batch * data.window / max(now - self._clock, 1e-9)
         # Without an update since the last line there is no mean.
         updates = int(metrics.tally.updates) or float("nan")
         loss = float(metrics.tally.loss) / updates
@@ -142,7 +152,8 @@ class Reporter:
             seconds=now - self._started,
         )
         skipped = f"  {int(metrics.skipped)} skipped" if int(metrics.skipped) else ""
-        self._progress.update(step, f"bpc {loss * BITS_PER_NAT:.3f}  {rate(speed)}{skipped}")
+        shown = "" if math.isnan(speed) else f"  {rate(speed)}"
+        self._progress.update(step, f"bpc {loss * BITS_PER_NAT:.3f}{shown}{skipped}")
         self.restart_clock(step)
 
     def evaluation(self, step: int, score: Score) -> None:

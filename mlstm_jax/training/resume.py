@@ -25,6 +25,7 @@ class ResumePoint(NamedTuple):
     notes: list[str]  # for the user
     high_steps: int = 0  # see Meta
     start: str | None = None  # see Meta
+    update_bytes: int | None = None  # bytes of text of the updates before it, if known
 
 
 class ExpectedCheckpoint(NamedTuple):
@@ -90,11 +91,9 @@ def find(
                 f"resuming from step {step}, the newest complete checkpoint; unreadable ones are "
                 f"kept in {folder}"
             )
+        about = (before.high_steps, before.start, _update_bytes(before))
         if same_rows:
-            carry = devices.own_rows(rows)
-            return ResumePoint(
-                step, restored, carry, before.origin, notes, before.high_steps, before.start
-            )
+            return ResumePoint(step, restored, devices.own_rows(rows), before.origin, notes, *about)
         position = round(before.epoch * here.stream.steps_per_epoch)
         origin = Origin(step, position, before.bytes_seen)
         epoch = here.meta.epoch if here.is_phase else before.epoch
@@ -102,7 +101,7 @@ def find(
             f"the carry is reset at step {step}: the rows were {_describe(before.rows)} and are now"
             f" {_describe(here.meta.rows)}; they begin {epoch:.2f} epochs into the text"
         )
-        return ResumePoint(step, restored, None, origin, notes, before.high_steps, before.start)
+        return ResumePoint(step, restored, None, origin, notes, *about)
     if notes:
         raise UserError(
             "; ".join(notes) + ". There is no other checkpoint to resume from; restore one from a "
@@ -178,6 +177,11 @@ def _fits(before: Meta, here: ExpectedCheckpoint, *, reset_carry: bool) -> bool:
             )
         return False
     return True
+
+
+def _update_bytes(before: Meta) -> int | None:
+    batch, window = before.rows.get("batch"), before.rows.get("window")
+    return batch * window if batch and window else None
 
 
 def _describe(rows: dict[str, Any]) -> str:

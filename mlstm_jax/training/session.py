@@ -18,6 +18,7 @@ from mlstm_jax import environment
 from mlstm_jax.checkpoints.checkpoint import Checkpoints
 from mlstm_jax.config import Config, resolve_batch
 from mlstm_jax.data.corpus import Corpus, open_corpus
+from mlstm_jax.data.stream import Origin
 from mlstm_jax.distributed import consistency
 from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.errors import UserError
@@ -72,6 +73,12 @@ class Session:
             return NullLog()
         return MetricsLog(Path(self.config.out), step, self.callbacks)
 
+    def starting_at(self, origin: Origin) -> "Session":
+        """Return the session of the same run, which has returned to an earlier checkpoint."""
+        phases = _starting_at(self.config, self.phases, origin)
+        rates = schedule.rates(self.config.optimizer, stretches(phases))
+        return dataclasses.replace(self, phases=phases, total=phases[-1].last, lr_schedules=rates)
+
 
 def set_up(
     stack: ExitStack,
@@ -113,7 +120,7 @@ def set_up(
     watchdog.folder = folder
     model = _make_model(config, devices)
     # A divergence is detected this many steps after it began.
-    reach = max(config.train.divergence_steps, config.precision.max_consecutive_skips)
+    reach = 1 + max(config.train.divergence_steps, config.precision.max_consecutive_skips)
     checkpoints = stack.enter_context(
         closing(Checkpoints(folder, config.train.keep_checkpoints, reach=reach))
     )
@@ -123,11 +130,7 @@ def set_up(
     )
     begin = finder(None)
     fingerprint = finder.given.fingerprint if finder.given else begin.start
-    if not config.phases:
-        stream = phases[0].stream
-        stream.origin = begin.origin
-        total = total_steps(config.train, stream.steps_per_epoch, stream.position(0))
-        phases = [dataclasses.replace(phases[0], last=total)]
+    phases = _starting_at(config, phases, begin.origin)
     total = phases[-1].last
     cluster.require_equal(
         {"step": begin.step, "steps": total}, "Give every process the same corpus and config."
@@ -163,6 +166,18 @@ def set_up(
     )
 
 
+def _starting_at(
+    config: Config, phases: list[ResolvedPhase], origin: Origin
+) -> list[ResolvedPhase]:
+    """Return the phases of a run that reads from an origin, on which its length may depend."""
+    if config.phases:
+        return phases
+    stream = phases[0].stream
+    stream.origin = origin
+    total = total_steps(config.train, stream.steps_per_epoch, stream.position(0))
+    return [dataclasses.replace(phases[0], last=total)]
+
+
 def _make_model(config: Config, devices: parallel.Parallel) -> LanguageModel:
     """Return the model for training, after a check that the devices can run its kernels."""
     loops: Loops | None = None
@@ -195,6 +210,9 @@ class _Finder:
 
     def __call__(self, newest: int | None) -> ResumePoint:
         """Return the newest checkpoint, at most `newest`, or the state before the first step."""
+        if not self.config.phases:
+            # A checkpoint tells where the run reads on; the session may have begun after it.
+            self.phases[0].stream.origin = Origin()
         found = resume.find(
             self.cluster,
             self.checkpoints,
@@ -213,8 +231,8 @@ class _Finder:
                 or start.load_start(self.cluster, self.config, self.initial, required=True)[0]
             )
             fresh = start.fresh_state(self.config, self.model, self._tx, given)
-            state, origin = self.devices.of_first_process(fresh), self.phases[0].stream.origin
-            found = ResumePoint(0, state, None, origin, [])
+            state = self.devices.of_first_process(fresh)
+            found = ResumePoint(0, state, None, Origin(), [])
         if newest is None:
             found = found._replace(notes=[*self._notes, *found.notes])
         return found

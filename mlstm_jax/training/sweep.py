@@ -21,8 +21,6 @@ from mlstm_jax import (
     config_text,
     environment,
     output,
-    shipped,
-    user_python,
 )
 from mlstm_jax.config import Config
 from mlstm_jax.data.corpus import open_corpus
@@ -33,8 +31,7 @@ from mlstm_jax.terminal import message, show
 from mlstm_jax.training import metrics
 from mlstm_jax.training.loop import train
 from mlstm_jax.training.reporter import Diverged
-
-Runs = dict[tuple[str, str], Config]
+from mlstm_jax.training.sweep_file import Runs
 
 
 class Result(NamedTuple):
@@ -53,31 +50,6 @@ class Result(NamedTuple):
     noise_scale: float | None  # in rows, the mean over the second half of the lines
     bytes_per_second: float | None
     seconds: float | None
-
-
-def load_sweep(path: Path) -> Runs:
-    """Run a specification, which is the user's own Python code, and return its ``runs``.
-
-    A bare name that is not a file selects a sweep that comes with the package: ``legw_128``.
-
-    Raises:
-        UserError: the file does not exist, sets no runs, or has labels that cannot name a folder.
-    """
-    path = shipped.find(path, "sweep")
-    runs = user_python.run(path, "sweep").get("runs")
-    valid = isinstance(runs, dict) and all(
-        isinstance(key, tuple)
-        and len(key) == 2
-        and all(isinstance(label, str) and label and "/" not in label for label in key)
-        and isinstance(config, Config)
-        for key, config in runs.items()
-    )
-    if not valid or not runs:
-        raise UserError(
-            f"{path} sets no `runs = {{(ROW, COLUMN): Config(...)}}` with two labels without /; "
-            "see `mlstm-jax configs legw_128`."
-        )
-    return runs
 
 
 def folder(out: Path, key: tuple[str, str]) -> Path:
@@ -200,16 +172,14 @@ def result(key: tuple[str, str], run_folder: Path) -> Result:
     status = "not begun"
     path = run_folder / "config.json"
     if path.is_file():
-        status = "unfinished"
         config = config_text.load_json(path)
-        if "finished" in ends:
-            status = "done"
-        elif ends and ends[-1] == "diverged":
-            status = "diverged"
+        # A finished run that was made longer has a later event.
+        end = ends[-1] if ends else ""
+        status = {"finished": "done", "diverged": "diverged"}.get(end, "unfinished")
     else:
         config = Config()
     noise = [line["noise_scale"] for line in train[len(train) // 2 :] if line.get("noise_scale")]
-    speeds = sorted(line["bytes_per_second"] for line in train)
+    speeds = sorted(speed for line in train if (speed := line["bytes_per_second"]) is not None)
     return Result(
         row=key[0],
         column=key[1],

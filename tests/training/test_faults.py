@@ -15,7 +15,7 @@ import pytest
 
 from mlstm_jax import environment, run
 from mlstm_jax.checkpoints import meta
-from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train
+from mlstm_jax.config import Config, Data, Model, Optimizer, Phase, Precision, Train
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.training import loop, metrics, run_folder
@@ -276,6 +276,72 @@ def test_what_a_run_started_from_may_be_missing_until_it_is_needed(
     shutil.rmtree(first)
     with pytest.raises(UserError, match=r"first is not a run folder"):
         train(dataclasses.replace(config, train=dataclasses.replace(config.train, steps=20)))
+
+
+def test_it_returns_to_before_the_update_that_spoiled_it(corpus: Path, tmp_path: Path) -> None:
+    """The seventh update does; the loss that tells is that of the eighth step."""
+    config = config_of(
+        corpus,
+        tmp_path / "run",
+        47,
+        optimizer=Optimizer(learning_rate=5e-3, schedule="constant", clip_norm=None),
+        phases=(
+            Phase(steps=6, batch=8, window=16),
+            Phase(steps=1, batch=8, window=16, learning_rate=1e4),
+            Phase(steps=40, batch=8, window=16, learning_rate=1e-3),
+        ),
+        train=Train(steps=47, eval_every=100, checkpoint_every=100, divergence_steps=5),
+    )
+    with pytest.raises(Diverged, match="resumes from that of step 6") as stopped:
+        loop.train(config)
+    assert (stopped.value.step, stopped.value.since) == (12, 6)
+    assert set_of_steps(tmp_path / "run/checkpoints") == {6}
+
+
+def test_a_high_loss_counts_through_phases(corpus: Path, tmp_path: Path) -> None:
+    train = Train(steps=20, divergence_bpc=0.1, divergence_steps=8)
+    phases = tuple(Phase(steps=5, batch=8, window=16) for _ in range(4))
+    config = config_of(corpus, tmp_path / "run", 20, phases=phases, train=train)
+    with pytest.raises(Diverged) as stopped:
+        loop.train(config)
+    assert stopped.value.step == 8
+
+
+def test_a_rollback_to_before_other_rows_reads_on_from_there(corpus: Path, tmp_path: Path) -> None:
+    def train(batch: int, steps: int, **more: Any) -> None:
+        values = {"log_every": 1, "eval_every": 100, "checkpoint_every": 2, "keep_checkpoints": 9}
+        data = Data(corpus=str(corpus), batch=batch, window=16, shards=32, shuffle_shards=True)
+        told = Train(steps=steps, **values, **more)
+        config = config_of(corpus, tmp_path / "run", steps, data=data, train=told)
+        loop.train(config, reset_carry=batch == 32)
+
+    train(4, 8)
+    train(4, 14, divergence_bpc=0.01, divergence_steps=50)  # each of these six is too high
+    more = {"on_divergence": "rollback", "rollback_factor": 0.04}
+    with pytest.raises(Diverged):
+        train(32, 40, divergence_bpc=0.01, divergence_steps=9, **more)
+    # The third step of the 32 rows tells, and the last good state is that of step 7.
+    lines = metrics.read_metrics(tmp_path / "run/metrics.jsonl")
+    back = next(line for line in lines if line.get("event") == "rolled_back")
+    assert (back["diverged_at"], back["step"]) == (17, 6)
+    after = lines[lines.index(back) + 1]
+    assert after["step"] == 7
+    assert after["bytes_seen"] == 6 * 4 * 16 + 32 * 16
+    assert 0 < after["epoch"] < 0.1
+    # The first step of a session includes compilation, so it has no rate.
+    assert lines[0]["bytes_per_second"] is None
+    assert lines[1]["bytes_per_second"] > 0
+
+
+def test_a_finished_run_has_its_last_checkpoint(corpus: Path, tmp_path: Path) -> None:
+    found = []
+
+    def look(line: dict[str, Any]) -> None:
+        if line.get("event") == "finished":
+            found.append(max(set_of_steps(tmp_path / "run/checkpoints")))
+
+    loop.train(config_of(corpus, tmp_path / "run", 10), callbacks=[look])
+    assert found == [10]
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """The learning rate's scaling, warm-up and decay; the optimizers against their equations."""
 
+import dataclasses
 from pathlib import Path
 
 import jax
@@ -10,6 +11,7 @@ from mlstm_jax import cli
 from mlstm_jax.config import Model, Optimizer
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import optimizer, schedule
+from mlstm_jax.training.state import TrainState
 from tests.tolerance import assert_close, bound
 
 pytestmark = pytest.mark.numeric
@@ -31,6 +33,25 @@ TERMS = 55 + 15 + 12
 def test_peak_rate(scaling: str, batch: int, cap: float | None, expected: float) -> None:
     chosen = Optimizer(scaling=scaling, learning_rate_cap=cap)
     assert schedule.resolve(chosen, batch, 100, 10).peak == pytest.approx(expected)
+
+
+def test_adam_goes_on_when_the_bytes_of_an_update_change() -> None:
+    """Of a gradient that is always the same, the update is the rate, whatever β2 is and was."""
+    chosen = Optimizer(learning_rate=1.0, b2_half_life=710e3, clip_norm=None)
+    tx = {n: optimizer.build(chosen, Model(), lambda _: 1.0, update_bytes=n) for n in (1024, 65536)}
+    gradient = {"embedding": np.float32([0.5, -2.0])}
+    state = TrainState(*[None] * 8)._replace(opt_state=tx[1024].init(gradient))  # type: ignore[arg-type]
+    before = None
+    for n in [1024] * 50 + [65536] * 20 + [1024] * 5:
+        same = optimizer.with_updates_of(chosen, state, n, n)
+        assert same is state
+        state = optimizer.with_updates_of(chosen, state, before, n)
+        updates, opt_state = tx[n].update(gradient, state.opt_state)
+        # 1 − β2ⁿ is near 0.05 at first, and β2ⁿ has the rounding of n products.
+        assert_close(updates["embedding"], np.float32([-1.0, 1.0]), 20 * 75)
+        state, before = state._replace(opt_state=jax.device_get(opt_state)), n
+    fixed = dataclasses.replace(chosen, b2_half_life=None)
+    assert optimizer.with_updates_of(fixed, state, 1024, 65536) is state
 
 
 # Of a schedule: a few, one after the other, in float32.

@@ -5,6 +5,7 @@ import json
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from mlstm_jax import cli
 from mlstm_jax.config import Config, Optimizer, Phase, Train
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import UserError
-from mlstm_jax.training import loop, metrics, schedule
+from mlstm_jax.training import loop, metrics, optimizer, schedule
 from mlstm_jax.training.phases import resolve_phases
 from mlstm_jax.training.schedule import Stretch
 from tests.tolerance import assert_close
@@ -236,7 +237,16 @@ def test_a_phase_can_begin_a_schedule_of_its_own() -> None:
     assert "linear until 300" in text
 
 
-def test_a_run_follows_the_schedules_of_its_phases(corpus: Path, tmp_path: Path) -> None:
+def test_a_run_follows_the_schedules_of_its_phases(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes, real = [], optimizer.with_updates_of
+
+    def seen(chosen: Optimizer, state: Any, before: int | None, now: int) -> Any:
+        changes.append((before, now))
+        return real(chosen, state, before, now)
+
+    monkeypatch.setattr(optimizer, "with_updates_of", seen)
     own = Phase(steps=10, batch=8, window=8, learning_rate=2e-3, warmup_steps=5)
     config = phased(corpus, tmp_path / "run", (Phase(steps=10, batch=16, window=8), own))
     loop.train(dataclasses.replace(config, train=dataclasses.replace(config.train, log_every=1)))
@@ -247,6 +257,10 @@ def test_a_run_follows_the_schedules_of_its_phases(corpus: Path, tmp_path: Path)
     assert rates[10] == pytest.approx(1e-3 / 5)
     assert rates[14] == pytest.approx(1e-3)
     assert rates[19] == pytest.approx(1e-3 / 5)
+    # Adam is told of the bytes of its updates, also where a session begins with the second phase.
+    shutil.rmtree(tmp_path / "run/checkpoints/20")
+    loop.train(dataclasses.replace(config, train=dataclasses.replace(config.train, log_every=1)))
+    assert changes == [(None, 128), (128, 64), (128, 64)]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A sweep: its runs, what is not run twice, and its table."""
 
 import csv
+import json
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from mlstm_jax import config as configs
 from mlstm_jax.config import Config, Transformer, resolve_batch, vary
 from mlstm_jax.data.prepare import prepare
 from mlstm_jax.errors import UserError
-from mlstm_jax.training import run_folder, schedule, sweep
+from mlstm_jax.training import run_folder, schedule, sweep, sweep_file
 from tests.training.runs import make_config, short
 
 SPECS = sorted((Path(__file__).parents[2] / "configs/sweeps").glob("*.py"))
@@ -62,6 +63,15 @@ def test_a_sweep_ends_with_a_table_and_runs_nothing_twice(
     cli.main(["sweep", str(spec), "--out", str(out)])
     assert "1 of 1: 8 / tame" in capsys.readouterr().err
     assert (out / "table.md").read_text().splitlines() == lines
+    # One that is being made longer is not finished.
+    assert sweep.result(("8", "tame"), out / "8/tame").status == "done"
+    finished = (out / "8/tame/metrics.jsonl").read_text()
+    more = [{"kind": "event", "step": 12, "event": "resumed"}]
+    more += [{"kind": "train", "step": 13, "bytes_per_second": None, "learning_rate": 0.1}]
+    with (out / "8/tame/metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps({"epoch": 1.0} | line) + "\n" for line in more)
+    assert sweep.result(("8", "tame"), out / "8/tame").status == "unfinished"
+    (out / "8/tame/metrics.jsonl").write_text(finished)
     write_spec(tmp_path / "other.py", corpus, train__seed=1)
     with pytest.raises(SystemExit):
         cli.main(["sweep", str(tmp_path / "other.py"), "--out", str(out)])
@@ -91,11 +101,17 @@ def test_a_sweep_of_rows_per_device_goes_on(corpus: Path, tmp_path: Path, device
         list(sweep.pending({key: other}, tmp_path))
 
 
+def test_one_process_has_one_number_of_virtual_devices(tmp_path: Path) -> None:
+    runs = {(str(n), "a"): vary(Config(), devices__virtual_cpu=n) for n in (2, 4)}
+    with pytest.raises(UserError, match=r"virtual_cpu is 2 in the run 2 / a, but 4 in 4 / a"):
+        sweep_file.prepare(runs)
+
+
 def test_two_processes_share_a_sweep(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spec, out = write_spec(tmp_path / "spec.py", corpus), tmp_path / "out"
-    (_, held), *_ = sweep.pending(sweep.load_sweep(spec), out)
+    (_, held), *_ = sweep.pending(sweep_file.load_sweep(spec), out)
     with run_folder.lock(held, resume=False):
         cli.main(["sweep", str(spec), "--out", str(out)])
     shown = capsys.readouterr()
@@ -115,7 +131,7 @@ def test_a_run_that_another_process_has_trained_since_is_not_trained_again(
     cli.main(["sweep", str(spec), "--out", str(out)])
     capsys.readouterr()
     # What this process saw before the other had trained them.
-    stale = list(sweep.load_sweep(spec).items())
+    stale = list(sweep_file.load_sweep(spec).items())
     monkeypatch.setattr(sweep, "pending", lambda runs, out: iter(stale))
     cli.main(["sweep", str(spec), "--out", str(out)])
     assert "of 2" not in capsys.readouterr().err
@@ -133,14 +149,14 @@ def test_a_run_that_another_process_has_trained_since_is_not_trained_again(
 def test_a_file_without_runs_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "spec.py").write_text(text)
     with pytest.raises(UserError, match=r"spec\.py sets no `runs"):
-        sweep.load_sweep(tmp_path / "spec.py")
+        sweep_file.load_sweep(tmp_path / "spec.py")
     with pytest.raises(UserError, match="does not exist"):
-        sweep.load_sweep(tmp_path / "none.py")
+        sweep_file.load_sweep(tmp_path / "none.py")
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_every_sweep_of_the_project_loads(path: Path) -> None:
-    runs = sweep.load_sweep(path)
+    runs = sweep_file.load_sweep(path)
     assert len(runs) > 1
     for word in ("Command:", "Hardware:"):
         assert word in path.read_text()
@@ -155,7 +171,7 @@ def test_the_rates_of_the_papers_fig_5() -> None:
         "5e-4": [5e-4] * 5,
         "3e-3": [3e-3] * 5,
     }
-    runs = sweep.load_sweep(next(path for path in SPECS if path.stem == "puri_fig5"))
+    runs = sweep_file.load_sweep(next(path for path in SPECS if path.stem == "puri_fig5"))
     for rule, rates in printed.items():
         configs_of_rule = [config for (_, column), config in runs.items() if column == rule]
         found = [
