@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from mlstm_jax import run as runs
+from mlstm_jax import shipped
 from mlstm_jax.api.arguments import one_of, public
 from mlstm_jax.api.examples import Examples, as_labelled
 from mlstm_jax.api.reading import STATES, ReadingModel
@@ -37,7 +38,9 @@ class TrainedModel(ReadingModel):
     def __reduce__(self) -> tuple[Any, tuple[str, str]]:
         # Store the step: if training continues, the best checkpoint may change.
         step = self.checkpoint if self._run.imported else str(self.step)
-        return load, (str(self.path.resolve()), step)
+        # A model of the package is found by its name in any environment.
+        path = self.path.name if shipped.is_ours(self.path) else self.path.resolve()
+        return load, (str(path), step)
 
     @public
     def evaluate(self, split: SplitName = "test", *, corpus: str | Path | None = None) -> Score:

@@ -46,9 +46,9 @@ class Heat(NamedTuple):
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
-        from mlstm_jax.transfer.heatmap_page import as_html
+        from mlstm_jax.transfer.heatmap_page import as_part
 
-        return as_html(self)
+        return as_part(self)
 
 
 def heat(

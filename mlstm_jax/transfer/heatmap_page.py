@@ -9,8 +9,33 @@ from mlstm_jax.transfer.heatmap import Heat, colour, curve_limit, ink, shown, wo
 _CURVE = (1000, 160)  # width and height
 
 
+_STYLE = """
+.heat { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; padding: 0 1rem; color: #111;
+  background: #fff }
+.heat .text { font: 16px/1.7 ui-monospace, monospace; white-space: pre-wrap;
+  overflow-wrap: anywhere }
+.heat .scale { height: .9rem; border: 1px solid #999 }
+.heat .ends { display: flex; justify-content: space-between }
+.heat .text:has(ruby) { line-height: 2.2; overflow-wrap: normal }
+.heat rt { font: 10px system-ui, sans-serif; color: #555 }
+.heat svg { width: 100%; height: auto; border: 1px solid #ccc; margin-top: 1rem }
+"""
+
+
 def as_html(made: Heat) -> str:
     """Return a self-contained page with text, scale and curve; no script and no other file."""
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<meta charset="utf-8">
+<title>{html.escape(f"{made.name}, {made.title}")}</title>
+<style>body {{ background: #fff }} .heat {{ margin: 2rem auto }}</style>
+{as_part(made)}
+</html>
+"""
+
+
+def as_part(made: Heat) -> str:
+    """Return what the page shows as a part of another page, whose own style it does not change."""
     spans = []
     for text, value in zip(made.texts, made.values.tolist(), strict=True):
         back = colour(value, made.scale)
@@ -27,28 +52,15 @@ def as_html(made: Heat) -> str:
         for share in np.linspace(-1, 1, 9)
     )
     low, high = f"−{made.scale:.3g}", f"{made.scale:.3g}"
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<meta charset="utf-8">
-<title>{html.escape(f"{made.name}, {made.title}")}</title>
-<style>
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
-  color: #111; background: #fff }}
-.text {{ font: 16px/1.7 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere }}
-.scale {{ height: .9rem; border: 1px solid #999; background: linear-gradient(to right, {stops}) }}
-.ends {{ display: flex; justify-content: space-between }}
-.text:has(ruby) {{ line-height: 2.2; overflow-wrap: normal }}
-rt {{ font: 10px system-ui, sans-serif; color: #555 }}
-svg {{ width: 100%; height: auto; border: 1px solid #ccc; margin-top: 1rem }}
-</style>
+    return f"""<style>{_STYLE}</style>
+<div class="heat">
 <h1>{html.escape(made.heading)}</h1>
 <p>After each character: {html.escape(made.name)}, by {html.escape(made.title)}.</p>
-<div class="scale"></div>
+<div class="scale" style="background: linear-gradient(to right, {stops})"></div>
 <div class="ends"><span>{low}</span><span>0</span><span>{high}</span></div>
 <p class="text">{"".join(spans)}</p>
 {_curve(made)}
-</html>
-"""
+</div>"""
 
 
 def _with_values(spans: list[str], made: Heat) -> list[str]:

@@ -39,6 +39,6 @@ def test_figures_and_heat_maps_are_shown(model: mlstm.TrainedModel) -> None:
         f"model = mlstm.load({str(model.path)!r})\n"
         "model.heatmap('my guitar', 3)\n"
     )
-    assert "<html" in shown.data["text/html"]
+    assert '<div class="heat">' in shown.data["text/html"]
     (figure,) = outputs(f"import mlstm_jax as mlstm\nmlstm.load({str(model.path)!r}).plot()\n")
     assert "image/png" in figure.data
