@@ -34,6 +34,8 @@ class ExpectedCheckpoint(NamedTuple):
     meta: Meta
     carry: Any  # the shapes of the carry of all rows
     is_phase: bool  # if so, the config and not the checkpoint determines where the run reads
+    start_from: str | None = None  # train.start_from
+    is_same_path: bool = False  # whether the run's last session named it, too
 
 
 def find(
@@ -153,12 +155,7 @@ def _fits(before: Meta, here: ExpectedCheckpoint, *, reset_carry: bool) -> bool:
             f"{before.cleaning}; this one has {now.corpus[:12]}…, {now.cleaning}. Name the original"
             " corpus with --data.corpus, or start a new run with --out."
         )
-    if now.start is not None and before.start not in (None, now.start):
-        raise UserError(
-            f"the run started from other parameters (fingerprint {before.start[:12]}…) than those "
-            f"that train.start_from names now ({now.start[:12]}…). Name the original ones with "
-            "--train.start-from, or start a new run with --out."
-        )
+    _require_start(before.start, here)
     if before.rows != now.rows:
         if not reset_carry:
             raise UserError(
@@ -178,6 +175,25 @@ def _fits(before: Meta, here: ExpectedCheckpoint, *, reset_carry: bool) -> bool:
             )
         return False
     return True
+
+
+def _require_start(before: str | None, here: ExpectedCheckpoint) -> None:
+    """Raise UserError if train.start_from does not name what the run started from.
+
+    The run at that path may have trained further since: then the same path is enough.
+    """
+    now = here.meta.start
+    if here.start_from is not None and before is None:
+        raise UserError(
+            f"train.start_from is {here.start_from}, but the run did not start from other "
+            "parameters. Leave --train.start-from out to resume it, or start a new run with --out."
+        )
+    if now is not None and before != now and not here.is_same_path:
+        raise UserError(
+            f"the run started from other parameters (fingerprint {str(before)[:12]}…) than those "
+            f"that train.start_from names now ({now[:12]}…). Leave --train.start-from out to "
+            "resume the run, or start a new one with --out."
+        )
 
 
 def _describe(rows: dict[str, Any]) -> str:
