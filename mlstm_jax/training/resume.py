@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mlstm_jax import run
 from mlstm_jax.checkpoints.checkpoint import SET_ASIDE, Checkpoints, Damaged
 from mlstm_jax.checkpoints.meta import FOLDER, Meta
-from mlstm_jax.config import Config
 from mlstm_jax.data.stream import Origin, TrainStream
 from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.errors import UserError
@@ -115,7 +115,7 @@ def find(
     return None
 
 
-def require_new(folder: Path, config: Config, *, resume: bool) -> None:
+def require_new(folder: Path, *, resume: bool) -> None:
     """Raise UserError if a run without a checkpoint must not start from its first step.
 
     A run that was killed before its first checkpoint was complete, or that diverged before it,
@@ -123,6 +123,8 @@ def require_new(folder: Path, config: Config, *, resume: bool) -> None:
     """
     lines = metrics.read_metrics(folder / "metrics.jsonl")
     newest = max((line["step"] for line in lines), default=0)
+    config = run.read_config(folder)  # of the session that wrote these metrics
+    assert config is not None
     train = config.train
     saved = {n * every for n in (1, 2) for every in (train.eval_every, train.checkpoint_every)}
     # A save begins after the previous one has ended.

@@ -208,7 +208,7 @@ class _Finder:
         )
         if found is None:
             if newest is None:
-                resume.require_new(Path(self.config.out), self.config, resume=self.resume)
+                resume.require_new(Path(self.config.out), resume=self.resume)
             # Loading may have failed earlier, when checkpoints existed and it was not needed.
             given = (
                 self.given

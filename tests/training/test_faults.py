@@ -22,6 +22,7 @@ from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.training import loop, metrics, run_folder
 from mlstm_jax.training.reporter import Diverged
+from mlstm_jax.training.resume import require_new
 from mlstm_jax.training.watchdog import Watchdog
 from tests.training.runs import (
     assert_same_run,
@@ -147,6 +148,17 @@ def test_a_run_that_has_lost_its_checkpoints_does_not_start_over(
         loop.train(config_of(corpus, tmp_path / "run", 60), resume=True)
     loop.train(config_of(corpus, tmp_path / "run", 40))
     assert lines_without_time(tmp_path / "run") == lines_without_time(forty_steps)
+
+
+def test_a_run_killed_before_its_first_checkpoint_may_save_more_often(tmp_path: Path) -> None:
+    """Its config, not the new one, tells when there must have been a checkpoint."""
+    rare = Config(out=str(tmp_path), train=Train(eval_every=1000, checkpoint_every=1000))
+    run_folder.write_folder(rare)
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "step": 50}\n')
+    require_new(tmp_path, resume=False)
+    run_folder.write_folder(vary(rare, train__checkpoint_every=20))
+    with pytest.raises(UserError, match="no checkpoint to resume from, although"):
+        require_new(tmp_path, resume=False)
 
 
 def test_a_full_disk_is_named_and_costs_only_steps(
