@@ -82,26 +82,29 @@ def resolve_batch(config: Config, device_count: int) -> Config:
         data = dataclasses.replace(
             data, batch=data.batch_per_device * device_count, batch_per_device=None
         )
+    config = dataclasses.replace(config, data=data)
+    parts = config.train.micro_batches
+    if config.phases:
+        for phase in config.phases:
+            if phase.batch % (device_count * parts):
+                raise UserError(
+                    f"phases.batch is {phase.batch}, which {device_count} devices in {parts} micro-"
+                    "batches cannot share evenly; use a multiple of their product."
+                )
+        return config  # data.batch is not used
     if data.batch % device_count:
         raise UserError(
             f"data.batch is {data.batch}, which {device_count} devices cannot share evenly; use "
             f"{data.batch // device_count * device_count or device_count}, set "
             "data.batch_per_device, or use fewer devices with --devices.count."
         )
-    parts = config.train.micro_batches
-    for phase in config.phases:
-        if phase.batch % (device_count * parts):
-            raise UserError(
-                f"phases.batch is {phase.batch}, which {device_count} devices in {parts} micro-"
-                "batches cannot share evenly; use a multiple of their product."
-            )
     rows = data.batch // device_count
     if rows % parts:
         raise UserError(
             f"train.micro_batches is {parts}, which cannot share the {rows} rows of a device evenly"
             f"; use one of {', '.join(str(n) for n in range(1, rows + 1) if rows % n == 0)}."
         )
-    return dataclasses.replace(config, data=data)
+    return config
 
 
 def load_file(path: Path | str) -> Config:
