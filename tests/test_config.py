@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,22 @@ def test_a_config_option_without_a_value_is_refused(words: list[str]) -> None:
         (lambda: Precision(initial_loss_scale=0.5), "between 1.0 and 16777216.0"),
         (lambda: Train(steps=None, epochs=None), "train.steps is None"),
         (lambda: Train(epochs=-1), "train.epochs is -1"),
+        (lambda: Train(epochs=float("inf")), "train.epochs is inf"),
+        (lambda: Train(steps=30_000_000_000), "train.steps is 30000000000, but it must be 1 to"),
+        (lambda: Train(log_every=2**31), "train.log_every is 2147483648"),
+        (lambda: Train(label_weight=float("inf")), "train.label_weight is inf"),
+        (lambda: Phase(steps=2**31, batch=1, window=1), "phases.steps is 2147483648"),
+        *(
+            (partial(Optimizer, **{name: float("inf")}), f"optimizer.{name} is inf, but it must be")
+            for name in (
+                *("learning_rate", "learning_rate_cap", "power", "warmup_epochs", "b2_half_life"),
+                *("eps", "clip_norm", "weight_decay", "weight_decay_bytes", "muon_learning_rate"),
+                "trust_coefficient",
+            )
+        ),
+        (lambda: Optimizer(clip_norm=float("nan")), "optimizer.clip_norm is nan"),
+        (lambda: Optimizer(decay_steps=2**31), "optimizer.decay_steps is 2147483648"),
+        (lambda: Optimizer(warmup_steps=2**31), "optimizer.warmup_steps is 2147483648"),
         (lambda: Train(rollback_factor=1.0), "train.rollback_factor is 1.0"),
         (lambda: Distributed(coordinator="node1"), "must be HOST:PORT, such as node1:8476"),
         (lambda: Distributed(coordinator="[::1]:0"), "distributed.coordinator is '[::1]:0'"),

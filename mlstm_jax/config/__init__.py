@@ -9,6 +9,7 @@ from mlstm_jax.config.experiment import Config, load_file, resolve_batch, vary
 from mlstm_jax.config.optimizer import Optimizer
 from mlstm_jax.config.sections import (
     MOST_SEED,
+    MOST_STEPS,
     Data,
     Devices,
     Distributed,
@@ -29,6 +30,7 @@ __all__ = [
     "LSTM",
     "MLSTM",
     "MOST_SEED",
+    "MOST_STEPS",
     "Config",
     "Data",
     "Devices",
