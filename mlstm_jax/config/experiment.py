@@ -68,14 +68,19 @@ def _require_fit(config: Config) -> None:
     require(cell == "fp32" or "c" in model.states, "precision.cell", cell, rule)
 
 
+def longest_window(config: Config) -> int:
+    """Return the most bytes of a training window of a run."""
+    return max([phase.window for phase in config.phases] or [config.data.window])
+
+
 def resolve_batch(config: Config, device_count: int) -> Config:
     """Return the config with its global batch set and checked against the number of devices.
 
     Raises UserError if the rows cannot be split evenly over the devices (Puri et al. 2018,
     section IV), or a field is for another kind of model.
     """
-    windows = [phase.window for phase in config.phases] or [config.data.window]
-    config = dataclasses.replace(config, model=config.model.for_windows(max(windows)))
+    model = config.model.for_windows(longest_window(config))
+    config = dataclasses.replace(config, model=model)
     _require_fit(config)
     data = config.data
     if data.batch_per_device is not None:

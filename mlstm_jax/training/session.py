@@ -106,7 +106,7 @@ def set_up(
     corpus = open_corpus(Path(config.data.corpus), verify=config.train.verify_corpus)
     consistency.require_one_run(cluster, config, corpus)
     devices = stack.enter_context(parallel.started(cluster, config.devices))
-    config = resolve_batch(config, devices.count)
+    config = resolve_batch(run_folder.with_positions(config), devices.count)
     changed = run_folder.lock_together(
         stack, cluster, config, resume=resume, reset_carry=reset_carry
     )
