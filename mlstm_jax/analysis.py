@@ -111,7 +111,7 @@ def summary(histories: Iterable[History]) -> pd.DataFrame:
         ends = [event for event in one.events["event"] if event in ("finished", "diverged")]
         rows[one.name] = {
             "hidden": config.model.hidden,
-            "batch": config.data.batch,
+            "batch": config.phases[-1].batch if config.phases else config.data.batch,
             "window": config.data.window,
             "precision": config.precision.compute,
             "optimizer": config.optimizer.name,

@@ -13,6 +13,9 @@ _FIXED_IN_A_RUN = (
 # What each row reads depends on these; with another value the carry must be reset. (The corpus is
 # compared by its content, not by its path.)
 _FIXED_WITH_CARRY = "data."
+# Phases replace these; their own rows are compared with those of the checkpoint. Only evaluation
+# still uses the window.
+_REPLACED, _EVALUATED = "data.batch", "data.window"
 # These are locations and processes; they do not define the run.
 PLACES = ("out", "data.corpus", "train.start_from", "distributed.")
 
@@ -45,13 +48,16 @@ def differences(old: Config, new: Config) -> Differences:
     if type(old.model) is not type(new.model):
         found.forbidden.append(f"model: {old.model.choice} → {new.model.choice}")
         before = {name: value for name, value in before.items() if not name.startswith("model.")}
+    has_phases = bool(old.phases or new.phases)
     for name in before:
         if before[name] == after[name] or name.startswith(PLACES):
+            continue
+        if has_phases and name == _REPLACED:
             continue
         kind = found.allowed
         if name.startswith(_FIXED_IN_A_RUN):
             kind = found.forbidden
-        elif name.startswith(_FIXED_WITH_CARRY):
+        elif name.startswith(_FIXED_WITH_CARRY) and not (has_phases and name == _EVALUATED):
             kind = found.resets_carry
         kind.append(f"{name}: {before[name]} → {after[name]}")
     return found

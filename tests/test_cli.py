@@ -129,6 +129,15 @@ def test_a_mistake_gets_a_message_and_exit_code_2(
         (["train", "--data.corpus", "absent", "--hidden=3"], "did you mean --model.hidden?"),
         (["classify", "absent-run", "absent-classifier", "absent.csv"], "absent.csv: there is no"),
         (["prepare", "pydoc:", "--out", "/proc/x"], "/proc/x: cannot write in /proc"),
+        (["schedule", "--gpus", "0"], "--gpus is 0, but it must be at least 1"),
+        (["schedule", "--corpus-bytes", "nan"], "--corpus-bytes is nan, but it must be above 0"),
+        (["schedule", "--corpus-bytes", "0"], "--corpus-bytes is 0.0"),
+        (["plan", "--machine", "h200", "--corpus-bytes", "-5"], "--corpus-bytes is -5.0"),
+        (
+            ["plan", "--machine", "h200", "--price", "-3"],
+            "--price is -3.0, but it must be at least",
+        ),
+        (["plan", "--machine", "absent", "--json", "no/x.json"], "--json no/x.json: the folder no"),
     ],
 )
 def test_a_mistake_is_told_with_what_may_have_been_meant(

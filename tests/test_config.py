@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,28 @@ def test_a_config_option_without_a_value_is_refused(words: list[str]) -> None:
         (lambda: Precision(initial_loss_scale=0.5), "between 1.0 and 16777216.0"),
         (lambda: Train(steps=None, epochs=None), "train.steps is None"),
         (lambda: Train(epochs=-1), "train.epochs is -1"),
+        (lambda: Train(epochs=float("inf")), "train.epochs is inf"),
+        (lambda: Train(steps=30_000_000_000), "train.steps is 30000000000, but it must be 1 to"),
+        (lambda: Train(log_every=2**31), "train.log_every is 2147483648"),
+        (lambda: Train(label_weight=float("inf")), "train.label_weight is inf"),
+        (lambda: Phase(steps=2**31, batch=1, window=1), "phases.steps is 2147483648"),
+        *(
+            (
+                partial(Optimizer, **{name: float("inf")}),
+                f"optimizer.{name} is inf, but it must be finite",
+            )
+            for name in (
+                *("learning_rate", "learning_rate_cap", "power", "warmup_epochs", "b2_half_life"),
+                *("eps", "clip_norm", "weight_decay", "weight_decay_bytes", "muon_learning_rate"),
+                "trust_coefficient",
+            )
+        ),
+        (
+            lambda: Optimizer(clip_norm=float("nan")),
+            "optimizer.clip_norm is nan, but it must be finite",
+        ),
+        (lambda: Optimizer(decay_steps=2**31), "optimizer.decay_steps is 2147483648"),
+        (lambda: Optimizer(warmup_steps=2**31), "optimizer.warmup_steps is 2147483648"),
         (lambda: Train(rollback_factor=1.0), "train.rollback_factor is 1.0"),
         (lambda: Distributed(coordinator="node1"), "must be HOST:PORT, such as node1:8476"),
         (lambda: Distributed(coordinator="[::1]:0"), "distributed.coordinator is '[::1]:0'"),
@@ -142,6 +165,20 @@ def test_differences_part_what_forbids_a_resume_from_what_does_not() -> None:
     assert found.forbidden == ["model.hidden: 4096 → 8"]
     assert found.resets_carry == ["data.batch: 128 → 64"]
     assert found.allowed == ["optimizer.learning_rate: 0.0005 → 1.0"]
+
+
+def test_the_batch_that_phases_replace_decides_nothing() -> None:
+    phases = (Phase(steps=6, batch=6, window=16),)
+    config = Config(phases=phases, train=Train(micro_batches=3), data=Data(batch=128))
+    assert configs.resolve_batch(config, 2).data.batch == 128
+    with pytest.raises(UserError, match=r"phases\.batch is 6, which 4 devices in 3"):
+        configs.resolve_batch(config, 4)
+    other = vary(config, data__batch=64, data__window=32, data__shards=8)
+    assert config_differences.differences(config, other) == (
+        [],
+        ["data.shards: 1000 → 8"],
+        ["data.window: 256 → 32"],  # of evaluation
+    )
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -12,8 +13,8 @@ from typing import Annotated
 import tyro
 from tyro.conf import Positional, arg
 
-from mlstm_jax.commands import models
-from mlstm_jax.errors import UserError
+from mlstm_jax.commands import models, require_output
+from mlstm_jax.errors import UserError, require
 from mlstm_jax.terminal import show
 
 
@@ -123,6 +124,11 @@ def plan(arguments: Sequence[str]) -> None:
         "CONFIG (`mlstm-jax plan CONFIG`), a file or a name that `mlstm-jax configs` lists, sets "
         "the fields of the run, and the options override them, as with train.",
     )
+    if given.json:
+        require_output(given.json, option="--json")
+    _require_bytes(given.corpus_bytes)
+    price = given.price
+    require(price is None or 0 <= price < math.inf, "--price", price, "at least 0, and finite")
     config, machine = given.config, load_machine(given.machine)
     if given.rates:
         machine = with_measured_rate(
@@ -154,6 +160,11 @@ def plan(arguments: Sequence[str]) -> None:
         given.json.write_text(json.dumps(made, indent=2) + "\n")
 
 
+def _require_bytes(count: float | None) -> None:
+    rule = "above 0, and finite"
+    require(count is None or 0 < count < math.inf, "--corpus-bytes", count, rule)
+
+
 def schedule(arguments: Sequence[str]) -> None:
     """Show the learning rate of a config over its run, as a table or a plot."""
     from mlstm_jax import config as configs
@@ -183,6 +194,8 @@ def schedule(arguments: Sequence[str]) -> None:
     from mlstm_jax.training import phases
     from mlstm_jax.training import schedule as schedules
 
+    require(given.gpus >= 1, "--gpus", given.gpus, "at least 1")
+    _require_bytes(given.corpus_bytes)
     config = configs.resolve_batch(given.config, given.gpus)
     if given.corpus_bytes is None:
         made = phases.resolve_phases(config, open_corpus(Path(config.data.corpus)))

@@ -5,10 +5,11 @@ and overrides single fields: ``mlstm-jax train small_512 --optimizer.learning-ra
 package must not import jax: the number of virtual devices can be set only before jax is imported.
 """
 
-from mlstm_jax.config.experiment import Config, load_file, resolve_batch, vary
+from mlstm_jax.config.experiment import Config, load_file, longest_window, resolve_batch, vary
 from mlstm_jax.config.optimizer import Optimizer
 from mlstm_jax.config.sections import (
     MOST_SEED,
+    MOST_STEPS,
     Data,
     Devices,
     Distributed,
@@ -29,6 +30,7 @@ __all__ = [
     "LSTM",
     "MLSTM",
     "MOST_SEED",
+    "MOST_STEPS",
     "Config",
     "Data",
     "Devices",
@@ -40,6 +42,7 @@ __all__ = [
     "Train",
     "Transformer",
     "load_file",
+    "longest_window",
     "require_seed",
     "resolve_batch",
     "vary",

@@ -68,40 +68,48 @@ def _require_fit(config: Config) -> None:
     require(cell == "fp32" or "c" in model.states, "precision.cell", cell, rule)
 
 
+def longest_window(config: Config) -> int:
+    """Return the most bytes of a training window of a run."""
+    return max([phase.window for phase in config.phases] or [config.data.window])
+
+
 def resolve_batch(config: Config, device_count: int) -> Config:
     """Return the config with its global batch set and checked against the number of devices.
 
     Raises UserError if the rows cannot be split evenly over the devices (Puri et al. 2018,
     section IV), or a field is for another kind of model.
     """
-    windows = [phase.window for phase in config.phases] or [config.data.window]
-    config = dataclasses.replace(config, model=config.model.for_windows(max(windows)))
+    model = config.model.for_windows(longest_window(config))
+    config = dataclasses.replace(config, model=model)
     _require_fit(config)
     data = config.data
     if data.batch_per_device is not None:
         data = dataclasses.replace(
             data, batch=data.batch_per_device * device_count, batch_per_device=None
         )
+    config = dataclasses.replace(config, data=data)
+    parts = config.train.micro_batches
+    if config.phases:
+        for phase in config.phases:
+            if phase.batch % (device_count * parts):
+                raise UserError(
+                    f"phases.batch is {phase.batch}, which {device_count} devices in {parts} micro-"
+                    "batches cannot share evenly; use a multiple of their product."
+                )
+        return config  # data.batch is not used
     if data.batch % device_count:
         raise UserError(
             f"data.batch is {data.batch}, which {device_count} devices cannot share evenly; use "
             f"{data.batch // device_count * device_count or device_count}, set "
             "data.batch_per_device, or use fewer devices with --devices.count."
         )
-    parts = config.train.micro_batches
-    for phase in config.phases:
-        if phase.batch % (device_count * parts):
-            raise UserError(
-                f"phases.batch is {phase.batch}, which {device_count} devices in {parts} micro-"
-                "batches cannot share evenly; use a multiple of their product."
-            )
     rows = data.batch // device_count
     if rows % parts:
         raise UserError(
             f"train.micro_batches is {parts}, which cannot share the {rows} rows of a device evenly"
             f"; use one of {', '.join(str(n) for n in range(1, rows + 1) if rows % n == 0)}."
         )
-    return dataclasses.replace(config, data=data)
+    return config
 
 
 def load_file(path: Path | str) -> Config:

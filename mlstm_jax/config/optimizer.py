@@ -1,8 +1,10 @@
 """The section `optimizer` of a config."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
+from mlstm_jax.config.sections import MOST_STEPS
 from mlstm_jax.errors import require
 from mlstm_jax.fields import require_types
 
@@ -66,12 +68,16 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         require_types(self, "optimizer")
+        for name, value in vars(self).items():
+            finite = not isinstance(value, float) or math.isfinite(value)
+            require(finite, f"optimizer.{name}", value, "finite")
         rate, cap = self.learning_rate, self.learning_rate_cap
         require(rate > 0, "optimizer.learning_rate", rate, "above 0")
         require(cap is None or cap > 0, "optimizer.learning_rate_cap", cap, "above 0")
         require(self.base_batch >= 1, "optimizer.base_batch", self.base_batch, "at least 1")
         steps, clip = self.decay_steps, self.clip_norm
-        require(steps is None or steps >= 1, "optimizer.decay_steps", steps, "at least 1")
+        in_range = steps is None or 1 <= steps <= MOST_STEPS
+        require(in_range, "optimizer.decay_steps", steps, f"1 to {MOST_STEPS:,}")
         require(clip is None or clip > 0, "optimizer.clip_norm", clip, "above 0")
         for name in ("b1", "b2", "muon_momentum"):
             value = getattr(self, name)
@@ -84,7 +90,9 @@ class Optimizer:
         possible = of is None or (of > 0 and self.weight_decay > 0)
         require(possible, "optimizer.weight_decay_bytes", of, "above 0, with a weight_decay")
         require(self.muon_steps >= 1, "optimizer.muon_steps", self.muon_steps, "at least 1")
-        require(self.warmup_steps >= 0, "optimizer.warmup_steps", self.warmup_steps, "at least 0")
+        in_range = 0 <= self.warmup_steps <= MOST_STEPS
+        rule = f"0 to {MOST_STEPS:,}"
+        require(in_range, "optimizer.warmup_steps", self.warmup_steps, rule)
         epochs, decay = self.warmup_epochs, self.weight_decay
         one = epochs is None or (epochs >= 0 and not self.warmup_steps)
         require(one, "optimizer.warmup_epochs", epochs, "at least 0; set it or warmup_steps")

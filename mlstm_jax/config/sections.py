@@ -12,6 +12,8 @@ from mlstm_jax.fields import require_types
 
 # JAX builds its keys from the last 32 bits, so two larger seeds could give the same key.
 MOST_SEED = 2**32 - 1
+# Devices count steps in int32.
+MOST_STEPS = 2**31 - 1
 
 
 def require_seed(name: str, value: int) -> None:

@@ -1,9 +1,10 @@
 """The section `train` of a config, and the phases of a run."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
-from mlstm_jax.config.sections import require_seed
+from mlstm_jax.config.sections import MOST_STEPS, require_seed
 from mlstm_jax.errors import require
 from mlstm_jax.fields import require_types
 
@@ -78,11 +79,13 @@ class Train:
         require(
             steps is not None or epochs is not None, "train.steps", None, "set, or train.epochs"
         )
-        require(steps is None or steps >= 1, "train.steps", steps, "at least 1")
-        require(epochs is None or epochs > 0, "train.epochs", epochs, "above 0")
+        in_range = f"1 to {MOST_STEPS:,}"
+        require(steps is None or 1 <= steps <= MOST_STEPS, "train.steps", steps, in_range)
+        finite = epochs is None or 0 < epochs < math.inf
+        require(finite, "train.epochs", epochs, "above 0, and finite")
+        require(1 <= self.log_every <= MOST_STEPS, "train.log_every", self.log_every, in_range)
         for name in (
             "micro_batches",
-            "log_every",
             "eval_every",
             "checkpoint_every",
             "keep_checkpoints",
@@ -91,7 +94,7 @@ class Train:
         require_seed("train.seed", self.seed)
         dropout, weight = self.dropout, self.label_weight
         require(0 <= dropout < 1, "train.dropout", dropout, "at least 0 and below 1")
-        require(weight > 0, "train.label_weight", weight, "above 0")
+        require(0 < weight < math.inf, "train.label_weight", weight, "above 0, and finite")
         factor, bpc = self.rollback_factor, self.divergence_bpc
         require(0 < factor < 1, "train.rollback_factor", factor, "between 0 and 1")
         require(bpc > 0, "train.divergence_bpc", bpc, "above 0")
@@ -123,8 +126,10 @@ class Phase:
         require_types(self, "phases")
         for name in ("steps", "batch", "window"):
             require(getattr(self, name) >= 1, f"phases.{name}", getattr(self, name), "at least 1")
+        require(self.steps <= MOST_STEPS, "phases.steps", self.steps, f"1 to {MOST_STEPS:,}")
         rate, warmup = self.learning_rate, self.warmup_steps
-        require(rate is None or rate > 0, "phases.learning_rate", rate, "above 0")
+        finite = rate is None or 0 < rate < math.inf
+        require(finite, "phases.learning_rate", rate, "above 0, and finite")
         possible = warmup == 0 if rate is None else 0 <= warmup < self.steps
         expected = "0 without phases.learning_rate" if rate is None else "below phases.steps"
         require(possible, "phases.warmup_steps", warmup, expected)

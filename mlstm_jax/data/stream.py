@@ -144,6 +144,11 @@ class TrainStream:
                 f"documents, too few for data.batch {batch} rows of data.window {window} bytes; "
                 "lower data.batch or data.window, or prepare more text."
             )
+        if size <= window:
+            raise UserError(
+                f"the {split.name} split has {size:,} bytes, too few for data.window {window}; "
+                "lower data.window, or prepare more text."
+            )
         self._targets = int(targets_BK.sum())
         self.padding_fraction = 1 - self._targets / (self.steps_per_epoch * batch * window)
         self._labels: DocumentLabels | None = None

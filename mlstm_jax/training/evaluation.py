@@ -86,10 +86,11 @@ class Evaluator:
         """Set what is scored; with a `stop` (see `Corpus.stop`) each document by itself.
 
         A model that predicts the next byte reads the split as any text. One that predicts masked
-        bytes reads windows as in training.
+        bytes reads windows as in training, at most the longest that it can: phases have windows of
+        their own, and data.window may be longer than all of them.
         """
-        as_text = not model.model.sees_ahead
-        window = model.model.reading_window(window) if as_text else window
+        as_text, longest = not model.model.sees_ahead, model.model.longest_window
+        window = model.model.reading_window(window) if as_text else min(window, longest or window)
         self._start = model.reading_carry if as_text else model.init_carry
         self.stream: EvaluationStream | DocumentStream
         if stop is None:

@@ -18,18 +18,27 @@ BITS_PER_NAT = 1 / math.log(2)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a metrics file, without a last line that a kill has truncated."""
+    """Return the lines of a metrics file, without a last line that a kill has truncated.
+
+    Raises UserError if a line is not JSON, or not an object with `kind` and `step`.
+    """
     if not path.exists():
         return []
     lines = path.read_bytes().splitlines(keepends=True)
     if lines and not lines[-1].endswith(b"\n"):
         lines.pop()
     try:
-        return [json.loads(line) for line in lines]
+        found = [json.loads(line) for line in lines]
     except (ValueError, RecursionError) as error:
         raise UserError(
             f"{path} contains a line that is not JSON ({error}); remove the line."
         ) from error
+    for number, line in enumerate(found, 1):
+        if not (isinstance(line, dict) and "kind" in line and type(line.get("step")) is int):
+            raise UserError(
+                f"{path}: line {number} is not an object with `kind` and `step`; remove the line."
+            )
+    return found
 
 
 class NullLog:

@@ -10,10 +10,11 @@ import jax
 import numpy as np
 
 from mlstm_jax.checkpoints.meta import Meta
-from mlstm_jax.config import Config, Optimizer, Phase, Train
+from mlstm_jax.config import MOST_STEPS, Config, Optimizer, Phase, Train
 from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.data.shards import TRAINING_SLACK
 from mlstm_jax.data.stream import Origin, TrainStream
+from mlstm_jax.errors import require
 from mlstm_jax.training.schedule import Stretch
 
 
@@ -202,11 +203,16 @@ def total_steps(train: Train, steps_per_epoch: int, ahead: int = 0) -> int:
 
     `ahead` is the number of windows by which the stream is ahead of the step, after a change of
     rows.
+
+    Raises UserError if these are more steps than devices can count.
     """
     limits = [] if train.steps is None else [train.steps]
     if train.epochs is not None:
-        limits.append(math.ceil(train.epochs * steps_per_epoch) - ahead)
-    return min(limits)
+        limits.append(math.ceil(min(train.epochs * steps_per_epoch, 2.0**63)) - ahead)
+    steps = min(limits)
+    rule = f"so few that they are at most {MOST_STEPS:,} steps"
+    require(steps <= MOST_STEPS, "train.epochs", train.epochs, rule)
+    return steps
 
 
 def checkpoint_meta(phase: ResolvedPhase, corpus: Corpus, step: int) -> Meta:

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mlstm_jax import run
 from mlstm_jax.checkpoints.checkpoint import SET_ASIDE, Checkpoints, Damaged
 from mlstm_jax.checkpoints.meta import FOLDER, Meta
-from mlstm_jax.config import Config
 from mlstm_jax.data.stream import Origin, TrainStream
 from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.errors import UserError
@@ -35,6 +35,8 @@ class ExpectedCheckpoint(NamedTuple):
     meta: Meta
     carry: Any  # the shapes of the carry of all rows
     is_phase: bool  # if so, the config and not the checkpoint determines where the run reads
+    start_from: str | None = None  # train.start_from
+    is_same_path: bool = False  # whether the run's last session named it, too
 
 
 def find(
@@ -112,7 +114,7 @@ def find(
     return None
 
 
-def require_new(folder: Path, config: Config, *, resume: bool) -> None:
+def require_new(folder: Path, *, resume: bool) -> None:
     """Raise UserError if a run without a checkpoint must not start from its first step.
 
     A run that was killed before its first checkpoint was complete, or that diverged before it,
@@ -120,6 +122,8 @@ def require_new(folder: Path, config: Config, *, resume: bool) -> None:
     """
     lines = metrics.read_metrics(folder / "metrics.jsonl")
     newest = max((line["step"] for line in lines), default=0)
+    config = run.read_config(folder)  # of the session that wrote these metrics
+    assert config is not None
     train = config.train
     saved = {n * every for n in (1, 2) for every in (train.eval_every, train.checkpoint_every)}
     # A save begins after the previous one has ended.
@@ -152,12 +156,7 @@ def _fits(before: Meta, here: ExpectedCheckpoint, *, reset_carry: bool) -> bool:
             f"{before.cleaning}; this one has {now.corpus[:12]}…, {now.cleaning}. Name the original"
             " corpus with --data.corpus, or start a new run with --out."
         )
-    if now.start is not None and before.start not in (None, now.start):
-        raise UserError(
-            f"the run started from other parameters (fingerprint {before.start[:12]}…) than those "
-            f"that train.start_from names now ({now.start[:12]}…). Name the original ones with "
-            "--train.start-from, or start a new run with --out."
-        )
+    _require_start(before.start, here)
     if before.rows != now.rows:
         if not reset_carry:
             raise UserError(
@@ -182,6 +181,25 @@ def _fits(before: Meta, here: ExpectedCheckpoint, *, reset_carry: bool) -> bool:
 def _update_bytes(before: Meta) -> int | None:
     batch, window = before.rows.get("batch"), before.rows.get("window")
     return batch * window if batch and window else None
+
+
+def _require_start(before: str | None, here: ExpectedCheckpoint) -> None:
+    """Raise UserError if train.start_from does not name what the run started from.
+
+    The run at that path may have trained further since: then the same path is enough.
+    """
+    now = here.meta.start
+    if here.start_from is not None and before is None:
+        raise UserError(
+            f"train.start_from is {here.start_from}, but the run did not start from other "
+            "parameters. Leave --train.start-from out to resume it, or start a new run with --out."
+        )
+    if now is not None and before != now and not here.is_same_path:
+        raise UserError(
+            f"the run started from other parameters (fingerprint {str(before)[:12]}…) than those "
+            f"that train.start_from names now ({now[:12]}…). Leave --train.start-from out to "
+            "resume the run, or start a new one with --out."
+        )
 
 
 def _describe(rows: dict[str, Any]) -> str:

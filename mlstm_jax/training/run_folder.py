@@ -1,5 +1,6 @@
 """The run folder: its lock, config.json and environment.json."""
 
+import dataclasses
 import errno
 import fcntl
 import json
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from mlstm_jax import config_differences, config_text, environment, output, run
 from mlstm_jax.checkpoints import meta
-from mlstm_jax.config import Config
+from mlstm_jax.config import Config, longest_window
 from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.errors import FileError, InUse, KnownError, UserError, remedy
 from mlstm_jax.terminal import show
@@ -42,7 +43,7 @@ def lock(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterator
             "--out."
         )
     before = run.read_config(folder)
-    has_begun = any((folder / "checkpoints").glob("[0-9]*")) or _size(folder / "metrics.jsonl") > 0
+    has_begun = _has_begun(folder)
     changed: list[str] = []
     if before is None:
         if resume:
@@ -113,6 +114,26 @@ def _lock(file: int, folder: Path) -> None:
             f"({error.strerror}); make sure that no other run trains in this folder.",
             file=sys.stderr,
         )
+
+
+def with_positions(config: Config) -> Config:
+    """Return a config whose model, if its positions are unset, has those of the run that resumes.
+
+    They stay unset where they are too few for the windows, so that a resume is refused.
+    """
+    folder = Path(config.out)
+    before = run.read_config(folder) if _has_begun(folder) else None
+    if before is None or type(before.model) is not type(config.model):
+        return config
+    places = before.model.longest_window
+    if places is None or places < longest_window(config):
+        return config
+    return dataclasses.replace(config, model=config.model.for_windows(places))
+
+
+def _has_begun(folder: Path) -> bool:
+    """Return whether there is a checkpoint or a line of metrics."""
+    return any((folder / "checkpoints").glob("[0-9]*")) or _size(folder / "metrics.jsonl") > 0
 
 
 def _size(path: Path) -> int:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import optax
 
-from mlstm_jax.config import Optimizer
+from mlstm_jax.config import MOST_STEPS, Optimizer
 from mlstm_jax.errors import UserError
 
 # Slanted triangular rates end at the peak divided by this (Howard and Ruder 2018, section 3.2).
@@ -58,7 +58,7 @@ def resolve(optimizer: Optimizer, batch: int, steps: int, steps_per_epoch: float
     warmup = optimizer.warmup_steps
     if optimizer.warmup_epochs:
         epochs = optimizer.warmup_epochs * (k if optimizer.scaling == "legw" else 1)
-        warmup = math.ceil(epochs * steps_per_epoch)
+        warmup = math.ceil(min(epochs * steps_per_epoch, MOST_STEPS))
     if optimizer.schedule == "triangular" and not warmup:
         warmup = max(1, decay // 10)
     if optimizer.schedule != "constant" and warmup >= decay:

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import optax
 
-from mlstm_jax import environment
+from mlstm_jax import environment, run
 from mlstm_jax.checkpoints.checkpoint import Checkpoints
 from mlstm_jax.config import Config, resolve_batch
 from mlstm_jax.data.corpus import Corpus, open_corpus
@@ -113,7 +113,7 @@ def set_up(
     corpus = open_corpus(Path(config.data.corpus), verify=config.train.verify_corpus)
     consistency.require_one_run(cluster, config, corpus)
     devices = stack.enter_context(parallel.started(cluster, config.devices))
-    config = resolve_batch(config, devices.count)
+    config = resolve_batch(run_folder.with_positions(config), devices.count)
     changed = run_folder.lock_together(
         stack, cluster, config, resume=resume, reset_carry=reset_carry
     )
@@ -129,14 +129,13 @@ def set_up(
         cluster, devices, corpus, model, checkpoints, config, phases, initial, resume, reset_carry
     )
     begin = finder(None)
-    fingerprint = finder.given.fingerprint if finder.given else begin.start
     phases = _starting_at(config, phases, begin.origin)
     total = phases[-1].last
     cluster.require_equal(
         {"step": begin.step, "steps": total}, "Give every process the same corpus and config."
     )
     if cluster.is_first:
-        run_folder.write_folder(config, environment.inputs(corpus, fingerprint))
+        run_folder.write_folder(config, environment.inputs(corpus, begin.start))
     progress = stack.enter_context(
         ProgressLine("train", total, begin.step, quiet=quiet or not cluster.is_first)
     )
@@ -157,7 +156,7 @@ def set_up(
         require_equal_replicas=make_comparison(cluster, devices),
         begin=begin,
         find=finder,
-        start=fingerprint,
+        start=begin.start,
         total=total,
         phases=phases,
         lr_schedules=schedule.rates(config.optimizer, stretches(phases)),
@@ -207,6 +206,9 @@ class _Finder:
         self.given, self._notes = start.load_start(
             self.cluster, self.config, self.initial, required=not self.checkpoints.steps()
         )
+        before = run.read_config(Path(self.config.out))
+        path = self.config.train.start_from
+        self._is_same_path = before is not None and before.train.start_from == path
 
     def __call__(self, newest: int | None) -> ResumePoint:
         """Return the newest checkpoint, at most `newest`, or the state before the first step."""
@@ -224,7 +226,7 @@ class _Finder:
         )
         if found is None:
             if newest is None:
-                resume.require_new(Path(self.config.out), self.config, resume=self.resume)
+                resume.require_new(Path(self.config.out), resume=self.resume)
             # Loading may have failed earlier, when checkpoints existed and it was not needed.
             given = (
                 self.given
@@ -232,10 +234,24 @@ class _Finder:
             )
             fresh = start.fresh_state(self.config, self.model, self._tx, given)
             state = self.devices.of_first_process(fresh)
-            found = ResumePoint(0, state, None, Origin(), [])
+            found = ResumePoint(0, state, None, Origin(), [], start=given and given.fingerprint)
         if newest is None:
-            found = found._replace(notes=[*self._notes, *found.notes])
+            self._start = found.start
+            found = found._replace(notes=[*self._notes, *self._changed(found), *found.notes])
+        elif found.start != self._start:
+            raise UserError(
+                "the run must return to its first step, but train.start_from, "
+                f"{self.config.train.start_from}, does not give the parameters that it started "
+                "from; name these, or start a new run with --out."
+            )
         return found
+
+    def _changed(self, found: ResumePoint) -> list[str]:
+        """Return a note if train.start_from has other parameters than the run started from."""
+        if self.given is None or self.given.fingerprint == found.start:
+            return []
+        path = self.config.train.start_from
+        return [f"{path} has changed since the run started from it; the run's checkpoints have not"]
 
     def _expected(self, step: int) -> ExpectedCheckpoint:
         """Return what a checkpoint of a step must have been trained on."""
@@ -244,4 +260,7 @@ class _Finder:
         shapes = jax.eval_shape(lambda: self.model.init_carry(batch))
         about = checkpoint_meta(phase, self.corpus, step)
         about = about._replace(start=self.given and self.given.fingerprint)
-        return ExpectedCheckpoint(phase.stream, about, shapes, bool(self.config.phases))
+        return ExpectedCheckpoint(
+            *(phase.stream, about, shapes, bool(self.config.phases)),
+            *(self.config.train.start_from, self._is_same_path),
+        )

@@ -102,9 +102,13 @@ def _require_shapes(config: Config, theirs: Arrays) -> None:
         found = theirs.get(name)
         if not name.startswith("label_") and (found is None or found.shape != shape):
             has = "no array" if found is None else f"the shape {found.shape}"
+            cure = "set the same model, hidden, embedding and layers"
+            if found is not None and found.shape[1:] == shape[1:] and name == "input/positions":
+                places = found.shape[0]
+                cure = f"set --model.positions {places}, with windows of at most {places} bytes"
             raise UserError(
                 f"train.start_from: {config.train.start_from} has {has} for {name}, but this run "
-                f"needs {shape}; set the same model, hidden, embedding and layers."
+                f"needs {shape}; {cure}."
             )
     extra = [name for name in theirs if name not in ours and not name.startswith("label_")]
     if extra:

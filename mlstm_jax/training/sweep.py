@@ -40,7 +40,7 @@ class Result(NamedTuple):
     row: str
     column: str
     status: str  # done, diverged, unfinished or not begun
-    batch: int
+    batch: int  # of the last phase
     optimizer: str
     steps: int
     epochs: float | None
@@ -184,7 +184,7 @@ def result(key: tuple[str, str], run_folder: Path) -> Result:
         row=key[0],
         column=key[1],
         status=status,
-        batch=config.data.batch,
+        batch=config.phases[-1].batch if config.phases else config.data.batch,
         optimizer=config.optimizer.name,
         steps=last.get("step", 0),
         epochs=train[-1]["epoch"] if train else None,

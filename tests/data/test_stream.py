@@ -341,6 +341,14 @@ def test_a_small_corpus_gets_fewer_shards_and_a_tiny_one_is_refused(split: Split
         TrainStream(make_split([100] * 10), batch=64, window=512)
 
 
+@pytest.mark.parametrize("other", [{"stop": 0}, {"own_targets": True}])
+def test_a_split_shorter_than_a_window_is_refused(other: dict) -> None:
+    """Of documents by themselves, which may be shorter, and of bytes that are their own targets."""
+    TrainStream(make_split([17]), batch=1, window=16, **other).batch(0)
+    with pytest.raises(UserError, match=r"train split has 16 bytes, too few for data\.window 16"):
+        TrainStream(make_split([16]), batch=1, window=16, **other)
+
+
 def test_evaluation_scores_every_byte_once_save_each_shards_first(split: Split) -> None:
     stream = EvaluationStream(split, window=100)
     seen = []

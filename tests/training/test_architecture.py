@@ -15,7 +15,8 @@ import pytest
 from flax import linen
 
 from mlstm_jax import run
-from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train
+from mlstm_jax.config import Config, Data, Devices, Model, Optimizer, Precision, Train
+from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.interop.weights import expected_shapes
 from mlstm_jax.model import stack
 from mlstm_jax.model.architecture import Architecture, Products
@@ -24,7 +25,8 @@ from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.matmul import matmul
 from mlstm_jax.planning import plan
 from mlstm_jax.report import report
-from mlstm_jax.training import loop
+from mlstm_jax.training import loop, parallel
+from mlstm_jax.training.evaluation import Evaluator
 
 
 class Weights(linen.Module):
@@ -111,6 +113,18 @@ def test_every_kind_learns_and_resumes_to_the_bit(kind: str, corpus: Path, tmp_p
     again = run.load_run(loop.train(config, resume=True, quiet=True), "latest")
     jax.tree.map(np.testing.assert_array_equal, again.params, whole.params)
     assert plan.memory_bytes(config, 8) > 0
+
+
+@pytest.mark.parametrize(("kind", "window"), [("bert", 16), ("transformer", 8)])
+def test_evaluation_reads_no_window_that_is_too_long_for_the_model(
+    kind: str, window: int, corpus: Path
+) -> None:
+    """As where a run's phases have shorter windows than data.window."""
+    sizes = Architecture.kinds[kind](hidden=8, embedding=8, layers=1)
+    model = LanguageModel(sizes.for_windows(16), Precision())
+    split, device = open_corpus(corpus).split("valid"), parallel.local(Devices(count=1))
+    evaluator = Evaluator(model, split, 256, device)
+    assert evaluator.stream.batch(0, 16).inputs_BT.shape == (16, window)
 
 
 def whole_lines(found: run.Run) -> list[dict[str, Any]]:

@@ -10,16 +10,19 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 from mlstm_jax import environment, run
 from mlstm_jax.checkpoints import meta
-from mlstm_jax.config import Config, Data, Model, Optimizer, Phase, Precision, Train
+from mlstm_jax.config import Config, Data, Model, Optimizer, Phase, Precision, Train, vary
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.interop.weights import fingerprint
+from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.training import loop, metrics, run_folder
 from mlstm_jax.training.reporter import Diverged
+from mlstm_jax.training.resume import require_new
 from mlstm_jax.training.watchdog import Watchdog
 from tests.training.runs import (
     assert_same_run,
@@ -145,6 +148,17 @@ def test_a_run_that_has_lost_its_checkpoints_does_not_start_over(
         loop.train(config_of(corpus, tmp_path / "run", 60), resume=True)
     loop.train(config_of(corpus, tmp_path / "run", 40))
     assert lines_without_time(tmp_path / "run") == lines_without_time(forty_steps)
+
+
+def test_a_run_killed_before_its_first_checkpoint_may_save_more_often(tmp_path: Path) -> None:
+    """Its config, not the new one, tells when there must have been a checkpoint."""
+    rare = Config(out=str(tmp_path), train=Train(eval_every=1000, checkpoint_every=1000))
+    run_folder.write_folder(rare)
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "step": 50}\n')
+    require_new(tmp_path, resume=False)
+    run_folder.write_folder(vary(rare, train__checkpoint_every=20))
+    with pytest.raises(UserError, match="no checkpoint to resume from, although"):
+        require_new(tmp_path, resume=False)
 
 
 def test_a_full_disk_is_named_and_costs_only_steps(
@@ -273,9 +287,47 @@ def test_what_a_run_started_from_may_be_missing_until_it_is_needed(
     assert "the parameters of train.start_from cannot be compared" in capfd.readouterr().err
     assert meta.read_meta(folder, 6)[0].start == start
     assert environment.inputs_of(folder)["start_from"] == start
+    longer = vary(config, train__steps=20)
+    others = jax.tree.map(lambda x: x + 1, run.load_run(folder).params)
+    with pytest.raises(UserError, match=r"must return to its first step.*start a new run"):
+        loop.train(longer, initial=lambda: others)
     shutil.rmtree(first)
     with pytest.raises(UserError, match=r"first is not a run folder"):
-        train(dataclasses.replace(config, train=dataclasses.replace(config.train, steps=20)))
+        train(longer)
+
+
+def test_a_run_that_started_from_no_other_cannot_be_given_one_later(
+    corpus: Path, forty_steps: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(forty_steps, tmp_path / "run")
+    before = (tmp_path / "run/config.json").read_text()
+    train = Train(steps=60, start_from=str(forty_steps))
+    config = config_of(corpus, tmp_path / "run", 60, train=train)
+    with pytest.raises(UserError, match=r"did not start from other .* Leave --train\.start-from"):
+        loop.train(config, initial=run.initial_parameters(config))
+    assert (tmp_path / "run/config.json").read_text() == before
+
+
+def test_what_a_run_started_from_may_train_further(
+    corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    model = LanguageModel(config_of(corpus, folder, 2).model, Precision())
+    first = jax.device_get(model.init_parameters(jax.random.key(0)))
+    later = jax.tree.map(lambda x: x + 1, first)
+
+    def train(steps: int, start_from: str | None, params: Any) -> None:
+        config = vary(config_of(corpus, folder, steps), train__start_from=start_from)
+        loop.train(config, initial=lambda: params)
+
+    train(2, "other", first)
+    train(4, "other", later)
+    assert "other has changed since the run started from it" in capfd.readouterr().err
+    with pytest.raises(UserError, match=r"other parameters .* Leave --train\.start-from out"):
+        train(6, "another", later)
+    train(6, None, later)
+    assert meta.read_meta(folder, 6)[0].start == fingerprint(first)
+    assert environment.inputs_of(folder)["start_from"] == fingerprint(first)
 
 
 def test_it_returns_to_before_the_update_that_spoiled_it(corpus: Path, tmp_path: Path) -> None:

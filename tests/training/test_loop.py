@@ -384,6 +384,9 @@ def test_length_of_a_run() -> None:
     assert phases.total_steps(Train(steps=100, epochs=3), 5000) == 100
     assert phases.total_steps(Train(steps=100, epochs=None), 7) == 100
     assert phases.total_steps(Train(epochs=0.5), 7) == 4
+    assert phases.total_steps(Train(steps=5, epochs=1e300), 10**9) == 5
+    with pytest.raises(UserError, match=r"train\.epochs is 1e\+300, .* most 2,147,483,647 steps"):
+        phases.total_steps(Train(epochs=1e300), 10**9)
 
 
 def test_config_json_round_trip(corpus: Path, tmp_path: Path) -> None:

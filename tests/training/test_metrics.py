@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from mlstm_jax.errors import UserError
 from mlstm_jax.training import metrics
 
 
@@ -32,3 +33,12 @@ def test_without_tensorboard_there_are_the_lines_alone(
     assert len(write(tmp_path)) == 1
     assert not (tmp_path / "tensorboard").exists()
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("line", ["null", "[]", '{"kind": "train"}', '{"kind": "x", "step": null}'])
+def test_a_line_that_is_no_line_of_metrics_is_named(line: str, tmp_path: Path) -> None:
+    write(tmp_path)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(UserError, match=r"metrics\.jsonl: line 2 is not an object.*remove the"):
+        metrics.read_metrics(tmp_path / "metrics.jsonl")

@@ -106,6 +106,8 @@ def test_legw_keeps_the_updates_of_the_warm_up(batch: int) -> None:
 def test_a_warm_up_longer_than_the_run_is_refused() -> None:
     with pytest.raises(UserError, match="the warm-up is 200 updates"):
         rates(100, 0, warmup_steps=200)
+    with pytest.raises(UserError, match="the warm-up is 2,147,483,647 updates"):
+        schedule.resolve(Optimizer(warmup_epochs=1e300), 8, 100, 1e9)
 
 
 def test_a_schedule_can_be_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

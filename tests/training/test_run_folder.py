@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlstm_jax.config import Config
+from mlstm_jax.config import BERT, Config, Data, Transformer, resolve_batch, vary
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import run_folder
 
@@ -43,3 +43,20 @@ def test_a_lock_that_is_refused_may_be_held_by_another(tmp_path: Path) -> None:
     ):
         pass
     assert not (tmp_path / "run/config.json").exists()
+
+
+def test_a_transformer_that_resumes_keeps_its_positions(tmp_path: Path) -> None:
+    model = Transformer(hidden=8, embedding=8, heads=2)
+    config = Config(out=str(tmp_path), model=model, data=Data(window=16))
+    run_folder.write_folder(resolve_batch(config, 1))
+    shorter, longer = (vary(config, data__window=window) for window in (8, 32))
+    assert run_folder.with_positions(shorter) == shorter  # not yet a run that resumes
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "step": 1}\n')
+    assert run_folder.with_positions(shorter).model.longest_window == 16
+    assert run_folder.with_positions(longer) == longer
+    with run_folder.lock(
+        resolve_batch(run_folder.with_positions(shorter), 1), resume=True, reset_carry=True
+    ) as changed:
+        assert changed == ["data.window: 16 → 8"]
+    for other in (Config(out=str(tmp_path)), vary(shorter, model=BERT(hidden=8, heads=2))):
+        assert run_folder.with_positions(other) == other

@@ -9,7 +9,7 @@ import pytest
 
 from mlstm_jax import cli, config_text
 from mlstm_jax import config as configs
-from mlstm_jax.config import Config, Transformer, resolve_batch, vary
+from mlstm_jax.config import Config, Phase, Transformer, resolve_batch, vary
 from mlstm_jax.data.prepare import prepare
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import run_folder, schedule, sweep, sweep_file
@@ -85,6 +85,12 @@ def test_a_sweep_ends_with_a_table_and_runs_nothing_twice(
     with pytest.raises(SystemExit):
         cli.main(["sweep", str(same), "--out", str(out)])
     assert "8/tame contains a run with another corpus" in capsys.readouterr().err
+
+
+def test_the_table_has_the_rows_of_the_last_phase(tmp_path: Path) -> None:
+    phases = tuple(Phase(steps=4, batch=batch, window=16) for batch in (4, 8))
+    run_folder.write_folder(Config(out=str(tmp_path), phases=phases))
+    assert sweep.result(("a", "b"), tmp_path).batch == 8
 
 
 @pytest.mark.parametrize("devices", [1, 2])

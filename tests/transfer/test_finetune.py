@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from mlstm_jax import cli
-from mlstm_jax.config import Config, Data, Distributed, Model, Optimizer, Train
+from mlstm_jax.config import Config, Data, Distributed, Model, Optimizer, Train, Transformer
 from mlstm_jax.data.corpus import differing, open_corpus
 from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.errors import UserError
+from mlstm_jax.interop.weights import expected_shapes
 from mlstm_jax.model.architecture import Architecture
+from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.run import Run, as_weights, initial_parameters, load_run, write_imported
 from mlstm_jax.training import loop, optimizer, start
 from mlstm_jax.training.phases import train_stream
@@ -53,6 +55,17 @@ def test_a_run_starts_from_the_parameters_of_another(run: Run) -> None:
     shallow = dataclasses.replace(config.model, layers=1)
     with pytest.raises(UserError, match="which this run lacks"):
         begin(dataclasses.replace(config, model=shallow))
+
+
+def test_a_start_from_other_positions_names_them() -> None:
+    model = Transformer(hidden=8, embedding=8, heads=2, layers=1, positions=16)
+    config = Config(model=dataclasses.replace(model, positions=32), train=Train(start_from="it"))
+    shapes = expected_shapes(model)
+    given = start.Start({name: np.zeros(shape) for name, shape in shapes.items()}, "")
+    made = LanguageModel(config.model, config.precision)
+    tx = optimizer.build(Optimizer(), config.model, lambda count: 0.0)
+    with pytest.raises(UserError, match=r"set --model\.positions 16, with windows of at most 16"):
+        start.fresh_state(config, made, tx, given)
 
 
 def test_the_corpus_of_labelled_texts_is_the_same_again(tmp_path: Path) -> None:
