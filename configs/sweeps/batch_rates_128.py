@@ -42,7 +42,7 @@ for rate in (16e-3, 8e-3, 32e-3):
     runs["16", f"Adam, {rate:g}"] = at(16, optimizer__learning_rate=rate)
 for rate in (0.064, 0.032, 0.016, 0.128, 0.256):
     runs["16", f"Muon, {rate:g}"] = at(16, optimizer__muon_learning_rate=rate, **muon)
-for rate in (16e-3, 8e-3, 32e-3):
+for rate in (16e-3, 8e-3, 32e-3, 4e-3):
     runs["16", f"LAMB, {rate:g}"] = at(16, optimizer__learning_rate=rate, **lamb)
 for rate in (0.064, 0.128, 0.256, 0.032):
     runs["256", f"Muon, {rate:g}"] = at(256, optimizer__muon_learning_rate=rate, **muon)

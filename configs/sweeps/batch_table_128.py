@@ -8,8 +8,9 @@ Hardware:  CPU cores with AVX512_BF16, 9 to 32 minutes a run on each
 
 Each run reads 98 MB, so that 1,024 rows make 1,500 updates. A rule starts from the best rate found
 for it at 16 rows (batch_rates_128.py); "from 256" takes the best rate found at 256 rows at all
-batches. "half-life": at every batch b2 is such that the weight of a gradient has halved after the
-same bytes of text; at 16 rows it is 0.999. Muon has it, too. "decay" is that of the best run with
+batches. LAMB starts from 8e-3: from 16e-3 it diverges at every larger batch. "half-life": at every
+batch b2 is such that the weight of a gradient has halved after the same bytes of text; at 16 rows
+it is 0.999. Muon has it, too. "decay" is that of the best run with
 1,024 rows in results/muon_decay_128, by bytes of text; there the rate of Adam, for what Muon does
 not train, was best at 16e-3 with 16 rows and at 32e-3 with 1,024. With 20 updates of warm-up at
 every batch, sqrt and LEGW are one rule.
@@ -51,6 +52,7 @@ rules = {
     },
     "LAMB": {
         "optimizer__name": "lamb",
+        "optimizer__learning_rate": 8e-3,
         "optimizer__scaling": "sqrt",
         "optimizer__eps": 1e-6,
         "optimizer__weight_decay": 0.01,
@@ -62,9 +64,12 @@ for name, rule in scalings.items():
     rules[f"{name}, half-life"] = rule | half_life
 # At the batch that the rules start from they are one.
 AT_16 = ("Adam", "LAMB", "Muon", "Muon, decay")
-# The best rule of Muon and of Adam, at the extremes.
+# The best rule of Muon and of Adam, at the extremes, and how many seeds more.
 LONGER = "Muon, decay, warm-up 100"
-SEEDED = {"1024": (LONGER, "Muon, decay", "LEGW, half-life"), "16": ("Muon, decay", "Adam")}
+SEEDED = {
+    "1024": {LONGER: 4, "Muon, decay": 2, "LEGW, half-life": 2, "Muon": 2},
+    "16": {"Muon, decay": 4, "Adam": 2, "Muon": 2},
+}
 
 
 def at(batch: int, **rule: object) -> Config:
@@ -94,6 +99,6 @@ runs["1024", LONGER] = vary(runs["1024", "Muon, decay"], optimizer__warmup_steps
 runs |= {
     (batch, f"{name}, seed {seed}"): vary(runs[batch, name], train__seed=seed, data__seed=seed)
     for batch, names in SEEDED.items()
-    for name in names
-    for seed in (1, 2)
+    for name, count in names.items()
+    for seed in range(1, count + 1)
 }
