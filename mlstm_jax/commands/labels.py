@@ -139,8 +139,8 @@ def classify(
     if any(blank):
         first = blank.index(True) + 1
         print(
-            f"note: {sum(blank):,} of {len(texts):,} records have no text, the first is record "
-            f"{first:,}; they have no label.",
+            f"note: records without text: {sum(blank):,} of {len(texts):,}, the first is record "
+            f"{first:,}; they get no label.",
             file=sys.stderr,
         )
 
