@@ -59,7 +59,7 @@ rules = {
     },
     "Adam, half-life, from 256": half_life | {"optimizer__learning_rate": 64e-3},
 }
-for name, rule in scalings.items():
+for name, rule in (scalings | {"LAMB": rules["LAMB"]}).items():
     rules[name] = rule
     rules[f"{name}, half-life"] = rule | half_life
 # At the batch that the rules start from they are one.
@@ -95,7 +95,8 @@ runs = {
     if batch > 16 or name in AT_16
 }
 runs["1024", "Muon, decay"] = vary(runs["1024", "Muon, decay"], optimizer__learning_rate=32e-3)
-runs["1024", LONGER] = vary(runs["1024", "Muon, decay"], optimizer__warmup_steps=100)
+for name in ("Muon, decay", "LAMB, half-life"):
+    runs["1024", f"{name}, warm-up 100"] = vary(runs["1024", name], optimizer__warmup_steps=100)
 runs |= {
     (batch, f"{name}, seed {seed}"): vary(runs[batch, name], train__seed=seed, data__seed=seed)
     for batch, names in SEEDED.items()
