@@ -70,7 +70,8 @@ def sweep(
     from mlstm_jax.training import sweep_file
 
     runs = sweep_file.load_sweep(spec)
-    sweep_file.prepare(runs)
+    if not table_only:
+        sweep_file.prepare(runs)
     output.require_folder(out)
     from mlstm_jax.training import sweep as sweeps
 

@@ -40,6 +40,8 @@ def prepare(runs: Runs) -> None:
     Raises:
         UserError: the runs have different numbers of virtual devices.
     """
+    if not runs:
+        return
     counts = {config.devices.virtual_cpu: key for key, config in runs.items()}
     if len(counts) > 1:
         (one, key), (other, other_key) = list(counts.items())[:2]

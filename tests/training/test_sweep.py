@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import mlstm_jax as mlstm
 from mlstm_jax import cli, config_text
 from mlstm_jax import config as configs
 from mlstm_jax.config import Config, Phase, Transformer, resolve_batch, vary
@@ -107,10 +108,20 @@ def test_a_sweep_of_rows_per_device_goes_on(corpus: Path, tmp_path: Path, device
         list(sweep.pending({key: other}, tmp_path))
 
 
-def test_one_process_has_one_number_of_virtual_devices(tmp_path: Path) -> None:
+def test_one_process_has_one_number_of_virtual_devices(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     runs = {(str(n), "a"): vary(Config(), devices__virtual_cpu=n) for n in (2, 4)}
     with pytest.raises(UserError, match=r"virtual_cpu is 2 in the run 2 / a, but 4 in 4 / a"):
         sweep_file.prepare(runs)
+    # A table needs no devices, and a sweep without runs none either.
+    (tmp_path / "spec.py").write_text(
+        "from mlstm_jax.config import *\n"
+        "runs = {(str(n), 'a'): vary(Config(), devices__virtual_cpu=n) for n in (2, 4)}\n"
+    )
+    cli.main(["sweep", str(tmp_path / "spec.py"), "--out", str(tmp_path / "out"), "--table-only"])
+    assert "| 4 | … |" in capsys.readouterr().out
+    assert sweep.sweep({}, tmp_path / "none") == mlstm.sweep({}, tmp_path / "none") == []
 
 
 def test_two_processes_share_a_sweep(
