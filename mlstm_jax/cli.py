@@ -6,12 +6,13 @@ interrupted (Ctrl-C), 143 terminated.
 
 import contextlib
 import dataclasses
+import errno
 import inspect
 import io
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import get_args
+from typing import TextIO, get_args
 
 import tyro
 from tyro.conf import FlagCreatePairsOff
@@ -134,6 +135,23 @@ def _explain_short(name: str, rest: Sequence[str]) -> None:
 
 def main(arguments: Sequence[str] | None = None, program: str | None = None) -> None:
     """Run the command line and exit."""
+    try:
+        _run(arguments, program)
+    except BrokenPipeError:  # The reader, such as `| head`, has closed the pipe.
+        _discard(sys.stdout)
+        sys.exit(141)
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError as error:
+                # The terminal or the pipe is closed. At exit, Python would flush again, print the
+                # error and replace our exit code.
+                if error.errno in (errno.EIO, errno.EPIPE):
+                    _discard(stream)
+
+
+def _run(arguments: Sequence[str] | None, program: str | None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # the terminal may not be UTF-8
@@ -181,6 +199,8 @@ def main(arguments: Sequence[str] | None = None, program: str | None = None) -> 
         raise
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # The reader, such as `| head`, has closed the pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+
+
+def _discard(stream: TextIO) -> None:
+    """Send what is left in a stream's buffer, and whatever follows, nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -94,7 +94,7 @@ def rated_corpus(text_file: Path) -> Path:
 @pytest.fixture
 def command_environment() -> dict[str, str]:
     """The environment of a subprocess that starts as a user's shell would: one CPU device."""
-    hidden = ("JAX_", "NPROC")
+    hidden = ("JAX_", "NPROC", "PYTHONUNBUFFERED")
     return {name: value for name, value in os.environ.items() if not name.startswith(hidden)} | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     }

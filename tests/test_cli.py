@@ -1,6 +1,7 @@
 """The commands as a user types them, each in a process of its own."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -147,6 +148,19 @@ def test_a_mistake_is_told_with_what_may_have_been_meant(
         cli.main(words)
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_closed_pipe_prints_no_error_at_exit(command_environment: dict[str, str]) -> None:
+    reading, closed = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        ["mlstm-jax", "--version"],
+        env=command_environment,
+        stdout=closed,
+        stderr=subprocess.PIPE,
+    )
+    os.close(closed)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_import_is_quick_and_starts_no_jax(call) -> None:
