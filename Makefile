@@ -29,7 +29,7 @@ test-all: .venv/ready-test-all
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: .venv/ready-test-all
-	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m slow -n 2 --dist worksteal
 
 # The instruction sets below this processor's own, which `make test` uses. Those that this processor
 # lacks change nothing. With F16C missing, as in SSE4_2, fp16 is skipped.

@@ -64,11 +64,11 @@ for name, rule in (scalings | {"LAMB": rules["LAMB"]}).items():
     rules[f"{name}, half-life"] = rule | half_life
 # At the batch that the rules start from they are one.
 AT_16 = ("Adam", "LAMB", "Muon", "Muon, decay")
-# The best rule of Muon and of Adam, at the extremes, and how many seeds more.
+# The best rules at the extremes, and how many seeds more.
 LONGER = "Muon, decay, warm-up 100"
 SEEDED = {
-    "1024": {LONGER: 4, "Muon, decay": 2, "LEGW, half-life": 2, "Muon": 2},
-    "16": {"Muon, decay": 4, "Adam": 2, "Muon": 2},
+    "1024": {LONGER: 4, "Muon, decay": 2, "LEGW, half-life": 2, "Muon": 2, "LAMB": 2},
+    "16": {"Muon, decay": 4, "Adam": 2, "Muon": 2, "LAMB": 2},
 }
 
 
