@@ -81,7 +81,7 @@ def muon_seconds(config: Config, machine: Machine, devices: int) -> float:
     shapes = Counter(
         (leaf.shape[0], leaf.shape[1] // count)
         for name, leaf in named(parameter_shapes(config.model)).items()
-        for count in [muon.matrices(config.model)(name)]
+        for count in [muon.matrices(config.model, config.optimizer.muon_decoder)(name)]
         for _ in range(count)
     )
     flops = 0

@@ -12,8 +12,8 @@ their operands, and XLA for CPUs computes such products in bf16 at float32's rat
 docs/large_batches.md explains η under weight normalisation.
 
 Each gate's columns are a separate matrix (`Architecture.matrices`): many small matrices are shared
-out more evenly than few large ones, and joint ones were not better. The decoder is Adam's: Muon was
-worse there (results/muon_parts_256).
+out more evenly than few large ones, and joint ones were not better. The decoder is Adam's unless
+optimizer.muon_decoder is set.
 
 All devices have the same gradient. Each computes O for a part of the matrices and sends it to the
 others.
@@ -40,9 +40,14 @@ def of_names(of: Callable[[str], Any]) -> Callable[[Any], Any]:
     return lambda tree: jax.tree_util.tree_map_with_path(lambda path, _: of(_name(path)), tree)
 
 
-def matrices(model: Architecture) -> Callable[[str], int]:
-    """Return how many of Muon's matrices are side by side in a parameter, by its name."""
-    return lambda name: 0 if name == "decoder_kernel" else model.matrices(name)
+def matrices(model: Architecture, decoder: bool) -> Callable[[str], int]:
+    """Return how many of Muon's matrices are side by side in a parameter, by its name.
+
+    Args:
+        model: says which parameters are matrices.
+        decoder: whether Muon trains the decoder, too.
+    """
+    return lambda name: model.matrices(name) if decoder or name != "decoder_kernel" else 0
 
 
 def orthogonalise(

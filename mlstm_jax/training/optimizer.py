@@ -5,7 +5,7 @@ LAMB (You et al. 2020, arXiv 1904.00962, algorithm 2) and LARS (You et al. 2017,
 scale the rate of each matrix by the trust ratio ‖w‖ / ‖update‖. LAMB with the norm clipped at 1 is
 NVIDIA's variant, which divides the gradient by its global norm if that exceeds 1.
 
-Muon (muon.py) is only for the layers' matrices: biases, gains, the embedding and the decoder use
+Muon (muon.py) is only for matrices: biases, gains, the embedding and, by default, the decoder use
 Adam.
 
 Biases, gains and a recurrent model's embedding have neither trust ratio nor decay
@@ -78,7 +78,7 @@ def build(
             return optax.chain(clipped, decay, trust, descend, momentum)
         case "muon":
             ratio = optimizer.muon_learning_rate / optimizer.learning_rate
-            own = muon.matrices(model)
+            own = muon.matrices(model, optimizer.muon_decoder)
             of_matrices = optax.chain(
                 optax.trace(decay=optimizer.muon_momentum, nesterov=True),
                 muon.orthogonalise(optimizer.muon_steps, muon_type(compute), axis_name, own),

@@ -154,15 +154,19 @@ def test_phases_are_summed_for_each_number_of_devices() -> None:
     assert all(figure in line for figure, line in zip(hours, sums, strict=True))
 
 
-def test_muon_costs_what_the_compiler_counts() -> None:
+@pytest.mark.parametrize("decoder", [False, True])
+def test_muon_costs_what_the_compiler_counts(decoder: bool) -> None:
     """Newton-Schulz of all matrices, by XLA's own count, on one device."""
-    config = Config(model=Model(hidden=256, layers=2), optimizer=Optimizer(name="muon"))
+    options = Optimizer(name="muon", muon_decoder=decoder)
+    config = Config(model=Model(hidden=256, layers=2), optimizer=options)
     model = LanguageModel(config.model, config.precision)
     params = jax.eval_shape(model.init_parameters, jax.random.key(0))
     matrices = {
         layer: {name: leaf for name, leaf in params[layer].items() if name.endswith("_v")}
         for layer in ("layer_0", "layer_1")
     }
+    if decoder:
+        matrices["decoder_kernel"] = params["decoder_kernel"]
     step = muon.orthogonalise(5, np.float32, None, config.model.matrices)
     counted = jax.jit(lambda x: step.update(x, None)[0]).lower(matrices).compile().cost_analysis()
     machine = load_machine(MACHINES / "h200.json")

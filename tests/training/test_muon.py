@@ -54,13 +54,15 @@ def exact_update(name: str, g: np.ndarray) -> np.ndarray:
 TERMS = int(3.4445**5) * 3 * 6
 
 
-def test_muon_against_its_equations(random: np.random.Generator) -> None:
+@pytest.mark.parametrize("decoder", [False, True])
+def test_muon_against_its_equations(random: np.random.Generator, decoder: bool) -> None:
     """Three updates in float64; the layers' matrices by Muon, all else by Adam."""
     options = Optimizer(
         name="muon",
         learning_rate=0.01,
         muon_learning_rate=0.05,
         muon_momentum=0.8,
+        muon_decoder=decoder,
         weight_decay=0.1,
         clip_norm=None,
     )
@@ -75,7 +77,9 @@ def test_muon_against_its_equations(random: np.random.Generator) -> None:
         momentum = jax.tree.map(lambda m, g: 0.8 * m + g, momentum, gradient)
         nesterov = jax.tree.map(lambda m, g: np.float64(g) + 0.8 * m, momentum, gradient)
         for path, is_matrix in jax.tree_util.tree_leaves_with_path(
-            muon.of_names(lambda name: name.endswith("_v"))(params)
+            muon.of_names(
+                lambda name: name.endswith("_v") or (decoder and name == "decoder_kernel")
+            )(params)
         ):
             get = functools.partial(functools.reduce, lambda tree, key: tree[key.key], path)
             if is_matrix:
