@@ -70,8 +70,17 @@ AT_16 = ("Adam", "LAMB", "Muon", "Muon, decay", "Muon, decoder too", "Muon, deca
 # The best rules at the extremes, and how many seeds more.
 LONGER = "Muon, decay, warm-up 100"
 TWICE = "Muon 0.256, decay, warm-up 100"
+TWICE_ALL = "Muon 0.256, decay, decoder too, warm-up 100"
 SEEDED = {
-    "1024": {TWICE: 4, LONGER: 4, "Muon, decay": 2, "LEGW, half-life": 2, "Muon": 2, "LAMB": 2},
+    "1024": {
+        TWICE: 4,
+        LONGER: 4,
+        TWICE_ALL: 1,
+        "Muon, decay": 2,
+        "LEGW, half-life": 2,
+        "Muon": 2,
+        "LAMB": 2,
+    },
     "256": {"Muon, decay, decoder too": 1},
     "16": {"Muon, decay": 4, "Adam": 2, "Muon": 2, "LAMB": 2},
 }
@@ -105,7 +114,8 @@ for name in ("Muon, decay", "Muon, decay, decoder too", "Muon, decoder too", "LA
     runs["1024", f"{name}, warm-up 100"] = vary(
         runs["1024", name], optimizer__warmup_steps=100, **twice
     )
-runs["1024", TWICE] = vary(runs["1024", LONGER], optimizer__muon_learning_rate=0.256)
+for name, other in ((LONGER, TWICE), ("Muon, decay, decoder too, warm-up 100", TWICE_ALL)):
+    runs["1024", other] = vary(runs["1024", name], optimizer__muon_learning_rate=0.256)
 runs["16", "Muon 0.256, decay"] = vary(
     runs["16", "Muon, decay"], optimizer__muon_learning_rate=0.256
 )

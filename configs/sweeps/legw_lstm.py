@@ -2,18 +2,21 @@ r"""LEGW on its paper's own ground: the runs of legw_128.py with an LSTM.
 
 Corpus:    that of legw_128.py
 Command:   mlstm-jax sweep legw_lstm --out runs/legw_lstm
-Hardware:  CPU cores with AVX512_BF16, five minutes per run on each
+Hardware:  CPU cores with AVX-512, eight minutes per run on each
 
-The LSTM has as many parameters as the mLSTM of 128 units, within 1%. Not run yet.
+The LSTM has as many parameters as the mLSTM of 128 units, within 1%. It computes in fp32: on these
+cores that is twice as fast as bf16.
 """
 
 import dataclasses
 from pathlib import Path
 
-from mlstm_jax.config import LSTM
+from mlstm_jax.config import LSTM, Precision
 from mlstm_jax.training.sweep_file import load_sweep
 
 runs = {
-    key: dataclasses.replace(config, model=LSTM(hidden=144, embedding=64))
+    key: dataclasses.replace(
+        config, model=LSTM(hidden=144, embedding=64), precision=Precision(compute="fp32")
+    )
     for key, config in load_sweep(Path("legw_128")).items()
 }
