@@ -185,7 +185,7 @@ def test_phases_and_all_options_killed_and_resumed(
     rated_corpus: Path, tmp_path: Path, command_environment: dict[str, str]
 ) -> None:
     """From 8 rows to 16, so that the carry goes through, too."""
-    long = tuple(dataclasses.replace(phase, steps=300) for phase in reversed(PHASES))
+    long = tuple(dataclasses.replace(phase, steps=200) for phase in reversed(PHASES))
 
     def make(out: Path) -> Config:
         config = phased(rated_corpus, out, long)
@@ -201,7 +201,7 @@ def test_phases_and_all_options_killed_and_resumed(
     text, _ = process.communicate(timeout=300)
     assert process.returncode == 0, text.decode()
     config = make(tmp_path / "run")
-    for step in (150, 295, 310, 450):
+    for step in (100, 195, 210):
         process = start(config, tmp_path, command_environment)
         wait_for_step(process, tmp_path / "run", step)
         process.send_signal(signal.SIGKILL)
