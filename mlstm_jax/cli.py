@@ -4,6 +4,7 @@ Exit codes: 0 success, 1 failure (such as a run that diverged), 2 a mistake in t
 interrupted (Ctrl-C), 143 terminated.
 """
 
+import atexit
 import contextlib
 import dataclasses
 import errno
@@ -36,6 +37,7 @@ from mlstm_jax.commands import (
 from mlstm_jax.config import Config
 from mlstm_jax.data.prepare_options import SplitWeights
 from mlstm_jax.errors import KnownError
+from mlstm_jax.interruption import Interrupted
 from mlstm_jax.quiet import silence
 
 _COMMANDS: dict[str, Callable[..., None]] = {
@@ -192,6 +194,11 @@ def _run(arguments: Sequence[str] | None, program: str | None) -> None:
     except KnownError as error:
         with contextlib.suppress(OSError):  # The terminal may be closed.
             print(f"mlstm-jax {name}: {terminal.message(error)}", file=sys.stderr)
+        if isinstance(error, Interrupted) and arguments is None:
+            # An interrupted DuckDB may keep objects of Python, and would list them as leaks, in
+            # forty lines, when the interpreter is finalised. All else that runs at exit runs.
+            atexit._run_exitfuncs()
+            os._exit(error.exit_code)
         sys.exit(error.exit_code)
     except SystemExit as stop:
         if stop.code == 2:  # The parser has already reported the unknown option.

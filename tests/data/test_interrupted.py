@@ -138,6 +138,32 @@ def test_one_line_and_nothing_left(
     assert not out.parent.exists() or not list(out.parent.iterdir())
 
 
+def test_what_duckdb_calls_its_leaks_is_not_shown(tmp_path: Path) -> None:
+    """They come when the interpreter is finalised: rarely by themselves, here always."""
+    (tmp_path / "a.txt").write_text("review é &amp;\n")
+    (tmp_path / "program.py").write_text(
+        "import ctypes, signal\n"
+        "from mlstm_jax import cli\n"
+        "from mlstm_jax.data import duckdb_stage\n"
+        "def read(stage):\n"
+        "    ctypes.pythonapi.Py_IncRef(ctypes.py_object(stage._con))\n"
+        "    signal.raise_signal(signal.SIGTERM)\n"
+        "duckdb_stage.Stage.read = read\n"
+        "cli.main()\n"
+    )
+    command = [sys.executable, tmp_path / "program.py", "prepare", tmp_path / "a.txt"]
+    made = subprocess.run(
+        [*command, "--out", tmp_path / "out"],
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+    )
+    told = "mlstm-jax prepare: stopped by SIGTERM; no temporary files are left.\n"
+    assert (made.returncode, made.stdout, made.stderr) == (128 + signal.SIGTERM, "", told)
+    assert not (tmp_path / "out").exists()
+
+
+
 @pytest.mark.slow
 def test_sixteen_signals_at_random_moments(tmp_path: Path, command_environment: dict) -> None:
     generator = random.Random(1)
