@@ -81,3 +81,10 @@ for axes in panels.flat:
     assert pictures(execute(FOLDER / "convergence.ipynb", check, RUNS=runs, **own)) == 4
     parts = {"LEGW": None, "RECIPE": None}
     assert pictures(execute(FOLDER / "large_batch.ipynb", check, SWEEP=str(tmp_path), **parts)) == 4
+
+
+@pytest.mark.slow
+def test_models_of_a_sweep_of_ones_own(tmp_path: Path) -> None:
+    for column in ("mine", "other, 0.1"):
+        write_run(tmp_path / "small" / column)
+    assert pictures(execute(FOLDER / "models.ipynb", SWEEP=str(tmp_path), TRANSFER=None)) == 1

@@ -163,7 +163,6 @@ def test_what_duckdb_calls_its_leaks_is_not_shown(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-
 @pytest.mark.slow
 def test_sixteen_signals_at_random_moments(tmp_path: Path, command_environment: dict) -> None:
     generator = random.Random(1)
