@@ -69,7 +69,8 @@ class Train:
     # another code for a supervisor that restarts only failed processes, such as Kubernetes.
     sigterm_exit_code: int = 0
     # Seconds without a step, a window of evaluation or a checkpoint after which the run writes the
-    # stack of every thread and ends. This time includes the compilation of the first step.
+    # stack of every thread and ends. This time includes the compilation of the first step, but none
+    # in which the process was suspended (Ctrl-Z).
     watchdog_seconds: float = 1800.0
 
     def __post_init__(self) -> None:

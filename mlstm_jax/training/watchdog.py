@@ -25,6 +25,8 @@ class Stuck(KnownError):
 class Watchdog:
     """Ends the process unless `beat` is called every `seconds`; a context manager.
 
+    Time in which the process is suspended (SIGSTOP, SIGTSTP) does not count.
+
     Attributes:
         folder: the run folder, once it is known.
         index: index of this process.
@@ -51,8 +53,14 @@ class Watchdog:
         self._done.set()
 
     def _watch(self) -> None:
-        while not self._done.wait(min(5.0, self._seconds / 4)):
-            if time.monotonic() - self._last > self._seconds:
+        pause = min(5.0, self._seconds / 4)
+        awake = time.monotonic()
+        while not self._done.wait(pause):
+            before, awake = awake, time.monotonic()
+            # This thread, too, has not run: the process was suspended, by Ctrl-Z or a scheduler.
+            if awake - before > 2 * pause:
+                self._last += awake - before - pause
+            if awake - self._last > self._seconds:
                 self._bite()
 
     def _bite(self) -> None:
