@@ -124,6 +124,31 @@ def test_transfer_and_classify_several_labels(
     assert f"| always yes |  |  | **{100 * means['all_yes']:.1f}** |" in report
 
 
+def test_a_label_with_the_name_of_another_column_of_the_answer(
+    run: Run, files: dict[str, Path], tmp_path: Path
+) -> None:
+    words = []
+    for name, path in files.items():
+        renamed = tmp_path / path.name
+        renamed.write_text(path.read_text().replace("guitar", "record", 1))
+        words += [f"--{name}", str(renamed)]
+    labels = ["--label-columns", "praise", "record"]
+    cli.main(["transfer", str(run.folder), *words, *labels, "--out", str(tmp_path / "out")])
+    found = tmp_path / "found.csv"
+    cli.main(
+        [
+            "classify",
+            str(run.folder),
+            str(tmp_path / "out"),
+            str(files["test"]),
+            "--out",
+            str(found),
+        ]
+    )
+    header = found.read_text().splitlines()[0].split(",")
+    assert header == ["record", "text", "praise", "label(record)", "p(praise)", "p(record)"]
+
+
 def test_each_label_is_learned_from_the_texts_that_have_it(
     files: dict[str, Path], transferred: Path
 ) -> None:
