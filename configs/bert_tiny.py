@@ -8,9 +8,8 @@ Expected:  3.05 bits per masked byte on validation text after 5.3 MB of reviews
 As in bert_large.py 15% of the bytes are masked, the gradient is divided by its norm, and nine of
 ten updates have windows of 128 bytes, the others of 512: the later positions are trained in the
 second phase only. But the optimizer is AdamW: in 500 updates LAMB had 3.55 bits at 4e-3, its
-best rate, 4.07 at half and 4.10 at twice of it, little better than how frequent each byte is.
-Both sides of a masked byte are known, so its bits do not compare
-with a language model's.
+best rate, 4.07 at half of it and 4.10 at twice, little better than the frequencies of the bytes.
+Both sides of a masked byte are known, so its bits do not compare with a language model's.
 """
 
 from mlstm_jax.config import BERT, Config, Data, Optimizer, Phase, Precision, Train
