@@ -78,6 +78,7 @@ def _draw(axes: Sequence[Any], folders: list[str], x: str) -> None:
                 style=lambda one: {"ls": "", "marker": "o", "ms": 3},
             )
             panel.set_ylim(analysis.limits(histories, name))
+            panel.plot([], [], "o", ms=3, color="0.5", label="validation")
             panel.legend(fontsize=8)
 
 
