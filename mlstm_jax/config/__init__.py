@@ -10,6 +10,7 @@ from mlstm_jax.config.optimizer import Optimizer
 from mlstm_jax.config.sections import (
     MOST_SEED,
     MOST_STEPS,
+    Compute,
     Data,
     Devices,
     Distributed,
@@ -31,6 +32,7 @@ __all__ = [
     "MLSTM",
     "MOST_SEED",
     "MOST_STEPS",
+    "Compute",
     "Config",
     "Data",
     "Devices",

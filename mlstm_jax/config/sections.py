@@ -53,6 +53,9 @@ class Data:
         require_seed("data.seed", self.seed)
 
 
+Compute = Literal["fp32", "tf32", "bf16", "fp16"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Precision:
     """Number types and loss scaling."""
@@ -61,7 +64,7 @@ class Precision:
     # uses dynamic loss scaling; bf16 needs none. With tf32, GPUs since the A100 round the operands
     # of fp32 to 10 bits of mantissa, at about eight times the speed; other devices compute in fp32.
     # Paper: fp16, with fp32 as the baseline.
-    compute: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
+    compute: Compute = "fp32"
     # Type of the cell state c: float32, or the compute type.
     cell: Literal["fp32", "compute"] = "fp32"
     # Type of the gradient all-reduce: float32, or the compute type (divided by the number of

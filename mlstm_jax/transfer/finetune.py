@@ -181,6 +181,9 @@ def make_config(run: Run, out: Path, task: Task, options: FinetuneOptions) -> Co
     sizes = np.diff(split.offsets.astype(np.int64))
     windows = (-(-sizes // window)).sum() if longest else sizes.sum() // window
     steps = max(1, int(windows) // batch)
+    precision = run.config.precision
+    if options.compute is not None:
+        precision = dataclasses.replace(precision, compute=options.compute)
     return Config(
         out=str(out / "run"),
         model=model,
@@ -194,14 +197,14 @@ def make_config(run: Run, out: Path, task: Task, options: FinetuneOptions) -> Co
         optimizer=Optimizer(
             learning_rate=options.learning_rate, schedule="triangular", name="adam", clip_norm=1.0
         ),
-        precision=run.config.precision,
+        precision=precision,
         train=Train(
             epochs=options.epochs,
             label_weight=options.label_weight,
             dropout=options.dropout,
             seed=options.seed,
             start_from=str(run.folder),
-            log_every=max(1, steps // 10),
+            log_every=max(1, steps // 50),
             eval_every=steps,
             checkpoint_every=max(1, min(steps, 500)),
         ),

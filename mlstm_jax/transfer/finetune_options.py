@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from mlstm_jax.config import Compute
+
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneOptions:
@@ -15,6 +17,8 @@ class FinetuneOptions:
         window: bytes of truncated back-propagation; a Transformer's is always `model.positions`.
         dropout: fraction of the units of each layer's output that are dropped.
         seed: of dropout and of the order of the text.
+        compute: type of the matrix products; unset: that of the run. fp32 is that of the models of
+            the package; bf16 is faster on GPUs, and on CPUs with AMX or AVX512_BF16.
     """
 
     epochs: float = 3.0
@@ -24,3 +28,4 @@ class FinetuneOptions:
     window: int = 128
     dropout: float = 0.2
     seed: int = 0
+    compute: Compute | None = None

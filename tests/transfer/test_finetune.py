@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 
 from mlstm_jax import cli
-from mlstm_jax.config import Config, Data, Distributed, Model, Optimizer, Train, Transformer
+from mlstm_jax.config import (
+    Compute,
+    Config,
+    Data,
+    Distributed,
+    Model,
+    Optimizer,
+    Train,
+    Transformer,
+)
 from mlstm_jax.data.corpus import differing, open_corpus
 from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.errors import UserError
@@ -180,10 +189,12 @@ def test_a_transformer_is_tuned_on_windows_of_single_documents(
         )
 
     texts = {"train": draw(300), "valid": draw(60)}
-    options = FinetuneOptions(epochs=8, learning_rate=1e-2, batch=8, dropout=0.0)
+    compute: Compute | None = "bf16" if kind == "bert" else None
+    options = FinetuneOptions(epochs=8, learning_rate=1e-2, batch=8, dropout=0.0, compute=compute)
     names = {name: name for name in texts}
     tuned = finetune.finetune(run, texts, names, tmp_path / "out", options, checkpoint="latest")
     assert tuned.run.config.data.window == 48
+    assert tuned.run.config.precision.compute == (compute or "fp32")
     stream = train_stream(tuned.run.config, open_corpus(tmp_path / "out/corpus"))
     labels_BT = stream.batch(0).labels_BT
     assert labels_BT is not None
