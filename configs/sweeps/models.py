@@ -9,7 +9,6 @@ Every run reads 6.1 MB in 750 updates of 32 windows of 256 bytes, with the optim
 small_512.py and three rates of Muon. The models have 0.5 and 2.0 million parameters, within 5%. The
 mLSTM computes in bf16 and the others in fp32: the faster type of each on such a core. The mLSTM has
 weight normalisation; so have LSTM and GRU, which are better with it, but for those called "plain".
-Of the models of 2.0 million, LSTM and GRU at 0.06 have not been run, nor the Transformer at 0.06.
 """
 
 from mlstm_jax.config import (
