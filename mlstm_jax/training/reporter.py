@@ -152,8 +152,9 @@ class Reporter:
             seconds=now - self._started,
         )
         skipped = f"  {int(metrics.skipped)} skipped" if int(metrics.skipped) else ""
+        labelled = "".join(f"  label loss {x:.3f}" for x in label.values() if not math.isnan(x))
         shown = "" if math.isnan(speed) else f"  {rate(speed)}"
-        self._progress.update(step, f"bpc {loss * BITS_PER_NAT:.3f}{shown}{skipped}")
+        self._progress.update(step, f"bpc {loss * BITS_PER_NAT:.3f}{labelled}{shown}{skipped}")
         self.restart_clock(step)
 
     def evaluation(self, step: int, score: Score) -> None:

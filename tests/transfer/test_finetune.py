@@ -3,13 +3,14 @@
 import csv
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-from mlstm_jax import cli
+from mlstm_jax import cli, progress
 from mlstm_jax.config import (
     Compute,
     Config,
@@ -125,15 +126,20 @@ def test_the_head_is_a_classifier_of_h(run: Run, classes: int) -> None:
 
 @pytest.mark.slow
 def test_finetune_from_the_outside(
-    run: Run, tmp_path: Path, random: np.random.Generator, capsys: pytest.CaptureFixture[str]
+    run: Run,
+    tmp_path: Path,
+    random: np.random.Generator,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_PLAIN_LINES", 0.0)
     train, valid = (write_reviews(tmp_path / f"{n}.csv", random, n) for n in (600, 100))
     out = tmp_path / "out"
     command = ["finetune", str(run.folder), "--train", str(train), "--valid", str(valid)]
     command += ["--text-column", "review", "--label-column", "verdict", "--out", str(out)]
     command += ["--epochs", "5", "--batch", "16", "--window", "32", "--label-weight", "100"]
     cli.main([*command, "--learning-rate", "5e-3", "--checkpoint", "latest"])
-    capsys.readouterr()
+    assert re.search(r"train \d+/\d+  bpc \d\.\d{3}  label loss \d\.\d{3}", capsys.readouterr().err)
     result = json.loads((out / "report.json").read_text())
     assert result["classes"] == ["fair", "fine", "poor"]
     assert result["accuracy"]["valid"] > 0.9

@@ -1,0 +1,25 @@
+r"""What do more units, and more text, gain? The recipe of the model of the package at four sizes.
+
+Corpus:    that of reviews_768.py
+Command:   mlstm-jax sweep scale --out runs/scale
+Hardware:  CPU cores with AVX512_BF16: on one core 98 MB take 11 minutes with 128 units, 22 with
+           256 and 56 with 512; 49 MB take 56 with 768
+
+512 units with 98 MB and 768 with 49 MB take the same time, which is how the size was chosen.
+"""
+
+from mlstm_jax.config import load_file, vary
+
+base = load_file("reviews_768")
+UPDATES = {"49 MB": 3000, "98 MB": 6000}
+# The slowest first.
+runs = {
+    (text, str(units)): vary(
+        base,
+        model__hidden=units,
+        train__steps=UPDATES[text],
+        train__eval_every=UPDATES[text] // 20,
+        train__checkpoint_every=UPDATES[text] // 20,
+    )
+    for text, units in (("98 MB", 512), ("49 MB", 768), ("98 MB", 256), ("98 MB", 128))
+}
