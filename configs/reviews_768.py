@@ -1,4 +1,4 @@
-"""The model that comes with the package, `reviews-768`: reviews read on one CPU core in two hours.
+"""The first part of the model that comes with the package, `reviews-768`: two hours on one core.
 
 Corpus:    98 MB: the train split of small_512's corpus, and 20,000 of the labelled reviews of IMDB;
            results/reviews_768/texts.py writes them
@@ -6,8 +6,9 @@ Command:   mlstm-jax train reviews_768
 Hardware:  one CPU core with AMX
 Expected:  validation 1.520 BPC after 75 MB (results/reviews_768/)
 
-3.4 million parameters, 6.8 MB as float16. It also predicts a review's stars from the state at the
-review's end, an auxiliary objective that the paper leaves to future work.
+3.4 million parameters, 6.8 MB as float16; reviews_768_continued.py trains them further. It also
+predicts a review's stars from the state at the review's end, an auxiliary objective that the paper
+leaves to future work.
 """
 
 from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train

@@ -1,12 +1,12 @@
-"""The model that comes with the package, `reviews-768`, second part: twice as much text again.
+"""The second part of the model that comes with the package, `reviews-768`: 150 MB more.
 
 Corpus:    that of reviews_768.py
 Command:   mlstm-jax train reviews_768_continued
-Hardware:  one CPU core with AVX512_BF16
-Expected:  EXPECTED (results/reviews_768/)
+Hardware:  one CPU core with AVX512_BF16: three hours
+Expected:  validation 1.458 BPC, test 1.436 (results/reviews_768/continued/)
 
-It starts from the parameters of reviews_768.py, at three quarters of that run's rates, with windows
-of 256 bytes, and reads the text in another order.
+It starts from the parameters of reviews_768.py with fresh moments, at three quarters of that run's
+rates, with windows of 256 bytes, and reads the text in another order.
 """
 
 from mlstm_jax.config import load_file, vary
