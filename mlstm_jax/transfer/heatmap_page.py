@@ -16,8 +16,11 @@ _STYLE = """
   overflow-wrap: anywhere }
 .heat .scale { height: .9rem; border: 1px solid #999 }
 .heat .ends { display: flex; justify-content: space-between }
-.heat .text:has(ruby) { line-height: 2.2; overflow-wrap: normal }
-.heat rt { font: 10px system-ui, sans-serif; color: #555 }
+.heat .text:has(ruby) { line-height: 2.2 }
+.heat ruby { display: inline-block; position: relative; min-width: 22px; max-width: 100%;
+  text-align: center }
+.heat rt { display: block; position: absolute; top: -1px; left: 50%; transform: translateX(-50%);
+  white-space: nowrap; font: 10px/1 system-ui, sans-serif; color: #555 }
 .heat svg { width: 100%; height: auto; border: 1px solid #ccc; margin-top: 1rem }
 """
 

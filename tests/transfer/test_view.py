@@ -399,6 +399,13 @@ def test_the_model_of_the_package_is_seen_at_once() -> None:
         sync_api.expect(tab.locator("#model")).to_have_text("reviews-768: 1 × 768 units")
         sync_api.expect(tab.locator("#text")).to_have_value(text)
         sync_api.expect(tab.locator("#heat ruby")).to_have_count(len(text.split()))
+        # No word sticks out of the column.
+        tab.set_viewport_size({"width": 900, "height": 800})
+        ends = tab.locator("#heat ruby").evaluate_all(
+            "words => words.map(word => word.getBoundingClientRect().right)"
+        )
+        column = tab.locator("#heat").evaluate("box => box.getBoundingClientRect().right")
+        assert max(ends) <= column
         digits = tab.locator("#heat rt").all_text_contents()
         turn = text.split().index("other")
         assert digits[turn][0] == "+"
