@@ -12,8 +12,9 @@ import inspect
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import TextIO, get_args
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TextIO, cast, get_args
 
 import tyro
 from tyro.conf import FlagCreatePairsOff
@@ -36,7 +37,7 @@ from mlstm_jax.commands import (
 )
 from mlstm_jax.config import Config
 from mlstm_jax.data.prepare_options import SplitWeights
-from mlstm_jax.errors import KnownError
+from mlstm_jax.errors import KnownError, Note
 from mlstm_jax.interruption import Interrupted
 from mlstm_jax.quiet import silence
 
@@ -81,9 +82,9 @@ def _weights(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[SplitWeights] 
 
     def parse(words: list[str]) -> SplitWeights:
         try:
-            train, valid, test = (int(part) for part in words[0].split(","))
+            train, valid, test = map(_weight, words[0].split(","))
         except ValueError:
-            why = "is not three whole numbers for train, valid and test: 1000,1,1"
+            why = "is not three numbers for train, valid and test, such as 1000,1,1"
             raise ValueError(f"{words[0]!r} {why}") from None
         return train, valid, test
 
@@ -94,6 +95,13 @@ def _weights(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[SplitWeights] 
         is_instance=lambda value: isinstance(value, tuple),
         str_from_instance=lambda weights: [",".join(map(str, weights))],
     )
+
+
+def _weight(word: str) -> float:
+    try:
+        return int(word)
+    except ValueError:
+        return float(word)
 
 
 def _usage(program: str) -> str:
@@ -176,7 +184,7 @@ def _run(arguments: Sequence[str] | None, program: str | None) -> None:
     else:
         environment.cache_programs()
     try:
-        with terminal.quoting(rest):
+        with terminal.quoting(rest), _notes():
             if name == "train":
                 training.train(rest, program or "mlstm-jax train")
             elif name == "quickstart":
@@ -206,6 +214,23 @@ def _run(arguments: Sequence[str] | None, program: str | None) -> None:
         raise
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+@contextlib.contextmanager
+def _notes() -> Iterator[None]:
+    """Print each `errors.Note` that the block warns with, as a line on standard error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", Note)
+        show: Any = warnings.showwarning
+
+        def print_note(text: Any, category: type[Warning], *rest: Any, **more: Any) -> None:
+            if issubclass(category, Note):
+                print(f"note: {terminal.message(text)}", file=sys.stderr)
+            else:
+                show(text, category, *rest, **more)
+
+        warnings.showwarning = cast("Any", print_note)
+        yield
 
 
 def _discard(stream: TextIO) -> None:

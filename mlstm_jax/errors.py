@@ -2,6 +2,7 @@
 
 import errno
 import os
+import warnings
 
 
 class KnownError(Exception):
@@ -24,6 +25,15 @@ def require(holds: bool, name: str, value: object, rule: str) -> None:
     """Raise UserError unless the value of a field holds to its rule."""
     if not holds:
         raise UserError(f"{name} is {value!r}, but it must be {rule}.")
+
+
+class Note(UserWarning):
+    """What a user should know although all went well; the command prints it."""
+
+
+def note(text: str) -> None:
+    """Warn with a note; Python shows it as a warning, the command as a line "note: ..."."""
+    warnings.warn(text, Note, stacklevel=3)
 
 
 class FileError(KnownError, OSError):

@@ -135,7 +135,7 @@ def _broken_rule(kind: Any, value: Any) -> str | None:
     if get_origin(kind) is Literal:
         return None if value in inner else f"one of {', '.join(inner)}"
     if get_origin(kind) is tuple:
-        right = isinstance(value, tuple) and all(isinstance(one, inner[0]) for one in value)
+        right = isinstance(value, tuple) and not any(_broken_rule(inner[0], v) for v in value)
         return None if right else f"a tuple of {inner[0].__name__}"
     accepted = (int, float) if kind is float else (kind,)
     # In Python a bool is an int.

@@ -5,8 +5,9 @@ from collections.abc import Iterable
 
 
 def nearest(word: str, known: Iterable[str]) -> list[str]:
-    """Return at most two known names that resemble a word, the nearest first."""
-    return difflib.get_close_matches(word, list(known), n=2)
+    """Return at most two known names that resemble a word in any case, the nearest first."""
+    names = {name.casefold(): name for name in known}
+    return [names[one] for one in difflib.get_close_matches(word.casefold(), names, n=2)]
 
 
 def of_short(word: str, options: Iterable[str]) -> list[str]:

@@ -65,7 +65,7 @@ def advice(made: Corpus, sources: Sequence[str], document: Unit | None) -> Itera
 def _too_small(manifest: Manifest) -> Iterator[str]:
     """Yield a note on each split that is too small to score, with how to enlarge it."""
     sizes = {name: split.bytes for name, split in manifest.splits.items()}
-    _, valid, test = (min(weight, 1) for weight in manifest.split or (1, 1, 1))
+    _, valid, test = (int(weight > 0) for weight in manifest.split or (1, 1, 1))
     # A quarter more, because documents differ in length.
     train = int(sum(sizes.values()) / (1.25 * _LEAST_SCORED)) - valid - test
     if manifest.split is None:

@@ -20,8 +20,10 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 
-from mlstm_jax.data.readers import read_documents
+from mlstm_jax.data.documents import Recipe, Reject
+from mlstm_jax.data.readers import read_source
 from mlstm_jax.data.sources import Source, find_sources
+from mlstm_jax.errors import UserError
 
 
 class AmazonReviews(tfds.core.GeneratorBasedBuilder):
@@ -51,8 +53,11 @@ class AmazonReviews(tfds.core.GeneratorBasedBuilder):
 
     def _generate_examples(self, files: Sequence[Source]) -> Iterator[tuple[str, Any]]:
         for number, file in enumerate(files):
-            for index, document in enumerate(read_documents(file)):
-                if document and document.text.strip():
+            for index, document in enumerate(read_source(file, Recipe())):
+                if isinstance(document, Reject):
+                    if not document.is_note:
+                        raise UserError(document.message)
+                elif document and document.text.strip():
                     rating = math.nan if document.rating is None else document.rating
                     text = document.text.encode("utf-8", "replace")
                     yield f"{number}:{index}", {"text": text, "rating": np.float32(rating)}

@@ -86,7 +86,7 @@ class Manifest:
     format_version: int
     seed: int
     cleaning: Cleaning
-    split: tuple[int, int, int] | None  # weights of train, valid, test; None: given splits
+    split: tuple[float, float, float] | None  # weights of train, valid, test; None: given splits
     sources: tuple[SourceManifest, ...]
     records: int
     without_text: int

@@ -10,6 +10,7 @@ import html
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
 from itertools import groupby
 from operator import itemgetter
 from typing import Literal, NamedTuple
@@ -17,6 +18,7 @@ from typing import Literal, NamedTuple
 Cleaning = Literal["radford", "none", "protein"]
 Unit = Literal["line", "paragraph", "file"]
 Dedupe = Literal["exact", "normalized", "none"]
+Quoting = Literal["yes", "no"]
 
 TEXT_COLUMNS = ("text", "reviewText", "review_body", "sentence", "content")
 RATING_COLUMNS = ("rating", "overall", "star_rating", "stars")
@@ -27,6 +29,8 @@ STOP = 3  # ETX, UniRep's stop token; not stored in a corpus
 NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
 LARGEST_RATING = 3.4e38  # of float32, in which a corpus stores them
 _NUMBER = re.compile(NUMBER)
+# A number of JSON that is not written as an integer.
+_JSON_FRACTION = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+([eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)")
 
 # A character reference with more digits than Python parses; no character has that number.
 _LONG_REFERENCE = re.compile("&#[0-9]{4301,};?")
@@ -41,16 +45,17 @@ class Document(NamedTuple):
 
     text: str
     rating: float | None
-    record: Record | None = None  # all its fields; only if label fields are named
+    record: Record | None = None  # all its fields; only if the recipe names label columns
 
 
 class Reject(NamedTuple):
-    """A record that cannot be read as a document."""
+    """A record that cannot be read as a document; or a note on one that was read."""
 
     kind: str  # a few words that name the kind
     place: str  # file, and line if known
     message: str  # place, reason and advice
     excerpt: str = ""  # its beginning
+    is_note: bool = False
 
 
 class Recipe(NamedTuple):
@@ -62,6 +67,8 @@ class Recipe(NamedTuple):
     cleaning: Cleaning = "radford"
     dedupe: Dedupe = "normalized"
     seed: int = 0
+    quoting: Quoting | None = None
+    label_columns: tuple[str, ...] = ()  # if there are any, each document has its record
 
     @property
     def text_columns(self) -> tuple[str, ...]:
@@ -149,11 +156,17 @@ def rating_of(value: object) -> float | None:
 
 
 def label_of(value: object) -> str | None:
-    """Return a label as text: 1, 1.0 and "1" are the same; None if it is missing or no label."""
-    if isinstance(value, str):
-        return value.strip() or None
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            return None  # how pandas writes a missing number
-        value = int(value) if value.is_integer() else value
-    return str(value) if isinstance(value, int | float) else None
+    """Return a label as text, by one rule for every format; None if it is missing or no label.
+
+    White space around it does not count. A number as JSON writes it is that number: 1, 1.0 and
+    "1.0" are "1"; but "01" is a word. True, "TRUE" and "true" are "true". NaN and "nan" are
+    missing, as pandas writes them.
+    """
+    if not isinstance(value, str | int | float | Decimal):
+        return None
+    label = str(value).strip()
+    if (lower := label.lower()) in ("true", "false"):
+        return lower
+    if _JSON_FRACTION.fullmatch(label) and math.isfinite(number := float(label)):
+        return str(int(number) if number.is_integer() else number)
+    return None if lower in ("", "nan") else label

@@ -4,7 +4,6 @@ Benchmarks such as enwik8, Penn Treebank and WikiText are published this way. No
 no engine is needed: the files are read twice, to count their documents and to write them.
 """
 
-import gzip
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from math import isnan, nan
 
 from mlstm_jax.data.documents import Recipe, Reject, Unit, Written, clean
 from mlstm_jax.data.gathered import Gathered, Report, source_manifests
-from mlstm_jax.data.readers import read_source
+from mlstm_jax.data.readers import limited_lines, read_source
 from mlstm_jax.data.rejects import Rejects
 from mlstm_jax.data.sources import Source
 from mlstm_jax.errors import UserError
@@ -102,7 +101,7 @@ def _as_it_is(source: Source, document: Unit, on_read: OnRead) -> Iterator[bytes
     told, has_text, was_blank = 0, False, False
     try:
         with source.path.open("rb") as raw:
-            for line in gzip.GzipFile(fileobj=raw) if source.is_gzip else raw:
+            for line in limited_lines(source, raw):
                 is_blank = not line.strip()
                 ends = document == "line" or (document == "paragraph" and was_blank)
                 if has_text and ends and not is_blank:

@@ -3,11 +3,12 @@
 DuckDB rejects a whole file for one such text, and returns none of the rows around it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import duckdb
 
 from mlstm_jax.data.documents import Document, Recipe, Reject, first, rating_of
+from mlstm_jax.data.records import no_column
 from mlstm_jax.data.sources import Source
 from mlstm_jax.data.sql import number, quoted, unglobbed
 from mlstm_jax.errors import UserError
@@ -29,8 +30,8 @@ def read_parquet(source: Source, recipe: Recipe) -> Iterator[Document | Reject |
         try:
             con.execute(parquet_rows(con, source, recipe))
             while rows := con.fetchmany(_ROWS_A_FETCH):
-                for text, rating in rows:
-                    yield None if text is None else Document(text, rating)
+                for text, rating, *labels in rows:
+                    yield None if text is None else _labelled(recipe, text, rating, labels)
                 done += len(rows)
             return
         except duckdb.Error as error:
@@ -52,10 +53,10 @@ def read_parquet(source: Source, recipe: Recipe) -> Iterator[Document | Reject |
 
 
 def parquet_rows(con: duckdb.DuckDBPyConnection, source: Source, recipe: Recipe) -> str:
-    """Return the SQL of the columns `raw`, the text, and `rating` of all records of a file.
+    """Return the SQL of the columns `raw`, the text, `rating`, and labels of all records of a file.
 
     Raises:
-        UserError: it is not a Parquet file, or has no text column.
+        UserError: it is not a Parquet file, or has no text column, or not all label columns.
     """
     table = f"read_parquet({quoted(unglobbed(source.name))}, hive_partitioning = false)"
     try:
@@ -67,10 +68,10 @@ def parquet_rows(con: duckdb.DuckDBPyConnection, source: Source, recipe: Recipe)
     text = [field for field in recipe.text_columns if field in types]
     marks = [field for field in recipe.rating_columns if field in types]
     if not text:
-        raise UserError(
-            f"{source}: no column {' or '.join(recipe.text_columns)}; its columns are "
-            f"{', '.join(types)}. Name the text column with --text-column."
-        )
+        raise UserError(no_column(source, recipe.text_columns, list(types)))
+    for field in recipe.label_columns:
+        if field not in types:
+            raise UserError(no_column(source, [field], list(types), "--label-column"))
     for field in text:
         if types[field] != "VARCHAR":
             raise UserError(
@@ -78,11 +79,23 @@ def parquet_rows(con: duckdb.DuckDBPyConnection, source: Source, recipe: Recipe)
                 "--text-column."
             )
 
-    def coalesced(fields: list[str]) -> str:
-        columns = ['"' + field.replace('"', '""') + '"::VARCHAR' for field in fields]
-        return f"coalesce({', '.join([*columns, 'NULL'])})"
+    def column(field: str) -> str:
+        return '"' + field.replace('"', '""') + '"'
 
-    return f"SELECT {coalesced(text)} AS raw, {number(coalesced(marks))} AS rating FROM {table}"
+    def coalesced(fields: list[str]) -> str:
+        texts = (f"{column(field)}::VARCHAR" for field in fields)
+        return f"coalesce({', '.join([*texts, 'NULL'])})"
+
+    labels = "".join(f", {column(field)}" for field in recipe.label_columns)
+    rating = number(coalesced(marks))
+    return f"SELECT {coalesced(text)} AS raw, {rating} AS rating{labels} FROM {table}"
+
+
+def _labelled(
+    recipe: Recipe, text: str, rating: float | None, labels: Sequence[object]
+) -> Document:
+    record = dict(zip(recipe.label_columns, labels, strict=True))
+    return Document(text, rating, record or None)
 
 
 def _read_bytes(source: Source, recipe: Recipe) -> Iterator[Document | Reject | None]:
@@ -97,7 +110,7 @@ def _read_bytes(source: Source, recipe: Recipe) -> Iterator[Document | Reject | 
         ) from error
     try:
         with pyarrow.parquet.ParquetFile(source.path) as file:
-            fields = [*recipe.text_columns, *recipe.rating_columns]
+            fields = [*recipe.text_columns, *recipe.rating_columns, *recipe.label_columns]
             there = [name for name in fields if name in file.schema_arrow.names]
             row = 0
             for batch in file.iter_batches(_ROWS_A_FETCH, columns=there):
@@ -130,4 +143,6 @@ def _found(place: str, record: dict[str, object], recipe: Recipe) -> Document | 
         why = f"not UTF-8 text (byte 0x{text[error.start]:02x}); correct it at its source."
         return Reject("not UTF-8", place, f"{place}: {why}", excerpt)
     rating = mark.decode(errors="replace") if isinstance(mark, bytes) else str(mark)
-    return Document(decoded, rating_of(rating))
+    labels = [record[name] for name in recipe.label_columns]
+    labels = [one.decode(errors="replace") if isinstance(one, bytes) else one for one in labels]
+    return _labelled(recipe, decoded, rating_of(rating), labels)

@@ -11,6 +11,7 @@ import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from fractions import Fraction
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from mlstm_jax.data.prepare_options import PrepareOptions, SplitWeights
 from mlstm_jax.data.rejects import Rejects, check_rejects_file
 from mlstm_jax.data.sources import Source, find_sources
 from mlstm_jax.data.stages import Stages
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, note
 from mlstm_jax.output import atomic_directory, partial_folder, remove_leftovers
 
 # The order of writing: the first documents become the test split.
@@ -59,11 +60,15 @@ def prepare(
             memory. Nothing is left behind except the file of rejects.
     """
     options = dataclasses.replace(options, **changes)
+    if isinstance(options.temp_dir, str):
+        options = dataclasses.replace(options, temp_dir=Path(options.temp_dir))
+    names = [*chain(*sources.values())] if isinstance(sources, Mapping) else list(sources)
+    requirements.check_options(names, options)
     # So that the temporary folder goes next to it, even for "." or a link.
     out = requirements.resolved("--out", out)
     temp_dir = options.temp_dir
     if temp_dir is not None:
-        temp_dir = requirements.resolved("--temp-dir", Path(temp_dir))
+        temp_dir = requirements.resolved("--temp-dir", temp_dir)
     given = sources if isinstance(sources, Mapping) else {}
     if given:
         requirements.check_given(given, options)
@@ -74,9 +79,8 @@ def prepare(
         options.clean,
         options.dedupe or ("none" if given else "normalized"),
         options.seed,
+        options.quoting,
     )
-    names = [*chain(*given.values())] if given else list(sources)
-    requirements.check_options(names, recipe, options)
     if temp_dir is not None and not (temp_dir.is_dir() and os.access(temp_dir, os.W_OK)):
         raise UserError(f"--temp-dir {temp_dir}: is not a writable folder; name another.")
     remove_leftovers(out)  # may restore an old corpus
@@ -141,8 +145,13 @@ def prepare(
             shutil.rmtree(scratch, ignore_errors=True)
             if scratch.parent != folder:
                 shutil.rmtree(scratch.parent, ignore_errors=True)
+        text = manifest.to_json().encode()
+        if Manifest.from_json(text, folder / corpus.MANIFEST) != manifest:
+            raise RuntimeError("the manifest cannot be read back")
         with durable(folder / corpus.MANIFEST) as file:
-            file.write(manifest.to_json().encode())
+            file.write(text)
+    for one in rejects.notes():
+        note(one)
     return manifest
 
 
@@ -204,8 +213,10 @@ def _write(
 
 def _sizes(documents: int, split: SplitWeights) -> dict[str, int]:
     """Return the number of documents of each split."""
+    # Exact, so that 0.8,0.1,0.1 gives what 8,1,1 gives.
+    weights = [Fraction(str(weight)) for weight in split]
     _, valid, test = (
-        max(1, round(documents * weight / sum(split))) if weight else 0 for weight in split
+        max(1, round(documents * weight / sum(weights))) if weight else 0 for weight in weights
     )
     if not split[0]:  # no text for training
         valid = documents - test if split[1] else 0

@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mlstm_jax.data.documents import Cleaning, Dedupe, Unit
+from mlstm_jax.data.documents import Cleaning, Dedupe, Quoting, Unit
 
 Engine = Literal["duckdb", "beam"]
-SplitWeights = tuple[int, int, int]
+SplitWeights = tuple[float, float, float]
 
 SPLIT: SplitWeights = (1000, 1, 1)
+MAX_REJECT_FRACTION = 0.001
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +23,11 @@ class PrepareOptions:
         rating_column: column or field of a rating to keep; unset: the first non-null of rating,
             overall, star_rating and stars.
         document: what one document of a text file is; unset: a line.
-        split: weights of train, valid and test, in documents; 0,0,1 makes only a test set. Valid
-            and test get at least one document each unless their weight is 0.
+        quoting: whether the fields of .csv and .tsv files may be in quotes: yes or no; unset: yes
+            if commas separate them, and with tabs if the file shows it.
+        split: weights of train, valid and test, in documents, such as 8,1,1 or 0.8,0.1,0.1; 0,0,1
+            makes only a test set. Valid and test get at least one document each unless their
+            weight is 0.
         seed: seed of the document order, which depends only on the seed and the documents.
         clean: radford: unescape HTML, newlines to spaces, strip, pad; none: keep the text;
             protein: read amino acid sequences as UniRep does.
@@ -42,6 +46,7 @@ class PrepareOptions:
     text_column: str | None = None
     rating_column: str | None = None
     document: Unit | None = None
+    quoting: Quoting | None = None
     split: SplitWeights = SPLIT
     seed: int = 0
     clean: Cleaning = "radford"
@@ -49,6 +54,6 @@ class PrepareOptions:
     memory_limit: str = "4GB"
     threads: int | None = None
     temp_dir: Path | None = None
-    max_reject_fraction: float = 0.001
+    max_reject_fraction: float = MAX_REJECT_FRACTION
     engine: Engine = "duckdb"
     beam_options: str = ""

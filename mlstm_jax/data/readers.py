@@ -1,4 +1,4 @@
-"""Read documents from a file, one at a time, and report each bad record, with place and reason.
+"""Read documents from a source, one at a time, and report each bad record, with place and reason.
 
 Only a newline ends a line, so that line numbers match an editor's.
 """
@@ -6,18 +6,21 @@ Only a newline ends a line, so that line numbers match an editor's.
 import gzip
 import io
 import json
+import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import BinaryIO
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import BinaryIO, NamedTuple
 
+from mlstm_jax import suggestion
 from mlstm_jax.data.documents import (
     Document,
     Recipe,
     Reject,
-    Unit,
     first,
     rating_of,
 )
+from mlstm_jax.data.prepare_options import MAX_REJECT_FRACTION
 from mlstm_jax.data.records import (
     Line,
     RecordOrReject,
@@ -27,43 +30,56 @@ from mlstm_jax.data.records import (
     reject,
     units,
 )
-from mlstm_jax.data.sources import FASTA, Source, check_source
-from mlstm_jax.errors import UserError
+from mlstm_jax.data.rejects import Rejects
+from mlstm_jax.data.sources import FASTA, STDIN, Source, check_source
+from mlstm_jax.errors import UserError, note
 
+LONGEST_LINE = 2**28  # bytes; a longer one is probably not text
 _LINES_A_REPORT = 1000
 _MOST_FIELDS_SHOWN = 20
 _EXCERPT = 80  # characters
-
-
-def read_documents(
-    source: Source,
-    *,
-    text_column: str | None = None,
-    rating_column: str | None = None,
-    label_columns: Sequence[str] = (),
-    document: Unit | None = None,
-) -> Iterator[Document | None]:
-    """Yield the documents of a file, in its order, and None for each record without text.
-
-    For the arguments see `read_file`. Also raises UserError at the first unreadable record.
-    """
-    recipe = Recipe(text_column=text_column, rating_column=rating_column, document=document)
-    for found in read_file(source, recipe, label_columns=label_columns):
-        if not isinstance(found, Reject):
-            yield found
-        elif found.kind == NOT_TEXT:
-            yield None
-        else:
-            raise UserError(found.message)
-
-
+_GZIP_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error)
 NOT_TEXT = "text of another type"
+
+
+def read_documents(source: Source, recipe: Recipe) -> list[Document | None]:
+    """Return the documents of a source, in its order; None for a record without text, or a reject.
+
+    Rejects are skipped as `prepare` does, and noted.
+
+    Raises:
+        UserError: see `read_source`; or more than `MAX_REJECT_FRACTION` of the records are rejects.
+    """
+    rejects = Rejects()
+    documents: list[Document | None] = []
+    for found in read_source(source, recipe):
+        if isinstance(found, Reject):
+            rejects.add(found)
+        if not isinstance(found, Reject) or not found.is_note:
+            documents.append(None if isinstance(found, Reject) else found)
+    rejects.check(len(documents), MAX_REJECT_FRACTION)
+    for text in rejects.notes():
+        note(text)
+    if rejects:
+        note(f"skipped, because they cannot be read:\n{rejects.describe()}")
+    return documents
 
 
 def read_source(
     source: Source, recipe: Recipe, on_read: Callable[[int], None] | None = None
 ) -> Iterator[Document | Reject | None]:
-    """Yield what `read_file` does, for any source that `find_sources` returns."""
+    """Yield the documents of a source, None for each record without text, rejects, and notes.
+
+    Args:
+        source: one that `find_sources` returns; or `STDIN`, with JSON lines or lines of text.
+        recipe: the fields of text and rating, by default the first of `TEXT_COLUMNS` and
+            `RATING_COLUMNS` that is not null (a rating must be a number, or it is ignored); what a
+            document is, by default a line in .txt and a paragraph in `pydoc:`.
+        on_read: called from time to time with the bytes on disk read since its last call.
+
+    Raises:
+        UserError: the source cannot be opened, does not match its name, or contains no text.
+    """
     if source.kind == "tfds":
         from mlstm_jax.data.tfds import read_tfds
 
@@ -72,49 +88,78 @@ def read_source(
         from mlstm_jax.data.parquet import read_parquet
 
         return read_parquet(source, recipe)
-    return read_file(source, recipe, on_read=on_read)
+    return read_file(source, recipe, on_read)
+
+
+class _Seen:
+    """What the records of a file have in their fields of the text, for the message on none."""
+
+    def __init__(self, source: Source, recipe: Recipe) -> None:
+        self._source, self._columns = source, recipe.text_columns
+        self.records = self.texts = 0
+        self._fields: dict[str, None] = {}
+        self._kinds: Counter[str] = Counter()
+
+    def add(self, record: Iterable[str], text: object) -> None:
+        self.records += 1
+        self.texts += isinstance(text, str) and bool(text.strip())
+        if not self.texts:
+            self._kinds[_kind(text)] += 1
+            if len(self._fields) < _MOST_FIELDS_SHOWN:
+                self._fields |= dict.fromkeys(record)
+
+    def error(self) -> UserError:
+        columns = " or ".join(self._columns)
+        if not self.records:
+            return UserError(f"{self._source}: contains no text; leave it out.")
+        why = f"{self._source}: none of its {self.records:,} records has text in {columns}"
+        kinds = {kind: n for kind, n in self._kinds.items() if kind != "missing"}
+        if kinds:
+            shown = ", ".join(f"{kind} in {n:,}" for kind, n in kinds.items())
+            return UserError(
+                f"{why}: it is {shown} of them. Write a string there, or name another field with "
+                f"--text-column; the fields seen are {', '.join(self._fields)}."
+            )
+        near = dict.fromkeys(
+            name for one in self._columns for name in suggestion.nearest(one, self._fields)
+        )
+        return UserError(
+            f"{why}; the fields seen are {', '.join(self._fields) or '(none)'}. Name the right one "
+            f"with --text-column{suggestion.question(near) or '.'}"
+        )
+
+
+def _kind(text: object) -> str:
+    """Return what is in place of a text."""
+    if text is None:
+        return "missing"
+    if isinstance(text, str):
+        return "blank"
+    if isinstance(text, dict):
+        return f"an object with the fields {', '.join(text) or '(none)'}"[:_EXCERPT]
+    return {list: "a list", bool: "a boolean"}.get(type(text), "a number")
 
 
 def read_file(
-    source: Source,
-    recipe: Recipe,
-    *,
-    label_columns: Sequence[str] = (),
-    on_read: Callable[[int], None] | None = None,
+    source: Source, recipe: Recipe, on_read: Callable[[int], None] | None = None
 ) -> Iterator[Document | Reject | None]:
-    """Yield the documents of a file, None for each record without text, and rejects.
-
-    Args:
-        source: .json, .jsonl, .csv, .tsv, .txt or .fasta, each also .gz; or `pydoc:`, the topics of
-            Python's own documentation.
-        recipe: the fields of text and rating, by default the first of `TEXT_COLUMNS` and
-            `RATING_COLUMNS` that is not null (a rating must be a number, or it is ignored); what a
-            document is, by default a line in .txt and a paragraph in `pydoc:`.
-        label_columns: fields of labels; if there are any, each document has its whole record.
-        on_read: called from time to time with the bytes on disk read since its last call.
-
-    Raises:
-        UserError: the file cannot be opened, does not match its name, or contains no text.
-    """
+    """Do what `read_source` does for a text file, standard input or `pydoc:`."""
     check_source(source)
-    text_columns, rating_columns = recipe.text_columns, recipe.rating_columns
-    records = found = 0
+    seen = _Seen(source, recipe)
     first_reject: Reject | None = None
-    seen: dict[str, None] = {}
     # Errors raised by the code that uses the documents do not pass through here.
     try:
-        for one in _records(source, recipe, label_columns, on_read):
+        for one in _records(source, recipe, on_read):
             if isinstance(one, Reject):
-                first_reject = first_reject or one
+                first_reject = first_reject or (None if one.is_note else one)
                 yield one
                 continue
             where, record = one
-            records += 1
-            text = first(record, text_columns)
+            text = first(record, recipe.text_columns)
+            seen.add(record, text)
             if isinstance(text, str):
-                found += bool(text.strip())
-                rating = rating_of(first(record, rating_columns))
-                yield Document(text, rating, record if label_columns else None)
+                rating = rating_of(first(record, recipe.rating_columns))
+                yield Document(text, rating, record if recipe.label_columns else None)
             elif text is None:
                 yield None
             else:
@@ -123,10 +168,8 @@ def read_file(
                 yield Reject(
                     NOT_TEXT, place, f"{place}: its text is {excerpt}, not a string", excerpt
                 )
-            if not found and len(seen) < _MOST_FIELDS_SHOWN:
-                seen |= dict.fromkeys(record)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        place = f"{source}, after record {records:,}"
+    except _GZIP_ERRORS as error:
+        place = f"{source}, after record {seen.records:,}"
         cut = Reject(
             "gzip cut short or damaged",
             place,
@@ -136,86 +179,116 @@ def read_file(
         yield cut
     except OSError as error:
         raise UserError(f"{source}: cannot be read: {error.strerror or error}") from error
-    if not found:
-        if first_reject and first_reject.kind != NOT_TEXT:
-            raise UserError(first_reject.message)
-        raise UserError(f"{source}: {_why_no_text(records, text_columns, seen)}")
-
-
-def _why_no_text(records: int, text_columns: tuple[str, ...], seen: Iterable[str]) -> str:
-    if not records:
-        return "contains no text; leave it out."
-    return (
-        f"none of its {records:,} records has text in {' or '.join(text_columns)}; the fields seen "
-        f"are {', '.join(seen) or '(none)'}. Name the right one with --text-column."
-    )
+    if not seen.texts:
+        raise UserError(first_reject.message) if first_reject else seen.error()
 
 
 def _records(
-    source: Source,
-    recipe: Recipe,
-    label_columns: Sequence[str],
-    on_read: Callable[[int], None] | None,
+    source: Source, recipe: Recipe, on_read: Callable[[int], None] | None
 ) -> Iterator[RecordOrReject]:
-    text_columns, document = recipe.text_columns, recipe.document
-    fields = {*text_columns, *recipe.rating_columns, *label_columns}
+    column = recipe.text_columns[0]
     if source.kind == "pydoc":
         from pydoc_data.topics import topics
 
         for _, topic in sorted(topics.items()):
             numbered = enumerate(io.StringIO(topic), 1)
-            for text in units(numbered, document or "paragraph"):
-                yield text if isinstance(text, Reject) else (0, {text_columns[0]: text})
+            for text in units(numbered, recipe.document or "paragraph"):
+                yield text if isinstance(text, Reject) else (0, {column: text})
         return
-    with source.path.open("rb") as raw:
-        stream = gzip.GzipFile(fileobj=raw) if source.is_gzip else raw
-        lines = _lines(source, stream, raw, on_read)
+    with sys.stdin.buffer if source == STDIN else source.path.open("rb") as raw:
+        file = _File(source, raw, recipe)
         if source.kind == "txt":
-            for text in units(lines, document or "line"):
-                yield text if isinstance(text, Reject) else (0, {text_columns[0]: text})
-        elif source.kind in FASTA:
-            yield from fasta_records(source, lines, text_columns[0])
-        elif source.kind in ("csv", "tsv"):
-            delimiter = "," if source.kind == "csv" else "\t"
-            yield from csv_records(source, lines, text_columns, fields, delimiter)
-        else:
-            yield from json_records(source, lines, fields, may_be_array=source.kind == "json")
-
-
-def _lines(
-    source: Source,
-    stream: Iterable[bytes],
-    raw: BinaryIO,
-    on_read: Callable[[int], None] | None,
-) -> Iterator[Line]:
-    r"""Yield lines with their numbers and line ends."""
-    told = 0
-    for number, line in enumerate(stream, 1):
-        try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            yield reject(
-                "not UTF-8",
-                source,
-                number,
-                f"not UTF-8 text (byte 0x{line[error.start]:02x}); convert the file to UTF-8.",
-                line.decode(errors="backslashreplace"),
-            )
-        else:
-            if "\0" in text:
-                yield reject(
-                    "NUL byte",
-                    source,
-                    number,
-                    "has a NUL byte, so it is a binary file, not text as its name suggests; "
-                    "leave it out.",
-                    text,
+            tabs: Counter[int] = Counter()
+            for text in units(file.lines(on_read), recipe.document or "line"):
+                if isinstance(text, str):
+                    tabs[text.count("\t")] += 1
+                yield text if isinstance(text, Reject) else (0, {column: text})
+            if len(tabs) == 1 and 0 not in tabs and tabs.total() > 1:
+                yield Reject(
+                    "tabs in every line",
+                    f"{source}",
+                    f"{source}: every line has {max(tabs)} tab(s), which are read as text; if it "
+                    f"is a table, rename it to .tsv, with a first line such as label<TAB>{column}.",
+                    is_note=True,
                 )
-            else:
-                yield number, text
-        if on_read and number % _LINES_A_REPORT == 0:
-            position = raw.tell()
-            on_read(position - told)
-            told = position
-    if on_read:
-        on_read(raw.tell() - told)
+        elif source.kind in FASTA:
+            yield from fasta_records(source, file.lines(on_read), column)
+        elif source.kind in ("csv", "tsv"):
+            yield from csv_records(source, lambda: file.lines(on_read), file.scan, recipe)
+        else:
+            fields = {*recipe.text_columns, *recipe.rating_columns, *recipe.label_columns}
+            is_json = source.kind == "json"
+            yield from json_records(source, file.lines(on_read), fields, may_be_array=is_json)
+
+
+class _File(NamedTuple):
+    """An open file of text."""
+
+    source: Source
+    raw: BinaryIO
+    recipe: Recipe
+
+    def scan(self) -> Iterator[Line]:
+        """Yield the lines from the start, as far as they can be read."""
+        self.raw.seek(0)
+        try:
+            yield from self.lines(None)
+        except _GZIP_ERRORS:  # reported when the file is read
+            pass
+        finally:
+            self.raw.seek(0)
+
+    def lines(self, on_read: Callable[[int], None] | None) -> Iterator[Line]:
+        """Yield the lines with their numbers and line ends.
+
+        Raises:
+            UserError: a line is too long, or the whole file is one line with carriage returns.
+        """
+        told, source = 0, self.source
+        needs_lines = source.kind not in ("json", "jsonl") and self.recipe.document != "file"
+        for number, line in enumerate(limited_lines(source, self.raw), 1):
+            found = _decoded(source, number, line)
+            if number == 1 and needs_lines and line[-1:] != b"\n" and b"\r" in line[:-1]:
+                raise UserError(
+                    f"{source}: its lines end with a carriage return without a newline, as in "
+                    r"files of old Macs; convert the file, for example with: tr '\r' '\n'"
+                )
+            yield found
+            if on_read and number % _LINES_A_REPORT == 0:
+                position = self.raw.tell()
+                on_read(position - told)
+                told = position
+        if on_read:
+            on_read(self.raw.tell() - told)
+
+
+def limited_lines(source: Source, raw: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a file, unpacked; UserError if one is longer than `LONGEST_LINE`."""
+    stream = gzip.GzipFile(fileobj=raw) if source.is_gzip else raw
+    number = 0
+    while line := stream.readline(LONGEST_LINE + 1):
+        number += 1
+        if len(line) > LONGEST_LINE:
+            raise UserError(
+                f"{source}, line {number:,}: is longer than {LONGEST_LINE:,} bytes; break the text "
+                "into lines, or leave the file out."
+            )
+        yield line
+
+
+def _decoded(source: Source, number: int, line: bytes) -> Line:
+    """Return a line with its number, or a reject if it is not text."""
+    advice = "save the file as UTF-8, for example with: iconv -f UTF-16 -t UTF-8"
+    is_utf16 = line.startswith((b"\xff\xfe", b"\xfe\xff")) or line.count(0) > len(line) // 3
+    try:
+        text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        why = f"not UTF-8 text (byte 0x{line[error.start]:02x}); "
+        why += f"it looks like UTF-16: {advice}" if is_utf16 else "convert the file to UTF-8."
+        return reject("not UTF-8", source, number, why, line.decode(errors="backslashreplace"))
+    if "\0" not in text:
+        return number, text
+    why = "has a NUL byte, so it is a binary file, not text as its name suggests; leave it out."
+    if is_utf16:
+        why = f"has a NUL byte after each letter, so it looks like UTF-16: {advice}"
+    return reject("NUL byte", source, number, why, text)

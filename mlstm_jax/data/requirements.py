@@ -1,17 +1,17 @@
 """Checks before `prepare` begins: its arguments, its folders and the free disk space."""
 
 import errno
+import math
 import os
 import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import get_args
 
+from mlstm_jax import fields
 from mlstm_jax.data.corpus import SPLITS, SplitName
-from mlstm_jax.data.documents import Cleaning, Dedupe, Recipe, Unit
-from mlstm_jax.data.prepare_options import SPLIT, Engine, PrepareOptions
+from mlstm_jax.data.prepare_options import SPLIT, PrepareOptions
 from mlstm_jax.data.sources import PYDOC, Source
 from mlstm_jax.errors import UserError
 
@@ -25,8 +25,9 @@ _LONGEST_NAME = 255 - len(".partial-4194304.old") - len(".")
 _SCRATCH = 2
 
 
-def check_options(sources: Sequence[str], recipe: Recipe, options: PrepareOptions) -> None:
+def check_options(sources: Sequence[str], options: PrepareOptions) -> None:
     """Raise UserError unless the sources and options of `prepare` make sense."""
+    fields.require_types(options)
     if not sources:
         raise UserError(f"no source given; name text files, or {PYDOC}")
     for option, field in (
@@ -36,19 +37,12 @@ def check_options(sources: Sequence[str], recipe: Recipe, options: PrepareOption
         if field == "":
             raise UserError(f"{option} '': names no column; name one, or leave the option out.")
     split = options.split
-    if len(split) != 3 or sum(split) <= 0 or min(split) < 0:
+    if len(split) != 3 or not 0 < sum(split) < math.inf or min(split) < 0:
         raise UserError(
             f"--split {','.join(map(str, split))}: must be three weights, train, valid and test, "
-            "none negative, at least one above 0; such as 1000,1,1, or 0,0,1 for a test set only"
+            "none negative, at least one above 0; such as 1000,1,1 or 0.8,0.1,0.1, or 0,0,1 for a "
+            "test set only"
         )
-    for option, value, known in (
-        ("--document", options.document, (None, *get_args(Unit))),
-        ("--clean", options.clean, get_args(Cleaning)),
-        ("--dedupe", recipe.dedupe, get_args(Dedupe)),
-        ("--engine", options.engine, get_args(Engine)),
-    ):
-        if value not in known:
-            raise UserError(f"{option} {value!r}: must be one of {', '.join(filter(None, known))}")
     rejected, threads = options.max_reject_fraction, options.threads
     if not 0 <= rejected <= 1:
         raise UserError(f"--max-reject-fraction {rejected:g}: must be from 0 (none) to 1 (all).")

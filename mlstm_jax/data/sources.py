@@ -1,13 +1,16 @@
-"""Sources of a corpus: files, folders, patterns, Python's documentation, TFDS data sets."""
+"""Sources of texts: files, folders, patterns, Python's documentation, TFDS data sets."""
 
 import errno
 import glob
+import io
 import os
 import stat
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from mlstm_jax.errors import UserError
 
@@ -21,7 +24,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 @dataclass(frozen=True)
 class Source:
-    """An input of `prepare`: a file, `pydoc:` or `tfds:NAME[/CONFIG]:SPLIT`."""
+    """A file, `pydoc:`, `tfds:NAME[/CONFIG]:SPLIT`, or `-`, standard input."""
 
     name: str  # the path of a file
 
@@ -31,7 +34,7 @@ class Source:
     @property
     def is_file(self) -> bool:
         """Whether it names a file, which may not exist."""
-        return self.name != PYDOC and not self.name.startswith(TFDS)
+        return self.name not in (PYDOC, "-") and not self.name.startswith(TFDS)
 
     @property
     def path(self) -> Path:
@@ -49,7 +52,13 @@ class Source:
 
     @property
     def kind(self) -> str:
-        """A known suffix of a file, without its dot and .gz, else ""; or "pydoc" or "tfds"."""
+        """A known suffix of a file, without its dot and .gz, else ""; or "pydoc" or "tfds".
+
+        Standard input is "jsonl" if it begins with {, else "txt".
+        """
+        if self.name == "-":
+            file = cast(io.BufferedReader, sys.stdin.buffer)
+            return "jsonl" if file.peek(1)[:1] == b"{" else "txt"
         if not self.is_file:
             return self.name.partition(":")[0]
         suffix = (Path(self.path.stem) if self.is_gzip else self.path).suffix.lower()[1:]
@@ -59,6 +68,9 @@ class Source:
     def size(self) -> int:
         """The bytes of a file on disk; otherwise 0."""
         return self.path.stat().st_size if self.is_file else 0
+
+
+STDIN = Source("-")
 
 
 def find_sources(names: Sequence[str], without: Collection[Path] = ()) -> list[Source]:
@@ -76,7 +88,9 @@ def find_sources(names: Sequence[str], without: Collection[Path] = ()) -> list[S
     """
     found: dict[Source, None] = {}
     for name in names:
-        if not (source := Source(name)).is_file:
+        if (source := Source(name)) == STDIN:
+            raise UserError("-: prepare reads files; write standard input to a file first.")
+        if not source.is_file:
             found[source] = None
             continue
         if not name:
@@ -94,7 +108,7 @@ def find_sources(names: Sequence[str], without: Collection[Path] = ()) -> list[S
         else:
             files = [path]
         for file in files:
-            check_source(Source(str(file)), parquet=True)
+            check_source(Source(str(file)))
             # DuckDB would expand a leading ~ to a home folder.
             found[Source(str(file.absolute() if str(file)[0] == "~" else file))] = None
     # A file with two names is read once.
@@ -137,9 +151,11 @@ def manifest_names(sources: Sequence[Source]) -> list[str]:
         depths = longer
 
 
-def check_source(source: Source, *, parquet: bool = False) -> None:
-    """Raise UserError unless `source` is a file of a known kind, or `pydoc:`; reads two bytes."""
-    if source.kind == "pydoc":
+def check_source(source: Source) -> None:
+    """Raise UserError unless `source` is no file, or one of a known kind; reads two bytes."""
+    if source == STDIN and sys.stdin is None:
+        raise UserError("-: standard input is closed; name a file.")
+    if not source.is_file:
         return
     path = source.path
     status = _status(path)
@@ -153,7 +169,7 @@ def check_source(source: Source, *, parquet: bool = False) -> None:
             f"{source}: is a pipe, a socket or a device, not a file; write its output to a file "
             "and name that, or leave it out."
         )
-    if parquet and source.kind == "parquet":
+    if source.kind == "parquet" and not source.is_gzip:
         try:
             source.name.encode()
         except UnicodeEncodeError as error:
@@ -165,7 +181,7 @@ def check_source(source: Source, *, parquet: bool = False) -> None:
     if source.kind not in _TEXT:
         raise UserError(
             f"{source}: a file of an unknown kind ({path.suffix or 'its name has no suffix'}); "
-            f"known kinds are {_known(parquet)}."
+            f"known kinds are {_known()}."
         )
     try:
         with path.open("rb") as raw:
@@ -264,6 +280,5 @@ def _is_under(path: Path, folders: Collection[Path]) -> bool:
     return any(resolved == folder or folder in resolved.parents for folder in folders)
 
 
-def _known(parquet: bool = True) -> str:
-    suffixes = ", ".join(f".{kind}" for kind in _TEXT)
-    return f"{suffixes}, each also with .gz after it{', and .parquet' if parquet else ''}"
+def _known() -> str:
+    return f"{', '.join(f'.{kind}' for kind in _TEXT)}, each also with .gz after it, and .parquet"

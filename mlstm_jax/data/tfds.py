@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mlstm_jax.data.documents import Document, Recipe, first, rating_of
+from mlstm_jax.data.records import no_column
 from mlstm_jax.data.sources import TFDS, Source
 from mlstm_jax.errors import UserError
 
@@ -33,17 +34,17 @@ def read_tfds(source: Source, recipe: Recipe) -> Iterator[Document | None]:
     examples, features = _open(source, name, split)
     text_columns = tuple(field for field in recipe.text_columns if field in features)
     if not text_columns:
-        raise UserError(
-            f"{source}: no feature {' or '.join(recipe.text_columns)}; its features are "
-            f"{', '.join(features)}. Name the text feature with --text-column."
-        )
+        raise UserError(no_column(source, recipe.text_columns, list(features)))
     for example in examples:
-        text = first(example, text_columns)
-        if isinstance(text, bytes):
-            text = text.decode(errors="replace")
+        text = _decoded(first(example, text_columns))
         rating = first(example, recipe.rating_columns)
         number = rating.item() if hasattr(rating, "item") else rating
-        yield Document(text, rating_of(number)) if isinstance(text, str) else None
+        record = {name: _decoded(example.get(name)) for name in recipe.label_columns}
+        yield Document(text, rating_of(number), record or None) if isinstance(text, str) else None
+
+
+def _decoded(value: object) -> object:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def _open(source: Source, name: str, split: str) -> tuple[Any, Mapping[str, Any]]:

@@ -1,4 +1,4 @@
-"""Texts, with or without labels, from a file of any format that `prepare` reads.
+"""Texts, with or without labels, from a source of any kind that `prepare` reads.
 
 Labels are of two kinds: the class of each text, in one column; or yes or no, in several columns.
 """
@@ -6,6 +6,7 @@ Labels are of two kinds: the class of each text, in one column; or yes or no, in
 import math
 import reprlib
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax import suggestion
-from mlstm_jax.data.documents import label_of, rating_of
+from mlstm_jax.data.documents import Cleaning, Recipe, clean, label_of, rating_of
 from mlstm_jax.data.readers import read_documents
-from mlstm_jax.data.sources import Source
-from mlstm_jax.errors import UserError
+from mlstm_jax.data.sources import FASTA, Source
+from mlstm_jax.errors import UserError, note
 
 _SHOWN = 5
 MISSING = -1  # of yes or no, 1 or 0
+_YES_OR_NO = {None: MISSING, "0": 0, "false": 0, "1": 1, "true": 1}
 
 
 class Task(NamedTuple):
@@ -52,6 +54,20 @@ class Labelled(NamedTuple):
             return Task(list(self.columns), several=True)
         return Task(sorted(set(map(str, self.labels)), key=_order))
 
+    def without_blank(self, name: str, cleaning: Cleaning) -> "Labelled":
+        """Return the texts that are not blank after cleaning, as `classify` gives them a label.
+
+        Notes how many are left out; UserError if none is left.
+        """
+        kept = [n for n, text in enumerate(self.texts) if clean(text, cleaning)]
+        if not kept:
+            raise UserError(f"{name} has no text; name other texts.")
+        if len(kept) == len(self.texts):
+            return self
+        _note_blank(name, len(self.texts) - len(kept), len(self.texts))
+        labels: Any = [self.labels[n] for n in kept]
+        return self._replace(texts=[self.texts[n] for n in kept], labels=labels)
+
 
 def _order(label: str) -> tuple[float, str]:
     try:
@@ -79,23 +95,28 @@ def columns_of(column: str | None, columns: Sequence[str] | None) -> str | tuple
     return tuple(columns)
 
 
-def read_texts(path: Path, text_column: str | None) -> list[str]:
-    """Return the texts of a file, in order, with "" for a record without text.
+def read_texts(path: Path | str, text_column: str | None) -> list[str]:
+    """Return the texts of a source, in order, with "" for a record without text.
 
-    Raises UserError if the file cannot be read or holds no text.
+    Args:
+        path: a file of any kind that `prepare` reads, `tfds:...`, or `-` for standard input: JSON
+            lines, or lines of text.
+        text_column: of the text; None: the first of those that `prepare` reads.
+
+    Raises UserError if the source cannot be read or holds no text; see `read_documents`.
     """
-    documents = read_documents(Source(str(path)), text_column=text_column)
+    documents = read_documents(Source(str(path)), Recipe(text_column))
     return [document.text if document else "" for document in documents]
 
 
 def read_labelled(
-    path: Path, text_column: str | None, column: str | tuple[str, ...] = "label"
+    path: Path | str, text_column: str | None, column: str | tuple[str, ...] = "label"
 ) -> Labelled:
-    """Return the texts of a file and their labels; records without text are skipped.
+    """Return the texts of a source and their labels; records without text are left out.
 
     Args:
-        path: the file.
-        text_column: of the text; None: the first of those that `prepare` reads.
+        path: see `read_texts`.
+        text_column: see `read_texts`.
         column: one of classes, or several of yes or no; see `columns_of`.
 
     Raises:
@@ -103,17 +124,25 @@ def read_labelled(
             columns is neither yes nor no.
     """
     names = (column,) if isinstance(column, str) else column
+    source = Source(str(path))
+    if source.kind in ("txt", *FASTA, "pydoc"):
+        raise UserError(
+            f"{path}: a .{source.kind} file has texts, but no labels; give a table or JSON with a "
+            "field for each, such as a .csv file whose first line is label,text."
+        )
     texts, numbers, seen = list[str](), list[int](), dict[str, None]()
     values: dict[str, list[object]] = {name: [] for name in names}
-    documents = read_documents(Source(str(path)), text_column=text_column, label_columns=names)
+    documents = read_documents(source, Recipe(text_column, label_columns=names))
     for number, document in enumerate(documents, 1):
-        if document is None or document.record is None:
+        if document is None or document.record is None or not document.text.strip():
             continue
         texts.append(document.text)
         numbers.append(number)
         seen |= dict.fromkeys(document.record)
         for name in names:
             values[name].append(document.record.get(name))
+    if len(texts) < len(documents):
+        _note_blank(str(path), len(documents) - len(texts), len(documents))
     for name in names:
         if not any(map(label_of, values[name])):
             option = "--label-column" if isinstance(column, str) else "--label-columns"
@@ -128,6 +157,10 @@ def read_labelled(
     return of_classes(texts, values[column], places)
 
 
+def _note_blank(name: str, blank: int, total: int) -> None:
+    note(f"{name}: {blank:,} of {total:,} records have no text, and are left out.")
+
+
 def of_classes(texts: list[str], values: Sequence[object], places: Sequence[str]) -> Labelled:
     """Return texts with the class of each: a string or a number.
 
@@ -136,8 +169,8 @@ def of_classes(texts: list[str], values: Sequence[object], places: Sequence[str]
     labels = [label_of(_plain(value)) for value in values]
     if None in labels:
         raise UserError(
-            f"{places[labels.index(None)]} is empty (or neither a string nor a number); add a "
-            "label, or remove the record."
+            f"{places[labels.index(None)]} is empty, nan, or neither a string nor a number; add "
+            "a label, or remove the record."
         )
     return Labelled(texts, [label for label in labels if label])
 
@@ -160,9 +193,10 @@ def of_columns(
         for place, value in zip(places, column, strict=True):
             if _yes_or_no(value) is None:
                 raise UserError(
-                    f"{place}: the label {name!r} is {reprlib.repr(value)}, but it must be 1 for "
-                    "yes, 0 for no, or empty if it is not known; correct it, or leave the column "
-                    "out of --label-columns. --label-column takes one column of any classes."
+                    f"{place}: the label {name!r} is {reprlib.repr(value)}, but it must be 1 or "
+                    "true for yes, 0 or false for no, or empty if it is not known; correct it, or "
+                    "leave the column out of --label-columns. --label-column takes one column of "
+                    "any classes."
                 )
     rows = zip(*(map(_yes_or_no, column) for column in values.values()), strict=True)
     return Labelled(texts, list(rows), tuple(values))
@@ -171,10 +205,9 @@ def of_columns(
 def _yes_or_no(value: Any) -> int | None:
     """Return 1, 0, or −1 for a missing value; None for anything else."""
     value = _plain(value)
-    if value is None or value != value or (isinstance(value, str) and not value.strip()):
-        return MISSING  # NaN is not equal to itself
-    number = rating_of(value) if isinstance(value, str) else value
-    return int(number) if isinstance(number, int | float) and number in (0, 1) else None
+    if value is not None and not isinstance(value, str | int | float | Decimal):
+        return None
+    return _YES_OR_NO.get(label_of(value))
 
 
 def require_task(
@@ -208,10 +241,11 @@ def require_task(
             raise UserError(f"{path}: every label is 0 or missing in every text; add texts with 1.")
     elif not is_train:
         if unknown := [label for label in found.task.names if label not in task.names]:
+            near = suggestion.question(suggestion.nearest(unknown[0], task.names))
             raise UserError(
                 f"{path} has the label {unknown[0]!r}, which the training texts do not have; "
                 f"theirs: {', '.join(task.names[:_SHOWN])}"
-                f"{', ...' if len(task.names) > _SHOWN else ''}."
+                f"{', ...' if len(task.names) > _SHOWN else ''}{near or '.'}"
             )
     elif len(task.names) < 2:
         raise UserError(
@@ -223,4 +257,22 @@ def require_task(
             f"{path} has {len(task.names):,} different labels ({shown}, ...) for "
             f"{len(found.texts):,} texts; is --label-column right?"
         )
+    else:
+        _note_alike(path, task.names)
     return task
+
+
+def _note_alike(path: Path | str, names: Sequence[str]) -> None:
+    """Note classes that differ only in case, white space, or the format of a number."""
+    alike: dict[object, list[str]] = {}
+    for name in names:
+        number = rating_of(name)
+        alike.setdefault("".join(name.casefold().split()) if number is None else number, []).append(
+            name
+        )
+    for some in alike.values():
+        if len(some) > 1:
+            note(
+                f"{path}: the labels {', '.join(map(repr, some))} differ only in case, space or "
+                "number format, and are different classes; if they mean one, give them one name."
+            )

@@ -65,6 +65,7 @@ def transfer(
     kept = None if out is None else out / "features"
     folders = _folders(out, states) if out else {}
     is_begun = out is not None and require_out(out, states)
+    texts = {name: part.without_blank(names[name], run.cleaning) for name, part in texts.items()}
     task = require_task(names["train"], texts["train"])
     for name in ("test", "valid"):
         if name in texts:

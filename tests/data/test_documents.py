@@ -1,15 +1,23 @@
 """Files of every kind become documents, and every mistake in one is named with its place."""
 
+import csv
 import gzip
+import io
 import json
+import os
+import re
+import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
+from mlstm_jax.data import readers
 from mlstm_jax.data.documents import Document, Recipe, clean
+from mlstm_jax.data.prepare import prepare
 from mlstm_jax.data.readers import read_documents, read_file
-from mlstm_jax.data.sources import Source
-from mlstm_jax.errors import UserError
+from mlstm_jax.data.sources import STDIN, Source
+from mlstm_jax.errors import Note, UserError
 
 
 def write(path: Path, text: str | bytes) -> Source:
@@ -18,8 +26,12 @@ def write(path: Path, text: str | bytes) -> Source:
     return Source(str(path))
 
 
+def documents(source: Source, **options: object) -> list[Document | None]:
+    return read_documents(source, Recipe(**options))  # type: ignore[arg-type]
+
+
 def texts(source: Source, **options: object) -> list[str | None]:
-    return [found and found.text for found in read_documents(source, **options)]  # type: ignore[arg-type]
+    return [found and found.text for found in documents(source, **options)]
 
 
 def lines(*records: object) -> str:
@@ -53,16 +65,14 @@ def test_reviews_as_mcauley_published_them(tmp_path: Path) -> None:
             {"reviewerID": "B", "verified": True, "style": {"Size:": " L"}, "overall": 4.0},
             {"reviewText": "", "overall": 1.0},
             {"reviewText": None},
-            {"reviewText": 7},
             {"reviewText": " \n"},
             {"reviewText": "No rating."},
         ),
     )
-    assert list(read_documents(source)) == [
+    assert documents(source) == [
         Document("Good.", 5.0),
         None,
         Document("", 1.0),
-        None,
         None,
         Document(" \n", None),
         Document("No rating.", None),
@@ -72,15 +82,15 @@ def test_reviews_as_mcauley_published_them(tmp_path: Path) -> None:
 def test_fields_by_name_and_by_default(tmp_path: Path) -> None:
     record = {"text": None, "sentence": "default", "body": "named", "stars": 2, "mark": "3.5"}
     source = write(tmp_path / "a.jsonl", lines(record))
-    assert list(read_documents(source)) == [Document("default", 2.0)]
-    named = read_documents(source, text_column="body", rating_column="mark")
-    assert list(named) == [Document("named", 3.5)]
+    assert documents(source) == [Document("default", 2.0)]
+    named = documents(source, text_column="body", rating_column="mark")
+    assert named == [Document("named", 3.5)]
 
 
 @pytest.mark.parametrize("rating", ["good", None, True, [5], "", "nan", 1e39, 10**400, "inf"])
 def test_what_is_not_a_number_is_no_rating(tmp_path: Path, rating: object) -> None:
     source = write(tmp_path / "a.jsonl", lines({"text": "t", "rating": rating}))
-    assert list(read_documents(source)) == [Document("t", None)]
+    assert documents(source) == [Document("t", None)]
 
 
 def test_csv_fields_may_be_long_and_hold_newlines_and_quotes(tmp_path: Path) -> None:
@@ -88,7 +98,7 @@ def test_csv_fields_may_be_long_and_hold_newlines_and_quotes(tmp_path: Path) -> 
     source = write(
         tmp_path / "a.csv", f'n,text,rating\r\n1,"a ""b"",\r\nc",4\r\n2,{long}\r\n3,end,,\r\n'
     )
-    assert list(read_documents(source)) == [
+    assert documents(source) == [
         Document('a "b",\r\nc', 4.0),
         Document(long, None),
         Document("end", None),
@@ -138,9 +148,9 @@ def test_the_bytes_read_add_up_to_the_file(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         (
-            "a.parquet",
+            "a.odt",
             "x",
-            r"unknown kind \(\.parquet\); known kinds are \.json, .*\.txt, each also",
+            r"unknown kind \(\.odt\); known kinds are \.json, .*\.txt, each also",
         ),
         ("README", "x", r"unknown kind \(its name has no suffix\)"),
         (
@@ -163,7 +173,21 @@ def test_the_bytes_read_add_up_to_the_file(tmp_path: Path) -> None:
         ("a.csv", "n,text\n1,well, no\n", r"line 2: 3 columns where the header has 2"),
         ("a.csv", "", r"contains no text"),
         ("a.txt", " \n\n", r"contains no text"),
-        ("a.csv", "text\n \n", r"none of its 1 records has text"),
+        ("a.csv", "text\n \n", r"none of its 1 records has text in text or .*: it is blank in 1"),
+        ("a.csv", "1,t\n0,u\n", r"first line was taken for the header, .* ',': '1,t'\. If the"),
+        ("a.csv", "Text,Label\nt,1\n", r"--text-column; did you mean Text\?"),
+        ("a.csv", '"text,label\nt,1\n', r"line 1: the header: not CSV"),
+        ("a.tsv", "1;t\n0;u\n", r"with the delimiter '\\t': '1;t'"),
+        ("a.csv", "text\nt\n".encode("utf-16"), r"line 1: not UTF-8 .* like UTF-16.*iconv"),
+        ("a.txt", "text\nt\n".encode("utf-16-le"), r"line 1: .* looks like UTF-16.*iconv"),
+        ("a.txt", "one\rtwo\rthree\r", r"a carriage return without a newline"),
+        (
+            "a.jsonl",
+            lines({"text": {"body": "b", "lang": "c"}}, {"text": ""}),
+            r"it is an object with the fields body, lang in 1, blank in 1 of them\. Write a string",
+        ),
+        ("a.jsonl", lines({"text": ["a"]}, {"text": 7}), r"it is a list in 1, a number in 1 of"),
+        ("a.jsonl", lines({"Text": "t"}), r"fields seen are Text\..* did you mean Text\?"),
         (
             "a.jsonl",
             '{"body": "t"}\n{"id": 1}\n',
@@ -176,35 +200,143 @@ def test_a_file_that_cannot_be_used_is_named_with_the_reason(
 ) -> None:
     source = write(tmp_path / name, content)
     with pytest.raises(UserError, match=f"(?s){name}.*{message}"):
-        list(read_documents(source))
+        documents(source)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "delimiter"),
+    [
+        ("a.csv", "label;text\n1;one, two\n", ";"),
+        ("a.csv", "label\ttext\n1\tone, two\n", "\t"),
+        ("a.tsv", 'label,text\n1,"one, two"\n', ","),
+        ("a.csv", "text|label\none, two|1\n", "|"),
+    ],
+)
+def test_the_delimiter_with_which_the_header_has_a_text(
+    tmp_path: Path, name: str, content: str, delimiter: str
+) -> None:
+    source = write(tmp_path / name, content)
+    with pytest.warns(Note, match=rf"a\..sv: read with the delimiter {re.escape(repr(delimiter))}"):
+        assert texts(source) == ["one, two"]
+    write(tmp_path / name, "sep=|\r\ntext|label\r\none, two|1\r\n")
+    assert texts(source) == ["one, two"]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        # Not quoted: every line is a record.
+        ('text\tn\n"begins\t1\nends"\t2\n', ['"begins', 'ends"']),
+        ('text\tn\n"all"\t1\nsay "so"\t2\n', ['"all"', 'say "so"']),
+        ('text\tn\n5" and 6"\t1\n"\t2\n', ['5" and 6"', '"']),
+        # Quoted, as only then every record has the header's columns, or every quote is one.
+        ('text\tn\n"a\tb"\t1\n"say ""so"""\t2\n', ["a\tb", 'say "so"']),
+        ('n\ttext\n1\t"two\nlines"\n2\tplain\n', ["two\nlines", "plain"]),
+        ('"text"\t"n"\n"a"\t"1"\n', ["a"]),
+    ],
+)
+def test_fields_separated_by_tabs_are_quoted_if_the_file_shows_it(
+    tmp_path: Path, content: str, expected: list[str]
+) -> None:
+    assert texts(write(tmp_path / "a.tsv", content)) == expected
+
+
+@pytest.mark.parametrize(
+    ("quoting", "expected"), [("yes", ["begins\t1\nends"]), ("no", ['"begins', 'ends"'])]
+)
+@pytest.mark.parametrize("suffix", ["tsv", "csv"])
+def test_records_that_a_quote_may_have_joined_are_noted(
+    tmp_path: Path, suffix: str, quoting: str, expected: list[str]
+) -> None:
+    content = 'text\tn\n"begins\t1\nends"\t2\n'
+    if suffix == "csv":
+        content = content.replace("\t", ",")
+        expected = [one.replace("\t", ",") for one in expected]
+    source = write(tmp_path / f"a.{suffix}", content)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert texts(source, quoting=quoting) == expected
+    assert [f"a.{suffix}, lines 2 to 3: a field" in str(one.message) for one in told] == [True] * (
+        quoting == "yes"
+    )
+
+
+def test_lines_with_tabs_in_a_text_file_are_noted(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.txt", "fine\t1\npoor\t0\n")
+    with pytest.warns(Note, match=r"a\.txt: every line has 1 tab\(s\).* rename it to \.tsv"):
+        assert texts(source) == ["fine\t1", "poor\t0"]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl.gz"])
+def test_a_line_has_a_largest_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(readers, "LONGEST_LINE", 100)
+    source = write(tmp_path / name, f"{'x' * 98}\n\n" + "x" * 101)
+    with pytest.raises(UserError, match=rf"{name}, line 3: is longer than 100 bytes"):
+        texts(source)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [(b"one\ntwo", ["one", "two"]), (b'{"text": "a"}\n{"text": null}\n', ["a", None])],
+)
+def test_standard_input(
+    monkeypatch: pytest.MonkeyPatch, data: bytes, expected: list[str | None]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(data))))
+    assert texts(STDIN) == expected
+
+
+def test_unreadable_records_are_skipped_as_prepare_skips_them(tmp_path: Path) -> None:
+    good = [f"{n % 2},text {n}\n" for n in range(999)]
+    source = write(tmp_path / "a.csv", "".join(["label,text\n", *good, '1,"bad" quote\n']))
+    with pytest.warns(Note, match=r"1 CSV quote: .*a\.csv, line 1,001"):
+        found = documents(source, label_columns=("label",))
+    assert [one is None for one in found] == [False] * 999 + [True]
+    manifest = prepare([source.name], tmp_path / "out")
+    assert (manifest.records, manifest.rejected) == (999, {"CSV quote": 1})
+    write(tmp_path / "a.csv", "".join(["label,text\n", *good[:998], '1,"bad" quote\n']))
+    with pytest.raises(UserError, match=r"1 of 999 records cannot be read.*\n.*line 1,000"):
+        documents(source)
+
+
+@pytest.mark.parametrize("name", ["dev", "train", "test"])
+def test_counts_are_those_of_pythons_csv(name: str) -> None:
+    shared = Path(os.environ.get("MLSTM_JAX_SHARED_DATA") or Path.cwd().parent / "shared/data")
+    path = shared / f"sst/{name}_binary_sent.csv"
+    if not path.exists():
+        pytest.skip("no real tables: MLSTM_JAX_SHARED_DATA/sst is not there")
+    with path.open(encoding="utf-8", newline="") as file:
+        assert texts(Source(str(path))) == [row["sentence"] for row in csv.DictReader(file)]
 
 
 def test_a_field_that_was_named_and_is_not_there(tmp_path: Path) -> None:
     table = write(tmp_path / "a.csv", "text,rating\nt,1\n")
     with pytest.raises(UserError, match=r"no column body; its columns are text, rating"):
-        list(read_documents(table, text_column="body"))
+        documents(table, text_column="body")
     records = write(tmp_path / "a.jsonl", lines({"text": "t"}))
     with pytest.raises(UserError, match=r"has text in body; the fields seen are text\."):
-        list(read_documents(records, text_column="body"))
+        documents(records, text_column="body")
 
 
 def test_a_file_that_is_not_there_or_is_a_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none\.txt: there is no such file"):
-        list(read_documents(Source(f"{tmp_path}/none.txt")))
+        documents(Source(f"{tmp_path}/none.txt"))
     with pytest.raises(UserError, match=r"is a folder; name the files in it"):
-        list(read_documents(Source(str(tmp_path))))
+        documents(Source(str(tmp_path)))
 
 
 def test_gzip_that_is_not_or_is_cut_short_or_damaged(tmp_path: Path) -> None:
     path = tmp_path / "a.txt.gz"
     path.write_bytes(b"plain text\n")
     with pytest.raises(UserError, match=r"a\.txt\.gz: is not gzip, though its name ends in \.gz"):
-        list(read_documents(Source(str(path))))
-    whole = gzip.compress("".join(f"line {i * i}\n" for i in range(5000)).encode())
+        documents(Source(str(path)))
+    whole = gzip.compress("".join(f"line {i * i}\n" for i in range(900)).encode())
     for damaged in (whole[:-9], whole[:20], whole[:-8] + bytes(8), b"\x1f\x8b" + bytes(90)):
         path.write_bytes(damaged)
         with pytest.raises(UserError, match=r"a\.txt\.gz: the gzip data is cut short or damaged"):
-            list(read_documents(Source(str(path))))
+            documents(Source(str(path)))
 
 
 @pytest.mark.parametrize(

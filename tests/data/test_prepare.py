@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import random
 import shutil
@@ -145,14 +146,20 @@ def test_no_cleaning_joins_documents_by_newlines(tmp_path: Path) -> None:
         ((1, 0, 0), (10, 0, 0)),
         ((0, 0, 1), (0, 0, 10)),
         ((0, 1, 3), (0, 2, 8)),
+        ((0.8, 0.1, 0.1), (8, 1, 1)),
+        ((0.45, 0.45, 0.1), (5, 4, 1)),
     ],
 )
 def test_split_is_by_number_of_documents(
-    tmp_path: Path, split: tuple[int, int, int], expected: tuple[int, int, int]
+    tmp_path: Path, split: tuple[float, float, float], expected: tuple[int, int, int]
 ) -> None:
-    source = reviews(tmp_path / "a.jsonl", some(10))
-    manifest = prepare([source], tmp_path / "out", split=split)
+    source, out = reviews(tmp_path / "a.jsonl", some(10)), tmp_path / "out"
+    prepare([source], out, split=split)
+    manifest = open_corpus(out).manifest
     assert tuple(manifest.splits[name].documents for name in SPLITS) == expected
+    words = ",".join(map(str, split))
+    cli.main(["prepare", source, "--split", words, "--out", str(out), "--overwrite"])
+    assert open_corpus(out).manifest == manifest
 
 
 def test_a_corpus_to_score_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,14 +193,17 @@ def test_the_documentation_of_python(tmp_path: Path) -> None:
         ({"split": (0, 0, 0)}, r"--split 0,0,0: must be three weights"),
         ({"split": (9, -1, 1)}, r"--split 9,-1,1: must be three weights"),
         ({"split": (9, 1)}, r"--split 9,1: must be three weights"),
+        ({"split": (1, math.nan, 1)}, r"--split 1,nan,1: must be three weights"),
+        ({"split": "8,1,1"}, r"split is '8,1,1', but it must be a tuple of float"),
+        ({"seed": 1.5}, r"seed is 1\.5, but it must be an int"),
         ({"split": (1, 1, 1)}, r"only 2 distinct documents, .*--split 1,1,1 .*--document line"),
-        ({"document": "page"}, r"--document 'page': must be one of line, paragraph, file"),
+        ({"document": "page"}, r"document is 'page', but it must be one of line, paragraph, file"),
         ({"threads": 0}, r"--threads 0: must be from 1 to 256"),
         ({"threads": 99999}, r"--threads 99999: must be from 1 to 256"),
         ({"seed": 10**30}, r"--seed 10+: must be a number of at most 64 bits"),
         ({"max_reject_fraction": 1.5}, r"--max-reject-fraction 1\.5: must be from 0"),
-        ({"dedupe": "fuzzy"}, r"--dedupe 'fuzzy': must be one of exact, normalized, none"),
-        ({"clean": "all"}, r"--clean 'all': must be one of radford, none"),
+        ({"dedupe": "fuzzy"}, r"dedupe is 'fuzzy', but it must be one of exact, normalized, none"),
+        ({"clean": "all"}, r"clean is 'all', but it must be one of radford, none"),
         ({"rating_column": "mark"}, r"no record has a number in --rating-column 'mark'"),
         ({"text_column": ""}, r"--text-column '': names no column; name one, or leave"),
         ({"rating_column": ""}, r"--rating-column '': names no column; name one, or leave"),

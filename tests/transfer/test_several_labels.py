@@ -190,7 +190,7 @@ def test_each_label_is_learned_from_the_texts_that_have_it(
             "joy",
             ["yes", "0"],
             ["joy"],
-            "record 1: the label 'joy' is 'yes', but it must be 1 for yes",
+            "record 1: the label 'joy' is 'yes', but it must be 1 or true for yes",
         ),
         ("joy", ["1", "1", ""], ["joy"], "the label 'joy' is 1 in every text that has it, but a"),
         ("joy", ["", ""], ["joy"], "no record has a label in 'joy'"),
