@@ -73,7 +73,7 @@ def test_features_by_name(tmp_path: Path, folder: Path) -> None:
     assert texts(tmp_path / "out") == {f"sentence {n} é": n % 2 for n in range(20)}
     half = prepare(["tfds:glue/sst2:train[:50%]"], tmp_path / "half", split=(1, 0, 0))
     assert half.records == 10
-    with pytest.raises(UserError, match=r"no feature body; its features are .*sentence"):
+    with pytest.raises(UserError, match=r"no column body; its columns are .*sentence"):
         prepare([source], tmp_path / "more", text_column="body")
 
 
