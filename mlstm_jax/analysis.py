@@ -58,10 +58,7 @@ def load_histories(*folders: Path | str) -> list[History]:
     """
     histories = []
     for folder in map(Path, folders):
-        found = sorted(path.parent for path in folder.rglob("metrics.jsonl"))
-        if not found:
-            raise UserError(f"{folder} holds no run: there is no metrics.jsonl in or below it.")
-        for run in found:
+        for run in metrics.runs_in(folder):
             name = run.name if run == folder else str(run.relative_to(folder))
             histories.append(read_history(run, name))
     return histories
@@ -72,9 +69,7 @@ def read_history(run: Path, name: str) -> History:
     path = run / "config.json"
     if not path.is_file():
         raise UserError(f"{run} has no config.json, so it is not a complete run folder.")
-    kinds: dict[str, list[dict[str, Any]]] = {"train": [], "eval": [], "event": []}
-    for line in metrics.read_metrics(run / "metrics.jsonl"):
-        kinds[line.pop("kind")].append(line)
+    kinds = metrics.by_kind(metrics.read_metrics(run / "metrics.jsonl"))
     train, evaluations = (_table(kinds[kind]) for kind in ("train", "eval"))
     events = pd.DataFrame(kinds["event"], columns=["step", "event"])
     config = config_text.load_json(path)
@@ -84,7 +79,8 @@ def read_history(run: Path, name: str) -> History:
 def _table(lines: list[dict[str, Any]]) -> pd.DataFrame:
     columns = ["step", "epoch", "bytes_seen", "bpc", "seconds", "bytes_per_second"]
     # Lines of a run differ if it went on with another number of devices.
-    table = pd.DataFrame(lines, columns=list(dict.fromkeys([*columns, *itertools.chain(*lines)])))
+    columns = list(dict.fromkeys([*columns, *itertools.chain(*lines)]))
+    table = pd.DataFrame(lines, columns=[name for name in columns if name != "kind"])
     # Null in the file is NaN here: a line with only skipped updates has no mean.
     table = table.astype(float).astype({"step": int})
     table["megabytes"] = table["bytes_seen"] / 1e6

@@ -20,6 +20,11 @@ from mlstm_jax.terminal import printable, show
 _SECONDS_BETWEEN_PLAIN_LINES = 10.0
 
 
+def console(*, stderr: bool = False, width: int | None = None) -> Console:
+    """Return a console that prints brackets and colons as they are: names and texts have them."""
+    return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
+
+
 class ProgressLine:
     """Progress of `total` steps on standard error, unless `quiet`; a context manager.
 
@@ -36,17 +41,17 @@ class ProgressLine:
         quiet: bool = False,
     ) -> None:
         self._name, self._total, self._quiet = name, total, quiet
-        self._console = Console(stderr=True, highlight=False)
+        self._console = console(stderr=True)
         # The first step includes compilation, so the estimate starts at the first update.
         self._since: tuple[int, float] | None = None
         self._printed = time.monotonic()
         self._live: Progress | None = None
         if not quiet and (sys.stderr.isatty() or _draws_in_notebook(self._console)):
             self._live = Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=24),
                 TextColumn("{task.completed}/{task.total}"),
-                TextColumn("{task.fields[status]}"),
+                TextColumn("{task.fields[status]}", markup=False),
                 TimeElapsedColumn(),
                 TextColumn("left"),
                 TimeRemainingColumn(elapsed_when_finished=False),
@@ -85,7 +90,7 @@ class ProgressLine:
         """Print a permanent line above the live line."""
         with self._terminal():
             if self._live:
-                self._console.print(printable(text), markup=False, soft_wrap=True)
+                self._console.print(printable(text), soft_wrap=True)
             elif not self._quiet:
                 show(text, file=sys.stderr)
 

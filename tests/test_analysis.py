@@ -44,7 +44,7 @@ def write_run(folder: Path, ends: str = "finished", bpc: float = 2.0, train: flo
 @pytest.mark.parametrize("line", [b"\xff", b"[" * 100_000, b"{"])
 def test_a_line_that_is_no_json_is_named(line: bytes, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(line + b"\n")
-    with pytest.raises(UserError, match=r"metrics\.jsonl contains a line that is not JSON"):
+    with pytest.raises(UserError, match=r"metrics\.jsonl: line 1 is not JSON"):
         metrics.read_metrics(tmp_path / "metrics.jsonl")
 
 

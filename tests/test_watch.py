@@ -60,3 +60,12 @@ def test_a_folder_without_runs_is_named(tmp_path: Path, capsys: pytest.CaptureFi
     with pytest.raises(SystemExit):
         cli.main(["watch", str(tmp_path)])
     assert "holds no run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["x[/y]", "[red]a", "a:warning:"])
+def test_a_name_is_shown_as_it_is(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / name / "b", train(10))
+    cli.main(["watch", str(tmp_path / name.partition("/")[0])])
+    assert f" {name}/b " in capsys.readouterr().out

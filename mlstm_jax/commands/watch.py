@@ -31,17 +31,18 @@ def watch(
     Args:
         runs: run folders, or folders that contain them, such as that of a sweep.
     """
-    from rich.console import Console
     from rich.live import Live
+
+    from mlstm_jax.progress import console
 
     if not runs:
         raise UserError("give at least one run folder, such as runs/quickstart.")
     _folders(runs)
     if not sys.stdout.isatty():
-        Console(width=160).print(table(runs))
+        console(width=160).print(table(runs))
         return
-    console = Console()
-    with contextlib.suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:
+    live = Live(console=console(), auto_refresh=False)
+    with contextlib.suppress(KeyboardInterrupt), live:
         while True:
             live.update(table(runs), refresh=True)
             time.sleep(_SECONDS)
@@ -49,16 +50,13 @@ def watch(
 
 def _folders(runs: tuple[Path, ...]) -> dict[str, Path]:
     """Return the run folders by displayed name."""
-    found: dict[str, Path] = {}
-    for given in runs:
-        inside = sorted(path.parent for path in given.rglob("metrics.jsonl"))
-        if not inside:
-            raise UserError(f"{given} holds no run: there is no metrics.jsonl in or below it.")
-        found |= {
-            given.name if folder == given else f"{given.name}/{folder.relative_to(given)}": folder
-            for folder in inside
-        }
-    return found
+    from mlstm_jax.training.metrics import runs_in
+
+    return {
+        given.name if folder == given else f"{given.name}/{folder.relative_to(given)}": folder
+        for given in runs
+        for folder in runs_in(given)
+    }
 
 
 def table(runs: tuple[Path, ...]) -> "Table":
@@ -75,12 +73,9 @@ def table(runs: tuple[Path, ...]) -> "Table":
 
 
 def _row(folder: Path) -> list[str]:
-    from mlstm_jax.training.metrics import read_metrics
+    from mlstm_jax.training.metrics import by_kind, read_metrics
 
-    lines = read_metrics(folder / "metrics.jsonl")
-    of_kind: dict[str, list[dict[str, Any]]] = {"train": [], "eval": [], "event": []}
-    for line in lines:
-        of_kind[line["kind"]].append(line)
+    of_kind = by_kind(read_metrics(folder / "metrics.jsonl"))
     last = of_kind["train"][-1] if of_kind["train"] else {}
     scored = of_kind["eval"][-1] if of_kind["eval"] else {}
 
@@ -107,7 +102,7 @@ def _state(folder: Path, of_kind: dict[str, list[dict[str, Any]]]) -> str:
     newest = max((line["step"] for line in train), default=0)
     if end.get("event") in ("finished", "diverged", "interrupted") and end["step"] >= newest:
         return str(end["event"])
-    times = [line["seconds"] for line in train[-5:] if line.get("seconds") is not None]
+    times = [line["seconds"] for line in train[-5:]]
     usual = max((after - before for before, after in pairwise(times)), default=0)
     silent = time.time() - (folder / "metrics.jsonl").stat().st_mtime
     return f"no line for {silent:.0f} s" if silent > max(60.0, _STALE * usual) else ""

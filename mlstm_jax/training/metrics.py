@@ -6,38 +6,94 @@ resumes, the lines after the checkpoint's step are dropped, because those steps 
 
 import json
 import math
+import reprlib
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from mlstm_jax import output
+from mlstm_jax.config import MOST_STEPS
 from mlstm_jax.errors import UserError
 
 BITS_PER_NAT = 1 / math.log(2)
+_MOST = sys.float_info.max
+
+
+# The fields that a line of each kind always has.
+_FIELDS = {
+    "train": ("step", "epoch", "bpc", "learning_rate", "bytes_per_second", "seconds"),
+    "eval": ("step", "bpc"),
+    "event": ("step", "event"),
+}
+# A mean of no values, or of values that are not finite, is null.
+_NEVER_NULL = ("step", "epoch", "learning_rate", "seconds")
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a metrics file, without a last line that a kill has truncated.
 
-    Raises UserError if a line is not JSON, or not an object with `kind` and `step`.
+    A line has the fields of its kind. Other fields of `train` and `eval` are numbers or null, too.
+
+    Raises:
+        UserError: a line is something else, or the file cannot be read.
     """
-    if not path.exists():
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
         return []
-    lines = path.read_bytes().splitlines(keepends=True)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     if lines and not lines[-1].endswith(b"\n"):
         lines.pop()
-    try:
-        found = [json.loads(line) for line in lines]
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"{path} contains a line that is not JSON ({error}); remove the line."
-        ) from error
-    for number, line in enumerate(found, 1):
-        if not (isinstance(line, dict) and "kind" in line and type(line.get("step")) is int):
-            raise UserError(
-                f"{path}: line {number} is not an object with `kind` and `step`; remove the line."
-            )
+    found = []
+    for number, text in enumerate(lines, 1):
+        try:
+            line = json.loads(text)
+            problem = _problem(line)
+        except (ValueError, RecursionError) as error:
+            problem = f"is not JSON ({error})"
+        if problem:
+            raise UserError(f"{path}: line {number} {problem}; remove or correct the line.")
+        found.append(line)
+    return found
+
+
+def _problem(line: Any) -> str | None:
+    """Return what is wrong with a line, or None."""
+    if not isinstance(line, dict):
+        return "is not an object"
+    kind = line.get("kind")
+    if kind not in (*_FIELDS,):
+        return f"has kind {reprlib.repr(kind)}, which is none of {', '.join(_FIELDS)}"
+    for name in _FIELDS[kind]:
+        if name not in line:
+            return f"has no field {name}"
+    for name, value in line.items():
+        wrong = f"has {name} {reprlib.repr(value)}, which is not "
+        if name == "step" and not (type(value) is int and 0 <= value <= MOST_STEPS):
+            return wrong + "a number of steps"
+        if name == "event" and not isinstance(value, str):
+            return wrong + "text"
+        if kind == "event" or name == "kind" or (value is None and name not in _NEVER_NULL):
+            continue
+        # NaN is not in this range either.
+        if not (type(value) in (int, float) and -_MOST <= value <= _MOST):
+            return wrong + "a number"
+    return None
+
+
+def by_kind(lines: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Return the lines of each kind, `train`, `eval` and `event`."""
+    return {kind: [line for line in lines if line["kind"] == kind] for kind in _FIELDS}
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Return the folders with metrics in or below a folder; UserError if there is none."""
+    found = sorted(path.parent for path in folder.rglob("metrics.jsonl"))
+    if not found:
+        raise UserError(f"{folder} holds no run: there is no metrics.jsonl in or below it.")
     return found
 
 

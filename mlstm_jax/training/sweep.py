@@ -165,9 +165,10 @@ def write_tables(runs: Runs, out: Path) -> str:
 def result(key: tuple[str, str], run_folder: Path) -> Result:
     """Return the result of a run from the files of its folder."""
     lines = metrics.read_metrics(run_folder / "metrics.jsonl")
-    train = [line for line in lines if line["kind"] == "train"]
-    scores = [line["bpc"] for line in lines if line["kind"] == "eval"]
-    ends = [line["event"] for line in lines if line["kind"] == "event"]
+    kinds = metrics.by_kind(lines)
+    train = kinds["train"]
+    scores = [line["bpc"] for line in kinds["eval"]]
+    ends = [line["event"] for line in kinds["event"]]
     last = lines[-1] if lines else {}
     status = "not begun"
     path = run_folder / "config.json"

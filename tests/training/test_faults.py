@@ -158,7 +158,7 @@ def test_a_run_killed_before_its_first_checkpoint_may_save_more_often(tmp_path: 
     """Its config, not the new one, tells when there must have been a checkpoint."""
     rare = Config(out=str(tmp_path), train=Train(eval_every=1000, checkpoint_every=1000))
     run_folder.write_folder(rare)
-    (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "step": 50}\n')
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "eval", "step": 50, "bpc": 2}\n')
     require_new(tmp_path, resume=False)
     run_folder.write_folder(vary(rare, train__checkpoint_every=20))
     with pytest.raises(UserError, match="no checkpoint to resume from, although"):

@@ -70,7 +70,9 @@ def test_a_sweep_ends_with_a_table_and_runs_nothing_twice(
     more = [{"kind": "event", "step": 12, "event": "resumed"}]
     more += [{"kind": "train", "step": 13, "bytes_per_second": None, "learning_rate": 0.1}]
     with (out / "8/tame/metrics.jsonl").open("a") as file:
-        file.writelines(json.dumps({"epoch": 1.0} | line) + "\n" for line in more)
+        file.writelines(
+            json.dumps({"epoch": 1.0, "bpc": None, "seconds": 1.0} | line) + "\n" for line in more
+        )
     assert sweep.result(("8", "tame"), out / "8/tame").status == "unfinished"
     (out / "8/tame/metrics.jsonl").write_text(finished)
     write_spec(tmp_path / "other.py", corpus, train__seed=1)
