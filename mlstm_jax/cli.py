@@ -1,238 +1,65 @@
 """The `mlstm-jax` command: run the subcommand, and turn errors into messages and exit codes.
 
-Exit codes: 0 success, 1 failure (such as a run that diverged), 2 a mistake in the input, 130
-interrupted (Ctrl-C), 143 terminated.
+Exit codes: 0 success, 1 failure (such as a run that diverged, or a full disk), 2 a mistake in the
+input, 130 interrupted (Ctrl-C), 143 terminated.
+
+Little is imported at the top, so that Ctrl-C during the imports is caught, too.
 """
 
 import atexit
-import contextlib
-import dataclasses
-import errno
-import inspect
-import io
 import os
+import signal
 import sys
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TextIO, cast, get_args
+from collections.abc import Sequence
 
-import tyro
-from tyro.conf import FlagCreatePairsOff
-from tyro.constructors import (
-    ConstructorRegistry,
-    PrimitiveConstructorSpec,
-    PrimitiveTypeInfo,
-)
-
-from mlstm_jax import __version__, config_differences, environment, suggestion, terminal
-from mlstm_jax.commands import (
-    corpora,
-    evaluation,
-    labels,
-    models,
-    shipped,
-    training,
-    transfer,
-    watch,
-)
-from mlstm_jax.config import Config
-from mlstm_jax.data.prepare_options import SplitWeights
-from mlstm_jax.errors import KnownError, Note
-from mlstm_jax.interruption import Interrupted
-from mlstm_jax.quiet import silence
-
-_COMMANDS: dict[str, Callable[..., None]] = {
-    "quickstart": shipped.quickstart,
-    "configs": shipped.configs,
-    "prepare": corpora.prepare,
-    "inspect": corpora.inspect,
-    "plan": training.plan,
-    "schedule": training.schedule,
-    "sweep": training.sweep,
-    "train": training.train,
-    "evaluate": evaluation.evaluate,
-    "generate": models.generate,
-    "heatmap": models.heatmap,
-    "report": models.report,
-    "features": transfer.features,
-    "transfer": transfer.transfer,
-    "finetune": labels.finetune,
-    "classify": labels.classify,
-    "view": models.view,
-    "watch": watch.watch,
-    "import": models.import_,
-    "export": models.export,
-}
-
-
-# Commands whose options are the fields of a config; they parse their own arguments.
-_OF_A_CONFIG = ("quickstart", "train", "plan", "schedule")
-
-# Commands that run no model: they do not use the GPU, which may be busy.
-_ON_CPU = ("configs", "prepare", "inspect", "plan", "schedule", "import", "export", "watch")
-
-_REGISTRY = ConstructorRegistry()
-
-
-@_REGISTRY.primitive_rule
-def _weights(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[SplitWeights] | None:
-    """Read the weights of the splits as one word: 1000,1,1."""
-    if get_args(info.type) != get_args(SplitWeights):
-        return None
-
-    def parse(words: list[str]) -> SplitWeights:
-        try:
-            train, valid, test = map(_weight, words[0].split(","))
-        except ValueError:
-            why = "is not three numbers for train, valid and test, such as 1000,1,1"
-            raise ValueError(f"{words[0]!r} {why}") from None
-        return train, valid, test
-
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="TRAIN,VALID,TEST",
-        instance_from_str=parse,
-        is_instance=lambda value: isinstance(value, tuple),
-        str_from_instance=lambda weights: [",".join(map(str, weights))],
-    )
-
-
-def _weight(word: str) -> float:
-    try:
-        return int(word)
-    except ValueError:
-        return float(word)
-
-
-def _usage(program: str) -> str:
-    lines = [f"usage: {program} COMMAND ...", ""]
-    for name, function in _COMMANDS.items():
-        summary = (function.__doc__ or "").splitlines()[0]
-        lines.append(f"  {name:<11}{summary}")
-    lines += [
-        "",
-        f"{program} COMMAND --help explains the options of a command.",
-        "Compiled programs are cached in ~/.cache/mlstm_jax, at most 1 GB per type of processor.",
-        f"Set {environment.CACHE} to another folder, or to an empty value to turn the cache off.",
-    ]
-    return "\n".join(lines)
-
-
-def _options(name: str) -> list[str]:
-    """Return the long options of a command, without the leading dashes."""
-    if name in _OF_A_CONFIG:
-        names = [*config_differences.flatten(Config())]
-    else:
-        names = []
-        for parameter in inspect.signature(_COMMANDS[name]).parameters.values():
-            grouped = dataclasses.is_dataclass(parameter.default)
-            fields = dataclasses.fields(parameter.default) if grouped else [parameter]
-            names += [field.name for field in fields]
-    return [name.rstrip("_").replace("_", "-") for name in names]
-
-
-def _explain_short(name: str, rest: Sequence[str]) -> None:
-    """Suggest options for an abbreviated one; the parser itself only suggests for misspelt ones."""
-    options = _options(name)
-    for word in rest:
-        given = word.partition("=")[0]
-        if given.startswith("--") and given[2:] not in options:
-            found = [f"--{option}" for option in suggestion.of_short(given[2:], options)]
-            if found:
-                asked = suggestion.question(found)
-                terminal.show(f"mlstm-jax {name}: unknown option {given}{asked}", file=sys.stderr)
+from mlstm_jax import terminal
+from mlstm_jax.errors import KnownError, explained
+from mlstm_jax.interruption import Interrupted, interruptible
 
 
 def main(arguments: Sequence[str] | None = None, program: str | None = None) -> None:
     """Run the command line and exit."""
+    terminal.open_streams()
+    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    prefix = "mlstm-jax" if words[0].startswith("-") else f"mlstm-jax {words[0]}"
+    error: KnownError | None = None
+    code: object = None
     try:
-        _run(arguments, program)
+        with interruptible(signal.SIGINT):
+            from mlstm_jax.commands import parser
+
+            parser.run(words, program)
+    except KnownError as known:
+        error = known
+    except SystemExit as stop:  # of the parser
+        code = stop.code
     except BrokenPipeError:  # The reader, such as `| head`, has closed the pipe.
-        _discard(sys.stdout)
-        sys.exit(141)
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except OSError as error:
-                # The terminal or the pipe is closed. At exit, Python would flush again, print the
-                # error and replace our exit code.
-                if error.errno in (errno.EIO, errno.EPIPE):
-                    _discard(stream)
-
-
-def _run(arguments: Sequence[str] | None, program: str | None) -> None:
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # the terminal may not be UTF-8
-    name, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    if name in ("-h", "--help"):
-        print(_usage("mlstm-jax"))
-        sys.exit(0)
-    if name == "--version":
-        print(f"mlstm-jax {__version__}")
-        sys.exit(0)
-    if name not in _COMMANDS:
-        asked = suggestion.question(suggestion.nearest(name, _COMMANDS)) or "."
-        wrong = terminal.message(f"mlstm-jax: unknown command {name!r}{asked}")
-        print(f"{_usage('mlstm-jax')}\n\n{wrong}", file=sys.stderr)
-        sys.exit(2)
-    silence()
-    environment.without_gpus()
-    if name in _ON_CPU:
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    else:
-        environment.cache_programs()
+        _discard_output()
+        code = 141
+    except Exception as unknown:
+        error = explained(unknown)
+        if error is None:
+            raise
+    # At exit, Python would flush again, print an error and replace our exit code.
     try:
-        with terminal.quoting(rest), _notes():
-            if name == "train":
-                training.train(rest, program or "mlstm-jax train")
-            elif name == "quickstart":
-                shipped.quickstart(rest, "mlstm-jax quickstart")
-            elif name in _OF_A_CONFIG:
-                _COMMANDS[name](rest)
-            else:
-                tyro.cli(
-                    _COMMANDS[name],
-                    args=rest,
-                    prog=f"mlstm-jax {name}",
-                    config=(FlagCreatePairsOff,),
-                    registry=_REGISTRY,
-                )
-    except KnownError as error:
-        with contextlib.suppress(OSError):  # The terminal may be closed.
-            print(f"mlstm-jax {name}: {terminal.message(error)}", file=sys.stderr)
-        if isinstance(error, Interrupted) and arguments is None:
-            # An interrupted DuckDB may keep objects of Python, and would list them as leaks, in
-            # forty lines, when the interpreter is finalised. All else that runs at exit runs.
-            atexit._run_exitfuncs()
-            os._exit(error.exit_code)
-        sys.exit(error.exit_code)
-    except SystemExit as stop:
-        if stop.code == 2:  # The parser has already reported the unknown option.
-            _explain_short(name, rest)
-        raise
-    except KeyboardInterrupt:
-        sys.exit(130)
+        sys.stdout.flush()
+    except OSError as lost:
+        _discard_output()
+        error = error or (lost if isinstance(lost, KnownError) else None)
+    if error:
+        code = error.exit_code
+        print(f"{prefix}: {terminal.message(error)}", file=sys.stderr, flush=True)
+    if isinstance(error, Interrupted) and arguments is None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)  # A second one ends the process at once.
+        # An interrupted DuckDB may keep objects of Python, and would list them as leaks, in forty
+        # lines, when the interpreter is finalised. All else that runs at exit runs.
+        atexit._run_exitfuncs()
+        os._exit(error.exit_code)
+    if code is not None:
+        sys.exit(code)  # type: ignore[arg-type]
 
 
-@contextlib.contextmanager
-def _notes() -> Iterator[None]:
-    """Print each `errors.Note` that the block warns with, as a line on standard error."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", Note)
-        show: Any = warnings.showwarning
-
-        def print_note(text: Any, category: type[Warning], *rest: Any, **more: Any) -> None:
-            if issubclass(category, Note):
-                print(f"note: {terminal.message(text)}", file=sys.stderr)
-            else:
-                show(text, category, *rest, **more)
-
-        warnings.showwarning = cast("Any", print_note)
-        yield
-
-
-def _discard(stream: TextIO) -> None:
-    """Send what is left in a stream's buffer, and whatever follows, nowhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+def _discard_output() -> None:
+    """Send what is left in the buffer of standard output, and whatever follows, nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

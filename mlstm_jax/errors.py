@@ -70,3 +70,23 @@ def remedy(error: BaseException) -> str | None:
         ):
             return advice
     return None
+
+
+def with_remedy(text: str, error: OSError) -> str:
+    """Return a message with the reason of a system's error, and what a user can do about it."""
+    advice = remedy(error)
+    return f"{text}: {error.strerror or error}." + (f" {advice}." if advice else "")
+
+
+def explained(error: Exception) -> KnownError | None:
+    """Return an error of the system as one whose message is enough; None for any other error."""
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+        return KnownError(
+            "there is not enough memory, or this process may not use more (ulimit -v). Use a "
+            "smaller batch, window, model or file, or free some memory."
+        )
+    if isinstance(error, OSError):
+        return FileError(with_remedy(str(error.filename or "a file or connection"), error))
+    # Libraries wrap system errors.
+    advice = remedy(error)
+    return FileError(f"{error}. {advice}.") if advice else None

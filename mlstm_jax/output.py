@@ -19,10 +19,11 @@ def require_folder(folder: Path) -> None:
 
     Tries it in the nearest existing folder: permissions alone do not show it, as in /proc.
     """
-    nearest = next((place for place in (folder, *folder.parents) if place.exists()), Path())
+    nearest = next((place for place in (folder, *folder.parents) if os.path.lexists(place)), Path())
     if not nearest.is_dir():
+        what = "a file" if nearest.exists() else "a link that leads nowhere"
         raise UserError(
-            f"{folder}: cannot be created: {nearest} is a file; choose another folder with --out."
+            f"{folder}: cannot be created: {nearest} is {what}; choose another folder with --out."
         )
     try:
         with tempfile.TemporaryDirectory(prefix=".mlstm-jax-", dir=nearest):

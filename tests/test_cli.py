@@ -123,7 +123,7 @@ def test_a_mistake_gets_a_message_and_exit_code_2(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["trian"], "did you mean train"),
+        (["trian"], "unknown command 'trian'; did you mean train or transfer? `mlstm-jax --help`"),
         (["train", "--lr", "1"], "unknown option --lr; did you mean --optimizer.learning-rate?"),
         (["finetune", "--lr", "1"], "unknown option --lr; did you mean --learning-rate?"),
         (["train", "/proc/cpuinfo"], "/proc/cpuinfo is not a config"),
@@ -161,6 +161,28 @@ def test_a_closed_pipe_prints_no_error_at_exit(command_environment: dict[str, st
     )
     os.close(closed)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "told"),
+    [
+        ("mlstm-jax configs >/dev/full", 1, "configs: standard output: cannot be written"),
+        ("PYTHONUNBUFFERED=1 mlstm-jax --help >/dev/full", 1, "jax: standard output: cannot"),
+        ("mlstm-jax train --help >/dev/full", 1, "train: standard output: cannot be written"),
+        ("mlstm-jax configs >&-", 1, "standard output: cannot be written: Bad file"),
+        ("mlstm-jax configs >&- 2>&-", 1, ""),
+        ("mlstm-jax configs <&- 2>&- >/dev/null", 0, ""),
+        ("mlstm-jax trian 2>/dev/full", 2, ""),
+        ("ln -s loop loop; mlstm-jax train --out loop/run --data.corpus c", 2, "loop/run: cannot"),
+        ("mkdir a; mlstm-jax classify a a x.csv --out no/x", 2, "no/x: the folder no does not"),
+    ],
+)
+def test_streams_and_folders_that_cannot_be_written(
+    line: str, code: int, told: str, corpus: Path, call, tmp_path: Path
+) -> None:
+    (tmp_path / "c").symlink_to(corpus)
+    (tmp_path / "x.csv").write_text("text\na\n")
+    assert told in call("bash", "-c", line, code=code).stderr
 
 
 def test_import_is_quick_and_starts_no_jax(call) -> None:

@@ -1,6 +1,7 @@
 """Commands for corpora: prepare, inspect."""
 
 import json
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,7 +49,7 @@ def prepare(
         )
     sources = sources or [name for some in given.values() for name in some]
 
-    with interruptible():
+    with interruptible(signal.SIGINT, signal.SIGTERM, note=lambda: "no temporary files are left"):
         from mlstm_jax.data.advice import advice
         from mlstm_jax.data.corpus import format_corpus, open_corpus
         from mlstm_jax.data.prepare import prepare as run_prepare

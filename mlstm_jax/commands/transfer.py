@@ -1,5 +1,6 @@
 """Commands on the state of a frozen model: features, transfer."""
 
+import signal
 import time
 from pathlib import Path
 from typing import Annotated, Literal
@@ -8,6 +9,7 @@ from tyro.conf import Positional, arg
 
 from mlstm_jax.commands import RunFolder, features_of, require_files, require_output
 from mlstm_jax.errors import UserError
+from mlstm_jax.interruption import interruptible
 from mlstm_jax.terminal import show
 
 FeatureState = Literal["c", "h", "mean_h", "c+mean_h"]
@@ -111,16 +113,22 @@ def transfer(
     require_out(out, state or ("c",))
     column = columns_of(label_column, label_columns)
     texts = {name: read_labelled(path, text_column, column) for name, path in paths.items()}
-    made = run_transfer(
-        load_run(run, checkpoint),
-        texts,
-        {name: str(path) for name, path in paths.items()},
-        out,
-        states=state,
-        all_layers=all_layers,
-        text_column=text_column,
-        show_progress=True,
-    )
+
+    def resumes() -> str:
+        kept = any((out / "features").glob("*.npz"))
+        return f"the same command resumes with the features in {out / 'features'}" if kept else ""
+
+    with interruptible(signal.SIGINT, note=resumes):
+        made = run_transfer(
+            load_run(run, checkpoint),
+            texts,
+            {name: str(path) for name, path in paths.items()},
+            out,
+            states=state,
+            all_layers=all_layers,
+            text_column=text_column,
+            show_progress=True,
+        )
     for one in made.values():
         assert one.folder
         show((one.folder / REPORT).read_text(encoding="utf-8"))

@@ -35,14 +35,14 @@ def handlers() -> Iterator[None]:
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_whatever_a_library_makes_of_it_the_signal_is_the_reason(number: signal.Signals) -> None:
-    @interruptible()
+    @interruptible(*SIGNALS)
     def work() -> None:
         try:
             signal.raise_signal(number)
         except KeyboardInterrupt:
             raise RuntimeError("Query interrupted") from None
 
-    with pytest.raises(Interrupted, match=f"stopped by {number.name}") as told:
+    with pytest.raises(Interrupted, match=f"interrupted by {number.name}") as told:
         work()
     assert told.value.exit_code == 128 + number
 
@@ -50,13 +50,13 @@ def test_whatever_a_library_makes_of_it_the_signal_is_the_reason(number: signal.
 def test_the_exit_code_is_the_signals_when_it_comes_in_code_that_c_runs(tmp_path: Path) -> None:
     """Of `python -m`, which looks at what was noted; a file's `sys.exit` does not."""
     (tmp_path / "program.py").write_text(
-        "import ctypes, sys\n"
+        "import ctypes, signal, sys\n"
         "from mlstm_jax.interruption import Interrupted, interruptible\n"
         "run = ctypes.pythonapi.PyRun_String\n"
         "run.restype, found = ctypes.py_object, ctypes.py_object\n"
         "run.argtypes = [ctypes.c_char_p, ctypes.c_int, found, found]\n"
         "try:\n"
-        "    with interruptible():\n"
+        "    with interruptible(signal.SIGTERM):\n"
         "        run(b'import signal; signal.raise_signal(signal.SIGTERM)', 257, {}, {})\n"
         "except Interrupted as error:\n"
         "    sys.exit(error.exit_code)\n"
@@ -70,7 +70,7 @@ def test_the_exit_code_is_the_signals_when_it_comes_in_code_that_c_runs(tmp_path
 def test_a_second_signal_does_not_end_the_tidying_up() -> None:
     done = []
 
-    @interruptible()
+    @interruptible(*SIGNALS)
     def work() -> None:
         try:
             signal.raise_signal(signal.SIGTERM)
@@ -83,10 +83,33 @@ def test_a_second_signal_does_not_end_the_tidying_up() -> None:
     assert done == [1]
 
 
+def test_a_signal_that_a_callback_swallows_comes_again(tmp_path: Path) -> None:
+    """As in the garbage collector's callback that JAX installs, where an exception is ignored."""
+    (tmp_path / "program.py").write_text(
+        "import gc, signal, time\n"
+        "from mlstm_jax import cli\n"
+        "from mlstm_jax.commands import parser\n"
+        "def work(words, program):\n"
+        "    gc.callbacks.append(lambda *_: signal.raise_signal(signal.SIGINT))\n"
+        "    gc.collect()\n"
+        "    gc.callbacks.clear()\n"
+        "    time.sleep(20)\n"
+        "parser.run = work\n"
+        "cli.main()\n"
+    )
+    made = subprocess.run(
+        [sys.executable, tmp_path / "program.py", "generate"],
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+    )
+    assert (made.returncode, made.stderr) == (130, "mlstm-jax generate: interrupted by SIGINT.\n")
+
+
 def test_without_a_signal_errors_and_handlers_are_as_before() -> None:
     before = [signal.getsignal(number) for number in SIGNALS]
 
-    @interruptible()
+    @interruptible(*SIGNALS)
     def work() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         raise ZeroDivisionError
@@ -134,7 +157,9 @@ def test_one_line_and_nothing_left(
         cli.main(words)
     assert stop.value.code == 128 + number
     told = capsys.readouterr().err
-    assert told == f"mlstm-jax prepare: stopped by {number.name}; no temporary files are left.\n"
+    assert (
+        told == f"mlstm-jax prepare: interrupted by {number.name}; no temporary files are left.\n"
+    )
     assert not out.parent.exists() or not list(out.parent.iterdir())
 
 
@@ -158,7 +183,7 @@ def test_what_duckdb_calls_its_leaks_is_not_shown(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     )
-    told = "mlstm-jax prepare: stopped by SIGTERM; no temporary files are left.\n"
+    told = "mlstm-jax prepare: interrupted by SIGTERM; no temporary files are left.\n"
     assert (made.returncode, made.stdout, made.stderr) == (128 + signal.SIGTERM, "", told)
     assert not (tmp_path / "out").exists()
 

@@ -9,7 +9,6 @@ import pytest
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import metrics
 
-
 LINE = {"epoch": 0.5, "bpc": 3.0, "learning_rate": 0.1, "bytes_per_second": 9.0, "seconds": 2.0}
 
 

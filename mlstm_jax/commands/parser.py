@@ -1,0 +1,198 @@
+"""The table of commands, and the parser of their command lines."""
+
+import dataclasses
+import inspect
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast, get_args
+
+import tyro
+from tyro.conf import FlagCreatePairsOff
+from tyro.constructors import (
+    ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    PrimitiveTypeInfo,
+)
+
+from mlstm_jax import __version__, config_differences, environment, suggestion, terminal
+from mlstm_jax.commands import (
+    corpora,
+    evaluation,
+    labels,
+    models,
+    shipped,
+    training,
+    transfer,
+    watch,
+)
+from mlstm_jax.config import Config
+from mlstm_jax.data.prepare_options import SplitWeights
+from mlstm_jax.errors import Note
+from mlstm_jax.quiet import silence
+
+_COMMANDS: dict[str, Callable[..., None]] = {
+    "quickstart": shipped.quickstart,
+    "configs": shipped.configs,
+    "prepare": corpora.prepare,
+    "inspect": corpora.inspect,
+    "plan": training.plan,
+    "schedule": training.schedule,
+    "sweep": training.sweep,
+    "train": training.train,
+    "evaluate": evaluation.evaluate,
+    "generate": models.generate,
+    "heatmap": models.heatmap,
+    "report": models.report,
+    "features": transfer.features,
+    "transfer": transfer.transfer,
+    "finetune": labels.finetune,
+    "classify": labels.classify,
+    "view": models.view,
+    "watch": watch.watch,
+    "import": models.import_,
+    "export": models.export,
+}
+
+
+# Commands whose options are the fields of a config; they parse their own arguments.
+_OF_A_CONFIG = ("quickstart", "train", "plan", "schedule")
+
+# Commands that run no model: they do not use the GPU, which may be busy.
+_ON_CPU = ("configs", "prepare", "inspect", "plan", "schedule", "import", "export", "watch")
+
+_REGISTRY = ConstructorRegistry()
+
+
+@_REGISTRY.primitive_rule
+def _weights(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[SplitWeights] | None:
+    """Read the weights of the splits as one word: 1000,1,1."""
+    if get_args(info.type) != get_args(SplitWeights):
+        return None
+
+    def parse(words: list[str]) -> SplitWeights:
+        try:
+            train, valid, test = map(_weight, words[0].split(","))
+        except ValueError:
+            why = "is not three numbers for train, valid and test, such as 1000,1,1"
+            raise ValueError(f"{words[0]!r} {why}") from None
+        return train, valid, test
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="TRAIN,VALID,TEST",
+        instance_from_str=parse,
+        is_instance=lambda value: isinstance(value, tuple),
+        str_from_instance=lambda weights: [",".join(map(str, weights))],
+    )
+
+
+def _weight(word: str) -> float:
+    try:
+        return int(word)
+    except ValueError:
+        return float(word)
+
+
+def _usage(program: str) -> str:
+    lines = [f"usage: {program} COMMAND ...", ""]
+    for name, function in _COMMANDS.items():
+        summary = (function.__doc__ or "").splitlines()[0]
+        lines.append(f"  {name:<11}{summary}")
+    lines += [
+        "",
+        f"{program} COMMAND --help explains the options of a command.",
+        "Compiled programs are cached in ~/.cache/mlstm_jax, at most 1 GB per type of processor.",
+        f"Set {environment.CACHE} to another folder, or to an empty value to turn the cache off.",
+    ]
+    return "\n".join(lines)
+
+
+def _options(name: str) -> list[str]:
+    """Return the long options of a command, without the leading dashes."""
+    if name in _OF_A_CONFIG:
+        names = [*config_differences.flatten(Config())]
+    else:
+        names = []
+        for parameter in inspect.signature(_COMMANDS[name]).parameters.values():
+            grouped = dataclasses.is_dataclass(parameter.default)
+            fields = dataclasses.fields(parameter.default) if grouped else [parameter]
+            names += [field.name for field in fields]
+    return [name.rstrip("_").replace("_", "-") for name in names]
+
+
+def _explain_short(name: str, rest: Sequence[str]) -> None:
+    """Suggest options for an abbreviated one; the parser itself only suggests for misspelt ones."""
+    options = _options(name)
+    for word in rest:
+        given = word.partition("=")[0]
+        if given.startswith("--") and given[2:] not in options:
+            found = [f"--{option}" for option in suggestion.of_short(given[2:], options)]
+            if found:
+                asked = suggestion.question(found)
+                terminal.show(f"mlstm-jax {name}: unknown option {given}{asked}", file=sys.stderr)
+
+
+def run(words: Sequence[str], program: str | None) -> None:
+    """Run the command that the words of a command line name.
+
+    Raises:
+        SystemExit: the words ask for help, or are wrong; a message has been printed.
+    """
+    name, *rest = words
+    if name in ("-h", "--help"):
+        print(_usage("mlstm-jax"))
+        return
+    if name == "--version":
+        print(f"mlstm-jax {__version__}")
+        return
+    if name not in _COMMANDS:
+        near = suggestion.question(suggestion.nearest(name, _COMMANDS)) or "."
+        more = "`mlstm-jax --help` lists the commands."
+        terminal.show(f"mlstm-jax: unknown command {name!r}{near} {more}", file=sys.stderr)
+        sys.exit(2)
+    silence()
+    environment.without_gpus()
+    if name in _ON_CPU:
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    else:
+        environment.cache_programs()
+    try:
+        with terminal.quoting(rest), _notes():
+            if name == "train":
+                training.train(rest, program or "mlstm-jax train")
+            elif name == "quickstart":
+                shipped.quickstart(rest, "mlstm-jax quickstart")
+            elif name in _OF_A_CONFIG:
+                _COMMANDS[name](rest)
+            else:
+                tyro.cli(
+                    _COMMANDS[name],
+                    args=rest,
+                    prog=f"mlstm-jax {name}",
+                    config=(FlagCreatePairsOff,),
+                    registry=_REGISTRY,
+                )
+    except SystemExit as stop:
+        if stop.code == 2:  # The parser has already reported the unknown option.
+            _explain_short(name, rest)
+        raise
+
+
+@contextmanager
+def _notes() -> Iterator[None]:
+    """Print each `errors.Note` that the block warns with, as a line on standard error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", Note)
+        show: Any = warnings.showwarning
+
+        def print_note(text: Any, category: type[Warning], *rest: Any, **more: Any) -> None:
+            if issubclass(category, Note):
+                print(f"note: {terminal.message(text)}", file=sys.stderr)
+            else:
+                show(text, category, *rest, **more)
+
+        warnings.showwarning = cast("Any", print_note)
+        yield
