@@ -1,6 +1,7 @@
 """Imports point downwards: no module imports one of a layer above its own."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,3 +67,34 @@ def test_every_module_has_a_layer() -> None:
     top = {path.relative_to(PACKAGE).parts[0].partition(".")[0] for path in PACKAGE.rglob("*.py")}
     top -= {"__init__", "__pycache__"}
     assert top == {name.split(".")[0] for names in LAYERS for name in names}
+
+
+# What JAX may move or remove, and the only file that names it.
+UNSTABLE = {
+    "experimental.layout": "model/matmul.py",
+    "experimental.pallas": "model/launch.py",
+    "experimental.topologies": "compiled/deviceless.py",
+    "pmap": "training/parallel.py",
+    "shard_map": "training/parallel.py",
+}
+
+
+def jax_names(path: Path) -> Iterator[str]:
+    """What a file takes of jax.experimental, and of pmap and shard_map."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "jax":
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.Attribute):
+            yield ast.unparse(node)
+
+
+def test_what_jax_may_remove_is_in_one_file_each() -> None:
+    found = {
+        (re.sub(r"^jax\.(experimental\.\w+|\w+).*", r"\1", name), str(path.relative_to(PACKAGE)))
+        for path in PACKAGE.rglob("*.py")
+        for name in jax_names(path)
+        if re.match(r"jax\.(experimental|_src|pmap$|shard_map$)", name)
+    }
+    assert found == set(UNSTABLE.items())

@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 
 from mlstm_jax.model import cell
 from mlstm_jax.model.inputs import is_bytes, project
-from mlstm_jax.model.launch import Shape, launch
+from mlstm_jax.model.launch import Shape, launch, pl
 from mlstm_jax.model.matmul import dot
 
 Array = jax.Array

@@ -10,9 +10,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 
 from mlstm_jax.errors import UserError
+
+try:
+    # The only file that imports Pallas, and below Mosaic. Without it devices.kernels cannot be
+    # "pallas"; XLA's loops compute the same numbers, to rounding.
+    from jax.experimental import pallas as pl
+except ImportError:
+    pl = None  # type: ignore[assignment]
 
 Array = jax.Array
 Shape = jax.ShapeDtypeStruct
@@ -28,6 +34,11 @@ def require_gpu(hidden: int, capability: tuple[int, int] | None) -> None:
         hidden: H.
         capability: compute capability of the NVIDIA GPU, None if there is none.
     """
+    if pl is None:
+        raise UserError(
+            f"devices.kernels is 'pallas', but jax {jax.__version__} has no "
+            "jax.experimental.pallas; use --devices.kernels xla."
+        )
     # Mosaic of jax 0.10 ends the process if it compiles for less than 9.0.
     has_older = tuple(int(part) for part in jax.__version__.split(".")[:2]) >= (0, 11)
     least = (8, 0) if has_older else (9, 0)

@@ -10,7 +10,12 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.layout import Layout, with_layout_constraint
+
+try:
+    # The only file that needs it. Without it `transposed` is xᵀ: the same numbers, more slowly.
+    from jax.experimental.layout import Layout, with_layout_constraint
+except ImportError:
+    with_layout_constraint = None  # type: ignore[assignment]
 
 Array = jax.Array
 
@@ -22,7 +27,7 @@ def transposed(x_RC: Array) -> Array:
     support this: both operands would be converted to float32 and multiplied at float32's rate. In
     float32, writing xᵀ costs more than the product gains.
     """
-    if x_RC.dtype.itemsize != 2:
+    if x_RC.dtype.itemsize != 2 or with_layout_constraint is None:
         return x_RC.T
 
     def written(x_RC: Array) -> Array:

@@ -4,6 +4,14 @@ Each device of every process has one replica, on an axis named "data", and the g
 evenly by rows (Puri et al. 2018, section IV). The all-reduce is the psum of step.py: NCCL between
 GPUs, gloo between CPUs. The leading axis N of arrays created here is over the devices of this
 process only; process 0 has the first rows.
+
+pmap is jit and shard_map since jax 0.8. On the day that it goes, `by_shard_map` takes its place in
+`Parallel.map`. The step, the loop and the checkpoints stay as they are: a test takes the step both
+ways, to the same bits. With one process no more is needed. With several, pmap makes arrays of all
+devices of the arguments, and arrays of this process's devices of the results, at each call (JAX's
+notes on migration: docs.jax.dev/en/latest/migrate_pmap.html); so `replicate` and `split_rows` must
+then end in `join_rows`, and `fetch_rows` begin with `own_rows`. benchmarks/dispatch.py does so, and
+measures both.
 """
 
 import os
@@ -12,8 +20,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mlstm_jax.address import Address
@@ -24,6 +32,31 @@ from mlstm_jax.distributed.process_info import local_device_ids
 from mlstm_jax.errors import UserError
 
 AXIS = "data"
+
+
+def by_shard_map(
+    step: Callable[..., Any], mesh: Mesh, donate: tuple[int, ...] = ()
+) -> Callable[..., Any]:
+    """Return what `Parallel.map` returns, without pmap.
+
+    Its arguments and results have the devices of the mesh as first axis: [devices, ...]. In several
+    processes they are global arrays, as `join_rows` makes them.
+    """
+
+    def one_device(*arguments: Any) -> Any:
+        # As pmap does. x[0] outside of the mapped function would gather x from all devices.
+        results = step(*jax.tree.map(lambda x: jax.lax.squeeze(x, [0]), arguments))
+        return jax.tree.map(lambda x: jax.lax.expand_dims(x, [0]), results)
+
+    spec = PartitionSpec(AXIS)
+    mapped = jax.shard_map(one_device, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    return jax.jit(mapped, donate_argnums=donate)
+
+
+def _of_first_device(tree: Any) -> Any:
+    """Return the first device's copy of a tree of numbers, on every device; −0 becomes 0."""
+    is_first = jax.lax.axis_index(AXIS) == 0
+    return jax.tree.map(lambda x: jax.lax.psum(jnp.where(is_first, x, 0), AXIS), tree)
 
 
 class Parallel:
@@ -39,7 +72,8 @@ class Parallel:
         self._first = self.devices.index(self.local[0])
         spec = PartitionSpec(AXIS)
         self._sharding = NamedSharding(Mesh(np.array(self.local), (AXIS,)), spec)
-        self._global = NamedSharding(Mesh(np.array(self.devices), (AXIS,)), spec)
+        self.mesh = Mesh(np.array(self.devices), (AXIS,))
+        self._global = NamedSharding(self.mesh, spec)
 
     @property
     def count(self) -> int:
@@ -95,7 +129,7 @@ class Parallel:
         """
         if jax.process_count() == 1:
             return tree
-        return jax.tree.map(np.asarray, multihost_utils.broadcast_one_to_all(tree))
+        return self.unreplicate(self.map(_of_first_device)(self.replicate(tree)))
 
     def fetch_rows(self, tree: Any) -> Any:
         """Copy this process's rows to the host: [N, B, ...] → NumPy [N·B, ...]."""

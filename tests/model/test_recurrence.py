@@ -11,6 +11,7 @@ import pytest
 from jax.extend.core import subjaxprs
 
 from mlstm_jax.errors import UserError
+from mlstm_jax.model import launch
 from mlstm_jax.model.launch import require_gpu
 from mlstm_jax.model.recurrence import (
     Carry,
@@ -422,3 +423,9 @@ def test_our_own_kernels_say_what_they_need(
     with pytest.raises(UserError, match=message):
         require_gpu(hidden, capability)
     require_gpu(128, (9, 0))
+
+
+def test_jax_without_pallas_lacks_our_own_kernels_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "pl", None)
+    with pytest.raises(UserError, match=r"jax\.experimental\.pallas; use --devices\.kernels xla"):
+        require_gpu(128, (9, 0))

@@ -9,7 +9,7 @@ import pytest
 
 from mlstm_jax.config import Distributed
 from mlstm_jax.distributed.cluster import Cluster
-from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.training.parallel import Parallel, _of_first_device
 from mlstm_jax.training.replicas import ReplicasDiffer, fold, make_comparison
 
 TYPES = [np.float32, np.int32, np.uint32, jnp.bfloat16, np.float16, np.uint8]
@@ -60,3 +60,13 @@ def test_a_device_that_differs_by_a_bit_is_named(random: np.random.Generator) ->
     with pytest.raises(ReplicasDiffer, match=r"at step 7 .* of device 2 of process 0 \(") as found:
         require_equal(7, state | {"matrix": odd})
     assert "device 1" not in str(found.value)
+
+
+def test_every_device_gets_the_copy_of_the_first(random: np.random.Generator) -> None:
+    devices = Parallel(jax.local_devices()[:4])
+    numbers, scales = random.normal(size=(4, 7, 5)).astype(np.float32), np.arange(4, dtype=np.int32)
+    rows = devices.split_rows({"matrix": numbers, "count": scales})
+    found = devices.map(_of_first_device)(rows)
+    for shard in (*found["matrix"].addressable_shards, *found["count"].addressable_shards):
+        expected = numbers[:1] if shard.data.ndim == 4 else scales[:1]
+        np.testing.assert_array_equal(shard.data[0], expected)

@@ -61,6 +61,7 @@ class Trainer:
         recompute_every: int | None = None,
         micro_batches: int = 1,
         loops: Loops | None = None,
+        without_pmap: bool = False,
     ) -> None:
         train = dataclasses.replace(config.train, micro_batches=micro_batches)
         config = dataclasses.replace(config, train=train)
@@ -76,7 +77,11 @@ class Trainer:
             self.traces += 1
             return step(*arguments)
 
-        self.step = self.devices.map(counted, donate=(0, 1))
+        self.step = (
+            parallel.by_shard_map(counted, self.devices.mesh, donate=(0, 1))
+            if without_pmap
+            else self.devices.map(counted, donate=(0, 1))
+        )
         self.go_on = self.devices.replicate(np.float32(0))
         self.state = self.devices.replicate(
             fresh(dataclasses.replace(config, train=Train(seed=train.seed)))
@@ -143,6 +148,22 @@ def test_four_devices_equal_one_after_twenty_steps(corpus: Path) -> None:
     assert_close(four.host_carry, one.host_carry, 20 * TERMS)
     assert_close(metrics[1].tally.loss, metrics[0].tally.loss, 20 * TERMS)
     four.assert_replicas_are_equal()
+
+
+@pytest.mark.parametrize("compute", ["fp32", "bf16"])
+def test_shard_map_takes_the_step_of_pmap_to_the_bit(corpus: Path, compute: str) -> None:
+    config = make_config(corpus, compute=compute, all_reduce="compute")
+    trainers = [Trainer(config, 4, without_pmap=without) for without in (False, True)]
+    metrics = [trainer.run(0, 5) for trainer in trainers]
+    found, expected = [
+        (trainer.host_state, trainer.host_carry, one)
+        for trainer, one in zip(trainers, metrics, strict=True)
+    ]
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert found[0].step == 5
+    for trainer in trainers:
+        assert trainer.traces == 1
+        trainer.assert_replicas_are_equal()
 
 
 @pytest.mark.parametrize(
