@@ -5,6 +5,7 @@
 #   make test-all     these, too: it installs what they need; make test-slow: the long ones
 #   make test-portable   the tests of floating-point results, as other processors compute them
 #   make test-compiled   the program that a GPU runs, compiled without one; Linux, 1.6 GB
+#   make test-newest  with the newest releases of all that it needs; Python 3.12 or newer
 #   make wheel        a wheel and an sdist in dist/; make test-wheel: installed and used elsewhere
 #   make docs         the documentation as pages in site/
 #   make gpu          all that is measured on a GPU, in 35 minutes; it needs jax[cuda12] or [cuda13]
@@ -14,7 +15,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: quickstart install test test-all test-slow test-portable test-compiled gpu \
+.PHONY: quickstart install test test-all test-slow test-portable test-compiled test-newest gpu \
   wheel test-wheel docs lint types check clean
 
 quickstart: .venv/ready
@@ -41,6 +42,9 @@ test-portable: .venv/ready-test
 # In an environment of its own: beside it, JAX without GPUs must be told that there are none.
 test-compiled: .venv-compiled/ready
 	.venv-compiled/bin/python -m pytest -q -n 2 tests/compiled
+
+test-newest:
+	.ci/test-newest
 
 # TEXT is a file to train on; what is in OUT already is not measured again.
 OUT ?= gpu_results
@@ -71,7 +75,7 @@ types: .venv/ready-dev
 check: lint types test-all
 
 clean:
-	rm -rf .venv .venv-compiled .pytest_cache .mypy_cache .ruff_cache \
+	rm -rf .venv .venv-compiled .venv-newest .pytest_cache .mypy_cache .ruff_cache \
 	  dist site docs/notebooks
 
 .venv/ready: pyproject.toml constraints.txt

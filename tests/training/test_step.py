@@ -150,7 +150,7 @@ def test_four_devices_equal_one_after_twenty_steps(corpus: Path) -> None:
     four.assert_replicas_are_equal()
 
 
-@pytest.mark.parametrize("compute", ["fp32", "bf16"])
+@pytest.mark.parametrize("compute", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_shard_map_takes_the_step_of_pmap_to_the_bit(corpus: Path, compute: str) -> None:
     config = make_config(corpus, compute=compute, all_reduce="compute")
     trainers = [Trainer(config, 4, without_pmap=without) for without in (False, True)]
