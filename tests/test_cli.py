@@ -91,7 +91,7 @@ def test_from_text_to_a_score_and_a_sentence(call, text_file: Path, tmp_path: Pa
     [
         (["nonsense"], "unknown command 'nonsense'"),
         (["prepare", "absent.jsonl", "--out", "x"], "absent.jsonl"),
-        (["prepare", "pydoc:", "--out", "x", "--split", "1;2"], "'1;2' is not three whole numbers"),
+        (["prepare", "pydoc:", "--out", "x", "--split", "1;2"], "'1;2' is not three numbers"),
         (["inspect", "absent"], "absent"),
         (["watch"], "give at least one run folder"),
         (["train", "absent.py"], "absent.py does not exist"),

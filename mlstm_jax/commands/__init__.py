@@ -44,5 +44,5 @@ def require_output(path: Path, source: Path | None = None, *, option: str = "--o
         )
     if path.exists() and not path.is_file():
         raise UserError(f"{option} {path} exists, and is not a file; choose another name.")
-    if source and path.exists() and path.samefile(source):
+    if source and source.exists() and path.exists() and path.samefile(source):
         raise UserError(f"{option} {path} is the input, which would be lost; choose another file.")

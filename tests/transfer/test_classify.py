@@ -8,20 +8,25 @@ import resource
 import signal
 import subprocess
 import sys
+import warnings
+from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
+import duckdb
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from mlstm_jax import cli
-from mlstm_jax.errors import KnownError, UserError
+from mlstm_jax.errors import KnownError, Note, UserError
 from mlstm_jax.run import Run
 from mlstm_jax.transfer import classifier_file, classify
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier, Examples
-from mlstm_jax.transfer.labels import Labelled, Task, read_labelled, require_task
+from mlstm_jax.transfer.labels import Labelled, Task, of_classes, read_labelled, require_task
 
 NAMES = {2: ["0", "1"], 3: ["bad", "good", "so so"]}
 
@@ -195,6 +200,80 @@ def test_labels_are_read_and_checked(tmp_path: Path) -> None:
         require_task(path, read_labelled(path, None, "label"))
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.parquet", "memory"])
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (["1", "1.0", " 1 ", "0"], ["1", "1", "1", "0"]),
+        (["True", "true", "FALSE", "word "], ["true", "true", "false", "word"]),
+        (["1.50", "-2.0", "01", "1e2"], ["1.5", "-2", "01", "100"]),
+        (["nan", "a", "b", "a"], None),
+        ([" ", "a", "b", "a"], None),
+    ],
+)
+def test_labels_are_the_same_in_every_format(
+    tmp_path: Path, name: str, values: list[str], expected: list[str] | None
+) -> None:
+    path, texts = tmp_path / name, ["t", "u", "v", "w"]
+    rows = [*zip(texts, values, strict=True)]
+    if name == "a.jsonl":
+        path.write_text("".join(json.dumps({"text": t, "label": v}) + "\n" for t, v in rows))
+    elif name == "a.parquet":
+        rows_sql = ", ".join(f"('{text}', '{value}')" for text, value in rows)
+        with duckdb.connect() as con:
+            con.execute(f"COPY (SELECT * FROM (VALUES {rows_sql}) t(text, label)) TO '{path}'")
+    elif name != "memory":
+        delimiter = "," if name == "a.csv" else "\t"
+        lines = [delimiter.join(row) + "\n" for row in [("text", "label"), *rows]]
+        path.write_text("".join(lines))
+    read: Any = partial(read_labelled, path, None)
+    if name == "memory":
+        read = partial(of_classes, texts, values, [f"label of record {n}" for n in range(1, 5)])
+    if expected is None:
+        with pytest.raises(UserError, match=r"label of record 1\b.* is empty, nan, or"):
+            read()
+    else:
+        assert read() == Labelled(texts, expected)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1, 1.0, True, np.float32(1)], ["1", "1", "true", "1"]),
+        ([Decimal("1.0"), 10**20, 0.1, np.bool_(False)], ["1", "1" + "0" * 20, "0.1", "false"]),
+    ],
+)
+def test_labels_of_every_type(values: list[object], expected: list[str]) -> None:
+    assert of_classes(list("abcd"), values, list("abcd")).labels == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["pos", "Pos", "neg"], "'Pos', 'pos' differ only"),
+        (["so so", "soso", "x"], "'so so', 'soso' differ only"),
+        (["01", "1", "2"], "'01', '1' differ only"),
+        (["1", "2", "one"], None),
+    ],
+)
+def test_labels_that_differ_in_little_are_noted(names: list[str], told: str | None) -> None:
+    found = Labelled(["a text"] * 3, names)
+    with warnings.catch_warnings() if told is None else pytest.warns(Note, match=told):
+        assert require_task("t", found).names == sorted(names)
+    if told:
+        with pytest.raises(UserError, match=r"has the label .*; did you mean "):
+            require_task("t", found, Task([names[0], names[2]]))
+
+
+def test_a_file_without_labels_is_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("good\t1\n")
+    with pytest.raises(UserError, match=r"a\.txt: a \.txt file has texts, but no labels"):
+        read_labelled(tmp_path / "a.txt", None)
+    (tmp_path / "a.csv").write_text("text,Label\ngood,1\n")
+    with pytest.raises(UserError, match=r"label in 'label'; .* did you mean Label\?"):
+        read_labelled(tmp_path / "a.csv", None)
+
+
 def write_reviews(path: Path, random: np.random.Generator, count: int) -> Path:
     words = {"fine": ["good", "great", "very well"], "poor": ["bad"], "fair": ["as expected"]}
     with path.open("w", newline="") as file:
@@ -212,10 +291,13 @@ def test_transfer_and_classify_from_the_outside(
 ) -> None:
     train, test = (write_reviews(tmp_path / f"{n}.csv", random, n) for n in (300, 100))
     out = tmp_path / "out"
+    with train.open("a") as file:  # Nothing is learned from what `classify` gives no label.
+        file.write("fine, \nfair,&nbsp;\n")
     columns = ["--text-column", "review", "--label-column", "verdict"]
     command = ["transfer", str(run.folder), "--train", str(train), "--test", str(test)]
     cli.main([*command, *columns, "--out", str(out)])
-    said = capsys.readouterr().out
+    said, noted = capsys.readouterr()
+    assert re.findall(r"note: .*300\.csv: 1 of 30. records have no text", noted) == 2 * [ANY]
     result = json.loads((out / "report.json").read_text())
     assert result["classes"] == ["fair", "fine", "poor"]
     assert result["test"] > 0.9

@@ -21,7 +21,7 @@ from mlstm_jax.run import Run, load_run
 from mlstm_jax.transfer import classifier_file, classify, finetune
 from mlstm_jax.transfer.classify import Examples
 from mlstm_jax.transfer.features import Featurizer
-from mlstm_jax.transfer.labels import Labelled, Task, read_labelled, require_task
+from mlstm_jax.transfer.labels import Labelled, Task, of_columns, read_labelled, require_task
 from tests.tolerance import assert_close, bound
 from tests.transfer.test_thresholds import f1_of
 
@@ -239,6 +239,14 @@ def test_a_label_of_one_value_in_validation_has_no_threshold(
     valid.write_text("text,praise,guitar,bad\na,,0,0\nb,0,0,0\n")
     with pytest.raises(UserError, match="every label is 0 or missing in every text"):
         require_task("t", read_labelled(valid, None, NAMES), Task(list(NAMES), several=True))
+
+
+@pytest.mark.parametrize("yes", ["1", "1.0", "TRUE", "true", True, np.float64(1)])
+@pytest.mark.parametrize("no", ["0", "False", 0.0])
+@pytest.mark.parametrize("missing", ["", "nan", None, float("nan")])
+def test_what_is_a_yes_and_a_no(yes: object, no: object, missing: object) -> None:
+    found = of_columns(["a"] * 3, {"joy": [yes, no, missing]}, ["a"] * 3)
+    assert found.labels == [(1,), (0,), (-1,)]
 
 
 def test_labels_in_memory_are_those_of_a_file(
