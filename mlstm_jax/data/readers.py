@@ -92,27 +92,25 @@ def read_source(
 
 
 class _Seen:
-    """What the records of a file have in their fields of the text, for the message on none."""
+    """What the records of a file have in place of a text, until one has a text."""
 
     def __init__(self, source: Source, recipe: Recipe) -> None:
         self._source, self._columns = source, recipe.text_columns
-        self.records = self.texts = 0
+        self.has_text = False
         self._fields: dict[str, None] = {}
         self._kinds: Counter[str] = Counter()
 
     def add(self, record: Iterable[str], text: object) -> None:
-        self.records += 1
-        self.texts += isinstance(text, str) and bool(text.strip())
-        if not self.texts:
-            self._kinds[_kind(text)] += 1
-            if len(self._fields) < _MOST_FIELDS_SHOWN:
-                self._fields |= dict.fromkeys(record)
+        self.has_text = isinstance(text, str) and bool(text.strip())
+        self._kinds[_kind(text)] += 1
+        if len(self._fields) < _MOST_FIELDS_SHOWN:
+            self._fields |= dict.fromkeys(record)
 
     def error(self) -> UserError:
         columns = " or ".join(self._columns)
-        if not self.records:
+        if not self._kinds:
             return UserError(f"{self._source}: contains no text; leave it out.")
-        why = f"{self._source}: none of its {self.records:,} records has text in {columns}"
+        why = f"{self._source}: none of its {self._kinds.total():,} records has text in {columns}"
         kinds = {kind: n for kind, n in self._kinds.items() if kind != "missing"}
         if kinds:
             shown = ", ".join(f"{kind} in {n:,}" for kind, n in kinds.items())
@@ -145,7 +143,7 @@ def read_file(
 ) -> Iterator[Document | Reject | None]:
     """Do what `read_source` does for a text file, standard input or `pydoc:`."""
     check_source(source)
-    seen = _Seen(source, recipe)
+    seen, records = _Seen(source, recipe), 0
     first_reject: Reject | None = None
     # Errors raised by the code that uses the documents do not pass through here.
     try:
@@ -156,7 +154,9 @@ def read_file(
                 continue
             where, record = one
             text = first(record, recipe.text_columns)
-            seen.add(record, text)
+            records += 1
+            if not seen.has_text:
+                seen.add(record, text)
             if isinstance(text, str):
                 rating = rating_of(first(record, recipe.rating_columns))
                 yield Document(text, rating, record if recipe.label_columns else None)
@@ -169,7 +169,7 @@ def read_file(
                     NOT_TEXT, place, f"{place}: its text is {excerpt}, not a string", excerpt
                 )
     except _GZIP_ERRORS as error:
-        place = f"{source}, after record {seen.records:,}"
+        place = f"{source}, after record {records:,}"
         cut = Reject(
             "gzip cut short or damaged",
             place,
@@ -179,7 +179,7 @@ def read_file(
         yield cut
     except OSError as error:
         raise UserError(f"{source}: cannot be read: {error.strerror or error}") from error
-    if not seen.texts:
+    if not seen.has_text:
         raise UserError(first_reject.message) if first_reject else seen.error()
 
 
@@ -247,13 +247,12 @@ class _File(NamedTuple):
         told, source = 0, self.source
         needs_lines = source.kind not in ("json", "jsonl") and self.recipe.document != "file"
         for number, line in enumerate(limited_lines(source, self.raw), 1):
-            found = _decoded(source, number, line)
             if number == 1 and needs_lines and line[-1:] != b"\n" and b"\r" in line[:-1]:
                 raise UserError(
                     f"{source}: its lines end with a carriage return without a newline, as in "
                     r"files of old Macs; convert the file, for example with: tr '\r' '\n'"
                 )
-            yield found
+            yield _decoded(source, number, line)
             if on_read and number % _LINES_A_REPORT == 0:
                 position = self.raw.tell()
                 on_read(position - told)
@@ -278,17 +277,18 @@ def limited_lines(source: Source, raw: BinaryIO) -> Iterator[bytes]:
 
 def _decoded(source: Source, number: int, line: bytes) -> Line:
     """Return a line with its number, or a reject if it is not text."""
-    advice = "save the file as UTF-8, for example with: iconv -f UTF-16 -t UTF-8"
-    is_utf16 = line.startswith((b"\xff\xfe", b"\xfe\xff")) or line.count(0) > len(line) // 3
     try:
         text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        if "\0" not in text:
+            return number, text
+        kind, why = "NUL byte", "has a NUL byte, so it is a binary file, not text as its name "
+        why += "suggests; leave it out."
     except UnicodeDecodeError as error:
-        why = f"not UTF-8 text (byte 0x{line[error.start]:02x}); "
-        why += f"it looks like UTF-16: {advice}" if is_utf16 else "convert the file to UTF-8."
-        return reject("not UTF-8", source, number, why, line.decode(errors="backslashreplace"))
-    if "\0" not in text:
-        return number, text
-    why = "has a NUL byte, so it is a binary file, not text as its name suggests; leave it out."
-    if is_utf16:
-        why = f"has a NUL byte after each letter, so it looks like UTF-16: {advice}"
-    return reject("NUL byte", source, number, why, text)
+        text = line.decode(errors="backslashreplace")
+        kind, why = "not UTF-8", f"not UTF-8 text (byte 0x{line[error.start]:02x}); convert the "
+        why += "file to UTF-8."
+    if line.startswith((b"\xff\xfe", b"\xfe\xff")) or line.count(0) > len(line) // 3:
+        why = (
+            "looks like UTF-16; save the file as UTF-8, for example with: iconv -f UTF-16 -t UTF-8"
+        )
+    return reject(kind, source, number, why, text)

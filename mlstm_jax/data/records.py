@@ -21,6 +21,7 @@ _BARE_RETURN = "new-line character seen in unquoted field"  # from the csv modul
 # A longer CSV record has an unclosed quote, which must not swallow the rest of the file.
 _MOST_LINES_A_RECORD = 10_000
 _DELIMITERS = (",", "\t", ";", "|")
+_QUOTED = re.compile('"(?:[^"]|"")*"')
 _SEPARATOR = re.compile(r"sep=(.)\r?\n?")  # the first line of Excel's CSV files
 
 # A line with its number and line end.
@@ -292,7 +293,7 @@ def csv_records(
         table = table._replace(quoted=recipe.quoting == "yes")
     elif table.delimiter == "\t":
         plain = table._replace(quoted=False)
-        if _has_text_column(plain, first) and not _shows_quotes(table, scan):
+        if _has_text_column(plain, first) and not _shows_quotes(table, scan, first):
             table = plain
     yield from _rows(table, read())
 
@@ -305,23 +306,27 @@ def _has_text_column(table: Table, line: str) -> bool:
     return any(name.strip() in table.text_columns for name in header)
 
 
-def _shows_quotes(table: Table, scan: Callable[[], Iterator[Line]]) -> bool:
+def _shows_quotes(table: Table, scan: Callable[[], Iterator[Line]], first_line: str) -> bool:
     """Return whether the fields of a file are quoted: if fewer records are then doubtful.
 
-    If none is in either reading, a file is quoted unless a field has quotes only inside.
+    If as many are, a file is quoted if every field with a quote is in quotes.
     """
-    if not any('"' in one[1] for one in scan() if not isinstance(one, Reject)):
-        return False
-    doubtful, only_inside = 0, False
-    for found in _rows(table._replace(quoted=False), scan()):
-        if isinstance(found, Reject):
-            doubtful += 1
-        else:
-            fields = found[1].values()
-            only_inside |= any('"' in str(one) and str(one)[0] != '"' for one in fields)
+    header = [name.strip() for name in first_line.split(table.delimiter)]
+    needed = table.column(header, first_line)
+    doubtful, has_quotes, all_quoted = 0, False, True
+    for one in scan():
+        if isinstance(one, Reject) or not (text := one[1].rstrip("\r\n")):
+            continue
+        most = text.rstrip(table.delimiter).count(table.delimiter)
+        doubtful += most >= len(header) or text.count(table.delimiter) < needed
+        if '"' in text:
+            fields = (field for field in text.split(table.delimiter) if '"' in field)
+            has_quotes, all_quoted = True, all_quoted and all(map(_QUOTED.fullmatch, fields))
+    if not has_quotes or not doubtful:
+        return has_quotes and all_quoted
     rejects = (one for one in _rows(table, scan()) if isinstance(one, Reject))
     quoted = sum(1 for _ in islice(rejects, doubtful + 1))
-    return quoted < doubtful or (quoted == doubtful and not only_inside)
+    return quoted < doubtful or (quoted == doubtful and all_quoted)
 
 
 def _rows(table: Table, lines: Iterator[Line]) -> Iterator[RecordOrReject]:
@@ -365,12 +370,12 @@ def _rows(table: Table, lines: Iterator[Line]) -> Iterator[RecordOrReject]:
         if not bad and row and (len(row) <= needed or any(row[len(header) :])):
             bad = (
                 "CSV columns",
-                f"{len(row)} columns where the header has {len(header)}, with the delimiter "
-                f"{table.delimiter!r}; a field that contains the delimiter or a newline must be "
-                "quoted.",
+                f"{len(row)} columns where the header has {len(header)}; a field that contains the "
+                "delimiter or a newline must be quoted.",
             )
         if bad:
-            yield reject(bad[0], source, number, bad[1], text)
+            why = f"{bad[1]} It begins {text[:40]!r}, read with the delimiter {table.delimiter!r}."
+            yield reject(bad[0], source, number, why, text)
             # A stray quote may have swallowed whole records: skip only its first line.
             feed.give_back(taken[1:])
             reader = table.reader(feed)

@@ -59,10 +59,12 @@ class Rejects:
         """Raise UserError if the rejects exceed the fraction `most` of all `records`."""
         if len(self) <= most * records:
             return
-        option, advice = "", min(self._kept, key=_by_place).message
+        option, advice = "", f"The first: {min(self._kept, key=_by_place).message}"
         if file:
             option = "--max-reject-fraction "
-            advice = f"All are in {file}. Correct the files, or raise the fraction to skip these "
+            advice += (
+                f"\nAll are in {file}. Correct the files, or raise the fraction to skip these "
+            )
             advice += "records."
             if any(kind.startswith("CSV") for kind in self._counts):
                 advice += " If quotes have no meaning in the files, add --quoting no."

@@ -5,10 +5,12 @@ import gzip
 import io
 import json
 import os
+import random
 import re
 import sys
 import warnings
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -178,8 +180,8 @@ def test_the_bytes_read_add_up_to_the_file(tmp_path: Path) -> None:
         ("a.csv", "Text,Label\nt,1\n", r"--text-column; did you mean Text\?"),
         ("a.csv", '"text,label\nt,1\n', r"line 1: the header: not CSV"),
         ("a.tsv", "1;t\n0;u\n", r"with the delimiter '\\t': '1;t'"),
-        ("a.csv", "text\nt\n".encode("utf-16"), r"line 1: not UTF-8 .* like UTF-16.*iconv"),
-        ("a.txt", "text\nt\n".encode("utf-16-le"), r"line 1: .* looks like UTF-16.*iconv"),
+        ("a.csv", "text\nt\n".encode("utf-16"), r"line 1: looks like UTF-16.*iconv"),
+        ("a.txt", "text\nt\n".encode("utf-16-le"), r"line 1: looks like UTF-16.*iconv"),
         ("a.txt", "one\rtwo\rthree\r", r"a carriage return without a newline"),
         (
             "a.jsonl",
@@ -299,6 +301,27 @@ def test_unreadable_records_are_skipped_as_prepare_skips_them(tmp_path: Path) ->
     write(tmp_path / "a.csv", "".join(["label,text\n", *good[:998], '1,"bad" quote\n']))
     with pytest.raises(UserError, match=r"1 of 999 records cannot be read.*\n.*line 1,000"):
         documents(source)
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t"])
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+def test_what_pythons_csv_writes_is_read_as_it_reads_it(
+    tmp_path: Path, delimiter: str, quoting: Literal[0, 1]
+) -> None:
+    pieces = ["a", "b ", '"', '""', "\n", "\r\n", "é", "'", delimiter]
+    for seed in range(60):
+        generator = random.Random(seed)
+        rows = [
+            [str(n), "x" + "".join(generator.choices(pieces, k=generator.randrange(9))), "end"]
+            for n in range(20)
+        ]
+        path = tmp_path / ("a.csv" if delimiter == "," else "a.tsv")
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, delimiter=delimiter, quoting=quoting)
+            writer.writerows([["n", "text", "z"], *rows])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Note)
+            assert texts(Source(str(path))) == [text for _, text, _ in rows]
 
 
 @pytest.mark.parametrize("name", ["dev", "train", "test"])
