@@ -24,7 +24,6 @@ from mlstm_jax.data.prepare_options import MAX_REJECT_FRACTION
 from mlstm_jax.data.records import (
     Line,
     RecordOrReject,
-    csv_records,
     fasta_records,
     json_records,
     reject,
@@ -32,6 +31,7 @@ from mlstm_jax.data.records import (
 )
 from mlstm_jax.data.rejects import Rejects
 from mlstm_jax.data.sources import FASTA, STDIN, Source, check_source
+from mlstm_jax.data.tables import csv_records
 from mlstm_jax.errors import UserError, note
 
 LONGEST_LINE = 2**28  # bytes; a longer one is probably not text
@@ -198,12 +198,13 @@ def _records(
     with sys.stdin.buffer if source == STDIN else source.path.open("rb") as raw:
         file = _File(source, raw, recipe)
         if source.kind == "txt":
-            tabs: Counter[int] = Counter()
+            tabs, texts = set[int](), 0
             for text in units(file.lines(on_read), recipe.document or "line"):
-                if isinstance(text, str):
-                    tabs[text.count("\t")] += 1
+                if 0 not in tabs and isinstance(text, str):
+                    tabs.add(text.count("\t"))
+                    texts += 1
                 yield text if isinstance(text, Reject) else (0, {column: text})
-            if len(tabs) == 1 and 0 not in tabs and tabs.total() > 1:
+            if len(tabs) == 1 and 0 not in tabs and texts > 1:
                 yield Reject(
                     "tabs in every line",
                     f"{source}",
@@ -288,7 +289,5 @@ def _decoded(source: Source, number: int, line: bytes) -> Line:
         kind, why = "not UTF-8", f"not UTF-8 text (byte 0x{line[error.start]:02x}); convert the "
         why += "file to UTF-8."
     if line.startswith((b"\xff\xfe", b"\xfe\xff")) or line.count(0) > len(line) // 3:
-        why = (
-            "looks like UTF-16; save the file as UTF-8, for example with: iconv -f UTF-16 -t UTF-8"
-        )
+        why = "looks like UTF-16; convert it to UTF-8, such as with: iconv -f UTF-16 -t UTF-8"
     return reject(kind, source, number, why, text)
