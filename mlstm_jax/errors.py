@@ -89,4 +89,6 @@ def explained(error: Exception) -> KnownError | None:
         return FileError(with_remedy(str(error.filename or "a file or connection"), error))
     # Libraries wrap system errors.
     advice = remedy(error)
+    if str(error).startswith("Symlink loop"):  # Path.resolve, before Python 3.13
+        advice = "Choose another path"
     return FileError(f"{error}. {advice}.") if advice else None

@@ -35,6 +35,32 @@ def require_folder(folder: Path) -> None:
         ) from error
 
 
+def require_file(
+    path: Path, source: Path | None = None, *, overwrite: bool = False, option: str = "--out"
+) -> None:
+    """Raise UserError unless a file can be written; call it before the work.
+
+    Args:
+        path: the file.
+        source: the input, which is never replaced.
+        overwrite: replace an existing file; but never a folder or a device.
+        option: that names the file, for the message.
+    """
+    if not path.parent.is_dir():
+        raise UserError(
+            f"{option} {path}: the folder {path.parent} does not exist; create it first."
+        )
+    if not os.path.lexists(path):
+        return
+    if not path.is_file():
+        raise UserError(f"{option} {path} exists, and is not a file; choose another name.")
+    if source and source.exists() and path.samefile(source):
+        raise UserError(f"{option} {path} is the input, which would be lost; choose another file.")
+    if not overwrite:
+        how = "--overwrite" if option.startswith("--") else "overwrite=True"
+        raise UserError(f"{option} {path} exists; choose another file, or replace it with {how}.")
+
+
 @contextmanager
 def write_errors(path: Path) -> Iterator[None]:
     """Convert an OSError from the block into a FileError: `path` cannot be written."""

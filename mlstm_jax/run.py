@@ -11,6 +11,7 @@
 `mlstm-jax import` also creates a run folder, with only config.json and weights.safetensors.
 """
 
+import os
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -134,7 +135,7 @@ def write_imported(folder: Path, imported: ModelWeights) -> None:
 
     Raises UserError if the folder already exists and is not empty.
     """
-    folder = folder.resolve()
+    folder = Path(os.path.realpath(folder))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists; choose another folder with --out.")
     config = Config(out=str(folder.name), model=imported.model)

@@ -1,10 +1,11 @@
 """A folder that cannot be made is refused before the work for it."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
-from mlstm_jax import output
+from mlstm_jax import cli, output
 from mlstm_jax.config import Config
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import run_folder
@@ -27,3 +28,34 @@ def test_what_is_in_the_way_is_named(tmp_path: Path) -> None:
 def test_nothing_is_left_where_it_can_be_made(tmp_path: Path) -> None:
     output.require_folder(tmp_path / "deep" / "run")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "features run a.csv --out x.npz",
+        "classify run classifier a.csv --out x.csv",
+        "heatmap run --unit 1 --out x.html",
+        "export run --out x.npz",
+        "evaluate run --json x.json",
+        "plan --machine absent --json x.json",
+        "schedule --corpus-bytes 0 --plot x.png",
+        "configs small_512 --out x.py",
+    ],
+)
+def test_a_file_is_replaced_on_request_alone(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = Path(words.split()[-1])
+    file.write_text("mine")
+    Path("a.csv").write_text("text\na\n")
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words.split())
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert f"{file} exists; choose another file, or replace it with --overwrite." in said
+    with contextlib.suppress(SystemExit):  # all others then fail for another reason
+        cli.main([*words.split(), "--overwrite"])
+    assert f"{file} exists" not in capsys.readouterr().err
+    assert (file.read_text() == "mine") == ("configs" not in words)

@@ -71,7 +71,10 @@ def test_a_file_is_printed_and_copied_but_replaces_none(
     with pytest.raises(SystemExit) as stop:
         cli.main(["configs", "small_512", "--out", str(tmp_path)])
     assert stop.value.code == 2
-    assert f"{copies[0]} exists and is not overwritten" in capsys.readouterr().err
+    assert (
+        f"{copies[0]} exists; choose another file, or replace it with --overwrite"
+        in capsys.readouterr().err
+    )
     assert copies[0].read_text() == "mine"
 
 

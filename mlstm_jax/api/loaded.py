@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from mlstm_jax import output
 from mlstm_jax import run as runs
 from mlstm_jax.api.arguments import one_of, public
 from mlstm_jax.config import Config
@@ -73,22 +74,24 @@ class LoadedModel:
         return self
 
     @public
-    def export(self, path: str | Path, dtype: weights.Dtype = "float32") -> Path:
+    def export(
+        self, path: str | Path, dtype: weights.Dtype = "float32", *, overwrite: bool = False
+    ) -> Path:
         """Write the model as one .safetensors or .npz file that any program can read.
 
         Args:
             path: the file to create.
             dtype: "float32", or "float16" for half the size, with parameters rounded to 11 bits.
+            overwrite: replace an existing file.
 
         Raises:
-            ValueError: the path has another suffix, or already exists; or a parameter is too large
+            ValueError: the path has another suffix, or exists; or a parameter is too large
                 for float16.
             OSError: it cannot be written.
         """
         one_of("dtype", dtype, get_args(weights.Dtype))
         path = Path(path)
-        if path.exists():
-            raise UserError(f"{path} exists; choose another file, or remove it.")
+        output.require_file(path, overwrite=overwrite, option="path")
         weights.save(path, runs.as_weights(self._run), dtype)
         return path
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 from tyro.conf import arg
 
 from mlstm_jax import output
-from mlstm_jax.commands import RunFolder, require_output
+from mlstm_jax.commands import RunFolder
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.terminal import show
 
@@ -47,6 +47,7 @@ def evaluate(
     dynamic_rule: Literal["rms", "sgd"] = "rms",
     dynamic_rows: int = 1,
     json_path: Annotated[Path | None, arg(name="json")] = None,
+    overwrite: bool = False,
 ) -> None:
     """Score a trained model on a split: bits per character, bytes scored, seconds.
 
@@ -66,11 +67,12 @@ def evaluate(
         dynamic_rows: number of streams that the split is read in; all adapt the same parameters.
             1 reads the text in order; more rows are faster but gain less.
         json_path: also write the result to this file, as JSON.
+        overwrite: replace that file if it exists.
     """
     options = _Options(dynamic_rate, dynamic_decay, dynamic_rule, dynamic_rows)
     _require_options(options, split, dynamic=dynamic)
     if json_path:
-        require_output(json_path, option="--json")
+        output.require_file(json_path, overwrite=overwrite, option="--json")
     from mlstm_jax.run import load_run
     from mlstm_jax.training.evaluation import corpus_of
 

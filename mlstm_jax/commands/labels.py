@@ -13,7 +13,6 @@ from mlstm_jax.commands import (
     RunFolder,
     features_of,
     require_files,
-    require_output,
 )
 from mlstm_jax.terminal import one_line, show
 from mlstm_jax.transfer.finetune_options import FinetuneOptions
@@ -86,6 +85,7 @@ def classify(
     out: Path | None = None,
     text_column: str | None = None,
     checkpoint: str = "best",
+    overwrite: bool = False,
 ) -> None:
     """Label texts with a classifier of `transfer` or `finetune`: CSV of labels and probabilities.
 
@@ -100,6 +100,7 @@ def classify(
         out: .csv to write; unset: standard output.
         text_column: field or column of the text; unset: that of the classifier's training texts.
         checkpoint: best (by validation BPC), latest, or a step.
+        overwrite: replace OUT if it exists.
     """
     require_files(source)
     import csv
@@ -111,7 +112,7 @@ def classify(
     from mlstm_jax.transfer.labels import read_texts
 
     if out:
-        require_output(out, source)
+        output.require_file(out, source, overwrite=overwrite)
     chosen, about = classifier_file.load_classifier(classifier)
     texts = read_texts(source, text_column or about.text_column)
     loaded = load_run(run, checkpoint)

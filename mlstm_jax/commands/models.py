@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from mlstm_jax import shipped
-from mlstm_jax.commands import RunFolder, require_output
+from mlstm_jax import output, shipped
+from mlstm_jax.commands import RunFolder
 from mlstm_jax.errors import UserError
 from mlstm_jax.terminal import show
 
@@ -127,6 +127,7 @@ def heatmap(
     layer: int | None = None,
     scale: float | None = None,
     checkpoint: str = "best",
+    overwrite: bool = False,
 ) -> None:
     """Colour a text by a unit or a classifier's score, as a self-contained HTML page or a picture.
 
@@ -146,6 +147,7 @@ def heatmap(
         scale: the absolute value with the full colour; unset: the 99th percentile of the text, or
             of a score its largest value after a whole word.
         checkpoint: best (by validation BPC), latest, or a step.
+        overwrite: replace OUT if it exists.
     """
     from mlstm_jax.run import load_run
     from mlstm_jax.transfer.heatmap import heat, require_suffix, score_heat, write
@@ -153,7 +155,7 @@ def heatmap(
 
     if (unit is None) == (score is None):
         raise UserError("give either --unit or --score, a unit's number or a classifier's folder.")
-    require_output(out, file)
+    output.require_file(out, file, overwrite=overwrite)
     require_suffix(out)
     of_unit = {"--state": state, "--layer": layer}
     for name, value in of_unit.items() if score else [("--label", label)]:
@@ -287,6 +289,7 @@ def export(
     format: Literal["safetensors", "npz"] | None = None,
     dtype: Literal["float32", "float16"] = "float32",
     checkpoint: str = "best",
+    overwrite: bool = False,
 ) -> None:
     """Export a model as one file, .safetensors or .npz, that other programs can read.
 
@@ -299,6 +302,7 @@ def export(
         format: unset: the suffix of `out`, or safetensors.
         dtype: float16 halves the file; it rounds each parameter to 11 bits.
         checkpoint: best (by validation BPC), latest, or a step.
+        overwrite: replace OUT if it exists.
     """
     from mlstm_jax import run as runs
     from mlstm_jax.interop import weights
@@ -307,8 +311,7 @@ def export(
     out = out or Path(f"{run.resolve().name}.{ending}")
     if out.suffix != f".{ending}":
         raise UserError(f"--out {out} does not end in .{ending}, its --format; change one of them.")
-    if out.exists():
-        raise UserError(f"{out} exists; choose another file, or remove it.")
+    output.require_file(out, overwrite=overwrite)
     loaded = runs.load_run(run, checkpoint)
     weights.save(out, runs.as_weights(loaded), dtype)
     show(f"{out}: {out.stat().st_size:,} bytes, the model of {run}, step {loaded.step:,}")

@@ -7,7 +7,7 @@ from typing import Annotated, get_args
 
 from tyro.conf import Positional, arg
 
-from mlstm_jax import config_text, shipped, suggestion
+from mlstm_jax import config_text, output, shipped, suggestion
 from mlstm_jax.commands import training
 from mlstm_jax.errors import UserError
 from mlstm_jax.terminal import show
@@ -34,6 +34,7 @@ def quickstart(arguments: Sequence[str], program: str) -> None:
 def configs(
     name: Annotated[str | None, Positional, arg(metavar="NAME")] = None,
     out: Path | None = None,
+    overwrite: bool = False,
 ) -> None:
     """List what comes with the package, configs to models; print or copy one of them.
 
@@ -41,8 +42,8 @@ def configs(
 
     Args:
         name: the file to print or copy; unset: list all.
-        out: folder to copy it into, or name of the new file; existing files are not overwritten.
-            Unset: print it.
+        out: folder to copy it into, or name of the new file; unset: print it.
+        overwrite: replace that file if it exists.
     """
     if name is None:
         if out is not None:
@@ -68,15 +69,9 @@ def configs(
             f"{source.suffix}."
         )
     target = out / source.name if out.is_dir() else out
-    try:
-        with target.open("x", encoding="utf-8") as file:
-            file.write(source.read_text(encoding="utf-8"))
-    except FileExistsError as error:
-        raise UserError(
-            f"{target} exists and is not overwritten; choose another file with --out."
-        ) from error
-    except OSError as error:
-        raise UserError(f"--out {out}: {target} cannot be written: {error.strerror}.") from error
+    output.require_file(target, overwrite=overwrite)
+    with output.write_errors(target):
+        output.write_text(target, source.read_text(encoding="utf-8"))
     show(f"written: {target}")
 
 

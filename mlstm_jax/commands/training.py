@@ -13,7 +13,8 @@ from typing import Annotated
 import tyro
 from tyro.conf import Positional, arg
 
-from mlstm_jax.commands import models, require_output
+from mlstm_jax import output
+from mlstm_jax.commands import models
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.terminal import show
 
@@ -66,7 +67,6 @@ def sweep(
         out: folder of the tables and of the run folders, OUT/ROW/COLUMN.
         table_only: train nothing; write the tables of the existing runs.
     """
-    from mlstm_jax import output
     from mlstm_jax.training import sweep_file
 
     runs = sweep_file.load_sweep(spec)
@@ -115,6 +115,8 @@ def plan(arguments: Sequence[str]) -> None:
         compile: bool = False
         # Also write the plan to this file, as JSON.
         json: Path | None = None
+        # Replace that file if it exists.
+        overwrite: bool = False
 
     given = tyro.cli(
         Arguments,
@@ -126,7 +128,7 @@ def plan(arguments: Sequence[str]) -> None:
         "the fields of the run, and the options override them, as with train.",
     )
     if given.json:
-        require_output(given.json, option="--json")
+        output.require_file(given.json, overwrite=given.overwrite, option="--json")
     _require_bytes(given.corpus_bytes)
     price = given.price
     require(price is None or 0 <= price < math.inf, "--price", price, "at least 0, and finite")
@@ -158,7 +160,8 @@ def plan(arguments: Sequence[str]) -> None:
         made["compiled"] = summary.as_json(compiled)
         show(f"\n{summary.format_programs(machine, compiled)}")
     if given.json:
-        given.json.write_text(json.dumps(made, indent=2) + "\n")
+        with output.write_errors(given.json):
+            output.write_text(given.json, json.dumps(made, indent=2) + "\n")
 
 
 def _require_bytes(count: float | None) -> None:
@@ -182,6 +185,8 @@ def schedule(arguments: Sequence[str]) -> None:
         corpus_bytes: float | None = None
         # Also plot it to this .png, .svg or .pdf file (needs the extra "plot").
         plot: Path | None = None
+        # Replace that file if it exists.
+        overwrite: bool = False
 
     given = tyro.cli(
         Arguments,
@@ -195,6 +200,8 @@ def schedule(arguments: Sequence[str]) -> None:
     from mlstm_jax.training import phases
     from mlstm_jax.training import schedule as schedules
 
+    if given.plot:
+        output.require_file(given.plot, overwrite=given.overwrite, option="--plot")
     require(given.gpus >= 1, "--gpus", given.gpus, "at least 1")
     _require_bytes(given.corpus_bytes)
     config = configs.resolve_batch(given.config, given.gpus)

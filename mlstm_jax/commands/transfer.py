@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from mlstm_jax.commands import RunFolder, features_of, require_files, require_output
+from mlstm_jax.commands import RunFolder, features_of, require_files
 from mlstm_jax.errors import UserError
 from mlstm_jax.interruption import interruptible
+from mlstm_jax.output import require_file
 from mlstm_jax.terminal import show
 
 FeatureState = Literal["c", "h", "mean_h", "c+mean_h"]
@@ -24,6 +25,7 @@ def features(
     units: tuple[int, ...] | None = None,
     text_column: str | None = None,
     checkpoint: str = "best",
+    overwrite: bool = False,
 ) -> None:
     """Write the features of texts: the state of a trained model after each, one row per record.
 
@@ -41,6 +43,7 @@ def features(
         units: write only these units; unset: all.
         text_column: field or column of the text; unset: text, reviewText, sentence, ...
         checkpoint: best (by validation BPC), latest, or a step.
+        overwrite: replace OUT if it exists.
     """
     require_files(source)
     from mlstm_jax.run import load_run
@@ -50,7 +53,7 @@ def features(
 
     if out.suffix != ".npz":
         raise UserError(f"--out {out} does not end in .npz; give such a name.")
-    require_output(out, source)
+    require_file(out, source, overwrite=overwrite)
     texts = read_texts(source, text_column)
     loaded = load_run(run, checkpoint)
     featurizer = Featurizer(loaded, states=state, all_layers=all_layers, units=units)

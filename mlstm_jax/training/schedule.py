@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import optax
 
+from mlstm_jax import output
 from mlstm_jax.config import MOST_STEPS, Optimizer
 from mlstm_jax.errors import UserError
 
@@ -198,6 +199,7 @@ def plot(drawn: Drawn, path: Path) -> None:
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     try:
-        figure.savefig(path)
+        with output.atomic_file(path, f".partial{path.suffix}") as partial:
+            figure.savefig(partial)
     except (OSError, ValueError) as error:
         raise UserError(f"--plot {path}: {error}") from error

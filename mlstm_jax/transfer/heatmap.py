@@ -40,8 +40,9 @@ class Heat(NamedTuple):
     title: str  # of the model
     by_word: bool = False  # a page also shows the value after each word, in digits
 
-    def save(self, path: str | Path) -> None:
-        """Write an .html page or a .png picture."""
+    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Write an .html page or a .png picture; UserError if the file exists."""
+        output.require_file(Path(path), overwrite=overwrite, option="path")
         write(Path(path), self)
 
     def _repr_html_(self) -> str:

@@ -106,6 +106,8 @@ def test_a_heat_map_shows_itself(model: mlstm.TrainedModel, tmp_path: Path) -> N
     again = model.heatmap("my guitar is good", score=tmp_path / "known", label="good")
     np.testing.assert_array_equal(scored.values, again.values)
     made.save(tmp_path / "heat.html")
+    with pytest.raises(ValueError, match=r"heat\.html exists; .* replace it with overwrite=True"):
+        made.save(tmp_path / "heat.html")
     page = (tmp_path / "heat.html").read_text(encoding="utf-8")
     assert page.startswith("<!DOCTYPE html>")
     assert part in page
@@ -216,11 +218,12 @@ def test_export_and_load_again(model: mlstm.TrainedModel, tmp_path: Path) -> Non
     again = mlstm.load(str(path))
     assert "imported" in repr(again)
     np.testing.assert_array_equal(again.encode(TEXTS), model.encode(TEXTS))
-    with pytest.raises(ValueError, match="exists; choose another file"):
+    with pytest.raises(ValueError, match=r"exists; .* overwrite=True"):
         model.export(path)
     with pytest.raises(ValueError, match="has no metrics"):
         _ = again.metrics
-    with pytest.raises(OSError, match="cannot be written"):
+    assert model.export(path, overwrite=True) == path
+    with pytest.raises(ValueError, match=r"the folder .*none does not exist"):
         model.export(tmp_path / "none" / "m.npz")
     pickled = pickle.loads(pickle.dumps(again))
     np.testing.assert_array_equal(pickled.encode(TEXTS[:1]), model.encode(TEXTS[:1]))

@@ -240,7 +240,7 @@ def test_proteins_of_a_fasta_cost_what_they_cost_unirep(
     assert found["loss"] == pytest.approx(np.mean(nats), rel=1e-5)
     cli.main([*corpus, "--out", str(tmp_path / "d")])
     with pytest.raises(SystemExit):
-        cli.main([*command, str(tmp_path / "d")])
+        cli.main([*command, str(tmp_path / "d"), "--overwrite"])
     assert "prepare it with --clean protein" in capsys.readouterr().err
 
 

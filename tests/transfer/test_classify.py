@@ -343,7 +343,7 @@ def test_transfer_and_classify_from_the_outside(
     texts = ["my guitar is bad", None, "  ", "a\rb", '"a",\nb']
     odd.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     odd_command = ["classify", str(run.folder), str(out), str(odd), "--text-column", "text"]
-    cli.main([*odd_command, "--out", str(labelled)])
+    cli.main([*odd_command, "--out", str(labelled), "--overwrite"])
     assert "records without text: 2 of 5, the first is record 2" in capsys.readouterr().err
     assert b"\r\n" not in labelled.read_bytes()
     with labelled.open(newline="") as file:
@@ -366,7 +366,7 @@ def test_transfer_and_classify_from_the_outside(
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
     try:
         with pytest.raises(SystemExit):
-            cli.main([*odd_command, "--out", str(labelled)])
+            cli.main([*odd_command, "--out", str(labelled), "--overwrite"])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "cannot be written: File too large" in capsys.readouterr().err
