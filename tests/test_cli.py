@@ -92,7 +92,10 @@ def test_from_text_to_a_score_and_a_sentence(call, text_file: Path, tmp_path: Pa
         (["nonsense"], "unknown command 'nonsense'"),
         (["prepare", "absent.jsonl", "--out", "x"], "absent.jsonl"),
         (["prepare", "pydoc:", "--out", "x", "--split", "1;2"], "'1;2' is not three numbers"),
-        (["inspect", "absent"], "absent"),
+        (
+            ["inspect", "absent"],
+            "absent: there is no such folder; make one with `mlstm-jax prepare",
+        ),
         (["watch"], "give at least one run folder"),
         (["train", "absent.py"], "absent.py does not exist"),
         (["train", "--config", "smal_512"], "did you mean small_512 or"),
@@ -174,6 +177,13 @@ def test_a_closed_pipe_prints_no_error_at_exit(command_environment: dict[str, st
         ("mlstm-jax configs <&- 2>&- >/dev/null", 0, ""),
         ("mlstm-jax trian 2>/dev/full", 2, ""),
         ("ln -s loop loop; mlstm-jax train --out loop/run --data.corpus c", 2, "loop/run: cannot"),
+        (
+            "mlstm-jax inspect x.csv",
+            2,
+            "x.csv: a file, not a corpus; make one with `mlstm-jax prepare",
+        ),
+        ("mlstm-jax train --data.corpus x.csv", 2, "`mlstm-jax prepare x.csv --out corpora/x`"),
+        ("mlstm-jax inspect .", 2, "prepare SOURCE --out FOLDER`"),
         ("mkdir a; mlstm-jax classify a a x.csv --out no/x", 2, "no/x: the folder no does not"),
     ],
 )

@@ -230,9 +230,18 @@ def open_corpus(path: Path, *, verify: bool = False) -> Corpus:
                 f"{path}: is a run, not a corpus. `mlstm-jax report {path}` shows it, and evaluate "
                 "and generate use it; data.corpus in its config.json names its corpus."
             ) from error
-        what = "not a corpus" if path.exists() else "there is no such folder"
+        # Never advise to write to what is there.
+        what, source, out = "there is no such folder", "SOURCE", str(path)
+        if path.is_file():
+            what, source, out = (
+                "a file, not a corpus",
+                str(path),
+                f"corpora/{path.name.split('.')[0]}",
+            )
+        elif path.exists():
+            what, out = "not a corpus", "FOLDER"
         raise UserError(
-            f"{path}: {what}; make one with `mlstm-jax prepare SOURCE --out {path}`"
+            f"{path}: {what}; make one with `mlstm-jax prepare {source} --out {out}`"
         ) from error
     except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
         raise UserError(f"{manifest}: cannot be read: {error}") from error

@@ -125,7 +125,9 @@ def test_what_is_not_a_corpus(tmp_path: Path, folder: Path) -> None:
         open_corpus(tmp_path / "none")
     with pytest.raises(UserError, match=rf"not a corpus; {advice}"):
         open_corpus(tmp_path)
-    with pytest.raises(UserError, match=rf"reviews\.csv: not a corpus; {advice}"):
+    with pytest.raises(
+        UserError, match=r"a file, not a corpus; .*reviews\.csv --out corpora/reviews`"
+    ):
         open_corpus(tmp_path / "reviews.csv")
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match=r"is a run, not a corpus. `mlstm-jax report"):
