@@ -183,6 +183,9 @@ def schedule(arguments: Sequence[str]) -> None:
         gpus: int = 1
         # Bytes of the training split; unset: those of data.corpus, which must then exist.
         corpus_bytes: float | None = None
+        # Instead, show the optimizer's settings that docs/large_batches.md recommends for this
+        # batch, window, model and number of updates, as options of `train`.
+        recommend: bool = False
         # Also plot it to this .png, .svg or .pdf file (needs the extra "plot").
         plot: Path | None = None
         # Replace that file if it exists.
@@ -210,6 +213,11 @@ def schedule(arguments: Sequence[str]) -> None:
         stretches = phases.stretches(made)
     else:
         stretches = phases.expected_stretches(config, given.corpus_bytes)
+    if given.recommend:
+        from mlstm_jax.planning.recommend import recommend
+
+        show(recommend(config, stretches))
+        return
     drawn = schedules.draw(config.optimizer, stretches)
     show(drawn.text)
     if given.plot:
