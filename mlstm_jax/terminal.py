@@ -5,6 +5,7 @@ the screen or set the window title; a direction mark could reverse a message.
 """
 
 import errno
+import html
 import io
 import os
 import re
@@ -17,6 +18,7 @@ from mlstm_jax.errors import FileError, with_remedy
 
 # C0 except tab and newline; DEL and C1; Unicode line and direction marks; lone surrogates.
 _STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_MARKUP = re.compile(r"[\\`*_\[\]|~]")
 _COLOUR = re.compile("\x1b\\[[0-9;]*m")
 
 
@@ -28,6 +30,11 @@ def printable(text: object) -> str:
 def one_line(text: object) -> str:
     r"""Return a text with escapes, including \n and \t: for a table cell."""
     return printable(text).replace("\n", r"\n").replace("\t", r"\t")
+
+
+def markdown(text: object) -> str:
+    """Return a text for a cell of a Markdown table that any renderer shows as it is: no HTML."""
+    return _MARKUP.sub(r"\\\g<0>", html.escape(one_line(text), quote=False))
 
 
 def message(text: object) -> str:

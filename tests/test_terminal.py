@@ -226,7 +226,7 @@ def test_a_report_of_odd_labels(
 ) -> None:
     write_openai(tmp_path / "o", random)
     cli.main(["import", "openai", str(tmp_path / "o"), "--out", str(tmp_path / "run")])
-    names = [HOSTILE, "$\\frac{", "a|b\nc", "lone \ud800"]
+    names = [HOSTILE, "$\\frac{", "a|b\nc", "lone \ud800", "<img src=x> *b* [c](d) `e` R&B"]
     for name in ("train", "test"):
         write_labelled(tmp_path / f"{name}.jsonl", random, names)
     words = ["transfer", str(tmp_path / "run"), "--out", str(tmp_path / "out")]
@@ -237,8 +237,10 @@ def test_a_report_of_odd_labels(
     report = (tmp_path / "out/report.md").read_text(encoding="utf-8")
     for text in (capsys.readouterr().out, report):
         assert not steers(text)
-        assert SHOWN in text
-        assert r"a\|b\nc" in text
-        assert r"lone \ud800" in text
+        assert SHOWN.replace("\\", r"\\").replace("[", r"\[").replace("]", r"\]") in text
+        assert r"| **a\|b\\nc** |" in text
+        assert r"lone \\ud800" in text
+        assert r"&lt;img src=x&gt; \*b\* \[c\](d) \`e\` R&amp;B" in text
+        assert "<" not in text
     found = json.loads((tmp_path / "out/report.json").read_text())
     assert set(found["classes"]) == set(names)

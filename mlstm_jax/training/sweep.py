@@ -27,7 +27,7 @@ from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import InUse, UserError
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.run import initial_parameters, load_run
-from mlstm_jax.terminal import message, show
+from mlstm_jax.terminal import markdown, message, show
 from mlstm_jax.training import metrics
 from mlstm_jax.training.loop import train
 from mlstm_jax.training.reporter import Diverged
@@ -212,10 +212,11 @@ def as_markdown(results: list[Result]) -> str:
     cells = {(one.row, one.column): _cell(one) for one in results}
     rows = list(dict.fromkeys(one.row for one in results))
     columns = list(dict.fromkeys(one.column for one in results))
-    lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    titles = " | ".join(map(markdown, columns))
+    lines = [f"| | {titles} |", "|---" * (len(columns) + 1) + "|"]
     for row in rows:
         values = [cells.get((row, column), "") for column in columns]
-        lines.append(f"| {row} | " + " | ".join(values) + " |")
+        lines.append(f"| {markdown(row)} | " + " | ".join(values) + " |")
     return "\n".join(lines) + "\n"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from mlstm_jax import output
-from mlstm_jax.terminal import one_line
+from mlstm_jax.terminal import markdown, one_line
 from mlstm_jax.transfer.experiment import Result
 from mlstm_jax.transfer.features import STATE_NAMES
 from mlstm_jax.transfer.thresholds import MEASURES, LabelScore, macro
@@ -28,7 +28,7 @@ def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
     """Return the report as Markdown with tables."""
     base, best = result.baseline, result.best_unit
     tfidf = [("TF-IDF, words and pairs", base.train, base.valid, base.test)] if base else []
-    classes = [_cell(name) for name in result.classes]
+    classes = [markdown(name) for name in result.classes]
     checked = "valid" if result.texts["valid"] else "cross-validated"
     several, kinds = bool(result.labels), "labels of yes or no" if result.labels else "classes"
     best_row = [(f"{best}, the best alone", None, None, result.best_unit_test)] if best else []
@@ -41,7 +41,7 @@ def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
     ]
     penalty = "" if isinstance(result.C, list) else f"C = {result.C:g}; "
     lines = [
-        f"# Transfer of {one_line(model)}",
+        f"# Transfer of {markdown(model)}",
         "",
         f"{', '.join(f'{count:,} {name}' for name, count in result.texts.items() if count)} texts "
         f"of {len(classes)} {kinds}: {', '.join(classes)}. Features: the "
@@ -61,7 +61,7 @@ def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
             if base
             else (
                 "TF-IDF is omitted because it cannot be fitted to these texts: "
-                f"{one_line(result.baseline_failure or '')}",
+                f"{markdown(result.baseline_failure or '')}",
                 "",
             )
         ),
@@ -117,7 +117,7 @@ def _of_labels(result: Result) -> list[str]:
         "",
         "| | C | unit of largest weight |",
         "|---|---|---|",
-        *(f"| {_cell(score.label)} | {C:g} | {unit} |" for score, C, unit in units),
+        *(f"| {markdown(score.label)} | {C:g} | {unit} |" for score, C, unit in units),
     ]
 
 
@@ -136,7 +136,7 @@ def label_table(
     more = more or {}
     rows = [
         (
-            _cell(score.label),
+            markdown(score.label),
             f"{score.threshold:.3f}",
             f"{score.positives:,} of {score.known:,}",
             *(_percent(getattr(score, name)) for name in MEASURES),
@@ -153,10 +153,6 @@ def label_table(
             for n, row in enumerate(rows)
         ),
     ]
-
-
-def _cell(name: str) -> str:
-    return one_line(name).replace("|", r"\|")
 
 
 def _percent(value: float | None) -> str:
