@@ -39,10 +39,10 @@ def recommend(config: Config, stretches: Sequence[Stretch]) -> str:
         stretches: of the run; the largest batch counts.
     """
     rows, updates = max(one.batch for one in stretches), stretches[-1].last
-    window = max((phase.window for phase in config.phases), default=config.data.window)
+    windows = [phase.window for phase in config.phases] or [config.data.window]
     epochs = sum((one.last - one.first) / one.steps_per_epoch for one in stretches)
-    parts = zip(stretches, config.phases or [config.data], strict=True)
-    text = sum((one.last - one.first) * one.batch * part.window for one, part in parts)
+    parts = zip(stretches, windows, strict=True)
+    text = sum((one.last - one.first) * one.batch * window for one, window in parts)
     parameters = parameter_count(config)
     chosen: dict[str, Any] = _ALWAYS | _BY_ROWS[max(least for least in _BY_ROWS if rows >= least)]
     decays = text > _FEW_BYTES * parameters or epochs >= _EPOCHS
@@ -55,7 +55,7 @@ def recommend(config: Config, stretches: Sequence[Stretch]) -> str:
             f"the run reads {text / parameters:.0f} bytes per parameter; between {_FEW_BYTES} and "
             f"{_BYTES} it was not measured whether weight decay helps"
         )
-    sizes = {"rows": rows, "bytes in a window": window, "units": config.model.hidden}
+    sizes = {"rows": rows, "bytes in a window": max(windows), "units": config.model.hidden}
     for name, (least, most) in _MEASURED.items():
         if not least <= sizes[name] <= most:
             span = f"{least:,} to {most:,}" if least < most else f"{least:,}"
@@ -64,7 +64,7 @@ def recommend(config: Config, stretches: Sequence[Stretch]) -> str:
         notes.append(f"measured with mLSTMs, not with {config.model.title}")
     return "\n".join(
         [
-            f"{rows:,} rows of {window:,} bytes, {updates:,} updates, {epochs:.2f} epochs, "
+            f"{rows:,} rows of {max(windows):,} bytes, {updates:,} updates, {epochs:.2f} epochs, "
             f"{config.model.hidden:,} units ({parameters:,} parameters):",
             "",
             f"  {options}",
