@@ -41,7 +41,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """
     try:
         lines = path.read_bytes().splitlines(keepends=True)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # weights in one file have none
         return []
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
