@@ -37,7 +37,7 @@ def finetune(
 
     Args:
         run: run folder, trained or imported, or a model of the package.
-        train: texts with labels of two or more classes, in .csv, .tsv, .json or .jsonl, also .gz.
+        train: texts with labels of two or more classes: .csv, .tsv, .json, .jsonl or .parquet.
         valid: validation texts with labels, in the same formats; their bits per character choose
             the checkpoint, thresholds of several labels are chosen on them, and their accuracy is
             reported.
@@ -96,7 +96,8 @@ def classify(
     Args:
         run: run folder of the model that the classifier was created with.
         classifier: folder of `mlstm-jax transfer`, or classifier/ of `finetune`.
-        source: texts, in .csv, .tsv, .json, .jsonl or .txt, each also .gz.
+        source: texts, in any file that `prepare` reads; -: standard input, as JSON lines or lines
+            of text.
         out: .csv to write; unset: standard output.
         text_column: field or column of the text; unset: that of the classifier's training texts.
         checkpoint: best (by validation BPC), latest, or a step.

@@ -34,7 +34,8 @@ def features(
 
     Args:
         run: run folder, or a model of the package.
-        source: texts, in .csv, .tsv, .json, .jsonl, .fasta or .txt, each also .gz.
+        source: texts, in any file that `prepare` reads; -: standard input, as JSON lines or lines
+            of text.
         out: .npz file to write.
         state: c, the cell state, or h, after the last byte; mean_h, the mean of h over all bytes;
             or c+mean_h, first c and then mean_h; one or several, all in one pass over the texts,
@@ -89,7 +90,7 @@ def transfer(
 
     Args:
         run: run folder, or a model of the package.
-        train: texts with labels of two or more classes, in .csv, .tsv, .json or .jsonl, also .gz.
+        train: texts with labels of two or more classes: .csv, .tsv, .json, .jsonl or .parquet.
         test: test texts with labels, in the same formats; the report is of them.
         out: folder to write.
         valid: validation texts with labels, in the same formats, to choose C on, the inverse

@@ -144,7 +144,7 @@ def read_labelled(
     if len(texts) < len(documents):
         _note_blank(str(path), len(documents) - len(texts), len(documents))
     for name in names:
-        if not any(map(label_of, values[name])):
+        if not any(label_of(_plain(value)) for value in values[name]):
             option = "--label-column" if isinstance(column, str) else "--label-columns"
             near = suggestion.nearest(name, seen.keys() - {name})
             raise UserError(

@@ -9,6 +9,7 @@ import pytest
 
 from mlstm_jax.data.prepare import prepare
 from mlstm_jax.errors import UserError
+from mlstm_jax.transfer.labels import read_labelled
 
 from .test_sources import texts, write_layouts
 
@@ -73,6 +74,10 @@ def test_features_by_name(tmp_path: Path, folder: Path) -> None:
     assert texts(tmp_path / "out") == {f"sentence {n} é": n % 2 for n in range(20)}
     half = prepare(["tfds:glue/sst2:train[:50%]"], tmp_path / "half", split=(1, 0, 0))
     assert half.records == 10
+    found = read_labelled(source, None)
+    assert dict(zip(found.texts, found.labels, strict=True)) == {
+        f"sentence {n} é": str(n % 2) for n in range(20)
+    }
     with pytest.raises(UserError, match=r"no column body; its columns are .*sentence"):
         prepare([source], tmp_path / "more", text_column="body")
 
