@@ -29,6 +29,9 @@ def sources(tmp_path: Path) -> list[str]:
     (tmp_path / "in/more.csv").write_text(
         "text,stars\n" + "".join(f"MANY é {n},{n % 3}\n" for n in range(2000))
     )
+    (tmp_path / "in/stray.tsv").write_text(
+        "text\tn\n" + "".join(f'"{n} begins\t1\n{n} ends"\t2\n' for n in range(200))
+    )
     twice = b'{"text": "a", "text": "b"}\n'
     (tmp_path / "in/dirty.jsonl").write_bytes(b"".join(GOOD) + b"bad\n" + twice)
     query = "SELECT 'parquet ' || i AS text FROM range(99) t(i)"

@@ -49,6 +49,7 @@ def _content(generator: random.Random, name: bytes) -> bytes:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::mlstm_jax.errors.Note")
 @pytest.mark.parametrize("start", range(0, _SEEDS, 20))
 def test_a_corpus_or_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: int) -> None:
     made = 0
