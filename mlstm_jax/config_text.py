@@ -1,31 +1,31 @@
 """Configs as text: JSON in a run folder, and the command line, which is parsed only here."""
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from mlstm_jax import fields
+from mlstm_jax import digest, fields
 from mlstm_jax.config import Config, load_file, vary
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
 
 
 def to_json(config: Config) -> str:
-    """Return the config as JSON text, with one object per section."""
-    return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
+    """Return the config as JSON text, with one object per section, and a checksum."""
+    return digest.to_json(dataclasses.asdict(config))
 
 
 def from_json(text: str | bytes, source: Path) -> Config:
     """Build a config from `to_json`'s text; UserError names the file `source` and the field."""
     try:
-        return fields.build(Config, fields.parse(text))
+        return fields.build(Config, digest.opened(fields.parse(text)))
     except fields.Wrong as error:
         raise UserError(
             f"{source} is not the config of a run of this version ({error}); "
-            "restore the file or start a new run in another folder."
+            "restore the file. For other values start a new run in another folder, with the values "
+            "as options of `mlstm-jax train`."
         ) from error
 
 

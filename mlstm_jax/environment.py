@@ -7,7 +7,6 @@ serve them is fixed when jax is imported.
 import contextlib
 import ctypes
 import hashlib
-import json
 import os
 import platform
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlstm_jax
-from mlstm_jax import __version__, shipped
+from mlstm_jax import __version__, digest, fields, shipped
 from mlstm_jax.config import Devices
 from mlstm_jax.errors import UserError
 
@@ -209,9 +208,12 @@ def inputs(corpus: "Corpus", start: str | None) -> dict[str, str | None]:
 
 
 def inputs_of(folder: Path) -> dict[str, str | None]:
-    """Return the `inputs` of the last session in a run folder, or {} if they are unknown."""
+    """Return the `inputs` of the last session in a run folder, or {} if there was none.
+
+    Raises UserError if the file is damaged.
+    """
+    path = folder / FILE
     try:
-        found = json.loads((folder / FILE).read_text())["inputs"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        return digest.opened(fields.parse(path.read_bytes()))["inputs"] if path.is_file() else {}
+    except (fields.Wrong, OSError, TypeError) as error:
+        raise UserError(f"{path}: is damaged ({error}); restore it, or remove it.") from error

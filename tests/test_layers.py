@@ -23,6 +23,7 @@ LAYERS = [
     {"config_differences", "config_text"},
     {"config", "user_python"},
     {"model"},
+    {"digest"},
     {"fields", "output", "progress", "quiet", "shipped"},
     {"address", "errors", "interruption", "suggestion", "terminal"},
 ]

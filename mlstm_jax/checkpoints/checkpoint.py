@@ -21,8 +21,10 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from numpy.typing import NDArray
 
-from mlstm_jax.checkpoints import checksum, meta, retention
+from mlstm_jax import digest
+from mlstm_jax.checkpoints import meta, retention
 from mlstm_jax.checkpoints.meta import FOLDER, Meta
 from mlstm_jax.errors import FileError, remedy
 
@@ -42,12 +44,33 @@ class CheckpointFailed(FileError):
     """A checkpoint could not be written."""
 
 
+def of_tree(tree: Any) -> dict[str, int]:
+    """Return the checksum of every array of a tree, by its path, such as `layer_0/wh_v`."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): digest.of_array(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def of_rows(tree: Any) -> NDArray[np.uint32]:
+    """Return one checksum per row of arrays whose first axis is the rows, uint32 [rows].
+
+    A process can thus verify the rows that it reads, however many processes wrote them.
+    """
+    leaves = [np.ascontiguousarray(leaf) for leaf in jax.tree.leaves(tree)]
+    sums = np.zeros(len(leaves[0]), np.uint32)
+    for row in range(len(sums)):
+        for leaf in leaves:
+            sums[row] = digest.crc32(leaf[row].reshape(-1).view(np.uint8), int(sums[row]))
+    return sums
+
+
 def with_sums(carry: Any) -> dict[str, Any]:
     """Return what is saved of a carry, NumPy, rows first: the carry and one checksum per row.
 
     Nothing is saved of an empty carry.
     """
-    return {"carry": carry, "sums": checksum.of_rows(carry)} if jax.tree.leaves(carry) else {}
+    return {"carry": carry, "sums": of_rows(carry)} if jax.tree.leaves(carry) else {}
 
 
 def _template(abstract: Any) -> Any:
@@ -105,7 +128,7 @@ class Checkpoints:
             CheckpointFailed: this checkpoint, or the previous one, could not be written.
         """
         parts = {"params": state.params, "state": state._replace(params=())}
-        sums = {name: checksum.of_tree(part) for name, part in parts.items()}
+        sums = {name: of_tree(part) for name, part in parts.items()}
         items = parts | ({"carry": rows} if rows else {})
         self._scores[step] = about.bpc
         with self._failure(step):
@@ -184,16 +207,15 @@ class Checkpoints:
                 name: ocp.args.StandardRestore(_template(part)) for name, part in parts.items()
             }
             if jax.tree.leaves(carry):
-                target = carry if sums is None else {"carry": carry, "sums": _sums_of(carry)}
+                target = {"carry": carry, "sums": _sums_of(carry)}
                 items["carry"] = ocp.args.StandardRestore(target)
             restored = self._manager.restore(step, args=ocp.args.Composite(**items))
             rows = restored.get("carry", carry)
-            if sums is not None:
-                for name in parts:
-                    checksum.require(name, restored[name], sums[name])
-                if jax.tree.leaves(carry):
-                    _require_rows(**rows)
-                    rows = rows["carry"]
+            for name in parts:
+                digest.require_arrays(name, of_tree(restored[name]), sums[name])
+            if jax.tree.leaves(carry):
+                _require_rows(**rows)
+                rows = rows["carry"]
             return restored["state"]._replace(params=restored["params"]), rows
 
         return self._attempt(step, read)
@@ -208,8 +230,7 @@ class Checkpoints:
                 args=ocp.args.Composite(params=ocp.args.StandardRestore(_template(params))),
             )
             found = restored["params"]
-            if sums is not None:
-                checksum.require("params", found, sums["params"])
+            digest.require_arrays("params", of_tree(found), sums["params"])
             return found
 
         found = self._attempt(step, read)
@@ -274,7 +295,7 @@ def _require_rows(carry: Any, sums: jax.Array) -> None:
     """Raise ValueError if a row of this process does not match its checksum."""
     for number, shard in enumerate(sums.addressable_shards):
         rows = jax.tree.map(lambda x, n=number: np.asarray(x.addressable_shards[n].data), carry)
-        if not np.array_equal(checksum.of_rows(rows), np.asarray(shard.data)):
+        if not np.array_equal(of_rows(rows), np.asarray(shard.data)):
             raise ValueError("a row of carry does not match its checksum")
 
 

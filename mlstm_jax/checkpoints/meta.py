@@ -4,12 +4,11 @@ It is separate from checkpoint.py because reading it needs no arrays, and thus n
 Orbax.
 """
 
-import json
 import math
-import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mlstm_jax import digest, fields
 from mlstm_jax.data.documents import Cleaning
 from mlstm_jax.data.stream import Origin
 
@@ -17,8 +16,7 @@ FOLDER = "checkpoints"
 # The file of a checkpoint: checkpoints/STEP/meta/metadata.
 ITEM, FILE = "meta", "metadata"
 
-# By item and by an array's path in it; None for a checkpoint of a version without checksums.
-Sums = dict[str, dict[str, int]] | None
+Sums = dict[str, dict[str, int]]  # by item and by an array's path in it
 
 
 class Meta(NamedTuple):
@@ -45,8 +43,8 @@ def steps_in(folder: Path) -> list[int]:
 def seal(meta: Meta, sums: Sums) -> dict[str, Any]:
     """Return a checkpoint's JSON: its meta, the checksums of its arrays, and one of both."""
     bpc = meta.bpc
-    fields = meta._replace(bpc=bpc if bpc is None or math.isfinite(bpc) else None)._asdict()
-    return {"meta": fields, "sums": sums, "sum": _sum_of(fields, sums)}
+    values = meta._replace(bpc=bpc if bpc is None or math.isfinite(bpc) else None)._asdict()
+    return digest.sealed({"meta": values, "sums": sums})
 
 
 def read_meta(folder: Path, step: int) -> tuple[Meta, Sums]:
@@ -54,26 +52,14 @@ def read_meta(folder: Path, step: int) -> tuple[Meta, Sums]:
 
     Raises OSError, ValueError, KeyError or TypeError if the file is damaged.
     """
-    content = json.loads((folder / FOLDER / str(step) / ITEM / FILE).read_bytes())
-    if "sum" in content:
-        fields, sums = content["meta"], content["sums"]
-        if _sum_of(fields, sums) != content["sum"]:
-            raise ValueError("its meta does not match its checksum")
-    else:
-        fields, sums = content, None
-    return Meta(**fields | {"origin": Origin(*fields["origin"])}), sums
+    content = digest.opened(fields.parse((folder / FOLDER / str(step) / ITEM / FILE).read_bytes()))
+    values = content["meta"]
+    return Meta(**values | {"origin": Origin(*values["origin"])}), content["sums"]
 
 
 def score(folder: Path, step: int) -> float | None:
     """Return the validation BPC at a step; None if there is none, or it cannot be read."""
-    before = folder / FOLDER / str(step) / "metrics" / "metrics"  # of an older version
     try:
-        if before.is_file():
-            return float(json.loads(before.read_bytes())["bpc"])
         return read_meta(folder, step)[0].bpc
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # The file is damaged; restoring the checkpoint will raise an error.
-
-
-def _sum_of(fields: dict[str, Any], sums: Sums) -> int:
-    return zlib.crc32(json.dumps([fields, sums], sort_keys=True).encode())

@@ -41,9 +41,6 @@ class Train:
     # bit the same as an uninterrupted one. XLA then does not search for the fastest kernels, so
     # steps are slower. CPUs are always deterministic.
     deterministic: bool = False
-    # Compare the corpus's files with the checksums of its manifest before the first step; takes
-    # about a second per gigabyte.
-    verify_corpus: bool = False
     # Steps between two lines of metrics; the loss of a line is the mean over these steps.
     log_every: int = 10
     # Steps between two evaluations of the validation split, each with a checkpoint.

@@ -2,19 +2,20 @@
 
 A folder contains::
 
-    manifest.json          the sources, the contents of each split, and checksums
+    manifest.json          the sources, the contents of each split, and checksums, also of itself
     SPLIT.bin              the documents of train, valid or test, one after the other
     SPLIT.offsets.npy      uint64 [documents + 1]: where each starts, and the end
     SPLIT.ratings.npy      float32 [documents], NaN for none; absent if no record had a rating;
                            [documents, K] in a corpus of several labels, which `finetune` writes
 
 It contains no time stamps and no paths, so the same text gives the same folder, byte for byte.
+Each block of a file is compared with its checksum when it is first read.
 """
 
 import hashlib
+import io
 import json
 import reprlib
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -22,12 +23,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax import fields
+from mlstm_jax import digest, fields
+from mlstm_jax.data.checked_bytes import CheckedBytes
 from mlstm_jax.data.documents import STOP, Cleaning, Dedupe
 from mlstm_jax.errors import UserError
 from mlstm_jax.terminal import one_line
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 SPLITS = ("train", "valid", "test")
 MANIFEST = "manifest.json"
 
@@ -76,7 +78,7 @@ class SplitManifest:
 
     documents: int
     bytes: int
-    sha256: dict[str, str]  # of each of its files, by file name
+    crc32: dict[str, str]  # of each block of each of its files, by file name; see digest.py
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +100,7 @@ class Manifest:
 
     def to_json(self) -> str:
         """Return the text of the manifest file."""
-        return json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
+        return digest.to_json(asdict(self))
 
     @classmethod
     def from_json(cls, text: str | bytes, where: Path) -> "Manifest":
@@ -115,11 +117,12 @@ class Manifest:
                     f"{where}: format_version is {reprlib.repr(version)}, but this program reads "
                     f"{FORMAT_VERSION}; run prepare again."
                 )
-            manifest = fields.build(cls, values)
+            manifest = fields.build(cls, digest.opened(values))
             if set(manifest.splits) != set(SPLITS):
                 raise fields.Wrong(f"splits must be {', '.join(SPLITS)}")
-            if not all(split.sha256.keys() <= FILES for split in manifest.splits.values()):
-                raise fields.Wrong("sha256 names a file that is not part of a corpus")
+            for name, split in manifest.splits.items():
+                if not {bytes_file(name), offsets_file(name)} <= split.crc32.keys() <= FILES:
+                    raise fields.Wrong(f"crc32 does not name the files of {name}")
         except fields.Wrong as error:
             raise UserError(
                 f"{where}: is not a valid manifest ({error}); run prepare again."
@@ -132,14 +135,14 @@ class Split:
     """A split, read from disk on access.
 
     Attributes:
-        bytes: uint8 [bytes].
+        bytes: uint8 [bytes], on disk.
         offsets: uint64 [documents + 1]; document i is ``bytes[offsets[i]:offsets[i + 1]]``.
         ratings: float32 [documents], NaN where absent; None if the corpus has none; of several
             labels float32 [documents, K].
     """
 
     name: str
-    bytes: NDArray[np.uint8]
+    bytes: CheckedBytes
     offsets: NDArray[np.uint64]
     ratings: NDArray[np.float32] | None
 
@@ -154,8 +157,8 @@ class Corpus:
     @property
     def identity(self) -> str:
         """A sha256 of cleaning and contents, by which a checkpoint identifies its corpus."""
-        sums = {name: split.sha256 for name, split in self.manifest.splits.items()}
-        text = json.dumps([self.manifest.cleaning, sums], sort_keys=True)
+        splits = {name: asdict(split) for name, split in self.manifest.splits.items()}
+        text = json.dumps([self.manifest.cleaning, splits], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
@@ -167,48 +170,44 @@ class Corpus:
         return STOP if self.manifest.cleaning == "protein" else None
 
     def split(self, name: SplitName) -> Split:
-        """Open a split, memory-mapped and read-only.
+        """Open a split: its bytes are read later, its offsets and ratings now.
 
         Raises:
-            UserError: its files do not have the sizes in the manifest.
+            UserError: its files do not have the sizes or checksums in the manifest.
         """
         expected = self.manifest.splits[name]
         path = self.path / bytes_file(name)
         try:
-            size = path.stat().st_size
-            # An empty file cannot be mapped.
-            data = np.memmap(path, np.uint8, "r") if size else np.zeros(0, np.uint8)
-            offsets = _load(self.path / offsets_file(name))
-            ratings = None
-            if ratings_file(name) in expected.sha256:
-                ratings = _load(self.path / ratings_file(name))
-        except Exception as error:  # NumPy raises many types for an invalid header
+            if (size := path.stat().st_size) != expected.bytes:
+                raise OSError(f"{path.name} has {size:,} bytes, not {expected.bytes:,}")
+            data = CheckedBytes(path, expected.crc32[path.name])
+            offsets, ratings = (
+                _load(self.path / file(name), expected.crc32.get(file(name)))
+                for file in (offsets_file, ratings_file)
+            )
+        except OSError as error:
             raise UserError(self._damaged(name, str(error))) from error
-        if size != expected.bytes:
-            raise UserError(
-                self._damaged(name, f"{path.name} has {size:,} bytes, not {expected.bytes:,}")
-            )
-        if (
-            offsets.dtype.kind != "u"
-            or offsets.shape != (expected.documents + 1,)
-            or (offsets[0], offsets[-1]) != (0, size)
-            or (ratings is not None and ratings.dtype.kind != "f")
-            or (ratings is not None and ratings.shape[:1] != (expected.documents,))
-            or (ratings is not None and ratings.ndim > 2)
-        ):
-            raise UserError(
-                self._damaged(
-                    name, f"offsets or ratings do not match {expected.documents:,} documents"
-                )
-            )
+        assert offsets is not None
         return Split(name, data, offsets, ratings)
 
     def _damaged(self, split: str, why: str) -> str:
         return f"{self.path}: the {split} split is truncated or damaged ({why}); run prepare again."
 
 
-def _load(path: Path) -> NDArray[Any]:
-    return np.lib.format.open_memmap(path, mode="r")  # refuses pickles
+def _load(path: Path, sums: str | None) -> NDArray[Any] | None:
+    """Return the array of a .npy file that `corpus_writer` wrote, read-only; None if it has none.
+
+    Raises OSError if it cannot be read, or differs from its checksums.
+    """
+    if sums is None:
+        return None
+    content = path.read_bytes()
+    if digest.of_blocks(content) != sums:
+        raise OSError(f"{path.name} does not match its checksum")
+    header = io.BytesIO(content)
+    np.lib.format.read_magic(header)
+    shape, _, dtype = np.lib.format.read_array_header_1_0(header)
+    return np.frombuffer(content, dtype, offset=header.tell()).reshape(shape)
 
 
 def open_corpus(path: Path, *, verify: bool = False) -> Corpus:
@@ -260,24 +259,22 @@ def is_corpus(path: Path) -> bool:
     return (path / MANIFEST).is_file() and {entry.name for entry in path.iterdir()} <= FILES
 
 
-def checksum(path: Path) -> str:
-    """Return the sha256 of a file, read in chunks, as hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def differing(corpus: Corpus) -> list[str]:
     """Return the names of the files that are missing or differ from the manifest."""
-    sums: Mapping[str, str] = {
-        name: expected
-        for split in corpus.manifest.splits.values()
-        for name, expected in split.sha256.items()
-    }
     return [
         name
-        for name, expected in sums.items()
-        if not (corpus.path / name).is_file() or checksum(corpus.path / name) != expected
+        for split in corpus.manifest.splits.values()
+        for name, sums in split.crc32.items()
+        if not (corpus.path / name).is_file() or _sums(corpus.path / name) != sums
     ]
+
+
+def _sums(path: Path) -> str:
+    sums = digest.BlockSums()
+    with path.open("rb") as file:
+        while block := file.read(digest.BLOCK):
+            sums.update(block)
+    return sums.text()
 
 
 def format_corpus(corpus: Corpus) -> str:
@@ -297,7 +294,7 @@ def format_corpus(corpus: Corpus) -> str:
     )
     width = max(len(row[0]) for row in rows)
     table = [f"{a:<{width}}  {b:>13}  {c:>15}".rstrip() for a, b, c in rows]
-    rated = any(ratings_file(name) in split.sha256 for name, split in manifest.splits.items())
+    rated = any(ratings_file(name) in split.crc32 for name, split in manifest.splits.items())
     return "\n".join(
         [
             f"corpus {corpus.path}",

@@ -1,6 +1,5 @@
 """Write the files of a corpus as the documents arrive, and flush them to the disk."""
 
-import hashlib
 import io
 import os
 from collections.abc import Iterable, Iterator
@@ -11,7 +10,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from mlstm_jax import output
+from mlstm_jax import digest, output
 from mlstm_jax.data import corpus
 from mlstm_jax.data.corpus import SplitManifest
 from mlstm_jax.errors import UserError
@@ -52,7 +51,7 @@ def write_split(
             size, written = int(ends[-1]), written + len(some)
     if written != count:
         raise RuntimeError(f"{name}: received {written} documents, but {count} were counted")
-    return SplitManifest(documents=count, bytes=size, sha256=sums)
+    return SplitManifest(documents=count, bytes=size, crc32=sums)
 
 
 def _npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
@@ -65,16 +64,16 @@ def _npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
 
 
 class _Summed:
-    """A file that computes its checksum as it is written."""
+    """A file that computes its checksums as it is written."""
 
     def __init__(self, file: BinaryIO | None) -> None:
         self._file = file
-        self.sha256 = hashlib.sha256()
+        self.sums = digest.BlockSums()
 
     def write(self, data: bytes) -> None:
         if self._file:
             self._file.write(data)
-            self.sha256.update(data)
+            self.sums.update(data)
 
 
 @contextmanager
@@ -85,7 +84,7 @@ def _file(path: Path | None, sums: dict[str, str]) -> Iterator[_Summed]:
     with durable(path) as file:
         summed = _Summed(file)
         yield summed
-    sums[path.name] = summed.sha256.hexdigest()
+    sums[path.name] = summed.sums.text()
 
 
 @contextmanager

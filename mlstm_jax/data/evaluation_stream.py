@@ -52,14 +52,12 @@ class EvaluationStream:
     def batch(self, step: int, rows: int) -> EvaluationBatch:
         """Return the windows at `step`, padded after the shards with empty rows to `rows` rows."""
         shards = self.rows
-        start_B1 = self._starts_B[:, None] + step * self._window
-        position_BT = start_B1 + np.arange(self._window + 1)
+        start_B = self._starts_B + step * self._window
+        position_BT = start_B[:, None] + np.arange(self._window + 1)
         inside_BT = position_BT < self._ends_B[:, None]
         bytes_BT = np.zeros((rows, self._window + 1), np.uint8)
         mask_BT = np.zeros((rows, self._window), np.bool_)
-        bytes_BT[:shards] = np.where(
-            inside_BT, self._bytes[np.minimum(position_BT, len(self._bytes) - 1)], 0
-        )
+        bytes_BT[:shards] = self._bytes.windows(start_B, self._window + 1) * inside_BT
         mask_BT[:shards] = inside_BT[:, 1:]
         reset_B = np.full(rows, step == 0)
         return EvaluationBatch(
@@ -105,10 +103,10 @@ class DocumentStream:
         at_B = self._bounds[:-1] + step
         is_read_B = at_B < self._bounds[1:]
         at_B = np.minimum(at_B, len(self._starts_W) - 1)
-        position_BT = self._starts_W[at_B][:, None] + np.arange(self._window + 1)
+        start_B = self._starts_W[at_B]
+        position_BT = start_B[:, None] + np.arange(self._window + 1)
         end_B1 = self._ends_W[at_B][:, None]
-        found_BT = self._bytes[np.minimum(position_BT, len(self._bytes) - 1)]
-        found_BT = np.where(position_BT < end_B1, found_BT, 0)
+        found_BT = self._bytes.windows(start_B, self._window + 1) * (position_BT < end_B1)
         found_BT = np.where(position_BT == end_B1, self._stop, found_BT)
         bytes_BT = np.zeros((rows, self._window + 1), np.uint8)
         mask_BT = np.zeros((rows, self._window), np.bool_)

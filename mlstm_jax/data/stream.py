@@ -234,7 +234,7 @@ class TrainStream:
         targets_B = np.clip(length_B - self._first - read_B, 0, self._window)
         weight = self._batch * self._window / max(1, int(targets_B.sum()))
         start_B = (first_B + read_B)[rows]
-        bytes_BT = self._windows(start_B)
+        bytes_BT = self._bytes.windows(start_B, self._window + 1)
         if self._stop is not None:
             left_B = (length_B - read_B)[rows]
             ending = np.flatnonzero((left_B > 0) & (left_B <= self._window))
@@ -252,21 +252,6 @@ class TrainStream:
             np.full(len(start_B), weight, np.float32),
             np.full(len(start_B), np.mean(targets_B > 0), np.float32),
         )
-
-    def _windows(self, start_B: Int64) -> NDArray[np.uint8]:
-        """Return a window and one more byte from each start, with zeros past the end.
-
-        Indexes a view of all windows by their starts, which copies each window at once. Indices of
-        all bytes would be eight times as large as the bytes themselves.
-        """
-        width = self._window + 1
-        last = len(self._bytes) - width
-        views = np.lib.stride_tricks.sliding_window_view(self._bytes, width)
-        bytes_BT = views[np.minimum(start_B, last)]
-        for row in np.flatnonzero(start_B > last):
-            tail = self._bytes[start_B[row] :]
-            bytes_BT[row] = np.pad(tail, (0, width - len(tail)))
-        return bytes_BT
 
     @functools.lru_cache(maxsize=2)  # noqa: B019 - a stream lives as long as its run
     def _order(self, epoch: int) -> Order:

@@ -6,6 +6,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from mlstm_jax.data.checked_bytes import CheckedBytes
 from mlstm_jax.data.corpus import Corpus, Split, SplitName
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import UserError
@@ -83,7 +84,7 @@ def wrapped(split: Split) -> int:
     return median if wraps else 0
 
 
-def _byte_counts(data: NDArray[np.uint8]) -> NDArray[np.int64]:
+def _byte_counts(data: CheckedBytes) -> NDArray[np.int64]:
     counts = np.zeros(256, np.int64)
     for start in range(0, len(data), _CHUNK):
         counts += np.bincount(data[start : start + _CHUNK], minlength=256)

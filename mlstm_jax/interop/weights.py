@@ -5,7 +5,8 @@ The arrays have the names of language_model.py and of the layers, are float32 or
 .safetensors, or the uint8 array ``mlstm_jax`` of an .npz::
 
     {"format": 1, "model": {"hidden": 64, ...}, "cleaning": "radford", "source": "...",
-     "fingerprint": a sha256 of all arrays as float32; optional}
+     "fingerprint": a sha256 of all arrays as float32; optional,
+     "crc32": of the rest of this text, see digest.py; optional}
 
 Nothing in the file is executed. Equal parameters give equal bytes.
 """
@@ -21,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax import fields, output
+from mlstm_jax import digest, fields, output
 from mlstm_jax.data.documents import Cleaning
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop import arrays, numpy_files
@@ -113,7 +114,7 @@ def save(path: Path, weights: ModelWeights, dtype: Dtype = "float32") -> None:
         "source": weights.source,
         "fingerprint": fingerprint(unflatten(flat)),
     }
-    text = json.dumps(about, sort_keys=True)
+    text = json.dumps(digest.sealed(about), sort_keys=True)
     if path.suffix not in (".safetensors", ".npz"):
         raise UserError(f"{path}: a model file must end in .safetensors or .npz; rename it.")
     with output.write_errors(path), output.atomic_file(path) as partial:
@@ -170,6 +171,8 @@ def _about(path: Path, text: str) -> _About:
                 f"{path}: has format {reprlib.repr(version)}, but this program reads format "
                 f"{FORMAT}."
             )
-        return fields.build(_About, values)
+        # Other programs may omit the checksum.
+        sealed = isinstance(values, dict) and digest.FIELD in values
+        return fields.build(_About, digest.opened(values) if sealed else values)
     except fields.Wrong as error:
         raise UserError(f"{path}: its metadata are invalid ({error}).") from error

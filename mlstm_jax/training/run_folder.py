@@ -3,14 +3,12 @@
 import dataclasses
 import errno
 import fcntl
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from hashlib import sha256
 from pathlib import Path
 
-from mlstm_jax import config_differences, config_text, environment, output, run
+from mlstm_jax import config_differences, config_text, digest, environment, output, run
 from mlstm_jax.checkpoints import meta
 from mlstm_jax.config import Config, longest_window
 from mlstm_jax.distributed.cluster import Cluster
@@ -80,8 +78,8 @@ def lock_together(
         changed = stack.enter_context(lock(config, resume=resume, reset_carry=reset_carry))
     changed = cluster.gather(changed)[0]
     kept = run.read_config(Path(config.out))
-    # A digest, because the configs of all processes would make a long message.
-    seen = "none" if kept is None else sha256(config_text.to_json(kept).encode()).hexdigest()
+    # A checksum, because the configs of all processes would make a long message.
+    seen = "none" if kept is None else digest.of_json(dataclasses.asdict(kept))
     if any(other != seen for other in cluster.gather(seen)):
         raise UserError(
             f"the run folder {config.out} is not the same for all processes; it must be on a file "
@@ -155,7 +153,7 @@ def write_folder(config: Config, inputs: Mapping[str, str | None] | None = None)
     folder = Path(config.out)
     output.write_text(folder / "config.json", config_text.to_json(config))
     described = environment.describe_environment() | {"inputs": dict(inputs or {})}
-    output.write_text(folder / environment.FILE, json.dumps(described, indent=2) + "\n")
+    digest.write_json(folder / environment.FILE, described)
 
 
 @contextmanager

@@ -110,7 +110,7 @@ def set_up(
     stack.enter_context(run_folder.disk_errors(folder))
     if config.train.deterministic:
         environment.require_deterministic()
-    corpus = open_corpus(Path(config.data.corpus), verify=config.train.verify_corpus)
+    corpus = open_corpus(Path(config.data.corpus))
     consistency.require_one_run(cluster, config, corpus)
     devices = stack.enter_context(parallel.started(cluster, config.devices))
     config = resolve_batch(run_folder.with_positions(config), devices.count)

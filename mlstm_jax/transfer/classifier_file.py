@@ -1,6 +1,5 @@
 """Classifiers on disk: classifier.safetensors and classifier.json, numbers and names, no pickle."""
 
-import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlstm_jax import fields, output, shipped
+from mlstm_jax import digest, fields, output, shipped
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.interop import arrays
 from mlstm_jax.interop.weights import fingerprint
@@ -16,7 +15,7 @@ from mlstm_jax.run import Run
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.features import FeatureState, units_of
 
-FORMAT = 1
+FORMAT = 2
 
 
 class Description(NamedTuple):
@@ -50,6 +49,7 @@ class _File(NamedTuple):
     all_layers: bool
     model: str
     text_column: str | None
+    arrays: dict[str, int]  # checksums of those of classifier.safetensors
     labels: list[_Label] | None = None  # of yes or no; absent for classes
 
 
@@ -58,6 +58,7 @@ def save(folder: Path, classifier: Classifier, about: Description) -> None:
     values = {"weights": classifier.weights_KD, "intercepts": classifier.intercepts_K}
     if classifier.deviations_D is not None:
         values["deviations"] = classifier.deviations_D
+    values = {name: np.asarray(value, np.float64) for name, value in values.items()}
     Cs = [None if math.isinf(C) else C for C in np.ravel(classifier.C).tolist()]
     labels = [_Label(*one) for one in zip(Cs, classifier.thresholds or (), strict=False)]
     written = {
@@ -66,13 +67,14 @@ def save(folder: Path, classifier: Classifier, about: Description) -> None:
         "C": None if labels else Cs[0],
         "softmax": classifier.softmax,
         **about._asdict(),
+        "arrays": digest.of_arrays(values),
         **({"labels": [asdict(one) for one in labels]} if labels else {}),
     }
     with output.write_errors(folder):
         (folder / "classifier.json").unlink(missing_ok=True)
         arrays.write_safetensors(folder / "classifier.safetensors", values)
         # Last: without it there is no classifier.
-        output.write_text(folder / "classifier.json", json.dumps(written, indent=2) + "\n")
+        digest.write_json(folder / "classifier.json", written)
 
 
 def _infinite(C: float | None) -> float:
@@ -98,14 +100,17 @@ def load_classifier(folder: Path) -> tuple[Classifier, Description]:
                 f"{about}: was written by another version of this program; create it again with "
                 "`mlstm-jax transfer`."
             )
-        given = fields.build(_File, values)
+        given = fields.build(_File, digest.opened(values))
         labels = given.labels or []
         if len(set(given.classes)) != len(given.classes) or len(given.classes) + len(labels) < 2:
             raise fields.Wrong("classes must be two or more different names")
         if labels and len(labels) != len(given.classes):
             raise fields.Wrong("labels must be one for each of classes")
     except fields.Wrong as error:
-        raise UserError(f"{about}: the classifier cannot be read ({error}).") from error
+        raise UserError(
+            f"{about}: the classifier cannot be read ({error}); restore it, or create it again "
+            "with `mlstm-jax transfer`."
+        ) from error
     except OSError as error:
         raise UserError(f"{about}: cannot be read: {error.strerror or error}") from error
     rows = 1 if len(given.classes) == 2 and not labels else len(given.classes)
@@ -118,6 +123,10 @@ def load_classifier(folder: Path) -> tuple[Classifier, Description]:
         if "deviations" in found:
             shapes["deviations"] = (rows, width) if labels else (width,)
         made = arrays.read_arrays(str(path), found, shapes, np.float64)
+    try:
+        digest.require_arrays(path.name, digest.of_arrays(made), given.arrays)
+    except fields.Wrong as error:
+        raise UserError(f"{path}: is damaged ({error}); restore it, or create it again.") from error
     classifier = Classifier(
         made["weights"],
         made["intercepts"],

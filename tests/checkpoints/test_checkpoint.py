@@ -1,6 +1,5 @@
 """Checkpoints: which are kept, and that none is read as another than was written."""
 
-import json
 import math
 import shutil
 import threading
@@ -11,10 +10,10 @@ from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
-from mlstm_jax.checkpoints import checkpoint, checksum
+from mlstm_jax import digest
+from mlstm_jax.checkpoints import checkpoint
 from mlstm_jax.checkpoints.checkpoint import CheckpointFailed, Checkpoints, Damaged, with_sums
 from mlstm_jax.checkpoints.meta import Meta, read_meta
 from mlstm_jax.checkpoints.retention import best, kept
@@ -267,61 +266,23 @@ def test_what_is_set_aside_is_kept_whole_and_makes_room(saved: Saved, tmp_path: 
         assert path.is_dir() or kept_path.read_bytes() == path.read_bytes()
 
 
-def test_a_checkpoint_of_before_there_were_checksums_is_read(tmp_path: Path) -> None:
-    """Its score stood in an item of its own, its meta bare, its carry without sums."""
-    saved = Saved(tmp_path / "run")
-    manager = ocp.CheckpointManager(
-        (saved.folder / "checkpoints").absolute(),
-        options=ocp.CheckpointManagerOptions(best_fn=lambda metrics: metrics["bpc"]),
-        item_handlers={
-            "params": ocp.StandardCheckpointHandler(),
-            "state": ocp.StandardCheckpointHandler(),
-            "carry": ocp.StandardCheckpointHandler(),
-            "meta": ocp.JsonCheckpointHandler(),
-        },
-    )
-    fields = {name: value for name, value in ABOUT._asdict().items() if name in Meta._fields[:6]}
-    for step, bpc in ((10, 1.5), (20, 2.5)):
-        manager.save(
-            step,
-            args=ocp.args.Composite(
-                params=ocp.args.StandardSave(saved.state.params),
-                state=ocp.args.StandardSave(saved.state._replace(params=())),
-                carry=ocp.args.StandardSave(saved.devices.join_rows(saved.carry)),
-                meta=ocp.args.JsonSave(fields),
-            ),
-            metrics={"bpc": bpc},
-        )
-    manager.close()
-    saved.assert_restored(saved.restore(20))
-    checkpoints = Checkpoints(saved.folder)
-    assert checkpoints.best() == 10
-    assert checkpoints.meta(20) == ABOUT
-    saved.save(checkpoints, 30, 2.0)
-    checkpoints.close()
-    # A damaged score of one does not keep the others from being read.
-    (saved.folder / "checkpoints/10/metrics/metrics").write_bytes(b"{")
-    checkpoints = Checkpoints(saved.folder)
-    assert checkpoints.best() == 30
-    checkpoints.close()
-
-
 def test_checksums_see_type_shape_place_and_every_bit() -> None:
     random = np.random.default_rng(0)
     array = random.normal(size=(3, 5)).astype(np.float32)
     sums = {
-        checksum.of_array(other)
+        digest.of_array(other)
         for other in (array, array.T, array.reshape(5, 3), array.view(np.int32), array[:2])
     }
     assert len(sums) == 5
-    assert checksum.of_array(np.asfortranarray(array)) == checksum.of_array(array)
-    assert len(checksum.of_tree({"a": {"b": array}, "c": array[0]})) == 2
+    assert digest.of_array(np.asfortranarray(array)) == digest.of_array(array)
+    assert len(checkpoint.of_tree({"a": {"b": array}, "c": array[0]})) == 2
     rows = {"h": array, "c": array[:, :2]}
-    whole = checksum.of_rows(rows)
+    whole = checkpoint.of_rows(rows)
     assert whole.dtype == np.uint32
     # A row's does not depend on the rows beside it.
-    np.testing.assert_array_equal(checksum.of_rows(jax.tree.map(lambda x: x[1:], rows)), whole[1:])
+    others = checkpoint.of_rows(jax.tree.map(lambda x: x[1:], rows))
+    np.testing.assert_array_equal(others, whole[1:])
     with pytest.raises(ValueError, match="a/b of params does not match its checksum"):
-        checksum.require("params", {"a": {"b": array}}, {"a/b": 1})
+        digest.require_arrays("params", checkpoint.of_tree({"a": {"b": array}}), {"a/b": 1})
     with pytest.raises(ValueError, match="c of params"):
-        checksum.require("params", {}, json.loads('{"c": 1}'))
+        digest.require_arrays("params", {}, {"c": 1})

@@ -20,7 +20,7 @@ from mlstm_jax.errors import UserError
 
 def documents(folder: Path, split: SplitName) -> list[bytes]:
     opened = open_corpus(folder, verify=True).split(split)
-    data, cuts = opened.bytes.tobytes(), [int(offset) for offset in opened.offsets]
+    data, cuts = opened.bytes[:].tobytes(), [int(offset) for offset in opened.offsets]
     return [data[a:b] for a, b in pairwise(cuts)]
 
 

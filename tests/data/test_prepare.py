@@ -45,7 +45,7 @@ def documents(folder: Path) -> dict[str, list[bytes]]:
     for name in SPLITS:
         split = open_corpus(folder).split(name)
         cuts = [int(offset) for offset in split.offsets]
-        data = split.bytes.tobytes()
+        data = split.bytes[:].tobytes()
         found[name] = [data[a:b] for a, b in pairwise(cuts)]
     return found
 

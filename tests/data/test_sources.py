@@ -52,7 +52,7 @@ def found_names(*names: str) -> list[str]:
 def texts(folder: Path) -> dict[str, float]:
     split = open_corpus(folder).split("train")
     assert split.ratings is not None
-    found = split.bytes.tobytes().decode().split(" \n ")
+    found = split.bytes[:].tobytes().decode().split(" \n ")
     return {t.strip(): float(r) for t, r in zip(found, split.ratings, strict=True)}
 
 

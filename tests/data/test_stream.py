@@ -14,6 +14,7 @@ from mlstm_jax.data.prefetch import prefetch
 from mlstm_jax.data.shards import TRAINING_SLACK, cut
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import UserError
+from tests import splits
 from tests.tolerance import assert_close
 
 
@@ -22,7 +23,7 @@ def make_split(lengths: Sequence[int]) -> Split:
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.uint64)
     data = np.random.default_rng(0).integers(0, 256, int(offsets[-1]), dtype=np.uint8)
     ratings = np.random.default_rng(1).choice([1, 2, 5, np.nan], len(lengths)).astype(np.float32)
-    return Split("train", data, offsets, ratings)
+    return splits.make_split(data, offsets, ratings)
 
 
 @pytest.fixture
@@ -110,7 +111,7 @@ def test_with_a_stop_an_epoch_reads_every_document_to_it(batch: int, shuffle: bo
                 )
         found = [text for row in rows for text in row]
         assert stream.bytes_seen((epoch + 1) * stream.steps_per_epoch) == sum(lengths) * (epoch + 1)
-        data, ends = split.bytes.tobytes(), np.cumsum(lengths)
+        data, ends = split.bytes[:].tobytes(), np.cumsum(lengths)
         documents = [data[e - n : e] + b"\x03" for e, n in zip(ends, lengths, strict=True)]
         assert sorted(found) == sorted(documents)
 
@@ -244,7 +245,7 @@ def test_ratings_are_at_the_last_bytes_of_their_documents(split: Split) -> None:
     at_end[split.offsets[1:].astype(int) - 1] = split.ratings
     known = split.ratings[~np.isnan(split.ratings)].astype(np.float64)
     expected_P = (at_end - known.mean()) / known.std()
-    text, several, labels = split.bytes.tobytes() + bytes(window + 1), 0, 0
+    text, several, labels = split.bytes[:].tobytes() + bytes(window + 1), 0, 0
     bounds = cut(split.offsets, 8, slack=TRAINING_SLACK)
     place_P = np.arange(len(text))
     expected_P = np.pad(expected_P, (0, window + 1), constant_values=np.nan)
@@ -274,7 +275,7 @@ def test_documents_apart_have_windows_of_their_own_each_with_its_label(split: Sp
     assert split.ratings is not None
     stream = TrainStream(split, batch=4, window=48, labels="classes", apart=True)
     offsets = split.offsets.astype(int)
-    text = split.bytes.tobytes() + bytes(49)
+    text = split.bytes[:].tobytes() + bytes(49)
     read = np.zeros(len(split.bytes), int)
     for step in range(stream.steps_per_epoch):
         batch = stream.batch(step)
@@ -361,7 +362,7 @@ def test_evaluation_scores_every_byte_once_save_each_shards_first(split: Split) 
     assert sum(map(len, seen)) == stream.scored == (~firsts).sum()
     np.testing.assert_array_equal(
         np.bincount(np.concatenate(seen), minlength=256),
-        np.bincount(split.bytes[~firsts], minlength=256),
+        np.bincount(split.bytes[:][~firsts], minlength=256),
     )
 
 
@@ -398,7 +399,7 @@ def test_documents_are_read_each_by_itself_to_its_stop(lengths: list[int]) -> No
             np.testing.assert_array_equal(
                 batch.inputs_BT[row][mask][1:], batch.targets_BT[row][mask][:-1]
             )
-    data, ends = split.bytes.tobytes(), np.cumsum(lengths)
+    data, ends = split.bytes[:].tobytes(), np.cumsum(lengths)
     documents = [data[e - n : e] + b"\x03" for e, n in zip(ends, lengths, strict=True)]
     assert [text for row in rows for text in row] == documents
     assert scored == stream.scored == sum(lengths)

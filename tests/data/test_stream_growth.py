@@ -105,7 +105,7 @@ def test_with_a_stop_every_document_is_read_once_to_it(shuffle: bool) -> None:
     split = make_split(lengths)
     parts = (Rows(37, 2, 8), Rows(11, 6, 24), Rows(5, 6, 8), Rows(10**6, 24, 16))
     streams = make_streams(split, parts, shuffle=shuffle, stop=3)
-    text, ends = split.bytes.tobytes(), np.cumsum(lengths)
+    text, ends = split.bytes[:].tobytes(), np.cumsum(lengths)
     whole = sorted(text[e - n : e] + b"\x03" for e, n in zip(ends, lengths, strict=True))
     assert read(streams, parts, 2) == [whole] * 2
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlstm_jax import cli, run
+from mlstm_jax import cli, digest, run
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.interop import nvidia, openai, unirep, weights
 from mlstm_jax.training import run_folder
@@ -432,7 +432,7 @@ def test_weights_of_another_model_than_the_config_are_refused(
     write_openai(tmp_path / "o", random)
     run.write_imported(tmp_path / "run", openai.read_openai(tmp_path / "o"))
     file = tmp_path / "run/config.json"
-    file.write_text(file.read_text().replace('"hidden": 7', '"hidden": 8'))
+    digest.write_json(file, json.loads(file.read_text().replace('"hidden": 7', '"hidden": 8')))
     with pytest.raises(
         UserError, match=r"config\.json and weights\.safetensors are from different"
     ):

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from mlstm_jax import digest
 from mlstm_jax.checkpoints.meta import FILE, FOLDER, ITEM, steps_in
 from mlstm_jax.config import Config, Data, Devices, Optimizer, Phase, Train
 from mlstm_jax.data.corpus import open_corpus
@@ -168,9 +169,11 @@ def test_on_two_devices_it_learns_the_same(
 
 
 def rewrite_meta(folder: Path, step: int, **fields: Any) -> None:
-    """Change what a checkpoint says of itself, as a version without checksums wrote it."""
+    """Change what a checkpoint says of itself."""
     file = folder / FOLDER / str(step) / ITEM / FILE
-    file.write_text(json.dumps(json.loads(file.read_bytes())["meta"] | fields))
+    content = json.loads(file.read_bytes())
+    content["meta"] |= fields
+    digest.write_json(file, content)
 
 
 def test_what_an_earlier_version_began_in_another_way_is_not_gone_on_with(

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from mlstm_jax import cli
+from mlstm_jax import cli, digest
 from mlstm_jax.errors import KnownError, Note, UserError
 from mlstm_jax.run import Run
 from mlstm_jax.transfer import classifier_file, classify
@@ -122,13 +122,14 @@ def test_a_classifier_is_kept_without_pickle(tmp_path: Path, random: np.random.G
         ({"state": "z"}, r"state is 'z', but it must be one of c, h, mean_h, c\+mean_h"),
         ({"softmax": "no"}, "softmax is 'no', but it must be true or false"),
         ({"C": []}, r"C is \[\], but it must be a number"),
-        ({"format": 2}, "was written by another version of this program"),
+        ({"format": 3}, "was written by another version of this program"),
         ({"more": 1}, "there is no field 'more'"),
         ({"weights": np.zeros((3, 0))}, "weights has the shape"),
         ({"weights": np.zeros((3, 9))}, r"deviations has the shape \(4,\), but must have \(9,\)"),
         ({"intercepts": np.full(3, np.nan)}, "intercepts must be finite numbers"),
         ({"weights": np.zeros((3, 4), int)}, "weights must be finite floating-point numbers"),
         ({"other": np.zeros(3)}, "has the unexpected other"),
+        ({"intercepts": np.ones(3)}, r"intercepts of classifier\.safetensors does not match its"),
     ],
 )
 def test_a_classifier_of_a_stranger_is_checked(
@@ -141,7 +142,7 @@ def test_a_classifier_of_a_stranger_is_checked(
     arrays = {name: array[..., :4] if array.ndim else array for name, array in arrays.items()}
     for name, value in change.items():
         (arrays if isinstance(value, np.ndarray) else fields)[name] = value
-    (tmp_path / "classifier.json").write_text(json.dumps(fields))
+    digest.write_json(tmp_path / "classifier.json", fields)
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     save_file(arrays, tmp_path / "classifier.safetensors")
     with pytest.raises(UserError, match=message):
@@ -381,7 +382,7 @@ def test_transfer_and_classify_from_the_outside(
         ({"model": "another"}, "was created with other parameters"),
         ({"all_layers": True}, "reads 64 features, but"),
     ):
-        (out / "classifier.json").write_text(json.dumps(about | change))
+        digest.write_json(out / "classifier.json", about | change)
         with pytest.raises(SystemExit) as stop:
             cli.main(["classify", str(run.folder), str(out), str(test), "--text-column", "review"])
         assert stop.value.code == 2

@@ -24,6 +24,7 @@ from mlstm_jax.training.adapting_step import Adapting, Rule, Setting, make_adapt
 from mlstm_jax.training.dynamic_evaluation import STATIC, DynamicEvaluator, DynamicScore, best, grid
 from mlstm_jax.training.evaluation import Evaluator
 from mlstm_jax.training.parallel import Parallel
+from tests import splits
 from tests.marks import FP16
 from tests.tolerance import assert_close, bound
 
@@ -37,7 +38,8 @@ TERMS = 2 * 2 * (2 * 64 + 16)
 def make_split(lines: list[str], name: str = "test") -> Split:
     texts = [line.encode() for line in lines]
     offsets = np.cumsum([0, *map(len, texts)]).astype(np.uint64)
-    return Split(name, np.frombuffer(b"".join(texts), np.uint8), offsets, None)
+    data = np.frombuffer(b"".join(texts), np.uint8)
+    return splits.make_split(data, offsets, name=name)
 
 
 def nonsense(seed: int, lines: int) -> list[str]:
@@ -100,9 +102,9 @@ def test_no_byte_is_scored_by_parameters_that_have_read_it(run: Run, name: str, 
     np.testing.assert_array_equal(before_BS[:, :WINDOW], static_BS[:, :WINDOW])
     assert (before_BS[:, WINDOW : 2 * WINDOW] != static_BS[:, WINDOW : 2 * WINDOW]).all()
     for place in (40, 64, 65, 150):  # of the first row: within windows and at their ends
-        data = split.bytes.copy()
+        data = split.bytes[:]
         data[place] = ord("e")
-        after_BS = scores(Split("test", data, split.offsets, None))
+        after_BS = scores(splits.make_split(data, split.offsets, name="test"))
         same_BS = after_BS == before_BS
         window = (place - 1) // WINDOW
         assert same_BS[:, : window * WINDOW].all()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import mlstm_jax as mlstm
-from mlstm_jax import cli
+from mlstm_jax import cli, digest
 from mlstm_jax.api.examples import as_labelled
 from mlstm_jax.data.corpus import differing, open_corpus
 from mlstm_jax.errors import UserError
@@ -332,7 +332,7 @@ def test_labels_of_a_strangers_classifier_are_checked(
     for name in ("classifier.json", "classifier.safetensors"):
         shutil.copy(transferred / name, tmp_path)
     about = json.loads((tmp_path / "classifier.json").read_text())
-    (tmp_path / "classifier.json").write_text(json.dumps(about | change))
+    digest.write_json(tmp_path / "classifier.json", about | change)
     with pytest.raises(UserError, match=message):
         classifier_file.load_classifier(tmp_path)
 
@@ -345,7 +345,8 @@ def test_a_classifier_of_classes_is_written_as_before(
     about = classifier_file.Description("c", False, "abc", None)
     classifier_file.save(tmp_path, made, about)
     assert list(json.loads((tmp_path / "classifier.json").read_text())) == [
-        *("format", "classes", "C", "softmax", "state", "all_layers", "model", "text_column")
+        *("format", "classes", "C", "softmax", "state", "all_layers", "model", "text_column"),
+        *("arrays", "crc32"),
     ]
     again, _ = classifier_file.load_classifier(tmp_path)
     assert again.thresholds is None

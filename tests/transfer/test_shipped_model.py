@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mlstm_jax as mlstm
-from mlstm_jax import cli, shipped
+from mlstm_jax import cli, digest, shipped
 from mlstm_jax.run import Run
 
 NAME = shipped.MODEL
@@ -100,7 +100,7 @@ def test_a_classifier_of_another_model_is_refused(tmp_path: Path) -> None:
 def _classifier_of_another(folder: Path) -> Path:
     ours = shipped.model(Path(f"{NAME}/sentiment"))
     about = json.loads((ours / "classifier.json").read_text())
-    (folder / "classifier.json").write_text(json.dumps(about | {"model": "0" * 64}))
+    digest.write_json(folder / "classifier.json", about | {"model": "0" * 64})
     arrays = (ours / "classifier.safetensors").read_bytes()
     (folder / "classifier.safetensors").write_bytes(arrays)
     return folder

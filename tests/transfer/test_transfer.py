@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mlstm_jax import cli, config_text
+from mlstm_jax import cli, config_text, digest
 from mlstm_jax.data.prepare import prepare
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.report import compressed_bpc, report
@@ -382,8 +382,20 @@ def test_a_run_needs_checkpoints(run: Run, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((run.folder / "config.json").read_text())
     with pytest.raises(UserError, match="has no checkpoint"):
         load_run(tmp_path)
-    (tmp_path / "config.json").write_text('{"model": {"hiden": 3}}')
+    digest.write_json(tmp_path / "config.json", {"model": {"hiden": 3}})
     with pytest.raises(UserError, match=r"config\.json is not the config"):
+        load_run(tmp_path)
+
+
+def test_a_config_that_was_edited_is_refused(run: Run, tmp_path: Path) -> None:
+    text = (run.folder / "config.json").read_text()
+    edits = ('"batch": ', '"batch": 1'), ('"crc32": "', '"crc32": "0'), ("crc32", "crc33")
+    for old, new in edits:
+        (tmp_path / "config.json").write_text(text.replace(old, new))
+        with pytest.raises(UserError, match=r"config\.json is not .*crc32.*options of `mlstm-jax"):
+            load_run(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(json.loads(text), sort_keys=True))
+    with pytest.raises(UserError, match="has no checkpoint"):
         load_run(tmp_path)
 
 
@@ -395,7 +407,7 @@ def test_a_config_of_another_model_is_refused(
     shutil.copytree(run.folder, copy)
     config = json.loads((copy / "config.json").read_text())
     config["model"] |= change
-    (copy / "config.json").write_text(json.dumps(config))
+    digest.write_json(copy / "config.json", config)
     with pytest.raises(
         KnownError, match=r"the checkpoint of step 300 (cannot|has other array sizes)"
     ):
