@@ -157,6 +157,9 @@ def _choose(checkpoints: Checkpoints, folder: Path, wanted: str) -> int:
     steps = checkpoints.steps()
     if not steps:
         raise UserError(f"{folder} has no complete checkpoint yet; train the run for longer.")
+    if wanted == "best":
+        for step in steps:
+            checkpoints.meta(step)  # a damaged one may be the best
     if wanted in ("best", "latest"):
         step = checkpoints.best() if wanted == "best" else checkpoints.latest()
         assert step is not None

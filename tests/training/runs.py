@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +52,12 @@ def final_state(folder: Path, batch: int) -> Any:
     tx = optimizer.build(
         config.optimizer, config.model, schedule.learning_rate(config.optimizer, batch, 300)
     )
-    checkpoints = Checkpoints(folder, read_only=True)
-    step = checkpoints.latest()
-    assert step is not None
-    devices = Parallel(jax.local_devices()[:1])
-    carry = devices.abstract_rows(model.init_carry(batch))
-    state, rows = checkpoints.restore(step, state_shapes(config, model, tx), carry)
-    checkpoints.close()
+    with closing(Checkpoints(folder, read_only=True)) as checkpoints:
+        step = checkpoints.latest()
+        assert step is not None
+        devices = Parallel(jax.local_devices()[:1])
+        carry = devices.abstract_rows(model.init_carry(batch))
+        state, rows = checkpoints.restore(step, state_shapes(config, model, tx), carry)
     return state, devices.own_rows(rows)
 
 

@@ -1,0 +1,148 @@
+"""What is written and damaged is refused, or read as it was; never as something else."""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from mlstm_jax import environment, run
+from mlstm_jax.checkpoints import checkpoint
+from mlstm_jax.config import Transformer
+from mlstm_jax.data.corpus import SPLITS, open_corpus
+from mlstm_jax.data.evaluation_stream import EvaluationStream
+from mlstm_jax.data.prepare import prepare
+from mlstm_jax.data.stream import TrainStream
+from mlstm_jax.digest import of_array
+from mlstm_jax.errors import KnownError
+from mlstm_jax.interop import weights
+from mlstm_jax.training import loop
+from mlstm_jax.transfer import classifier_file, feature_file
+from mlstm_jax.transfer.classify import Classifier
+from mlstm_jax.transfer.features import Featurizer
+from tests.training.runs import final_state, make_config, short
+
+Read = Callable[[], Any]
+
+
+def plain(value: Any) -> Any:
+    """A value that == compares: each array is its checksum."""
+    return jax.tree.map(lambda x: of_array(x) if isinstance(x, np.ndarray) else repr(x), value)
+
+
+def read_corpus(folder: Path) -> Any:
+    """All windows and labels of all splits, as training and evaluation read them."""
+    opened, found = open_corpus(folder), []
+    for name in SPLITS:
+        split = opened.split(name)
+        stream = TrainStream(split, batch=2, window=16, shards=2, labels="ratings")
+        found += [stream.batch(step) for step in range(stream.steps_per_epoch)]
+        scored = EvaluationStream(split, window=64)
+        found += [scored.batch(step, scored.rows) for step in range(scored.steps)]
+    return [opened.identity, opened.manifest.cleaning, *found]
+
+
+def read_run(folder: Path) -> Any:
+    """The model, what the run resumes from, and what a sweep compares."""
+    loaded = run.load_run(folder)
+    about = (loaded.config, loaded.step, loaded.cleaning, loaded.corpus)
+    state = final_state(folder, 8)
+    return [about, loaded.params, state, environment.inputs_of(folder)]
+
+
+def read_weights(path: Path) -> Any:
+    found = weights.load_weights(path)
+    return [found.model, found.cleaning, found.source, found.params]
+
+
+def read_classifier(folder: Path) -> Any:
+    found, about = classifier_file.load_classifier(folder)
+    return [*vars(found).values(), *about]
+
+
+@pytest.fixture(scope="module")
+def written(rated_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A folder of each kind, as the commands write it."""
+    folder = tmp_path_factory.mktemp("damage")
+    prepare([str(rated_corpus.parent / "rated.jsonl")], folder / "corpus", split=(6, 1, 1))
+    train = short(steps=20, epochs=None, eval_every=10, checkpoint_every=10)
+    model = Transformer(hidden=16, heads=2, layers=1, embedding=16)
+    loop.train(make_config(folder / "corpus", folder / "run", train=train, model=model))
+    loaded, draw = run.load_run(folder / "run"), np.random.default_rng(0)
+    for suffix in ("safetensors", "npz"):
+        (folder / suffix).mkdir()
+        weights.save(folder / suffix / f"a.{suffix}", run.as_weights(loaded))
+    (folder / "classifier").mkdir()
+    made = Classifier(draw.normal(size=(3, 16)), np.zeros(3), ["a", "b", "c"], 1.0)
+    about = classifier_file.Description("h", False, weights.fingerprint(loaded.params), None)
+    classifier_file.save(folder / "classifier", made, about)
+    (folder / "features").mkdir()
+    values = draw.normal(size=(9, 16)).astype(np.float32)
+    feature_file.write(folder / "features/a.npz", values, Featurizer(loaded, states=["h"]), "key")
+    return {path.name: path for path in folder.iterdir()}
+
+
+def readers(written: dict[str, Path]) -> dict[str, Read]:
+    return {
+        "corpus": lambda: read_corpus(written["corpus"]),
+        "run": lambda: read_run(written["run"]),
+        "safetensors": lambda: read_weights(written["safetensors"] / "a.safetensors"),
+        "npz": lambda: read_weights(written["npz"] / "a.npz"),
+        "classifier": lambda: read_classifier(written["classifier"]),
+        # A file that differs is written anew.
+        "features": lambda: feature_file.read_features(written["features"] / "a.npz", "key"),
+    }
+
+
+def damaged(content: bytes, draw: random.Random) -> bytes:
+    """A bit flipped, the end cut off, two ranges swapped, or a range of zeros."""
+    changed, size = bytearray(content), len(content)
+    length = draw.randrange(1, max(2, size // 4))
+    first, second = (draw.randrange(max(1, size - length)) for _ in range(2))
+    match draw.randrange(4):
+        case 0:
+            changed[first] ^= 1 << draw.randrange(8)
+        case 1:
+            del changed[first:]
+        case 2:
+            a, b = (content[at : at + length] for at in (first, second))
+            changed[first : first + length], changed[second : second + length] = b, a
+        case 3:
+            changed[first : first + length] = bytes(length)
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(300, marks=pytest.mark.slow)])
+def test_damage_is_refused_or_changes_nothing(
+    count: int, written: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "PAUSES", ())
+    draw, outcomes = random.Random(count), Counter()
+    by_kind = {
+        kind: [path for path in written[kind].rglob("*") if path.is_file() and path.stat().st_size]
+        for kind in readers(written)
+    }
+    whole = {kind: plain(read()) for kind, read in readers(written).items()}
+    silent = []
+    for number in range(count):
+        kind = list(by_kind)[number % len(by_kind)]
+        path = draw.choice(by_kind[kind])
+        content, name = path.read_bytes(), str(path.relative_to(written[kind].parent))
+        while (changed := damaged(content, draw)) == content:
+            pass
+        path.write_bytes(changed)
+        try:
+            same = plain(readers(written)[kind]()) == whole[kind]
+            outcome = "same" if same else "refused" if kind == "features" else "silent"
+        except KnownError:
+            outcome = "refused"
+        finally:
+            path.write_bytes(content)
+        outcomes[kind, outcome] += 1
+        silent += [(number, name)] * (outcome == "silent")
+    print(*sorted(outcomes.items()), sep="\n")
+    assert not silent
