@@ -9,7 +9,6 @@ process reads only its own rows.
 """
 
 import functools
-import zlib
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -20,6 +19,7 @@ from mlstm_jax.data.corpus import Split
 from mlstm_jax.data.document_labels import DocumentLabels
 from mlstm_jax.data.order import Int64, Order
 from mlstm_jax.data.shards import TRAINING_SLACK, count, cut
+from mlstm_jax.digest import crc32
 from mlstm_jax.errors import UserError
 
 
@@ -182,7 +182,7 @@ class TrainStream:
             self._rest = _Rest(rest, goes_on_B, before.epoch(step), end)
             position = end - rest.windows
             for array in (rest.starts_BK, rest.lengths_BK):
-                places = zlib.crc32(np.ascontiguousarray(array, "<i8").data, places)
+                places = crc32(np.ascontiguousarray(array, "<i8").data, places)
         self.origin = Origin(step, position, before.bytes_seen(step), places)
 
     def position(self, step: int) -> int:
