@@ -84,7 +84,8 @@ def interruptible(*signals: signal.Signals, note: Callable[[], str] = str) -> It
             raise
         raise Interrupted(received[0], note()) from error
     finally:
-        sys.unraisablehook = hook
+        if sys.unraisablehook is repeat_ignored:
+            sys.unraisablehook = hook
         if not received:  # otherwise the program is exiting
             for number, handler in before.items():
                 signal.signal(number, handler)

@@ -1,5 +1,6 @@
 """The commands as a user types them, each in a process of its own."""
 
+import errno
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 
 import mlstm_jax
 from mlstm_jax import cli
+from mlstm_jax.commands import parser
 
 REPOSITORY = Path(__file__).parent.parent
 COMMANDS = [
@@ -193,6 +195,36 @@ def test_streams_and_folders_that_cannot_be_written(
     (tmp_path / "c").symlink_to(corpus)
     (tmp_path / "x.csv").write_text("text\na\n")
     assert told in call("bash", "-c", line, code=code).stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (MemoryError(), "there is not enough memory"),
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory"), "there is not enough memory"),
+        (OSError(errno.EMFILE, os.strerror(errno.EMFILE), "x.csv"), "x.csv: Too many open files."),
+        (ImportError(f"x.so: {os.strerror(errno.EMFILE)}"), "Raise the limit on open files"),
+        (RuntimeError("Symlink loop from 'a'"), "Choose another path"),
+        (RuntimeError("a bug"), None),
+    ],
+)
+def test_an_error_of_the_system_is_one_line_and_a_bug_is_not(
+    error: Exception,
+    told: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def run(words: list[str], program: str | None) -> None:
+        raise error
+
+    monkeypatch.setattr(parser, "run", run)
+    with pytest.raises(SystemExit if told else RuntimeError) as stop:
+        cli.main(["classify"])
+    if told:
+        assert stop.value.code == 1
+        said = capsys.readouterr().err
+        assert said.startswith("mlstm-jax classify: ")
+        assert told in said
 
 
 def test_import_is_quick_and_starts_no_jax(call) -> None:

@@ -102,8 +102,8 @@ def resolved(option: str, path: Path) -> Path:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         str(resolved).encode()
     except UnicodeEncodeError as error:
-        why = "its name is not UTF-8, so DuckDB cannot open files there"
-        raise UserError(f"{option} {path}: {why}; name another folder.") from error
+        why = "this name is not UTF-8, so DuckDB cannot open files there"
+        raise UserError(f"{option} {resolved}: {why}; name another folder.") from error
     except (OSError, RuntimeError) as error:  # RuntimeError: Python 3.13 and earlier
         why = getattr(error, "strerror", None) or "a link that leads back to itself"
         raise UserError(f"{option} {path}: {why}; name another folder.") from error

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import fcntl
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -35,6 +36,13 @@ def lock(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterator
         InUse: another process trains in it.
     """
     folder = Path(config.out)
+    try:
+        os.path.abspath(folder).encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{os.path.abspath(folder)}: this name is not UTF-8, so Orbax cannot write checkpoints "
+            "there; choose another folder with --out."
+        ) from error
     if (folder / run.WEIGHTS).exists():
         raise UserError(
             f"{folder} contains imported weights, not a run to resume; choose another folder with "
