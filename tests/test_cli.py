@@ -178,6 +178,16 @@ def test_a_closed_pipe_prints_no_error_at_exit(command_environment: dict[str, st
         ("mlstm-jax configs >&- 2>&-", 1, ""),
         ("mlstm-jax configs <&- 2>&- >/dev/null", 0, ""),
         ("mlstm-jax trian 2>/dev/full", 2, ""),
+        (
+            "cd $(mktemp -d -p . $'\\xffXXX'); mlstm-jax train --data.corpus ../c",
+            2,
+            "so Orbax cannot",
+        ),
+        (
+            "ulimit -n 20; mlstm-jax train --data.corpus c --model.hidden 8 --data.window 8 --train.steps 2",
+            1,
+            "many open files). There",
+        ),
         ("ln -s loop loop; mlstm-jax train --out loop/run --data.corpus c", 2, "loop/run: cannot"),
         (
             "mlstm-jax inspect x.csv",
