@@ -184,7 +184,7 @@ def test_a_closed_pipe_prints_no_error_at_exit(command_environment: dict[str, st
             "so Orbax cannot",
         ),
         (
-            "ulimit -n 20; mlstm-jax train --data.corpus c --model.hidden 8 --data.window 8 --train.steps 2",
+            "ulimit -n 20; mlstm-jax train --data.corpus c --model.hidden 8 --train.steps 2",
             1,
             "many open files). There",
         ),
