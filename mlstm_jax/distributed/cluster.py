@@ -27,7 +27,7 @@ from mlstm_jax.config import Distributed
 from mlstm_jax.distributed import listener, rendezvous
 from mlstm_jax.distributed.connection import Connection, Json, Stop
 from mlstm_jax.distributed.process_info import process_info
-from mlstm_jax.distributed.rendezvous import Greeting, Lobby
+from mlstm_jax.distributed.rendezvous import Greeting, RendezvousServer
 from mlstm_jax.errors import KnownError, UserError
 
 # After another process has sent why it stops: time for this process to raise the same error itself.
@@ -181,8 +181,8 @@ class Cluster:
         assert self._coordinator
         where = parse(self._coordinator)
         if self.is_first:
-            lobby = Lobby(where, self.host, self.processes, self._timeout, self._say)
-            self._connections = lobby.wait()
+            server = RendezvousServer(where, self.host, self.processes, self._timeout, self._say)
+            self._connections = server.wait()
             self.first_host = rendezvous.reached_at(self._connections.values())
         else:
             greeting = Greeting(self.index, self.processes, self.host)

@@ -23,7 +23,7 @@ _GREETING_SECONDS = 10.0
 _LONGEST_GREETING = 4096
 _LONGEST_HOST = 255  # the limit of DNS
 # Connections at one time that have not greeted; one more disconnects the oldest.
-_MOST_GUESTS = 256
+_MOST_PENDING = 256
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def read_greeting(message: dict[str, Json]) -> Greeting:
     return Greeting(index, processes, host)
 
 
-class Lobby:
+class RendezvousServer:
     """Where process 0 waits for the others.
 
     Args:
@@ -68,7 +68,7 @@ class Lobby:
         self._address, self._host, self._processes = address, host, processes
         self._seconds, self._say = seconds, say
         self._connections: dict[int, Connection] = {}
-        self._guests: dict[Connection, float] = {}  # not yet greeted, and their deadlines
+        self._pending: dict[Connection, float] = {}  # not yet greeted, and their deadlines
         self._selector = selectors.DefaultSelector()
         self._note = ""
 
@@ -94,8 +94,8 @@ class Lobby:
                 connection.close()
             raise
         finally:
-            for guest in self._guests:
-                guest.close()
+            for client in self._pending:
+                client.close()
         for connection in self._connections.values():
             connection.send(value=_WELCOME)
         return self._connections
@@ -113,13 +113,13 @@ class Lobby:
                 connection = key.data
                 if connection is None:
                     self._accept(key.fileobj)  # type: ignore[arg-type]
-                elif connection in self._guests:
-                    self._hear(connection)
+                elif connection in self._pending:
+                    self._handle_greeting(connection)
                 elif connection in self._connections.values():
                     # A process sends nothing before the welcome, so this one is gone or unknown.
                     self._lose(connection)
-            for guest in [one for one, until in self._guests.items() if until < now]:
-                self._send_away(guest)
+            for client in [one for one, until in self._pending.items() if until < now]:
+                self._disconnect(client)
 
     def _all_are_here(self) -> bool:
         if len(self._connections) < self._processes - 1:
@@ -137,58 +137,58 @@ class Lobby:
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 return  # The client is gone, or the network had an error that will recur.
-            if not self._guests:
+            if not self._pending:
                 raise UserError(
                     f"process 0 cannot accept more than {len(self._connections)} connections "
                     f"({error}); raise its limit of open files with `ulimit -n`."
                 ) from error
-            self._send_away(next(iter(self._guests)))
+            self._disconnect(next(iter(self._pending)))
             return
-        if len(self._guests) == _MOST_GUESTS:
-            self._send_away(next(iter(self._guests)))
+        if len(self._pending) == _MOST_PENDING:
+            self._disconnect(next(iter(self._pending)))
         sock.setblocking(False)
-        guest = Connection(sock, -1, "")
-        self._guests[guest] = time.monotonic() + _GREETING_SECONDS
-        self._selector.register(sock, selectors.EVENT_READ, guest)
+        client = Connection(sock, -1, "")
+        self._pending[client] = time.monotonic() + _GREETING_SECONDS
+        self._selector.register(sock, selectors.EVENT_READ, client)
 
-    def _hear(self, guest: Connection) -> None:
+    def _handle_greeting(self, client: Connection) -> None:
         """Accept a client that has greeted as a process of this run."""
         try:
-            message = guest.take(_LONGEST_GREETING)
+            message = client.take(_LONGEST_GREETING)
             if message is None:
                 return
             greeting = read_greeting(message)
-            if not guest.is_silent():
+            if not client.is_silent():
                 raise ValueError("it did not wait for the welcome")
         except (OSError, EOFError, ValueError):
-            self._send_away(guest)
+            self._disconnect(client)
             return
-        del self._guests[guest]
-        guest.index, guest.host = greeting.index, greeting.host
-        before, why = self._connections.get(guest.index), None
+        del self._pending[client]
+        client.index, client.host = greeting.index, greeting.host
+        before, why = self._connections.get(client.index), None
         if greeting.processes != self._processes:
             why = (
-                f"{guest} was started for {greeting.processes} processes, but process 0 for "
+                f"{client} was started for {greeting.processes} processes, but process 0 for "
                 f"{self._processes}"
             )
         elif before and before.is_silent():
-            why = f"a second process, on {guest.host}, has the index {guest.index}"
+            why = f"a second process, on {client.host}, has the index {client.index}"
         if why:
             error = UserError(
                 f"{why}. Start every process with its own --distributed.index and the same "
                 "--distributed.processes."
             )
-            guest.send(**Stop(str(error), "process 0", error.exit_code).message())
-            guest.close()
+            client.send(**Stop(str(error), "process 0", error.exit_code).message())
+            client.close()
             raise error
         if before:
             self._lose(before)
-        self._connections[guest.index] = guest
+        self._connections[client.index] = client
 
-    def _send_away(self, guest: Connection) -> None:
-        del self._guests[guest]
-        self._selector.unregister(guest.sock)
-        guest.close()
+    def _disconnect(self, client: Connection) -> None:
+        del self._pending[client]
+        self._selector.unregister(client.sock)
+        client.close()
 
     def _lose(self, connection: Connection) -> None:
         self._say(f"{connection} is gone; waiting for it to come back")
