@@ -3,21 +3,34 @@
 Each client has a few seconds to greet, and all are handled concurrently, so a silent or unknown
 client does not delay the others. A process that dies while it waits may come back: its new
 connection replaces the old one.
+
+Both ends prove that they know the run's secret, which they do not send: each proof is an HMAC of
+the greeting and of random numbers of both. Without a secret, its key is empty.
+
+    process 0:   {"nonce"}
+    the other:   {"index", "processes", "host", "nonce", "proof"}
+    process 0:   {"proof"}, and then {"value": "all are here"} or the reason to stop
 """
 
 import errno
+import hmac
+import json
+import os
+import secrets
 import selectors
 import socket
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from mlstm_jax.address import Address, is_loopback
 from mlstm_jax.distributed import listener
 from mlstm_jax.distributed.connection import Connection, Json, Stop
-from mlstm_jax.errors import KnownError, UserError
+from mlstm_jax.errors import UserError
 
+# The environment variable that has the secret, the same for all processes of a run.
+_SECRET = "MLSTM_JAX_SECRET"
 _WELCOME = "all are here"
 _GREETING_SECONDS = 10.0
 _LONGEST_GREETING = 4096
@@ -33,17 +46,39 @@ class Greeting:
     index: int
     processes: int
     host: str
+    nonce: str = ""  # a random number, which each attempt draws
 
 
 def read_greeting(message: dict[str, Json]) -> Greeting:
     """Return the greeting in a message; raise ValueError if no process of a run sends it."""
-    index, processes, host = (message.get(name) for name in ("index", "processes", "host"))
+    index, processes, host, nonce = map(message.get, ("index", "processes", "host", "nonce"))
     # isinstance would accept True.
     if not (type(index) is int and type(processes) is int and 0 < index < processes < 1 << 31):
         raise ValueError("not the numbers of a process")
     if not (isinstance(host, str) and len(host) <= _LONGEST_HOST):
         raise ValueError("not the name of a host")
-    return Greeting(index, processes, host)
+    if not isinstance(nonce, str):
+        raise ValueError("not a nonce")
+    return Greeting(index, processes, host, nonce)
+
+
+def prove(sender: str, nonce: str, greeting: Greeting) -> str:
+    """Return what only a process that knows the secret can send.
+
+    Args:
+        sender: "process 0" or "other", so that no proof can be sent back as one's own.
+        nonce: the random number of process 0.
+        greeting: with the random number of the other process.
+    """
+    key = os.environ.get(_SECRET, "").strip().encode("utf-8", "surrogateescape")
+    text = json.dumps([sender, nonce, asdict(greeting)])
+    return hmac.new(key, text.encode(), "sha256").hexdigest()
+
+
+def _is_proof(value: Json, expected: str) -> bool:
+    """Compare in a time that does not depend on the values."""
+    given = value if isinstance(value, str) else ""
+    return hmac.compare_digest(given.encode("ascii", "replace"), expected.encode())
 
 
 class RendezvousServer:
@@ -68,7 +103,10 @@ class RendezvousServer:
         self._address, self._host, self._processes = address, host, processes
         self._seconds, self._say = seconds, say
         self._connections: dict[int, Connection] = {}
-        self._pending: dict[Connection, float] = {}  # not yet greeted, and their deadlines
+        # Not yet greeted: their deadlines, and the random numbers that they were sent.
+        self._pending: dict[Connection, tuple[float, str]] = {}
+        self._ignored = ""  # describes greetings with another secret
+        self._ignored_count = 0
         self._selector = selectors.DefaultSelector()
         self._note = ""
 
@@ -107,7 +145,8 @@ class RendezvousServer:
             if now > deadline:
                 raise UserError(self._missing())
             if now - told > 10:
-                self._say(f"waiting for {self._absent()}, {deadline - now:.0f} s left{note}")
+                left = f"{deadline - now:.0f} s left"
+                self._say(f"waiting for {self._absent()}, {left}{self._ignored}{note}")
                 told, note = now, ""
             for key, _ in self._selector.select(min(deadline - now, 1.0)):
                 connection = key.data
@@ -118,7 +157,7 @@ class RendezvousServer:
                 elif connection in self._connections.values():
                     # A process sends nothing before the welcome, so this one is gone or unknown.
                     self._lose(connection)
-            for client in [one for one, until in self._pending.items() if until < now]:
+            for client in [one for one, (until, _) in self._pending.items() if until < now]:
                 self._disconnect(client)
 
     def _all_are_here(self) -> bool:
@@ -133,7 +172,7 @@ class RendezvousServer:
 
     def _accept(self, server: socket.socket) -> None:
         try:
-            sock, _ = server.accept()
+            sock, where = server.accept()
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 return  # The client is gone, or the network had an error that will recur.
@@ -147,12 +186,14 @@ class RendezvousServer:
         if len(self._pending) == _MOST_PENDING:
             self._disconnect(next(iter(self._pending)))
         sock.setblocking(False)
-        client = Connection(sock, -1, "")
-        self._pending[client] = time.monotonic() + _GREETING_SECONDS
+        client, nonce = Connection(sock, -1, listener.numeric_host(where)), secrets.token_hex(16)
+        client.send(nonce=nonce)
+        self._pending[client] = (time.monotonic() + _GREETING_SECONDS, nonce)
         self._selector.register(sock, selectors.EVENT_READ, client)
 
     def _handle_greeting(self, client: Connection) -> None:
         """Accept a client that has greeted as a process of this run."""
+        _, nonce = self._pending[client]
         try:
             message = client.take(_LONGEST_GREETING)
             if message is None:
@@ -160,9 +201,17 @@ class RendezvousServer:
             greeting = read_greeting(message)
             if not client.is_silent():
                 raise ValueError("it did not wait for the welcome")
+            if not _is_proof(message.get("proof"), prove("other", nonce, greeting)):
+                self._ignored_count += 1
+                self._ignored = (
+                    f"; {self._ignored_count} greetings with another {_SECRET} were ignored, the "
+                    f"last from {client.host} as process {greeting.index}"
+                )
+                raise ValueError("it has another secret")
         except (OSError, EOFError, ValueError):
             self._disconnect(client)
             return
+        client.send(proof=prove("process 0", nonce, greeting))
         del self._pending[client]
         client.index, client.host = greeting.index, greeting.host
         before, why = self._connections.get(client.index), None
@@ -207,9 +256,9 @@ class RendezvousServer:
         present = ", ".join(f"{index} ({host})" for index, host in sorted(here.items()))
         return (
             f"{self._absent()} of {self._processes} did not connect within {self._seconds:g} s; "
-            f"connected: {present}. See the logs of the missing processes: they must reach "
-            f"{self._address} and have the same --distributed.processes. To wait longer, set "
-            f"--distributed.timeout-seconds.{f' ({self._note}.)' if self._note else ''}"
+            f"connected: {present}{self._ignored}. See the logs of the missing processes: "
+            f"they must reach {self._address} and have the same --distributed.processes. To wait "
+            f"longer, set --distributed.timeout-seconds.{f' ({self._note}.)' if self._note else ''}"
         )
 
 
@@ -228,11 +277,9 @@ def find_first(address: Address, greeting: Greeting, seconds: float) -> tuple[Co
     Returns:
         The connection, and the numeric host at which process 0 was reached.
 
-    Raises:
-        UserError: process 0 did not answer within `seconds`.
-        KnownError: process 0 has ended the start; the error has its message and exit code.
+    Raises UserError if process 0 did not answer within `seconds`, or has ended the start.
     """
-    deadline = time.monotonic() + seconds
+    deadline, why = time.monotonic() + seconds, None
     while True:
         try:
             sock = socket.create_connection(address, timeout=5.0)
@@ -240,25 +287,42 @@ def find_first(address: Address, greeting: Greeting, seconds: float) -> tuple[Co
                 stack.callback(sock.close)
                 connection = Connection(sock, 0, address.host)
                 host = listener.numeric_host(sock.getpeername())
-                connection.send(**asdict(greeting))
+                _greet(connection, greeting)
                 # Process 0 waits as long for the others.
-                first = connection.receive(seconds + 30)
-                if "stop" in first:
-                    raise _refusal(Stop.read(first))
-                if first.get("value") != _WELCOME:
+                message = connection.receive(seconds + 30)
+                if "stop" in message:
+                    raise UserError(Stop.read(message).text)
+                if message.get("value") != _WELCOME:
                     raise ValueError("another program answers there")
                 stack.pop_all()
                 return connection, host
-        except KnownError:
+        except UserError:
             raise
         except (OSError, EOFError, ValueError) as error:
+            # What has answered says more than that nothing answers any more.
+            why = error if isinstance(error, ValueError) else why or error
             if time.monotonic() > deadline:
                 raise UserError(
                     f"process 0 did not answer at {address} within {seconds:g} s "
-                    f"({error or type(error).__name__}). Check that it has started, that this is "
+                    f"({why or type(why).__name__}). Check that it has started, that this is "
                     f"its address, and that no firewall blocks the port.{_hint(address.host)}"
                 ) from error
             time.sleep(0.2)
+
+
+def _greet(connection: Connection, greeting: Greeting) -> None:
+    """Greet process 0; raise ValueError if it is another program or has another secret."""
+    nonce = connection.receive(_GREETING_SECONDS).get("nonce")
+    if not isinstance(nonce, str):
+        raise ValueError("another program answers there")
+    greeting = replace(greeting, nonce=secrets.token_hex(16))
+    connection.send(**asdict(greeting), proof=prove("other", nonce, greeting))
+    try:
+        proof = connection.receive(_GREETING_SECONDS).get("proof")
+    except EOFError:
+        proof = None
+    if not _is_proof(proof, prove("process 0", nonce, greeting)):
+        raise ValueError(f"it does not accept this process; both need the same {_SECRET}")
 
 
 def _hint(host: str) -> str:
@@ -268,9 +332,3 @@ def _hint(host: str) -> str:
         return ""
     name = f"{host} is" if host == found else f"{host} resolves to {found} here, which is"
     return f" {name} this machine itself, so process 0 would have to run on it, too."
-
-
-def _refusal(stop: Stop) -> KnownError:
-    error = KnownError(stop.text)
-    error.exit_code = stop.code
-    return error

@@ -1,6 +1,7 @@
 """The page of `mlstm-jax view`: its server as a process of its own, and a real browser."""
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import random
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -222,8 +224,7 @@ def test_refusals_are_json(page: str) -> None:
     assert error.value.code == 405
     assert json.load(error.value) == {"error": "GET /read: Method Not Allowed."}
     status, found = ask(f"{page}read", {"text": "a"}, Host="evil.example")
-    message = "this page has another host name; use the address shown."
-    assert (status, found) == (400, {"error": message})
+    assert (status, found) == (400, "Invalid host header")
     assert ask(f"{page}read", {"text": "a"}, Host="localhost:1")[0] == 200
 
 
@@ -287,6 +288,54 @@ def test_a_host_that_is_not_this_one_is_named(host: str, message: str) -> None:
 
     with pytest.raises(UserError, match=message):
         bind(host, 0)
+
+
+_POST = b"POST /read HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n"
+_GET = b"GET /view.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "clients", "most", "left"),
+    [
+        *((sent, 30, 10, 10) for sent in (b"", _POST, _POST + b"\r\n{", _GET, _GET + _POST)),
+        *((sent, 30, 99, 0) for sent in (b"", _POST, _POST + b"\r\n{", _GET, _GET + _POST)),
+        (500 * _GET, 2, 99, 0),  # 4 MB of answers, which it does not read
+    ],
+)
+def test_clients_that_the_page_waits_for_keep_no_place(
+    run: Run, monkeypatch: pytest.MonkeyPatch, sent: bytes, clients: int, most: int, left: int
+) -> None:
+    """Those beyond the limit are disconnected at once, and the others after some time."""
+    from mlstm_jax.view import server
+    from mlstm_jax.view.viewer import Viewer
+
+    monkeypatch.setattr(server, "_MOST_WAITING", most)
+    monkeypatch.setattr(server, "_WAITING_SECONDS", 600.0 if left else 0.5)
+    address = server.bind("127.0.0.1", 0)
+    address.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    where = address.socket.getsockname()
+    threading.Thread(target=server.serve, args=(Viewer(run, None), address), daemon=True).start()
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_connection(where)) for _ in range(clients)]
+        for client in sockets:
+            client.setblocking(False)
+            with contextlib.suppress(OSError):
+                client.send(sent)
+        assert ask(f"{address.url}read", {"text": "a"})[0] == 200
+        time.sleep(0.5 if left else 4)
+        open_ = sum(not _is_closed(client) for client in sockets)
+    assert max(left - 1, 0) <= open_ <= left  # the client that asked took a place, too
+
+
+def _is_closed(client: socket.socket) -> bool:
+    with contextlib.suppress(BlockingIOError):
+        try:
+            while client.recv(1 << 16):
+                pass
+        except ConnectionError:
+            pass
+        return True
+    return False
 
 
 def test_any_name_reaches_a_page_for_all() -> None:
