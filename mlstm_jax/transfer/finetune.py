@@ -61,8 +61,8 @@ def write_corpus(
             kinds, kind_N = np.unique(task.codes(part.labels), axis=0, return_inverse=True)
             several = len(task.names) if task.several else 0
             kinds = np.where(kinds == MISSING, np.nan, kinds)
-            labelled = zip(part.texts, kind_N, strict=True)
-            texts = ((clean(text, cleaning), float(kind)) for text, kind in labelled)
+            labelled = zip((clean(text, cleaning) for text in part.texts), kind_N, strict=True)
+            texts = ((text, float(kind)) for text, kind in labelled if text)
             ordered = in_order(texts, seed=0, dedupe="none")
             documents = [(text, kinds[int(kind)]) for text, kind in ordered]
             splits[name] = write_split(folder, name, documents, len(documents), True, several)
