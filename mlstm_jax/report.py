@@ -38,7 +38,7 @@ def report(folder: Path, corpus: Path | None = None) -> str:
     """
     run = load_run(folder)
     config = run.config
-    opened, is_own = corpus_of(run, corpus)
+    opened, is_own = corpus_of(run, corpus, "valid")
     split = opened.split("valid")
     devices = parallel.local(Devices())  # of this machine, not the one that trained the run
     evaluator = Evaluator(run.model, split, config.data.window, devices, opened.stop)

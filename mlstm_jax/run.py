@@ -12,24 +12,28 @@
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
+import numpy as np
 
 from mlstm_jax import __version__, config_text, output, shipped, suggestion
 from mlstm_jax.checkpoints.checkpoint import Checkpoints
 from mlstm_jax.config import Config
-from mlstm_jax.data.documents import Cleaning
+from mlstm_jax.data.corpus import Corpus, SplitName
+from mlstm_jax.data.documents import Cleaning, clean
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import ModelWeights
-from mlstm_jax.model.language_model import LanguageModel, Parameters
+from mlstm_jax.model.language_model import LanguageModel, Parameters, unknown_bytes
 from mlstm_jax.quiet import quiet
 
 WEIGHTS = "weights.safetensors"
+_PIECE = 1 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -48,14 +52,60 @@ class Run:
     def name(self) -> str:
         """The name in reports and pictures."""
         name = self.folder.resolve().name
+        return name if shipped.is_ours(self.folder) else f"{name}, {self.origin}"
+
+    @property
+    def origin(self) -> str:
+        """Where the parameters come from."""
         if shipped.is_ours(self.folder):
-            return name
-        return f"{name}, imported" if self.imported else f"{name}, step {self.step:,}"
+            return "a model of the package"
+        return "imported" if self.imported else f"step {self.step:,}"
 
     @property
     def imported(self) -> bool:
         """Whether the model is from another program or an exported file."""
         return self.folder.is_file() or (self.folder / WEIGHTS).is_file()
+
+    def cleaned(self, texts: Sequence[str], name: str = "texts") -> list[bytes]:
+        """Return the bytes that the model reads of texts; see `require_known`."""
+        cleaned = [clean(text, self.cleaning) for text in texts]
+        require_known(self.params, name, ((f"text {n}", text) for n, text in enumerate(cleaned, 1)))
+        return cleaned
+
+
+def require_known(params: Parameters, name: str, pieces: Iterable[tuple[str, Any]]) -> None:
+    """Raise UserError if a model has no symbol for some byte of a text.
+
+    Args:
+        params: of the model; most have a symbol for every byte.
+        name: of all pieces, for the message.
+        pieces: each with its place, and its bytes or uint8.
+    """
+    unknown_V, first = unknown_bytes(params), ""
+    if not unknown_V.any():
+        return
+    count_V = np.zeros(len(unknown_V), np.int64)
+    for place, piece in pieces:
+        read_V = np.bincount(np.frombuffer(piece, np.uint8), minlength=len(unknown_V))
+        count_V += read_V * unknown_V
+        first = first or (place if count_V.any() else "")
+    if first:
+        worst = np.argsort(-count_V, kind="stable")[: min(8, np.count_nonzero(count_V))]
+        listed = ", ".join(
+            f"{bytes([byte])!r}"[1:] + f" ({count_V[byte]:,} times)" for byte in worst
+        )
+        raise UserError(
+            f"{name}: {count_V.sum():,} bytes, the first in {first}, are none that the model can "
+            f"read or predict: {listed}. Leave these texts out, or replace the characters."
+        )
+
+
+def require_known_corpus(params: Parameters, corpus: Corpus, splits: Iterable[SplitName]) -> None:
+    """Raise UserError if a model has no symbol for some byte of these splits of a corpus."""
+    for split in splits:
+        data = corpus.split(split).bytes
+        pieces = (data[at : at + _PIECE] for at in range(0, len(data), _PIECE))
+        require_known(params, str(corpus.path), ((f"the {split} split", one) for one in pieces))
 
 
 def read_config(folder: Path) -> Config | None:
@@ -98,7 +148,7 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
     if (folder / WEIGHTS).is_file():
         if checkpoint not in ("best", "latest"):
             raise UserError(
-                f"--checkpoint {checkpoint}: {folder} has imported weights and no checkpoints; "
+                f"--checkpoint {checkpoint}: {folder} has weights and no checkpoints; "
                 "leave the option out."
             )
         found = weights.load_weights(folder / WEIGHTS)

@@ -63,7 +63,7 @@ class LoadedModel:
             f"{type(self).__name__}({str(self.path)!r}, checkpoint={self.checkpoint!r})\n"
             f"  {model.title}, {model.layers} x {model.hidden} units, {count:,} parameters, "
             f"{self.config.precision.compute}\n"
-            f"  {'imported' if self._run.imported else f'step {self.step:,}'}, "
+            f"  {self._run.origin}, "
             f"texts cleaned as {self._run.cleaning}"
         )
 
@@ -112,7 +112,7 @@ class LoadedModel:
     def _lines(self) -> list[dict[str, Any]]:
         lines = metrics.read_metrics(self.path / "metrics.jsonl")
         if not lines:
-            raise UserError(f"{self.path} has no metrics: it was imported, not trained here.")
+            raise UserError(f"{self.path} has no metrics: it was not trained here.")
         return lines
 
     @public

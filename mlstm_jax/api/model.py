@@ -54,7 +54,7 @@ class TrainedModel(ReadingModel):
             ValueError: the split or corpus does not exist, or the corpus has changed.
         """
         one_of("split", split, ("train", "valid", "test"))
-        scored = corpus_of(self._run, None if corpus is None else Path(corpus)).corpus
+        scored = corpus_of(self._run, None if corpus is None else Path(corpus), split).corpus
         devices = self._kept("devices", lambda: parallel.local(Devices()))
         evaluator = self._kept(
             (scored.identity, split),

@@ -77,7 +77,8 @@ def evaluate(
     from mlstm_jax.training.evaluation import corpus_of
 
     loaded = load_run(run, checkpoint)
-    opened, is_own = corpus_of(loaded, corpus)
+    splits: tuple[SplitName, ...] = ("train", "valid", split) if dynamic else (split,)
+    opened, is_own = corpus_of(loaded, corpus, *splits)
     adapted = _dynamic(loaded, opened, split, options) if dynamic else None
     score = adapted.static if adapted else _static(loaded, opened, split)
     result = {
@@ -95,7 +96,7 @@ def evaluate(
         result["dynamic"] = adapted.as_json()
     show(
         f"{split} bpc {score.bpc:.4f} over {score.bytes_scored:,} bytes of {opened.path} in "
-        f"{score.seconds:.1f} s (checkpoint of step {loaded.step:,})"
+        f"{score.seconds:.1f} s ({loaded.origin})"
     )
     if adapted:
         show(adapted.describe(split))

@@ -314,4 +314,4 @@ def export(
     output.require_file(out, overwrite=overwrite)
     loaded = runs.load_run(run, checkpoint)
     weights.save(out, runs.as_weights(loaded), dtype)
-    show(f"{out}: {out.stat().st_size:,} bytes, the model of {run}, step {loaded.step:,}")
+    show(f"{out}: {out.stat().st_size:,} bytes, the model of {run}, {loaded.origin}")

@@ -64,7 +64,7 @@ def features(
     feature_file.write(out, found, featurizer)
     show(
         f"{out}: {len(texts):,} texts x {found.shape[1]} features, {len(texts) / seconds:,.0f} "
-        f"texts/s (checkpoint of step {loaded.step:,})"
+        f"texts/s ({loaded.origin})"
     )
 
 

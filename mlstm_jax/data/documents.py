@@ -24,6 +24,8 @@ TEXT_COLUMNS = ("text", "reviewText", "review_body", "sentence", "content")
 RATING_COLUMNS = ("rating", "overall", "star_rating", "stars")
 
 STOP = 3  # ETX, UniRep's stop token; not stored in a corpus
+AMBIGUOUS = "BZJ"  # amino acids; UniRep has one token for these and X, unknown
+_AS_X = str.maketrans(AMBIGUOUS, "X" * len(AMBIGUOUS))
 
 # Numbers that SQL and Python parse alike; "nan", "1_000" and full-width digits are not.
 NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
@@ -86,14 +88,16 @@ def clean(text: str, cleaning: Cleaning) -> bytes:
 
     "radford": unescape HTML, newlines to spaces, strip, "\n " in front, " " behind. "none": the
     unchanged text and "\n". "protein": STX, UniRep's start token, and the sequence in upper case
-    without white space. The bytes are UTF-8; a lone surrogate, which has no UTF-8, becomes "?".
+    without white space and without a "*" at its end, with X for the ambiguous B, Z and J. The bytes
+    are UTF-8; a lone surrogate, which has no UTF-8, becomes "?".
     """
     if cleaning == "radford":
         text = html.unescape(_LONG_REFERENCE.sub("\ufffd", text))
         text = text.replace("\r\n", " ").replace("\n", " ").replace("\r", " ").strip()
         padded = f"\n {text} "
     elif cleaning == "protein":
-        padded = "\x02" + "".join(text.split()).upper()
+        text = "".join(text.split()).upper().removesuffix("*").translate(_AS_X)
+        padded = f"\x02{text}"
     else:
         padded = f"{text}\n"
     return padded.encode("utf-8", errors="replace") if text.strip() else b""

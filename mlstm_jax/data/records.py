@@ -60,14 +60,14 @@ def units(lines: Iterable[Line], document: Unit) -> Iterator[str | Reject]:
 def fasta_records(
     source: Source, lines: Iterable[Line], text_column: str
 ) -> Iterator[RecordOrReject]:
-    """Yield the sequences of FASTA: a line `>name`, then lines of letters; a last `*` is dropped.
+    """Yield the sequences of FASTA: a line `>name`, then lines of letters.
 
     A record with an unreadable line is lost.
     """
     start, name, parts, is_whole = 0, "", list[str](), True
 
     def record() -> RecordOrReject:
-        return start, {text_column: "".join(parts).removesuffix("*"), "name": name}
+        return start, {text_column: "".join(parts), "name": name}
 
     for line in lines:
         if isinstance(line, Reject):

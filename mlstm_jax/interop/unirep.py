@@ -2,8 +2,8 @@
 
 The cell is the same as ours. The alphabet has 25 tokens besides padding: amino acids, a start and a
 stop. Amino acids become the bytes of their letters, start and stop the control bytes STX and ETX,
-so a sequence is a text of the cleaning "protein". Letters that share a token (X, B, Z, J) share its
-row; of these the decoder predicts X. Other bytes are read as padding and never predicted.
+so a sequence is a text of the cleaning "protein", which writes X for the letters that share its
+token (B, Z, J). The model has no symbol for other bytes (language_model.py, `NEVER`).
 """
 
 import re
@@ -13,17 +13,16 @@ from typing import Any
 import numpy as np
 
 from mlstm_jax import config
+from mlstm_jax.data.documents import AMBIGUOUS
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop import arrays, numpy_files
 from mlstm_jax.interop.arrays import Array
 from mlstm_jax.interop.weights import ModelWeights
-from mlstm_jax.model.language_model import VOCABULARY
+from mlstm_jax.model.language_model import NEVER, VOCABULARY
 
 # The n-th is token n, from 1; token 0 is padding.
 _LETTERS = "MRHKDESTNQCUGPAVIFYWLOX"
-_SAME_AS_X = "BZJ"
 _TOKENS = [*map(ord, _LETTERS), 2, 3]  # ... start, stop
-_NEVER = -1e4  # a logit: its probability is 0 in float32
 
 _NAMES = {"wx_v": "wx", "wh_v": "wh", "wmx_v": "wmx", "wmh_v": "wmh", "b": "b"}
 _NAMES |= {"wx_g": "gx", "wh_g": "gh", "wmx_g": "gmx", "wmh_g": "gmh"}
@@ -83,10 +82,10 @@ def read_unirep(folder: Path) -> ModelWeights:
     embedding = made["embed_matrix"]
     embedding_VE = np.tile(embedding[:1], (VOCABULARY, 1))
     embedding_VE[_TOKENS] = embedding[1:]
-    embedding_VE[[ord(letter) for letter in _SAME_AS_X]] = embedding_VE[ord("X")]
+    embedding_VE[[ord(letter) for letter in AMBIGUOUS]] = embedding_VE[ord("X")]
     kernel_HV = np.zeros((hidden, VOCABULARY), np.float32)
     kernel_HV[:, _TOKENS] = made["fully_connected_weights"]
-    bias_V = np.full(VOCABULARY, _NEVER, np.float32)
+    bias_V = np.full(VOCABULARY, NEVER, np.float32)
     bias_V[_TOKENS] = made["fully_connected_biases"]
     params |= {"embedding": embedding_VE, "decoder_kernel": kernel_HV, "decoder_bias": bias_V}
     model = config.Model(hidden=hidden, embedding=width, layers=len(prefixes))

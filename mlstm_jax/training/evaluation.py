@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from mlstm_jax.data.corpus import Corpus, Split, open_corpus
+from mlstm_jax.data.corpus import Corpus, Split, SplitName, open_corpus
 from mlstm_jax.data.evaluation_stream import (
     EVALUATION_ROWS,
     DocumentStream,
@@ -21,7 +21,7 @@ from mlstm_jax.data.evaluation_stream import (
 from mlstm_jax.data.prefetch import prefetch
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import LanguageModel
-from mlstm_jax.run import Run
+from mlstm_jax.run import Run, require_known_corpus
 from mlstm_jax.training import parallel
 from mlstm_jax.training.metrics import BITS_PER_NAT
 from mlstm_jax.training.parallel import Parallel
@@ -45,15 +45,18 @@ class Scored(NamedTuple):
     is_own: bool
 
 
-def corpus_of(run: Run, given: Path | None) -> Scored:
+def corpus_of(run: Run, given: Path | None, *splits: SplitName) -> Scored:
     """Open the given corpus, or the one that the run was trained on.
 
     Raises:
         UserError: none is given, and the run's own corpus is unknown or has changed: a split of
-            another preparation may contain text that the run was trained on.
+            another preparation may contain text that the run was trained on. Or the model has no
+            symbol for a byte of one of the splits.
     """
     if given is None and run.imported:
-        raise UserError(f"{run.folder} was imported without a corpus; name one with --corpus.")
+        raise UserError(
+            f"{run.folder.name}, {run.origin}, comes without a corpus; give one with --corpus."
+        )
     opened = open_corpus(given or Path(run.config.data.corpus))
     cleanings = (run.cleaning, opened.manifest.cleaning)
     if cleanings[0] != cleanings[1] and "protein" in cleanings:
@@ -61,6 +64,7 @@ def corpus_of(run: Run, given: Path | None) -> Scored:
             f"{opened.path} was cleaned by {cleanings[1]!r}, but {run.folder} reads texts cleaned "
             f"by {cleanings[0]!r}; prepare it with --clean {cleanings[0]}."
         )
+    require_known_corpus(run.params, opened, splits)
     is_own = opened.identity == run.corpus
     if given is None and not is_own:
         raise UserError(

@@ -128,6 +128,8 @@ def set_up(
     finder = _Finder(
         cluster, devices, corpus, model, checkpoints, config, phases, initial, resume, reset_carry
     )
+    if finder.given:
+        run.require_known_corpus(finder.given.arrays, corpus, ("train", "valid"))
     begin = finder(None)
     phases = _starting_at(config, phases, begin.origin)
     total = phases[-1].last

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax.config import Devices
-from mlstm_jax.data.documents import clean
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
@@ -171,7 +170,7 @@ class Featurizer:
             texts: any number, of any length.
             on_text: called with the number of texts done, for a progress bar.
         """
-        cleaned = [clean(text, self._run.cleaning) for text in texts]
+        cleaned = self._run.cleaned(texts)
         result, done = np.zeros((len(texts), self.width), np.float32), 0
         for chosen in batches(cleaned, self._rows):
             result[chosen] = self._batch([cleaned[place] for place in chosen])[: len(chosen)]

@@ -132,6 +132,7 @@ def finetune(
     task = require_task(names["train"], texts["train"])
     for name, table in texts.items():
         require_task(names[name], table, task, thresholds=name == "valid")
+        run.cleaned(table.texts, names[name])
     out.mkdir(parents=True, exist_ok=True)
     write_corpus(out / "corpus", texts["train"], texts["valid"], task, run.cleaning)
     config = make_config(run, out, task, options)

@@ -21,8 +21,8 @@ import numpy as np
 from mlstm_jax.config import MOST_SEED
 from mlstm_jax.data.documents import Cleaning, clean
 from mlstm_jax.errors import UserError
-from mlstm_jax.model.language_model import VOCABULARY, Carry, LanguageModel, Parameters
-from mlstm_jax.run import Run
+from mlstm_jax.model.language_model import NEVER, VOCABULARY, Carry, LanguageModel, Parameters
+from mlstm_jax.run import Run, require_known
 from mlstm_jax.transfer.reader import read_text
 
 _BLOCK = 64
@@ -52,6 +52,8 @@ class Held(NamedTuple):
 
 
 def _sample(key: jax.Array, logits_V: jax.Array, how: Sampling) -> jax.Array:
+    # At a high temperature even a byte without a symbol would become likely.
+    logits_V = jnp.where(logits_V > NEVER / 2, logits_V, -jnp.inf)
     logits_V = logits_V / jnp.maximum(how.temperature, 1e-6)
     falling_V = -jnp.sort(-logits_V)
     before_V = jnp.cumsum(jax.nn.softmax(falling_V)) - jax.nn.softmax(falling_V)
@@ -160,6 +162,8 @@ def generate(
             )
         if not abs(value) <= _LARGEST:
             raise UserError(f"--set-unit {unit}={value}: the value must be finite in float32.")
+    read = prompt_bytes(prompt, run.cleaning)
+    require_known(run.params, "generate", (("the prompt", read), ("stop", stop)))
     how = Sampling(
         jnp.float32(temperature),
         jnp.int32(min(top_k or VOCABULARY, VOCABULARY)),
@@ -171,7 +175,7 @@ def generate(
 
     params = jax.device_put(run.params)
     # All samples share the prompt, so one row reads it.
-    carry, logits_BV, *_ = read_text(run.model, params, prompt_bytes(prompt, run.cleaning))
+    carry, logits_BV, *_ = read_text(run.model, params, read)
     carry, logits_BV = jax.tree.map(lambda x: jnp.repeat(x, samples, axis=0), (carry, logits_BV))
     key = jax.random.key(seed, impl="threefry2x32")
     keys_B = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(samples))

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from mlstm_jax.config import Devices
-from mlstm_jax.data.documents import clean
 from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
 from mlstm_jax.run import Run
 from mlstm_jax.training import parallel
@@ -54,7 +53,7 @@ class Scorer:
             texts: before cleaning.
             on_text: called with the number of texts done, for a progress bar.
         """
-        cleaned = [clean(text, self._run.cleaning) for text in texts]
+        cleaned = self._run.cleaned(texts)
         nats, done = 0.0, 0
         for chosen in batches(cleaned, self._rows):
             nats += self._batch([cleaned[place] for place in chosen])

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import mlstm_jax as mlstm
 from mlstm_jax import cli, digest, run
+from mlstm_jax.data.corpus import SPLITS
+from mlstm_jax.data.prepare_options import PrepareOptions
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.interop import nvidia, openai, unirep, weights
 from mlstm_jax.training import run_folder
@@ -219,7 +223,7 @@ def test_proteins_of_a_fasta_cost_what_they_cost_unirep(
     cli.main(["import", "unirep", str(tmp_path / "u"), "--out", str(tmp_path / "run")])
     assert "skipped because they are not part of" in (said := capsys.readouterr().out)
     assert "fully_connected_1_weights:0.npy" in said
-    proteins = ["MKX", "LO" * 90, "RHKDEST" * 20 + "N", "VIFYW"]
+    proteins = ["MKX", "LO" * 90, "RHKDEST" * 20 + "N", "VIFYWBZJX"]
     fasta = "".join(
         f">sp|{n}| name {n}\n{text[:50].lower()}\n{text[50:]}*\n" for n, text in enumerate(proteins)
     )
@@ -231,17 +235,63 @@ def test_proteins_of_a_fasta_cost_what_they_cost_unirep(
     cli.main([*command, str(tmp_path / "c")])
     nats = []
     for text in proteins:
-        whole = b"\x02" + text.encode() + b"\x03"
+        # Four letters are one token, as inputs and as targets.
+        whole = b"\x02" + re.sub("[BZJ]", "X", text).encode() + b"\x03"
         for end in range(1, len(whole)):
             logits = forward(whole[:end])[1]
             nats.append(np.log(np.exp(logits).sum()) - logits[whole[end]])
     found = json.loads(score.read_text())
     assert found["bytes_scored"] == len(nats)
     assert found["loss"] == pytest.approx(np.mean(nats), rel=1e-5)
+    texts = [f"{text}*" for text in proteins]
+    # Without the stop token, which only a corpus has.
+    stops = sum(np.log(np.exp(z).sum()) - z[3] for z in _ends(forward, proteins))
+    alone = (sum(nats) - stops) / (len(nats) - len(proteins)) / np.log(2)
+    assert mlstm.load(tmp_path / "run").bits_per_character(texts) == pytest.approx(alone, rel=1e-5)
     cli.main([*corpus, "--out", str(tmp_path / "d")])
     with pytest.raises(SystemExit):
         cli.main([*command, str(tmp_path / "d"), "--overwrite"])
     assert "prepare it with --clean protein" in capsys.readouterr().err
+
+
+def _ends(forward: Callable[[bytes], Any], proteins: list[str]) -> list[np.ndarray]:
+    """The logits after the last letter of each protein."""
+    return [forward(b"\x02" + re.sub("[BZJ]", "X", text).encode())[1] for text in proteins]
+
+
+def test_a_byte_without_a_symbol_is_refused_by_name(
+    tmp_path: Path, random: np.random.Generator
+) -> None:
+    write_unirep(tmp_path / "u", random, 1)
+    run.write_imported(folder := tmp_path / "run", unirep.read_unirep(tmp_path / "u"))
+    model = mlstm.load(folder)
+    texts = ["MKV", "M-K*V*"]
+    source = tmp_path / "p.txt"
+    source.write_text("\n".join(texts))
+    given = dict.fromkeys(SPLITS, source)
+    mlstm.prepare(given, tmp_path / "c", PrepareOptions(clean="protein"))
+    config = mlstm.vary(
+        run.Config(out=str(tmp_path / "tuned"), model=model.config.model),
+        data__corpus=str(tmp_path / "c"),
+        data__batch=1,
+        data__window=2,
+        train__start_from=str(folder),
+    )
+    labelled = (texts * 2, ["a", "b"] * 2)
+    for call, place in (
+        (lambda: model.bits_per_character(texts), "text 2"),
+        (lambda: model.encode(texts), "text 2"),
+        (lambda: model.generate("M-K*"), "the prompt"),
+        (lambda: model.generate("MK", stop="*"), "stop"),
+        (lambda: model.evaluate(corpus=tmp_path / "c"), " split"),
+        (lambda: mlstm.train(config), " split"),
+        (lambda: model.finetune(labelled, labelled, tmp_path / "f"), "text 2"),
+    ):
+        with pytest.raises(ValueError, match=rf"{place}, are none .*'[*-]' \("):
+            call()
+    assert not (tmp_path / "f").exists()
+    # At this temperature all symbols are equally likely.
+    assert set(model.generate("MK", bytes=500, temperature=1e30)) <= set(map(chr, unirep._TOKENS))
 
 
 @pytest.mark.parametrize("ending", ["safetensors", "npz"])
@@ -445,8 +495,8 @@ def test_imported_weights_have_no_corpus_and_one_checkpoint(
     write_openai(tmp_path / "o", random)
     run.write_imported(tmp_path / "run", openai.read_openai(tmp_path / "o"))
     for command, message in (
-        (["evaluate"], "name one with --corpus"),
-        (["generate", "--checkpoint", "7"], "has imported weights and no checkpoints"),
+        (["evaluate"], "give one with --corpus"),
+        (["generate", "--checkpoint", "7"], "has weights and no checkpoints"),
     ):
         with pytest.raises(SystemExit) as stop:
             cli.main([command[0], str(tmp_path / "run"), *command[1:]])
