@@ -7,8 +7,10 @@ serve them is fixed when jax is imported.
 import contextlib
 import ctypes
 import hashlib
+import math
 import os
 import platform
+import resource
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -20,6 +22,8 @@ from mlstm_jax.config import Devices
 from mlstm_jax.errors import UserError
 
 if TYPE_CHECKING:
+    import jax
+
     from mlstm_jax.data.corpus import Corpus
 
 FILE = "environment.json"
@@ -34,6 +38,12 @@ _FRACTION_NAMES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 CACHE = "MLSTM_JAX_CACHE"
 _MOST_CACHED_BYTES = 1 << 30
 _LEAST_CACHED_SECONDS = 0.1  # of compilation
+
+_OWN_GROUPS, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+_GROUP = "the limit of its control group (cgroup)"
+# Address space that JAX and its threads take on two cores before they read a model; with less,
+# its C++ ends the process.
+_LEAST_ADDRESS_SPACE = 1.8e9
 
 # Excludes kernels that may sum in another order, and kernels chosen by timing at each compilation.
 _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
@@ -57,6 +67,54 @@ def prepare(devices: Devices, *, deterministic: bool = False) -> None:
         require_deterministic()
     if devices.virtual_cpu is not None:
         _make_virtual(devices.virtual_cpu)
+
+
+def local_devices() -> "list[jax.Device]":
+    """Return the devices of this process; JAX starts if it has not.
+
+    Raises UserError if the machine has no device of JAX_PLATFORMS, or too little address space.
+    """
+    space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if space != resource.RLIM_INFINITY and space < _LEAST_ADDRESS_SPACE:
+        raise UserError(
+            f"the limit on address space (ulimit -v) is {space / 1e9:.1f} GB, but JAX needs "
+            f"{_LEAST_ADDRESS_SPACE / 1e9:.1f} GB before it reads a model; raise the limit."
+        )
+    import jax
+
+    try:
+        return jax.local_devices()
+    except (AssertionError, RuntimeError) as error:  # JAX asserts that it has such a plug-in.
+        wanted = os.environ.get("JAX_PLATFORMS", "")
+        why = str(error).partition("\n")[0] or "it has no plug-in or no device of this kind"
+        raise UserError(
+            f"JAX cannot start with JAX_PLATFORMS={wanted!r}: {why}. Install JAX for this device "
+            "(mlstm-jax[cuda13]), set JAX_PLATFORMS to cpu, or unset it."
+        ) from error
+
+
+def memory_limits() -> dict[str, float]:
+    """Return what limits this process's memory, in bytes by name."""
+    limits = {
+        "the machine's memory": float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    }
+    space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if space != resource.RLIM_INFINITY:
+        limits["the limit on address space (ulimit -v)"] = space
+    # Of cgroups v2, whose own line has no controllers, and v1; each folder may have a limit.
+    for line in _OWN_GROUPS.read_text().splitlines() if _OWN_GROUPS.is_file() else []:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        name = "memory.limit_in_bytes" if controllers else "memory.max"
+        here = _GROUPS / ("memory" if controllers else "") / path.lstrip("/") / name
+        for folder in here.parents[: len(here.parts) - len(_GROUPS.parts)]:
+            file = folder / name
+            text = file.read_text().strip() if file.is_file() else ""
+            if text.isdecimal():
+                least = min(float(text), limits.get(_GROUP, math.inf))
+                limits[_GROUP] = least
+    return limits
 
 
 def without_gpus() -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mlstm_jax import __version__, config_text, output, shipped, suggestion
+from mlstm_jax import __version__, config_text, environment, output, shipped, suggestion
 from mlstm_jax.checkpoints.checkpoint import Checkpoints
 from mlstm_jax.config import Config
 from mlstm_jax.data.corpus import Corpus, SplitName
@@ -125,7 +125,8 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
     Raises:
         UserError: not a run folder, no complete checkpoint, or none of that step.
     """
-    folder = shipped.model(folder)
+    environment.local_devices()  # what JAX lacks is said before the weights are read
+    name, folder = folder, shipped.model(folder)
     if folder.is_file() and folder.suffix in (".safetensors", ".npz"):
         found = weights.load_weights(folder)
         made = Config(out=str(folder), model=found.model)
@@ -139,11 +140,14 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
                 f"--data.corpus {folder} --out runs/mine`, and give that run."
             )
         ours = shipped.files("model")
+        # A hub's name is OWNER/MODEL.
+        is_hub = len(name.parts) == 2 and not name.parent.exists() and name.parent.name not in ours
+        hub = " Names of the Hugging Face hub are not read." if is_hub else ""
         near = suggestion.question(suggestion.nearest(str(folder), ours)) or "."
         raise UserError(
             f"{folder} is not a run folder: it has no config.json. Give the --out of `mlstm-jax "
             f"train` or `import`, such as runs/mine, or a model of the package, {', '.join(ours)}"
-            f"{near}"
+            f"{near}{hub}"
         )
     if (folder / WEIGHTS).is_file():
         if checkpoint not in ("best", "latest"):

@@ -1,4 +1,4 @@
-"""The cache of compiled programs, in processes of their own."""
+"""The cache of compiled programs, in processes of their own; memory and devices that JAX needs."""
 
 import os
 import subprocess
@@ -84,3 +84,55 @@ def test_a_folder_that_others_may_write_in_is_not_used(
     folder.chmod(mode)
     environment.cache_programs()
     assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("shell", "words"),
+    [
+        # A kind of device that this machine has not, even where it has GPUs.
+        ("JAX_PLATFORMS=rocm", "JAX_PLATFORMS='rocm'"),
+        ("ulimit -v 600000;", "(ulimit -v) is 0.6 GB"),
+    ],
+)
+def test_what_jax_lacks_to_start_is_said(
+    shell: str, words: str, command_environment: dict[str, str]
+) -> None:
+    line = f"{shell} {sys.executable} -m mlstm_jax generate reviews-768 --length 1"
+    done = subprocess.run(
+        ["bash", "-c", line], env=command_environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("own", "limits", "least"),
+    [
+        ("0::/\n", {"memory.max": "5000\n"}, 5000),
+        (
+            "0::/a/b\n",
+            {"memory.max": "max\n", "a/memory.max": "7000", "a/b/memory.max": "9000"},
+            7000,
+        ),
+        ("3:cpu:/a\n2:memory:/a\n", {"memory/a/memory.limit_in_bytes": "6000\n"}, 6000),
+        ("0::/a\n", {}, None),
+    ],
+)
+def test_the_limits_of_control_groups_are_read(
+    own: str,
+    limits: dict[str, str],
+    least: float | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "own").write_text(own)
+    for name, text in limits.items():
+        (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "groups" / name).write_text(text)
+    monkeypatch.setattr(environment, "_OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(environment, "_GROUPS", tmp_path / "groups")
+    found = environment.memory_limits()
+    groups = [size for name, size in found.items() if "cgroup" in name]
+    assert groups == ([] if least is None else [least])
+    assert found["the machine's memory"] > 2**28

@@ -262,8 +262,8 @@ def import_(
         out: run folder to create.
     """
     from mlstm_jax.interop import nvidia, openai, unirep, weights
-    from mlstm_jax.planning.plan import parameter_count
     from mlstm_jax.run import read_config, write_imported
+    from mlstm_jax.training.memory import parameter_count
 
     readers = {
         "openai": openai.read_openai,

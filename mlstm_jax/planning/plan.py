@@ -17,8 +17,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import jax
-
 from mlstm_jax.config import Config, resolve_batch
 from mlstm_jax.environment import MEMORY_FRACTION
 from mlstm_jax.errors import UserError
@@ -26,6 +24,7 @@ from mlstm_jax.interop.weights import named
 from mlstm_jax.model.language_model import VOCABULARY, parameter_shapes
 from mlstm_jax.planning.machine import Machine
 from mlstm_jax.training import muon
+from mlstm_jax.training.memory import compute_bytes, memory_bytes, parameter_count
 
 # Per parameter and update, read and written by Adam: parameter, gradient and two moments, float32.
 _OPTIMIZER_BYTES = 28
@@ -48,15 +47,10 @@ class Row(NamedTuple):
     cost: float | None
 
 
-def parameter_count(config: Config) -> int:
-    """Return the number of parameters, including a label head."""
-    return sum(leaf.size for leaf in jax.tree.leaves(parameter_shapes(config.model)))
-
-
 def step_seconds(config: Config, machine: Machine, rows: int) -> float:
     """Return the seconds of a step of `rows` rows on one device, without the all-reduce."""
     rate, parts = _rate(config, machine), config.train.micro_batches
-    hidden, window, width = config.model.hidden, config.data.window, _width(config)
+    hidden, window, width = config.model.hidden, config.data.window, compute_bytes(config)
     rows = rows // parts
     scans = other = 0.0
     for layer in range(config.model.layers):
@@ -100,30 +94,13 @@ def all_reduce_seconds(config: Config, machine: Machine, devices: int) -> float:
     """Return the seconds of the gradient's ring all-reduce over the devices."""
     if devices == 1:
         return 0.0
-    width = _width(config) if config.precision.all_reduce == "compute" else 4
+    width = compute_bytes(config) if config.precision.all_reduce == "compute" else 4
     size, links = parameter_count(config) * width, [machine.inside_node]
     if devices > machine.devices_per_node:
         links.append(machine.across_nodes)
     slowest = min(link.bytes_per_s for link in links)
     fixed = sum(link.fixed_s for link in links)
     return fixed + 2 * (devices - 1) / devices * size / slowest
-
-
-def memory_bytes(config: Config, rows: int) -> float:
-    """Return the bytes that a step of `rows` rows needs on a device: the sum of what it keeps."""
-    model, window, width = config.model, config.data.window, _width(config)
-    rows = rows // config.train.micro_batches
-    cell = width if config.precision.cell == "compute" else 4
-    parameters = parameter_count(config)
-    # Master weights and moments (Muon has one); the gradient; normalised weights, some of them
-    # transposed.
-    moments = 1 if config.optimizer.name == "muon" else 2
-    state = parameters * (4 + 4 * moments + 4 + 2 + width)
-    every = config.train.recompute_every
-    layer = model.kept_bytes(rows * model.hidden, window, every, width, cell)
-    # Logits and their gradient.
-    logits = rows * window * VOCABULARY * 4 * 2
-    return state + model.layers * layer + logits
 
 
 def plan(
@@ -281,11 +258,6 @@ def _rate(config: Config, machine: Machine) -> float:
             "the results with --rates."
         )
     return machine.step_flops_per_s[compute]
-
-
-def _width(config: Config) -> int:
-    """Return the bytes of one number of the compute type."""
-    return 4 if config.precision.compute in ("fp32", "tf32") else 2
 
 
 def as_json(rows: list[Row]) -> list[dict[str, Any]]:

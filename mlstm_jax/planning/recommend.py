@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlstm_jax.config import Config, Model
-from mlstm_jax.planning.plan import parameter_count
+from mlstm_jax.training.memory import parameter_count
 from mlstm_jax.training.schedule import Stretch
 
 _ALWAYS = {

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from mlstm_jax import environment
 from mlstm_jax.address import Address
 from mlstm_jax.config import Devices
 from mlstm_jax.distributed.cluster import Cluster
@@ -172,7 +173,7 @@ class Parallel:
 
 def local(devices: Devices) -> Parallel:
     """Return the devices of this process that a config selects."""
-    return Parallel(_chosen(jax.local_devices(), devices))
+    return Parallel(_chosen(environment.local_devices(), devices))
 
 
 @contextmanager
@@ -200,7 +201,7 @@ def started(cluster: Cluster, devices: Devices) -> Iterator[Parallel]:
             heartbeat_timeout_seconds=600,
             coordinator_bind_address=where,
         )
-    chosen = _chosen(jax.local_devices(), devices)
+    chosen = _chosen(environment.local_devices(), devices)
     kinds = sorted({device.device_kind for device in chosen})
     cluster.require_equal(
         {"number of devices": len(chosen), "kind of device": ", ".join(kinds)},
@@ -249,9 +250,10 @@ def _require_outward_names(cluster: Cluster) -> None:
 
 def _chosen(found: list[jax.Device], devices: Devices) -> list[jax.Device]:
     if devices.count is not None and devices.count > len(found):
+        here = "1 device" if len(found) == 1 else f"{len(found)} devices"
         raise UserError(
-            f"devices.count is {devices.count}, but there are {len(found)} devices here "
-            f"({found[0].platform}); lower it, or use virtual devices with --devices.virtual-cpu."
+            f"devices.count is {devices.count}, but this machine has {here} ({found[0].platform}); "
+            "lower it, or use virtual devices with --devices.virtual-cpu."
         )
     return found[: devices.count]
 

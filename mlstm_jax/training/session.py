@@ -27,7 +27,16 @@ from mlstm_jax.model.launch import require_gpu
 from mlstm_jax.model.recurrence import Loops
 from mlstm_jax.progress import ProgressLine
 from mlstm_jax.quiet import quiet as without_reports
-from mlstm_jax.training import optimizer, parallel, resume, run_folder, schedule, signals, start
+from mlstm_jax.training import (
+    memory,
+    optimizer,
+    parallel,
+    resume,
+    run_folder,
+    schedule,
+    signals,
+    start,
+)
 from mlstm_jax.training.announcement import announcement
 from mlstm_jax.training.evaluation import Evaluator
 from mlstm_jax.training.metrics import MetricsLog, NullLog
@@ -114,6 +123,7 @@ def set_up(
     consistency.require_one_run(cluster, config, corpus)
     devices = stack.enter_context(parallel.started(cluster, config.devices))
     config = resolve_batch(run_folder.with_positions(config), devices.count)
+    memory.require_memory(config, devices)
     changed = run_folder.lock_together(
         stack, cluster, config, resume=resume, reset_carry=reset_carry
     )

@@ -83,16 +83,16 @@ def _infinite(C: float | None) -> float:
 
 def load_classifier(folder: Path) -> tuple[Classifier, Description]:
     """Read what `save` wrote; a UserError names the field or array that is wrong."""
-    folder = shipped.model(folder)
+    given, folder = folder, shipped.model(folder)
     about = folder / "classifier.json"
     if not about.is_file():
-        inside = folder / "classifier"
-        advice = (
-            f"name {inside}, and the run {folder / 'run'}, which `mlstm-jax finetune` wrote."
-            if inside.is_dir()
-            else "create one with `mlstm-jax transfer`."
-        )
-        raise UserError(f"{folder} has no classifier.json; {advice}")
+        inside = [path.parent.name for path in sorted(folder.glob("*/classifier.json"))]
+        advice = "create one with `mlstm-jax transfer`."
+        if inside:
+            advice = f"give {' or '.join(str(given / name) for name in inside)}."
+        if inside == ["classifier"]:
+            advice += f" It is of the run {given / 'run'}, which `mlstm-jax finetune` wrote."
+        raise UserError(f"{given} has no classifier.json; {advice}")
     try:
         values = fields.parse(about.read_bytes())
         if isinstance(values, dict) and values.get("format", FORMAT) != FORMAT:
@@ -100,11 +100,11 @@ def load_classifier(folder: Path) -> tuple[Classifier, Description]:
                 f"{about}: was written by another version of this program; create it again with "
                 "`mlstm-jax transfer`."
             )
-        given = fields.build(_File, digest.opened(values))
-        labels = given.labels or []
-        if len(set(given.classes)) != len(given.classes) or len(given.classes) + len(labels) < 2:
+        file = fields.build(_File, digest.opened(values))
+        labels = file.labels or []
+        if len(set(file.classes)) != len(file.classes) or len(file.classes) + len(labels) < 2:
             raise fields.Wrong("classes must be two or more different names")
-        if labels and len(labels) != len(given.classes):
+        if labels and len(labels) != len(file.classes):
             raise fields.Wrong("labels must be one for each of classes")
     except fields.Wrong as error:
         raise UserError(
@@ -113,7 +113,7 @@ def load_classifier(folder: Path) -> tuple[Classifier, Description]:
         ) from error
     except OSError as error:
         raise UserError(f"{about}: cannot be read: {error.strerror or error}") from error
-    rows = 1 if len(given.classes) == 2 and not labels else len(given.classes)
+    rows = 1 if len(file.classes) == 2 and not labels else len(file.classes)
     path = folder / "classifier.safetensors"
     with arrays.safetensors(path, "") as (_, found):
         wanted = {"weights", "intercepts"} | (found.keys() & {"deviations"})
@@ -130,13 +130,13 @@ def load_classifier(folder: Path) -> tuple[Classifier, Description]:
     classifier = Classifier(
         made["weights"],
         made["intercepts"],
-        given.classes,
-        [_infinite(one.C) for one in labels] or _infinite(given.C),
-        given.softmax,
+        file.classes,
+        [_infinite(one.C) for one in labels] or _infinite(file.C),
+        file.softmax,
         made.get("deviations"),
         [one.threshold for one in labels] or None,
     )
-    return classifier, Description(given.state, given.all_layers, given.model, given.text_column)
+    return classifier, Description(file.state, file.all_layers, file.model, file.text_column)
 
 
 def require_model(

@@ -33,8 +33,8 @@ from mlstm_jax.config import Config, Data, Devices, Model, Precision, Train
 from mlstm_jax.data.evaluation_stream import EvaluationBatch
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import LanguageModel
-from mlstm_jax.planning import plan
 from mlstm_jax.planning.machine import load_machine
+from mlstm_jax.training.memory import memory_bytes, parameter_count
 from mlstm_jax.training.parallel import AXIS
 from mlstm_jax.training.step import make_evaluation_step
 from mlstm_jax.transfer import features, generate
@@ -134,7 +134,7 @@ def test_devices_talk_once_and_of_the_gradient_alone(all_reduce: Any, width: int
     assert not any(one.is_in_loop for one in found)
     assert {one.opcode.removesuffix("-start") for one in found} == {"all-reduce"}
     sent = sum(access.bytes for one in found for access in one.writes)
-    gradient = width * plan.parameter_count(config)
+    gradient = width * parameter_count(config)
     assert gradient <= sent <= gradient + 1024  # the loss and other single numbers
 
 
@@ -152,7 +152,7 @@ def test_the_papers_step_fits_its_bound(kernels_of: Any, most: tuple[int, int]) 
     made = compiled(config)
     assert made.temporary_bytes <= 8.4e9
     needed = made.argument_bytes + made.temporary_bytes
-    assert plan.memory_bytes(config, 256) == pytest.approx(needed, rel=0.2)
+    assert memory_bytes(config, 256) == pytest.approx(needed, rel=0.2)
     forward, backward = in_loops(kernels(hlo.parse(made.text)))
     assert forward <= most[0]
     assert backward <= most[1]

@@ -123,7 +123,8 @@ def test_units_of_a_text_file(tmp_path: Path, document: str | None, expected: li
 
 def test_sequences_of_a_fasta_file(tmp_path: Path) -> None:
     source = write(tmp_path / "a.fa", ">one\nMK\nV*\n\n>two words\r\nac\r\n>empty\n>last\nW")
-    assert texts(source) == ["MKV", "ac", "", "W"]
+    assert texts(source) == ["MKV*", "ac", "", "W"]
+    assert [clean(text, "protein") for text in ("m kBZj*", "*", "*M")] == [b"\2MKXXX", b"", b"\2*M"]
     source = write(tmp_path / "b.fasta", "MKV\n>one\nMK\n")
     with pytest.raises(UserError, match=r"line 1: a sequence needs a line '>name' before it"):
         texts(source)

@@ -266,9 +266,9 @@ def test_a_byte_without_a_symbol_is_refused_by_name(
     run.write_imported(folder := tmp_path / "run", unirep.read_unirep(tmp_path / "u"))
     model = mlstm.load(folder)
     texts = ["MKV", "M-K*V*"]
-    source = tmp_path / "p.txt"
-    source.write_text("\n".join(texts))
-    given = dict.fromkeys(SPLITS, source)
+    given = {name: tmp_path / f"{name}.txt" for name in SPLITS}
+    for source in given.values():
+        source.write_text("\n".join(texts))
     mlstm.prepare(given, tmp_path / "c", PrepareOptions(clean="protein"))
     config = mlstm.vary(
         run.Config(out=str(tmp_path / "tuned"), model=model.config.model),

@@ -18,6 +18,7 @@ from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.planning import plan
 from mlstm_jax.planning.machine import load_machine, with_measured_rate
 from mlstm_jax.training import muon
+from mlstm_jax.training.memory import memory_bytes, parameter_count
 from mlstm_jax.training.step import cross_entropy
 
 ROOT = Path(__file__).parents[2]
@@ -73,7 +74,7 @@ def test_parameters_are_counted_as_they_are(hidden: int, layers: int) -> None:
     config = Config(model=Model(hidden=hidden, layers=layers))
     model = LanguageModel(config.model, config.precision)
     params = jax.eval_shape(model.init_parameters, jax.random.key(0))
-    assert plan.parameter_count(config) == sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert parameter_count(config) == sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 def test_memory_is_what_the_compiler_counts() -> None:
@@ -88,7 +89,7 @@ def test_memory_is_what_the_compiler_counts() -> None:
             train=Train(recompute_every=row["recompute_every"]),
         )
         # The compiler counts masters and moments as arguments, not here.
-        temporary = plan.memory_bytes(config, row["batch"]) - 12 * plan.parameter_count(config)
+        temporary = memory_bytes(config, row["batch"]) - 12 * parameter_count(config)
         assert temporary == pytest.approx(row["temp_bytes"], rel=1 / 3)
 
 
@@ -108,7 +109,7 @@ def test_memory_of_other_models_is_what_the_compiler_counts(kind: str) -> None:
     compiled = jax.jit(jax.grad(loss)).lower(params, bytes_BT).compile()
     counted = compiled.memory_analysis().temp_size_in_bytes
     # The gradient is a result here; masters and moments are no part of it.
-    temporary = plan.memory_bytes(config, 16) - 16 * plan.parameter_count(config)
+    temporary = memory_bytes(config, 16) - 16 * parameter_count(config)
     assert temporary == pytest.approx(counted, rel=1 / 3)
 
 

@@ -23,10 +23,10 @@ from mlstm_jax.model.architecture import Architecture, Products
 from mlstm_jax.model.inputs import project
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.matmul import matmul
-from mlstm_jax.planning import plan
 from mlstm_jax.report import report
 from mlstm_jax.training import loop, parallel
 from mlstm_jax.training.evaluation import Evaluator
+from mlstm_jax.training.memory import memory_bytes
 
 
 class Weights(linen.Module):
@@ -112,7 +112,7 @@ def test_every_kind_learns_and_resumes_to_the_bit(kind: str, corpus: Path, tmp_p
     config = dataclasses.replace(config, out=str(tmp_path / "again"))
     again = run.load_run(loop.train(config, resume=True, quiet=True), "latest")
     jax.tree.map(np.testing.assert_array_equal, again.params, whole.params)
-    assert plan.memory_bytes(config, 8) > 0
+    assert memory_bytes(config, 8) > 0
 
 
 @pytest.mark.parametrize(("kind", "window"), [("bert", 16), ("transformer", 8)])

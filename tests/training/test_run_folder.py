@@ -1,4 +1,4 @@
-"""The run folder's lock, where the file system has none."""
+"""What is checked before a run: the folder's lock, where the file system has none, and memory."""
 
 import errno
 import fcntl
@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from mlstm_jax.config import BERT, Config, Data, Transformer, resolve_batch, vary
+from mlstm_jax import environment
+from mlstm_jax.config import BERT, Config, Data, Model, Transformer, resolve_batch, vary
 from mlstm_jax.errors import UserError
-from mlstm_jax.training import run_folder
+from mlstm_jax.training import loop, run_folder
+from tests.training.runs import make_config
 
 
 @pytest.fixture
@@ -60,3 +62,22 @@ def test_a_transformer_that_resumes_keeps_its_positions(tmp_path: Path) -> None:
         assert changed == ["data.window: 16 → 8"]
     for other in (Config(out=str(tmp_path)), vary(shorter, model=BERT(hidden=8, heads=2))):
         assert run_folder.with_positions(other) == other
+
+
+@pytest.mark.parametrize(
+    ("hidden", "limit"),
+    [(1_000_000, None), (64, 1e6)],
+)
+def test_a_run_that_the_memory_cannot_hold_is_refused_before_its_folder_is_made(
+    hidden: int,
+    limit: float | None,
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if limit:
+        monkeypatch.setattr(environment, "memory_limits", lambda: {"it": limit, "other": 1e12})
+    config = make_config(corpus, tmp_path / "run", model=Model(hidden=hidden))
+    with pytest.raises(UserError, match=rf"model\.hidden {hidden:,}.* GB .* is [0-9.]+ GB"):
+        loop.train(config, quiet=True)
+    assert not (tmp_path / "run").exists()

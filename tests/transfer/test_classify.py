@@ -107,7 +107,8 @@ def test_a_classifier_is_kept_without_pickle(tmp_path: Path, random: np.random.G
     with pytest.raises(UserError, match="has no classifier"):
         classifier_file.load_classifier(tmp_path / "none")
     (tmp_path / "tuned/classifier").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"name .*tuned/classifier, and the run .*tuned/run"):
+    classifier_file.save(tmp_path / "tuned/classifier", found, about)
+    with pytest.raises(UserError, match=r"give .*tuned/classifier\. .* the run .*tuned/run"):
         classifier_file.load_classifier(tmp_path / "tuned")
 
 

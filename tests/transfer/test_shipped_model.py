@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +91,28 @@ def test_a_folder_of_ones_own_goes_before_it(
 def test_a_name_that_is_nearly_right_is_suggested() -> None:
     with pytest.raises(ValueError, match=r"reviews-76 is not a run folder.*did you mean reviews-7"):
         mlstm.load("reviews-76")
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["classify", NAME, NAME, "new.txt"], f"give {NAME}/sentiment"),
+        (["evaluate", NAME], f"{NAME}, a model of the package, comes without a corpus"),
+        (["generate", "openai/gpt2"], "openai/gpt2 is not a run folder.*Hugging Face hub"),
+    ],
+)
+def test_what_to_give_instead_is_said(
+    command: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("new.txt").write_text(GOOD[0])
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(command)
+    assert re.search(words, capsys.readouterr().err)
 
 
 def test_a_classifier_of_another_model_is_refused(tmp_path: Path) -> None:
