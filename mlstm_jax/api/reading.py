@@ -13,14 +13,25 @@ from mlstm_jax.api.loaded import LoadedModel
 from mlstm_jax.data.documents import clean
 from mlstm_jax.errors import UserError
 from mlstm_jax.progress import ProgressLine
-from mlstm_jax.transfer.classifier_file import Description, load_classifier, require_model
+from mlstm_jax.transfer.classifier_file import (
+    Description,
+    load_classifier,
+    note_unlike,
+    require_model,
+)
 from mlstm_jax.transfer.classify import Classifier
-from mlstm_jax.transfer.features import STATE_NAMES, FeatureState, Featurizer, State, single_states
+from mlstm_jax.transfer.features import (
+    STATE_NAMES,
+    FeatureState,
+    Featurizer,
+    Reading,
+    State,
+    single_states,
+)
 from mlstm_jax.transfer.generate import as_text
 from mlstm_jax.transfer.generate import generate as run_generate
 from mlstm_jax.transfer.heatmap import Heat, heat, score_heat
 from mlstm_jax.transfer.reader import Reader
-from mlstm_jax.transfer.scoring import Scorer
 from mlstm_jax.transfer.transfer import Transferred
 
 STATES = tuple(STATE_NAMES)
@@ -64,7 +75,7 @@ class ReadingModel(LoadedModel):
         one_of("state", state, STATES)
         at_least("batch_size", batch_size, 1)
         name = "encode" if show_progress else None
-        return self._features(found, state, all_layers=all_layers, rows=batch_size, name=name)
+        return self._read(found, state, all_layers=all_layers, rows=batch_size, name=name).features
 
     @public
     def bits_per_character(self, texts: Sequence[str], *, show_progress: bool = False) -> float:
@@ -78,12 +89,11 @@ class ReadingModel(LoadedModel):
             ValueError: `texts` is a single string, or there is no byte to score.
         """
         found = as_texts(texts)
-        scorer = self._kept("score", lambda: Scorer(self._run))
-        with ProgressLine("score", len(found), quiet=not show_progress) as progress:
-            score = scorer(found, partial(progress.update, status="texts"))
-        if not score.bytes_scored:
+        name = "score" if show_progress else None
+        read = self._read(found, None, all_layers=False, rows=None, name=name, score=True)
+        if not read.scored_N.any():
             raise UserError("texts have no byte to score; give longer texts.")
-        return float(score.bits_per_character)
+        return float(read.nats_N.sum() / np.log(2) / read.scored_N.sum())
 
     @public
     def generate(
@@ -195,7 +205,8 @@ class ReadingModel(LoadedModel):
     ) -> list[dict[str, float]]:
         """Return the probability of each class, or of yes for each of several labels, by name.
 
-        A text that is blank after cleaning has NaN for all.
+        A text that is blank after cleaning has NaN for all. The classifier of a model of the
+        package warns of texts that are unlike those that it knows, such as other languages.
 
         Args:
             texts: any number, of any length.
@@ -211,32 +222,40 @@ class ReadingModel(LoadedModel):
             raise UserError("this model comes with no classifier; give one that `transfer` made.")
         chosen, about = self._classifier(classifier)
         name = "classify" if show_progress else None
-        features = self._features(
-            found, about.state, all_layers=about.all_layers, rows=64, name=name
+        read = self._read(
+            found,
+            about.state,
+            all_layers=about.all_layers,
+            rows=64,
+            name=name,
+            score=bool(about.familiar),
         )
-        probabilities = chosen.probabilities(features)
+        note_unlike(about, read)
+        probabilities = chosen.probabilities(read.features)
         probabilities[[not clean(text, self._run.cleaning) for text in found]] = np.nan
         return [dict(zip(chosen.classes, row, strict=True)) for row in probabilities.tolist()]
 
-    def _features(
+    def _read(
         self,
         texts: list[str],
-        state: FeatureState,
+        state: FeatureState | None,
         *,
         all_layers: bool,
-        rows: int,
+        rows: int | None,
         name: str | None,
-    ) -> NDArray[np.float32]:
-        """Return the features of texts; show progress under a name, if there is one."""
+        score: bool = False,
+    ) -> Reading:
+        """Read texts, see `Featurizer`; show progress under a name, if there is one."""
+        states = state and (state,)
         featurizer = self._kept(
-            (state, all_layers, rows),
-            lambda: Featurizer(self._run, states=(state,), all_layers=all_layers, rows=rows),
+            (state, all_layers, rows, score),
+            lambda: Featurizer(
+                self._run, states=states, all_layers=all_layers, rows=rows, score=score
+            ),
         )
         with ProgressLine(name or "", len(texts), quiet=name is None) as progress:
-            features: NDArray[np.float32] = featurizer(
-                texts, partial(progress.update, status="texts")
-            )
-        return features
+            read: Reading = featurizer.read(texts, partial(progress.update, status="texts"))
+        return read
 
     def _classifier(self, given: Transferred | str | Path) -> tuple[Classifier, Description]:
         """Return a classifier and its features; UserError unless it belongs to this model."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, arg
 
 if TYPE_CHECKING:
-    from mlstm_jax.transfer.features import Features, Featurizer
+    from mlstm_jax.transfer.features import Featurizer, Reading
 
 RunFolder = Annotated[Path, Positional, arg(metavar="RUN")]
 
@@ -23,9 +23,9 @@ def require_files(*paths: Path | None) -> None:
             check_source(Source(str(path)))
 
 
-def features_of(featurizer: "Featurizer", name: str, texts: list[str]) -> "Features":
-    """Return the features of texts, with a named progress bar."""
+def read(featurizer: "Featurizer", name: str, texts: list[str]) -> "Reading":
+    """Read texts, with a named progress bar."""
     from mlstm_jax.progress import ProgressLine
 
     with ProgressLine(name, len(texts)) as progress:
-        return featurizer(texts, lambda count: progress.update(count, "texts"))
+        return featurizer.read(texts, lambda count: progress.update(count, "texts"))

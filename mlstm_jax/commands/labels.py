@@ -11,7 +11,7 @@ from tyro.conf import OmitArgPrefixes, Positional, arg
 from mlstm_jax import output
 from mlstm_jax.commands import (
     RunFolder,
-    features_of,
+    read,
     require_files,
 )
 from mlstm_jax.terminal import one_line, show
@@ -91,7 +91,8 @@ def classify(
 
     The column `record` is the number of the record in INPUT, from 1. Of several labels, a column
     for each has 1 or 0 by its threshold, and a column p(label) its probability of 1. A record
-    without text gets neither labels nor probabilities.
+    without text gets neither labels nor probabilities. The classifier of a model of the package
+    notes how many texts are unlike those that it knows, such as other languages.
 
     Args:
         run: run folder of the model that the classifier was created with.
@@ -118,8 +119,10 @@ def classify(
     texts = read_texts(source, text_column or about.text_column)
     loaded = load_run(run, checkpoint)
     classifier_file.require_model(classifier, chosen, about, loaded, run)
-    featurizer = Featurizer(loaded, states=(about.state,), all_layers=about.all_layers)
-    found = features_of(featurizer, "classify", texts)
+    featurizer = Featurizer(
+        loaded, states=(about.state,), all_layers=about.all_layers, score=bool(about.familiar)
+    )
+    found = read(featurizer, "classify", texts)
     # A file or another program gets labels unchanged; for a terminal they are escaped.
     to_people = not out and sys.stdout.isatty()
     names = [one_line(name) for name in chosen.classes] if to_people else chosen.classes
@@ -130,7 +133,13 @@ def classify(
         # Python quotes a carriage return within a field only if lines end with one.
         writer = csv.writer(_Lines(file), lineterminator="\r\n")
         writer.writerow(header)
-        rows = zip(texts, blank, chosen.predict(found), chosen.probabilities(found), strict=True)
+        rows = zip(
+            texts,
+            blank,
+            chosen.predict(found.features),
+            chosen.probabilities(found.features),
+            strict=True,
+        )
         for number, (text, is_blank, answer, row) in enumerate(rows, 1):
             shown = one_line(text) if to_people else text
             given = answer.tolist() if chosen.thresholds else [names[answer]]
@@ -138,6 +147,7 @@ def classify(
             writer.writerow([number, shown, *([""] * len(cells) if is_blank else cells)])
     if out:
         show(f"{out}: {len(texts):,} texts")
+    classifier_file.note_unlike(about, found)
     if any(blank):
         first = blank.index(True) + 1
         print(

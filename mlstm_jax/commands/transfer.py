@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from mlstm_jax.commands import RunFolder, features_of, require_files
+from mlstm_jax.commands import RunFolder, read, require_files
 from mlstm_jax.errors import UserError
 from mlstm_jax.interruption import interruptible
 from mlstm_jax.output import require_file
@@ -59,7 +59,7 @@ def features(
     loaded = load_run(run, checkpoint)
     featurizer = Featurizer(loaded, states=state, all_layers=all_layers, units=units)
     started = time.monotonic()
-    found = features_of(featurizer, "features", texts)
+    found = read(featurizer, "features", texts).features
     seconds = time.monotonic() - started
     feature_file.write(out, found, featurizer)
     show(

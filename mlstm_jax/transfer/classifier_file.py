@@ -3,19 +3,39 @@
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlstm_jax import digest, fields, output, shipped
-from mlstm_jax.errors import UserError, require
+from mlstm_jax.errors import UserError, note, require
 from mlstm_jax.interop import arrays
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.run import Run
 from mlstm_jax.transfer.classify import Classifier
-from mlstm_jax.transfer.features import FeatureState, units_of
+from mlstm_jax.transfer.features import FeatureState, Reading, units_of
 
 FORMAT = 2
+
+
+@dataclass(frozen=True)
+class Familiar:
+    """How well the model predicts texts of the kind that a classifier knows.
+
+    A text of n scored bytes is unlike them if it has more than bits + short / √n bits per
+    character: the fewer bytes, the more they vary.
+    """
+
+    bits: float
+    short: float
+
+    def is_unlike(self, nats_N: Any, scored_N: Any) -> NDArray[np.bool_]:
+        """Return whether each text is unlike them, of the nats of its scored bytes."""
+        scored_N = np.asarray(scored_N)
+        most_N = (self.bits * scored_N + self.short * np.sqrt(scored_N)) * np.log(2)
+        is_unlike_N: NDArray[np.bool_] = np.asarray(nats_N) > most_N
+        return is_unlike_N
 
 
 class Description(NamedTuple):
@@ -25,6 +45,7 @@ class Description(NamedTuple):
     all_layers: bool
     model: str  # fingerprint of its parameters
     text_column: str | None
+    familiar: Familiar | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +72,7 @@ class _File(NamedTuple):
     text_column: str | None
     arrays: dict[str, int]  # checksums of those of classifier.safetensors
     labels: list[_Label] | None = None  # of yes or no; absent for classes
+    familiar: Familiar | None = None
 
 
 def save(folder: Path, classifier: Classifier, about: Description) -> None:
@@ -66,7 +88,8 @@ def save(folder: Path, classifier: Classifier, about: Description) -> None:
         "classes": classifier.classes,
         "C": None if labels else Cs[0],
         "softmax": classifier.softmax,
-        **about._asdict(),
+        **{name: value for name, value in about._asdict().items() if name != "familiar"},
+        **({"familiar": asdict(about.familiar)} if about.familiar else {}),
         "arrays": digest.of_arrays(values),
         **({"labels": [asdict(one) for one in labels]} if labels else {}),
     }
@@ -84,8 +107,8 @@ def _infinite(C: float | None) -> float:
 def load_classifier(folder: Path) -> tuple[Classifier, Description]:
     """Read what `save` wrote; a UserError names the field or array that is wrong."""
     given, folder = folder, shipped.model(folder)
-    about = folder / "classifier.json"
-    if not about.is_file():
+    path = folder / "classifier.json"
+    if not path.is_file():
         inside = [path.parent.name for path in sorted(folder.glob("*/classifier.json"))]
         advice = "create one with `mlstm-jax transfer`."
         if inside:
@@ -94,10 +117,10 @@ def load_classifier(folder: Path) -> tuple[Classifier, Description]:
             advice += f" It is of the run {given / 'run'}, which `mlstm-jax finetune` wrote."
         raise UserError(f"{given} has no classifier.json; {advice}")
     try:
-        values = fields.parse(about.read_bytes())
+        values = fields.parse(path.read_bytes())
         if isinstance(values, dict) and values.get("format", FORMAT) != FORMAT:
             raise UserError(
-                f"{about}: was written by another version of this program; create it again with "
+                f"{path}: was written by another version of this program; create it again with "
                 "`mlstm-jax transfer`."
             )
         file = fields.build(_File, digest.opened(values))
@@ -108,11 +131,11 @@ def load_classifier(folder: Path) -> tuple[Classifier, Description]:
             raise fields.Wrong("labels must be one for each of classes")
     except fields.Wrong as error:
         raise UserError(
-            f"{about}: the classifier cannot be read ({error}); restore it, or create it again "
+            f"{path}: the classifier cannot be read ({error}); restore it, or create it again "
             "with `mlstm-jax transfer`."
         ) from error
     except OSError as error:
-        raise UserError(f"{about}: cannot be read: {error.strerror or error}") from error
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
     rows = 1 if len(file.classes) == 2 and not labels else len(file.classes)
     path = folder / "classifier.safetensors"
     with arrays.safetensors(path, "") as (_, found):
@@ -124,7 +147,7 @@ def load_classifier(folder: Path) -> tuple[Classifier, Description]:
             shapes["deviations"] = (rows, width) if labels else (width,)
         made = arrays.read_arrays(str(path), found, shapes, np.float64)
     try:
-        digest.require_arrays(path.name, digest.of_arrays(made), given.arrays)
+        digest.require_arrays(path.name, digest.of_arrays(made), file.arrays)
     except fields.Wrong as error:
         raise UserError(f"{path}: is damaged ({error}); restore it, or create it again.") from error
     classifier = Classifier(
@@ -136,7 +159,8 @@ def load_classifier(folder: Path) -> tuple[Classifier, Description]:
         made.get("deviations"),
         [one.threshold for one in labels] or None,
     )
-    return classifier, Description(file.state, file.all_layers, file.model, file.text_column)
+    about = Description(file.state, file.all_layers, file.model, file.text_column, file.familiar)
+    return classifier, about
 
 
 def require_model(
@@ -162,4 +186,17 @@ def require_model(
         raise UserError(
             f"{name} reads {reads} features, but {path} has {width}; create it again with "
             "`mlstm-jax transfer`."
+        )
+
+
+def note_unlike(about: Description, read: Reading) -> None:
+    """Note which texts are unlike those that a classifier knows."""
+    if not about.familiar:
+        return
+    unlike = np.flatnonzero(about.familiar.is_unlike(read.nats_N, read.scored_N))
+    if unlike.size:
+        note(
+            f"{unlike.size:,} of {len(read.scored_N):,} texts, the first number {unlike[0] + 1:,}, "
+            "are unlike those that the classifier knows, such as in another language; do not rely "
+            "on their labels."
         )

@@ -11,7 +11,7 @@ side by side.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
 from mlstm_jax.run import Run
 from mlstm_jax.training import parallel
 from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.training.step import cross_entropy
 from mlstm_jax.transfer.windows import batches, windows
 
 # c and h after the last byte, or the mean of h over all bytes (Alley et al. 2019).
@@ -44,6 +45,20 @@ _ROWS = 64  # on each device
 _WINDOW = 128
 
 Features = NDArray[np.float32]
+
+
+class Reading(NamedTuple):
+    """What a model's pass over some texts gives."""
+
+    features: Features  # [texts, width]
+    nats_N: NDArray[np.float64]  # of all bytes of a text but the first; 0 if not asked for
+    scored_N: NDArray[np.int64]  # how many bytes these are
+
+    @property
+    def bits_N(self) -> NDArray[np.float64]:
+        """Bits per character of each text; 0 for one without a byte to score."""
+        bits_N: NDArray[np.float64] = self.nats_N / np.log(2) / np.maximum(self.scored_N, 1)
+        return bits_N
 
 
 @dataclass(frozen=True)
@@ -113,6 +128,7 @@ class Featurizer:
         units: Sequence[int] | None = None,
         devices: Parallel | None = None,
         rows: int | None = None,
+        score: bool = False,
     ) -> None:
         """Choose what to keep of a text.
 
@@ -124,10 +140,14 @@ class Featurizer:
             devices: unset: all of this process.
             rows: texts read at a time, rounded up to a multiple of the number of devices; unset:
                 64 for each device.
+            score: also sum the loss of each text, of a model that predicts the next byte.
 
         Raises:
-            UserError: a state or unit does not exist, or a state is named twice.
+            UserError: a state or unit does not exist, or a state is named twice; or the model does
+                not predict the next byte.
         """
+        if score:
+            run.config.model.require_next_byte("scoring a text")
         states = states_of(run.config.model, states)
         layers, hidden = run.config.model.shape
         wrong = [unit for unit in units or () if not 0 <= unit < hidden]
@@ -154,7 +174,8 @@ class Featurizer:
         self._rows = _ROWS * count if rows is None else -(-rows // count) * count
         self._params = self._devices.replicate(run.params)
         mean = "mean_h" in self._states
-        self._read = self._devices.map(_make_step(run.model, mean=mean), donate=(1,))
+        step = _make_step(run.model, mean=mean, score=score)
+        self._read = self._devices.map(step, donate=(1,))
 
     def columns_of(self, state: FeatureState) -> NDArray[np.int64]:
         """Return where the features of a state are; of two side by side, the first one's first."""
@@ -164,7 +185,13 @@ class Featurizer:
     def __call__(
         self, texts: Sequence[str], on_text: Callable[[int], None] = lambda count: None
     ) -> Features:
-        """Return the features of texts, float32 [texts, width].
+        """Return the features of texts, float32 [texts, width]; see `read`."""
+        return self.read(texts, on_text).features
+
+    def read(
+        self, texts: Sequence[str], on_text: Callable[[int], None] = lambda count: None
+    ) -> Reading:
+        """Read texts.
 
         Args:
             texts: any number, of any length.
@@ -172,38 +199,43 @@ class Featurizer:
         """
         cleaned = self._run.cleaned(texts)
         result, done = np.zeros((len(texts), self.width), np.float32), 0
+        nats_N = np.zeros(len(texts))
         for chosen in batches(cleaned, self._rows):
-            result[chosen] = self._batch([cleaned[place] for place in chosen])[: len(chosen)]
+            kept, nats_B = self._batch([cleaned[place] for place in chosen])
+            result[chosen], nats_N[chosen] = kept[: len(chosen)], nats_B[: len(chosen)]
             done += len(chosen)
             on_text(done)
-        return result
+        return Reading(result, nats_N, np.array([max(len(text) - 1, 0) for text in cleaned]))
 
-    def _batch(self, texts: list[bytes]) -> Features:
-        """Return the features of one batch, at most as many texts as there are rows."""
+    def _batch(self, texts: list[bytes]) -> tuple[Features, NDArray[np.float32]]:
+        """Return features and nats of one batch, at most as many texts as there are rows."""
         devices, rows = self._devices, self._rows
         length_B = np.zeros(rows, np.int32)
         length_B[: len(texts)] = [len(text) for text in texts]
         model = self._run.config.model
         sums = np.zeros((rows, *model.shape), np.float32)
-        carry = devices.split_rows((self._run.model.reading_carry(rows), sums))
+        nats = np.zeros(rows, np.float32)
+        carry = devices.split_rows((self._run.model.reading_carry(rows), sums, nats))
         for window in windows(texts, rows, model.reading_window(_WINDOW)):
             carry = self._read(self._params, carry, devices.split_rows(tuple(window)))
-        after, sum_BLH = devices.fetch_rows(carry)
+        after, sum_BLH, nats_B = devices.fetch_rows(carry)
         mean_BLH = sum_BLH / np.maximum(length_B, 1)[:, None, None]
         made = model.shown(after) | {"mean_h": mean_BLH}
         kept = [made[state][:, self._layers][:, :, self._units] for state in self._states]
-        return np.concatenate(
-            [np.asarray(kept_BLU, np.float32).reshape(rows, -1) for kept_BLU in kept], axis=1
-        )
+        features = [np.asarray(kept_BLU, np.float32).reshape(rows, -1) for kept_BLU in kept]
+        return np.concatenate(features, axis=1), nats_B
 
 
-def _make_step(model: LanguageModel, *, mean: bool) -> Callable[..., Any]:
-    """Return the step of one device: it reads a window, and sums h over its bytes if `mean`."""
+def _make_step(model: LanguageModel, *, mean: bool, score: bool) -> Callable[..., Any]:
+    """Return the step of one device: it reads a window.
+
+    It sums h over its bytes if `mean`, and the loss of each next byte if `score`.
+    """
 
     def step(
-        params: Parameters, carry: tuple[Carry, jax.Array], batch: tuple[jax.Array, jax.Array]
-    ) -> tuple[Carry, jax.Array]:
-        (before, sum_BLH), (bytes_BT, left_B) = carry, batch
+        params: Parameters, carry: tuple[Carry, jax.Array, jax.Array], batch: tuple[jax.Array, ...]
+    ) -> tuple[Carry, jax.Array, jax.Array]:
+        (before, sum_BLH, nats_B), (bytes_BT, left_B, next_BT, scored_B) = carry, batch
         padding_mask_BT = jnp.arange(bytes_BT.shape[1])[None, :] >= left_B[:, None]
         read = model.apply(
             {"params": params}, bytes_BT, before, padding_mask_BT, return_states=mean
@@ -212,9 +244,17 @@ def _make_step(model: LanguageModel, *, mean: bool) -> Callable[..., Any]:
             h_BTLH = model.model.shown(read.states)["h"]
             h_BTLH = jnp.where(padding_mask_BT[:, :, None, None], 0, h_BTLH)
             sum_BLH = sum_BLH + h_BTLH.sum(axis=1)
-        return read.carry, sum_BLH
+        if score:
+            nats_B = nats_B + text_nats(read.logits_BTV, next_BT, scored_B)
+        return read.carry, sum_BLH, nats_B
 
     return step
+
+
+def text_nats(logits_BTV: jax.Array, next_BT: jax.Array, scored_B: jax.Array) -> jax.Array:
+    """Return the nats of the first `scored_B` next bytes of each row, float32 [B]."""
+    is_scored_BT = jnp.arange(next_BT.shape[1])[None, :] < scored_B[:, None]
+    return jnp.where(is_scored_BT, cross_entropy(logits_BTV, next_BT), 0).sum(axis=1)
 
 
 def features(

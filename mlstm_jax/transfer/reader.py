@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
 from mlstm_jax.run import Run
-from mlstm_jax.transfer.features import State, states_of
-from mlstm_jax.transfer.windows import windows
+from mlstm_jax.transfer.features import State, states_of, text_nats
+from mlstm_jax.transfer.windows import Window, windows
 
 _WINDOW = 64
 
@@ -23,6 +23,7 @@ class Trace(NamedTuple):
     values_TH: NDArray[np.float32]  # of the requested state and layer, after each byte
     next_V: NDArray[np.float32]  # probability of each possible next byte
     end_LH: dict[str, NDArray[np.float32]]  # every state after the last byte
+    nats: float  # of all bytes but the first
 
 
 class Read(NamedTuple):
@@ -32,6 +33,7 @@ class Read(NamedTuple):
     logits_BV: jax.Array  # of the next byte
     values_TH: list[NDArray[np.float32]]  # after each byte, one array per window
     mean_h_LH: NDArray[np.float64]
+    nats: float  # of all bytes but the first
 
 
 class Character(NamedTuple):
@@ -43,11 +45,13 @@ class Character(NamedTuple):
 
 @partial(jax.jit, static_argnums=0)
 def _read_window(
-    model: LanguageModel, params: Parameters, carry: Carry, bytes_BT: jax.Array, length: jax.Array
-) -> tuple[Carry, Carry, jax.Array]:
-    padding_mask_BT = jnp.arange(bytes_BT.shape[1])[None] >= length
+    model: LanguageModel, params: Parameters, carry: Carry, window: Window
+) -> tuple[Carry, Carry, jax.Array, jax.Array]:
+    bytes_BT, left_B, next_BT, scored_B = window
+    padding_mask_BT = jnp.arange(bytes_BT.shape[1])[None] >= left_B[:, None]
     read = model.apply({"params": params}, bytes_BT, carry, padding_mask_BT, return_states=True)
-    return read.carry, read.states, read.logits_BTV[:, length - 1]
+    nats_B = text_nats(read.logits_BTV, next_BT, scored_B)
+    return read.carry, read.states, read.logits_BTV[:, left_B[0] - 1], nats_B
 
 
 def read_text(
@@ -64,9 +68,11 @@ def read_text(
     (state,) = states_of(model.model, state and (state,))
     carry, pieces = jax.tree.map(jnp.asarray, model.reading_carry(1)), []
     sum_LH, width = np.zeros(model.model.shape), model.model.reading_window(_WINDOW)
-    for number, (bytes_BT, left_B) in enumerate(windows([text], 1, width)):
-        at, length = number * width, int(left_B[0])
-        carry, states, logits_BV = _read_window(model, params, carry, bytes_BT, jnp.int32(length))
+    nats = 0.0
+    for number, window in enumerate(windows([text], 1, width)):
+        at, length = number * width, int(window.left_B[0])
+        carry, states, logits_BV, nats_B = _read_window(model, params, carry, window)
+        nats += float(nats_B[0])
         shown = model.model.shown(states)
         h_TLH = np.asarray(shown["h"][0], np.float64)[:length]
         if state == "mean_h":
@@ -76,7 +82,7 @@ def read_text(
             values_TH = np.asarray(shown[state][0, :, layer])[:length]
         sum_LH += h_TLH.sum(axis=0)
         pieces.append(np.asarray(values_TH, np.float32))
-    return Read(carry, logits_BV, pieces, sum_LH / len(text))
+    return Read(carry, logits_BV, pieces, sum_LH / len(text), nats)
 
 
 class Reader:
@@ -104,7 +110,7 @@ class Reader:
             **{state: np.asarray(x_BLH[0], np.float32) for state, x_BLH in shown.items()},
             "mean_h": found.mean_h_LH.astype(np.float32),
         }
-        trace = Trace(text, np.concatenate(found.values_TH), next_V, end_LH)
+        trace = Trace(text, np.concatenate(found.values_TH), next_V, end_LH, found.nats)
         self._traces[state, layer] = trace
         return trace
 

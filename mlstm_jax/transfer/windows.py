@@ -15,6 +15,8 @@ class Window(NamedTuple):
 
     bytes_BT: NDArray[np.uint8]  # zero after the end of a text
     left_B: NDArray[np.int32]  # how many of the T bytes belong to the text
+    next_BT: NDArray[np.uint8]  # the byte after each
+    scored_B: NDArray[np.int32]  # how many of these belong to the text
 
 
 def batches(texts: Sequence[bytes], rows: int) -> Iterator[NDArray[np.intp]]:
@@ -32,8 +34,9 @@ def windows(texts: Sequence[bytes], rows: int, width: int) -> Iterator[Window]:
     length_B = np.zeros(rows, np.int32)
     length_B[: len(texts)] = [len(text) for text in texts]
     for at in range(0, int(length_B.max(initial=0)), width):
-        bytes_BT = np.zeros((rows, width), np.uint8)
+        bytes_BT = np.zeros((rows, width + 1), np.uint8)
         for row, text in enumerate(texts):
-            piece = text[at : at + width]
+            piece = text[at : at + width + 1]
             bytes_BT[row, : len(piece)] = np.frombuffer(piece, np.uint8)
-        yield Window(bytes_BT, np.clip(length_B - at, 0, width).astype(np.int32))
+        left_B, scored_B = np.clip(length_B - at, 0, width), np.clip(length_B - at - 1, 0, width)
+        yield Window(bytes_BT[:, :width], left_B, bytes_BT[:, 1:], scored_B)

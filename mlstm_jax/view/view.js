@@ -146,6 +146,7 @@ async function read() {
     if (unit === null) element("unit").value = found.unit;
     drawHeat(found);
     element("classes-section").hidden = found.classes.length === 0;
+    element("unlike").hidden = !found.unlike;
     bars("classes", found.classes.map((one) =>
       ({ name: label(one.name), value: one.probability,
          shown: percent(one.probability) + (one.yes ? " ✓" : "") })));

@@ -103,7 +103,7 @@ class Viewer:
             raise BadRequest(f"there is no score of {reprlib.repr(label)}.")
         with self._lock:
             trace = self._reader(prompt_bytes(text, self._run.cleaning), state, layer)
-            classes, scored = self._classes(text), self._scored(text, label)
+            (classes, unlike), scored = self._classes(text), self._scored(text, label)
         last_H = trace.values_TH[-1]
         active = np.argsort(-np.abs(last_H))[:_SHOWN]
         unit = self._checked(_field(asked, "unit", int, int(active[0])))
@@ -118,6 +118,7 @@ class Viewer:
             if label is not None
             else _characters(trace.text, trace.values_TH[:, unit]),
             "classes": classes,
+            "unlike": unlike,
             "active": [{"unit": int(u), "value": round(float(last_H[u]), 4)} for u in active],
             "next": [
                 {"byte": int(b), "text": _shown(int(b)), "probability": float(trace.next_V[b])}
@@ -157,21 +158,22 @@ class Viewer:
     def _states(self) -> list[str]:
         return [*self._run.config.model.states, "mean_h"]
 
-    def _classes(self, text: str) -> list[dict[str, Any]]:
-        if not self._classifier or not self._about:
-            return []
+    def _classes(self, text: str) -> tuple[list[dict[str, Any]], bool]:
+        """Return the classes, and whether the text is unlike those that the classifier knows."""
         cleaned = clean(text, self._run.cleaning)
-        if not cleaned:
-            return []
-        model = self._run.config.model
-        end = self._reader(cleaned, self._state, model.layers - 1).end_LH
+        if not self._classifier or not self._about or not cleaned:
+            return [], False
+        model, familiar = self._run.config.model, self._about.familiar
+        read = self._reader(cleaned, self._state, model.layers - 1)
+        unlike = bool(familiar and familiar.is_unlike(read.nats, len(cleaned) - 1))
+        end = read.end_LH
         lowest = 0 if self._about.all_layers else model.layers - 1
         parts = [end[part][lowest:].ravel() for part in single_states(self._about.state)]
         features = np.concatenate(parts)[None]
         (shares,) = self._classifier.probabilities(features)
         # Of classes, one of which is the answer, the probabilities say it all.
         answers = self._classifier.predict(features)[0] if self._classifier.thresholds else None
-        return [
+        classes = [
             {
                 "name": name,
                 "probability": float(share),
@@ -179,6 +181,7 @@ class Viewer:
             }
             for k, (name, share) in enumerate(zip(self._classifier.classes, shares, strict=True))
         ]
+        return classes, unlike
 
     def _scored(self, text: str, label: str | None) -> list[dict[str, Any]]:
         """Return the characters of the cleaned text, and the score of a label after each."""

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,10 @@ import pytest
 
 import mlstm_jax as mlstm
 from mlstm_jax import cli, digest, shipped
-from mlstm_jax.run import Run
+from mlstm_jax.errors import Note
+from mlstm_jax.run import Run, load_run
+from mlstm_jax.transfer.classifier_file import load_classifier
+from mlstm_jax.view.viewer import Viewer
 
 NAME = shipped.MODEL
 GOOD = ["I loved this film, it is wonderful.", "Great sound, and my son plays it every day!"]
@@ -50,6 +54,39 @@ def test_it_comes_with_a_classifier(model: mlstm.TrainedModel) -> None:
     # The score of a text is that of its last character.
     heat = model.heatmap(BAD[0], score=f"{NAME}/sentiment")
     assert heat.values[-1] < 0 < model.heatmap(GOOD[0], score=f"{NAME}/sentiment").values[-1]
+
+
+# Invented, as GOOD and BAD are.
+UNLIKE = [
+    "这部电影非常精彩，演员的表演令人感动，我强烈推荐给大家。",
+    "Ein wunderbarer Film, und die Schauspieler sind großartig.",
+    "for (size_t i = 0; i < n; ++i) { sum += x[i] * w[i]; }",
+]
+
+
+def test_it_says_when_texts_are_unlike_those_that_it_knows(
+    model: mlstm.TrainedModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In Python, in the notes of the command and on the page; a few English words are like them."""
+    like = [*GOOD, *BAD, "good", "Great!", "not bad at all", ""]
+    with warnings.catch_warnings(action="error"):
+        model.classify(like)
+    with pytest.warns(Note, match="3 of 5 texts, the first number 2, are unlike"):
+        found = model.classify([GOOD[0], UNLIKE[0], BAD[0], *UNLIKE[1:]])
+    assert found[0] == pytest.approx(model.classify(GOOD[:1])[0])
+    monkeypatch.chdir(tmp_path)
+    Path("new.txt").write_text("\n".join(GOOD + UNLIKE))
+    cli.main(["classify", NAME, f"{NAME}/sentiment", "new.txt"])
+    written = capsys.readouterr()
+    assert len(written.out.splitlines()) == 6
+    assert "note: 3 of 5 texts, the first number 3, are unlike" in written.err
+    loaded, (classifier, about) = load_run(Path(NAME)), load_classifier(Path(f"{NAME}/sentiment"))
+    viewer = Viewer(loaded, classifier, about)
+    for text in like + UNLIKE:
+        assert viewer.read({"text": text})["unlike"] == (text in UNLIKE)
 
 
 def test_the_text_of_its_page_turns(model: mlstm.TrainedModel) -> None:
