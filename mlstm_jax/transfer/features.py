@@ -251,7 +251,7 @@ def _make_step(model: LanguageModel, *, mean: bool, score: bool) -> Callable[...
     return step
 
 
-def text_nats(logits_BTV: jax.Array, next_BT: jax.Array, scored_B: jax.Array) -> jax.Array:
+def text_nats(logits_BTV: jax.Array, next_BT: Any, scored_B: Any) -> jax.Array:
     """Return the nats of the first `scored_B` next bytes of each row, float32 [B]."""
     is_scored_BT = jnp.arange(next_BT.shape[1])[None, :] < scored_B[:, None]
     return jnp.where(is_scored_BT, cross_entropy(logits_BTV, next_BT), 0).sum(axis=1)
