@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
-from mlstm_jax.run import Run
+from mlstm_jax.run import Run, require_known
 from mlstm_jax.transfer.features import State, states_of, text_nats
 from mlstm_jax.transfer.windows import Window, windows
 
@@ -103,6 +103,7 @@ class Reader:
             self._last, self._traces = text, {}
         if (state, layer) in self._traces:
             return self._traces[state, layer]
+        require_known(self.run.params, "reading", [("the text", text)])
         found = read_text(self.run.model, self._params, text, state, layer)
         next_V = np.asarray(jax.nn.softmax(found.logits_BV[0]), np.float32)
         shown = self.run.config.model.shown(found.carry)

@@ -268,12 +268,12 @@ def test_a_byte_without_a_symbol_is_refused_by_name(
     texts = ["MKV", "M-K*V*"]
     given = {name: tmp_path / f"{name}.txt" for name in SPLITS}
     for source in given.values():
-        source.write_text("\n".join(texts))
+        source.write_text("\n".join(texts * 4))
     mlstm.prepare(given, tmp_path / "c", PrepareOptions(clean="protein"))
     config = mlstm.vary(
         run.Config(out=str(tmp_path / "tuned"), model=model.config.model),
         data__corpus=str(tmp_path / "c"),
-        data__batch=1,
+        data__batch=4,
         data__window=2,
         train__start_from=str(folder),
     )
@@ -282,6 +282,7 @@ def test_a_byte_without_a_symbol_is_refused_by_name(
         (lambda: model.bits_per_character(texts), "text 2"),
         (lambda: model.encode(texts), "text 2"),
         (lambda: model.generate("M-K*"), "the prompt"),
+        (lambda: model.heatmap("M-K*V", 0), "the text"),
         (lambda: model.generate("MK", stop="*"), "stop"),
         (lambda: model.evaluate(corpus=tmp_path / "c"), " split"),
         (lambda: mlstm.train(config), " split"),
