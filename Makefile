@@ -9,6 +9,7 @@
 #   make wheel        a wheel and an sdist in dist/; make test-wheel: installed and used elsewhere
 #   make docs         the documentation as pages in site/
 #   make gpu          all that is measured on a GPU, in 35 minutes; it needs jax[cuda12] or [cuda13]
+#   make test-gpu     the same in small on a CPU, with no more installed than a GPU's machine has
 #   make check        what CI checks: lint, types and tests
 
 PYTHON ?= python3
@@ -16,7 +17,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: quickstart install test test-all test-slow test-portable test-compiled test-newest gpu \
-  wheel test-wheel docs lint types check clean
+  test-gpu wheel test-wheel docs lint types check clean
 
 quickstart: .venv/ready
 	$(BIN)/mlstm-jax quickstart
@@ -42,6 +43,7 @@ test-portable: .venv/ready-test
 # In an environment of its own: beside it, JAX without GPUs must be told that there are none.
 test-compiled: .venv-compiled/ready
 	.venv-compiled/bin/python -m pytest -q -n 2 tests/compiled
+	.venv-compiled/bin/python -m pytest -q -k "fp8_pro or gpu_program" tests/test_benchmarks.py
 
 test-newest:
 	.ci/test-newest
@@ -51,6 +53,9 @@ OUT ?= gpu_results
 gpu:
 	$(PYTHON) benchmarks/gpu.py --out $(OUT) $(if $(TEXT),--text $(TEXT))
 	$(PYTHON) benchmarks/gpu_report.py $(OUT)
+
+test-gpu:
+	.ci/test-gpu
 
 # The wheel is made from the sdist, with the tools of .venv: nothing is downloaded.
 wheel: .venv/ready-dev

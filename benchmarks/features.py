@@ -88,7 +88,7 @@ def main() -> None:
     else:
         config = Config(model=Model(hidden=arguments.hidden))
         model = LanguageModel(config.model, config.precision)
-        params = jax.device_get(model.init_parameters(jax.random.key(0)))
+        params = jax.device_get(jax.jit(model.init_parameters)(jax.random.key(0)))
         run = Run(Path("none"), config, 0, "radford", model, params)
     model, params = run.model, run.params
     read = Featurizer(run)

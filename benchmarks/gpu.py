@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,7 +43,8 @@ def steps(small: bool, torch: bool) -> list[Step]:
     dtype = "fp32" if small else "bf16"
     points = [word for size in sizes for word in ("--point", *size, dtype)]
     grid = points if small else ["--grid", "paper"]
-    quick = ["--rounds", "5", "--seconds", "6"]
+    quick = ["--rounds", "1" if small else "5", "--seconds", "6"]
+    trial = ["--small"] if small else []
     others = ["autodiff", *(["torch"] if torch else [])]
     # Our own kernels need a GPU.
     kernels = [] if small else ["pallas"]
@@ -53,7 +55,7 @@ def steps(small: bool, torch: bool) -> list[Step]:
     ours = [script("train_step"), *points, *quick, "--implementations", "ours"]
     recompute = ["--recompute-every", "8" if small else "32"]
     return [
-        Step("check", 3, [script("gpu_check")]),
+        Step("check", 3, [script("gpu_check"), *trial]),
         Step("train_step", 5, [script("train_step"), *grid, *quick, *recompute,
                                "--implementations", "ours", *kernels, *others]),
         Step("products", 3, [script("products"), *grid, *quick]),
@@ -63,7 +65,9 @@ def steps(small: bool, torch: bool) -> list[Step]:
         Step("recurrence", 4, [script("recurrence"), *grid, *quick,
                                "--implementations", "ours", *others]),
         Step("features", 2, [script("features"), "--hidden", "64" if small else "4096",
-                             "--count", "20" if small else "2000", "--compared", "16"]),
+                             "--count", "8" if small else "2000",
+                             "--compared", "2" if small else "16",
+                             *(["--rounds", "1"] if small else [])]),
     ]  # fmt: skip
 
 
@@ -72,10 +76,12 @@ def run(step: Step, out: Path, seconds: float) -> bool:
     flags = f"{os.environ.get('XLA_FLAGS', '')} {step.flags or ''}".strip()
     environment = os.environ | {"PYTHONPATH": str(ROOT)} | ({"XLA_FLAGS": flags} if flags else {})
     command = [sys.executable, *step.command, "--json", str(out / f"{step.name}.json")]
-    with (out / f"{step.name}.log").open("w") as log:
-        process = subprocess.Popen(
+    with (
+        (out / f"{step.name}.log").open("w") as log,
+        subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-        )
+        ) as process,
+    ):
         stopper = _stop_after(process, seconds)
         assert process.stdout
         for line in process.stdout:
@@ -114,7 +120,9 @@ def train(out: Path, seconds: float, small: bool) -> None:
         ),
         optimizer=Optimizer(learning_rate=5e-4 * (10 if small else 1), schedule="constant"),
         precision=Precision(compute="fp32" if small else "bf16"),
-        train=Train(epochs=100, log_every=50, eval_every=500, checkpoint_every=500),
+        train=Train(steps=20, epochs=None, log_every=5, eval_every=10)
+        if small
+        else Train(epochs=100, log_every=50, eval_every=500, checkpoint_every=500),
     )
     before = _trained(metrics.read_metrics(folder / "metrics.jsonl"))
     signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
@@ -171,7 +179,9 @@ def main() -> None:
     parser.add_argument("--training-minutes", type=float, default=10)
     names = [step.name for step in steps(False, False)]
     parser.add_argument("--steps", nargs="+", choices=names, default=names, help="run only these")
-    parser.add_argument("--small", action="store_true", help="tiny sizes, to test this on a CPU")
+    parser.add_argument(
+        "--small", action="store_true", help="tiny sizes, two at a time, to test this on a CPU"
+    )
     parser.add_argument("--only-train", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     sys.path[:0] = [str(ROOT)]
@@ -181,10 +191,13 @@ def main() -> None:
         return
     if given.text and not given.text.is_file():
         parser.error(f"--text {given.text}: the file does not exist")
+    if given.small:  # The time is for compiling, and the steps have many programs in common.
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(given.out.resolve() / "programs"))
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     end = time.monotonic() + 60 * given.minutes
     failed, left = [], []
-    chosen = [step for step in steps(given.small, _has_torch()) if step.name in given.steps]
-    for step in chosen:
+
+    def attempt(step: Step) -> None:
         if (given.out / f"{step.name}.json").exists():
             print(f"{step.name}: already done")
         elif end - time.monotonic() < 60 * step.minutes * (0.1 if given.small else 1):
@@ -193,14 +206,22 @@ def main() -> None:
             print(f"=== {step.name}, about {step.minutes:g} minutes", flush=True)
             if not run(step, given.out, end - time.monotonic()):
                 failed.append(step.name)
+
+    # In small nothing that is timed counts, so two steps may run at a time.
+    with ThreadPoolExecutor(2 if given.small else 1) as pool:
+        chosen = [step for step in steps(given.small, _has_torch()) if step.name in given.steps]
+        list(pool.map(attempt, chosen))
     if given.text and not (given.out / "training.json").exists():
         if not (given.out / "corpus").exists():
             prepare(given.out, given.text)
         command = [str(Path(__file__)), "--only-train", "--out", str(given.out)]
         command += ["--training-minutes", str(given.training_minutes)]
         command += ["--small"] * given.small
-        if end - time.monotonic() < 90 or not _trained_enough(command, given.out, end):
+        code = None if end - time.monotonic() < 90 else _train_until(command, given.out, end)
+        if code is None:
             left.append("training")
+        elif code:
+            failed.append("training")
     if left:
         print(f"remaining for the next call: {', '.join(left)}")
     if failed:
@@ -208,8 +229,11 @@ def main() -> None:
     sys.exit(bool(failed))
 
 
-def _trained_enough(command: list[str], out: Path, end: float) -> bool:
-    """Train until the run has had its minutes, or this call ends; the next call resumes it."""
+def _train_until(command: list[str], out: Path, end: float) -> int | None:
+    """Train in another process; return its exit code.
+
+    It is None if this call ended before the run had its minutes; the next call resumes it.
+    """
     environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{FOLDER}"}
     process = subprocess.Popen([sys.executable, *command], env=environment, text=True)
     try:
@@ -218,8 +242,8 @@ def _trained_enough(command: list[str], out: Path, end: float) -> bool:
         process.send_signal(signal.SIGTERM)
         process.wait()
         (out / "training.json").unlink(missing_ok=True)
-        return False
-    return process.returncode == 0
+        return None
+    return process.returncode
 
 
 def _has_torch() -> bool:

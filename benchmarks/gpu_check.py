@@ -1,6 +1,6 @@
 """Check the correctness of a device's results before measuring its speed.
 
-    python benchmarks/gpu_check.py --json check.json
+    python benchmarks/gpu_check.py --json check.json      # --small: as a trial on a CPU
 
 The compiled program satisfies the rules of tests/compiled; gradients agree with float64 NumPy; a
 run that is stopped and resumed equals an uninterrupted one bit for bit; an overflow costs only
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # for tests/, which has the model in NumPy
+sys.path.insert(0, str(ROOT))  # a clone is enough: the package need not be installed
 
 from mlstm_jax import environment  # noqa: E402
 from mlstm_jax.config import (  # noqa: E402
@@ -39,7 +39,9 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import measure  # noqa: E402
 import numpy as np  # noqa: E402
+import reference  # noqa: E402
 import train_step  # noqa: E402
+from reference import bound, error  # noqa: E402
 
 from mlstm_jax.compiled import hlo  # noqa: E402
 from mlstm_jax.compiled.kernels import (  # noqa: E402
@@ -63,17 +65,24 @@ from mlstm_jax.training import loop, metrics, optimizer, parallel, schedule  # n
 from mlstm_jax.training.parallel import Parallel  # noqa: E402
 from mlstm_jax.training.start import fresh_state  # noqa: E402
 from mlstm_jax.training.step import make_train_step  # noqa: E402
-from tests.model import reference  # noqa: E402
-from tests.tolerance import bound, error  # noqa: E402
 
 Result = dict[str, Any]
 TYPES = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
-def program(compute: str) -> Result:
+def compiles_fp16() -> bool:
+    """Return whether XLA compiles fp16; without F16C a processor has none."""
+    try:
+        jax.jit(jnp.sin)(np.ones(2, np.float16))
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
+
+
+def program(compute: str, hidden: int) -> Result:
     """Check the compiled step: types of products, kernels per time step, no forbidden kernels."""
-    point = measure.Point(512, 64, 24, compute)
+    point = measure.Point(hidden, 64, 24, compute)
     config, devices = train_step.make_config(point), Parallel(jax.local_devices()[:1])
     model = LanguageModel(config.model, config.precision)
     rate = schedule.learning_rate(config.optimizer, point.batch, 1000)
@@ -107,7 +116,7 @@ def gradients(compute: str) -> Result:
     hidden, rows, window = 5, 2, 6
     config = Config(model=Model(hidden=hidden, embedding=4), precision=Precision(compute=compute))
     model = LanguageModel(config.model, config.precision)
-    params = jax.device_get(model.init_parameters(jax.random.key(0)))
+    params = jax.device_get(jax.jit(model.init_parameters)(jax.random.key(0)))
     random = np.random.default_rng(0)
     text = random.integers(97, 123, (rows, window + 1), dtype=np.uint8)
     inputs, targets = text[:, :-1], text[:, 1:].astype(np.int32)
@@ -125,9 +134,9 @@ def gradients(compute: str) -> Result:
 
     found = jax.device_get(scalar_gradient(params))
     wide = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
-    zero = np.zeros((rows, 1, hidden))
+    zero = dict.fromkeys(("c", "h"), np.zeros((rows, 1, hidden)))
     # For the embedding, only the rows that are read are compared.
-    exact = reference.gradient(wide, inputs, targets, zero, zero.copy())
+    exact = reference.gradient("mlstm", wide, inputs, targets, zero)
     errors = jax.tree.map(error, found, exact)
     largest = max(jax.tree.leaves(errors))
     # Terms: rows and steps in a weight gradient, products both ways, the loss over the bytes.
@@ -183,10 +192,11 @@ def _small_run(out: Path, corpus: Path, **sections: Any) -> Config:
     return Config(out=str(out), **(values | sections))
 
 
-def resume(folder: Path, corpus: Path) -> Result:
+def resume(folder: Path, corpus: Path, compute: str) -> Result:
     """Compare a run of 60 steps with one that stopped after 30 and resumed."""
-    loop.train(whole := _small_run(folder / "whole", corpus))
-    parts = _small_run(folder / "parts", corpus)
+    precision = Precision(compute=compute)
+    loop.train(whole := _small_run(folder / "whole", corpus, precision=precision))
+    parts = _small_run(folder / "parts", corpus, precision=precision)
     loop.train(dataclasses.replace(parts, train=dataclasses.replace(parts.train, steps=30)))
     loop.train(parts)
     lines = [
@@ -218,6 +228,7 @@ def main() -> None:
     """Run every check, print a line for each, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the results here")
+    parser.add_argument("--small", action="store_true", help="one type and a small program")
     given = parser.parse_args()
     results: dict[str, Result] = {}
 
@@ -232,11 +243,12 @@ def main() -> None:
             f"{'ok  ' if results[name]['passed'] else 'FAIL'} {name}: {results[name]}", flush=True
         )
 
-    computes = ["fp32", "bf16", "fp16"]
-    if jax.default_backend() == "cpu":
-        computes.remove("fp16")  # Not every processor supports it.
+    computes = [compute for compute in TYPES if compute != "fp16" or compiles_fp16()]
+    if given.small:
+        del computes[:-1]  # The overflow needs fp16.
+    hidden = 64 if given.small else 512
     for compute in computes:
-        check(f"the program in {compute}", lambda compute=compute: program(compute))
+        check(f"the program in {compute}", lambda compute=compute: program(compute, hidden))
         check(f"gradients in {compute}", lambda compute=compute: gradients(compute))
         check(f"Pallas's kernels in {compute}", lambda compute=compute: our_own_kernels(compute))
     with tempfile.TemporaryDirectory() as name:
@@ -249,7 +261,7 @@ def main() -> None:
             corpus,
             clean="none",
         )
-        check("resume, bit for bit", lambda: resume(folder, corpus))
+        check("resume, bit for bit", lambda: resume(folder, corpus, computes[-1]))
         if "fp16" in computes:
             check("an overflow costs updates, not the run", lambda: overflow(folder, corpus))
     if given.json:

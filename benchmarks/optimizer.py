@@ -26,7 +26,7 @@ def cases(arguments: Any, point: Point) -> Iterator[Case]:
     for name in arguments.implementations:
         config = Config(model=Model(hidden=point.hidden), optimizer=Optimizer(name=name))
         model = LanguageModel(config.model, config.precision)
-        params = model.init_parameters(jax.random.key(0))
+        params = jax.jit(model.init_parameters)(jax.random.key(0))
         tx = optimizer.build(config.optimizer, config.model, lambda count: 1e-3)
         now = [tx.init(params)]
         compiled = jax.jit(tx.update, donate_argnums=1).lower(params, now[0], params).compile()

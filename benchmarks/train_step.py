@@ -87,7 +87,7 @@ def cases(arguments: Any, point: Point) -> Iterator[Case]:
         import torch_mlstm
 
         model = LanguageModel(make_config(point).model, make_config(point).precision)
-        params = model.init_parameters(jax.random.key(0))
+        params = jax.jit(model.init_parameters)(jax.random.key(0))
         batch = make_batch(point)
         data = (batch.inputs_BT, batch.targets_BT)
         yield from torch_mlstm.train_step_case(point, params, data)

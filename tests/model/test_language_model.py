@@ -8,11 +8,11 @@ import numpy as np
 import optax
 import pytest
 
+from benchmarks import reference
 from mlstm_jax import config
 from mlstm_jax.model.architecture import Architecture, Carry
 from mlstm_jax.model.language_model import LanguageModel
 from tests.marks import FP16
-from tests.model import reference
 from tests.tolerance import assert_close
 
 pytestmark = pytest.mark.numeric
