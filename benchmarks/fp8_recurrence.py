@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mlstm_jax.config import Model
 from mlstm_jax.model import stacks
 from mlstm_jax.model.architecture import Carry
 from mlstm_jax.model.inputs import project, read_gradients
@@ -288,10 +287,11 @@ class Fp8Model:
     def __init__(self, plain: LanguageModel, formats: Formats) -> None:
         if plain.model.layers != 1 or plain.compute != COMPUTE_TYPES["bf16"]:
             raise ValueError("the study needs one layer, and bf16 outside the fp8 products")
-        self.model: Model = plain.model
-        self.compute, self.init_carry = plain.compute, plain.init_carry
-        self.product_precision = plain.product_precision
         self.formats, self._plain = formats, plain
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the package's, of all that is not replaced here."""
+        return getattr(self._plain, name)
 
     def init_parameters(self, key: Array) -> Parameters:
         """Return the package's parameters and an empty history."""
