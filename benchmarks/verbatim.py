@@ -22,7 +22,7 @@ from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.run import Run, load_run
 from mlstm_jax.transfer.generate import generate
 
-SAMPLES, BYTES = 1000, 1000
+BYTES = 1000  # of a sample
 LENGTHS = (20, 30, 40, 50, 75, 100, 150, 200, 300, 400, 600, 800)
 _BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
 _BLOCK = 1 << 22
@@ -37,6 +37,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("run", type=Path, help="run folder, or a model of the package")
     parser.add_argument("--corpus", type=Path, required=True, help="the corpus it was trained on")
+    parser.add_argument("--samples", type=int, default=1000, help="of a temperature")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[1.0, 0.7])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the results here")
@@ -115,10 +116,10 @@ def measured(samples: Bytes, train: Bytes) -> dict[str, object]:
     }
 
 
-def draw(run: Run, temperature: float, seed: int) -> Bytes:
-    """Return SAMPLES texts of BYTES bytes, joined by zeros, which no text has."""
+def draw(run: Run, samples: int, temperature: float, seed: int) -> Bytes:
+    """Return texts of BYTES bytes, joined by zeros, which no text has."""
     pieces = zip(
-        *generate(run, "", length=BYTES, samples=SAMPLES, temperature=temperature, seed=seed),
+        *generate(run, "", length=BYTES, samples=samples, temperature=temperature, seed=seed),
         strict=True,
     )
     return np.frombuffer(b"\0".join(b"".join(whole) for whole in pieces), np.uint8)
@@ -130,7 +131,9 @@ def main() -> None:
     run, corpus = load_run(options.run), open_corpus(options.corpus)
     train = np.asarray(corpus.split("train").bytes)
     texts = {
-        f"samples, temperature {temperature:g}": draw(run, temperature, options.seed)
+        f"samples, temperature {temperature:g}": draw(
+            run, options.samples, temperature, options.seed
+        )
         for temperature in options.temperatures
     } | {"test split": np.asarray(corpus.split("test").bytes)}
     results = {}

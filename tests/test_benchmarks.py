@@ -1,8 +1,12 @@
-"""The benchmarks run, write what they promise, and compare programs that compute the same."""
+"""Every benchmark runs in small and writes what it promises; what it compares computes the same."""
 
+import ast
 import json
+import runpy
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,48 +16,139 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mlstm_jax.compiled import deviceless
+from mlstm_jax.errors import UserError
+from mlstm_jax.training import loop
 from tests.tolerance import assert_close
+from tests.training import runs
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 
+POINT = "--point 16 2 8 bf16 --rounds 1"
+OURS = f"{POINT} --implementations ours autodiff --recompute-every 4"
+# The words after each script that make it small.
+SMALL = {
+    "configs": "{run} --rounds 1",
+    "data": "--bytes 2e6 --files 2 --gzip --rounds 1 --rows 16 --window 32",
+    "dispatch": "--points 1x2 --rounds 1 --steps 1",
+    "features": "--hidden 16 --count 4 --compared 2 --rounds 1",
+    "fp8": "--corpus {corpus} --out {out} --arms e4m3 --seeds 0 --hidden 16 --batch 4 --window 8 "
+    "--steps 2 --eval-every 2",
+    "fp8_products": "",
+    "fp8_program": "--size 512 32 8 --arms e4m3",
+    "gpu_check": "--small",
+    "gpu_program": "--grid small",
+    "optimizer": POINT,
+    "products": POINT,
+    "recurrence": OURS,
+    "scaling": "--devices 1 2 --hidden 16 --rows 2 --window 8 --steps 1 --rounds 1",
+    "start": "--rounds 1 --sizes '128 units'",
+    "train_step": OURS,
+    "verbatim": "{run} --corpus {corpus} --samples 4 --temperatures 1",
+}
+WITHOUT_JSON = {"fp8"}
+# They measure whole commands, or choose how JAX starts.
+OWN_PROCESS = {
+    "data",
+    "fp8_products",
+    "fp8_program",
+    "gpu_check",
+    "gpu_program",
+    "scaling",
+    "start",
+}
+COMPILING = {"fp8_products", "fp8_program", "gpu_program"}
+LONG = {"start"}
+# The test of the day of a GPU starts them.
+BY_ANOTHER_TEST = {"gpu", "gpu_report"}
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(FOLDER.glob("*.py")):
+        yield path.stem, ast.parse(path.read_text())
+
+
+def test_every_script_has_a_small_form_and_imports_no_test() -> None:
+    scripts = {name for name, tree in modules() if isinstance(tree.body[-1], ast.If)}
+    assert scripts == SMALL.keys() | BY_ANOTHER_TEST
+    for name, tree in modules():
+        froms = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        assert not [module for module in froms if str(module).startswith("tests")], name
+
+
+@pytest.fixture(scope="module")
+def run_folder(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps."""
+    folder = tmp_path_factory.mktemp("benchmarks") / "run"
+    train = runs.short(steps=2, epochs=None, eval_every=2, checkpoint_every=2)
+    loop.train(runs.make_config(corpus, folder, train=train))
+    return folder
+
+
+def started(script: str, words: list[str], environment: dict[str, str]) -> str:
+    """Start a script as a user would; return what it prints."""
+    command = [sys.executable, "-W", "always::ResourceWarning", FOLDER / f"{script}.py", *words]
+    done = subprocess.run(command, env=environment, timeout=300, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ResourceWarning" not in done.stderr
+    return done.stdout
+
 
 @pytest.mark.parametrize(
-    ("script", "kinds"),
-    [
-        ("recurrence", {"forward", "forward_backward"}),
-        ("train_step", {"train_step"}),
-    ],
+    "script",
+    [pytest.param(one, marks=pytest.mark.slow if one in LONG else ()) for one in SMALL],
 )
-@pytest.mark.slow
-def test_a_benchmark_writes_its_results(
-    script: str, kinds: set, tmp_path: Path, command_environment: dict[str, str]
+def test_a_script_in_small(
+    script: str,
+    corpus: Path,
+    run_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command_environment: dict[str, str],
 ) -> None:
+    if script in COMPILING:
+        try:
+            deviceless.require()
+        except UserError as error:
+            pytest.skip(str(error))
+    places = {"corpus": str(corpus), "run": str(run_folder), "out": str(tmp_path / "out")}
+    words = shlex.split(SMALL[script].format_map(places))
     path = tmp_path / "results.json"
-    options = "--point 16 2 8 bf16 --implementations ours autodiff --recompute-every 4 --rounds 2"
-    command = [sys.executable, FOLDER / f"{script}.py", *options.split(), "--json", path]
-    subprocess.run(command, check=True, env=command_environment, timeout=300)
-    results = json.loads(path.read_text())
+    if script not in WITHOUT_JSON:
+        words += ["--json", str(path)]
+    if script in OWN_PROCESS:
+        started(script, words, command_environment)
+    else:
+        monkeypatch.syspath_prepend(FOLDER)
+        monkeypatch.setattr(sys, "argv", [script, *words])
+        runpy.run_path(str(FOLDER / f"{script}.py"), run_name="__main__")
+    found = [path] if script not in WITHOUT_JSON else list((tmp_path / "out").glob("*.json"))
+    results = [json.loads(one.read_text(), parse_constant=pytest.fail) for one in found]
+    assert results
+    if script in CHECKS:
+        CHECKS[script](results[0])
+
+
+def check_times(results: Any) -> None:
     assert results["versions"]["jax"] == jax.__version__
     assert results["large_product_flops_per_s"] > 0
-    rows = results["rows"]
-    assert {row["what"] for row in rows} == kinds
-    found = {(row["implementation"], row["recompute_every"]) for row in rows}
-    assert found == {("ours", None), ("ours", 4), ("autodiff", None)}
-    for row in rows:
+    for row in results["rows"]:
         assert (row["hidden"], row["batch"], row["window"], row["dtype"]) == (16, 2, 8, "bf16")
         assert 0 < row["min_s"] <= row["median_s"] <= row["max_s"]
-        assert row["fraction_of_large_product"] > 0
-        assert row["temp_bytes"] > 0
 
 
-def test_the_benchmark_of_data_writes_its_results(
-    tmp_path: Path, command_environment: dict[str, str]
-) -> None:
-    path = tmp_path / "results.json"
-    options = "--bytes 2e6 --files 2 --gzip --rounds 1 --rows 16 --window 32"
-    command = [sys.executable, FOLDER / "data.py", *options.split(), "--json", path]
-    subprocess.run(command, check=True, env=command_environment, timeout=300)
-    results = json.loads(path.read_text())
+def check_ours(results: Any) -> None:
+    check_times(results)
+    rows = results["rows"]
+    found = {(row["implementation"], row["recompute_every"]) for row in rows}
+    assert found == {("ours", None), ("ours", 4), ("autodiff", None)}
+    of_recurrence = {"forward", "forward_backward"}
+    whole = {"train_step"} if results["benchmark"] == "train_step" else of_recurrence
+    assert {row["what"] for row in rows} == whole
+    assert all(row["fraction_of_large_product"] > 0 and row["temp_bytes"] > 0 for row in rows)
+
+
+def check_data(results: Any) -> None:
     assert results["machine"]["cores"] >= 1
     assert 0.2e6 < results["bytes"] < 2e6
     assert results["duplicates"] == pytest.approx(results["records"] / 20, rel=0.02)
@@ -61,19 +156,36 @@ def test_the_benchmark_of_data_writes_its_results(
         assert results[key] > 0
 
 
-@pytest.mark.slow
-def test_the_benchmark_of_starts_writes_its_results(
-    tmp_path: Path, command_environment: dict[str, str]
-) -> None:
-    path = tmp_path / "results.json"
-    options = ["--rounds", "1", "--sizes", "128 units", "--json", path]
-    command = [sys.executable, FOLDER / "start.py", *options]
-    subprocess.run(command, check=True, env=command_environment, timeout=300)
-    rows = json.loads(path.read_text())["rows"]
+def check_features(results: Any) -> None:
+    assert results["texts"] == 4
+    assert results["texts_per_s"] > 0
+    assert 0 < results["fraction_of_forward"] < 10
+
+
+def check_start(results: Any) -> None:
+    rows = results["rows"]
     assert [row["command"] for row in rows] == ["train", "evaluate", "generate", "features"]
     for row in rows:
         assert 0 < row["warm"]["min_s"] <= row["warm"]["median_s"] <= row["warm"]["max_s"]
         assert row["cold"]["median_s"] > 0
+
+
+def check_gpu_check(results: Any) -> None:
+    assert {name.split(" in ")[0] for name in results["checks"]} >= {
+        *("the program", "gradients", "Pallas's kernels", "resume, bit for bit")
+    }
+
+
+CHECKS = {
+    "data": check_data,
+    "features": check_features,
+    "gpu_check": check_gpu_check,
+    "optimizer": check_times,
+    "products": check_times,
+    "recurrence": check_ours,
+    "start": check_start,
+    "train_step": check_ours,
+}
 
 
 @pytest.mark.slow
@@ -117,43 +229,16 @@ def test_what_is_compared_computes_the_same(
     assert_close(ours, theirs, 3 * 9 + 2 * (2 * 12 + 1))
 
 
-@pytest.mark.slow
-def test_features_benchmark_writes_its_results(
-    tmp_path: Path, command_environment: dict[str, str]
-) -> None:
-    path = tmp_path / "results.json"
-    options = ["--hidden", "16", "--count", "20", "--rounds", "1", "--json", path]
-    command = [sys.executable, FOLDER / "features.py", *options]
-    subprocess.run(command, check=True, env=command_environment, timeout=300)
-    results = json.loads(path.read_text())
-    assert results["texts"] == 20
-    assert results["texts_per_s"] > 0
-    assert 0 < results["fraction_of_forward"] < 10
-
-
-@pytest.mark.slow
 def test_the_day_of_a_gpu_in_small(tmp_path: Path, command_environment: dict[str, str]) -> None:
-    """Two of its steps in two calls, and the page that is made of them."""
+    """One of its steps in two calls, and the page that is made of it; `make test-gpu` has all."""
     out, page = tmp_path / "results", tmp_path / "page.md"
-    command = [sys.executable, FOLDER / "gpu.py", "--small", "--out", out, "--steps"]
-
-    def call(*more: str) -> str:
-        made = subprocess.run(
-            [*command, "products", "graphs_off", *more],
-            check=True,
-            env=command_environment,
-            timeout=300,
-            capture_output=True,
-            text=True,
-        )
-        return made.stdout
-
-    assert "remaining for the next call: products, graphs_off" in call("--minutes", "0.01")
-    assert "=== graphs_off" in call()
-    assert "products: already done" in call()
+    words = ["--small", "--out", str(out), "--steps", "products"]
+    call = partial(started, "gpu", environment=command_environment)
+    assert "remaining for the next call: products" in call([*words, "--minutes", "0.01"])
+    assert "=== products" in call(words)
+    assert "products: already done" in call(words)
     page.write_text("before\n<!-- gpu:begin -->\nan older page\n<!-- gpu:end -->\nafter\n")
-    report = [sys.executable, FOLDER / "gpu_report.py", out, "--into", page]
-    subprocess.run(report, check=True, env=command_environment, timeout=60)
+    started("gpu_report", [str(out), "--into", str(page)], command_environment)
     text = page.read_text()
     assert "an older page" not in text
     assert text.startswith("before\n")

@@ -1,0 +1,118 @@
+"""Every file of launch/ starts a run of two processes here; stubs play the launchers."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlstm_jax import shipped
+from mlstm_jax.config import Config
+from tests.distributed.test_cluster import end, free_address, started
+from tests.training import runs
+
+__all__ = ["started"]
+
+LAUNCH = Path(__file__).parents[2] / "launch"
+# As each launcher does on one machine: so many processes, each told its number, and all awaited.
+_EACH = """
+for ((n = 0; n < $size; n++)); do {names} "$@" & pids+=($!); done
+for pid in "${{pids[@]}}"; do wait "$pid" || code=$?; done
+exit ${{code:-0}}
+"""
+STUBS = {
+    "mpirun": """[ "$1 $3" = "-np --oversubscribe" ] || exit 64; size=$2; shift 3"""
+    + _EACH.format(names="OMPI_COMM_WORLD_SIZE=$size OMPI_COMM_WORLD_RANK=$n"),
+    "srun": """[ "$1" = "--kill-on-bad-exit=0" ] || exit 64; size=$SLURM_NTASKS; shift"""
+    + _EACH.format(names="SLURM_STEP_NUM_TASKS=$size SLURM_PROCID=$n"),
+    "scontrol": """[ "$*" = "show hostnames node[1-2]" ] || exit 64; echo 127.0.0.1; echo node2""",
+}
+
+Call = tuple[list[str], dict[str, str]]
+
+
+def by_hand(config: str) -> list[Call]:
+    address, script = free_address(), str(LAUNCH / "by_hand.sh")
+    return [([script, address, "2", str(index), config], {}) for index in range(2)]
+
+
+def openmpi(config: str) -> list[Call]:
+    own = {"COORDINATOR": free_address(), "MPIRUN_OPTIONS": "--oversubscribe"}
+    return [([str(LAUNCH / "openmpi.sh"), "2", config], own)]
+
+
+def slurm(config: str) -> list[Call]:
+    """The file makes the port of the job's number, from 20000."""
+    for job in range(os.getpid() % 5000, 10000):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", 20000 + job)):
+                break
+    own = {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_NTASKS": "2", "SLURM_JOB_ID": f"77{job:04}"}
+    return [(["bash", str(LAUNCH / "slurm.sbatch"), config], own)]
+
+
+def kubernetes(config: str) -> list[Call]:
+    """The command of the container, in two pods; names of the cluster become local ones."""
+    yaml = pytest.importorskip("yaml")
+    service, job = yaml.safe_load_all((LAUNCH / "kubernetes.yaml").read_text())
+    spec, pod = job["spec"], job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    name, address = job["metadata"]["name"], free_address()
+    assert spec["completionMode"] == "Indexed"
+    assert service["spec"]["selector"] == {"job-name": name}
+    assert pod["subdomain"] == service["metadata"]["name"]
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pod["volumes"]}
+    command, count = container["command"], spec["completions"]
+    assert spec["parallelism"] == count
+    assert command[:2] == ["mlstm-jax", "train"]
+    assert command[2] in shipped.files("config")
+    local = {
+        f"--distributed.coordinator={name}-0.{name}:8476": f"--distributed.coordinator={address}",
+        f"--distributed.processes={count}": "--distributed.processes=2",
+        command[2]: config,
+    }
+    assert local.keys() <= set(command)
+    # The places are the run's own, under the volume's mount.
+    words = [local.get(word, word) for word in command if "=/shared/" not in word]
+    assert len(words) == len(command) - 2
+    return [(words, {"JOB_COMPLETION_INDEX": str(index)}) for index in range(2)]
+
+
+START: dict[str, Callable[[str], list[Call]]] = {
+    "by_hand.sh": by_hand,
+    "kubernetes.yaml": kubernetes,
+    "openmpi.sh": openmpi,
+    "slurm.sbatch": slurm,
+}
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in LAUNCH.iterdir()))
+def test_a_file_of_launch_starts_a_run(
+    name: str,
+    corpus: Path,
+    tmp_path: Path,
+    command_environment: dict[str, str],
+    started: list[Any],
+) -> None:
+    for stub, text in STUBS.items():
+        (tmp_path / stub).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (tmp_path / stub).chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{command_environment['PATH']}"
+    train = runs.short(steps=2, epochs=None, eval_every=2, checkpoint_every=2)
+    config: Config = runs.make_config(corpus, tmp_path / "run", train=train)
+    file = tmp_path / "config.py"
+    file.write_text(f"from mlstm_jax.config import *\nconfig = {config!r}\n")
+    for words, own in START[name](str(file)):
+        environment = command_environment | own | {"PATH": path}
+        pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        started.append(subprocess.Popen(words, env=environment, **pipe))  # type: ignore[call-overload]
+    said = "\n".join(end(started))
+    assert [process.returncode for process in started] == [0] * len(started), said
+    assert json.loads((tmp_path / "run/environment.json").read_text())["processes"] == 2
+    assert re.search(r"training 2 steps.* on 2 cpu device", said), said
