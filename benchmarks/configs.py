@@ -1,6 +1,6 @@
 """Time the training steps of configs, one after another in each round.
 
-    python benchmarks/configs.py results/small_512/adam fast_512 \
+    python benchmarks/configs.py runs/small_512 fast_512 \
         --json benchmarks/results/configs_cpu.json
 
 It answers how long the whole runs take here, relative to each other: the seconds of each phase's

@@ -1,10 +1,15 @@
 """Tables and curves of runs, used by the notebooks for the project's runs or your own.
 
+The runs of a study in results/ are one file, runs.jsonl.gz: a line for each, an object with `run`
+(its name), `config`, `environment` and `metrics` (the lines of metrics.jsonl).
+
 Needs pandas and matplotlib (the extra `notebooks`), which training does not need. A table is a
 pandas DataFrame; a curve is drawn on axes that the caller creates.
 """
 
+import gzip
 import itertools
+import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +22,7 @@ from scipy.optimize import minimize_scalar
 from mlstm_jax import config_text
 from mlstm_jax.config import Config
 from mlstm_jax.errors import UserError
-from mlstm_jax.training import metrics, sweep
+from mlstm_jax.training import metrics
 
 # Columns of a table of metrics, and their labels on an axis.
 LABELS = {
@@ -51,13 +56,21 @@ class History(NamedTuple):
 
 
 def load_histories(*folders: Path | str) -> list[History]:
-    """Read every run in or below `folders`, sorted by path; a run's name is its path below them.
+    """Read every run of `folders`, sorted by path; a run's name is its path below its folder.
+
+    A folder holds runs in or below it, or is a study with a runs.jsonl.gz.
 
     Raises:
         UserError: a folder holds no run, or a run cannot be read.
     """
     histories = []
     for folder in map(Path, folders):
+        if (study := folder / "runs.jsonl.gz").is_file():
+            with gzip.open(study, "rt", encoding="utf-8") as lines:
+                for one in map(json.loads, lines):
+                    config = config_text.from_json(json.dumps(one["config"]), study)
+                    histories.append(_history(one["run"], config, one["metrics"]))
+            continue
         for run in metrics.runs_in(folder):
             name = run.name if run == folder else str(run.relative_to(folder))
             histories.append(read_history(run, name))
@@ -69,10 +82,14 @@ def read_history(run: Path, name: str) -> History:
     path = run / "config.json"
     if not path.is_file():
         raise UserError(f"{run} has no config.json, so it is not a complete run folder.")
-    kinds = metrics.by_kind(metrics.read_metrics(run / "metrics.jsonl"))
+    lines = metrics.read_metrics(run / "metrics.jsonl")
+    return _history(name, config_text.load_json(path), lines)
+
+
+def _history(name: str, config: Config, lines: list[dict[str, Any]]) -> History:
+    kinds = metrics.by_kind(lines)
     train, evaluations = (_table(kinds[kind]) for kind in ("train", "eval"))
     events = pd.DataFrame(kinds["event"], columns=["step", "event"])
-    config = config_text.load_json(path)
     return History(name, config, train, evaluations, events)
 
 
@@ -241,20 +258,19 @@ def counts(axes: Any) -> None:
 
 
 def grid(folder: Path | str) -> pd.DataFrame:
-    """Return the last validation BPC of a sweep by row and column: inf: diverged, NaN: not run.
+    """Return the last validation BPC of a sweep by row and column: inf: diverged, NaN: not ended.
 
-    Rows that are numbers, such as batches, are in numeric order.
+    A run's name is ROW/COLUMN. Rows that are numbers, such as batches, are in numeric order.
     """
-    keys = [
-        (path.parent.parent.name, path.parent.name)
-        for path in Path(folder).glob("*/*/metrics.jsonl")
-    ]
-    if not keys:
-        raise UserError(f"{folder} holds no sweep: there is no ROW/COLUMN/metrics.jsonl below it.")
-    results = [sweep.result(key, sweep.folder(Path(folder), key)) for key in keys]
-    cells = {
-        (one.row, one.column): np.inf if one.status == "diverged" else one.bpc for one in results
-    }
+    cells = {}
+    for one in load_histories(folder):
+        row, slash, column = one.name.partition("/")
+        if slash:
+            end = one.events["event"].iloc[-1] if len(one.events) else ""
+            done = one.evaluations["bpc"].iloc[-1] if len(one.evaluations) else np.nan
+            cells[row, column] = {"finished": done, "diverged": np.inf}.get(end, np.nan)
+    if not cells:
+        raise UserError(f"{folder} holds no sweep: none of its runs is a ROW/COLUMN.")
     table = pd.Series(cells, dtype=float).unstack()
 
     def number(row: str) -> tuple[int, str]:

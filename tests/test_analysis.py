@@ -1,5 +1,6 @@
 """Runs as tables: what is read, how it is smoothed, and the sweep's table."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -102,14 +103,35 @@ def test_a_run_that_went_on_otherwise_keeps_what_it_had_before(tmp_path: Path) -
     assert table.loc["run", "end"] == "diverged"
 
 
+def test_a_study_in_one_file_is_read_as_its_folders(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / "runs" / name) for name in ("8/a", "8/b, seed 0", "64/a")]
+    with gzip.open(tmp_path / "runs.jsonl.gz", "wt") as file:
+        for run in runs:
+            one = {
+                "run": str(run.relative_to(tmp_path / "runs")),
+                "config": json.loads((run / "config.json").read_text()),
+                "metrics": metrics.read_metrics(run / "metrics.jsonl"),
+            }
+            file.write(json.dumps(one) + "\n")
+    study, folders = (analysis.load_histories(each) for each in (tmp_path, tmp_path / "runs"))
+    found = {one.name: one for one in study}
+    assert found.keys() == {one.name for one in folders}
+    for one in folders:
+        assert found[one.name].config == one.config
+        for table in ("train", "evaluations", "events"):
+            pd.testing.assert_frame_equal(getattr(found[one.name], table), getattr(one, table))
+    pd.testing.assert_frame_equal(analysis.grid(tmp_path), analysis.grid(tmp_path / "runs"))
+
+
 def test_what_is_no_run_is_said(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no run"):
         analysis.load_histories(tmp_path)
-    (write_run(tmp_path / "run") / "config.json").unlink()
-    with pytest.raises(UserError, match="has no config"):
-        analysis.load_histories(tmp_path)
+    run = write_run(tmp_path / "run")
     with pytest.raises(UserError, match="holds no sweep"):
         analysis.grid(tmp_path)
+    (run / "config.json").unlink()
+    with pytest.raises(UserError, match="has no config"):
+        analysis.load_histories(tmp_path)
 
 
 def test_a_run_that_has_just_begun_can_be_shown(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
     python results/scale/figure.py
 
-Lines are the evaluations of the runs in results/; points.csv has the accuracies.
+Lines are the evaluations of the runs here and in reviews_768; points.csv has the accuracies.
 """
 
 from pathlib import Path
@@ -15,24 +15,25 @@ from mlstm_jax import analysis
 
 SCALE = Path(__file__).parent
 RESULTS = SCALE.parent
+RUNS = {one.name: one for one in analysis.load_histories(SCALE, RESULTS / "reviews_768")}
 COLOURS = {128: "C2", 256: "C3", 512: "C0", 768: "C1"}
 # The two parts of reviews-768 are one line.
 TEXT = {
-    128: [SCALE / "98 MB/128"],
-    256: [SCALE / "98 MB/256"],
-    512: [SCALE / "98 MB/512"],
-    768: [RESULTS / "reviews_768", RESULTS / "reviews_768/continued"],
+    128: ["98 MB/128"],
+    256: ["98 MB/256"],
+    512: ["98 MB/512"],
+    768: ["reviews_768", "continued"],
 }
-TIME = {256: SCALE / "98 MB/256", 512: SCALE / "98 MB/512", 768: SCALE / "49 MB/768"}
+TIME = {256: "98 MB/256", 512: "98 MB/512", 768: "49 MB/768"}
 
 points = pd.read_csv(SCALE / "points.csv")
 theirs, ours = points[points.model == "NVIDIA"], points[points.model != "NVIDIA"]
 figure, axes_2x2 = plt.subplots(2, 2, figsize=(11, 7.5), layout="constrained")
 (loss, time), panels = axes_2x2
-for units, folders in TEXT.items():
+for units, names in TEXT.items():
     megabytes, bpc, before = [], [], 0.0
-    for folder in folders:
-        scores = analysis.read_history(folder, folder.name).evaluations
+    for name in names:
+        scores = RUNS[name].evaluations
         megabytes.append(scores["megabytes"].to_numpy() + before)
         bpc.append(scores["bpc"].to_numpy())
         before = megabytes[-1][-1]
@@ -42,8 +43,8 @@ loss.plot(theirs.megabytes, theirs.bpc, "ks", ms=5, label="NVIDIA (Amazon, 40 GB
 for one in theirs.itertuples():
     loss.annotate(f"{one.units} ", (one.megabytes, one.bpc), ha="right", va="center", fontsize=8)
 loss.set(xscale="log", xlabel="megabytes read", ylabel="bits per character")
-for units, folder in TIME.items():
-    run = analysis.read_history(folder, folder.name)
+for units, name in TIME.items():
+    run = RUNS[name]
     megabytes = run.evaluations["megabytes"]
     # From the speed of its steps: other work ran beside some of them.
     minutes = megabytes * 1e3 / run.train["kilobytes_per_second"].median() / 60
