@@ -103,7 +103,7 @@ def test_from_text_to_a_score_and_a_sentence(call, text_file: Path, tmp_path: Pa
         (["train", "--config", "smal_512"], "did you mean small_512 or"),
         (["train", "small_512", "--config=tuned_512"], "not small_512 and tuned_512."),
         (["plan", "small_512", "--machine", "h20"], "h20 does not exist"),
-        (["sweep", "legw", "--out", "x"], "did you mean legw_128"),
+        (["sweep", "model", "--out", "x"], "did you mean models"),
         (["quickstart", "small_512"], "mlstm-jax train small_512"),
         (["configs", "smal_512"], "did you mean small_512 or"),
         (["configs", "small_512", "--out", "absent/"], "absent: the folder does not exist"),

@@ -12,7 +12,7 @@ Runs = dict[tuple[str, str], Config]
 def load_sweep(path: Path) -> Runs:
     """Run a specification, which is the user's own Python code, and return its ``runs``.
 
-    A bare name that is not a file selects a sweep that comes with the package: ``legw_128``.
+    A bare name that is not a file selects a sweep that comes with the package: ``puri_fig5``.
 
     Raises:
         UserError: the file does not exist, sets no runs, or has labels that cannot name a folder.
@@ -29,7 +29,7 @@ def load_sweep(path: Path) -> Runs:
     if not valid or not runs:
         raise UserError(
             f"{path} sets no `runs = {{(ROW, COLUMN): Config(...)}}` with two labels without /; "
-            "see `mlstm-jax configs legw_128`."
+            "see `mlstm-jax configs puri_fig5`."
         )
     return runs
 

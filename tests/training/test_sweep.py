@@ -16,7 +16,8 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.training import run_folder, schedule, sweep, sweep_file
 from tests.training.runs import make_config, short
 
-SPECS = sorted((Path(__file__).parents[2] / "configs/sweeps").glob("*.py"))
+ROOT = Path(__file__).parents[2]
+SPECS = sorted([*ROOT.glob("configs/sweeps/*.py"), *ROOT.glob("results/*/sweep*.py")])
 
 
 def write_spec(path: Path, corpus: Path, **fields: object) -> Path:
@@ -173,7 +174,7 @@ def test_a_file_without_runs_is_named(text: str, tmp_path: Path) -> None:
         sweep_file.load_sweep(tmp_path / "none.py")
 
 
-@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_sweep_of_the_project_loads(path: Path) -> None:
     runs = sweep_file.load_sweep(path)
     assert len(runs) > 1

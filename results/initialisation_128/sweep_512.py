@@ -1,7 +1,7 @@
 """Effect of initialisation and learning rate, varied in the run of reference_512.py.
 
 Corpus:    as reference_512
-Command:   mlstm-jax sweep initialisation_512 --out runs/initialisation_512
+Command:   mlstm-jax sweep results/initialisation_128/sweep_512.py --out runs/initialisation_512
 Hardware:  two CPU cores, about six minutes per run
 """
 

@@ -1,7 +1,7 @@
 r"""LEGW on its paper's own ground: the runs of legw_128.py with an LSTM.
 
 Corpus:    that of legw_128.py
-Command:   mlstm-jax sweep legw_lstm --out runs/legw_lstm
+Command:   mlstm-jax sweep results/legw_lstm/sweep.py --out runs/legw_lstm
 Hardware:  CPU cores with AVX-512, eight to thirteen minutes per run on each
 
 The LSTM has as many parameters as the mLSTM of 128 units, within 1%. It computes in fp32: on these
@@ -18,7 +18,7 @@ from mlstm_jax.training.sweep_file import load_sweep
 lstm = LSTM(hidden=144, embedding=64)
 runs = {
     key: dataclasses.replace(config, model=lstm, precision=Precision(compute="fp32"))
-    for key, config in load_sweep(Path("legw_128")).items()
+    for key, config in load_sweep(Path(__file__).parents[1] / "legw_128/sweep.py").items()
 }
 normalised = dataclasses.replace(lstm, weight_norm=True)
 runs |= {

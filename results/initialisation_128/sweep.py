@@ -2,7 +2,7 @@ r"""Effect of initialisation and learning rate at 128-d, over 20 MB of text, eno
 
 Corpus:    mlstm-jax prepare amazon/*.json.gz imdb/unsup.jsonl.gz \
              --split 400,1,1 --dedupe exact --out corpora/reviews
-Command:   mlstm-jax sweep initialisation_128 --out runs/initialisation_128
+Command:   mlstm-jax sweep results/initialisation_128/sweep.py --out runs/initialisation_128
 Hardware:  two CPU cores, seven to eight minutes per run
 Found:     results/initialisation_128/, notebooks/convergence.ipynb
 """

@@ -1,7 +1,7 @@
 r"""What do more units, and more text, gain? The recipe of the model of the package at four sizes.
 
 Corpus:    that of reviews_768.py
-Command:   mlstm-jax sweep scale --out runs/scale
+Command:   mlstm-jax sweep results/scale/sweep.py --out runs/scale
 Hardware:  CPU cores with AVX512_BF16: on one core 98 MB take 12 minutes with 128 units, 24 with
            256 and 61 with 512; 49 MB take 64 with 768
 Expected:  validation 1.834, 1.675, 1.558 and 1.556 BPC (results/scale/)

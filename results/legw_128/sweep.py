@@ -3,14 +3,14 @@ r"""LEGW as in its paper: many epochs of a small text, 1 to 64 times the batch, 
 Corpus:    2.0 MB of reviews of musical instruments (McAuley et al. 2015):
            mlstm-jax prepare reviews_Musical_Instruments_5.json.gz --split 20,4,26 \
              --dedupe exact --out corpora/instruments
-Command:   mlstm-jax sweep legw_128 --out runs/legw_128
+Command:   mlstm-jax sweep results/legw_128/sweep.py --out runs/legw_128
 Hardware:  CPU cores with AVX512_BF16, five minutes per run on each
 
 You et al. 2019: for k times the batch, √k times the rate and k times the epochs of warm-up, without
-retuning. The rate at 16 rows, 16e-3, is the best of batch_rates_128.py, and the warm-up is a tenth
+retuning. The rate at 16 rows, 16e-3, is the best of batch_rates_128, and the warm-up is a tenth
 of an epoch. At 64 times the batch, the warm-up takes 6.4 of the 20 epochs, and a run makes 620
 updates. "sqrt" and "linear" warm up for a tenth of an epoch at any batch size. Muon has the same
-rates and 20 updates of warm-up at any batch size; its rate is the best of batch_rates_128.py, too.
+rates and 20 updates of warm-up at any batch size; its rate is the best of batch_rates_128, too.
 """
 
 from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train, vary

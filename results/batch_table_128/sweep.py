@@ -3,11 +3,11 @@ r"""How far the batch can grow: 16 to 1,024 rows on equal text, with several sca
 Corpus:    72 MB of Amazon and IMDB reviews:
            mlstm-jax prepare amazon/*.json.gz imdb/unsup.jsonl.gz --split 400,1,1 \
              --dedupe exact --out corpora/reviews
-Command:   mlstm-jax sweep batch_table_128 --out runs/batch_table_128
+Command:   mlstm-jax sweep results/batch_table_128/sweep.py --out runs/batch_table_128
 Hardware:  CPU cores with AVX512_BF16, 9 to 32 minutes a run on each
 
 Each run reads 98 MB, so that 1,024 rows make 1,500 updates. A rule starts from the best rate found
-for it at 16 rows (batch_rates_128.py); "from 256" takes the best rate found at 256 rows at all
+for it at 16 rows (batch_rates_128); "from 256" takes the best rate found at 256 rows at all
 batches. LAMB starts from 8e-3: from 16e-3 it diverges at every larger batch. "half-life": at every
 batch b2 is such that the weight of a gradient has halved after the same bytes of text; at 16 rows
 it is 0.999. Muon has it, too. "decay" is that of the best run with

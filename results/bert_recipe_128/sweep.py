@@ -1,13 +1,13 @@
 r"""BERT's large-batch recipe on the mLSTM, complete and without each of its parts.
 
 Corpus:    that of batch_table_128.py
-Command:   mlstm-jax sweep bert_recipe_128 --out runs/bert_recipe_128
+Command:   mlstm-jax sweep results/bert_recipe_128/sweep.py --out runs/bert_recipe_128
 Hardware:  CPU cores with AVX512_BF16, four minutes per run on each
 
 NVIDIA's recipe for BERT (You et al. 2020): LAMB with the gradient clipped to norm 1; 90% of the
 updates with short windows, 10% with windows four times as long; 28% of the updates warm-up, then a
 decay of power 0.5; decoupled weight decay; each update accumulated over micro-batches. The rate is
-LAMB's best at 256 rows (batch_rates_128.py). Every run reads 24.6 MB. The last variant updates
+LAMB's best at 256 rows (batch_rates_128). Every run reads 24.6 MB. The last variant updates
 after each micro-batch instead; its rate follows square-root scaling.
 """
 
