@@ -106,6 +106,28 @@ def test_a_signal_that_a_callback_swallows_comes_again(tmp_path: Path) -> None:
     assert (made.returncode, made.stderr) == (130, "mlstm-jax generate: interrupted by SIGINT.\n")
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_transfer_says_that_it_resumes_if_it_has_kept_features(
+    kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.csv").write_text("text,label\ngood,1\nbad,0\n")
+
+    def stop(*_: object) -> None:
+        (tmp_path / "out/features").mkdir(parents=True)
+        if kept:
+            (tmp_path / "out/features/train.npz").write_bytes(b"")
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("mlstm_jax.run.load_run", stop)
+    files = ["--train", f"{tmp_path}/a.csv", "--test", f"{tmp_path}/a.csv"]
+    with pytest.raises(SystemExit) as told:
+        cli.main(["transfer", "run", *files, "--out", f"{tmp_path}/out"])
+    assert told.value.code == 130
+    said = capsys.readouterr().err
+    assert "interrupted by SIGINT" in said
+    assert ("the same command resumes" in said) == kept
+
+
 def test_without_a_signal_errors_and_handlers_are_as_before() -> None:
     before = [signal.getsignal(number) for number in SIGNALS]
 
