@@ -29,7 +29,7 @@ def silence() -> Callable[[], None]:
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
         sys.unraisablehook = hook
-        warnings.filters[:] = filters
+        warnings.filters = filters
 
     for name in _LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
