@@ -69,7 +69,7 @@ test-wheel: wheel
 	.ci/test-wheel $(BIN)/python
 
 docs: .venv/ready-docs
-	$(BIN)/python -m nbconvert --log-level WARN --to markdown --output-dir docs/notebooks notebooks/*.ipynb
+	$(BIN)/python -m nbconvert --log-level WARN --execute --to markdown --output-dir docs/notebooks notebooks/*.ipynb
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "written: site/index.html; for its search, python -m http.server -d site"
 
@@ -112,7 +112,7 @@ clean:
 	@touch $@
 
 .venv/ready-docs: .venv/ready
-	@echo "installing MkDocs and its plugins: about 95 MB more"
+	@echo "installing MkDocs, its plugins and what the notebooks need: about 350 MB more"
 	$(INSTALL) -e '.[docs]'
 	@touch $@
 
