@@ -37,7 +37,7 @@ AXIS = "data"
 
 def by_shard_map(
     step: Callable[..., Any], mesh: Mesh, donate: tuple[int, ...] = ()
-) -> Callable[..., Any]:
+) -> jax.stages.Wrapped:
     """Return what `Parallel.map` returns, without pmap.
 
     Its arguments and results have the devices of the mesh as first axis: [devices, ...]. In several
