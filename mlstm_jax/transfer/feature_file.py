@@ -52,7 +52,7 @@ def read_features(path: Path, key: str) -> Features | None:
     if not path.is_file():
         return None
     try:
-        with np.load(path) as found:
+        with path.open("rb") as file, np.load(file) as found:  # NumPy would not close a bad one
             if "key" not in found or str(found["key"]) != key:
                 return None
             features: Features = found["features"]
