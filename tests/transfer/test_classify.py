@@ -130,7 +130,7 @@ def test_a_classifier_is_kept_without_pickle(tmp_path: Path, random: np.random.G
         ({"intercepts": np.full(3, np.nan)}, "intercepts must be finite numbers"),
         ({"weights": np.zeros((3, 4), int)}, "weights must be finite floating-point numbers"),
         ({"other": np.zeros(3)}, "has the unexpected other"),
-        ({"intercepts": np.ones(3)}, r"intercepts of classifier\.safetensors does not match its"),
+        ({"intercepts": np.ones(3)}, r"intercepts.* of classifier\.safetensors does not match"),
     ],
 )
 def test_a_classifier_of_a_stranger_is_checked(
