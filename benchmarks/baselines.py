@@ -4,8 +4,15 @@ import jax
 import jax.numpy as jnp
 from flax import linen
 
-from mlstm_jax.model.matmul import dot
-from mlstm_jax.model.recurrence import Carry, LayerWeights, Loops, Outputs, Sequence
+from mlstm_jax.model.ops import dot
+from mlstm_jax.model.recurrence import (
+    SEPARATE,
+    Carry,
+    LayerWeights,
+    Loops,
+    Outputs,
+    Sequence,
+)
 
 Array = jax.Array
 
@@ -16,7 +23,7 @@ def autodiff(
     weights: LayerWeights,
     compute: jnp.dtype,
     recompute_every: int | None = None,
-    loops: Loops = "apart",
+    loops: Loops = SEPARATE,
 ) -> Outputs:
     """Run a straightforward scan, with the input projections outside it.
 

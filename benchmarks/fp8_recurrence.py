@@ -22,18 +22,26 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mlstm_jax.model import stacks
 from mlstm_jax.model.architecture import Carry
-from mlstm_jax.model.inputs import project, read_gradients
 from mlstm_jax.model.language_model import (
     COMPUTE_TYPES,
     LanguageModel,
     ModelOutput,
     Parameters,
 )
-from mlstm_jax.model.matmul import matmul, sum_rows
+from mlstm_jax.model.ops import (
+    as_bits,
+    empty_buffer,
+    matmul,
+    of_bits,
+    project,
+    put_step,
+    read_gradients,
+    step_of,
+    sum_rows,
+    weight_norm,
+)
 from mlstm_jax.model.recurrence import LayerWeights, Outputs, Sequence
-from mlstm_jax.model.weight_norm import weight_norm
 
 Array = jax.Array
 
@@ -147,7 +155,7 @@ class _Saved(NamedTuple):
 def recurrence(
     carry: Carry, sequence: Sequence, weights: LayerWeights, scaling: Scaling, formats: Formats
 ) -> Outputs:
-    """Run one layer over the bytes of a window, as the package does in bfloat16, without `hold_TB`.
+    """Run one layer over the bytes of a window, as the package does in bfloat16, without padding.
 
     The "gradient" of `scaling` is not a gradient but the statistics after the update.
     """
@@ -171,7 +179,7 @@ def _forward(
 
     def step(t: Array, before: tuple[Array, Carry, _Saved]) -> tuple[Array, Carry, _Saved]:
         h_operand, carry, saved = before
-        x = stacks.at(sequence.x, t)
+        x = step_of(sequence.x, t)
         mh = times_wmh(h_operand)
         m = project(x, weights.wmx_IH) * mh
         mwh = times_wh(as_operand(m, m_scale))
@@ -183,22 +191,22 @@ def _forward(
         if formats.on_gpu:
             made = [jnp.stack(made)]
         saved = _Saved(
-            h=stacks.put(saved.h, h.astype(BF16), t),
-            before_c=stacks.put(saved.before_c, carry.c, t),
-            made=tuple(stacks.put(stack, y, t) for stack, y in zip(saved.made, made, strict=True)),
+            h=put_step(saved.h, h.astype(BF16), t),
+            before_c=put_step(saved.before_c, carry.c, t),
+            made=tuple(put_step(stack, y, t) for stack, y in zip(saved.made, made, strict=True)),
         )
         return as_operand(h, h_scale), Carry(h, c), saved
 
     saved = _Saved(
-        h=stacks.empty((window, *shape), BF16),
-        before_c=stacks.empty((window, *shape), jnp.float32),
-        made=(stacks.empty((window, 5, *shape), BF16),)
+        h=empty_buffer((window, *shape), BF16),
+        before_c=empty_buffer((window, *shape), jnp.float32),
+        made=(empty_buffer((window, 5, *shape), BF16),)
         if formats.on_gpu
-        else tuple(stacks.empty((window, *shape), BF16) for _ in range(5)),
+        else tuple(empty_buffer((window, *shape), BF16) for _ in range(5)),
     )
     first = as_operand(carry.h, h_scale), carry, saved
     _, last, saved = jax.lax.fori_loop(0, window, step, first)
-    return (last, stacks.of_bits(saved.h, BF16)), (carry, sequence, weights, scaling, saved)
+    return (last, of_bits(saved.h, BF16)), (carry, sequence, weights, scaling, saved)
 
 
 def _backward(
@@ -212,19 +220,19 @@ def _backward(
     times_wmh = _Matrix.of(weights.wmh_HH.T, formats).product_with(dmh_scale)
     times_wh = _Matrix.of(weights.wh_HG.T, formats).product_with(dz_scale)
     as_operand = partial(quantised, dtype=formats.backward, on_gpu=formats.on_gpu)
-    dh_bits = stacks.as_bits(dh_TBH)
+    dh_bits = as_bits(dh_TBH)
 
     def step(k: Array, later: tuple[Array, ...]) -> tuple[Array, ...]:
         dh, dc, dz_TBG, dm_T2BH = later
         t = window - 1 - k
-        x, here = stacks.at((sequence.x, saved), t)
+        x, here = step_of((sequence.x, saved), t)
         mx = project(x, weights.wmx_IH)
         mh, i, f, o, u = (
-            stacks.of_bits(y, BF16).astype(jnp.float32)
+            of_bits(y, BF16).astype(jnp.float32)
             for y in (here.made[0] if formats.on_gpu else here.made)
         )
         tanh_c = jnp.tanh(f * here.before_c + i * u)
-        dh = dh + stacks.of_bits(stacks.at(dh_bits, t), BF16).astype(jnp.float32)
+        dh = dh + of_bits(step_of(dh_bits, t), BF16).astype(jnp.float32)
         dc = dc + dh * o * (1 - tanh_c * tanh_c)
         di = dc * u * i * (1 - i)
         df = dc * here.before_c * f * (1 - f)
@@ -237,20 +245,20 @@ def _backward(
         return (
             dh,
             dc * f,
-            stacks.put(dz_TBG, dz.astype(BF16), t),
-            stacks.put(dm_T2BH, jnp.stack([dmh.astype(BF16), dmx]), t),
+            put_step(dz_TBG, dz.astype(BF16), t),
+            put_step(dm_T2BH, jnp.stack([dmh.astype(BF16), dmx]), t),
         )
 
     unwritten = (
-        stacks.empty((window, shape[0], 4 * shape[1]), BF16),
-        stacks.empty((window, 2, *shape), BF16),
+        empty_buffer((window, shape[0], 4 * shape[1]), BF16),
+        empty_buffer((window, 2, *shape), BF16),
     )
     dh0_BH, dc0_BH, dz, dm = jax.lax.fori_loop(0, window, step, (dlast.h, dlast.c, *unwritten))
-    dz_TBG, dm_T2BH = stacks.of_bits(dz, BF16), stacks.of_bits(dm, BF16)
+    dz_TBG, dm_T2BH = of_bits(dz, BF16), of_bits(dm, BF16)
     dmh_TBH, dmx_TBH = dm_T2BH[:, 0], dm_T2BH[:, 1]
-    h_TBH = stacks.of_bits(saved.h, BF16)
+    h_TBH = of_bits(saved.h, BF16)
     before_h_TBH = jnp.concatenate([first.h.astype(BF16)[None], h_TBH[:-1]])
-    mh_TBH = stacks.of_bits(saved.made[0][:, 0] if formats.on_gpu else saved.made[0], BF16)
+    mh_TBH = of_bits(saved.made[0][:, 0] if formats.on_gpu else saved.made[0], BF16)
     m_TBH = (project(sequence.x, weights.wmx_IH) * mh_TBH.astype(jnp.float32)).astype(BF16)
     _, dwmx_IH, dwx_IG = read_gradients(sequence.x, weights.wmx_IH, weights.wx_IG, dmx_TBH, dz_TBG)
     operands = (before_h_TBH, m_TBH, dz_TBG, dmh_TBH)
@@ -259,7 +267,7 @@ def _backward(
     fates = [_fates(*each) for each in zip(operands, scales, types, strict=True)]
     return (
         Carry(h=dh0_BH, c=dc0_BH),
-        Sequence(x=None, hold_TB=None),  # type: ignore[arg-type]
+        Sequence(x=None, padding_mask_TB=None),  # type: ignore[arg-type]
         LayerWeights(
             wmx_IH=dwmx_IH,
             wx_IG=dwx_IG,

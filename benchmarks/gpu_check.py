@@ -53,8 +53,9 @@ from mlstm_jax.compiled.kernels import (  # noqa: E402
 )
 from mlstm_jax.data.prepare import prepare  # noqa: E402
 from mlstm_jax.model.language_model import LanguageModel  # noqa: E402
-from mlstm_jax.model.launch import require_gpu  # noqa: E402
+from mlstm_jax.model.pallas import INTERPRETED, PALLAS, require_gpu  # noqa: E402
 from mlstm_jax.model.recurrence import (  # noqa: E402
+    STACKED,
     Carry,
     LayerWeights,
     Loops,
@@ -147,7 +148,7 @@ def gradients(compute: str) -> Result:
 def our_own_kernels(compute: str) -> Result:
     """Compare the gradients by Pallas and XLA kernels; on a CPU Pallas is interpreted."""
     window, rows, hidden = (5, 3, 130) if jax.default_backend() == "cpu" else (64, 32, 1030)
-    own: Loops = "interpreted" if jax.default_backend() == "cpu" else "pallas"
+    own = INTERPRETED if jax.default_backend() == "cpu" else PALLAS
     random = np.random.default_rng(0)
 
     def normal(*shape: int) -> np.ndarray:
@@ -172,9 +173,9 @@ def our_own_kernels(compute: str) -> Result:
         with jax.default_matmul_precision("highest"):
             return jax.device_get(jax.jit(jax.grad(scalar, (0, 1)))(carry, weights))
 
-    if own == "pallas":
+    if own is PALLAS:
         require_gpu(hidden, Parallel(jax.local_devices()[:1]).compute_capability())
-    errors = jax.tree.map(error, gradient(own), gradient("packed"))
+    errors = jax.tree.map(error, gradient(own), gradient(STACKED))
     largest, limit = max(jax.tree.leaves(errors)), bound(rows * window + 4 * hidden, compute)
     return {"passed": largest <= limit, "largest_error": largest, "limit": limit}
 

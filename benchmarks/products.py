@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import measure
 from measure import DTYPES, Case, Point
 
-from mlstm_jax.model.matmul import dot, sum_rows
+from mlstm_jax.model.ops import dot, sum_rows
 
 PRODUCTS = ["h Wmh", "m Wh", "dz Wh'", "h' dmh", "m' dz", "h kernel"]
 

@@ -19,12 +19,20 @@ import jax.numpy as jnp
 import measure
 from measure import DTYPES, Case, Point
 
-from mlstm_jax.model.matmul import matmul
-from mlstm_jax.model.recurrence import Carry, LayerWeights, Loops, Sequence, recurrence
+from mlstm_jax.model.ops import matmul
+from mlstm_jax.model.recurrence import (
+    SEPARATE,
+    STACKED,
+    Carry,
+    LayerWeights,
+    Loops,
+    Sequence,
+    recurrence,
+)
 
 EMBEDDING = 64
 # The same choice as the model's.
-LOOPS: Loops = "apart" if jax.default_backend() == "cpu" else "packed"
+LOOPS: Loops = SEPARATE if jax.default_backend() == "cpu" else STACKED
 IMPLEMENTATIONS = ["ours", "autodiff", "flax_lstm", "torch"]
 
 Tree = dict[str, jax.Array]

@@ -1,7 +1,7 @@
 """Settings of the process before JAX starts, and a description of the environment.
 
-This module must be imported before jax: the number of virtual CPU devices and of the threads that
-serve them is fixed when jax is imported.
+JAX starts with its first operation on a device, not with its import: until then the number of
+virtual CPU devices and of the threads that serve them, flags and the cache can be set.
 """
 
 import contextlib
@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import mlstm_jax
 from mlstm_jax import __version__, digest, fields, shipped
-from mlstm_jax.config import Devices
 from mlstm_jax.errors import UserError
 
 if TYPE_CHECKING:
     import jax
 
+    from mlstm_jax.config import Devices
     from mlstm_jax.data.corpus import Corpus
 
 FILE = "environment.json"
@@ -49,8 +49,30 @@ _LEAST_ADDRESS_SPACE = 1.8e9
 _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 
 
-def prepare(devices: Devices, *, deterministic: bool = False) -> None:
-    """Set the variables that JAX reads when it starts; keep those that the user has set.
+def has_started() -> bool:
+    """Return whether JAX has started a backend, after which its settings are fixed."""
+    if "jax" not in sys.modules:
+        return False
+    import jax
+
+    try:
+        jax.config.update("jax_num_cpu_devices", jax.config.jax_num_cpu_devices)
+    except RuntimeError:
+        return True
+    return False
+
+
+def _set(variable: str, value: str | float) -> None:
+    """Set a variable that JAX reads when it is imported, in a JAX that has been imported, too."""
+    os.environ[variable] = str(value)
+    if "jax" in sys.modules:
+        import jax
+
+        jax.config.update(variable.lower(), value)
+
+
+def prepare(devices: "Devices", *, deterministic: bool = False) -> None:
+    """Set what JAX reads when it starts; keep what the user has set.
 
     Args:
         devices: the config's; its number of virtual devices is used.
@@ -62,7 +84,7 @@ def prepare(devices: Devices, *, deterministic: bool = False) -> None:
     if not any(name in os.environ for name in _FRACTION_NAMES):
         os.environ[_FRACTION_NAMES[0]] = str(MEMORY_FRACTION)
     if deterministic:
-        if "jax" not in sys.modules:
+        if not has_started():
             os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DETERMINISTIC}".strip()
         require_deterministic()
     if devices.virtual_cpu is not None:
@@ -123,8 +145,8 @@ def without_gpus() -> None:
     The extra `gpu-compile` does not include a driver, and JAX would print a traceback without one.
     """
     is_alone = _is_installed("jax-cuda12-pjrt") and not _is_installed("nvidia-cublas-cu12")
-    if is_alone and not _has_driver():
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    if is_alone and not _has_driver() and "JAX_PLATFORMS" not in os.environ:
+        _set("JAX_PLATFORMS", "cpu")
 
 
 def _has_driver() -> bool:
@@ -153,7 +175,7 @@ def cache_programs() -> None:
     folder: its programs are executed.
     """
     name = os.environ.get(CACHE)
-    if name == "" or "jax" in sys.modules or "JAX_COMPILATION_CACHE_DIR" in os.environ:
+    if name == "" or "JAX_COMPILATION_CACHE_DIR" in os.environ or has_started():
         return
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = (Path(name) if name else Path(home) / "mlstm_jax").absolute() / _machine()
@@ -165,11 +187,15 @@ def cache_programs() -> None:
         _remove_incomplete(folder)
     except (OSError, RuntimeError):  # RuntimeError: the user has no home folder.
         return
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
+    _set("JAX_COMPILATION_CACHE_DIR", str(folder))
     # With a size limit JAX holds a lock while it reads and writes, so no process reads a program
     # that another has only partly written.
-    os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(_MOST_CACHED_BYTES))
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", str(_LEAST_CACHED_SECONDS))
+    for variable, value in (
+        ("JAX_COMPILATION_CACHE_MAX_SIZE", _MOST_CACHED_BYTES),
+        ("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", _LEAST_CACHED_SECONDS),
+    ):
+        if variable not in os.environ:
+            _set(variable, value)
 
 
 def _machine() -> str:
@@ -204,22 +230,22 @@ def require_deterministic() -> None:
     if _DETERMINISTIC not in os.environ.get("XLA_FLAGS", "").split():
         raise UserError(
             "train.deterministic is set, but JAX has started without it; set XLA_FLAGS to "
-            f"{_DETERMINISTIC} before you import jax."
+            f"{_DETERMINISTIC} before the first operation of jax."
         )
 
 
 def _make_virtual(count: int) -> None:
-    if "jax" in sys.modules:
+    if has_started():
         import jax
 
         if jax.local_device_count() != count:
             raise UserError(
                 f"devices.virtual_cpu is {count}, but jax has started with "
-                f"{jax.local_device_count()} devices; set it before you import jax."
+                f"{jax.local_device_count()} devices; set it before the first operation of jax."
             )
         return
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["JAX_NUM_CPU_DEVICES"] = str(count)
+    _set("JAX_PLATFORMS", "cpu")
+    _set("JAX_NUM_CPU_DEVICES", count)
     # The size of XLA's thread pool on CPUs. With fewer threads than devices an all-reduce never
     # ends: each device needs its own thread, and its operations need some more.
     os.environ.setdefault("NPROC", str(max(16, 2 * count)))

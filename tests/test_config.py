@@ -26,7 +26,7 @@ from mlstm_jax.config import (
 )
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
-from mlstm_jax.model.flax_cell import FlaxCell
+from mlstm_jax.model.flax_cells import FlaxCell
 
 FOLDER = Path(__file__).parent.parent / "configs"
 

@@ -10,6 +10,7 @@ import pytest
 
 from mlstm_jax.config import Model, Precision
 from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.model.recurrence import SEPARATE
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 
@@ -54,7 +55,7 @@ def _gradient(model: Any, params: Any, bytes_BT: Any, carry: Any) -> Any:
 
 
 def _case(fp8: Any, random: np.random.Generator) -> tuple[LanguageModel, Any, Any, Any]:
-    plain = LanguageModel(Model(hidden=16, embedding=8), Precision(compute="bf16"), loops="apart")
+    plain = LanguageModel(Model(hidden=16, embedding=8), Precision(compute="bf16"), loops=SEPARATE)
     params = plain.init_parameters(jax.random.key(0))
     bytes_BT = random.integers(0, 256, (3, 9), dtype=np.uint8)
     state = (random.normal(size=(3, 1, 16)).astype(np.float32) * 0.5 for _ in range(2))

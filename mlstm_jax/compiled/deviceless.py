@@ -24,8 +24,8 @@ from mlstm_jax.config import Config
 from mlstm_jax.data.stream import Batch
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import LanguageModel
-from mlstm_jax.model.launch import require_gpu
-from mlstm_jax.model.recurrence import Loops
+from mlstm_jax.model.pallas import PALLAS, require_gpu
+from mlstm_jax.model.recurrence import STACKED
 from mlstm_jax.planning.machine import Gpu, Machine
 from mlstm_jax.training import optimizer, schedule
 from mlstm_jax.training.parallel import AXIS, by_shard_map
@@ -105,10 +105,10 @@ def compile_step(config: Config, machine: Machine, devices: int) -> Compiled:
     Raises:
         UserError: see `compile_program`.
     """
-    loops: Loops | None = "packed" if config.model.has_own_loops else None
+    loops = STACKED if config.model.has_own_loops else None
     if config.devices.kernels == "pallas":
         _require_pallas(config, machine)
-        loops = "pallas"
+        loops = PALLAS
     model = LanguageModel(config.model, config.precision, config.train.recompute_every, loops)
     lr_schedule = schedule.learning_rate(config.optimizer, config.data.batch, _STEPS)
     tx = optimizer.build(

@@ -7,17 +7,13 @@ from typing import Any
 
 from mlstm_jax import shipped, suggestion, user_python
 from mlstm_jax.config.optimizer import Optimizer
-from mlstm_jax.config.sections import (
-    Data,
-    Devices,
-    Distributed,
-    Precision,
-)
+from mlstm_jax.config.sections import Data, Devices, Distributed
 from mlstm_jax.config.train import Phase, Train
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.fields import require_types
 from mlstm_jax.model.architecture import Architecture
-from mlstm_jax.model.cells.mlstm import MLSTM
+from mlstm_jax.model.mlstm import MLSTM
+from mlstm_jax.precision import Precision
 
 
 @dataclass(frozen=True, kw_only=True)

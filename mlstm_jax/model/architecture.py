@@ -6,15 +6,17 @@ the checkpoints take the carry as a tree, features and generation ask for states
 optimizers for matrices, the plan for products and memory. `LanguageModel` (language_model.py) joins
 its body with what all models share: the embedding, the decoder and the label heads.
 
-A kind is one file in cells/ and one line in config/__init__.py. This file and cells/ import jax
-only inside functions, because a config must be readable before jax is imported.
+A kind is one file here and one line in config/__init__.py. Recurrent kinds derive from `Recurrent`,
+which stacks their layers.
 """
 
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mlstm_jax.errors import UserError, require
@@ -35,41 +37,23 @@ class Carry(NamedTuple):
     c: Any
 
 
-class How(NamedTuple):
+class ReadOptions(NamedTuple):
     """How a window is read."""
 
     compute: Any  # operand type of every product
     states: bool  # also return the state after each byte; without a gradient
     recompute_every: int | None  # see config.Train
-    loops: str | None  # see recurrence.py
+    loops: Any  # see recurrence.Loops; None: the fastest of XLA for JAX's default backend
 
 
 class Window(NamedTuple):
-    """What the body of a model reads."""
+    """What the layers of a model read."""
 
     embedding_VE: Any
     bytes_TB: Any  # int32; also other symbols of the model, see `Architecture.symbols`
     carry: Tree  # before the window, [B, ...]
-    hold_TB: Any  # bool, true in the padding, where the carry does not change; or None
+    padding_mask_TB: Any  # bool, true in the padding, where the carry does not change; or None
     dropout_B: Any  # factors of units, [B, *Architecture.dropout_shape]; or None
-
-
-class Body(Protocol):
-    """The layers of a kind of model, within `LanguageModel`, whose parameters they create."""
-
-    def __call__(self, model: Any, window: Window, how: How) -> tuple[Tree, Any, Tree]:
-        """Read a window.
-
-        Args:
-            model: the kind.
-            window: its T bytes.
-            how: see `How`.
-
-        Returns:
-            The carry after the window; the output [T, B, H] in the compute type; and the states
-            after each byte, a tree for `Architecture.shown`, [B, T, L, H], or None unless
-            `how.states`.
-        """
 
 
 class Products(NamedTuple):
@@ -208,8 +192,13 @@ class Architecture(Sizes, ABC):
         return self.shape
 
     @abstractmethod
-    def body(self) -> Body:
-        """Return the layers."""
+    def read(self, window: Window, options: ReadOptions) -> tuple[Tree, Any, Tree]:
+        """Read a window, within `LanguageModel`, whose parameters the layers create.
+
+        Returns:
+            The carry after the window; the output [T, B, H] in the compute type; and the states
+            after each byte, a tree for `shown`, [B, T, L, H], or None unless `options.states`.
+        """
 
     def matrices(self, name: str) -> int:
         """Return how many matrices are side by side in a parameter, such as layer_0/wx_v.
@@ -242,3 +231,59 @@ class Architecture(Sizes, ABC):
             width: bytes of a number of the compute type.
             cell: bytes of a number of c.
         """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recurrent(Architecture):
+    """A stack of recurrent layers, each of which reads the states of the layer below."""
+
+    @abstractmethod
+    def layer_weights(self, name: str, inputs: int) -> Tree:
+        """Create a layer's parameters; return what `read_layer` needs, computed once per window.
+
+        Args:
+            name: of the layer in the tree of parameters.
+            inputs: width I of the layer's input.
+        """
+
+    @abstractmethod
+    def first_input(
+        self, weights: Tree, embedding_VE: Any, bytes_TB: Any, compute: Any
+    ) -> tuple[Tree, Any]:
+        """Return the weights of the first layer, and its input; an upper layer reads [T, B, H]."""
+
+    @abstractmethod
+    def read_layer(
+        self, weights: Tree, before: Tree, x: Any, padding_mask_TB: Any, options: ReadOptions
+    ) -> tuple[Tree, Any, Tree]:
+        """Read a window with one layer.
+
+        Args:
+            weights: of this layer.
+            before: its carry before the window, [B, ...].
+            x: its input.
+            padding_mask_TB: see `Window`.
+            options: see `ReadOptions`.
+
+        Returns:
+            The carry after the window; the output [T, B, H] in the compute type; and the carry
+            after each byte, [T, B, ...], or None unless `options.states`.
+        """
+
+    def read(self, window: Window, options: ReadOptions) -> tuple[Tree, Any, Tree]:
+        """Read a window with all layers."""
+        x, ends, states = window.bytes_TB, [], []
+        for layer in range(self.layers):
+            weights = self.layer_weights(f"layer_{layer}", self.hidden if layer else self.embedding)
+            if layer == 0:
+                weights, x = self.first_input(weights, window.embedding_VE, x, options.compute)
+            before = jax.tree.map(lambda part: part[:, layer], window.carry)  # noqa: B023
+            after, x, steps = self.read_layer(weights, before, x, window.padding_mask_TB, options)
+            ends.append(after)
+            states.append(steps)
+            if window.dropout_B is not None:
+                x = x * window.dropout_B[None, :, layer].astype(x.dtype)
+        carry = jax.tree.map(lambda *layers: jnp.stack(layers, axis=1), *ends)
+        if not options.states:
+            return carry, x, None
+        return carry, x, jax.tree.map(lambda *layers: jnp.stack(layers, 2).swapaxes(0, 1), *states)

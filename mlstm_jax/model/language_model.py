@@ -1,13 +1,13 @@
 """The byte-level language model: embedding → body → linear decoder, for every architecture.
 
 Puri et al. 2018, section VI. The Linen module below owns the parameters that all models share, and
-connects the layers of a kind of model (architecture.py). Only this file and the layers' own import
+connects the layers of a kind of model (architecture.py). Only this file and the kinds' own import
 flax.linen, so a port to another module library changes only these.
 
 Parameters, all float32::
 
     embedding                     [V, E]   normal(0, embedding_std)
-    layer_0/...                   of the kind of model, see mlstm_layer.py
+    layer_0/...                   of the kind of model, see mlstm.py
     decoder_kernel, decoder_bias  [H, V], [V]
     label_kernel, label_bias      [H, K], [K]      with rating_head (K = 1), classes or yes_no; zero
 """
@@ -22,11 +22,10 @@ import numpy as np
 from flax import linen
 from numpy.typing import NDArray
 
-from mlstm_jax import config
-from mlstm_jax.model.architecture import VOCABULARY, Architecture, How, Window
-from mlstm_jax.model.initial import uniform
-from mlstm_jax.model.matmul import matmul
+from mlstm_jax.model.architecture import VOCABULARY, Architecture, ReadOptions, Window
+from mlstm_jax.model.ops import matmul, uniform
 from mlstm_jax.model.recurrence import Loops
+from mlstm_jax.precision import Precision
 
 Array = jax.Array
 Parameters = Any  # A tree of float32 arrays, as in the docstring above.
@@ -60,9 +59,9 @@ class LanguageModel(linen.Module):
     """Predict each next byte from the previous bytes and the carried state."""
 
     model: Architecture
-    precision: config.Precision
+    precision: Precision
     recompute_every: int | None = None
-    # See `recurrence`; None: XLA's fastest loops for JAX's default backend.
+    # None: XLA's fastest loops for JAX's default backend.
     loops: Loops | None = None
 
     @property
@@ -132,16 +131,16 @@ class LanguageModel(linen.Module):
         return_states: bool,
     ) -> ModelOutput:
         model = self.model
-        how = How(self.compute, return_states, self.recompute_every, self.loops)
+        options = ReadOptions(self.compute, return_states, self.recompute_every, self.loops)
         embedding_VE = self.param(
             "embedding",
             linen.initializers.normal(model.embedding_std),
             (model.symbols, model.embedding),
         )
         bytes_TB = bytes_BT.T.astype(jnp.int32)
-        hold_TB = None if padding_mask_BT is None else padding_mask_BT.T
-        window = Window(embedding_VE, bytes_TB, carry, hold_TB, dropout_B)
-        carry, x, states_BTLH = model.body()(model, window, how)
+        padding_mask_TB = None if padding_mask_BT is None else padding_mask_BT.T
+        window = Window(embedding_VE, bytes_TB, carry, padding_mask_TB, dropout_B)
+        carry, x, states_BTLH = model.read(window, options)
         kernel_HV = self.param("decoder_kernel", uniform(model.hidden), (model.hidden, VOCABULARY))
         bias_V = self.param("decoder_bias", linen.initializers.zeros, (VOCABULARY,))
         logits_TBV = matmul(x, kernel_HV, self.compute) + bias_V[None, None, :]
@@ -165,7 +164,7 @@ class LanguageModel(linen.Module):
 @functools.cache
 def parameter_shapes(model: Architecture) -> Parameters:
     """Return only the shapes and types of a model's parameters, as a tree."""
-    shell = LanguageModel(model, config.Precision())
+    shell = LanguageModel(model, Precision())
     return jax.eval_shape(lambda: shell.init_parameters(jax.random.key(0)))
 
 

@@ -24,31 +24,188 @@ same with an explicit gradient, for three reasons:
 
 With `recompute_every` = k even these are kept for only k steps at a time.
 
+The two loops over time of a gradient are a value, `Loops`: `SEPARATE` and `STACKED` are XLA's, with
+equal numbers, and pallas.py has those of our own kernels.
+
 Arrays are time-major here and only here. h and c are float32 between steps (c optionally in the
 compute type), and h is rounded to the compute type where it enters a product. Every product of the
 forward scan is over B rows for any T, so two carried windows give bit for bit the result of one
 long window. docs/performance.md has the gain from each choice.
 """
 
+from collections.abc import Callable
 from functools import partial
-from typing import Literal, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 
-from mlstm_jax.model import kernels, scans, stacks
 from mlstm_jax.model.architecture import Carry
-from mlstm_jax.model.inputs import is_bytes, project, read_gradients
-from mlstm_jax.model.layer import LayerWeights, Sequence, layer_step, rounded
-from mlstm_jax.model.matmul import sum_rows
-from mlstm_jax.model.scans import Saved
+from mlstm_jax.model.mlstm_step import (
+    Gates,
+    LayerWeights,
+    Sequence,
+    layer_step,
+    rounded,
+    step_gradient,
+)
+from mlstm_jax.model.ops import (
+    as_bits,
+    dot,
+    empty_buffer,
+    is_bytes,
+    of_bits,
+    project,
+    put_side_by_side,
+    put_step,
+    read_gradients,
+    step_of,
+    sum_rows,
+)
 
 Array = jax.Array
-
-
 Outputs = tuple[Carry, Array]
-# The implementation of the loops of a gradient, see `recurrence`.
-Loops = Literal["apart", "packed", "pallas", "interpreted"]
+
+
+class Saved(NamedTuple):
+    """What the backward loop needs besides the arguments, in time buffers (see `empty_buffer`).
+
+    h after each step [T, B, H], c before each step [T, B, H], and mh, i, f, o and u of each step:
+    stacked as one [T, 5, B, H], which a GPU writes in one kernel, or separate: mh [T, B, H], and
+    the gates side by side [T, B, 4H], which the backward loop overwrites with dz.
+    """
+
+    h: Array
+    before_c: Array
+    mh_gates: tuple[Array, ...]
+
+    def h_TBH(self, compute: jnp.dtype) -> Array:
+        """Return h after each step, in the compute type."""
+        return of_bits(self.h, compute)
+
+    def mh_TBH(self, compute: jnp.dtype) -> Array:
+        """Return mh of each step, in the compute type; the gates may be gone."""
+        first = self.mh_gates[0]
+        return of_bits(first[:, 0] if first.ndim == 4 else first, compute)
+
+
+class Loops(NamedTuple):
+    """The two loops over time of a gradient, with rounded matrices.
+
+    Attributes:
+        forward: (carry, sequence, weights, compute) → the carry after the window, and `Saved`.
+        backward: (first carry, sequence, weights, saved, compute, cotangents of the last carry, and
+            of h after each step) → the cotangents of h and c before the window, float32 [B, H];
+            and, in the compute type, dz of each step [T, B, 4H], and dmh with dmx [T, 2, B, H].
+    """
+
+    forward: Callable[[Carry, Sequence, LayerWeights, Any], tuple[Carry, Saved]]
+    backward: Callable[..., tuple[Array, Array, Array, Array]]
+
+
+def _forward_loop(
+    stacked: bool, carry: Carry, sequence: Sequence, weights: LayerWeights, compute: jnp.dtype
+) -> tuple[Carry, Saved]:
+    """Run the window with rounded matrices; return the new carry and what the loop back needs."""
+    window, shape = sequence.x.shape[0], carry.h.shape
+
+    def step(t: Array, before: tuple[Array, Carry, Saved]) -> tuple[Array, Carry, Saved]:
+        rounded_h, carry, saved = before
+        after, (mh, gates) = layer_step(rounded_h, carry, step_of(sequence, t), weights)
+        rounded_h = after.h.astype(compute)
+        parts = [x.astype(compute) for x in (mh, *gates)]
+        saved = Saved(
+            h=put_step(saved.h, rounded_h, t),
+            before_c=put_step(saved.before_c, carry.c, t),
+            mh_gates=(put_step(saved.mh_gates[0], jnp.stack(parts), t),)
+            if stacked
+            else (
+                put_step(saved.mh_gates[0], parts[0], t),
+                put_side_by_side(saved.mh_gates[1], parts[1:], t),
+            ),
+        )
+        return rounded_h, after, saved
+
+    saved = Saved(
+        h=empty_buffer((window, *shape), compute),
+        before_c=empty_buffer((window, *shape), carry.c.dtype),
+        mh_gates=(empty_buffer((window, 5, *shape), compute),)
+        if stacked
+        else (
+            empty_buffer((window, *shape), compute),
+            empty_buffer((window, shape[0], 4 * shape[1]), compute),
+        ),
+    )
+    # h is carried in both types: rounding it again at each step would need another kernel.
+    first = carry.h.astype(compute), carry, saved
+    _, last, saved = jax.lax.fori_loop(0, window, step, first)
+    return last, saved
+
+
+def _backward_loop(
+    stacked: bool,
+    first: Carry,
+    sequence: Sequence,
+    weights: LayerWeights,
+    saved: Saved,
+    compute: jnp.dtype,
+    dlast: Carry,
+    dh_TBH: Array,
+) -> tuple[Array, Array, Array, Array]:
+    """Run back through the window that `_forward_loop` ran from the carry `first`."""
+    window, shape = sequence.x.shape[0], first.h.shape
+    mx_TBH = None if is_bytes(sequence.x) else project(sequence.x, weights.wmx_IH)
+    # Transpose once: on a CPU a product with a transposed right operand is a third slower.
+    wmh_transposed, wh_transposed = weights.wmh_HH.T, weights.wh_HG.T
+    dh_bits = as_bits(dh_TBH)
+    gates_BG = None
+    dz = empty_buffer((window, shape[0], 4 * shape[1]), compute)
+    if not stacked:
+        # dz overwrites the gates, so a CPU need not allocate new pages of memory. A step is read
+        # after the later one has been written; otherwise XLA would copy the buffer each time.
+        saved, dz = saved._replace(mh_gates=saved.mh_gates[:1]), saved.mh_gates[1]
+        gates_BG = step_of(dz, jnp.int32(window - 1))
+
+    def step(k: Array, later: tuple[Any, ...]) -> tuple[Any, ...]:
+        dh, dc, gates_BG, dz_TBG, dm_T2BH = later
+        t = window - 1 - k
+        now, here = step_of((sequence, saved), t)
+        # A lookup here saves a GPU from writing all of mx first.
+        mx = project(now.x, weights.wmx_IH) if mx_TBH is None else step_of(mx_TBH, t)
+        parts = here.mh_gates[0] if stacked else (*here.mh_gates, *jnp.split(gates_BG, 4, axis=-1))
+        mh, *gates = (of_bits(x, compute).astype(jnp.float32) for x in parts)
+        before_c = of_bits(here.before_c, first.c.dtype).astype(jnp.float32)
+        dh = dh + of_bits(step_of(dh_bits, t), compute).astype(jnp.float32)
+        mask_B1 = None if now.padding_mask_TB is None else now.padding_mask_TB[:, None]
+        back = step_gradient(Gates(*gates), before_c, dh, dc, mask_B1)
+        dz_BG = jnp.concatenate(back.z, axis=-1).astype(compute)
+        dm = dot(dz_BG, wh_transposed)
+        dmh, dmx = (dm * mx).astype(compute), (dm * mh).astype(compute)
+        dh = dot(dmh, wmh_transposed)
+        if back.held_h is not None:
+            dh = dh + back.held_h
+        dz_TBG = put_step(dz_TBG, dz_BG, t)
+        return (
+            dh,
+            back.c,
+            None if stacked else step_of(dz_TBG, jnp.maximum(t - 1, 0)),
+            dz_TBG,
+            put_step(dm_T2BH, jnp.stack([dmh, dmx]), t),
+        )
+
+    dm = empty_buffer((window, 2, *shape), compute)
+    dh0_BH, dc0_BH, _, dz, dm = jax.lax.fori_loop(
+        0, window, step, (dlast.h, dlast.c.astype(jnp.float32), gates_BG, dz, dm)
+    )
+    return dh0_BH, dc0_BH, of_bits(dz, compute), of_bits(dm, compute)
+
+
+# The parts of a step in separate arrays, where dz overwrites the gates: best on a CPU. Stacked in
+# one array: best on a GPU.
+SEPARATE, STACKED = (
+    Loops(partial(_forward_loop, stacked), partial(_backward_loop, stacked))
+    for stacked in (False, True)
+)
 
 
 def recurrence_reference(
@@ -73,12 +230,12 @@ def recurrence_states(
 
     def step(t: Array, before: tuple[Carry, Carry]) -> tuple[Carry, Carry]:
         carry, steps = before
-        after, _ = layer_step(carry.h, carry, stacks.at(sequence, t), weights)
-        return after, jax.tree.map(lambda stack, x: stacks.put(stack, x, t), steps, after)
+        after, _ = layer_step(carry.h, carry, step_of(sequence, t), weights)
+        return after, jax.tree.map(lambda buffer, x: put_step(buffer, x, t), steps, after)
 
-    steps = jax.tree.map(lambda x: stacks.empty((window, *x.shape), x.dtype), carry)
+    steps = jax.tree.map(lambda x: empty_buffer((window, *x.shape), x.dtype), carry)
     last, steps = jax.lax.fori_loop(0, window, step, (carry, steps))
-    return last, jax.tree.map(lambda stack, x: stacks.of_bits(stack, x.dtype), steps, carry)
+    return last, jax.tree.map(lambda buffer, x: of_bits(buffer, x.dtype), steps, carry)
 
 
 def recurrence(
@@ -87,7 +244,7 @@ def recurrence(
     weights: LayerWeights,
     compute: jnp.dtype,
     recompute_every: int | None = None,
-    loops: Loops = "apart",
+    loops: Loops = SEPARATE,
 ) -> Outputs:
     """Run one layer over a window.
 
@@ -99,10 +256,7 @@ def recurrence(
         recompute_every: keep the carry of every k-th step for the backward pass, and recompute the
             steps between, k at a time. This saves memory and costs the time of a second forward
             pass. Unset: keep everything.
-        loops: the implementation if a gradient is taken. apart: XLA's kernels, with the parts of a
-            step in separate arrays; best on a CPU. packed: XLA's kernels, with these parts in one
-            array; best on a GPU, with the same numbers. pallas: this package's kernels for GPUs,
-            see kernels.py; the same numbers to rounding. interpreted: these on a CPU, for tests.
+        loops: those of a gradient.
 
     Returns:
         The carry after the window, and h at every step [T, B, H] in the compute type. Gradients
@@ -132,9 +286,8 @@ def recurrence(
 def _recurrence(
     carry: Carry, sequence: Sequence, weights: LayerWeights, compute: jnp.dtype, loops: Loops
 ) -> Outputs:
-    # The compiler removes unused values, so without a gradient XLA's loop saves nothing.
-    weights = rounded(weights, sequence.x, compute)
-    last, saved = scans.forward(carry, sequence, weights, compute, loops == "packed")
+    # The compiler removes unused values, so without a gradient this loop saves nothing.
+    last, saved = SEPARATE.forward(carry, sequence, rounded(weights, sequence.x, compute), compute)
     return last, saved.h_TBH(compute)
 
 
@@ -145,14 +298,8 @@ def _forward(
     carry: Carry, sequence: Sequence, weights: LayerWeights, compute: jnp.dtype, loops: Loops
 ) -> tuple[Outputs, Residuals]:
     weights = rounded(weights, sequence.x, compute)
-    if loops in ("apart", "packed"):
-        last, saved = scans.forward(carry, sequence, weights, compute, loops == "packed")
-        return (last, saved.h_TBH(compute)), (carry, sequence, weights, saved)
-    made = kernels.forward(
-        *(carry.h, carry.c, *sequence, tuple(weights), compute, loops == "interpreted")
-    )
-    saved = Saved(made.h_TBH, made.before_c, (made.made,))
-    return (Carry(made.h, made.c), made.h_TBH), (carry, sequence, weights, saved)
+    last, saved = loops.forward(carry, sequence, weights, compute)
+    return (last, saved.h_TBH(compute)), (carry, sequence, weights, saved)
 
 
 def _backward(
@@ -160,19 +307,12 @@ def _backward(
 ) -> tuple[Carry, Sequence, LayerWeights]:
     first, sequence, weights, saved = residuals
     dlast, dh_TBH = cotangents
-    packed = loops != "apart"
-    if loops in ("apart", "packed"):
-        dh0_BH, dc0_BH, dz_TBG, dm_T2BH = scans.backward(
-            *(first, sequence, weights, saved, compute, loops == "packed", dlast, dh_TBH)
-        )
-    else:
-        dh0_BH, dc0_BH, dz_TBG, dm_T2BH = kernels.backward(
-            *(dlast.h, dlast.c.astype(jnp.float32), dh_TBH, *sequence, tuple(weights)),
-            *(saved.before_c, saved.made[0], compute, loops == "interpreted"),
-        )
+    dh0_BH, dc0_BH, dz_TBG, dm_T2BH = loops.backward(
+        first, sequence, weights, saved, compute, dlast, dh_TBH
+    )
     dmh_TBH, dmx_TBH = dm_T2BH[:, 0], dm_T2BH[:, 1]
     h_TBH = saved.h_TBH(compute)
-    mh_TBH = stacks.of_bits(saved.made[0][:, 0] if packed else saved.made[0], compute)
+    mh_TBH = saved.mh_TBH(compute)
     before_h_TBH = jnp.concatenate([first.h.astype(compute)[None], h_TBH[:-1]])
     mx_TBH = project(sequence.x, weights.wmx_IH)
     m_TBH = (mx_TBH * mh_TBH.astype(jnp.float32)).astype(compute)
@@ -186,7 +326,7 @@ def _backward(
     )
     return (
         Carry(h=dh0_BH, c=dc0_BH.astype(first.c.dtype)),
-        Sequence(x=cast(Array, dx), hold_TB=None),
+        Sequence(x=cast(Array, dx), padding_mask_TB=None),
         LayerWeights(
             wmx_IH=dwmx_IH,
             wx_IG=dwx_IG,

@@ -22,9 +22,8 @@ from mlstm_jax.data.stream import Origin
 from mlstm_jax.distributed import consistency
 from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.errors import UserError
+from mlstm_jax.model import pallas
 from mlstm_jax.model.language_model import LanguageModel, Parameters
-from mlstm_jax.model.launch import require_gpu
-from mlstm_jax.model.recurrence import Loops
 from mlstm_jax.progress import ProgressLine
 from mlstm_jax.quiet import quiet as without_reports
 from mlstm_jax.training import (
@@ -191,10 +190,9 @@ def _starting_at(
 
 def _make_model(config: Config, devices: parallel.Parallel) -> LanguageModel:
     """Return the model for training, after a check that the devices can run its kernels."""
-    loops: Loops | None = None
     if config.devices.kernels == "pallas":
-        require_gpu(config.model.hidden, devices.compute_capability())
-        loops = "pallas"
+        pallas.require_gpu(config.model.hidden, devices.compute_capability())
+    loops = pallas.PALLAS if config.devices.kernels == "pallas" else None
     return LanguageModel(config.model, config.precision, config.train.recompute_every, loops)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from mlstm_jax.compiled import hlo
 from mlstm_jax.compiled.kernels import products
-from mlstm_jax.model.matmul import dot
+from mlstm_jax.model.ops import dot
 from mlstm_jax.model.recurrence import Carry, LayerWeights, Sequence, recurrence
 
 T, B, H = 24, 8, 128

@@ -11,9 +11,11 @@ import pytest
 from jax.extend.core import subjaxprs
 
 from mlstm_jax.errors import UserError
-from mlstm_jax.model import launch
-from mlstm_jax.model.launch import require_gpu
+from mlstm_jax.model import pallas
+from mlstm_jax.model.pallas import INTERPRETED, require_gpu
 from mlstm_jax.model.recurrence import (
+    SEPARATE,
+    STACKED,
     Carry,
     LayerWeights,
     Sequence,
@@ -212,9 +214,9 @@ def test_a_held_cell_stays_and_passes_its_gradient_on(
     recompute_every: int | None, random: np.random.Generator
 ) -> None:
     given = arguments(random, 9, 2, 5)
-    hold_TB = np.zeros((9, 2), bool)
-    hold_TB[4:, 1] = True
-    held = given[0], Sequence(given[1].x, hold_TB), given[2]
+    padding_mask_TB = np.zeros((9, 2), bool)
+    padding_mask_TB[4:, 1] = True
+    held = given[0], Sequence(given[1].x, padding_mask_TB), given[2]
     options = {"recompute_every": recompute_every}
 
     whole, _ = recurrence(*held, jnp.float32, **options)
@@ -325,15 +327,15 @@ def test_recomputing_takes_a_fraction_of_the_memory(random: np.random.Generator)
         *(TYPES[:2], [None, 24], [None, 5]), fast=[("float32", 24, None), ("bfloat16", None, 5)]
     ),
 )
-def test_packed_or_not_it_is_the_same(
+def test_separate_and_stacked_loops_give_the_same_gradient(
     random: np.random.Generator, compute: str, inputs: int | None, recompute_every: int | None
 ) -> None:
     """What is kept are the same numbers; sums of two programs may differ in their last place."""
     given = arguments(random, 12, 3, 16, inputs=inputs)
-    hold_TB = random.random((12, 3)) < 0.2
-    given = (given[0], given[1]._replace(hold_TB=hold_TB), given[2])
+    padding_mask_TB = random.random((12, 3)) < 0.2
+    given = (given[0], given[1]._replace(padding_mask_TB=padding_mask_TB), given[2])
     direction = directions(random, given)
-    apart, packed = (
+    separate, stacked = (
         gradients(
             recurrence,
             given,
@@ -342,10 +344,10 @@ def test_packed_or_not_it_is_the_same(
             recompute_every=recompute_every,
             loops=loops,
         )
-        for loops in ("apart", "packed")
+        for loops in (SEPARATE, STACKED)
     )
     terms = terms_of(12, 3, 16, inputs)
-    jax.tree.map(lambda a, b: assert_close(a, b, terms, compute), apart, packed)
+    jax.tree.map(lambda a, b: assert_close(a, b, terms, compute), separate, stacked)
 
 
 # 130 units are two pieces of 128 that overlap, and with 7 nothing can be cut in two.
@@ -376,9 +378,9 @@ def test_our_own_kernels_compute_the_same(
     t, b, h = sizes
     given = arguments(random, t, b, h, inputs=inputs)
     if is_held:
-        given = given[0], given[1]._replace(hold_TB=random.random((t, b)) < 0.3), given[2]
+        given = given[0], given[1]._replace(padding_mask_TB=random.random((t, b)) < 0.3), given[2]
     direction = directions(random, given)
-    options = {"recompute_every": recompute_every, "loops": "interpreted"}
+    options = {"recompute_every": recompute_every, "loops": INTERPRETED}
     exact = gradients(recurrence_reference, given, "float32", direction)
     ours = gradients(recurrence, given, compute, direction, **options)
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(ours))
@@ -403,7 +405,7 @@ def test_a_cell_in_the_compute_type_keeps_it_in_our_own_kernels(
     direction = directions(random, given)
     by_xla, ours = (
         gradients(recurrence, given, "bfloat16", direction, loops=loops)
-        for loops in ("packed", "interpreted")
+        for loops in (STACKED, INTERPRETED)
     )
     assert ours[0].c.dtype == jnp.bfloat16
     assert_close(ours, by_xla, terms_of(3, 2, 8), "bfloat16")
@@ -426,6 +428,6 @@ def test_our_own_kernels_say_what_they_need(
 
 
 def test_jax_without_pallas_lacks_our_own_kernels_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "pl", None)
+    monkeypatch.setattr(pallas, "pl", None)
     with pytest.raises(UserError, match=r"jax\.experimental\.pallas; use --devices\.kernels xla"):
         require_gpu(128, (9, 0))

@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks import reference
 from mlstm_jax.config import Precision
-from mlstm_jax.model.cells.transformer import Transformer
 from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.model.transformer import Transformer
 from tests.model.test_language_model import make, mean_loss
 from tests.tolerance import assert_close
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mlstm_jax.model.weight_norm import column_norms, weight_norm
+from mlstm_jax.model.ops import column_norms, weight_norm
 from tests.tolerance import assert_close
 
 pytestmark = pytest.mark.numeric

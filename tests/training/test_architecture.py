@@ -4,9 +4,7 @@ import dataclasses
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import jax
@@ -18,11 +16,9 @@ from mlstm_jax import run
 from mlstm_jax.config import Config, Data, Devices, Model, Optimizer, Precision, Train
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.interop.weights import expected_shapes
-from mlstm_jax.model import stack
-from mlstm_jax.model.architecture import Architecture, Products
-from mlstm_jax.model.inputs import project
+from mlstm_jax.model.architecture import Architecture, Products, ReadOptions, Recurrent
 from mlstm_jax.model.language_model import LanguageModel
-from mlstm_jax.model.matmul import matmul
+from mlstm_jax.model.ops import lookup, matmul
 from mlstm_jax.report import report
 from mlstm_jax.training import loop, parallel
 from mlstm_jax.training.evaluation import Evaluator
@@ -37,28 +33,28 @@ class Weights(linen.Module):
         return self.param("w_v", linen.initializers.orthogonal(), (inputs, self.model.hidden))
 
 
-def start(w: Any, embedding_VE: Any, bytes_TB: Any, compute: Any) -> tuple[Any, Any]:
-    return w, project(bytes_TB, embedding_VE).astype(compute)
-
-
-def read(model: Any, w: Any, before: Any, x: Any, hold_TB: Any, how: Any) -> tuple[Any, Any, Any]:
-    return (), jax.nn.gelu(matmul(x, w, how.compute).astype(how.compute)), None
-
-
 @pytest.fixture
 def bigram() -> Iterator[type[Architecture]]:
     """A model that knows the last byte only: its carry is empty."""
 
     @dataclass(frozen=True, kw_only=True)
-    class Bigram(Architecture, title="bigram"):
+    class Bigram(Recurrent, title="bigram"):
         kind: Literal["bigram"] = field(default="bigram", init=False)
 
         def init_carry(self, rows: int, cell: Any) -> Any:
             return ()
 
-        def body(self) -> Any:
-            layers: Any = SimpleNamespace(Weights=Weights, start=start, read=read)
-            return partial(stack.read, layers)
+        def layer_weights(self, name: str, inputs: int) -> Any:
+            return Weights(self, name=name)(inputs)
+
+        def first_input(self, weights: Any, embedding_VE: Any, bytes_TB: Any, compute: Any) -> Any:
+            return weights, lookup(bytes_TB, embedding_VE).astype(compute)
+
+        def read_layer(
+            self, weights: Any, before: Any, x: Any, padding_mask_TB: Any, options: ReadOptions
+        ) -> Any:
+            x = jax.nn.gelu(matmul(x, weights, options.compute).astype(options.compute))
+            return (), x, None
 
         def matrices(self, name: str) -> int:
             return int(name.endswith("w_v")) or super().matrices(name)

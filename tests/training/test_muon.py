@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from mlstm_jax.config import Model, Optimizer
-from mlstm_jax.model.weight_norm import weight_norm
+from mlstm_jax.model.ops import weight_norm
 from mlstm_jax.training import muon, optimizer
 from mlstm_jax.training.parallel import Parallel
 from tests.tolerance import UNIT, assert_close

@@ -19,7 +19,8 @@ from mlstm_jax.data.stream import Batch
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture, Carry
 from mlstm_jax.model.language_model import LanguageModel
-from mlstm_jax.model.recurrence import Loops
+from mlstm_jax.model.pallas import INTERPRETED
+from mlstm_jax.model.recurrence import SEPARATE, Loops
 from mlstm_jax.training import all_reduce, optimizer, parallel, schedule, start
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.phases import train_stream
@@ -556,7 +557,7 @@ def test_a_step_by_our_own_kernels_is_that_by_xla_s(corpus: Path) -> None:
     losses = [
         [float(trainer.run(step, step + 1).loss) for step in range(5)]
         for trainer in (
-            Trainer(config, 2, micro_batches=2, loops=loops) for loops in ("apart", "interpreted")
+            Trainer(config, 2, micro_batches=2, loops=loops) for loops in (SEPARATE, INTERPRETED)
         )
     ]
     assert losses[0][4] < losses[0][0]

@@ -1,0 +1,121 @@
+"""One step of the mLSTM: a layer's weights and input, gates, cell and hidden state, their gradient.
+
+The elementwise part is Krause et al. 2016, the LSTM around eqs. 10-12, on arrays of one shape,
+float32. XLA's loops and the Pallas kernels both compute these lines.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mlstm_jax.model.architecture import Carry
+from mlstm_jax.model.ops import dot, is_bytes, project
+
+Array = jax.Array
+
+
+class Gates(NamedTuple):
+    """Input, forget and output gates after σ, and the update after tanh."""
+
+    i: Array
+    f: Array
+    o: Array
+    u: Array
+
+
+def advance(
+    z: tuple[Array, ...], before_h: Array, before_c: Array, padding_mask: Array | None
+) -> tuple[Gates, Array, Array]:
+    """Return the gates, and h and c after the step.
+
+    Args:
+        z: pre-activations of the gates i, f, o and u.
+        before_h: h before the step; only read if `padding_mask` is given.
+        before_c: c before the step.
+        padding_mask: bool; where it is true, h and c do not change.
+    """
+    i, f, o = (jax.nn.sigmoid(x) for x in z[:3])
+    u = jnp.tanh(z[3])
+    if padding_mask is not None:
+        i = jnp.where(padding_mask, 0, i)
+        f = jnp.where(padding_mask, 1, f)
+    c = f * before_c + i * u
+    h = o * jnp.tanh(c)
+    if padding_mask is not None:
+        h = jnp.where(padding_mask, before_h, h)
+    return Gates(i, f, o, u), h, c
+
+
+class StepGradient(NamedTuple):
+    """Cotangents that a step passes back."""
+
+    z: Gates
+    c: Array  # of c before the step
+    held_h: Array | None  # of h before the step where it is held, else 0; None without padding
+
+
+def step_gradient(
+    gates: Gates, before_c: Array, dh: Array, dc: Array, padding_mask: Array | None
+) -> StepGradient:
+    """Propagate the cotangents dh and dc of a step's h and c back through the step."""
+    i, f, o, u = gates
+    tanh_c = jnp.tanh(f * before_c + i * u)
+    held_h = None
+    if padding_mask is not None:
+        # With i = 0 and f = 1 all other cotangents of a held step are already zero.
+        held_h, dh = jnp.where(padding_mask, dh, 0), jnp.where(padding_mask, 0, dh)
+    dc = dc + dh * o * (1 - tanh_c * tanh_c)
+    dz = Gates(
+        i=dc * u * i * (1 - i),
+        f=dc * before_c * f * (1 - f),
+        o=dh * tanh_c * o * (1 - o),
+        u=dc * i * (1 - u * u),
+    )
+    return StepGradient(dz, dc * f, held_h)
+
+
+class Sequence(NamedTuple):
+    """The inputs that change from step to step.
+
+    x is the bytes, int32 [T, B], or the states of the layer below, [T, B, I]. Where padding_mask_TB
+    (bool) is true, h and c do not change, and their gradient passes unchanged.
+    """
+
+    x: Array
+    padding_mask_TB: Array | None = None
+
+
+class LayerWeights(NamedTuple):
+    """The matrices and the bias, float32; for bytes I is 256, and row v belongs to byte v."""
+
+    wmx_IH: Array
+    wx_IG: Array
+    wmh_HH: Array
+    wh_HG: Array
+    b_G: Array
+
+
+def rounded(weights: LayerWeights, x: Array, compute: jnp.dtype) -> LayerWeights:
+    """Return the matrices of products in the compute type; tables and the bias do not change."""
+    wmx_IH, wx_IG, wmh_HH, wh_HG, b_G = weights
+    if not is_bytes(x):
+        wmx_IH, wx_IG = wmx_IH.astype(compute), wx_IG.astype(compute)
+    return LayerWeights(wmx_IH, wx_IG, wmh_HH.astype(compute), wh_HG.astype(compute), b_G)
+
+
+def layer_step(
+    rounded_h: Array, carry: Carry, now: Sequence, w: LayerWeights
+) -> tuple[Carry, tuple[Array, Gates]]:
+    """Return the new carry, and mh and the four gates after their nonlinearities, [B, H].
+
+    rounded_h is h in the type of the products.
+    """
+    mh = dot(rounded_h, w.wmh_HH)
+    m = project(now.x, w.wmx_IH) * mh
+    z_BG = project(now.x, w.wx_IG) + dot(m, w.wh_HG) + w.b_G[None]
+    padding_mask_B1 = None if now.padding_mask_TB is None else now.padding_mask_TB[:, None]
+    gates, h, c = advance(
+        tuple(jnp.split(z_BG, 4, axis=-1)), carry.h, carry.c.astype(jnp.float32), padding_mask_B1
+    )
+    return Carry(h=h, c=c.astype(carry.c.dtype)), (mh, gates)

@@ -1,0 +1,209 @@
+"""Operations of all models: products, byte tables, weight normalisation, time buffers.
+
+**Products in mixed precision** have operands of the compute type and float32 sums, also backward.
+Every product of the model outside the recurrence is `matmul`. JAX's own derivative of a product
+with ``preferred_element_type=float32`` multiplies a float32 cotangent by a half-precision matrix,
+which no tensor core does at full rate. Here the cotangent is first cast to the compute type, and
+the weight gradient is one sum in float32 over all rows and steps (Puri et al. 2018, section V).
+
+**Weight normalisation** has one gain per output column: W = g ∘ V · rsqrt(max(Σ_rows V², ε)).
+Salimans and Kingma 2016, as Puri et al. 2018 use it on the four matrices of the mLSTM. It is
+computed once per training step, outside the scan over time: inside, it would double the time of the
+gradient. This form keeps the gradient finite at a zero column; ``V / ‖V‖`` does not.
+
+**Time buffers** are arrays of all time steps, [T, ...], that a loop reads and writes one step at a
+time.
+"""
+
+import math
+from functools import partial
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+try:
+    # The only file that needs it. Without it `transposed` is xᵀ: the same numbers, more slowly.
+    from jax.experimental.layout import Layout, with_layout_constraint
+except ImportError:
+    with_layout_constraint = None  # type: ignore[assignment]
+
+Array = jax.Array
+Tree = TypeVar("Tree")
+
+EPSILON = 1e-12
+
+
+def transposed(x_RC: Array) -> Array:
+    """Return xᵀ; half types on CPUs are written to memory instead of being a view of x.
+
+    XLA for CPUs folds a transposition into the product that reads it. Its half-type products do not
+    support this: both operands would be converted to float32 and multiplied at float32's rate. In
+    float32, writing xᵀ costs more than the product gains.
+    """
+    if x_RC.dtype.itemsize != 2 or with_layout_constraint is None:
+        return x_RC.T
+
+    def written(x_RC: Array) -> Array:
+        return with_layout_constraint(x_RC.T, Layout((0, 1)))
+
+    return jax.lax.platform_dependent(x_RC, cpu=written, default=jnp.transpose)
+
+
+def dot(x: Array, w_IO: Array) -> Array:
+    """Return ``x [..., I]`` times ``w [I, O]`` in w's type; float32 [..., O]."""
+    return jnp.dot(x.astype(w_IO.dtype), w_IO, preferred_element_type=jnp.float32)
+
+
+def sum_rows(x: Array, dy: Array) -> Array:
+    """Return Σ x ⊗ dy over all axes but the last, float32 [I, O]: the gradient of W in y = x W."""
+    # Merge the row axes: a product that contracts two axes is a third slower on a CPU. Merging a
+    # sharded axis would gather activations, but each device runs this on its own rows.
+    x_RI, dy_RO = (a.reshape(-1, a.shape[-1]) for a in (x, dy))
+    return jnp.dot(transposed(x_RI), dy_RO, preferred_element_type=jnp.float32)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def matmul(x: Array, w_IO: Array, compute: jnp.dtype) -> Array:
+    """Multiply ``x [..., I]`` by ``w [I, O]`` in type `compute`.
+
+    Returns:
+        float32 [..., O]. The gradient of x has x's type; the gradient of w is float32.
+    """
+    return dot(x, w_IO.astype(compute))
+
+
+def _forward(x: Array, w_IO: Array, compute: jnp.dtype) -> tuple[Array, tuple[Array, Array]]:
+    w_IO = w_IO.astype(compute)
+    return dot(x, w_IO), (x, w_IO)
+
+
+def _backward(compute: jnp.dtype, saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
+    x, w_IO = saved
+    dy = dy.astype(compute)
+    return dot(dy, transposed(w_IO)).astype(x.dtype), sum_rows(x.astype(compute), dy)
+
+
+matmul.defvjp(_forward, _backward)
+
+
+def uniform(hidden: int) -> Any:
+    """Return NVIDIA's initialiser of every matrix: uniform(±1/√H), independent of its fan-in."""
+    limit = 1 / math.sqrt(hidden)
+
+    def initialise(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        return jax.random.uniform(key, shape, jnp.float32, -limit, limit)
+
+    return initialise
+
+
+def weight_norm(v_IO: Array, g_O: Array) -> Array:
+    """Return the normalised matrix, float32 [I, O]; the sums are float32 for any input type."""
+    v_IO = v_IO.astype(jnp.float32)
+    scale_O = g_O * jax.lax.rsqrt(jnp.maximum(jnp.sum(v_IO * v_IO, axis=0), EPSILON))
+    return v_IO * scale_O[None, :]
+
+
+def column_norms(v_IO: Array) -> Array:
+    """Return ‖V‖ by column, float32 [O]: the initial gain for which W = V."""
+    return jnp.sqrt(jnp.sum(v_IO.astype(jnp.float32) ** 2, axis=0))
+
+
+def step_of(buffers: Tree, t: Array) -> Tree:
+    """Return step t of every array of a tree, [T, ...] → [...]."""
+    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, t, keepdims=False), buffers)
+
+
+def empty_buffer(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+    """Return a time buffer, [T, ...], that steps write with `put_step`; its elements are undefined.
+
+    Half types are stored as 16-bit integers: XLA for CPUs cannot write one step of a bfloat16
+    buffer without converting the whole buffer at every step. On other devices it is the same.
+    """
+    half = jnp.dtype(dtype).itemsize == 2
+    return jax.lax.empty(shape, jnp.uint16 if half else dtype)
+
+
+def put_step(buffer: Array, x: Array, t: Array) -> Array:
+    """Return a buffer with x as its step t; XLA writes it in place."""
+    return jax.lax.dynamic_update_index_in_dim(buffer, as_bits(x), t, 0)
+
+
+def put_side_by_side(buffer: Array, parts: list[Array], t: Array) -> Array:
+    """Return a buffer with `parts`, each [..., n], side by side in the last axis of step t.
+
+    XLA writes them in place.
+    """
+    for n, x in enumerate(parts):
+        place: tuple[Array | int, ...] = (t, *[0] * (x.ndim - 1), n * x.shape[-1])
+        buffer = jax.lax.dynamic_update_slice(buffer, as_bits(x)[None], place)
+    return buffer
+
+
+def as_bits(x: Array) -> Array:
+    """Return an array as it is stored in a buffer: half types as their bits, uint16."""
+    return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype.itemsize == 2 else x
+
+
+def of_bits(x: Array, dtype: jnp.dtype) -> Array:
+    """Return the array of type `dtype` that was passed to `as_bits`."""
+    return jax.lax.bitcast_convert_type(x, dtype) if x.dtype == jnp.uint16 else x
+
+
+def is_bytes(x: Array) -> bool:
+    """Return whether x contains bytes, not states of the layer below."""
+    return jnp.issubdtype(x.dtype, jnp.integer)
+
+
+def project(x: Array, w_IO: Array) -> Array:
+    """Return x W, float32: a lookup for bytes [...], a product for vectors [..., I]."""
+    if is_bytes(x):
+        return jnp.take(w_IO, x, axis=0, mode="clip")
+    return dot(x, w_IO)
+
+
+@jax.custom_vjp
+def lookup(bytes_TB: Array, table_VE: Array) -> Array:
+    """Return the row of each byte, float32 [T, B, E]; its gradient is the same at every run."""
+    return project(bytes_TB, table_VE)
+
+
+def _sum_rows_by_byte(bytes_TB: Array, dy_TBO: Array, rows: int) -> Array:
+    """Return the gradient of a table: dy summed over the positions of each byte, [rows, O]."""
+
+    def scatter(bytes_TB: Array, dy_TBO: Array) -> Array:
+        # One step at a time: a scatter of the whole buffer would first copy it to float32.
+        window_bits = as_bits(dy_TBO)
+
+        def step(t: Array, sums: Array) -> Array:
+            bytes_B, bits_BO = step_of((bytes_TB, window_bits), t)
+            dy_BO = of_bits(bits_BO, dy_TBO.dtype).astype(jnp.float32)
+            return sums.at[bytes_B].add(dy_BO, mode="promise_in_bounds")
+
+        zeros = jnp.zeros((rows, dy_TBO.shape[-1]), jnp.float32)
+        return jax.lax.fori_loop(0, bytes_TB.shape[0], step, zeros)
+
+    def product(bytes_TB: Array, dy_TBO: Array) -> Array:
+        return sum_rows(jax.nn.one_hot(bytes_TB, rows, dtype=dy_TBO.dtype), dy_TBO)
+
+    # On a CPU the scatter is faster and always adds in one order. On GPUs its order varies, so runs
+    # would not be reproducible, and the product costs little.
+    return jax.lax.platform_dependent(bytes_TB, dy_TBO, cpu=scatter, default=product)
+
+
+def read_gradients(
+    x: Array, wmx_IH: Array, wx_IG: Array, dmx_TBH: Array, dz_TBG: Array
+) -> tuple[Array | None, Array, Array]:
+    """Return the gradients of x (None for bytes), Wmx and Wx."""
+    if is_bytes(x):
+        rows = wmx_IH.shape[0]
+        return None, _sum_rows_by_byte(x, dmx_TBH, rows), _sum_rows_by_byte(x, dz_TBG, rows)
+    dx_TBI = dot(dmx_TBH, wmx_IH.T) + dot(dz_TBG, wx_IG.T)
+    x_TBI = x.astype(wmx_IH.dtype)
+    return dx_TBI.astype(x.dtype), sum_rows(x_TBI, dmx_TBH), sum_rows(x_TBI, dz_TBG)
+
+
+lookup.defvjp(
+    lambda bytes_TB, table_VE: (lookup(bytes_TB, table_VE), (bytes_TB, table_VE.shape[0])),
+    lambda saved, dy_TBE: (None, _sum_rows_by_byte(saved[0], dy_TBE, saved[1])),
+)

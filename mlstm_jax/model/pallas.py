@@ -1,0 +1,411 @@
+"""The loops over time with the elementwise parts of a step as Pallas kernels, for GPUs.
+
+XLA compiles a step to eight kernels forward and nine backward; this file needs five and five. Two
+of each five are Pallas kernels, one after each matrix product. Each looks up its rows of the
+tables, writes its step of the time buffers, and adds the parts of the preceding product, whose sums
+over H (over 4H backward) are split in two: otherwise a product of B rows with only H columns is too
+small to use all processors of a GPU. docs/performance.md has the measurements.
+
+Each block of threads works on a piece of one row. Pallas has two compilers for GPUs. Triton is
+deprecated since jax 0.11; this module uses the other, Mosaic GPU, which compiles for compute
+capability 9.0 and later, and since jax 0.11 for 8.0. On a CPU the same kernels run in Pallas's
+interpreter, which is slow and only meant for tests.
+
+Arrays as in recurrence.py; the equations of a step are those of mlstm_step.py.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mlstm_jax.errors import UserError
+from mlstm_jax.model.architecture import Carry
+from mlstm_jax.model.mlstm_step import Gates, LayerWeights, Sequence, advance, step_gradient
+from mlstm_jax.model.ops import dot, is_bytes, project
+from mlstm_jax.model.recurrence import Loops, Saved
+
+try:
+    # The only file that imports Pallas, and below Mosaic. Without it devices.kernels cannot be
+    # "pallas"; XLA's loops compute the same numbers, to rounding.
+    from jax.experimental import pallas as pl
+except ImportError:
+    pl = None  # type: ignore[assignment]
+
+Array = jax.Array
+float32 = jnp.float32
+Shape = jax.ShapeDtypeStruct
+
+# Mosaic distributes an array over the 128 threads of a warp group.
+LEAST_UNITS = 128
+
+
+def require_gpu(hidden: int, capability: tuple[int, int] | None) -> None:
+    """Raise UserError unless the kernels can run on the GPU.
+
+    Args:
+        hidden: H.
+        capability: compute capability of the NVIDIA GPU, None if there is none.
+    """
+    if pl is None:
+        raise UserError(
+            f"devices.kernels is 'pallas', but jax {jax.__version__} has no "
+            "jax.experimental.pallas; use --devices.kernels xla."
+        )
+    # Mosaic of jax 0.10 ends the process if it compiles for less than 9.0.
+    has_older = tuple(int(part) for part in jax.__version__.split(".")[:2]) >= (0, 11)
+    least = (8, 0) if has_older else (9, 0)
+    need = f"an NVIDIA GPU of compute capability {least[0]}.{least[1]} or later"
+    if capability is None:
+        found = "JAX found none"
+    elif capability < least:
+        found = f"this one has {capability[0]}.{capability[1]}"
+        if capability >= (8, 0):
+            found += "; with jax 0.11 or later 8.0 is enough"
+    elif hidden < LEAST_UNITS:
+        need, found = f"a model.hidden of {LEAST_UNITS} or more", f"it is {hidden}"
+    else:
+        return
+    raise UserError(
+        f"devices.kernels is 'pallas', which needs {need}, but {found}; use --devices.kernels xla."
+    )
+
+
+def _piece(hidden: int) -> int:
+    """Return the number of units of a block; the last piece may overlap the previous one."""
+    # A thread reads up to 4 units at once, and their offset must be a multiple of their number.
+    return next((n for n in (512, 256) if hidden % n == 0), min(LEAST_UNITS, hidden))
+
+
+class _Spread:
+    """A reference whose pieces have the same layout over the threads, whatever their type."""
+
+    def __init__(self, reference: Any, size: int) -> None:
+        self.reference = reference
+        self.size = size
+        self.shape = reference.shape
+
+    def __getitem__(self, index: Any) -> Array:
+        index = index if isinstance(index, tuple) else (index,)
+        if not isinstance(index[-1], pl.Slice):
+            return self.reference[index]
+        from jax.experimental.pallas import mosaic_gpu
+
+        each = self.size // LEAST_UNITS
+        layout = mosaic_gpu.Layout.WG_STRIDED((self.size,), vec_size=each)
+        return mosaic_gpu.layout_cast(self.reference[index], layout)
+
+    def __setitem__(self, index: Any, value: Array) -> None:
+        self.reference[index] = value
+
+
+class _Counted:
+    """Replaces a reference, and counts the bytes of the pieces that a kernel moves."""
+
+    def __init__(self, array: Array | Shape, size: int) -> None:
+        self.shape, self.dtype, self.size = array.shape, array.dtype, size
+        self.bytes = 0
+
+    def _count(self, index: Any) -> tuple[int, ...]:
+        index = index if isinstance(index, tuple) else (index,)
+        if not isinstance(index[-1], pl.Slice):
+            return ()
+        self.bytes += self.size * self.dtype.itemsize
+        return (self.size,)
+
+    def __getitem__(self, index: Any) -> Array:
+        return jnp.zeros(self._count(index), self.dtype)
+
+    def __setitem__(self, index: Any, value: Array) -> None:
+        self._count(index)
+
+
+def _bytes_moved(
+    body: Callable[..., None], arrays: tuple[Array | Shape, ...], size: int
+) -> list[int]:
+    """Return the number of bytes of each array that a block reads and writes."""
+    counted = [_Counted(x, size) for x in arrays]
+    jax.eval_shape(lambda at: body(at, at, size, *counted), Shape((), jnp.int32))
+    return [x.bytes for x in counted]
+
+
+def _launch(
+    name: str,
+    body: Callable[..., None],
+    inputs: tuple[Array, ...],
+    in_place: tuple[Array, ...],
+    outputs: tuple[Shape, ...],
+    rows: int,
+    hidden: int,
+    interpret: bool,
+) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    """Run a kernel over all units of all rows.
+
+    Args:
+        name: its name in profilers and in the compiled program.
+        body: called with (row, first unit, number of units) and then references to `inputs`,
+            `in_place` and `outputs`. It must not read what it writes, because pieces overlap if
+            their size does not divide `hidden`.
+        inputs: arrays that it reads.
+        in_place: arrays that it reads and writes.
+        outputs: shapes and types of its outputs.
+        rows: B.
+        hidden: H.
+        interpret: run the kernel in Pallas's interpreter.
+
+    Returns:
+        `in_place` after the kernel, and the outputs.
+    """
+    size = _piece(hidden)
+    grid = rows, pl.cdiv(hidden, size)
+
+    def at(row: Array, piece: Array) -> tuple[Array, Array, int]:
+        return row, jnp.minimum(piece * size, hidden - size), size
+
+    if interpret:
+        # The interpreter passes each in-place array twice: once to read, once to write.
+        first = len(inputs)
+
+        def interpreted(*references: Any) -> None:
+            written = references[first + len(in_place) :]
+            body(*at(pl.program_id(0), pl.program_id(1)), *references[:first], *written)
+
+        results = pl.pallas_call(
+            interpreted,
+            out_shape=(*(Shape(x.shape, x.dtype) for x in in_place), *outputs),
+            grid=grid,
+            input_output_aliases={first + k: k for k in range(len(in_place))},
+            interpret=True,
+            name=name,
+        )(*inputs, *in_place)
+        return tuple(results[: len(in_place)]), tuple(results[len(in_place) :])
+
+    from jax.experimental.pallas import mosaic_gpu
+
+    def kernel(*references: Any) -> None:
+        spread = (_Spread(reference, size) for reference in references)
+        body(*at(jax.lax.axis_index("row"), jax.lax.axis_index("piece")), *spread)
+
+    call = pl.kernel(
+        kernel,
+        mesh=mosaic_gpu.Mesh(grid=grid, grid_names=("row", "piece")),
+        compiler_params=mosaic_gpu.CompilerParams(),
+        name=name,
+    )
+    unwritten = (jax.lax.empty(x.shape, x.dtype) for x in outputs)
+    run = pl.run_state(lambda written: call(*inputs, *written))
+    # The compiled program keeps this name, and compiled/kernels.py reads it there: XLA knows only
+    # the arrays of such a kernel, most of which cover all steps.
+    moved = _bytes_moved(body, (*inputs, *in_place, *outputs), size)
+    with jax.named_scope(f"moves_{'_'.join(str(rows * grid[1] * n) for n in moved)}_bytes"):
+        results = run((*in_place, *unwritten))
+    return tuple(results[: len(in_place)]), tuple(results[len(in_place) :])
+
+
+def _parts(width: int) -> int:
+    return 2 if width % 2 == 0 else 1
+
+
+def _partial_dots(x: Array, w_IO: Array) -> Array:
+    """Return x W as parts to be added: float32 [P, B, O]."""
+    parts = _parts(w_IO.shape[0])
+    return jnp.einsum(
+        "bpi,pio->pbo",
+        x.reshape(x.shape[0], parts, -1),
+        w_IO.reshape(parts, -1, w_IO.shape[1]),
+        preferred_element_type=float32,
+    )
+
+
+def _add(parts: Any, row: Array, units: Any) -> Array:
+    whole = parts[0, row, units]
+    for k in range(1, parts.shape[0]):
+        whole = whole + parts[k, row, units]
+    return whole
+
+
+def _input_arrays(x_TB: Array, t: Array, w_IO: Array) -> tuple[Array, ...]:
+    """Return the arrays from which a kernel reads x_t W: the bytes and the table, or x_t W."""
+    if is_bytes(x_TB):
+        return x_TB, w_IO
+    return (project(jax.lax.dynamic_index_in_dim(x_TB, t, keepdims=False), w_IO),)
+
+
+def _look_up(references: list[Any], t: Array, row: Array, units: Any) -> Array:
+    """Return x_t W for some units of a row."""
+    if len(references) == 2:
+        bytes_TB, table = references
+        return table[bytes_TB[t, row], units]
+    return references[0][row, units]
+
+
+def _as_array(t: Array) -> Array:
+    return jnp.reshape(t, (1,)).astype(jnp.int32)
+
+
+def _mask_array(padding_mask_TB: Array | None) -> tuple[Array, ...]:
+    return () if padding_mask_TB is None else (padding_mask_TB.astype(jnp.int32),)
+
+
+def _forward_loop(
+    interpret: bool, carry: Carry, sequence: Sequence, weights: LayerWeights, compute: Any
+) -> tuple[Carry, Saved]:
+    """Run the window; see `Loops`. `before_c` also has c after the last step, [T + 1, B, H]."""
+    first_h, first_c, x_TB = carry.h, carry.c, sequence.x
+    wmx_IH, wx_IG, wmh_HH, wh_HG, b_G = weights
+    window, (rows, hidden), cell_type = x_TB.shape[0], first_h.shape, first_c.dtype
+    mask = _mask_array(sequence.padding_mask_TB)
+
+    def run(name: str, body: Any, inputs: Any, in_place: Any, outputs: Any) -> Any:
+        return _launch(name, body, inputs, in_place, outputs, rows, hidden, interpret)
+
+    def step(t: Array, before: tuple[Array, ...]) -> tuple[Array, ...]:
+        rounded_h, h_2BH, c_buffer, h_buffer, mh_gates = before
+        mx, zx = _input_arrays(x_TB, t, wmx_IH), _input_arrays(x_TB, t, wx_IG)
+
+        def multiply(row: Array, start: Array, size: int, *references: Any) -> None:
+            t_1, *read_mx, mh_PBH, mh_gates, m_BH = references
+            t, units = t_1[0], pl.ds(start, size)
+            mh = _add(mh_PBH, row, units)
+            m_BH[row, units] = (_look_up(read_mx, t, row, units) * mh).astype(compute)
+            mh_gates[t, 0, row, units] = mh.astype(compute)
+
+        def advance_units(row: Array, start: Array, size: int, *references: Any) -> None:
+            t_1, z_BG, b_G, *others, h_2BH, c_buffer, h_buffer, mh_gates, rounded_h = references
+            read_zx, read_mask = others[: len(zx)], others[len(zx) :]
+            t, units = t_1[0], pl.ds(start, size)
+
+            def z(k: int) -> Array:
+                gate = pl.ds(start + k * hidden, size)
+                return _look_up(read_zx, t, row, gate) + z_BG[row, gate] + b_G[gate]
+
+            gates, h, c = advance(
+                tuple(z(k) for k in range(4)),
+                h_2BH[t % 2, row, units],
+                c_buffer[t, row, units].astype(float32),
+                read_mask[0][t, row] != 0 if read_mask else None,
+            )
+            # A step writes other elements than it reads, see `_launch`.
+            h_2BH[(t + 1) % 2, row, units] = h
+            c_buffer[t + 1, row, units] = c.astype(cell_type)
+            h_buffer[t, row, units] = h.astype(compute)
+            rounded_h[row, units] = h.astype(compute)
+            for k, gate in enumerate(gates):
+                mh_gates[t, k + 1, row, units] = gate.astype(compute)
+
+        mh_PBH = _partial_dots(rounded_h, wmh_HH)
+        rounded = Shape((rows, hidden), compute)
+        inputs = (_as_array(t), *mx, mh_PBH)
+        (mh_gates,), (m_BH,) = run("multiply", multiply, inputs, (mh_gates,), (rounded,))
+        inputs = (_as_array(t), dot(m_BH, wh_HG), b_G, *zx, *mask)
+        in_place = (h_2BH, c_buffer, h_buffer, mh_gates)
+        in_place, (rounded_h,) = run("advance", advance_units, inputs, in_place, (rounded,))
+        return rounded_h, *in_place
+
+    h_2BH = jax.lax.empty((2, rows, hidden), float32).at[0].set(first_h)
+    c_buffer = jax.lax.empty((window + 1, rows, hidden), cell_type).at[0].set(first_c)
+    h_buffer = jax.lax.empty((window, rows, hidden), compute)
+    mh_gates = jax.lax.empty((window, 5, rows, hidden), compute)
+    before = first_h.astype(compute), h_2BH, c_buffer, h_buffer, mh_gates
+    _, h_2BH, c_buffer, h_buffer, mh_gates = jax.lax.fori_loop(0, window, step, before)
+    last = Carry(h_2BH[window % 2], c_buffer[window])
+    return last, Saved(h_buffer, c_buffer, (mh_gates,))
+
+
+def _backward_loop(
+    interpret: bool,
+    first: Carry,
+    sequence: Sequence,
+    weights: LayerWeights,
+    saved: Saved,
+    compute: Any,
+    dlast: Carry,
+    dh_TBH: Array,
+) -> tuple[Array, Array, Array, Array]:
+    """Run back through the window; see `Loops`."""
+    x_TB, before_c, mh_gates = sequence.x, saved.before_c, saved.mh_gates[0]
+    wmx_IH, _, wmh_HH, wh_HG, _ = weights
+    window, (rows, hidden) = x_TB.shape[0], dlast.h.shape
+    mask = _mask_array(sequence.padding_mask_TB)
+    wmh_transposed, wh_transposed = wmh_HH.T, wh_HG.T
+    of_bytes = is_bytes(x_TB)
+    mx_arrays = (x_TB, wmx_IH) if of_bytes else (project(x_TB, wmx_IH),)
+
+    def run(name: str, body: Any, inputs: Any, in_place: Any, outputs: Any) -> Any:
+        return _launch(name, body, inputs, in_place, outputs, rows, hidden, interpret)
+
+    def gate_gradients(row: Array, start: Array, size: int, *references: Any) -> None:
+        k_1, dh_PBH, dh_TBH, before_c, mh_gates, *mask, d_2NBH, dz_buffer, dz_BG = references
+        k, units = k_1[0], pl.ds(start, size)
+        t = window - 1 - k
+        dh = _add(dh_PBH, row, units) + dh_TBH[t, row, units].astype(float32)
+        if mask:
+            dh = dh + d_2NBH[k % 2, 1, row, units]
+        back = step_gradient(
+            Gates(*(mh_gates[t, n, row, units].astype(float32) for n in range(1, 5))),
+            before_c[t, row, units].astype(float32),
+            dh,
+            d_2NBH[k % 2, 0, row, units],
+            mask[0][t, row] != 0 if mask else None,
+        )
+        d_2NBH[(k + 1) % 2, 0, row, units] = back.c
+        if mask:
+            d_2NBH[(k + 1) % 2, 1, row, units] = back.held_h
+        for n, dz in enumerate(back.z):
+            gate = pl.ds(start + n * hidden, size)
+            dz_buffer[t, row, gate] = dz.astype(compute)
+            dz_BG[row, gate] = dz.astype(compute)
+
+    def multiply_gradients(row: Array, start: Array, size: int, *references: Any) -> None:
+        k_1, dm_PBH, mh_gates, *read_mx, dm_buffer, dmh_BH = references
+        t, units = window - 1 - k_1[0], pl.ds(start, size)
+        dm = _add(dm_PBH, row, units)
+        mx = _look_up(read_mx, t, row, units) if of_bytes else read_mx[0][t, row, units]
+        dmh = (dm * mx).astype(compute)
+        dmh_BH[row, units] = dmh
+        dm_buffer[t, 0, row, units] = dmh
+        dm_buffer[t, 1, row, units] = (dm * mh_gates[t, 0, row, units].astype(float32)).astype(
+            compute
+        )
+
+    def step(k: Array, later: tuple[Array, ...]) -> tuple[Array, ...]:
+        dh_PBH, d_2NBH, dz_buffer, dm_buffer = later
+        inputs = (_as_array(k), dh_PBH, dh_TBH, before_c, mh_gates, *mask)
+        shape = Shape((rows, 4 * hidden), compute)
+        in_place = (d_2NBH, dz_buffer)
+        (d_2NBH, dz_buffer), (dz_BG,) = run(
+            "gate_gradients", gate_gradients, inputs, in_place, (shape,)
+        )
+        inputs = (_as_array(k), _partial_dots(dz_BG, wh_transposed), mh_gates, *mx_arrays)
+        shape = Shape((rows, hidden), compute)
+        (dm_buffer,), (dmh_BH,) = run(
+            "multiply_gradients", multiply_gradients, inputs, (dm_buffer,), (shape,)
+        )
+        return _partial_dots(dmh_BH, wmh_transposed), d_2NBH, dz_buffer, dm_buffer
+
+    # The cotangent of c, and with a mask that of h in held steps, before and after a step.
+    d_2NBH = (
+        jax.lax.empty((2, 1 + len(mask), rows, hidden), float32)
+        .at[0, 0]
+        .set(dlast.c.astype(float32))
+    )
+    if mask:
+        d_2NBH = d_2NBH.at[0, 1].set(0)
+    dh_PBH = jnp.zeros((_parts(hidden), rows, hidden), float32).at[0].set(dlast.h)
+    dz_buffer = jax.lax.empty((window, rows, 4 * hidden), compute)
+    dm_buffer = jax.lax.empty((window, 2, rows, hidden), compute)
+    dh_PBH, d_2NBH, dz_buffer, dm_buffer = jax.lax.fori_loop(
+        0, window, step, (dh_PBH, d_2NBH, dz_buffer, dm_buffer)
+    )
+    last = d_2NBH[window % 2]
+    dh = jnp.sum(dh_PBH, axis=0) + (last[1] if mask else 0)
+    return dh, last[0], dz_buffer, dm_buffer
+
+
+# Our kernels, on a GPU; and in Pallas's interpreter, for tests.
+PALLAS, INTERPRETED = (
+    Loops(partial(_forward_loop, interpret), partial(_backward_loop, interpret))
+    for interpret in (False, True)
+)

@@ -1,0 +1,323 @@
+"""The Transformer (Vaswani et al. 2017) of bytes: causal, and BERT's (Devlin et al. 2018)::
+
+    x' = x + Attention(Norm(x)) Wo        x'' = x' + gelu(Norm(x') Wup) Wdown
+
+It reads each training window on its own, so nothing is carried. To read a text without training, it
+carries the text's last bytes and reads them again before each window.
+
+Parameters, all float32; matrices are normal(0, 1/√I), or 1/√(2 L) of it where they end a branch of
+the sum, so that the sum keeps its size with any number of layers (Radford et al. 2019)::
+
+    input/positions                    [P, H]    sinusoids, of embedding_std like the bytes
+    input/kernel                       [E, H]    unless E = H
+    layer_0/attention_norm/{scale,bias} [H]
+    layer_0/{query,key,value,out}/kernel [H, H]  and biases [H], except of the keys
+    layer_0/dense_norm/{scale,bias}    [H]
+    layer_0/up/kernel, down/kernel     [H, 4H], [4H, H]  and biases
+    norm/{scale,bias}                  [H]       after the top layer
+
+The sum x is float32; operands of products are of the compute type.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen
+
+from mlstm_jax.errors import require
+from mlstm_jax.model.architecture import (
+    VOCABULARY,
+    Architecture,
+    Products,
+    ReadOptions,
+    Tree,
+    Window,
+)
+from mlstm_jax.model.ops import lookup, matmul
+
+Array = jax.Array
+
+
+class Context(NamedTuple):
+    """What is carried through a text that is read without training."""
+
+    h: Any  # float32 [B, L, H], after the last byte
+    bytes_BP: Any  # uint8, the last bytes; the newest is at the end
+    count_B: Any  # int32: how many of them there are
+
+
+def _normal(gain: float = 1.0) -> Any:
+    return linen.initializers.variance_scaling(gain**2, "fan_in", "normal")
+
+
+def _sinusoids(std: float) -> Any:
+    """Return an initialiser: the encoding of Vaswani et al. 2017, section 3.5, of deviation `std`.
+
+    With random vectors, as in BERT, each place learns by itself which are its neighbours, and a
+    small BERT predicts no more than the frequency of each byte for far longer.
+    """
+
+    def initialise(_: Array, shape: tuple[int, ...]) -> Array:
+        places, units = shape
+        pair_U = np.arange(units) // 2
+        angle_PU = np.arange(places)[:, None] * 10_000.0 ** (-2 * pair_U / units)
+        waves_PU = np.where(np.arange(units) % 2, np.cos(angle_PU), np.sin(angle_PU))
+        return jnp.asarray(std * math.sqrt(2) * waves_PU, jnp.float32)
+
+    return initialise
+
+
+class Dense(linen.Module):
+    """y = x W + b, float32, or x W without a bias."""
+
+    outputs: int
+    compute: Any
+    gain: float = 1.0
+    has_bias: bool = True
+
+    @linen.compact
+    def __call__(self, x: Array) -> Array:
+        """Return y [..., O] of x [..., I]."""
+        kernel_IO = self.param("kernel", _normal(self.gain), (x.shape[-1], self.outputs))
+        y = matmul(x, kernel_IO, self.compute)
+        if not self.has_bias:
+            return y
+        bias_O = self.param("bias", linen.initializers.zeros, (self.outputs,))
+        return y + jnp.expand_dims(bias_O, range(x.ndim - 1))
+
+
+class Input(linen.Module):
+    """The sum's first terms: a byte's embedding and its place's."""
+
+    model: "Transformer"
+    compute: Any
+
+    @linen.compact
+    def __call__(self, bytes_BT: Array, embedding_VE: Array, place_BT: Array | None) -> Array:
+        """Return x [B, T, H]; without places the bytes are at the first ones."""
+        hidden = self.model.hidden
+        table_VH = embedding_VE
+        if self.model.embedding != hidden:
+            kernel_EH = self.param("kernel", _normal(), (self.model.embedding, hidden))
+            table_VH = matmul(embedding_VE, kernel_EH, self.compute)
+        places = _sinusoids(self.model.embedding_std)
+        positions_PH = self.param("positions", places, (self.model.longest_window, hidden))
+        x_TBH = lookup(bytes_BT.T, table_VH)
+        if place_BT is None:
+            return x_TBH.swapaxes(0, 1) + positions_PH[None, : bytes_BT.shape[1]]
+        return x_TBH.swapaxes(0, 1) + positions_PH[place_BT]
+
+
+class Layer(linen.Module):
+    """Attention, then two dense matrices, each added to its input."""
+
+    model: "Transformer"
+    compute: Any
+
+    @linen.compact
+    def __call__(self, x_BTH: Array, seen: dict[str, Any], dropout_B2TH: Array | None) -> Array:
+        """Return the sum after the layer; `seen` says to attention which bytes see which."""
+        model, compute = self.model, self.compute
+        rows, window, hidden = x_BTH.shape
+        heads = rows, window, model.heads, hidden // model.heads
+        ending = (2 * model.layers) ** -0.5
+
+        def norm(name: str, x: Array) -> Array:
+            return linen.LayerNorm(epsilon=1e-5, name=name)(x)
+
+        def dense(name: str, x: Array, outputs: int, gain: float = 1.0) -> Array:
+            # A bias of the keys would add the same to all scores of a query.
+            return Dense(outputs, compute, gain, has_bias=name != "key", name=name)(x)
+
+        read = norm("attention_norm", x_BTH)
+        query, key, value = (
+            dense(name, read, hidden).astype(compute).reshape(heads)
+            for name in ("query", "key", "value")
+        )
+        found = jax.nn.dot_product_attention(query, key, value, **seen).reshape(x_BTH.shape)
+        branch = dense("out", found, hidden, ending)
+        if dropout_B2TH is not None:
+            branch = branch * dropout_B2TH[:, 0]
+        x_BTH = x_BTH + branch
+        wide = jax.nn.gelu(dense("up", norm("dense_norm", x_BTH), 4 * hidden)).astype(compute)
+        branch = dense("down", wide, hidden, ending)
+        if dropout_B2TH is not None:
+            branch = branch * dropout_B2TH[:, 1]
+        return x_BTH + branch
+
+
+def _has_flash(model: "Transformer", compute: Any) -> bool:
+    """Return whether cuDNN's attention can be used, which keeps no probabilities.
+
+    It takes half types, and heads of at most 128 units, a multiple of 8.
+    """
+    units = model.hidden // model.heads
+    fits = units <= 128 and units % 8 == 0
+    return jax.default_backend() == "gpu" and compute in (jnp.bfloat16, jnp.float16) and fits
+
+
+def _with_context(before: Context, bytes_BT: Array) -> tuple[Array, Array]:
+    """Return P bytes, the last T of them new, and the index of the first that belongs to the text.
+
+    The new bytes are at the end in all rows, wherever their text begins.
+    """
+    positions, size = before.bytes_BP.shape[1], bytes_BT.shape[1]
+    old_BC = before.bytes_BP[:, size:].astype(bytes_BT.dtype)
+    first_B = positions - size - jnp.minimum(before.count_B, positions - size)
+    return jnp.concatenate([old_BC, bytes_BT], axis=1), first_B
+
+
+def _follow(before: Context, bytes_BT: Array, h_BTLH: Array, real_B: Array | None) -> Context:
+    """Return the context after a window, of which the first `real_B` bytes belong to the text."""
+    positions, size = before.bytes_BP.shape[1], bytes_BT.shape[1]
+    both = jnp.concatenate([before.bytes_BP, bytes_BT.astype(jnp.uint8)], axis=1)
+    if real_B is None:
+        count_B = jnp.minimum(before.count_B + size, positions)
+        return Context(h_BTLH[:, -1], both[:, -positions:], count_B)
+
+    def row(h_LH: Array, both_N: Array, h_TLH: Array, real: Array) -> tuple[Array, Array]:
+        last_LH = jnp.where(real > 0, h_TLH[jnp.maximum(real - 1, 0)], h_LH)
+        return last_LH, jax.lax.dynamic_slice(both_N, (real,), (positions,))
+
+    h_BLH, bytes_BP = jax.vmap(row)(before.h, both, h_BTLH, real_B)
+    return Context(h_BLH, bytes_BP, jnp.minimum(before.count_B + real_B, positions))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transformer(Architecture, title="Transformer"):
+    """The network; each byte sees those before it."""
+
+    kind: Literal["transformer"] = field(default="transformer", init=False)
+
+    # Hidden units H of a layer. BERT-Large: 1024.
+    hidden: int = 256
+    # Layers, each of attention and two dense matrices. BERT-Large: 24.
+    layers: int = 4
+    # Attention heads; they share the hidden units evenly. BERT-Large: 16.
+    heads: int = 4
+    # The most bytes P that attend to each other; each position has a learned vector. Unset: the
+    # run's longest window, or 256 outside of a run. Positions beyond the longest window stay
+    # untrained and make scores worse. BERT: 512.
+    positions: int | None = None
+
+    states: ClassVar[tuple[str, ...]] = ("h",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = f"1 or more, and divide model.hidden, {self.hidden}"
+        divides = self.heads >= 1 and self.hidden % self.heads == 0
+        require(divides, "model.heads", self.heads, rule)
+        most, places = 2**20, self.positions
+        in_range = places is None or 2 <= places <= most
+        require(in_range, "model.positions", places, f"2 to {most:,}")
+
+    @property
+    def longest_window(self) -> int:
+        """Each byte of a window has a place of its own."""
+        return 256 if self.positions is None else self.positions
+
+    def for_windows(self, longest: int) -> Self:
+        """Return the model with its positions set."""
+        return dataclasses.replace(self, positions=longest) if self.positions is None else self
+
+    def init_carry(self, rows: int, cell: Any) -> Tree:
+        """Return nothing."""
+        return ()
+
+    def reading_carry(self, rows: int, cell: Any) -> Tree:
+        """Return a context without a byte."""
+        h = np.zeros((rows, *self.shape), np.float32)
+        return Context(h, np.zeros((rows, self.longest_window), np.uint8), np.zeros(rows, np.int32))
+
+    def reading_window(self, proposed: int) -> int:
+        """Return half of the positions: the others hold what came before."""
+        return self.longest_window // 2
+
+    def dropout_shape(self, window: int) -> tuple[int, ...]:
+        """Mask the output of each attention and of each pair of dense matrices, as BERT does."""
+        return self.layers, 2, window, self.hidden
+
+    def shown(self, carry: Tree) -> dict[str, Any]:
+        """Return h: the output of each layer; of the top layer, after the last normalisation."""
+        return {"h": carry.h}
+
+    def read(self, window: Window, options: ReadOptions) -> tuple[Tree, Array, Tree]:
+        """Read a window with all layers."""
+        bytes_BT, before, padding_mask_TB = window.bytes_TB.T, window.carry, window.padding_mask_TB
+        size = bytes_BT.shape[1]
+        causal = not self.sees_ahead
+        real_B = (
+            None
+            if padding_mask_TB is None
+            else size - jnp.sum(padding_mask_TB, axis=0, dtype=jnp.int32)
+        )
+        place_BT = None
+        seen: dict[str, Any] = {"is_causal": causal}
+        if isinstance(before, Context):
+            bytes_BT, first_B = _with_context(before, bytes_BT)
+            place_BT = jnp.maximum(jnp.arange(bytes_BT.shape[1])[None] - first_B[:, None], 0)
+            last_B = self.longest_window - size + (size if real_B is None else real_B)
+            key_BP = jnp.arange(self.longest_window)[None]
+            key_BP = (key_BP >= first_B[:, None]) & (key_BP < jnp.reshape(last_B, (-1, 1)))
+            seen["mask"] = key_BP[:, None, None]
+        elif not causal and real_B is not None:
+            seen["key_value_seq_lengths"] = real_B
+        if "mask" not in seen and _has_flash(self, options.compute):
+            seen["implementation"] = "cudnn"
+
+        x = Input(self, options.compute, name="input")(bytes_BT, window.embedding_VE, place_BT)
+        states = []
+        for layer in range(self.layers):
+            dropout = None if window.dropout_B is None else window.dropout_B[:, layer]
+            x = Layer(self, options.compute, name=f"layer_{layer}")(x, seen, dropout)
+            states.append(x)
+        x = linen.LayerNorm(epsilon=1e-5, name="norm")(x)[:, -size:]
+        output_TBH = x.astype(options.compute).swapaxes(0, 1)
+        if not isinstance(before, Context):
+            if options.states:
+                h_BTLH = jnp.stack([*states[:-1], x], axis=2)
+                return before, output_TBH, Context(h_BTLH, None, None)
+            return before, output_TBH, None
+        h_BTLH = jnp.stack([*(state[:, -size:] for state in states[:-1]), x], axis=2)
+        after = _follow(before, window.bytes_TB.T, h_BTLH, real_B)
+        return after, output_TBH, Context(h_BTLH, None, None) if options.states else None
+
+    def matrices(self, name: str) -> int:
+        """Count the kernels of the layers, and the one after the embedding."""
+        return 1 if name.endswith("/kernel") else super().matrices(name)
+
+    def decays(self, name: str) -> bool:
+        """Include the vectors of bytes and places, as BERT's recipe does (You et al. 2020)."""
+        return name in ("embedding", "input/positions") or super().decays(name)
+
+    def large(self, layer: int) -> list[str]:
+        """Return all matrices of a layer."""
+        return [f"{name}/kernel" for name in ("down", "up", "out", "value", "key", "query")]
+
+    def products(self, layer: int) -> Products:
+        """Count all outside of loops, for windows of P bytes; attention sees half of them."""
+        seen = self.longest_window * (2 if self.sees_ahead else 1)
+        return Products(0, 0, 6 * (12 * self.hidden**2 + self.hidden * seen))
+
+    def kept_bytes(self, units: int, window: int, every: int | None, width: int, cell: int) -> int:
+        """Count x, both norms, q, k, v, attention's output, up and its gelu, and probabilities."""
+        attention = window * self.heads * (4 + width) / self.hidden
+        return int(window * units * (3 * 4 + 4 * 4 + 14 * width + attention))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BERT(Transformer, title="BERT"):
+    """The network; it sees a whole window, in which some bytes are masked, and predicts these."""
+
+    kind: Literal["bert"] = field(default="bert", init=False)  # type: ignore[assignment]
+
+    objective: ClassVar[str] = "masked bytes"
+    sees_ahead: ClassVar[bool] = True
+    # And the mask, after the bytes.
+    symbols: ClassVar[int] = VOCABULARY + 1
+    label_state: ClassVar[Literal["h", "mean_h"]] = "mean_h"
