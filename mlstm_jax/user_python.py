@@ -53,10 +53,11 @@ def _place(path: Path, error: Exception) -> str:
 
 def _explained(error: Exception) -> str:
     """Return an error's type and message; for an unknown field, similar names."""
-    from mlstm_jax import config
-
     found = _UNKNOWN_FIELD.match(str(error)) if isinstance(error, TypeError) else None
-    kind = getattr(config, found["kind"], None) if found else None
+    # The class is a name of the file, or of a module that it calls.
+    frames = [frame.f_globals for frame, _ in traceback.walk_tb(error.__traceback__)]
+    kinds = [names[found["kind"]] for names in frames if found and found["kind"] in names]
+    kind = kinds[-1] if kinds else None
     if not found or not dataclasses.is_dataclass(kind):
         return f"{type(error).__name__}: {error}"
     names = [field.name for field in dataclasses.fields(kind)]

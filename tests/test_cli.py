@@ -237,9 +237,24 @@ def test_an_error_of_the_system_is_one_line_and_a_bug_is_not(
         assert told in said
 
 
-def test_import_is_quick_and_starts_no_jax(call) -> None:
-    modules = "mlstm_jax, mlstm_jax.config, mlstm_jax.cli, mlstm_jax.data.prepare"
+def test_help_and_preparing_text_import_no_jax(call) -> None:
+    modules = "mlstm_jax.commands.parser, mlstm_jax.environment, mlstm_jax.data.prepare"
     call(sys.executable, "-c", f"import {modules}, sys; assert 'jax' not in sys.modules")
+
+
+def test_a_config_does_not_start_jax(call) -> None:
+    """So that the number of virtual devices can be set after it has been read."""
+    program = """
+import mlstm_jax.quickstart, mlstm_jax.training.loop, mlstm_jax.transfer.features
+from mlstm_jax import environment
+from mlstm_jax.config import Devices
+assert not environment.has_started()
+environment.prepare(Devices(virtual_cpu=3))
+import jax
+assert jax.device_count() == 3
+assert environment.has_started()
+"""
+    call(sys.executable, "-c", program)
 
 
 def test_training_imports_nothing_that_only_the_data_need(call) -> None:

@@ -30,7 +30,7 @@ from mlstm_jax.transfer.features import (
 )
 from mlstm_jax.transfer.generate import as_text
 from mlstm_jax.transfer.generate import generate as run_generate
-from mlstm_jax.transfer.heatmap import Heat, heat, score_heat
+from mlstm_jax.transfer.heatmap import Heatmap, heat, score_heat
 from mlstm_jax.transfer.reader import Reader
 from mlstm_jax.transfer.transfer import Transferred
 
@@ -157,7 +157,7 @@ class ReadingModel(LoadedModel):
         state: State | None = None,
         layer: int | None = None,
         scale: float | None = None,
-    ) -> Heat:
+    ) -> Heatmap:
         """Return a unit's value, or a classifier's score, after each character of a text.
 
         A notebook shows it in colours.

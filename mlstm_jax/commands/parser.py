@@ -1,61 +1,47 @@
 """The table of commands, and the parser of their command lines."""
 
+import ast
 import dataclasses
+import importlib
 import inspect
+import keyword
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, cast, get_args
 
-import tyro
-from tyro.conf import FlagCreatePairsOff
-from tyro.constructors import (
-    ConstructorRegistry,
-    PrimitiveConstructorSpec,
-    PrimitiveTypeInfo,
-)
-
-from mlstm_jax import __version__, config_differences, environment, suggestion, terminal
-from mlstm_jax.commands import (
-    corpora,
-    evaluation,
-    labels,
-    models,
-    shipped,
-    training,
-    transfer,
-    watch,
-)
-from mlstm_jax.config import Config
+from mlstm_jax import __version__, environment, suggestion, terminal
 from mlstm_jax.data.prepare_options import SplitWeights
 from mlstm_jax.errors import Note
 from mlstm_jax.quiet import silence
 
-_COMMANDS: dict[str, Callable[..., None]] = {
-    "quickstart": shipped.quickstart,
-    "configs": shipped.configs,
-    "prepare": corpora.prepare,
-    "inspect": corpora.inspect,
-    "plan": training.plan,
-    "schedule": training.schedule,
-    "sweep": training.sweep,
-    "train": training.train,
-    "evaluate": evaluation.evaluate,
-    "generate": models.generate,
-    "heatmap": models.heatmap,
-    "report": models.report,
-    "features": transfer.features,
-    "transfer": transfer.transfer,
-    "finetune": labels.finetune,
-    "classify": labels.classify,
-    "view": models.view,
-    "watch": watch.watch,
-    "import": models.import_,
-    "export": models.export,
+# Each command is a function of its name in this module of commands/, imported when it is run: most
+# import JAX.
+_COMMANDS = {
+    "quickstart": "shipped",
+    "configs": "shipped",
+    "prepare": "corpora",
+    "inspect": "corpora",
+    "plan": "training",
+    "schedule": "training",
+    "sweep": "training",
+    "train": "training",
+    "evaluate": "evaluation",
+    "generate": "models",
+    "heatmap": "models",
+    "report": "models",
+    "features": "transfer",
+    "transfer": "transfer",
+    "finetune": "labels",
+    "classify": "labels",
+    "view": "models",
+    "watch": "watch",
+    "import": "models",
+    "export": "models",
 }
-
 
 # Commands whose options are the fields of a config; they parse their own arguments.
 _OF_A_CONFIG = ("quickstart", "train", "plan", "schedule")
@@ -63,14 +49,10 @@ _OF_A_CONFIG = ("quickstart", "train", "plan", "schedule")
 # Commands that run no model: they do not use the GPU, which may be busy.
 _ON_CPU = ("configs", "prepare", "inspect", "plan", "schedule", "import", "export", "watch")
 
-_REGISTRY = ConstructorRegistry()
 
-
-@_REGISTRY.primitive_rule
-def _weights(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[SplitWeights] | None:
-    """Read the weights of the splits as one word: 1000,1,1."""
-    if get_args(info.type) != get_args(SplitWeights):
-        return None
+def _registry() -> Any:
+    """Return tyro's registry, in which the weights of the splits are one word: 1000,1,1."""
+    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
 
     def parse(words: list[str]) -> SplitWeights:
         try:
@@ -80,13 +62,21 @@ def _weights(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[SplitWeights] 
             raise ValueError(f"{words[0]!r} {why}") from None
         return train, valid, test
 
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="TRAIN,VALID,TEST",
-        instance_from_str=parse,
-        is_instance=lambda value: isinstance(value, tuple),
-        str_from_instance=lambda weights: [",".join(map(str, weights))],
-    )
+    registry = ConstructorRegistry()
+
+    @registry.primitive_rule
+    def weights(info: Any) -> PrimitiveConstructorSpec[SplitWeights] | None:
+        if get_args(info.type) != get_args(SplitWeights):
+            return None
+        return PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="TRAIN,VALID,TEST",
+            instance_from_str=parse,
+            is_instance=lambda value: isinstance(value, tuple),
+            str_from_instance=lambda weights: [",".join(map(str, weights))],
+        )
+
+    return registry
 
 
 def _weight(word: str) -> float:
@@ -96,11 +86,32 @@ def _weight(word: str) -> float:
         return float(word)
 
 
+def _function(name: str) -> Callable[..., None]:
+    """Import a command."""
+    module = importlib.import_module(f"mlstm_jax.commands.{_COMMANDS[name]}")
+    function: Callable[..., None] = getattr(module, _identifier(name))
+    return function
+
+
+def _identifier(name: str) -> str:
+    return f"{name}_" if keyword.iskeyword(name) else name
+
+
+def _summaries() -> Iterator[tuple[str, str]]:
+    """Return each command and the first line of its docstring, without importing it."""
+    sources = {
+        module: ast.parse(Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")).body
+        for module in dict.fromkeys(_COMMANDS.values())
+    }
+    for name, module in _COMMANDS.items():
+        for node in sources[module]:
+            if isinstance(node, ast.FunctionDef) and node.name == _identifier(name):
+                yield name, str(ast.get_docstring(node)).splitlines()[0]
+
+
 def _usage(program: str) -> str:
     lines = [f"usage: {program} COMMAND ...", ""]
-    for name, function in _COMMANDS.items():
-        summary = (function.__doc__ or "").splitlines()[0]
-        lines.append(f"  {name:<11}{summary}")
+    lines += [f"  {name:<11}{summary}" for name, summary in _summaries()]
     lines += [
         "",
         f"{program} COMMAND --help explains the options of a command.",
@@ -113,10 +124,13 @@ def _usage(program: str) -> str:
 def _options(name: str) -> list[str]:
     """Return the long options of a command, without the leading dashes."""
     if name in _OF_A_CONFIG:
+        from mlstm_jax import config_differences
+        from mlstm_jax.config import Config
+
         names = [*config_differences.flatten(Config())]
     else:
         names = []
-        for parameter in inspect.signature(_COMMANDS[name]).parameters.values():
+        for parameter in inspect.signature(_function(name)).parameters.values():
             grouped = dataclasses.is_dataclass(parameter.default)
             fields = dataclasses.fields(parameter.default) if grouped else [parameter]
             names += [field.name for field in fields]
@@ -153,6 +167,9 @@ def run(words: Sequence[str], program: str | None) -> None:
         more = "`mlstm-jax --help` lists the commands."
         terminal.show(f"mlstm-jax: unknown command {name!r}{near} {more}", file=sys.stderr)
         sys.exit(2)
+    import tyro
+    from tyro.conf import FlagCreatePairsOff
+
     silence()
     environment.without_gpus()
     if name in _ON_CPU:
@@ -161,19 +178,17 @@ def run(words: Sequence[str], program: str | None) -> None:
         environment.cache_programs()
     try:
         with terminal.quoting(rest), _notes():
-            if name == "train":
-                training.train(rest, program or "mlstm-jax train")
-            elif name == "quickstart":
-                shipped.quickstart(rest, "mlstm-jax quickstart")
-            elif name in _OF_A_CONFIG:
-                _COMMANDS[name](rest)
+            function = _function(name)
+            if name in _OF_A_CONFIG:
+                own = program if program and name == "train" else f"mlstm-jax {name}"
+                function(rest, own)
             else:
                 tyro.cli(
-                    _COMMANDS[name],
+                    function,
                     args=rest,
                     prog=f"mlstm-jax {name}",
                     config=(FlagCreatePairsOff,),
-                    registry=_REGISTRY,
+                    registry=_registry(),
                 )
     except SystemExit as stop:
         if stop.code == 2:  # The parser has already reported the unknown option.

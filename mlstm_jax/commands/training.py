@@ -85,7 +85,7 @@ def sweep(
     show(f"all figures: {out / 'table.csv'}")
 
 
-def plan(arguments: Sequence[str]) -> None:
+def plan(arguments: Sequence[str], program: str) -> None:
     """Estimate the time, memory and cost of a config on a machine."""
     from mlstm_jax import config as configs
     from mlstm_jax import config_text, quickstart
@@ -121,7 +121,7 @@ def plan(arguments: Sequence[str]) -> None:
     given = tyro.cli(
         Arguments,
         args=rest,
-        prog="mlstm-jax plan",
+        prog=program,
         description="Estimate the seconds per iteration, bytes per second, memory, hours and cost "
         "of a config on one to many devices, from a roofline of the step and a ring all-reduce. "
         "CONFIG (`mlstm-jax plan CONFIG`), a file or a name that `mlstm-jax configs` lists, sets "
@@ -169,7 +169,7 @@ def _require_bytes(count: float | None) -> None:
     require(count is None or 0 < count < math.inf, "--corpus-bytes", count, rule)
 
 
-def schedule(arguments: Sequence[str]) -> None:
+def schedule(arguments: Sequence[str], program: str) -> None:
     """Show the learning rate of a config over its run, as a table or a plot."""
     from mlstm_jax import config as configs
     from mlstm_jax import config_text, quickstart
@@ -194,7 +194,7 @@ def schedule(arguments: Sequence[str]) -> None:
     given = tyro.cli(
         Arguments,
         args=rest,
-        prog="mlstm-jax schedule",
+        prog=program,
         description="Show the learning rate of a config over its run: scaling, warm-up and decay. "
         "CONFIG (`mlstm-jax schedule CONFIG`), a file or a name that `mlstm-jax configs` lists, "
         "sets the fields, and the options override them, as with train.",

@@ -6,10 +6,9 @@ heatmap_page.py and heatmap_picture.py draw it.
 """
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mlstm_jax import output
 from mlstm_jax.errors import UserError
@@ -17,11 +16,12 @@ from mlstm_jax.terminal import one_line
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.features import State, states_of
+from mlstm_jax.transfer.generate import prompt_bytes
+from mlstm_jax.transfer.heatmap_page import Heat, as_html, as_part, word_ends
+from mlstm_jax.transfer.heatmap_picture import draw
 from mlstm_jax.transfer.reader import Reader, characters
 from mlstm_jax.transfer.running_score import running_score, shown_label
 
-# Colour-blind people can tell blue from orange.
-_NEGATIVE, _POSITIVE = (33, 102, 172), (230, 97, 1)
 _STATES: dict[State, str] = {
     "c": "cell state c",
     "h": "h",
@@ -29,16 +29,8 @@ _STATES: dict[State, str] = {
 }
 
 
-class Heat(NamedTuple):
-    """A text and a value after each character."""
-
-    texts: list[str]
-    values: NDArray[np.float32]
-    scale: float  # the value with the full colour
-    heading: str
-    name: str  # what is shown: the state, unit and layer, or the class, in words
-    title: str  # of the model
-    by_word: bool = False  # a page also shows the value after each word, in digits
+class Heatmap(Heat):
+    """A heat map that can be written, and that a notebook shows."""
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write an .html page or a .png picture; UserError if the file exists."""
@@ -47,8 +39,6 @@ class Heat(NamedTuple):
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
-        from mlstm_jax.transfer.heatmap_page import as_part
-
         return as_part(self)
 
 
@@ -60,7 +50,7 @@ def heat(
     *,
     state: State | None = None,
     layer: int | None = None,
-) -> Heat:
+) -> Heatmap:
     """Read a text, cleaned as `generate` cleans its prompt.
 
     Args:
@@ -74,8 +64,6 @@ def heat(
     Raises:
         UserError: the text is empty, or the unit, layer or state does not exist.
     """
-    from mlstm_jax.transfer.generate import prompt_bytes
-
     layers, hidden = reader.run.config.model.shape
     (state,) = states_of(reader.run.config.model, state and (state,))
     layer = layers - 1 if layer is None else layer
@@ -87,7 +75,7 @@ def heat(
     trace = reader(prompt_bytes(text, reader.run.cleaning), state, layer)
     heading = f"unit {unit} of layer {layer}"
     name = f"{_STATES[state]} of {heading}"
-    return _made(reader, trace.text, trace.values_TH[:, unit], scale, heading.capitalize(), name)
+    return _heatmap(reader, trace.text, trace.values_TH[:, unit], scale, heading.capitalize(), name)
 
 
 def score_heat(
@@ -97,7 +85,7 @@ def score_heat(
     about: Description,
     label: str | None = None,
     scale: float | None = None,
-) -> Heat:
+) -> Heatmap:
     """Read a text, cleaned as a document: a classifier's score after each character.
 
     Args:
@@ -117,16 +105,9 @@ def score_heat(
     cleaned, values_T = running_score(reader, classifier, about, text, label)
     heading = f"score of {one_line(label)}"
     name = f"log-odds of {one_line(label)}"
-    made = _made(reader, cleaned, values_T, scale, heading.capitalize(), name)
+    made = _heatmap(reader, cleaned, values_T, scale, heading.capitalize(), name)
     largest = float(np.abs(made.values[word_ends(made.texts)]).max())
     return made._replace(by_word=True, scale=scale or largest or 1.0)
-
-
-def word_ends(texts: list[str]) -> list[int]:
-    """Return the index of the last character of each word of a text that is not blank."""
-    after = [*texts[1:], " "]
-    pairs = zip(texts, after, strict=True)
-    return [n for n, (text, then) in enumerate(pairs) if then.isspace() and not text.isspace()]
 
 
 def _require_text(text: str, scale: float | None) -> None:
@@ -136,37 +117,15 @@ def _require_text(text: str, scale: float | None) -> None:
         raise UserError(f"--scale is {scale}, but it must be above 0 and finite.")
 
 
-def _made(
+def _heatmap(
     reader: Reader, text: bytes, values_T: Any, scale: float | None, heading: str, name: str
-) -> Heat:
+) -> Heatmap:
     found = characters(text)
     values = values_T[[one.end for one in found]]
     # In a long text a few outliers would make all other characters white.
     largest = float(np.percentile(np.abs(values), 99, method="higher"))
     texts, title = [one.text for one in found], one_line(reader.run.name)
-    return Heat(texts, values, scale or largest or 1.0, heading, name, title)
-
-
-def colour(value: float, scale: float) -> tuple[int, int, int]:
-    """Return red, green and blue of a value: white at zero, the full colour at the scale."""
-    share = min(abs(value) / scale, 1.0)
-    full = _POSITIVE if value > 0 else _NEGATIVE
-    red, green, blue = (round(255 + (part - 255) * share) for part in full)
-    return red, green, blue
-
-
-def ink(background: tuple[int, int, int]) -> str:
-    """Return white or near black, whichever is more readable on a background colour."""
-    red, green, blue = background
-    return "#fff" if 0.299 * red + 0.587 * green + 0.114 * blue < 110 else "#111"
-
-
-def shown(text: str) -> str:
-    """Return a character as it is shown: itself, or a symbol or escape if it is invisible."""
-    if text == "\n":
-        return "↵"
-    # Unicode has a symbol for each control character, such as ␂ for STX.
-    return chr(0x2400 + ord(text)) if text < " " else one_line(text)
+    return Heatmap(texts, values, scale or largest or 1.0, heading, name, title)
 
 
 def write(path: Path, made: Heat) -> str:
@@ -174,9 +133,6 @@ def write(path: Path, made: Heat) -> str:
 
     Returns the characters of a picture that no font on this machine has; "" if there are none.
     """
-    from mlstm_jax.transfer.heatmap_page import as_html
-    from mlstm_jax.transfer.heatmap_picture import draw
-
     require_suffix(path)
     with output.write_errors(path):
         if path.suffix.lower() == ".html":
@@ -190,10 +146,3 @@ def require_suffix(path: Path) -> None:
     """Raise UserError unless a heat map can be written under a name."""
     if path.suffix.lower() not in (".html", ".png"):
         raise UserError(f"{path}: a heat map is an .html or .png file; use such a name.")
-
-
-def curve_limit(made: Heat) -> float:
-    """Return the largest absolute value that the curve shows."""
-    if made.by_word:
-        return 1.25 * made.scale
-    return max(made.scale, float(np.abs(made.values).max()))

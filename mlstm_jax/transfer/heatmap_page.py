@@ -1,10 +1,12 @@
-"""A heat map as a self-contained HTML page: no script, nothing to fetch."""
+"""A heat map, its colours, and its self-contained HTML page: no script, nothing to fetch."""
 
 import html
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mlstm_jax.transfer.heatmap import Heat, colour, curve_limit, ink, shown, word_ends
+from mlstm_jax.terminal import one_line
 
 _CURVE = (1000, 160)  # width and height
 
@@ -23,6 +25,58 @@ _STYLE = """
   white-space: nowrap; font: 10px/1 system-ui, sans-serif; color: #555 }
 .heat svg { width: 100%; height: auto; border: 1px solid #ccc; margin-top: 1rem }
 """
+
+
+# Colour-blind people can tell blue from orange.
+_NEGATIVE, _POSITIVE = (33, 102, 172), (230, 97, 1)
+
+
+class Heat(NamedTuple):
+    """A text and a value after each character."""
+
+    texts: list[str]
+    values: NDArray[np.float32]
+    scale: float  # the value with the full colour
+    heading: str
+    name: str  # what is shown: the state, unit and layer, or the class, in words
+    title: str  # of the model
+    by_word: bool = False  # a page also shows the value after each word, in digits
+
+
+def colour(value: float, scale: float) -> tuple[int, int, int]:
+    """Return red, green and blue of a value: white at zero, the full colour at the scale."""
+    share = min(abs(value) / scale, 1.0)
+    full = _POSITIVE if value > 0 else _NEGATIVE
+    red, green, blue = (round(255 + (part - 255) * share) for part in full)
+    return red, green, blue
+
+
+def ink(background: tuple[int, int, int]) -> str:
+    """Return white or near black, whichever is more readable on a background colour."""
+    red, green, blue = background
+    return "#fff" if 0.299 * red + 0.587 * green + 0.114 * blue < 110 else "#111"
+
+
+def shown(text: str) -> str:
+    """Return a character as it is shown: itself, or a symbol or escape if it is invisible."""
+    if text == "\n":
+        return "↵"
+    # Unicode has a symbol for each control character, such as ␂ for STX.
+    return chr(0x2400 + ord(text)) if text < " " else one_line(text)
+
+
+def word_ends(texts: list[str]) -> list[int]:
+    """Return the index of the last character of each word of a text that is not blank."""
+    after = [*texts[1:], " "]
+    pairs = zip(texts, after, strict=True)
+    return [n for n, (text, then) in enumerate(pairs) if then.isspace() and not text.isspace()]
+
+
+def curve_limit(made: Heat) -> float:
+    """Return the largest absolute value that the curve shows."""
+    if made.by_word:
+        return 1.25 * made.scale
+    return max(made.scale, float(np.abs(made.values).max()))
 
 
 def as_html(made: Heat) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 from rich.cells import cell_len
 
 from mlstm_jax.errors import UserError
-from mlstm_jax.transfer.heatmap import Heat, colour, curve_limit, ink, shown
+from mlstm_jax.transfer.heatmap_page import Heat, colour, curve_limit, ink, shown
 
 _COLUMNS = 90  # characters on a line
 _FONT = "DejaVu Sans Mono"  # comes with matplotlib

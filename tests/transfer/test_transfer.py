@@ -19,8 +19,8 @@ from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.report import compressed_bpc, report
 from mlstm_jax.run import Run, load_run
 from mlstm_jax.transfer.generate import Sampling, _sample, as_text, generate, prompt_bytes
-from mlstm_jax.transfer.heatmap import colour, heat, ink, write
-from mlstm_jax.transfer.heatmap_page import as_html
+from mlstm_jax.transfer.heatmap import heat, write
+from mlstm_jax.transfer.heatmap_page import as_html, colour, ink
 from mlstm_jax.transfer.heatmap_picture import places
 from mlstm_jax.transfer.reader import Reader, characters
 from tests.tolerance import assert_close, bound
