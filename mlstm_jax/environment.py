@@ -55,10 +55,12 @@ def has_started() -> bool:
         return False
     import jax
 
+    name, count = "jax_num_cpu_devices", jax.config.jax_num_cpu_devices
     try:
-        jax.config.update("jax_num_cpu_devices", jax.config.jax_num_cpu_devices)
+        jax.config.update(name, count + 1)  # Once a backend has started, JAX refuses a new number.
     except RuntimeError:
         return True
+    jax.config.update(name, count)
     return False
 
 
