@@ -22,7 +22,7 @@ from mlstm_jax.config import Config, Data, Model, Optimizer, Precision
 from mlstm_jax.data.stream import Batch
 from mlstm_jax.model import mlstm_layer
 from mlstm_jax.model.language_model import LanguageModel
-from mlstm_jax.model.recurrence import Loops
+from mlstm_jax.model.pallas import PALLAS
 from mlstm_jax.training import optimizer, parallel, schedule
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.start import fresh_state
@@ -50,7 +50,7 @@ def make_batch(point: Point) -> Batch:
 def our_case(name: str, point: Point, recompute_every: int | None) -> Case:
     """Compile the step; each call continues from its last state and carry, as in training."""
     config, devices = make_config(point), Parallel(jax.local_devices()[:1])
-    loops: Loops | None = "pallas" if name == "pallas" else None
+    loops = PALLAS if name == "pallas" else None
     model = LanguageModel(config.model, config.precision, recompute_every, loops)
     rate = schedule.learning_rate(config.optimizer, config.data.batch, 1_000_000)
     tx = optimizer.build(config.optimizer, config.model, rate)

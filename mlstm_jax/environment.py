@@ -55,7 +55,8 @@ def has_started() -> bool:
         return False
     import jax
 
-    name, count = "jax_num_cpu_devices", jax.config.jax_num_cpu_devices
+    name = "jax_num_cpu_devices"
+    count = getattr(jax.config, name)
     try:
         jax.config.update(name, count + 1)  # Once a backend has started, JAX refuses a new number.
     except RuntimeError:

@@ -215,9 +215,9 @@ def _choose(checkpoints: Checkpoints, folder: Path, wanted: str) -> int:
         for step in steps:
             checkpoints.meta(step)  # a damaged one may be the best
     if wanted in ("best", "latest"):
-        step = checkpoints.best() if wanted == "best" else checkpoints.latest()
-        assert step is not None
-        return step
+        chosen = checkpoints.best() if wanted == "best" else checkpoints.latest()
+        assert chosen is not None
+        return chosen
     by_name = {str(step): step for step in steps}
     if wanted not in by_name:
         raise UserError(

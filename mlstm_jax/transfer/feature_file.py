@@ -8,6 +8,7 @@ of the features.
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from mlstm_jax.transfer.features import Features, Featurizer
 
 def write(path: Path, found: Features, featurizer: Featurizer, key: str = "") -> None:
     """Write features atomically; KnownError if they cannot be written."""
+    named: dict[str, Any] = {}
+    if key:
+        named = {"key": np.array(key), digest.FIELD: digest.of_array(found)}
     with (
         output.write_errors(path),
         output.atomic_file(path) as partial,
@@ -29,7 +33,7 @@ def write(path: Path, found: Features, featurizer: Featurizer, key: str = "") ->
             state=featurizer.state_of_column,
             layer=featurizer.layer_of_column,
             unit=featurizer.unit_of_column,
-            **({"key": np.array(key), digest.FIELD: digest.of_array(found)} if key else {}),
+            **named,
         )
 
 
