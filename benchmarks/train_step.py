@@ -20,7 +20,7 @@ from measure import Case, Point
 
 from mlstm_jax.config import Config, Data, Model, Optimizer, Precision
 from mlstm_jax.data.stream import Batch
-from mlstm_jax.model import mlstm_layer
+from mlstm_jax.model import mlstm
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.pallas import PALLAS
 from mlstm_jax.training import optimizer, parallel, schedule
@@ -60,9 +60,9 @@ def our_case(name: str, point: Point, recompute_every: int | None) -> Case:
     batch = devices.split_rows(make_batch(point))
     go_on = devices.replicate(np.float32(0))
     with mock.patch.object(
-        mlstm_layer,
+        mlstm,
         "recurrence",
-        baselines.autodiff if name == "autodiff" else mlstm_layer.recurrence,
+        baselines.autodiff if name == "autodiff" else mlstm.recurrence,
     ):
         compiled = step.lower(state, carry, batch, go_on).compile()
     now = [state, carry]

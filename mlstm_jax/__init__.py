@@ -13,7 +13,7 @@ Data flows one way, and imports point downwards only::
     run.py, models/        a run folder, or a file of weights → a model ready to use; our own
     interop/, checkpoints/ other programs' weights, in and out; checkpoints with checksums
     distributed/           the processes of a run; environment.py: what is set before JAX starts
-    model/                 architecture, cells, the body of each, the language model   (no data)
+    model/                 the kinds of models, one a file; the language model   (no data)
     data/                  sources, readers, documents → prepare → corpus → shards → order →
                            stream, evaluation_stream   (no jax)
     config/                what one experiment is; config_text.py, config_differences.py

@@ -293,7 +293,7 @@ def export(
 ) -> None:
     """Export a model as one file, .safetensors or .npz, that other programs can read.
 
-    The arrays are named as in language_model.py and mlstm_layer.py; the metadata hold the model's
+    The arrays are named as in language_model.py and mlstm.py; the metadata hold the model's
     sizes and the cleaning of its texts. `mlstm-jax import mlstm` reads the file.
 
     Args:
