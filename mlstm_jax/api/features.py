@@ -1,6 +1,6 @@
 """Features of texts as a scikit-learn transformer."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,28 +48,21 @@ class Features(TransformerMixin, BaseEstimator):
     def fit(self, texts: Iterable[str], y: Any = None) -> "Features":
         """Check the texts and load the model; learn nothing.
 
+        Texts that come only once, as from a generator, are left for `transform`.
+
         Raises:
             ValueError: the model or the state does not exist, or `texts` is a single string.
         """
-        as_texts(texts)
+        if not isinstance(texts, Iterator):
+            as_texts(texts)
         one_of("state", self.state, tuple(STATE_NAMES))
         at_least("batch_size", self.batch_size, 1)
         self._loaded()
         return self
 
     @public
-    def fit_transform(self, texts: Iterable[str], y: Any = None) -> NDArray[np.float32]:
-        """Fit and transform; unlike one after the other, it also takes texts that come only once.
-
-        Raises:
-            ValueError: see `fit`.
-        """
-        found = as_texts(texts)
-        return self.fit(found, y).transform(found)
-
-    @public
-    def transform(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return float32 [texts, units]."""
+    def transform(self, texts: Iterable[str]) -> NDArray[np.float32]:
+        """Return float32 [texts, units]; after `set_output`, a table with the index of `texts`."""
         return self._loaded().encode(
             as_texts(texts),
             self.state,

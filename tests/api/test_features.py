@@ -2,11 +2,13 @@
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import joblib
 import numpy as np
 import pytest
 from sklearn.base import clone
+from sklearn.compose import ColumnTransformer
 from sklearn.exceptions import SkipTestWarning
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
@@ -80,6 +82,37 @@ def test_names_and_data_frames(model: mlstm.TrainedModel) -> None:
     both = mlstm.Features(model, state="c+mean_h").fit(TEXTS)
     assert both.get_feature_names_out()[[5, 64 + 5]].tolist() == ["c_5", "mean_h_5"]
     assert both.transform(TEXTS[:1]).shape == (1, 128)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [[5, 2, 9], ["b", "a", "c"], [("x", 2), ("x", 1), ("w", 2)], [7, 7, 1]],
+    ids=["shuffled", "strings", "levels", "repeated"],
+)
+def test_a_table_keeps_its_index(model: mlstm.TrainedModel, index: list[Any]) -> None:
+    """Otherwise `remainder="passthrough"` would join the features of other rows."""
+    pandas = pytest.importorskip("pandas")
+    levels = isinstance(index[0], tuple)
+    rows = pandas.MultiIndex.from_tuples(index) if levels else pandas.Index(index)
+    table = pandas.DataFrame({"text": TEXTS[:3], "stars": [1, 2, 3]}, index=rows)
+    features = mlstm.Features(model).set_output(transform="pandas")
+    expected = model.encode(TEXTS[:3])
+    for found in (features.fit_transform(table["text"]), features.transform(table["text"])):
+        pandas.testing.assert_index_equal(found.index, rows)
+        np.testing.assert_array_equal(found, expected)
+    columns = ColumnTransformer([("text", mlstm.Features(model), "text")], remainder="passthrough")
+    joined = columns.set_output(transform="pandas").fit_transform(table)
+    pandas.testing.assert_index_equal(joined.index, rows)
+    assert joined["remainder__stars"].tolist() == [1, 2, 3]
+    np.testing.assert_array_equal(joined.iloc[:, :-1], expected)
+
+
+def test_a_polars_table(model: mlstm.TrainedModel) -> None:
+    polars = pytest.importorskip("polars")
+    features = mlstm.Features(model).set_output(transform="polars")
+    table = features.fit_transform(polars.Series(TEXTS[:3]))
+    assert isinstance(table, polars.DataFrame)
+    np.testing.assert_array_equal(table.to_numpy(), model.encode(TEXTS[:3]))
 
 
 def test_a_path_is_loaded_once(model: mlstm.TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
