@@ -72,7 +72,7 @@ def words_of(command: str, size: str, out: str) -> list[str]:
         return ["train", *flags]
     return {
         "evaluate": ["evaluate", "run"],
-        "generate": ["generate", "run", "--length", "20"],
+        "generate": ["generate", "run", "--bytes", "20"],
         "features": ["features", "run", "ten.txt", "--out", f"{out}.npz"],
     }[command]
 

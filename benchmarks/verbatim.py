@@ -119,7 +119,7 @@ def measured(samples: Bytes, train: Bytes) -> dict[str, object]:
 def draw(run: Run, samples: int, temperature: float, seed: int) -> Bytes:
     """Return texts of BYTES bytes, joined by zeros, which no text has."""
     pieces = zip(
-        *generate(run, "", length=BYTES, samples=samples, temperature=temperature, seed=seed),
+        *generate(run, "", bytes=BYTES, samples=samples, temperature=temperature, seed=seed),
         strict=True,
     )
     return np.frombuffer(b"\0".join(b"".join(whole) for whole in pieces), np.uint8)

@@ -43,7 +43,7 @@ def next_steps(run: Path) -> str:
     """Return commands for a new user to try next."""
     command = _command()
     return f"""What to try next:
-  {command} generate {run} --prompt "The object" --length 300
+  {command} generate {run} --prompt "The object" --bytes 300
   {command} evaluate {run} --split test
 A larger model of reviews, which comes with the package, on a local page (extra "view"):
   {command} view

@@ -54,7 +54,7 @@ def report(folder: Path, corpus: Path | None = None) -> str:
     others = compressed_bpc(text)
     note = f" (compressors: the first {len(text):,})" if len(text) < score.bytes_scored else ""
     best_other = min(others, key=lambda name: others[name])
-    pieces = generate(run, "", length=400, temperature=0.7, seed=0)
+    pieces = generate(run, "", bytes=400, temperature=0.7, seed=0)
     sample = "".join(as_text(piece for (piece,) in pieces))
     lines = [
         f"Bits per character over {len(split.bytes):,} validation bytes{whose}{note}:",

@@ -78,7 +78,7 @@ def test_from_text_to_a_score_and_a_sentence(call, text_file: Path, tmp_path: Pa
     manifest = json.loads((tmp_path / "corpus/manifest.json").read_text())
     assert score["bytes_scored"] == manifest["splits"]["test"]["bytes"] - 16
     assert 1 < score["bpc"] < 8
-    sentence = call("mlstm-jax", "generate", "run", "--prompt", "the ", "--length", "40").stdout
+    sentence = call("mlstm-jax", "generate", "run", "--prompt", "the ", "--bytes", "40").stdout
     assert sentence.startswith("the ")
     assert len(sentence) > 20
 

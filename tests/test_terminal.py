@@ -85,7 +85,7 @@ def hostile_run(tmp_path: Path) -> Path:
 def test_a_terminal_gets_escapes_and_a_pipe_the_text(
     hostile_run: Path, in_terminal: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["generate", str(hostile_run), "--prompt", "a\x1bb\nc\t", "--length", "3"]
+    words = ["generate", str(hostile_run), "--prompt", "a\x1bb\nc\t", "--bytes", "3"]
     assert in_terminal(*words) == "a\\x1bb\nc\t" + r"\x1b" * 3 + "\n"
     cli.main(words)
     assert capsys.readouterr().out == "a\x1bb\nc\t\x1b\x1b\x1b\n"
@@ -137,8 +137,8 @@ def test_a_corpus_is_shown_with_escapes(tmp_path: Path, in_terminal: Callable[..
     [
         (["inspect", f"{HOSTILE}\nmlstm-jax: all is well"], 2),
         (["train", f"{HOSTILE}.py"], 2),
-        (["generate", HOSTILE, "--length", "3"], 2),
-        (["generate", "run", "--length", HOSTILE], 2),  # what the parser itself says
+        (["generate", HOSTILE, "--bytes", "3"], 2),
+        (["generate", "run", "--bytes", HOSTILE], 2),  # what the parser itself says
         (["generate", "run", f"--{HOSTILE}"], 2),
         (["inspect", "a", f"b{HOSTILE}"], 2),
         (["train", f"--data.window={HOSTILE}"], 2),

@@ -136,7 +136,7 @@ class ReadingModel(LoadedModel):
         pieces = run_generate(
             self._run,
             prompt,
-            length=int(bytes),
+            bytes=int(bytes),
             seed=int(seed),
             temperature=temperature,
             top_k=top_k,

@@ -33,7 +33,7 @@ def report(run: RunFolder, corpus: Path | None = None) -> None:
 def generate(
     run: RunFolder,
     prompt: str = "",
-    length: int = 400,
+    bytes: int = 400,
     temperature: float = 0.7,
     top_k: int | None = None,
     top_p: float | None = None,
@@ -51,7 +51,7 @@ def generate(
     Args:
         run: run folder, or a model of the package.
         prompt: text to continue; empty: start a new document.
-        length: maximum number of bytes to generate; less than 2 GiB in all samples together.
+        bytes: maximum number of bytes to generate; less than 2 GiB in all samples together.
         temperature: 1 is the model's own distribution; lower values favour likely bytes; 0 takes
             the most likely byte.
         top_k: draw only from the k most likely bytes.
@@ -71,7 +71,7 @@ def generate(
     pieces = run_generate(
         loaded,
         prompt,
-        length=length,
+        bytes=bytes,
         seed=seed,
         temperature=temperature,
         top_k=top_k,

@@ -107,7 +107,7 @@ def generate(
     run: Run,
     prompt: str,
     *,
-    length: int,
+    bytes: int,
     seed: int,
     temperature: float = 1.0,
     top_k: int | None = None,
@@ -121,7 +121,7 @@ def generate(
     Args:
         run: a trained model.
         prompt: the text to continue; may be empty.
-        length: bytes to draw, at most; less than 2 GiB in all samples together.
+        bytes: how many to draw, at most; less than 2 GiB in all samples together.
         seed: the same seed gives the same texts; sample i does not depend on the number of samples.
             From 0 to MOST_SEED.
         temperature: 1 samples the model's own distribution; lower values favour likely bytes; 0
@@ -140,7 +140,7 @@ def generate(
     together = f" with --samples {samples}" if samples > 1 else ""
     for name, value, right, rule in (
         ("samples", samples, 1 <= samples <= _MOST_SAMPLES, f"1 to {_MOST_SAMPLES:,}"),
-        ("length", length, 0 <= length <= longest, f"0 to {longest:,}{together}"),
+        ("bytes", bytes, 0 <= bytes <= longest, f"0 to {longest:,}{together}"),
         ("seed", seed, 0 <= seed <= MOST_SEED, f"0 to {MOST_SEED:,}"),
         ("temperature", temperature, 0 <= temperature <= _LARGEST, "0 or more, and finite"),
         ("top-k", top_k, top_k is None or top_k >= 1, "1 or more"),
@@ -180,12 +180,12 @@ def generate(
     key = jax.random.key(seed, impl="threefry2x32")
     keys_B = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(samples))
     ended = [False] * samples
-    for first in range(0, length, _BLOCK):
+    for first in range(0, bytes, _BLOCK):
         carry, logits_BV, drawn_TB = _generate_block(
             run.model, params, carry, logits_BV, keys_B, jnp.int32(first), how, fixed
         )
         pieces = []
-        for sample, row in enumerate(np.asarray(drawn_TB)[: length - first].T):
+        for sample, row in enumerate(np.asarray(drawn_TB)[: bytes - first].T):
             piece, end, _ = row.tobytes().partition(stop) if stop else (row.tobytes(), b"", b"")
             pieces.append(b"" if ended[sample] else piece)
             ended[sample] |= bool(end)

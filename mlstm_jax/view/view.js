@@ -168,7 +168,7 @@ async function write() {
     const held = element("hold").checked;
     const found = await ask("generate", {
       text: element("text").value,
-      length: Number(element("length").value),
+      bytes: Number(element("bytes").value),
       temperature: Number(element("temperature").value),
       seed: Number(element("seed").value),
       unit: Number(element("unit").value),

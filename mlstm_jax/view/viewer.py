@@ -127,13 +127,13 @@ class Viewer:
         }
 
     def generate(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Continue {text, length, temperature, seed, unit, value}; a null value holds no unit."""
+        """Continue {text, bytes, temperature, seed, unit, value}; a null value holds no unit."""
         text = _text(asked)
-        length = _field(asked, "length", int, 200)
+        bytes = _field(asked, "bytes", int, 200)
         value = _field(asked, "value", float, None)
-        if not 1 <= length <= _MOST_GENERATED:
+        if not 1 <= bytes <= _MOST_GENERATED:
             raise BadRequest(
-                f"length is {reprlib.repr(length)}, but it must be 1 to {_MOST_GENERATED}."
+                f"bytes is {reprlib.repr(bytes)}, but it must be 1 to {_MOST_GENERATED}."
             )
         held = {}
         if value is not None:
@@ -142,7 +142,7 @@ class Viewer:
             pieces = generate(
                 self._run,
                 text,
-                length=length,
+                bytes=bytes,
                 seed=_field(asked, "seed", int, 0),
                 temperature=_field(asked, "temperature", float, 0.7),
                 held=held,

@@ -86,22 +86,22 @@ def test_a_state_that_it_has_not_is_refused(untrained: Run) -> None:
     if kind.sees_ahead:
         return
     with pytest.raises(UserError, match=f"cell state c, and {kind.choice} has none"):
-        next(generate(untrained, "a", length=1, seed=0, held={0: 1.0}))
+        next(generate(untrained, "a", bytes=1, seed=0, held={0: 1.0}))
 
 
 def test_a_sample_is_the_models_own(untrained: Run) -> None:
     """At temperature 0 each byte is the likeliest after the text so far."""
     if untrained.config.model.sees_ahead:
         with pytest.raises(UserError, match="generating text needs a model that predicts the next"):
-            next(generate(untrained, "the", length=5, seed=1))
+            next(generate(untrained, "the", bytes=5, seed=1))
         return
-    (text,) = zip(*generate(untrained, "the", length=5, seed=1, temperature=0), strict=True)
+    (text,) = zip(*generate(untrained, "the", bytes=5, seed=1, temperature=0), strict=True)
     drawn = b"".join(text)
     for n in range(5):
         assert Reader(untrained)(b"\n the" + drawn[:n]).next_V.argmax() == drawn[n]
     if "c" in untrained.config.model.states:
-        held = generate(untrained, "the", length=50, seed=1, held=dict.fromkeys(range(12), 30.0))
-        free = generate(untrained, "the", length=50, seed=1)
+        held = generate(untrained, "the", bytes=50, seed=1, held=dict.fromkeys(range(12), 30.0))
+        free = generate(untrained, "the", bytes=50, seed=1)
         assert list(held) != list(free)
 
 

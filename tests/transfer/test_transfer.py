@@ -35,29 +35,29 @@ def whole(pieces: Iterable[list[bytes]]) -> list[bytes]:
 
 def test_generated_text_is_of_the_corpus_and_of_the_seed(run: Run) -> None:
     def write(seed: int, **options: float) -> bytes:
-        values = {"length": 300, "temperature": 0.5} | options
+        values = {"bytes": 300, "temperature": 0.5} | options
         (text,) = whole(generate(run, "the guitar", seed=seed, **values))
         return text
 
     assert write(1) == write(1) != write(2)
     # A prefix of a longer text, since the blocks are the same.
-    assert write(1, length=150) == write(1)[:150]
+    assert write(1, bytes=150) == write(1)[:150]
     assert write(3, temperature=0) == write(4, temperature=0)
     known = "the this my guitar strap tuner cable café is was good".encode().split()
     assert len(set(known) & set(write(5).split())) >= 6
-    assert len(whole(generate(run, "", length=70, seed=0))[0]) == 70
+    assert len(whole(generate(run, "", bytes=70, seed=0))[0]) == 70
 
 
 def test_a_sample_hangs_on_its_number_alone(run: Run) -> None:
-    three = whole(generate(run, "my ", length=100, seed=5, samples=3))
-    assert three[:2] == whole(generate(run, "my ", length=100, seed=5, samples=2))
-    assert three[:1] == whole(generate(run, "my ", length=100, seed=5))
+    three = whole(generate(run, "my ", bytes=100, seed=5, samples=3))
+    assert three[:2] == whole(generate(run, "my ", bytes=100, seed=5, samples=2))
+    assert three[:1] == whole(generate(run, "my ", bytes=100, seed=5))
     assert len(set(three)) == 3
 
 
 def test_a_stop_byte_ends_each_text_by_itself(run: Run) -> None:
-    endless = whole(generate(run, "my ", length=200, seed=5, samples=3))
-    stopped = whole(generate(run, "my ", length=200, seed=5, samples=3, stop=b"."))
+    endless = whole(generate(run, "my ", bytes=200, seed=5, samples=3))
+    stopped = whole(generate(run, "my ", bytes=200, seed=5, samples=3, stop=b"."))
     assert stopped == [text.partition(b".")[0] for text in endless]
     assert len({len(text) for text in stopped}) > 1
 
@@ -81,7 +81,7 @@ def test_draws_are_from_the_likeliest_alone(random: np.random.Generator) -> None
 def test_a_held_unit_stays_where_it_is_and_changes_the_text(run: Run) -> None:
     """The likeliest text with units held is that of a model whose state is set before each byte."""
     held = {unit: 5.0 if unit % 16 else -5.0 for unit in range(0, 64, 8)}
-    (found,) = whole(generate(run, "my ", length=40, seed=0, temperature=0, held=held))
+    (found,) = whole(generate(run, "my ", bytes=40, seed=0, temperature=0, held=held))
     apply = jax.jit(run.model.apply)
     carry, expected = run.model.init_carry(1), b""
     prompt = prompt_bytes("my ", run.cleaning)
@@ -95,7 +95,7 @@ def test_a_held_unit_stays_where_it_is_and_changes_the_text(run: Run) -> None:
             {"params": run.params}, np.array([[byte]], np.uint8), carry._replace(c=c)
         )
     assert found == expected
-    assert found != whole(generate(run, "my ", length=40, seed=0, temperature=0))[0]
+    assert found != whole(generate(run, "my ", bytes=40, seed=0, temperature=0))[0]
 
 
 def test_generation_draws_from_the_model(run: Run) -> None:
@@ -105,7 +105,7 @@ def test_generation_draws_from_the_model(run: Run) -> None:
     _, logits, *_ = run.model.apply({"params": run.params}, context, run.model.init_carry(1))
     expected = np.asarray(jax.nn.softmax(logits[0, -1] / jnp.float32(2.0)))
     drawn = [
-        whole(generate(run, "the guitar ", length=1, temperature=2.0, seed=seed))[0][0]
+        whole(generate(run, "the guitar ", bytes=1, temperature=2.0, seed=seed))[0][0]
         for seed in range(300)
     ]
     likeliest = int(expected.argmax())
@@ -137,7 +137,7 @@ def test_text_cut_inside_a_character_is_joined() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"length": -1}, "--length is -1"),
+        ({"bytes": -1}, "--bytes is -1"),
         ({"temperature": float("nan")}, "--temperature is nan"),
         ({"top_k": 0}, "--top-k is 0"),
         ({"top_p": 1.5}, "--top-p is 1.5"),
@@ -150,21 +150,19 @@ def test_text_cut_inside_a_character_is_joined() -> None:
         ({"seed": -1}, "--seed is -1, but it must be 0 to 4,294,967,295"),
         ({"seed": 2**32}, "--seed is 4294967296, but it must be 0 to 4,294,967,295"),
         ({"seed": 10**30}, "--seed is 10+, but it must be 0 to 4,294,967,295"),
-        ({"length": 10**12}, "--length is 1000000000000, but it must be 0 to 2,147,483,647"),
-        ({"length": 2**30, "samples": 3}, "must be 0 to 715,827,882 with --samples 3"),
+        ({"bytes": 10**12}, "--bytes is 1000000000000, but it must be 0 to 2,147,483,647"),
+        ({"bytes": 2**30, "samples": 3}, "must be 0 to 715,827,882 with --samples 3"),
         ({"samples": 10**9}, "--samples is 1000000000, but it must be 1 to 1,000"),
     ],
 )
 def test_bad_options_are_refused(run: Run, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        next(generate(run, "", **{"length": 1, "seed": 0} | options))
+        next(generate(run, "", **{"bytes": 1, "seed": 0} | options))
 
 
 def test_seeds_to_the_last_draw_different_texts(run: Run) -> None:
     seeds = (0, 1, 2**31, 2**32 - 1)
-    drawn = [
-        whole(generate(run, "my ", length=40, temperature=2.0, seed=seed))[0] for seed in seeds
-    ]
+    drawn = [whole(generate(run, "my ", bytes=40, temperature=2.0, seed=seed))[0] for seed in seeds]
     assert len(set(drawn)) == len(seeds)
 
 
@@ -175,7 +173,7 @@ def test_a_checkpoint_that_is_none_is_named(run: Run, wanted: str) -> None:
 
 
 def test_generate_from_the_command_line(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["generate", str(run.folder), "--prompt", "my ", "--length", "30"]
+    command = ["generate", str(run.folder), "--prompt", "my ", "--bytes", "30"]
     cli.main([*command, "--samples", "2", "--stop", r"\n", "--set-unit", "3=1.5", "7=-1"])
     said = capsys.readouterr().out
     assert said.startswith("--- 1 of 2\nmy ")
@@ -333,7 +331,7 @@ def test_no_length_of_a_prompt_or_text_is_compiled_for(run: Run) -> None:
         reader = Reader(run)
         for prompt in ("the guitar", "", "my cable sounds great " * 9):
             seen = len(compiled)
-            whole(generate(run, prompt, length=70, seed=0))
+            whole(generate(run, prompt, bytes=70, seed=0))
             reader(prompt_bytes(prompt, run.cleaning))
             assert prompt == "the guitar" or compiled[seen:] == []
     finally:

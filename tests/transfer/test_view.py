@@ -115,9 +115,9 @@ def test_it_answers_as_the_library_does(page: str, run: Run, classifier: Path) -
     width = np.abs(chosen.weights_KD).sum()
     assert np.abs(values - expected.values).max() <= 0.5e-4 + bound(2 * 3 * 64) * width
     assert ask(f"{page}read", {"text": " ", "label": "fine"})[1]["characters"] == []
-    asked = {"text": "my ", "length": 20, "seed": 3, "temperature": 0, "unit": 7, "value": 2}
+    asked = {"text": "my ", "bytes": 20, "seed": 3, "temperature": 0, "unit": 7, "value": 2}
     _, written = ask(f"{page}generate", asked)
-    (pieces,) = generate(run, "my ", length=20, seed=3, temperature=0, held={7: 2.0})
+    (pieces,) = generate(run, "my ", bytes=20, seed=3, temperature=0, held={7: 2.0})
     assert written["text"] == pieces[0].decode("utf-8", "replace")
 
 
@@ -161,7 +161,7 @@ def test_a_classifier_on_the_mean_of_h_is_shown_as_it_reads(
         ("read", {"text": "a", "label": "good"}, 400, "there is no score of 'good'"),
         ("read", {"text": "é" * 10_001}, 413, "longer than 20,000 bytes"),
         ("read", b'"' + b"a" * 100_000 + b'"', 413, "larger than 80,000 bytes"),
-        ("generate", {"text": "a", "length": 10**9}, 400, "length is 1000000000"),
+        ("generate", {"text": "a", "bytes": 10**9}, 400, "bytes is 1000000000"),
         ("generate", {"text": "a", "value": "x"}, 400, "value is 'x'"),
         ("generate", {"text": "a", "temperature": -1}, 400, "temperature is -1.0"),
         ("generate", {"text": "a", "temperature": 10**400}, 400, "temperature is 1000"),
@@ -171,7 +171,7 @@ def test_a_classifier_on_the_mean_of_h_is_shown_as_it_reads(
         ("generate", {"text": "a", "seed": 2**32}, 400, "must be 0 to 4,294,967,295"),
         ("generate", {"text": "a", "seed": -1}, 400, "seed is -1, but it must be 0 to"),
         ("generate", {"text": "a", "seed": 1.0}, 400, "seed is 1.0, but it must be a int"),
-        ("generate", {"text": "a", "length": 10**4000}, 400, "length is 1000"),
+        ("generate", {"text": "a", "bytes": 10**4000}, 400, "bytes is 1000"),
         ("generate", {"text": "a", "value": 1e300}, 400, "must be finite in float32"),
         ("generate", {"text": "a", "value": 1, "unit": 10**30}, 400, "unit is 1000"),
         ("read", {"text": "a", "unit": -1}, 400, "unit is -1"),
@@ -193,7 +193,7 @@ def test_any_text_is_read(page: str) -> None:
     """Lone surrogates, nothing but references, and numbers that Python does not read."""
     for text in ("\ud800", "a\udfff", "&nbsp;", "&#32;", "&#" + "9" * 5000 + ";", "\0\x1b", " "):
         for path in ("read", "generate"):
-            status, found = ask(page + path, {"text": text, "length": 1})
+            status, found = ask(page + path, {"text": text, "bytes": 1})
             assert status == 200, found
 
 
@@ -203,7 +203,7 @@ def test_a_request_is_answered_whatever_it_is(page: str) -> None:
     values: list[Any] = [None, True, "", "a", "my ", "\ud800", "&nbsp;", [], {}, [[1]], {"a": 1}]
     values += [0, 1, -1, 63, 64, 2**31, 2**32 - 1, 2**63, 10**30, 10**400, 10**4000]
     values += [0.0, 0.7, -1e-9, 1e-300, 1e39, 1e300, float("nan"), float("inf"), -float("inf")]
-    whole = {"text": "a", "length": 3, "temperature": 0.7, "seed": 0, "unit": 3, "value": 1.0}
+    whole = {"text": "a", "bytes": 3, "temperature": 0.7, "seed": 0, "unit": 3, "value": 1.0}
     seen = set()
     for _ in range(200):
         changed = draw.sample([*whole, "other"], draw.randrange(4))
@@ -426,13 +426,13 @@ def test_in_a_browser(page: str) -> None:
         sync_api.expect(tab.locator("#unit")).to_have_value(str(chosen))
         sync_api.expect(tab.locator("#heat span").nth(5)).not_to_have_attribute("style", before)
         tab.locator("#hold").check()
-        tab.locator("#length").fill("30")
+        tab.locator("#bytes").fill("30")
         tab.locator("#generate").click()
         sync_api.expect(tab.locator("#written")).to_contain_text("my piano is <b>bad</b> 12.")
         assert len(tab.locator("#written").text_content() or "") > 45
-        tab.locator("#length").fill("0")
+        tab.locator("#bytes").fill("0")
         tab.locator("#generate").click()
-        sync_api.expect(tab.locator("#error")).to_contain_text("length is 0")
+        sync_api.expect(tab.locator("#error")).to_contain_text("bytes is 0")
         assert all(url.startswith(page) for url in asked)
         assert [p for p in problems if "400" not in p] == []
 
