@@ -28,7 +28,7 @@ def console(*, stderr: bool = False, width: int | None = None) -> Console:
 class ProgressLine:
     """Progress of `total` steps on standard error, unless `quiet`; a context manager.
 
-    `status` is shown until the first update.
+    `status` is shown until the first update. `of_bytes`: a step is a byte that is read.
     """
 
     def __init__(
@@ -38,9 +38,11 @@ class ProgressLine:
         done: int = 0,
         *,
         status: str = "compiling",
+        of_bytes: bool = False,
         quiet: bool = False,
     ) -> None:
-        self._name, self._total, self._quiet = name, total, quiet
+        self._name, self._total, self._done, self._quiet = name, total, done, quiet
+        self._of_bytes = of_bytes
         self._console = console(stderr=True)
         # The first step includes compilation, so the estimate starts at the first update.
         self._since: tuple[int, float] | None = None
@@ -50,14 +52,16 @@ class ProgressLine:
             self._live = Progress(
                 TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=24),
-                TextColumn("{task.completed}/{task.total}"),
+                TextColumn("{task.fields[count]}"),
                 TextColumn("{task.fields[status]}", markup=False),
                 TimeElapsedColumn(),
                 TextColumn("left"),
                 TimeRemainingColumn(elapsed_when_finished=False),
                 console=self._console,
             )
-            self._task = self._live.add_task(name, total=total, completed=done, status=status)
+            self._task = self._live.add_task(
+                name, total=total, completed=done, count=self._count(), status=status
+            )
 
     def __enter__(self) -> "ProgressLine":
         if self._live:
@@ -69,22 +73,34 @@ class ProgressLine:
             if self._live:
                 self._live.stop()
 
-    def update(self, step: int, status: str) -> None:
-        """Show the number of steps done, and `status` next to it."""
+    def advance(self, steps: int) -> None:
+        """Add to the number of steps done."""
+        self.update(self._done + steps)
+
+    def update(self, step: int, status: str = "") -> None:
+        """Show the number of steps done, and `status` next to it; of bytes, their rate."""
+        self._done = step
+        if self._quiet:
+            return
         with self._terminal():
-            if self._live:
-                self._live.update(self._task, completed=step, status=status)
-                return
             now = time.monotonic()
-            self._since = self._since or (step, now)
-            if not self._quiet and now - self._printed >= _SECONDS_BETWEEN_PLAIN_LINES:
+            first, started = self._since = self._since or (step, now)
+            speed = (step - first) / (now - started) if step > first and now > started else 0.0
+            if self._of_bytes and speed:
+                status = rate(speed)
+            if self._live:
+                self._live.update(self._task, completed=step, count=self._count(), status=status)
+            elif now - self._printed >= _SECONDS_BETWEEN_PLAIN_LINES:
                 self._printed = now
-                first, started = self._since
-                left = ""
-                if step > first:
-                    seconds = (now - started) / (step - first) * (self._total - step)
-                    left = f"  {_clock(seconds)} left"
-                show(f"{self._name} {step}/{self._total}  {status}{left}", file=sys.stderr)
+                left = f"  {_clock((self._total - step) / speed)} left" if speed else ""
+                show(f"{self._name} {self._count()}  {status}{left}", file=sys.stderr)
+
+    def _count(self) -> str:
+        """Return the number of steps done, of all: 300/600, or 1.2/45.6 MB."""
+        if not self._of_bytes:
+            return f"{self._done}/{self._total}"
+        size, unit = _unit(self._total)
+        return f"{self._done / size:.1f}/{self._total / size:.1f} {unit}"
 
     def say(self, text: str) -> None:
         """Print a permanent line above the live line."""
@@ -116,7 +132,11 @@ def _clock(seconds: float) -> str:
 
 def rate(bytes_per_second: float) -> str:
     """Format a rate in decimal units."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if bytes_per_second >= size:
-            return f"{bytes_per_second / size:.1f} {unit}/s"
-    return f"{bytes_per_second:.0f} B/s"
+    size, unit = _unit(bytes_per_second)
+    return f"{bytes_per_second / size:.{0 if unit == 'B' else 1}f} {unit}/s"
+
+
+def _unit(count: float) -> tuple[float, str]:
+    """Return the largest decimal unit of bytes that is not above `count`."""
+    units = (1e9, "GB"), (1e6, "MB"), (1e3, "kB")
+    return next(((size, unit) for size, unit in units if count >= size), (1.0, "B"))

@@ -201,6 +201,19 @@ def test_the_time_left_does_not_count_what_compiles(
     assert second.endswith("0:02:15 left")  # 90 steps of 1.5 s
 
 
+def test_bytes_that_are_read_are_shown_with_their_rate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = iter([0.0, 60.0, 75.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(now))
+    with ProgressLine("classify", 3_000_000, of_bytes=True) as progress:
+        progress.advance(500_000)
+        progress.advance(1_000_000)
+    assert capsys.readouterr().err.splitlines()[1] == (
+        "classify 1.5/3.0 MB  66.7 kB/s  0:00:22 left"  # 1.5 MB
+    )
+
+
 def test_a_picture_of_a_run_in_an_odd_folder(
     hostile_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,7 @@ from mlstm_jax.terminal import show
 
 if TYPE_CHECKING:
     from mlstm_jax.data.corpus import Corpus, SplitName
+    from mlstm_jax.progress import ProgressLine
     from mlstm_jax.run import Run
     from mlstm_jax.training.dynamic_evaluation import (
         DynamicEvaluator,
@@ -148,17 +149,29 @@ def _require_options(options: _Options, split: str, *, dynamic: bool) -> None:
 
 def _static(loaded: "Run", opened: "Corpus", split: "SplitName") -> "Score":
     from mlstm_jax.config import Devices
-    from mlstm_jax.progress import ProgressLine
     from mlstm_jax.training import parallel
     from mlstm_jax.training.evaluation import Evaluator
 
     devices = parallel.local(Devices())
     window = loaded.config.data.window
     evaluator = Evaluator(loaded.model, opened.split(split), window, devices, opened.stop)
-    with ProgressLine("evaluate", evaluator.stream.steps) as progress:
+    with _line("evaluate", evaluator.stream) as progress:
         return evaluator(
-            devices.replicate(loaded.params), lambda step: progress.update(step, "windows")
+            devices.replicate(loaded.params),
+            lambda step: progress.update(_bytes(evaluator.stream, step)),
         )
+
+
+def _line(name: str, stream: "Stream", windows: int | None = None) -> "ProgressLine":
+    """Return a progress line of the bytes of some windows of a stream, by default of all."""
+    from mlstm_jax.progress import ProgressLine
+
+    return ProgressLine(name, _bytes(stream, windows or stream.steps), of_bytes=True)
+
+
+def _bytes(stream: "Stream", windows: int) -> int:
+    """Return the bytes that this many windows of a stream score, on average."""
+    return stream.scored * windows // stream.steps
 
 
 def _dynamic(
@@ -225,30 +238,28 @@ def _require_splits(opened: "Corpus", options: _Options) -> None:
 
 def _rule(evaluator: "DynamicEvaluator", opened: "Corpus", name: "RuleName") -> tuple["Rule", int]:
     """Return the rule of this name, and the number of windows of its statistics."""
-    from mlstm_jax.progress import ProgressLine
     from mlstm_jax.training.dynamic_evaluation import statistics_places
 
     if name == "sgd":
         return evaluator.sgd(), 0
     train = evaluator.stream(opened.split("train"))
     windows = len(statistics_places(train))
-    with ProgressLine("gradients of the training split", windows) as progress:
-        return evaluator.rms(train, lambda done: progress.update(done, "windows")), windows
+    with _line("gradients of the training split", train, windows) as progress:
+        return evaluator.rms(train, lambda done: progress.update(_bytes(train, done))), windows
 
 
 def _search(
     evaluator: "DynamicEvaluator", stream: "Stream", rule: "Rule", name: "RuleName"
 ) -> list["DynamicScore"]:
     """Score the validation split with every setting of the grid."""
-    from mlstm_jax.progress import ProgressLine
     from mlstm_jax.training.dynamic_evaluation import grid
 
     settings = grid(name)
     scores: list[DynamicScore] = []
-    with ProgressLine("choose on validation", len(settings) * stream.steps) as progress:
+    with _line("choose on validation", stream, len(settings) * stream.steps) as progress:
 
         def on_window(done: int) -> None:
-            progress.update(len(scores) * stream.steps + done, "windows")
+            progress.update(_bytes(stream, len(scores) * stream.steps + done))
 
         for setting in settings:
             score = evaluator(stream, rule, setting, on_window)
@@ -261,8 +272,6 @@ def _search(
 def _score(
     evaluator: "DynamicEvaluator", stream: "Stream", rule: "Rule", setting: "Setting"
 ) -> "DynamicScore":
-    from mlstm_jax.progress import ProgressLine
-
     name = "dynamic" if setting.rate else "static"
-    with ProgressLine(f"evaluate, {name}", stream.steps) as progress:
-        return evaluator(stream, rule, setting, lambda done: progress.update(done, "windows"))
+    with _line(f"evaluate, {name}", stream) as progress:
+        return evaluator(stream, rule, setting, lambda done: progress.update(_bytes(stream, done)))

@@ -22,11 +22,12 @@ from mlstm_jax.config import Devices
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
+from mlstm_jax.progress import ProgressLine
 from mlstm_jax.run import Run
 from mlstm_jax.training import parallel
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.step import cross_entropy
-from mlstm_jax.transfer.windows import batches, windows
+from mlstm_jax.transfer.windows import batches, reading_line, windows
 
 # c and h after the last byte, or the mean of h over all bytes (Alley et al. 2019).
 State = Literal["c", "h", "mean_h"]
@@ -182,32 +183,28 @@ class Featurizer:
         places = [np.flatnonzero(self.state_of_column == part) for part in single_states(state)]
         return np.concatenate(places)
 
-    def __call__(
-        self, texts: Sequence[str], on_text: Callable[[int], None] = lambda count: None
-    ) -> Features:
+    def __call__(self, texts: Sequence[str], progress: str | None = None) -> Features:
         """Return the features of texts, float32 [texts, width]; see `read`."""
-        return self.read(texts, on_text).features
+        return self.read(texts, progress).features
 
-    def read(
-        self, texts: Sequence[str], on_text: Callable[[int], None] = lambda count: None
-    ) -> Reading:
+    def read(self, texts: Sequence[str], progress: str | None = None) -> Reading:
         """Read texts.
 
         Args:
             texts: any number, of any length.
-            on_text: called with the number of texts done, for a progress bar.
+            progress: name of a progress line on standard error; unset: none.
         """
         cleaned = self._run.cleaned(texts)
-        result, done = np.zeros((len(texts), self.width), np.float32), 0
-        nats_N = np.zeros(len(texts))
-        for chosen in batches(cleaned, self._rows):
-            kept, nats_B = self._batch([cleaned[place] for place in chosen])
-            result[chosen], nats_N[chosen] = kept[: len(chosen)], nats_B[: len(chosen)]
-            done += len(chosen)
-            on_text(done)
+        result, nats_N = np.zeros((len(texts), self.width), np.float32), np.zeros(len(texts))
+        with reading_line(progress, sum(map(len, cleaned))) as line:
+            for chosen in batches(cleaned, self._rows):
+                kept, nats_B = self._batch([cleaned[place] for place in chosen], line)
+                result[chosen], nats_N[chosen] = kept[: len(chosen)], nats_B[: len(chosen)]
         return Reading(result, nats_N, np.array([max(len(text) - 1, 0) for text in cleaned]))
 
-    def _batch(self, texts: list[bytes]) -> tuple[Features, NDArray[np.float32]]:
+    def _batch(
+        self, texts: list[bytes], line: ProgressLine
+    ) -> tuple[Features, NDArray[np.float32]]:
         """Return features and nats of one batch, at most as many texts as there are rows."""
         devices, rows = self._devices, self._rows
         length_B = np.zeros(rows, np.int32)
@@ -218,6 +215,7 @@ class Featurizer:
         carry = devices.split_rows((self._run.model.reading_carry(rows), sums, nats))
         for window in windows(texts, rows, model.reading_window(_WINDOW)):
             carry = self._read(self._params, carry, devices.split_rows(tuple(window)))
+            line.advance(int(window.left_B.sum()))
         after, sum_BLH, nats_B = devices.fetch_rows(carry)
         mean_BLH = sum_BLH / np.maximum(length_B, 1)[:, None, None]
         made = model.shown(after) | {"mean_h": mean_BLH}
@@ -257,8 +255,6 @@ def text_nats(logits_BTV: jax.Array, next_BT: Any, scored_B: Any) -> jax.Array:
     return jnp.where(is_scored_BT, cross_entropy(logits_BTV, next_BT), 0).sum(axis=1)
 
 
-def features(
-    run: Run, texts: Sequence[str], on_text: Callable[[int], None] = lambda count: None
-) -> Features:
+def features(run: Run, texts: Sequence[str]) -> Features:
     """Return the state of the top layer after each text, float32 [texts, H]; see `states_of`."""
-    return Featurizer(run)(texts, on_text)
+    return Featurizer(run)(texts)

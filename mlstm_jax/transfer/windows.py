@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mlstm_jax.progress import ProgressLine
+
 
 class Window(NamedTuple):
     """The next bytes of a batch of texts."""
@@ -17,6 +19,11 @@ class Window(NamedTuple):
     left_B: NDArray[np.int32]  # how many of the T bytes belong to the text
     next_BT: NDArray[np.uint8]  # the byte after each
     scored_B: NDArray[np.int32]  # how many of these belong to the text
+
+
+def reading_line(name: str | None, size: int) -> ProgressLine:
+    """Return a progress line of the bytes to read, with a name; without one it shows nothing."""
+    return ProgressLine(name or "", size, of_bytes=True, quiet=name is None)
 
 
 def batches(texts: Sequence[bytes], rows: int) -> Iterator[NDArray[np.intp]]:
