@@ -14,7 +14,7 @@
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ class Run:
     step: int
     cleaning: Cleaning
     model: LanguageModel
-    params: Parameters  # NumPy, float32
+    params: Parameters = field(repr=False)  # NumPy, float32
     corpus: str | None = None  # identity of the corpus it was trained on; None if imported
 
     @property

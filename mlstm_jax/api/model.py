@@ -69,7 +69,7 @@ class TrainedModel(ReadingModel):
     def transfer(
         self,
         train: Examples,
-        test: Examples,
+        test: Examples | None = None,
         valid: Examples | None = None,
         *,
         out: str | Path | None = None,
@@ -88,7 +88,8 @@ class TrainedModel(ReadingModel):
         Args:
             train: a file of texts with labels, or a tuple of texts and labels. Several labels of a
                 text are a dict of columns: {"joy": [1, 0, None], "anger": [0, 0, 1]}.
-            test: the same, to measure the accuracy on.
+            test: the same, to measure the accuracy on; unset: a fifth of each class of train,
+                chosen by a digest of the texts.
             valid: the same, to choose C and thresholds on; unset: cross-validation.
             out: folder for the features, the classifier, report.md, report.json and pictures.
             state: see `encode`; unset: c, or h of a model that has no c.
@@ -130,10 +131,10 @@ class TrainedModel(ReadingModel):
     def finetune(
         self,
         train: Examples,
-        valid: Examples,
-        out: str | Path,
+        valid: Examples | None = None,
         test: Examples | None = None,
         *,
+        out: str | Path,
         options: FinetuneOptions | None = None,
         label_column: str | None = None,
         label_columns: Sequence[str] | None = None,
@@ -145,9 +146,9 @@ class TrainedModel(ReadingModel):
         Args:
             train: a file of texts with labels, or a tuple of texts and labels.
             valid: the same; its bits per character choose the checkpoint, and thresholds of
-                several labels are chosen on it.
-            out: folder for the corpus, the run and the classifier; the same call resumes in it.
+                several labels are chosen on it. Unset: a fifth of train, as for `transfer`.
             test: the same, to measure on.
+            out: folder for the corpus, the run and the classifier; the same call resumes in it.
             options: of the training; unset: three epochs.
             label_column: see `transfer`.
             label_columns: see `transfer`.

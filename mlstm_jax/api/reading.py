@@ -1,7 +1,6 @@
 """A model that reads and writes texts: features, scores, classes, generated text, heat maps."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ from mlstm_jax.api.arguments import as_texts, at_least, has_type, one_of, public
 from mlstm_jax.api.loaded import LoadedModel
 from mlstm_jax.data.documents import clean
 from mlstm_jax.errors import UserError
-from mlstm_jax.progress import ProgressLine
 from mlstm_jax.transfer.classifier_file import (
     Description,
     load_classifier,
@@ -253,8 +251,7 @@ class ReadingModel(LoadedModel):
                 self._run, states=states, all_layers=all_layers, rows=rows, score=score
             ),
         )
-        with ProgressLine(name or "", len(texts), quiet=name is None) as progress:
-            read: Reading = featurizer.read(texts, partial(progress.update, status="texts"))
+        read: Reading = featurizer.read(texts, name)
         return read
 
     def _classifier(self, given: Transferred | str | Path) -> tuple[Classifier, Description]:

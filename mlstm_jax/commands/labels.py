@@ -11,7 +11,6 @@ from tyro.conf import OmitArgPrefixes, Positional, arg
 from mlstm_jax import output
 from mlstm_jax.commands import (
     RunFolder,
-    read,
     require_files,
 )
 from mlstm_jax.terminal import one_line, show
@@ -21,8 +20,8 @@ from mlstm_jax.transfer.finetune_options import FinetuneOptions
 def finetune(
     run: RunFolder,
     train: Path,
-    valid: Path,
     out: Path,
+    valid: Path | None = None,
     test: Path | None = None,
     label_column: str | None = None,
     label_columns: tuple[str, ...] | None = None,
@@ -38,10 +37,11 @@ def finetune(
     Args:
         run: run folder, trained or imported, or a model of the package.
         train: texts with labels of two or more classes: .csv, .tsv, .json, .jsonl or .parquet.
+        out: folder to write, or to resume in.
         valid: validation texts with labels, in the same formats; their bits per character choose
             the checkpoint, thresholds of several labels are chosen on them, and their accuracy is
-            reported.
-        out: folder to write, or to resume in.
+            reported. Unset: a fifth of each class of --train, chosen by a digest of the texts, so
+            that it is always the same.
         test: test texts with labels, in the same formats; their accuracy is reported.
         label_column: field or column of the label, a number or a string; unset: label.
         label_columns: fields or columns of several labels, each 1 (yes), 0 (no) or empty (not
@@ -58,7 +58,8 @@ def finetune(
 
     column = columns_of(label_column, label_columns)
     output.require_folder(out)
-    paths = {"train": train, "valid": valid} | ({"test": test} if test else {})
+    given = {"train": train, "valid": valid, "test": test}
+    paths = {name: path for name, path in given.items() if path}
     made = run_finetune(
         load_run(run),
         {name: read_labelled(path, text_column, column) for name, path in paths.items()},
@@ -122,7 +123,7 @@ def classify(
     featurizer = Featurizer(
         loaded, states=(about.state,), all_layers=about.all_layers, score=bool(about.familiar)
     )
-    found = read(featurizer, "classify", texts)
+    found = featurizer.read(texts, "classify")
     # A file or another program gets labels unchanged; for a terminal they are escaped.
     to_people = not out and sys.stdout.isatty()
     names = [one_line(name) for name in chosen.classes] if to_people else chosen.classes

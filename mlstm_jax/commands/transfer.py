@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from mlstm_jax.commands import RunFolder, read, require_files
+from mlstm_jax.commands import RunFolder, require_files
 from mlstm_jax.errors import UserError
 from mlstm_jax.interruption import interruptible
 from mlstm_jax.output import require_file
@@ -59,7 +59,7 @@ def features(
     loaded = load_run(run, checkpoint)
     featurizer = Featurizer(loaded, states=state, all_layers=all_layers, units=units)
     started = time.monotonic()
-    found = read(featurizer, "features", texts).features
+    found = featurizer(texts, "features")
     seconds = time.monotonic() - started
     feature_file.write(out, found, featurizer)
     show(
@@ -71,8 +71,8 @@ def features(
 def transfer(
     run: RunFolder,
     train: Path,
-    test: Path,
     out: Path,
+    test: Path | None = None,
     valid: Path | None = None,
     label_column: str | None = None,
     label_columns: tuple[str, ...] | None = None,
@@ -91,8 +91,9 @@ def transfer(
     Args:
         run: run folder, or a model of the package.
         train: texts with labels of two or more classes: .csv, .tsv, .json, .jsonl or .parquet.
-        test: test texts with labels, in the same formats; the report is of them.
         out: folder to write.
+        test: test texts with labels, in the same formats; the report is of them. Unset: a fifth of
+            each class of --train, chosen by a digest of the texts, so that it is always the same.
         valid: validation texts with labels, in the same formats, to choose C on, the inverse
             strength of the L1 penalty, and the thresholds of several labels; unset:
             cross-validation.
@@ -113,7 +114,8 @@ def transfer(
     from mlstm_jax.transfer.transfer import require_out
     from mlstm_jax.transfer.transfer import transfer as run_transfer
 
-    paths = {"train": train, "test": test} | ({"valid": valid} if valid else {})
+    given = {"train": train, "test": test, "valid": valid}
+    paths = {name: path for name, path in given.items() if path}
     require_out(out, state or ("c",))
     column = columns_of(label_column, label_columns)
     texts = {name: read_labelled(path, text_column, column) for name, path in paths.items()}

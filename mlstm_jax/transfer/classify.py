@@ -11,6 +11,7 @@ the weights are then converted back to unscaled features. The cell state of a sm
 standard deviation of about 0.1, so the same values of C would shrink all of its weights to zero.
 """
 
+import reprlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -39,6 +40,12 @@ class Examples(NamedTuple):
     labels: Labels
 
 
+def named(names: Sequence[str], kind: str) -> str:
+    """Return how many classes or labels there are, and the first few names."""
+    shown = reprlib.Repr(maxlist=10)
+    return f"{len(names)} {kind} {shown.repr(list(names))}"
+
+
 class Classifier(NamedTuple):
     """Scores are features · weights + intercepts; with two classes, only of the second."""
 
@@ -50,6 +57,10 @@ class Classifier(NamedTuple):
     # Of the features, in the texts of the fit; [K, D] of several labels.
     deviations_D: NDArray[np.float64] | None = None
     thresholds: list[float] | None = None  # of several labels of yes or no; None: one of classes
+
+    def __repr__(self) -> str:
+        classes = named(self.classes, "labels" if self.thresholds else "classes")
+        return f"{type(self).__name__} of {self.weights_KD.shape[1]} features: {classes}"
 
     def probabilities(self, features: Features) -> NDArray[np.float64]:
         """Return [texts, classes]; those of one-against-rest classifiers are scaled to sum to 1.

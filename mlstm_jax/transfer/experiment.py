@@ -31,7 +31,7 @@ def parts_of(task: Task) -> int:
     return len(task.names) + 1 if task.several else len(CS) + 3
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Result:
     """The results; accuracies are fractions. Of several labels, they are the macro F1."""
 
@@ -64,6 +64,24 @@ class Result:
     labels: list[LabelScore] = field(default_factory=list)  # of test
     macro: dict[str, float] = field(default_factory=dict)  # the mean of each measure of `labels`
     label_units: list[Unit] = field(default_factory=list)  # of each label, by |weight| the largest
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The test accuracy's 95% confidence interval (Wilson 1927)."""
+        from scipy.stats import binomtest
+
+        count = self.texts["test"]
+        found = binomtest(round(self.test * count), count).proportion_ci(method="wilson")
+        return float(found.low), float(found.high)
+
+    def __repr__(self) -> str:
+        count, kind = f"{self.texts['test']:,} texts", "labels" if self.labels else "classes"
+        if self.labels:
+            score = f"test macro F1 {self.test:.3f} ({count})"
+        else:
+            low, high = self.interval
+            score = f"test accuracy {self.test:.3f} ({low:.3f} to {high:.3f}, 95% of {count})"
+        return f"{score}; {classify.named(self.classes, kind)}; state {self.state}"
 
 
 def run(

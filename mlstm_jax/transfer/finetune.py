@@ -18,7 +18,6 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,14 +32,13 @@ from mlstm_jax.data.documents import Cleaning, clean, in_order
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.output import atomic_directory
-from mlstm_jax.progress import ProgressLine
 from mlstm_jax.run import Run, initial_parameters, load_run
 from mlstm_jax.training.loop import train
 from mlstm_jax.transfer.classifier_file import Description, save
 from mlstm_jax.transfer.classify import Classifier, Examples
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.finetune_options import FinetuneOptions
-from mlstm_jax.transfer.labels import MISSING, Labelled, Task, require_task
+from mlstm_jax.transfer.labels import MISSING, Labelled, Task, require_task, usable
 from mlstm_jax.transfer.thresholds import LabelScore, best_thresholds, macro
 
 
@@ -97,6 +95,11 @@ class Finetuned(NamedTuple):
     accuracy: dict[str, float]  # of train, valid and test, fractions; or the macro F1 of labels
     labels: dict[str, list[LabelScore]]  # of train, valid and test; empty for classes
 
+    def __repr__(self) -> str:
+        scores = ", ".join(f"{name} {score:.3f}" for name, score in self.accuracy.items())
+        scores = f"{'macro F1' if self.labels else 'accuracy'} {scores}"
+        return f"{type(self).__name__}: {scores}; {self.classifier}\n  in {self.run.folder}"
+
 
 def finetune(
     run: Run,
@@ -128,7 +131,7 @@ def finetune(
         UserError: the labels do not match, or `out` holds something else.
     """
     output.require_folder(out)
-    texts = {name: part.without_blank(names[name], run.cleaning) for name, part in texts.items()}
+    texts, names = usable(texts, names, run.cleaning, "valid")
     task = require_task(names["train"], texts["train"])
     for name, table in texts.items():
         require_task(names[name], table, task, thresholds=name == "valid")
@@ -140,9 +143,7 @@ def finetune(
     tuned, state = load_run(trained, checkpoint), config.model.label_state
     featurizer, examples = Featurizer(tuned, states=(state,)), {}
     for name, table in texts.items():
-        line = ProgressLine(f"features of {name}", len(table.texts), quiet=not show_progress)
-        with line as progress:
-            read = featurizer(table.texts, partial(progress.update, status="texts"))
+        read = featurizer(table.texts, f"features of {name}" if show_progress else None)
         examples[name] = Examples(read, task.codes(table.labels))
     classifier = head(tuned, task)
     if task.several:

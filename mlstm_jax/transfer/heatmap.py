@@ -32,6 +32,13 @@ _STATES: dict[State, str] = {
 class Heatmap(Heat):
     """A heat map that can be written, and that a notebook shows."""
 
+    def __repr__(self) -> str:
+        low, high = self.values.min(), self.values.max()
+        return (
+            f"{type(self).__name__}: {self.name} from {low:.3f} to {high:.3f} over "
+            f"{len(self.texts):,} characters"
+        )
+
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write an .html page or a .png picture; UserError if the file exists."""
         output.require_file(Path(path), overwrite=overwrite, option="path")

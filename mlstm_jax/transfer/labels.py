@@ -3,6 +3,8 @@
 Labels are of two kinds: the class of each text, in one column; or yes or no, in several columns.
 """
 
+import hashlib
+import itertools
 import math
 import reprlib
 from collections.abc import Mapping, Sequence
@@ -65,8 +67,12 @@ class Labelled(NamedTuple):
         if len(kept) == len(self.texts):
             return self
         _note_blank(name, len(self.texts) - len(kept), len(self.texts))
-        labels: Any = [self.labels[n] for n in kept]
-        return self._replace(texts=[self.texts[n] for n in kept], labels=labels)
+        return self.select(kept)
+
+    def select(self, places: Sequence[int]) -> "Labelled":
+        """Return the texts at some places, with their labels."""
+        labels: Any = [self.labels[n] for n in places]
+        return self._replace(texts=[self.texts[n] for n in places], labels=labels)
 
 
 def _order(label: str) -> tuple[float, str]:
@@ -159,6 +165,52 @@ def read_labelled(
 
 def _note_blank(name: str, blank: int, total: int) -> None:
     note(f"{name}: {blank:,} of {total:,} records have no text, and are left out.")
+
+
+def usable(
+    texts: Mapping[str, Labelled], names: Mapping[str, str], cleaning: Cleaning, part: str
+) -> tuple[dict[str, Labelled], dict[str, str]]:
+    """Return sets of texts without blank ones, and their names; with `part`, by default held out.
+
+    UserError if a set has no text, or train too few to hold out a fifth.
+    """
+    kept = {name: some.without_blank(names[name], cleaning) for name, some in texts.items()}
+    if part in kept:
+        return kept, dict(names)
+    train, held = hold_out(kept["train"])
+    if not held.texts:
+        raise UserError(
+            f"{names['train']} has {len(train.texts):,} texts, too few to hold out a fifth; also "
+            f"give --{part}."
+        )
+    name = f"the fifth of {names['train']} that is held out"
+    return {**kept, "train": train, part: held}, {**names, part: name}
+
+
+def hold_out(found: Labelled) -> tuple[Labelled, Labelled]:
+    """Return four fifths and a fifth of the texts, with about a fifth of each class.
+
+    The choice depends on the texts and labels, not on their order. Equal texts stay together, and
+    one text of each class stays in the larger part.
+    """
+    labels_of: dict[str, set[Any]] = {}
+    for text, label in zip(found.texts, found.labels, strict=True):
+        labels_of.setdefault(text, set()).add(label)
+
+    def place(text: str) -> tuple[list[Any], bytes]:
+        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+        return sorted(labels_of[text]), digest
+
+    held = {
+        text
+        for before, text in list(itertools.pairwise(sorted(labels_of, key=place)))[1::5]
+        if found.columns or labels_of[before] == labels_of[text]
+    }
+
+    places = {is_held: list[int]() for is_held in (False, True)}
+    for number, text in enumerate(found.texts):
+        places[text in held].append(number)
+    return found.select(places[False]), found.select(places[True])
 
 
 def of_classes(texts: list[str], values: Sequence[object], places: Sequence[str]) -> Labelled:

@@ -6,7 +6,6 @@ The features are saved in OUT/features as they are computed, so that interrupted
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier, Examples
 from mlstm_jax.transfer.experiment import Result
 from mlstm_jax.transfer.features import Features, FeatureState, Featurizer, states_of, units_of
-from mlstm_jax.transfer.labels import Labelled, require_task
+from mlstm_jax.transfer.labels import Labelled, require_task, usable
 
 
 class Transferred(NamedTuple):
@@ -31,6 +30,10 @@ class Transferred(NamedTuple):
     about: Description
     result: Result
     folder: Path | None  # where its report and files are
+
+    def __repr__(self) -> str:
+        place = f"\n  in {self.folder}" if self.folder else ""
+        return f"{type(self).__name__}: {self.result}{place}"
 
 
 def transfer(
@@ -48,8 +51,8 @@ def transfer(
 
     Args:
         run: a trained model; its parameters do not change.
-        texts: train, test and optionally valid. Without valid, C is cross-validated, and so are
-            the thresholds of several labels.
+        texts: train and optionally test, by default held out (`hold_out`), and valid. Without
+            valid, C is cross-validated, and so are the thresholds of several labels.
         names: what messages call each of them, such as its file.
         out: folder for the features, report.md, report.json, pictures and classifier; each of
             several states gets its own subfolder. Unset: nothing is written.
@@ -65,7 +68,7 @@ def transfer(
     kept = None if out is None else out / "features"
     folders = _folders(out, states) if out else {}
     is_begun = out is not None and require_out(out, states)
-    texts = {name: part.without_blank(names[name], run.cleaning) for name, part in texts.items()}
+    texts, names = usable(texts, names, run.cleaning, "test")
     task = require_task(names["train"], texts["train"])
     for name in ("test", "valid"):
         if name in texts:
@@ -153,9 +156,7 @@ def _features(
     for name, part in texts.items():
         found = before.get(name)
         if found is None:
-            line = ProgressLine(f"features of {name}", len(part.texts), quiet=not loud)
-            with line as progress:
-                found = featurizer(part.texts, partial(progress.update, status="texts"))
+            found = featurizer(part.texts, f"features of {name}" if loud else None)
             if kept is not None:
                 # Save now: they are most of the work, and a later step may fail.
                 feature_file.write(kept / f"{name}.npz", found, featurizer, keys[name])

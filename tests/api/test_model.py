@@ -60,6 +60,17 @@ def test_a_second_call_compiles_nothing(
     assert "Compiling" not in caplog.text
 
 
+def test_progress_counts_the_bytes_that_are_read(
+    model: mlstm.TrainedModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("mlstm_jax.progress._SECONDS_BETWEEN_PLAIN_LINES", 0.0)
+    texts = ["a text of any length "] * 500  # 23 bytes after cleaning
+    model.encode(texts, show_progress=True)
+    assert "encode 11.5/11.5 kB" in capsys.readouterr().err
+    model.bits_per_character(texts, show_progress=True)
+    assert "score 11.5/11.5 kB" in capsys.readouterr().err
+
+
 def test_bits_per_character_of_texts(model: mlstm.TrainedModel, run: Run) -> None:
     """The cross-entropy of every byte but the first, text by text, in NumPy."""
     nats, count = 0.0, 0
@@ -238,6 +249,20 @@ def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) 
     train, test = examples(0, 60), examples(100, 30)
     made = model.transfer(train, test, state="mean_h")
     assert made.folder is None
+    # What a notebook shows: the accuracy, its interval and the classes, no arrays.
+    low, high = made.result.interval
+    assert low <= made.result.test <= high < low + 0.4
+    shown = f"test accuracy {made.result.test:.3f} ({low:.3f} to {high:.3f}, 95% of 30 texts)"
+    assert repr(made).startswith(f"Transferred: {shown}; 2 classes ['0', '1']")
+    assert "2 classes ['0', '1']" in repr(made.classifier)
+    assert max(len(repr(one)) for one in (made, made.classifier, model._run)) < 1500
+    # Without test texts a fifth of train is held out, whatever the order.
+    pairs = list(zip(*train, strict=True))
+    one = model.transfer(train, state="mean_h").result
+    other = model.transfer(tuple(zip(*pairs[::-1], strict=True)), state="mean_h").result
+    assert one.texts == {"train": 48, "valid": 0, "test": 12}
+    assert np.sum(one.confusion, axis=1).tolist() == [6, 6]
+    assert other.confusion == one.confusion
     assert made.result.test > 0.9
     assert made.result.state == "mean_h"
     kept = model.transfer(train, test, state="mean_h", out=tmp_path / "out")

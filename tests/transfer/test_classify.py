@@ -26,7 +26,15 @@ from mlstm_jax.run import Run
 from mlstm_jax.transfer import classifier_file, classify
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier, Examples
-from mlstm_jax.transfer.labels import Labelled, Task, of_classes, read_labelled, require_task
+from mlstm_jax.transfer.labels import (
+    Labelled,
+    Task,
+    hold_out,
+    of_classes,
+    read_labelled,
+    require_task,
+    usable,
+)
 
 NAMES = {2: ["0", "1"], 3: ["bad", "good", "so so"]}
 
@@ -491,6 +499,24 @@ def test_features_are_kept_whatever_fails_after_them(
     texts = read_labelled(train, "review", "verdict").texts
     key = feature_file.key_of("abc", Featurizer(run), texts)
     assert feature_file.read_features(out / "features/train.npz", key) is None  # of another model
+
+
+def test_a_fifth_is_held_out_by_content(random: np.random.Generator) -> None:
+    """Of each class, the same in any order, with equal texts on one side and no class lost."""
+    texts = [f"text {n % 90}" for n in range(100)]  # ten twice
+    labels = ["a" if n % 90 < 60 else "b" for n in range(100)]
+    found = Labelled([*texts, "rare", "odd", "odd"], [*labels, "c", "d", "a"])
+    train, held = hold_out(found)
+    assert not set(train.texts) & set(held.texts)
+    assert sorted(train.texts + held.texts) == sorted(found.texts)
+    assert train.task.names == ["a", "b", "c", "d"]
+    count = {name: len({t for t, n in zip(*held[:2], strict=True) if n == name}) for name in "abcd"}
+    assert count == {"a": 12, "b": 6, "c": 0, "d": 0}
+    order = random.permutation(len(found.texts))
+    shuffled = Labelled([found.texts[n] for n in order], [found.labels[n] for n in order])
+    assert set(hold_out(shuffled)[1].texts) == set(held.texts)
+    with pytest.raises(UserError, match=r"^x has 2 texts, too few to hold out a fifth; .* --test"):
+        usable({"train": Labelled(["a", "b"], ["a", "b"])}, {"train": "x"}, "none", "test")
 
 
 def test_features_of_another_reading_or_other_units_have_another_key(run: Run) -> None:

@@ -232,7 +232,7 @@ def test_a_label_of_one_value_in_validation_has_no_threshold(
     ):
         model.transfer(files["train"], files["test"], valid, label_columns=NAMES)
     with pytest.raises(ValueError, match="but the choice of its threshold needs both 1 and 0"):
-        model.finetune(files["train"], valid, tmp_path / "out", label_columns=NAMES)
+        model.finetune(files["train"], valid, out=tmp_path / "out", label_columns=NAMES)
     # In the test texts it may be so; with no yes at all nothing can be measured.
     valid.write_text("text,praise,guitar,bad\na,,0,0\nb,0,0,1\n")
     assert require_task("t", read_labelled(valid, None, NAMES), Task(list(NAMES), several=True))
