@@ -11,7 +11,6 @@ the weights are then converted back to unscaled features. The cell state of a sm
 standard deviation of about 0.1, so the same values of C would shrink all of its weights to zero.
 """
 
-import reprlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -28,6 +27,8 @@ from mlstm_jax.transfer.features import Features
 from mlstm_jax.transfer.labels import Task
 from mlstm_jax.transfer.thresholds import Fitted, LabelScore
 
+_SHOWN = 10  # names of classes
+
 CS = tuple(2.0**power for power in range(-8, 1))
 
 Labels = NDArray[np.int64]  # see `Task.codes`
@@ -42,8 +43,8 @@ class Examples(NamedTuple):
 
 def named(names: Sequence[str], kind: str) -> str:
     """Return how many classes or labels there are, and the first few names."""
-    shown = reprlib.Repr(maxlist=10)
-    return f"{len(names)} {kind} {shown.repr(list(names))}"
+    more = ", ..." if len(names) > _SHOWN else ""
+    return f"{len(names)} {kind}: {', '.join(names[:_SHOWN])}{more}"
 
 
 class Classifier(NamedTuple):

@@ -253,8 +253,8 @@ def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) 
     low, high = made.result.interval
     assert low <= made.result.test <= high < low + 0.4
     shown = f"test accuracy {made.result.test:.3f} ({low:.3f} to {high:.3f}, 95% of 30 texts)"
-    assert repr(made).startswith(f"Transferred: {shown}; 2 classes ['0', '1']")
-    assert "2 classes ['0', '1']" in repr(made.classifier)
+    assert repr(made).startswith(f"Transferred: {shown}; 2 classes: 0, 1")
+    assert "2 classes: 0, 1" in repr(made.classifier)
     assert max(len(repr(one)) for one in (made, made.classifier, model._run)) < 1500
     # Without test texts a fifth of train is held out, whatever the order.
     pairs = list(zip(*train, strict=True))
