@@ -48,7 +48,9 @@ def main(arguments: Sequence[str] | None = None, program: str | None = None) -> 
         error = error or (lost if isinstance(lost, KnownError) else None)
     if error:
         code = error.exit_code
-        print(f"{prefix}: {terminal.message(error)}", file=sys.stderr, flush=True)
+        print(
+            f"{prefix}: {terminal.message(error.for_command or error)}", file=sys.stderr, flush=True
+        )
     if isinstance(error, Interrupted) and arguments is None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)  # A second one ends the process at once.

@@ -10,9 +10,11 @@ class KnownError(Exception):
 
     Attributes:
         exit_code: exit code of the command.
+        for_command: the message that names options; unset: the message itself.
     """
 
     exit_code = 1
+    for_command: str | None = None
 
 
 class UserError(KnownError, ValueError):

@@ -1,15 +1,31 @@
 """Check the arguments of public functions, and name them in messages as Python does."""
 
+import collections.abc
 import functools
+import inspect
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from numbers import Integral, Real
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from types import NoneType, UnionType
+from typing import (
+    Any,
+    Literal,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
 
 from mlstm_jax.config import Config, load_file
 from mlstm_jax.errors import KnownError, UserError
+from mlstm_jax.transfer.labels import read_texts
+
+# Texts in memory; or a file of them, of any kind that `prepare` reads, or Path("-").
+Texts: TypeAlias = Iterable[str] | Path
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
@@ -29,30 +45,86 @@ def in_python(text: str) -> str:
 
 
 def public(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
-    """Make error messages of a function name arguments instead of command-line options."""
+    """Check the types of a function's arguments, and name arguments in messages, not options."""
+    signature = inspect.signature(function)
 
     @functools.wraps(function)
     def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
         try:
+            for name, value in signature.bind(*args, **kwargs).arguments.items():
+                kind = signature.parameters[name].annotation
+                if not _fits(value, kind):
+                    shown = reprlib.repr(value)
+                    if "\n" in shown:  # a table
+                        shown = f"a {type(value).__name__}"
+                    raise UserError(f"{name} is {shown}, but it must be {_words(kind)}.")
             return function(*args, **kwargs)
         except KnownError as error:
+            error.for_command = error.for_command or str(error)
             error.args = (in_python(str(error)), *error.args[1:])
             raise
 
     return wrapped
 
 
-def as_texts(texts: Iterable[str], name: str = "texts") -> list[str]:
-    """Return texts as a list.
+def _fits(value: Any, kind: Any) -> bool:
+    """Return whether an argument has the type of its annotation; NumPy's numbers count, too.
+
+    What is in a list is not looked at, and an Iterable is left to the function.
+    """
+    origin, inner = get_origin(kind) or kind, get_args(kind)
+    if origin in (Union, UnionType):
+        return any(_fits(value, one) for one in inner)
+    if origin is Literal:
+        return isinstance(value, str) and value in inner
+    if origin in (int, float):
+        right = isinstance(value, Integral if origin is int else Real)
+        return right and not isinstance(value, bool)
+    if origin is Sequence:  # a pandas Series, too
+        return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, Set))
+    if origin is Mapping and isinstance(value, Mapping):
+        return all(_fits(k, inner[0]) and _fits(v, inner[1]) for k, v in value.items())
+    if origin is tuple and isinstance(value, tuple):
+        pairs = zip(value, inner, strict=False)
+        return len(value) == len(inner) and all(_fits(one, of) for one, of in pairs)
+    if origin in (bool, Iterable, inspect.Parameter.empty) or not isinstance(origin, type):
+        return True
+    return isinstance(value, origin)
+
+
+def _words(kind: Any) -> str:
+    """Return an annotation in words."""
+    origin, inner = get_origin(kind) or kind, get_args(kind)
+    if origin in (Union, UnionType):
+        *most, last = dict.fromkeys(_words(one) for one in inner if one is not object)
+        return f"{', '.join(most)} or {last}"
+    if origin is Literal:
+        return f"one of {', '.join(map(repr, inner))}"
+    if origin is Mapping:
+        return f"a dict from {_words(inner[0])} to {_words(inner[1])}"
+    if origin is tuple:
+        return f"a tuple of {' and '.join(map(_words, inner))}"
+    known = {int: "an integer", float: "a number", NoneType: "None", object: "any value"}
+    known |= {Sequence: "a list", Iterable: "a list", collections.abc.Callable: "a function"}
+    return known.get(origin) or f"a {origin.__name__}"
+
+
+def as_texts(
+    texts: Texts, name: str = "texts", *, files: bool = True, text_column: str | None = None
+) -> list[str]:
+    """Return texts as a list; those of a file (see `read_texts`), if it is a `Path`.
 
     Raises:
         UserError: `texts` is a single string, which would be read letter by letter; or a table, a
             dict or a set, which would give other texts than those meant; or an item is not a
-            string.
+            string; or a file cannot be read.
     """
     kind = type(texts).__name__
+    if files and isinstance(texts, Path):
+        return read_texts(texts, text_column)
     if isinstance(texts, (str, bytes)):
-        raise UserError(f"{name} is a single {kind}; give a list of texts, [text].")
+        or_file = ", or Path(file)" if files else ""
+        raise UserError(f"{name} is a single {kind}; give a list of texts, [text]{or_file}.")
     is_table = hasattr(texts, "columns") or getattr(texts, "ndim", 1) != 1
     if is_table or isinstance(texts, (Mapping, Set)) or not isinstance(texts, Iterable):
         hint = ", such as one column of the table" if is_table else ""
@@ -61,7 +133,8 @@ def as_texts(texts: Iterable[str], name: str = "texts") -> list[str]:
     wrong = next((n for n, text in enumerate(found) if not isinstance(text, str)), None)
     if wrong is not None:
         raise UserError(
-            f"{name}[{wrong}] has type {type(found[wrong]).__name__}, but it must be a str."
+            f"{name}[{wrong}] has type {type(found[wrong]).__name__}, but it must be a str; leave "
+            'missing texts out, or give "".'
         )
     return found
 
@@ -70,12 +143,10 @@ def as_config(config: Config | str | Path) -> Config:
     """Return a config, or that of a file, which is executed.
 
     Raises:
-        UserError: it is neither, or the file does not exist or has an error.
+        UserError: the file does not exist or has an error.
     """
     if isinstance(config, (str, Path)):
         return load_file(config)
-    if not isinstance(config, Config):
-        raise UserError(f"config has type {type(config).__name__}, but it must be a Config.")
     return config
 
 
@@ -90,17 +161,3 @@ def at_least(name: str, value: int, least: int) -> None:
     """Raise UserError unless a value is an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
         raise UserError(f"{name} is {value!r}, but it must be an integer of at least {least}.")
-
-
-def has_type(kind: type[str | int | float], *, optional: bool = False, **values: object) -> None:
-    """Raise UserError unless each value has a type; NumPy's numbers are int or float, too."""
-    words, wanted = {
-        str: ("a str", str),
-        int: ("an integer", Integral),
-        float: ("a number", Real),
-    }[kind]
-    for name, value in values.items():
-        if value is None and optional:
-            continue
-        if isinstance(value, bool) or not isinstance(value, wanted):
-            raise UserError(f"{name} is {reprlib.repr(value)}, but it must be {words}.")

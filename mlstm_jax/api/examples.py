@@ -38,7 +38,7 @@ def as_labelled(
         if isinstance(one, (str, Path)):
             texts[name], names[name] = read_labelled(Path(one), text_column, column), str(one)
             continue
-        some, labels = as_texts(one[0], f"{name}[0]"), one[1]
+        some, labels = as_texts(one[0], f"{name}[0]", files=False), one[1]
         several = _columns(name, labels, column)
         for values in several.values():
             if len(some) != len(values):

@@ -54,7 +54,7 @@ class Features(TransformerMixin, BaseEstimator):
             ValueError: the model or the state does not exist, or `texts` is a single string.
         """
         if not isinstance(texts, Iterator):
-            as_texts(texts)
+            as_texts(texts, files=False)
         one_of("state", self.state, tuple(STATE_NAMES))
         at_least("batch_size", self.batch_size, 1)
         self._loaded()
@@ -64,7 +64,7 @@ class Features(TransformerMixin, BaseEstimator):
     def transform(self, texts: Iterable[str]) -> NDArray[np.float32]:
         """Return float32 [texts, units]; after `set_output`, a table with the index of `texts`."""
         return self._loaded().encode(
-            as_texts(texts),
+            as_texts(texts, files=False),
             self.state,
             all_layers=self.all_layers,
             batch_size=self.batch_size,

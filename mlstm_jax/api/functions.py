@@ -1,22 +1,22 @@
 """Functions to prepare a corpus, train, sweep and plan."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlstm_jax import environment
-from mlstm_jax.api.arguments import as_config, public
+from mlstm_jax.api.arguments import as_config, at_least, public
 from mlstm_jax.config import Config
 from mlstm_jax.data.corpus import Corpus, SplitName, open_corpus
 from mlstm_jax.data.prepare import prepare as run_prepare
 from mlstm_jax.data.prepare_options import PrepareOptions
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, require
 
 if TYPE_CHECKING:
     from mlstm_jax.api.model import TrainedModel
     from mlstm_jax.planning.plan import Row
     from mlstm_jax.training.sweep import Result
-    from mlstm_jax.training.sweep_file import Runs
 
 Sources = str | Path | Sequence[str | Path]
 
@@ -112,7 +112,7 @@ def train(
 
 @public
 def sweep(
-    runs: "Runs | str | Path",
+    runs: Mapping[tuple[str, str], Config] | str | Path,
     out: str | Path,
     *,
     on_begin: Callable[[int, int, tuple[str, str]], None] = lambda number, total, key: None,
@@ -167,8 +167,10 @@ def plan(
     from mlstm_jax.planning.plan import plan as make_plan
 
     config = as_config(config)
-    if any(count < 1 for count in devices):
-        raise UserError(f"devices is {tuple(devices)}, but each must be at least 1.")
+    for count in devices:
+        at_least("devices", count, 1)
+    is_size = corpus_bytes is None or 0 < corpus_bytes < math.inf
+    require(is_size, "corpus_bytes", corpus_bytes, "above 0, and finite")
     if corpus_bytes is None and Path(config.data.corpus).is_dir():
         corpus_bytes = open_corpus(Path(config.data.corpus)).manifest.splits["train"].bytes
     return make_plan(config, load_machine(Path(machine)), tuple(devices), corpus_bytes)

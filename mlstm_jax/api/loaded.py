@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax import output
 from mlstm_jax import run as runs
-from mlstm_jax.api.arguments import one_of, public
+from mlstm_jax.api.arguments import public
 from mlstm_jax.config import Config
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop import weights
@@ -89,7 +89,6 @@ class LoadedModel:
                 for float16.
             OSError: it cannot be written.
         """
-        one_of("dtype", dtype, get_args(weights.Dtype))
         path = Path(path)
         output.require_file(path, overwrite=overwrite, option="path")
         weights.save(path, runs.as_weights(self._run), dtype)

@@ -6,12 +6,11 @@ from typing import Any
 
 from mlstm_jax import run as runs
 from mlstm_jax import shipped
-from mlstm_jax.api.arguments import one_of, public
+from mlstm_jax.api.arguments import public
 from mlstm_jax.api.examples import Examples, as_labelled
-from mlstm_jax.api.reading import STATES, ReadingModel
+from mlstm_jax.api.reading import ReadingModel
 from mlstm_jax.config import Devices
 from mlstm_jax.data.corpus import SplitName
-from mlstm_jax.errors import UserError
 from mlstm_jax.training import parallel
 from mlstm_jax.training.evaluation import Evaluator, Score, corpus_of
 from mlstm_jax.transfer.features import FeatureState
@@ -53,7 +52,6 @@ class TrainedModel(ReadingModel):
         Raises:
             ValueError: the split or corpus does not exist, or the corpus has changed.
         """
-        one_of("split", split, ("train", "valid", "test"))
         scored = corpus_of(self._run, None if corpus is None else Path(corpus), split).corpus
         devices = self._kept("devices", lambda: parallel.local(Devices()))
         evaluator = self._kept(
@@ -107,7 +105,6 @@ class TrainedModel(ReadingModel):
             ValueError: a file cannot be read, the classes do not match, or `out` holds something
                 else.
         """
-        one_of("state", state, (None, *STATES))
         texts, names = as_labelled(
             {"train": train, "test": test, "valid": valid},
             text_column,
@@ -177,7 +174,7 @@ class TrainedModel(ReadingModel):
 
 
 @public
-def load(path: str | Path, checkpoint: str = "best") -> TrainedModel:
+def load(path: str | Path, checkpoint: str | int = "best") -> TrainedModel:
     """Load a trained model.
 
     Args:
@@ -189,6 +186,4 @@ def load(path: str | Path, checkpoint: str = "best") -> TrainedModel:
         ValueError: the model or the checkpoint does not exist.
         OSError: the checkpoint is damaged.
     """
-    if not isinstance(path, (str, Path)):
-        raise UserError(f"path has type {type(path).__name__}, but it must be a str or a Path.")
     return TrainedModel(runs.load_run(Path(path), str(checkpoint)), str(checkpoint))

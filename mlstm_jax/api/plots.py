@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mlstm_jax.api.arguments import as_texts, one_of, public
+from mlstm_jax.api.arguments import public
 from mlstm_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,8 +36,7 @@ def plot_metrics(
     Raises:
         ValueError: a folder holds no run.
     """
-    one_of("x", x, X)
-    folders = as_texts([str(run) for run in runs], "runs")
+    folders = [str(run) for run in runs]
     if not folders:
         raise UserError("runs is empty; give at least one run folder.")
     try:

@@ -1,16 +1,16 @@
 """A model that reads and writes texts: features, scores, classes, generated text, heat maps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax import shipped
-from mlstm_jax.api.arguments import as_texts, at_least, has_type, one_of, public
+from mlstm_jax.api.arguments import Texts, as_texts, at_least, public
 from mlstm_jax.api.loaded import LoadedModel
 from mlstm_jax.data.documents import clean
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, note
 from mlstm_jax.transfer.classifier_file import (
     Description,
     load_classifier,
@@ -18,14 +18,7 @@ from mlstm_jax.transfer.classifier_file import (
     require_model,
 )
 from mlstm_jax.transfer.classify import Classifier
-from mlstm_jax.transfer.features import (
-    STATE_NAMES,
-    FeatureState,
-    Featurizer,
-    Reading,
-    State,
-    single_states,
-)
+from mlstm_jax.transfer.features import STATE_NAMES, FeatureState, Featurizer, Reading, State
 from mlstm_jax.transfer.generate import as_text
 from mlstm_jax.transfer.generate import generate as run_generate
 from mlstm_jax.transfer.heatmap import Heatmap, heat, score_heat
@@ -33,7 +26,6 @@ from mlstm_jax.transfer.reader import Reader
 from mlstm_jax.transfer.transfer import Transferred
 
 STATES = tuple(STATE_NAMES)
-_OF_A_UNIT = (None, *(state for state in STATES if len(single_states(state)) == 1))
 
 
 class ReadingModel(LoadedModel):
@@ -42,17 +34,19 @@ class ReadingModel(LoadedModel):
     @public
     def encode(
         self,
-        texts: Sequence[str],
+        texts: Texts,
         state: FeatureState = "mean_h",
         *,
         all_layers: bool = False,
         batch_size: int = 64,
+        text_column: str | None = None,
         show_progress: bool = False,
     ) -> NDArray[np.float32]:
         """Return the features of texts (Radford et al. 2017; Puri et al. 2018, section VI).
 
         Args:
-            texts: any number, of any length. Up to rounding, a text's features depend only on that
+            texts: any number, of any length; or a file of them, a `Path`, of any kind that
+                `prepare` reads. Up to rounding, a text's features depend only on that
                 text: not on other texts, their order or `batch_size`. A text that repeats a letter
                 for hundreds of bytes amplifies rounding, which differs between batch sizes.
             state: "c", the cell state, or "h" after the last byte; or "mean_h", the mean of h over
@@ -60,6 +54,7 @@ class ReadingModel(LoadedModel):
                 or "c+mean_h", first all of c and then all of mean_h.
             all_layers: use every layer, the lowest first; otherwise only the top one.
             batch_size: texts read at a time, over all devices.
+            text_column: field or column of the text in a file; unset: text, sentence, ...
             show_progress: on standard error.
 
         Returns:
@@ -69,24 +64,25 @@ class ReadingModel(LoadedModel):
             ValueError: `texts` is a single string or has an item that is not a string, or the
                 state does not exist.
         """
-        found = as_texts(texts)
-        one_of("state", state, STATES)
+        found = as_texts(texts, text_column=text_column)
         at_least("batch_size", batch_size, 1)
         name = "encode" if show_progress else None
         return self._read(found, state, all_layers=all_layers, rows=batch_size, name=name).features
 
     @public
-    def bits_per_character(self, texts: Sequence[str], *, show_progress: bool = False) -> float:
+    def bits_per_character(
+        self, texts: Texts, *, text_column: str | None = None, show_progress: bool = False
+    ) -> float:
         """Return the mean bits per byte of texts, each read on its own from a zero state.
 
         Every byte after cleaning counts, except the first of each text, which nothing predicts. A
         short text therefore costs more than the same bytes in a corpus, where `evaluate` carries
-        the state.
+        the state. For the arguments see `encode`.
 
         Raises:
             ValueError: `texts` is a single string, or there is no byte to score.
         """
-        found = as_texts(texts)
+        found = as_texts(texts, text_column=text_column)
         name = "score" if show_progress else None
         read = self._read(found, None, all_layers=False, rows=None, name=name, score=True)
         if not read.scored_N.any():
@@ -123,14 +119,6 @@ class ReadingModel(LoadedModel):
         Raises:
             ValueError: an argument is out of range.
         """
-        has_type(str, prompt=prompt, stop=stop)
-        has_type(int, bytes=bytes, seed=seed)
-        has_type(int, optional=True, top_k=top_k)
-        has_type(float, temperature=temperature)
-        has_type(float, optional=True, top_p=top_p)
-        for unit, value in (set_unit or {}).items():
-            has_type(int, set_unit=unit)
-            has_type(float, set_unit=value)
         pieces = run_generate(
             self._run,
             prompt,
@@ -177,10 +165,6 @@ class ReadingModel(LoadedModel):
                 of units is given for a score or the reverse; or the model reads ahead, so that it
                 has no score after each character.
         """
-        one_of("state", state, _OF_A_UNIT)
-        has_type(str, text=text)
-        has_type(int, optional=True, unit=unit, layer=layer)
-        has_type(float, optional=True, scale=scale)
         reader = self._kept("read", lambda: Reader(self._run))
         if (unit is None) == (score is None):
             raise UserError("give either unit or score.")
@@ -196,42 +180,53 @@ class ReadingModel(LoadedModel):
     @public
     def classify(
         self,
-        texts: Sequence[str],
+        texts: Texts,
         classifier: Transferred | str | Path | None = None,
         *,
+        text_column: str | None = None,
         show_progress: bool = False,
     ) -> list[dict[str, float]]:
         """Return the probability of each class, or of yes for each of several labels, by name.
 
-        A text that is blank after cleaning has NaN for all. The classifier of a model of the
-        package warns of texts that are unlike those that it knows, such as other languages.
+        A text that is blank after cleaning gets none, an empty dict, and a warning counts them. The
+        classifier of a model of the package warns of texts that are unlike those that it knows,
+        such as other languages.
 
         Args:
-            texts: any number, of any length.
+            texts: see `encode`.
             classifier: what `transfer` returned, or its folder, or classifier/ of `finetune`;
                 unset: the one that comes with a model of the package.
+            text_column: of a file; unset: that of the classifier's training texts.
             show_progress: on standard error.
 
         Raises:
             ValueError: the classifier does not exist, or was created with other parameters.
         """
-        found = as_texts(texts)
         if classifier is None and (classifier := shipped.classifier(self.path)) is None:
             raise UserError("this model comes with no classifier; give one that `transfer` made.")
         chosen, about = self._classifier(classifier)
+        found = as_texts(texts, text_column=text_column or about.text_column)
         name = "classify" if show_progress else None
         read = self._read(
             found,
             about.state,
             all_layers=about.all_layers,
-            rows=64,
+            rows=None,
             name=name,
             score=bool(about.familiar),
         )
         note_unlike(about, read)
-        probabilities = chosen.probabilities(read.features)
-        probabilities[[not clean(text, self._run.cleaning) for text in found]] = np.nan
-        return [dict(zip(chosen.classes, row, strict=True)) for row in probabilities.tolist()]
+        rows = chosen.probabilities(read.features).tolist()
+        blank = [not clean(text, self._run.cleaning) for text in found]
+        if any(blank):
+            note(
+                f"{sum(blank):,} of {len(found):,} texts are blank and get no label, the first is "
+                f"number {blank.index(True) + 1:,}."
+            )
+        return [
+            {} if is_blank else dict(zip(chosen.classes, row, strict=True))
+            for row, is_blank in zip(rows, blank, strict=True)
+        ]
 
     def _read(
         self,
@@ -258,10 +253,6 @@ class ReadingModel(LoadedModel):
         """Return a classifier and its features; UserError unless it belongs to this model."""
         if isinstance(given, Transferred):
             classifier, about, name = given.classifier, given.about, "the classifier"
-        elif not isinstance(given, (str, Path)):
-            raise UserError(
-                f"the classifier is {given!r}, but it must be what transfer returned, or a folder."
-            )
         else:
             (classifier, about), name = load_classifier(Path(given)), str(given)
         require_model(name, classifier, about, self._run, "this model")

@@ -108,54 +108,35 @@ def classify(
     require_files(source)
     import csv
 
-    from mlstm_jax.data.documents import clean
-    from mlstm_jax.run import load_run
+    from mlstm_jax.api.model import load
     from mlstm_jax.transfer import classifier_file
-    from mlstm_jax.transfer.features import Featurizer
     from mlstm_jax.transfer.labels import read_texts
 
     if out:
         output.require_file(out, source, overwrite=overwrite)
     chosen, about = classifier_file.load_classifier(classifier)
     texts = read_texts(source, text_column or about.text_column)
-    loaded = load_run(run, checkpoint)
-    classifier_file.require_model(classifier, chosen, about, loaded, run)
-    featurizer = Featurizer(
-        loaded, states=(about.state,), all_layers=about.all_layers, score=bool(about.familiar)
-    )
-    found = featurizer.read(texts, "classify")
+    found = load(run, checkpoint).classify(texts, classifier, show_progress=True)
     # A file or another program gets labels unchanged; for a terminal they are escaped.
     to_people = not out and sys.stdout.isatty()
     names = [one_line(name) for name in chosen.classes] if to_people else chosen.classes
     labels = [_column(name) for name in names] if chosen.thresholds else ["label"]
     header = ["record", "text", *labels, *(f"p({name})" for name in names)]
-    blank = [not clean(text, loaded.cleaning) for text in texts]
     with _written(out) as file:
         # Python quotes a carriage return within a field only if lines end with one.
         writer = csv.writer(_Lines(file), lineterminator="\r\n")
         writer.writerow(header)
-        rows = zip(
-            texts,
-            blank,
-            chosen.predict(found.features),
-            chosen.probabilities(found.features),
-            strict=True,
-        )
-        for number, (text, is_blank, answer, row) in enumerate(rows, 1):
-            shown = one_line(text) if to_people else text
-            given = answer.tolist() if chosen.thresholds else [names[answer]]
-            cells = [*given, *(f"{p:.4f}" for p in row)]
-            writer.writerow([number, shown, *([""] * len(cells) if is_blank else cells)])
+        for number, (text, by_name) in enumerate(zip(texts, found, strict=True), 1):
+            shown, row = one_line(text) if to_people else text, list(by_name.values())
+            if not row:
+                given: list[object] = [""] * (len(header) - 2)
+            elif chosen.thresholds:
+                given = [int(p >= least) for p, least in zip(row, chosen.thresholds, strict=True)]
+            else:
+                given = [names[row.index(max(row))]]
+            writer.writerow([number, shown, *given, *(f"{p:.4f}" for p in row)])
     if out:
         show(f"{out}: {len(texts):,} texts")
-    classifier_file.note_unlike(about, found)
-    if any(blank):
-        first = blank.index(True) + 1
-        print(
-            f"note: records without text: {sum(blank):,} of {len(texts):,}, the first is record "
-            f"{first:,}; they get no label.",
-            file=sys.stderr,
-        )
 
 
 def _column(label: str) -> str:

@@ -130,6 +130,7 @@ def vary(config: Config, **fields: Any) -> Config:
     Raises:
         UserError: there is no such field, or a value is invalid.
     """
+    require(isinstance(config, Config), "config", config, "a Config")
     sections: dict[str, dict[str, Any]] = {}
     whole: dict[str, Any] = {}
     for name, value in fields.items():

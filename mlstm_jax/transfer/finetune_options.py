@@ -1,8 +1,11 @@
 """How to fine-tune a model: one declaration for Python and for the command line."""
 
+import math
 from dataclasses import dataclass
 
+from mlstm_jax import fields
 from mlstm_jax.config import Compute
+from mlstm_jax.errors import require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,3 +32,14 @@ class FinetuneOptions:
     dropout: float = 0.2
     seed: int = 0
     compute: Compute | None = None
+
+    def __post_init__(self) -> None:
+        """Raise UserError if an option is of the wrong type or out of range."""
+        fields.require_types(self)
+        for name in ("epochs", "learning_rate"):
+            value = getattr(self, name)
+            require(0 < value < math.inf, name, value, "above 0, and finite")
+        require(0 <= self.label_weight < math.inf, "label_weight", self.label_weight, "0 or more")
+        for name in ("batch", "window"):
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        require(0 <= self.dropout < 1, "dropout", self.dropout, "from 0 to below 1")

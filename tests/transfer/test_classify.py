@@ -354,7 +354,9 @@ def test_transfer_and_classify_from_the_outside(
     odd.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     odd_command = ["classify", str(run.folder), str(out), str(odd), "--text-column", "text"]
     cli.main([*odd_command, "--out", str(labelled), "--overwrite"])
-    assert "records without text: 2 of 5, the first is record 2" in capsys.readouterr().err
+    assert (
+        "2 of 5 texts are blank and get no label, the first is number 2" in capsys.readouterr().err
+    )
     assert b"\r\n" not in labelled.read_bytes()
     with labelled.open(newline="") as file:
         found = list(csv.DictReader(file))
