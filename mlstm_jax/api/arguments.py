@@ -82,7 +82,7 @@ def _fits(value: Any, kind: Any) -> bool:
         return right and not isinstance(value, bool)
     if origin is Sequence:  # a pandas Series, too
         return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, Set))
-    if origin is Mapping and isinstance(value, Mapping):
+    if origin in (Mapping, dict) and isinstance(value, Mapping):
         return all(_fits(k, inner[0]) and _fits(v, inner[1]) for k, v in value.items())
     if origin is tuple and isinstance(value, tuple):
         pairs = zip(value, inner, strict=False)
@@ -100,11 +100,16 @@ def _words(kind: Any) -> str:
         return f"{', '.join(most)} or {last}"
     if origin is Literal:
         return f"one of {', '.join(map(repr, inner))}"
-    if origin is Mapping:
+    if origin in (Mapping, dict):
         return f"a dict from {_words(inner[0])} to {_words(inner[1])}"
     if origin is tuple:
         return f"a tuple of {' and '.join(map(_words, inner))}"
-    known = {int: "an integer", float: "a number", NoneType: "None", object: "any value"}
+    known: dict[Any, str] = {
+        int: "an integer",
+        float: "a number",
+        NoneType: "None",
+        object: "any value",
+    }
     known |= {Sequence: "a list", Iterable: "a list", collections.abc.Callable: "a function"}
     return known.get(origin) or f"a {origin.__name__}"
 

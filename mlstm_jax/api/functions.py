@@ -112,7 +112,7 @@ def train(
 
 @public
 def sweep(
-    runs: Mapping[tuple[str, str], Config] | str | Path,
+    runs: dict[tuple[str, str], Config] | str | Path,
     out: str | Path,
     *,
     on_begin: Callable[[int, int, tuple[str, str]], None] = lambda number, total, key: None,
