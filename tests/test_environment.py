@@ -97,7 +97,7 @@ def test_a_folder_that_others_may_write_in_is_not_used(
 def test_what_jax_lacks_to_start_is_said(
     shell: str, words: str, command_environment: dict[str, str]
 ) -> None:
-    line = f"{shell} {sys.executable} -m mlstm_jax generate reviews-768 --length 1"
+    line = f"{shell} {sys.executable} -m mlstm_jax generate reviews-768 --bytes 1"
     done = subprocess.run(
         ["bash", "-c", line], env=command_environment, capture_output=True, text=True, check=False
     )
