@@ -87,7 +87,7 @@ def _fits(value: Any, kind: Any) -> bool:
     if origin is tuple and isinstance(value, tuple):
         pairs = zip(value, inner, strict=False)
         return len(value) == len(inner) and all(_fits(one, of) for one, of in pairs)
-    if origin in (bool, Iterable, inspect.Parameter.empty) or not isinstance(origin, type):
+    if origin in (Any, bool, Iterable, inspect.Parameter.empty) or not isinstance(origin, type):
         return True
     return isinstance(value, origin)
 

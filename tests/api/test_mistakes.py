@@ -77,7 +77,9 @@ def test_texts_come_in_any_list_or_file(
                 "temperature": (NAN, -1, None),
                 "top_k": (0, 1.5),
                 "top_p": (0, NAN, "x"),
-                "set_unit": ({9999: 1}, {-1: 1}, {0: NAN}, {True: 1}, {"3": 1}, [3], "3=1"),
+                "set_unit": (
+                    {9999: 1}, {-1: 1}, {0: NAN}, {True: 1}, {"3": 1}, {3: "a"}, [3], "3=1",
+                ),
                 "stop": ("ab", b"a", None),
                 "prompt": (None, b"x", 3),
             }.items()
@@ -104,7 +106,8 @@ def test_texts_come_in_any_list_or_file(
             ("train", lambda m, p, train=train: m.transfer(train))
             for train in (
                 None, 3, [("a", 1)], (TEXTS, LABELS, LABELS), (TEXTS, None), (TEXTS, 1),
-                (TEXTS, "ab" * 9), (TEXTS, [*LABELS, 1]), (TEXTS, [None] * 18), ([], []),
+                (TEXTS, "ab" * 9), ("a", [1]), (TEXTS, [*LABELS, 1]), (TEXTS, [None] * 18),
+                ([], []),
                 (["a", None], [1, 0]), (TEXTS, {1: LABELS}), (TEXTS, {"a": 3}), "none.csv",
             )
         ),

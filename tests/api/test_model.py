@@ -130,7 +130,7 @@ def test_a_heat_map_shows_itself(model: mlstm.TrainedModel, tmp_path: Path) -> N
     [
         (
             lambda m: m.encode("one text"),
-            r"texts is a single str; give a list of texts, \[text\]\.",
+            r"texts is a single str; give a list of texts, \[text\], or Path\(file\)\.",
         ),
         (lambda m: m.encode(b"bytes"), "texts is a single bytes"),
         (lambda m: m.encode(["a", 3]), r"texts\[1\] has type int"),
@@ -144,8 +144,6 @@ def test_a_heat_map_shows_itself(model: mlstm.TrainedModel, tmp_path: Path) -> N
         (lambda m: m.generate(bytes=5.5), r"^bytes is 5\.5, but it must be an integer"),
         (lambda m: m.generate(seed=1.5), r"^seed is 1\.5"),
         (lambda m: m.generate(stop=None), "^stop is None, but it must be a str"),
-        (lambda m: m.generate(set_unit={"3": 1}), "^set_unit is '3', but it must be an integer"),
-        (lambda m: m.generate(set_unit={3: "a"}), "^set_unit is 'a', but it must be a number"),
         (lambda m: m.generate(top_k=0), r"^top_k is 0, but it must be 1 or more"),
         (lambda m: m.generate(stop="ab"), r"^stop is b'ab', but it must be a single byte"),
         (lambda m: m.generate(["a"]), r"prompt is \['a'\], but it must be a str"),
@@ -157,12 +155,9 @@ def test_a_heat_map_shows_itself(model: mlstm.TrainedModel, tmp_path: Path) -> N
         (lambda m: m.heatmap("a", 1, label="good"), "label is for score; leave it out"),
         (lambda m: m.heatmap("a", score="x", layer=1), "layer is for unit; leave it out"),
         (lambda m: m.heatmap("a", 1).save("heat.txt"), r"heat\.txt: a heat map is an \.html or"),
-        (lambda m: m.classify(["a"], 3), "the classifier is 3, but it must be what transfer"),
-        (lambda m: mlstm.load(None), "path has type NoneType"),
         (lambda m: m.heatmap("a"), "give either unit or score"),
         (lambda m: m.evaluate("dev"), "split is 'dev', but it must be one of 'train', 'valid'"),
         (lambda m: m.transfer((["a"], [1, 2]), (["a"], [1])), "train has 1 texts, but 2 labels"),
-        (lambda m: m.transfer(("a", [1]), (["a"], [1])), r"train\[0\] is a single str"),
         (lambda m: m.transfer((["a", "b"], [1, 1]), (["a"], [1])), "only the label 1"),
         (
             lambda m: m.transfer((["a", "b"], [1, None]), (["a"], [1])),
@@ -256,7 +251,7 @@ def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) 
     shown = f"test accuracy {made.result.test:.3f} ({low:.3f} to {high:.3f}, 95% of 30 texts)"
     assert repr(made).startswith(f"Transferred: {shown}; 2 classes: 0, 1")
     assert "2 classes: 0, 1" in repr(made.classifier)
-    assert max(len(repr(one)) for one in (made, made.classifier, model._run)) < 1500
+    assert "array(" not in repr([made, made.classifier, model._run])
     # Without test texts a fifth of train is held out, whatever the order.
     pairs = list(zip(*train, strict=True))
     one = model.transfer(train, state="mean_h").result
