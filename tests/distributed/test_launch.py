@@ -92,7 +92,14 @@ START: dict[str, Callable[[str], list[Call]]] = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in LAUNCH.iterdir()))
+@pytest.mark.parametrize(
+    "name",
+    [
+        # `make test` has the one without a stand-in.
+        pytest.param(path.name, marks=() if path.name == "by_hand.sh" else pytest.mark.slow)
+        for path in sorted(LAUNCH.iterdir())
+    ],
+)
 def test_a_file_of_launch_starts_a_run(
     name: str,
     corpus: Path,
