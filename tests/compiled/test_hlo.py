@@ -50,3 +50,16 @@ ENTRY %main (a: bf16[2,3]) -> (f32[4], s8[]) {
     assert found["b.1"].called == ("some.2",)
     assert found["d"].operands == ("b.1", "c")
     assert found["d"].is_root
+
+
+def test_a_product_reads_the_bits_of_a_stack_as_its_own_type() -> None:
+    text = """
+ENTRY %main (a: u16[2,3], d: bf16[2,4]) -> f32[3,4] {
+  %a = u16[2,3]{1,0} parameter(0)
+  %b = bf16[2,3]{1,0} bitcast(%a)
+  %c = bf16[3,2]{0,1} transpose(%b), dimensions={1,0}
+  %d = bf16[2,4]{1,0} parameter(1)
+  ROOT %e = f32[3,4]{1,0} dot(%c, %d), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+"""
+    assert [one.operands for one in products(hlo.parse(text))] == [("bf16", "bf16")]
