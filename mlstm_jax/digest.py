@@ -78,7 +78,7 @@ def _inner(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def to_json(values: Mapping[str, Any]) -> str:
     """Return an object as the text of a file, with its checksum."""
-    return json.dumps(sealed(values), indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(sealed(values), indent=2) + "\n"
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
