@@ -207,7 +207,8 @@ def reading_programs() -> dict[str, Compiled]:
     carry, bytes_BT = model.init_carry(64), np.zeros((64, 32), np.uint8)
     mask_BT, reset_B = np.zeros((64, 32), np.bool_), np.zeros(64, np.bool_)
     batch = EvaluationBatch(bytes_BT, bytes_BT, mask_BT, reset_B, np.zeros(64, np.uint32))
-    sums = (carry, np.zeros((64, 1, 512), np.float32))
+    sums = (carry, np.zeros((64, 1, 512), np.float32), np.zeros(64, np.float32))
+    count_B = np.zeros(64, np.int32)
     held = generate.Held(np.zeros(512, np.bool_), np.zeros(512, np.float32))  # type: ignore[arg-type]
     how = generate.Sampling(*(np.float32(1), np.int32(256), np.float32(2)))  # type: ignore[arg-type]
     logits_BV, keys = np.zeros((64, 256), np.float32), np.zeros((64, 2), np.uint32)
@@ -223,8 +224,8 @@ def reading_programs() -> dict[str, Compiled]:
         ),
         "features": compile_program(
             machine,
-            features._make_step(model, mean=True),
-            (params, sums, (bytes_BT, np.zeros(64, np.int32))),
+            features._make_step(model, mean=True, score=True),
+            (params, sums, (bytes_BT, count_B, bytes_BT, count_B)),
             donate=(1,),
         ),
         "generation": compile_program(machine, block, (params, carry, logits_BV, keys)),
