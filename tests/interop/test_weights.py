@@ -286,7 +286,7 @@ def test_a_byte_without_a_symbol_is_refused_by_name(
         (lambda: model.generate("MK", stop="*"), "stop"),
         (lambda: model.evaluate(corpus=tmp_path / "c"), " split"),
         (lambda: mlstm.train(config), " split"),
-        (lambda: model.finetune(labelled, labelled, tmp_path / "f"), "text 2"),
+        (lambda: model.finetune(labelled, labelled, out=tmp_path / "f"), "text 2"),
     ):
         with pytest.raises(ValueError, match=rf"{place}, are none .*'[*-]' \("):
             call()

@@ -71,7 +71,7 @@ def test_it_says_when_texts_are_unlike_those_that_it_knows(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """In Python, in the notes of the command and on the page; a few English words are like them."""
-    like = [*GOOD, *BAD, "good", "Great!", "not bad at all", ""]
+    like = [*GOOD, *BAD, "good", "Great!", "not bad at all"]
     with warnings.catch_warnings(action="error"):
         model.classify(like)
     with pytest.warns(Note, match="3 of 5 texts, the first number 2, are unlike"):
