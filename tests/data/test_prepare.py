@@ -371,7 +371,7 @@ def test_ten_kills_at_random_moments_leave_the_old_corpus_or_none(
     left, removed = 0, not there
     for _ in range(10):
         process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
-        time.sleep(generator.uniform(0.1, 1) * duration)
+        time.sleep(generator.uniform(0.3, 1) * duration)
         process.kill()
         process.wait()
         left += bool(list(out.parent.glob(".out.*")) or list((tmp_path / "temp").glob("*")))
