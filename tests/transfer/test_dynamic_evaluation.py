@@ -347,7 +347,14 @@ def test_another_test_text_changes_no_choice_and_what_was_chosen_can_be_given(
     monkeypatch.setattr(DynamicEvaluator, "__call__", noted)
 
     def evaluate(name: str, *more: str) -> dict[str, Any]:
-        options = ["--corpus", str(shifted / f"with_{name}"), "--dynamic", "--json", str(file)]
+        options = [
+            "--corpus",
+            str(shifted / f"with_{name}"),
+            "--dynamic",
+            "--json",
+            str(file),
+            "--overwrite",
+        ]
         cli.main(["evaluate", str(run.folder), *options, *more])
         return json.loads(file.read_text())["dynamic"]
 
