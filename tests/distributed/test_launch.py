@@ -26,7 +26,8 @@ for pid in "${{pids[@]}}"; do wait "$pid" || code=$?; done
 exit ${{code:-0}}
 """
 STUBS = {
-    "mpirun": """[ "$1 $3" = "-np --oversubscribe" ] || exit 64; size=$2; shift 3"""
+    "mpirun": """
+[ "$1 $3 $4 $5" = "-np --oversubscribe -x MLSTM_JAX_SECRET" ] || exit 64; size=$2; shift 5"""
     + _EACH.format(names="OMPI_COMM_WORLD_SIZE=$size OMPI_COMM_WORLD_RANK=$n"),
     "srun": """[ "$1" = "--kill-on-bad-exit=0" ] || exit 64; size=$SLURM_NTASKS; shift"""
     + _EACH.format(names="SLURM_STEP_NUM_TASKS=$size SLURM_PROCID=$n"),
