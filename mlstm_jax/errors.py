@@ -1,8 +1,10 @@
 """Errors whose message is all that a user needs: the command prints it without a traceback."""
 
+import difflib
 import errno
 import os
 import warnings
+from collections.abc import Iterable
 
 
 class KnownError(Exception):
@@ -21,6 +23,18 @@ class UserError(KnownError, ValueError):
     """A mistake in the user's input: the message states what is wrong, where, and what to do."""
 
     exit_code = 2
+
+
+def nearest(word: str, known: Iterable[str]) -> list[str]:
+    """Return at most two known names that resemble a word in any case, the nearest first."""
+    names = {name.casefold(): name for name in known}
+    return [names[one] for one in difflib.get_close_matches(word.casefold(), names, n=2)]
+
+
+def question(names: Iterable[str]) -> str:
+    """Return the end of a message: "; did you mean A or B?", or an empty string."""
+    joined = " or ".join(names)
+    return f"; did you mean {joined}?" if joined else ""
 
 
 def require(holds: bool, name: str, value: object, rule: str) -> None:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from mlstm_jax.config import Config, Data, Model, Optimizer, Train
+from mlstm_jax.data.prepare import prepare
 
 config = Config(
     out="runs/quickstart",
@@ -34,8 +35,6 @@ def prepare_corpus() -> None:
     """Create the corpus unless it exists."""
     folder = Path(config.data.corpus)
     if not folder.exists():
-        from mlstm_jax.data.prepare import prepare
-
         prepare(["pydoc:"], folder, split=SPLIT)
 
 

@@ -21,12 +21,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from mlstm_jax import __version__, config_text, environment, output, shipped, suggestion
+from mlstm_jax import __version__, config_text, environment, output, shipped
 from mlstm_jax.checkpoints.checkpoint import Checkpoints
 from mlstm_jax.config import Config
 from mlstm_jax.data.corpus import Corpus, SplitName
 from mlstm_jax.data.documents import Cleaning, clean
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, nearest, question
 from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import ModelWeights
 from mlstm_jax.model.language_model import LanguageModel, Parameters, unknown_bytes
@@ -143,7 +143,7 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
         # A hub's name is OWNER/MODEL.
         is_hub = len(name.parts) == 2 and not name.parent.exists() and name.parent.name not in ours
         hub = " Names of the Hugging Face hub are not read." if is_hub else ""
-        near = suggestion.question(suggestion.nearest(str(folder), ours)) or "."
+        near = question(nearest(str(folder), ours)) or "."
         raise UserError(
             f"{folder} is not a run folder: it has no config.json. Give the --out of `mlstm-jax "
             f"train` or `import`, such as runs/mine, or a model of the package, {', '.join(ours)}"

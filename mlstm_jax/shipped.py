@@ -12,8 +12,7 @@ import json
 from pathlib import Path
 from typing import Literal, get_args
 
-from mlstm_jax import suggestion
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, nearest, question
 
 Kind = Literal["config", "sweep", "machine", "flags", "model"]
 
@@ -60,7 +59,7 @@ def find(path: Path, kind: Kind) -> Path:
         return path
     if str(path) in known:
         return known[str(path)]
-    near = suggestion.question(suggestion.nearest(path.stem, known)) or "."
+    near = question(nearest(path.stem, known)) or "."
     raise UserError(
         f"{path} does not exist, and the package has no {kind} of that name{near} "
         "`mlstm-jax configs` lists all names."

@@ -7,8 +7,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from mlstm_jax.errors import KnownError, UserError
-from mlstm_jax.suggestion import nearest, question
+from mlstm_jax.errors import KnownError, UserError, nearest, question
 
 _UNKNOWN_FIELD = re.compile(
     r"(?P<kind>\w+)\.__init__\(\) got an unexpected keyword argument '(?P<field>\w+)'"

@@ -26,7 +26,7 @@ LAYERS = [
     {"model"},
     {"digest"},
     {"fields", "output", "precision", "progress", "quiet", "shipped"},
-    {"address", "errors", "interruption", "suggestion", "terminal"},
+    {"address", "errors", "interruption", "terminal"},
 ]
 
 
@@ -77,6 +77,21 @@ def test_no_import_runs_upwards() -> None:
 def test_no_modules_import_each_other_in_a_circle() -> None:
     """Not even late, inside a function."""
     TopologicalSorter(graph()).prepare()
+
+
+def late_imports(path: Path) -> Iterator[str]:
+    """The package's modules that a file imports inside a function."""
+    for function in ast.walk(ast.parse(path.read_text())):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            for node in ast.walk(function):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mlstm_jax"):
+                    yield f"{path.relative_to(PACKAGE)}: {node.module}"
+
+
+def test_few_imports_are_inside_functions() -> None:
+    """Only the table of commands, and what needs an optional package or a long time to import."""
+    found = [one for path in PACKAGE.rglob("*.py") for one in late_imports(path)]
+    assert len(found) <= 20, found
 
 
 def test_every_module_has_a_layer() -> None:

@@ -3,20 +3,24 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlstm_jax import environment
 from mlstm_jax.api.arguments import as_config, at_least, public
+from mlstm_jax.api.model import TrainedModel, load
 from mlstm_jax.config import Config
 from mlstm_jax.data.corpus import Corpus, SplitName, open_corpus
 from mlstm_jax.data.prepare import prepare as run_prepare
 from mlstm_jax.data.prepare_options import PrepareOptions
 from mlstm_jax.errors import UserError, require
-
-if TYPE_CHECKING:
-    from mlstm_jax.api.model import TrainedModel
-    from mlstm_jax.planning.plan import Row
-    from mlstm_jax.training.sweep import Result
+from mlstm_jax.planning.machine import load_machine
+from mlstm_jax.planning.plan import Row
+from mlstm_jax.planning.plan import plan as make_plan
+from mlstm_jax.run import initial_parameters
+from mlstm_jax.training import sweep as sweeps
+from mlstm_jax.training import sweep_file
+from mlstm_jax.training.loop import train as run_train
+from mlstm_jax.training.sweep import Result
 
 Sources = str | Path | Sequence[str | Path]
 
@@ -94,10 +98,6 @@ def train(
             raise UserError(f"callbacks has {callback!r}, but each must be a function.")
     config = as_config(config)
     environment.prepare(config.devices, deterministic=config.train.deterministic)
-    from mlstm_jax.api.model import load
-    from mlstm_jax.run import initial_parameters
-    from mlstm_jax.training.loop import train as run_train
-
     folder = run_train(
         config,
         initial=initial_parameters(config),
@@ -134,13 +134,9 @@ def sweep(
     Raises:
         ValueError: a folder holds a run of another config.
     """
-    from mlstm_jax.training import sweep_file
-
     if isinstance(runs, (str, Path)):
         runs = sweep_file.load_sweep(Path(runs))
     sweep_file.prepare(runs)
-    from mlstm_jax.training import sweep as sweeps
-
     return sweeps.sweep(runs, Path(out), on_begin=on_begin, owns_process=owns_process)
 
 
@@ -163,9 +159,6 @@ def plan(
     Raises:
         ValueError: the description is invalid, or the batch cannot be divided among the devices.
     """
-    from mlstm_jax.planning.machine import load_machine
-    from mlstm_jax.planning.plan import plan as make_plan
-
     config = as_config(config)
     for count in devices:
         at_least("devices", count, 1)

@@ -6,8 +6,7 @@ from typing import Any
 
 from mlstm_jax import run as runs
 from mlstm_jax import shipped
-from mlstm_jax.api.arguments import public
-from mlstm_jax.api.examples import Examples, as_labelled
+from mlstm_jax.api.arguments import Examples, as_labelled, public
 from mlstm_jax.api.reading import ReadingModel
 from mlstm_jax.config import Devices
 from mlstm_jax.data.corpus import SplitName

@@ -8,13 +8,13 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from mlstm_jax.data.sources import Source, check_source
+
 RunFolder = Annotated[Path, Positional, arg(metavar="RUN")]
 
 
 def require_files(*paths: Path | None) -> None:
     """Raise UserError unless all text files can be opened; call it before loading a model."""
-    from mlstm_jax.data.sources import Source, check_source
-
     for path in paths:
         if path:
             check_source(Source(str(path)))

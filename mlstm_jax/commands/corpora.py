@@ -3,17 +3,19 @@
 import json
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
+from mlstm_jax.data import corpus as corpora
+from mlstm_jax.data import summary
+from mlstm_jax.data.advice import advice
+from mlstm_jax.data.corpus import SplitName, format_corpus, open_corpus
+from mlstm_jax.data.prepare import prepare as run_prepare
 from mlstm_jax.data.prepare_options import PrepareOptions
 from mlstm_jax.errors import UserError
 from mlstm_jax.interruption import interruptible
 from mlstm_jax.terminal import show
-
-if TYPE_CHECKING:
-    from mlstm_jax.data.corpus import SplitName
 
 _OfSplit = arg(metavar="SOURCE [SOURCE ...]", help_behavior_hint="")
 
@@ -50,10 +52,6 @@ def prepare(
     sources = sources or [name for some in given.values() for name in some]
 
     with interruptible(signal.SIGINT, signal.SIGTERM, note=lambda: "no temporary files are left"):
-        from mlstm_jax.data.advice import advice
-        from mlstm_jax.data.corpus import format_corpus, open_corpus
-        from mlstm_jax.data.prepare import prepare as run_prepare
-
         run_prepare(given or sources, out, corpus, overwrite=overwrite, show_progress=True)
     made = open_corpus(out)
     show(format_corpus(made))
@@ -79,9 +77,6 @@ def inspect(
         samples: documents to show.
         json_: write everything, and the count of every byte value, as JSON instead.
     """
-    from mlstm_jax.data import corpus as corpora
-    from mlstm_jax.data import summary
-
     for name, value in (("batch", batch), ("window", window)):
         if value < 1:
             raise UserError(f"--{name} is {value}, but it must be at least 1.")

@@ -3,29 +3,33 @@
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from tyro.conf import arg
 
 from mlstm_jax import output
 from mlstm_jax.commands import RunFolder
+from mlstm_jax.config import Devices
+from mlstm_jax.data.corpus import Corpus, SplitName
 from mlstm_jax.errors import KnownError, UserError
+from mlstm_jax.progress import ProgressLine
+from mlstm_jax.run import Run, load_run
 from mlstm_jax.terminal import show
-
-if TYPE_CHECKING:
-    from mlstm_jax.data.corpus import Corpus, SplitName
-    from mlstm_jax.progress import ProgressLine
-    from mlstm_jax.run import Run
-    from mlstm_jax.training.dynamic_evaluation import (
-        DynamicEvaluator,
-        DynamicResult,
-        DynamicScore,
-        Rule,
-        RuleName,
-        Setting,
-        Stream,
-    )
-    from mlstm_jax.training.evaluation import Score
+from mlstm_jax.training import parallel
+from mlstm_jax.training.dynamic_evaluation import (
+    STATIC,
+    DynamicEvaluator,
+    DynamicResult,
+    DynamicScore,
+    Rule,
+    RuleName,
+    Setting,
+    Stream,
+    best,
+    grid,
+    statistics_places,
+)
+from mlstm_jax.training.evaluation import Evaluator, Score, corpus_of
 
 
 class _Options(NamedTuple):
@@ -74,9 +78,6 @@ def evaluate(
     _require_options(options, split, dynamic=dynamic)
     if json_path:
         output.require_file(json_path, overwrite=overwrite, option="--json")
-    from mlstm_jax.run import load_run
-    from mlstm_jax.training.evaluation import corpus_of
-
     loaded = load_run(run, checkpoint)
     splits: tuple[SplitName, ...] = ("train", "valid", split) if dynamic else (split,)
     opened, is_own = corpus_of(loaded, corpus, *splits)
@@ -148,10 +149,6 @@ def _require_options(options: _Options, split: str, *, dynamic: bool) -> None:
 
 
 def _static(loaded: "Run", opened: "Corpus", split: "SplitName") -> "Score":
-    from mlstm_jax.config import Devices
-    from mlstm_jax.training import parallel
-    from mlstm_jax.training.evaluation import Evaluator
-
     devices = parallel.local(Devices())
     window = loaded.config.data.window
     evaluator = Evaluator(loaded.model, opened.split(split), window, devices, opened.stop)
@@ -164,8 +161,6 @@ def _static(loaded: "Run", opened: "Corpus", split: "SplitName") -> "Score":
 
 def _line(name: str, stream: "Stream", windows: int | None = None) -> "ProgressLine":
     """Return a progress line of the bytes of some windows of a stream, by default of all."""
-    from mlstm_jax.progress import ProgressLine
-
     return ProgressLine(name, _bytes(stream, windows or stream.steps), of_bytes=True)
 
 
@@ -184,16 +179,6 @@ def _dynamic(
         KnownError: the loss is not finite.
     """
     import jax
-
-    from mlstm_jax.config import Devices
-    from mlstm_jax.training import parallel
-    from mlstm_jax.training.dynamic_evaluation import (
-        STATIC,
-        DynamicEvaluator,
-        DynamicResult,
-        Setting,
-        best,
-    )
 
     _require_splits(opened, options)
     if jax.local_device_count() > 1:
@@ -238,8 +223,6 @@ def _require_splits(opened: "Corpus", options: _Options) -> None:
 
 def _rule(evaluator: "DynamicEvaluator", opened: "Corpus", name: "RuleName") -> tuple["Rule", int]:
     """Return the rule of this name, and the number of windows of its statistics."""
-    from mlstm_jax.training.dynamic_evaluation import statistics_places
-
     if name == "sgd":
         return evaluator.sgd(), 0
     train = evaluator.stream(opened.split("train"))
@@ -252,8 +235,6 @@ def _search(
     evaluator: "DynamicEvaluator", stream: "Stream", rule: "Rule", name: "RuleName"
 ) -> list["DynamicScore"]:
     """Score the validation split with every setting of the grid."""
-    from mlstm_jax.training.dynamic_evaluation import grid
-
     settings = grid(name)
     scores: list[DynamicScore] = []
     with _line("choose on validation", stream, len(settings) * stream.steps) as progress:

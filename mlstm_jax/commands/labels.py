@@ -9,12 +9,18 @@ from typing import IO, Annotated
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from mlstm_jax import output
+from mlstm_jax.api.model import load
 from mlstm_jax.commands import (
     RunFolder,
     require_files,
 )
+from mlstm_jax.run import load_run
 from mlstm_jax.terminal import one_line, show
+from mlstm_jax.transfer import classifier_file
+from mlstm_jax.transfer.finetune import finetune as run_finetune
 from mlstm_jax.transfer.finetune_options import FinetuneOptions
+from mlstm_jax.transfer.labels import columns_of, read_labelled, read_texts
+from mlstm_jax.transfer.report import label_table
 
 
 def finetune(
@@ -51,11 +57,6 @@ def finetune(
         checkpoint: of the finished run, for the classifier: best (by validation BPC), or latest.
     """
     require_files(train, valid, test)
-    from mlstm_jax.run import load_run
-    from mlstm_jax.transfer.finetune import finetune as run_finetune
-    from mlstm_jax.transfer.labels import columns_of, read_labelled
-    from mlstm_jax.transfer.report import label_table
-
     column = columns_of(label_column, label_columns)
     output.require_folder(out)
     given = {"train": train, "valid": valid, "test": test}
@@ -107,10 +108,6 @@ def classify(
     """
     require_files(source)
     import csv
-
-    from mlstm_jax.api.model import load
-    from mlstm_jax.transfer import classifier_file
-    from mlstm_jax.transfer.labels import read_texts
 
     if out:
         output.require_file(out, source, overwrite=overwrite)

@@ -3,19 +3,29 @@
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
 from mlstm_jax import output, shipped
+from mlstm_jax import run as runs
 from mlstm_jax.commands import RunFolder
 from mlstm_jax.errors import UserError
+from mlstm_jax.interop import nvidia, openai, unirep, weights
+from mlstm_jax.report import report as make_report
+from mlstm_jax.run import Run, load_run, read_config, write_imported
 from mlstm_jax.terminal import show
-
-if TYPE_CHECKING:
-    from mlstm_jax.run import Run
-    from mlstm_jax.transfer.classifier_file import Description
-    from mlstm_jax.transfer.classify import Classifier
+from mlstm_jax.training.memory import parameter_count
+from mlstm_jax.transfer import classifier_file
+from mlstm_jax.transfer.classifier_file import Description
+from mlstm_jax.transfer.classify import Classifier
+from mlstm_jax.transfer.generate import as_text
+from mlstm_jax.transfer.generate import generate as run_generate
+from mlstm_jax.transfer.heatmap import heat, require_suffix, score_heat, write
+from mlstm_jax.transfer.reader import Reader
+from mlstm_jax.transfer.running_score import shown_label
+from mlstm_jax.view.server import bind, serve
+from mlstm_jax.view.viewer import Viewer
 
 
 def report(run: RunFolder, corpus: Path | None = None) -> None:
@@ -25,8 +35,6 @@ def report(run: RunFolder, corpus: Path | None = None) -> None:
         run: run folder, or a model of the package.
         corpus: corpus folder; unset: the one it was trained on.
     """
-    from mlstm_jax.report import report as make_report
-
     show("\n" + make_report(run, corpus))
 
 
@@ -62,10 +70,6 @@ def generate(
         seed: the same seed gives the same texts; 0 to 4,294,967,295.
         checkpoint: best (by validation BPC), latest, or a step.
     """
-    from mlstm_jax.run import load_run
-    from mlstm_jax.transfer.generate import as_text
-    from mlstm_jax.transfer.generate import generate as run_generate
-
     held = dict(_held(text) for text in set_unit)
     loaded = load_run(run, checkpoint)
     pieces = run_generate(
@@ -149,10 +153,6 @@ def heatmap(
         checkpoint: best (by validation BPC), latest, or a step.
         overwrite: replace OUT if it exists.
     """
-    from mlstm_jax.run import load_run
-    from mlstm_jax.transfer.heatmap import heat, require_suffix, score_heat, write
-    from mlstm_jax.transfer.reader import Reader
-
     if (unit is None) == (score is None):
         raise UserError("give either --unit or --score, a unit's number or a classifier's folder.")
     output.require_file(out, file, overwrite=overwrite)
@@ -187,8 +187,6 @@ def heatmap(
 
 def _classifier_of(folder: Path, loaded: "Run", run: Path) -> "tuple[Classifier, Description]":
     """Return a classifier and its features; UserError unless it was created with the run."""
-    from mlstm_jax.transfer import classifier_file
-
     classifier, about = classifier_file.load_classifier(folder)
     classifier_file.require_model(folder, classifier, about, loaded, run)
     return classifier, about
@@ -221,11 +219,6 @@ def view(
         import uvicorn as _  # noqa: F401, F811
     except ImportError as error:
         raise UserError(f"the page needs {error.name}: pip install 'mlstm-jax[view]'") from error
-    from mlstm_jax.run import load_run
-    from mlstm_jax.transfer.running_score import shown_label
-    from mlstm_jax.view.server import bind, serve
-    from mlstm_jax.view.viewer import Viewer
-
     if not classifier and (classifier := shipped.classifier(run)):
         score = True
     if (score or label) and not classifier:
@@ -261,10 +254,6 @@ def import_(
         source: the folder or file.
         out: run folder to create.
     """
-    from mlstm_jax.interop import nvidia, openai, unirep, weights
-    from mlstm_jax.run import read_config, write_imported
-    from mlstm_jax.training.memory import parameter_count
-
     readers = {
         "openai": openai.read_openai,
         "nvidia": nvidia.read_nvidia,
@@ -304,9 +293,6 @@ def export(
         checkpoint: best (by validation BPC), latest, or a step.
         overwrite: replace OUT if it exists.
     """
-    from mlstm_jax import run as runs
-    from mlstm_jax.interop import weights
-
     ending = format or (out.suffix.removeprefix(".") if out else "safetensors")
     out = out or Path(f"{run.resolve().name}.{ending}")
     if out.suffix != f".{ending}":

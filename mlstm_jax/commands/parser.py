@@ -8,14 +8,14 @@ import keyword
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from mlstm_jax import __version__, environment, suggestion, terminal
+from mlstm_jax import __version__, environment, terminal
 from mlstm_jax.data.prepare_options import SplitWeights
-from mlstm_jax.errors import Note
+from mlstm_jax.errors import Note, nearest, question
 from mlstm_jax.quiet import silence
 
 # Each command is a function of its name in this module of commands/, imported when it is run: most
@@ -137,15 +137,30 @@ def _options(name: str) -> list[str]:
     return [name.rstrip("_").replace("_", "-") for name in names]
 
 
+def _of_short(word: str, options: Iterable[str]) -> list[str]:
+    """Return at most two options that a shortened one may stand for, the shortest first.
+
+    The word may be the initials or the beginning of the last part of a dotted option:
+    ``lr`` stands for ``optimizer.learning-rate``.
+    """
+    found = []
+    for option in options:
+        last = option.rpartition(".")[2]
+        initials = "".join(part[0] for part in last.split("-"))
+        if word and (word == initials or (len(word) > 1 and last.startswith(word))):
+            found.append(option)
+    return sorted(found, key=len)[:2]
+
+
 def _explain_short(name: str, rest: Sequence[str]) -> None:
     """Suggest options for an abbreviated one; the parser itself only suggests for misspelt ones."""
     options = _options(name)
     for word in rest:
         given = word.partition("=")[0]
         if given.startswith("--") and given[2:] not in options:
-            found = [f"--{option}" for option in suggestion.of_short(given[2:], options)]
+            found = [f"--{option}" for option in _of_short(given[2:], options)]
             if found:
-                asked = suggestion.question(found)
+                asked = question(found)
                 terminal.show(f"mlstm-jax {name}: unknown option {given}{asked}", file=sys.stderr)
 
 
@@ -163,7 +178,7 @@ def run(words: Sequence[str], program: str | None) -> None:
         print(f"mlstm-jax {__version__}")
         return
     if name not in _COMMANDS:
-        near = suggestion.question(suggestion.nearest(name, _COMMANDS)) or "."
+        near = question(nearest(name, _COMMANDS)) or "."
         more = "`mlstm-jax --help` lists the commands."
         terminal.show(f"mlstm-jax: unknown command {name!r}{near} {more}", file=sys.stderr)
         sys.exit(2)

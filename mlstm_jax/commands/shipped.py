@@ -7,9 +7,9 @@ from typing import Annotated, get_args
 
 from tyro.conf import Positional, arg
 
-from mlstm_jax import config_text, output, shipped, suggestion
+from mlstm_jax import config_text, output, shipped
 from mlstm_jax.commands import training
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, nearest, question
 from mlstm_jax.terminal import show
 
 _HEADINGS: dict[shipped.Kind, str] = {
@@ -54,7 +54,7 @@ def configs(
         return
     known = shipped.files()
     if name not in known:
-        near = suggestion.question(suggestion.nearest(name, known)) or "."
+        near = question(nearest(name, known)) or "."
         raise UserError(
             f"the package has no config, sweep, machine, flags or model {name!r}{near} "
             "`mlstm-jax configs` lists all names."

@@ -13,25 +13,32 @@ from typing import Annotated
 import tyro
 from tyro.conf import Positional, arg
 
-from mlstm_jax import output
+from mlstm_jax import config as configs
+from mlstm_jax import config_text, environment, output, quickstart
 from mlstm_jax.commands import models
+from mlstm_jax.compiled import deviceless, summary
+from mlstm_jax.data.corpus import open_corpus
+from mlstm_jax.distributed.process_info import process_info
 from mlstm_jax.errors import UserError, require
+from mlstm_jax.planning import plan as planning
+from mlstm_jax.planning.machine import load_machine, with_measured_rate
+from mlstm_jax.planning.recommend import recommend
+from mlstm_jax.progress import ProgressLine
+from mlstm_jax.run import initial_parameters
 from mlstm_jax.terminal import show
+from mlstm_jax.training import phases, sweep_file
+from mlstm_jax.training import schedule as schedules
+from mlstm_jax.training import sweep as sweeps
+from mlstm_jax.training.loop import train as run_train
 
 
 def train(arguments: Sequence[str], program: str) -> None:
     """Train a model or resume an unfinished run; without a config, train the quickstart."""
-    from mlstm_jax import config_text, environment, quickstart
-
     config, resume, reset_carry = config_text.parse(arguments, quickstart.config, program)
     environment.prepare(config.devices, deterministic=config.train.deterministic)
     is_quickstart = config.data.corpus == quickstart.config.data.corpus
     if is_quickstart and not resume:
         quickstart.prepare_corpus()
-    from mlstm_jax.distributed.process_info import process_info
-    from mlstm_jax.run import initial_parameters
-    from mlstm_jax.training.loop import train as run_train
-
     this = process_info(config.distributed, os.environ)
     run = run_train(
         config,
@@ -67,14 +74,10 @@ def sweep(
         out: folder of the tables and of the run folders, OUT/ROW/COLUMN.
         table_only: train nothing; write the tables of the existing runs.
     """
-    from mlstm_jax.training import sweep_file
-
     runs = sweep_file.load_sweep(spec)
     if not table_only:
         sweep_file.prepare(runs)
     output.require_folder(out)
-    from mlstm_jax.training import sweep as sweeps
-
     if not table_only:
 
         def on_begin(number: int, total: int, key: tuple[str, str]) -> None:
@@ -87,12 +90,6 @@ def sweep(
 
 def plan(arguments: Sequence[str], program: str) -> None:
     """Estimate the time, memory and cost of a config on a machine."""
-    from mlstm_jax import config as configs
-    from mlstm_jax import config_text, quickstart
-    from mlstm_jax.data.corpus import open_corpus
-    from mlstm_jax.planning import plan as planning
-    from mlstm_jax.planning.machine import load_machine, with_measured_rate
-
     default, rest = config_text.take_file(arguments, quickstart.config)
 
     @dataclass(frozen=True, kw_only=True)
@@ -149,9 +146,6 @@ def plan(arguments: Sequence[str], program: str) -> None:
     made = {"machine": machine.name, "rows": planning.as_json(rows)}
     show(planning.format_plan(config, machine, rows, corpus_bytes))
     if given.compile:
-        from mlstm_jax.compiled import deviceless, summary
-        from mlstm_jax.progress import ProgressLine
-
         deviceless.require()
         with ProgressLine("compile", len(rows)) as progress:
             compiled = summary.compile_plan(
@@ -171,9 +165,6 @@ def _require_bytes(count: float | None) -> None:
 
 def schedule(arguments: Sequence[str], program: str) -> None:
     """Show the learning rate of a config over its run, as a table or a plot."""
-    from mlstm_jax import config as configs
-    from mlstm_jax import config_text, quickstart
-
     default, rest = config_text.take_file(arguments, quickstart.config)
 
     @dataclass(frozen=True, kw_only=True)
@@ -199,10 +190,6 @@ def schedule(arguments: Sequence[str], program: str) -> None:
         "CONFIG (`mlstm-jax schedule CONFIG`), a file or a name that `mlstm-jax configs` lists, "
         "sets the fields, and the options override them, as with train.",
     )
-    from mlstm_jax.data.corpus import open_corpus
-    from mlstm_jax.training import phases
-    from mlstm_jax.training import schedule as schedules
-
     if given.plot:
         output.require_file(given.plot, overwrite=given.overwrite, option="--plot")
     require(given.gpus >= 1, "--gpus", given.gpus, "at least 1")
@@ -214,8 +201,6 @@ def schedule(arguments: Sequence[str], program: str) -> None:
     else:
         stretches = phases.expected_stretches(config, given.corpus_bytes)
     if given.recommend:
-        from mlstm_jax.planning.recommend import recommend
-
         show(recommend(config, stretches))
         return
     drawn = schedules.draw(config.optimizer, stretches)

@@ -11,7 +11,14 @@ from mlstm_jax.commands import RunFolder, require_files
 from mlstm_jax.errors import UserError
 from mlstm_jax.interruption import interruptible
 from mlstm_jax.output import require_file
+from mlstm_jax.run import load_run
 from mlstm_jax.terminal import show
+from mlstm_jax.transfer import feature_file
+from mlstm_jax.transfer.features import Featurizer
+from mlstm_jax.transfer.labels import columns_of, read_labelled, read_texts
+from mlstm_jax.transfer.report import REPORT
+from mlstm_jax.transfer.transfer import require_out
+from mlstm_jax.transfer.transfer import transfer as run_transfer
 
 FeatureState = Literal["c", "h", "mean_h", "c+mean_h"]
 
@@ -47,11 +54,6 @@ def features(
         overwrite: replace OUT if it exists.
     """
     require_files(source)
-    from mlstm_jax.run import load_run
-    from mlstm_jax.transfer import feature_file
-    from mlstm_jax.transfer.features import Featurizer
-    from mlstm_jax.transfer.labels import read_texts
-
     if out.suffix != ".npz":
         raise UserError(f"--out {out} does not end in .npz; give such a name.")
     require_file(out, source, overwrite=overwrite)
@@ -108,12 +110,6 @@ def transfer(
         checkpoint: best (by validation BPC), latest, or a step.
     """
     require_files(train, valid, test)
-    from mlstm_jax.run import load_run
-    from mlstm_jax.transfer.labels import columns_of, read_labelled
-    from mlstm_jax.transfer.report import REPORT
-    from mlstm_jax.transfer.transfer import require_out
-    from mlstm_jax.transfer.transfer import transfer as run_transfer
-
     given = {"train": train, "test": test, "valid": valid}
     paths = {name: path for name, path in given.items() if path}
     require_out(out, state or ("c",))

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import Positional, arg
 
 from mlstm_jax.errors import UserError
+from mlstm_jax.progress import console
 from mlstm_jax.terminal import one_line
+from mlstm_jax.training.metrics import by_kind, read_metrics, runs_in
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,8 +35,6 @@ def watch(
     """
     from rich.live import Live
 
-    from mlstm_jax.progress import console
-
     if not runs:
         raise UserError("give at least one run folder, such as runs/quickstart.")
     _folders(runs)
@@ -50,8 +50,6 @@ def watch(
 
 def _folders(runs: tuple[Path, ...]) -> dict[str, Path]:
     """Return the run folders by displayed name."""
-    from mlstm_jax.training.metrics import runs_in
-
     return {
         given.name if folder == given else f"{given.name}/{folder.relative_to(given)}": folder
         for given in runs
@@ -73,8 +71,6 @@ def table(runs: tuple[Path, ...]) -> "Table":
 
 
 def _row(folder: Path) -> list[str]:
-    from mlstm_jax.training.metrics import by_kind, read_metrics
-
     of_kind = by_kind(read_metrics(folder / "metrics.jsonl"))
     last = of_kind["train"][-1] if of_kind["train"] else {}
     scored = of_kind["eval"][-1] if of_kind["eval"] else {}

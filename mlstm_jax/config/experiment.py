@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlstm_jax import shipped, suggestion, user_python
+from mlstm_jax import shipped, user_python
 from mlstm_jax.config.optimizer import Optimizer
 from mlstm_jax.config.sections import Data, Devices, Distributed
 from mlstm_jax.config.train import Phase, Train
-from mlstm_jax.errors import UserError, require
+from mlstm_jax.errors import UserError, nearest, question, require
 from mlstm_jax.fields import require_types
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.mlstm import MLSTM
@@ -152,6 +152,6 @@ def vary(config: Config, **fields: Any) -> Config:
 def _require_field(section: object, name: str) -> None:
     names = [one.name for one in dataclasses.fields(section)]  # type: ignore[arg-type]
     if name not in names:
-        near = suggestion.question(suggestion.nearest(name, names))
+        near = question(nearest(name, names))
         shown = near or f"; its fields are {', '.join(names)}."
         raise UserError(f"{type(section).__name__} has no field {name!r}{shown}")

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO, NamedTuple
 
-from mlstm_jax import suggestion
 from mlstm_jax.data.documents import (
     Document,
     Recipe,
@@ -32,7 +31,7 @@ from mlstm_jax.data.records import (
 from mlstm_jax.data.rejects import Rejects
 from mlstm_jax.data.sources import FASTA, STDIN, Source, check_source
 from mlstm_jax.data.tables import csv_records
-from mlstm_jax.errors import UserError, note
+from mlstm_jax.errors import UserError, nearest, note, question
 
 LONGEST_LINE = 2**28  # bytes; a longer one is probably not text
 _LINES_A_REPORT = 1000
@@ -118,12 +117,10 @@ class _Seen:
                 f"{why}: it is {shown} of them. Write a string there, or name another field with "
                 f"--text-column; the fields seen are {', '.join(self._fields)}."
             )
-        near = dict.fromkeys(
-            name for one in self._columns for name in suggestion.nearest(one, self._fields)
-        )
+        near = dict.fromkeys(name for one in self._columns for name in nearest(one, self._fields))
         return UserError(
             f"{why}; the fields seen are {', '.join(self._fields) or '(none)'}. Name the right one "
-            f"with --text-column{suggestion.question(near) or '.'}"
+            f"with --text-column{question(near) or '.'}"
         )
 
 

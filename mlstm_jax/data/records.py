@@ -4,9 +4,9 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from mlstm_jax import suggestion
 from mlstm_jax.data.documents import Record, Reject, Unit
 from mlstm_jax.data.sources import Source
+from mlstm_jax.errors import nearest, question
 
 EXCERPT = 80  # characters
 
@@ -29,10 +29,10 @@ def no_column(
     option: str = "--text-column",
 ) -> str:
     """Return the message about a table without any of the wanted columns."""
-    near = dict.fromkeys(n for name in wanted for n in suggestion.nearest(name, columns))
+    near = dict.fromkeys(n for name in wanted for n in nearest(name, columns))
     return (
         f"{source}: no column {' or '.join(wanted)}; its columns are {', '.join(columns)}. Name "
-        f"the right one with {option}{suggestion.question(near) or '.'}"
+        f"the right one with {option}{question(near) or '.'}"
     )
 
 

@@ -16,11 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import cross_val_score
-from sklearn.multiclass import OneVsRestClassifier
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
 from mlstm_jax.transfer import thresholds
 from mlstm_jax.transfer.features import Features
@@ -147,6 +142,12 @@ class Classifier(NamedTuple):
 def _pipeline(classes: int, C: float) -> Any:
     """Return the unfitted estimator; more than two classes are classified one against the rest."""
     # l1_ratio=1 is the L1 penalty; the seed fixes the order of liblinear's coordinates.
+    # Importing scikit-learn takes a second, and applying a classifier does not need it.
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.multiclass import OneVsRestClassifier
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
     logistic = LogisticRegression(
         l1_ratio=1.0, C=C, solver="liblinear", random_state=0, max_iter=1000
     )
@@ -232,6 +233,8 @@ def _score(train: Examples, valid: Examples | None, classes: list[str], C: float
     """Return the accuracy on validation data, or without such data by cross-validation."""
     if valid is not None:
         return fit(train, classes, C).score(valid)
+    from sklearn.model_selection import cross_val_score
+
     folds = thresholds.folds(train.labels, [f"class {name!r}" for name in classes])
     values = train.features.astype(np.float64)
     return float(cross_val_score(_pipeline(len(classes), C), values, train.labels, cv=folds).mean())

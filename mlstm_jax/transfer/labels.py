@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax import suggestion
 from mlstm_jax.data.documents import Cleaning, Recipe, clean, label_of, rating_of
 from mlstm_jax.data.readers import read_documents
 from mlstm_jax.data.sources import FASTA, Source
-from mlstm_jax.errors import UserError, note
+from mlstm_jax.errors import UserError, nearest, note, question
 
 _SHOWN = 5
 MISSING = -1  # of yes or no, 1 or 0
@@ -152,10 +151,10 @@ def read_labelled(
     for name in names:
         if not any(label_of(_plain(value)) for value in values[name]):
             option = "--label-column" if isinstance(column, str) else "--label-columns"
-            near = suggestion.nearest(name, seen.keys() - {name})
+            near = nearest(name, seen.keys() - {name})
             raise UserError(
                 f"{path}: no record has a label in {name!r}; give the field or column of the "
-                f"labels with {option}{suggestion.question(near) or '.'}"
+                f"labels with {option}{question(near) or '.'}"
             )
     if not isinstance(column, str):
         return of_columns(texts, values, [f"{path}, record {number:,}" for number in numbers])
@@ -293,7 +292,7 @@ def require_task(
             raise UserError(f"{path}: every label is 0 or missing in every text; add texts with 1.")
     elif not is_train:
         if unknown := [label for label in found.task.names if label not in task.names]:
-            near = suggestion.question(suggestion.nearest(unknown[0], task.names))
+            near = question(nearest(unknown[0], task.names))
             raise UserError(
                 f"{path} has the label {unknown[0]!r}, which the training texts do not have; "
                 f"theirs: {', '.join(task.names[:_SHOWN])}"

@@ -3,9 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax import suggestion
 from mlstm_jax.data.documents import clean
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, nearest, question
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.features import single_states
@@ -58,6 +57,6 @@ def shown_label(classifier: Classifier, label: str | None) -> str:
     """
     if label is None or label in classifier.classes:
         return label if label is not None else classifier.classes[-1]
-    near = suggestion.question(suggestion.nearest(label, classifier.classes)) or "."
+    near = question(nearest(label, classifier.classes)) or "."
     known = ", ".join(classifier.classes)
     raise UserError(f"the classifier has no class or label {label!r}{near} It has {known}.")

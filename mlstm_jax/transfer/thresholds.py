@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.metrics import average_precision_score, precision_recall_fscore_support
-from sklearn.model_selection import StratifiedKFold
 
 from mlstm_jax.errors import UserError
 from mlstm_jax.transfer.labels import MISSING
@@ -85,8 +83,10 @@ def best_thresholds(answers_NK: Answers, yes_NK: Floats) -> list[float]:
     return [best_threshold(answers, yes)[0] for yes, answers in known]
 
 
-def folds(labels: Answers, names: Sequence[str]) -> StratifiedKFold:
+def folds(labels: Answers, names: Sequence[str]) -> Any:
     """Return the folds of cross-validation; UserError if a label, by its name, has one text."""
+    from sklearn.model_selection import StratifiedKFold
+
     counts = np.bincount(labels)
     if counts.min() < 2:
         raise UserError(
@@ -119,6 +119,8 @@ def choose(
     Raises:
         UserError: a label has too few texts for cross-validation.
     """
+    from sklearn.metrics import average_precision_score
+
     chosen = []
     for k, label in enumerate(labels):
         inputs, answers = _known(*train, k)
@@ -147,6 +149,8 @@ def measure(
     answers_NK: Answers, yes_NK: Floats, thresholds: Sequence[float], labels: Sequence[str]
 ) -> list[LabelScore]:
     """Return how well thresholds on probabilities answer each label, without missing answers."""
+    from sklearn.metrics import average_precision_score, precision_recall_fscore_support
+
     scores = []
     for k, (label, threshold) in enumerate(zip(labels, thresholds, strict=True)):
         yes, answers = _known(yes_NK[:, k], answers_NK, k)

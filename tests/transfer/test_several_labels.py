@@ -14,7 +14,7 @@ import pytest
 
 import mlstm_jax as mlstm
 from mlstm_jax import cli, digest
-from mlstm_jax.api.examples import as_labelled
+from mlstm_jax.api.arguments import as_labelled
 from mlstm_jax.data.corpus import differing, open_corpus
 from mlstm_jax.errors import UserError
 from mlstm_jax.run import Run, load_run
