@@ -19,13 +19,13 @@ import jax
 import measure
 import numpy as np
 
-from mlstm_jax import config_text
 from mlstm_jax.config import Config, Phase, load_file, vary
+from mlstm_jax.config import text as config_text
 from mlstm_jax.data.stream import Batch
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.training import optimizer, parallel, schedule
+from mlstm_jax.training.begin import fresh_state
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.training.start import fresh_state
 from mlstm_jax.training.step import make_train_step
 
 

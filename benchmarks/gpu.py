@@ -108,8 +108,8 @@ def train(out: Path, seconds: float, small: bool) -> None:
     environment.prepare(Devices())
     import measure
 
+    from mlstm_jax.guard import Interrupted
     from mlstm_jax.training import loop, metrics
-    from mlstm_jax.training.signals import Interrupted
 
     folder = out / "run"
     config = Config(

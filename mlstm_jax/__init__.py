@@ -16,7 +16,7 @@ Data flows one way, and imports point downwards only::
     model/                 the kinds of models, one a file; the language model   (no data)
     data/                  sources, readers, documents → prepare → corpus → shards → order →
                            stream, evaluation_stream   (no jax)
-    config/                what one experiment is; config_text.py, config_differences.py
+    config/                what one experiment is, as JSON, and on the command line
     fields.py, output.py   checked input, atomic output
 
 docs/architecture.md has every file, and tests/test_layers.py the order of the layers.

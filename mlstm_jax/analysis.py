@@ -19,8 +19,8 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.optimize import minimize_scalar
 
-from mlstm_jax import config_text
 from mlstm_jax.config import Config
+from mlstm_jax.config import text as config_text
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import metrics
 

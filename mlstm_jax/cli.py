@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from mlstm_jax import terminal
 from mlstm_jax.errors import KnownError, explained
-from mlstm_jax.interruption import Interrupted, interruptible
+from mlstm_jax.guard import Interrupted, interruptible
 
 
 def main(arguments: Sequence[str] | None = None, program: str | None = None) -> None:

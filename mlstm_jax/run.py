@@ -21,9 +21,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from mlstm_jax import __version__, config_text, environment, output, shipped
+from mlstm_jax import __version__, environment, output, shipped
 from mlstm_jax.checkpoints.checkpoint import Checkpoints
 from mlstm_jax.config import Config
+from mlstm_jax.config import text as config_text
 from mlstm_jax.data.corpus import Corpus, SplitName
 from mlstm_jax.data.documents import Cleaning, clean
 from mlstm_jax.errors import UserError, nearest, question

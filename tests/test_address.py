@@ -2,9 +2,8 @@
 
 import pytest
 
-from mlstm_jax import address
-from mlstm_jax.address import Address
 from mlstm_jax.config import Distributed
+from mlstm_jax.config.sections import Address, parse_address
 from mlstm_jax.errors import UserError
 
 
@@ -20,7 +19,7 @@ from mlstm_jax.errors import UserError
     ],
 )
 def test_an_address_is_read_and_written(text: str, expected: Address) -> None:
-    assert address.parse(text) == expected
+    assert parse_address(text) == expected
     assert str(expected) == text
     assert Distributed(coordinator=text).coordinator == text
 

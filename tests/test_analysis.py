@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlstm_jax import config_text
 from mlstm_jax.config import Config, Data
+from mlstm_jax.config import text as config_text
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import metrics
 

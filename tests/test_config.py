@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mlstm_jax import config as configs
-from mlstm_jax import config_differences, config_text, digest, fields, quickstart
+from mlstm_jax import digest, fields, quickstart
 from mlstm_jax.config import (
     Config,
     Data,
@@ -24,6 +24,7 @@ from mlstm_jax.config import (
     Train,
     vary,
 )
+from mlstm_jax.config import text as config_text
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.flax_cells import FlaxCell
@@ -162,7 +163,7 @@ def test_differences_part_what_forbids_a_resume_from_what_does_not() -> None:
         optimizer=Optimizer(learning_rate=1.0),
         distributed=Distributed(coordinator="node1:8476", processes=4, index=2),
     )
-    found = config_differences.differences(old, new)
+    found = config_text.differences(old, new)
     assert found.forbidden == ["model.hidden: 4096 → 8"]
     assert found.resets_carry == ["data.batch: 128 → 64"]
     assert found.allowed == ["optimizer.learning_rate: 0.0005 → 1.0"]
@@ -175,7 +176,7 @@ def test_the_batch_that_phases_replace_decides_nothing() -> None:
     with pytest.raises(UserError, match=r"phases\.batch is 6, which 4 devices in 3"):
         configs.resolve_batch(config, 4)
     other = vary(config, data__batch=64, data__window=32, data__shards=8)
-    assert config_differences.differences(config, other) == (
+    assert config_text.differences(config, other) == (
         [],
         ["data.shards: 1000 → 8"],
         ["data.window: 256 → 32"],  # of evaluation
@@ -318,7 +319,7 @@ def test_a_transformer_has_the_places_that_its_windows_train(kind: str) -> None:
 
 def test_a_run_keeps_its_kind_of_model() -> None:
     old, new = Config(), Config(model=configs.LSTM(hidden=8), data=Data(batch=64))
-    found = config_differences.differences(old, new)
+    found = config_text.differences(old, new)
     assert found.forbidden == ["model: model:mlstm → model:lstm"]
     assert found.resets_carry == ["data.batch: 128 → 64"]
 

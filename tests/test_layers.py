@@ -21,12 +21,11 @@ LAYERS = [
     {"interop", "checkpoints"},
     {"distributed", "environment"},
     {"data"},
-    {"config_differences", "config_text"},
     {"config", "user_python"},
     {"model"},
     {"digest"},
-    {"fields", "output", "precision", "progress", "quiet", "shipped"},
-    {"address", "errors", "interruption", "terminal"},
+    {"fields", "guard", "output", "precision", "progress", "quiet", "shipped"},
+    {"errors", "terminal"},
 ]
 
 

@@ -8,7 +8,7 @@ import pytest
 from mlstm_jax import cli, config, shipped
 from mlstm_jax.errors import UserError
 from mlstm_jax.planning.machine import load_machine
-from mlstm_jax.training import sweep_file
+from mlstm_jax.training import sweep
 
 FOLDER = Path(__file__).parent.parent / "configs"
 
@@ -32,7 +32,7 @@ def test_all_files_are_found_and_no_two_share_a_name() -> None:
 
 def test_a_name_is_that_of_its_own_kind() -> None:
     assert config.load_file("small_512") == config.load_file(FOLDER / "small_512.py")
-    assert len(sweep_file.load_sweep(Path("puri_fig5"))) > 1
+    assert len(sweep.load_sweep(Path("puri_fig5"))) > 1
     assert load_machine(Path("h200")) == load_machine(FOLDER / "machines/h200.json")
     with pytest.raises(UserError, match="puri_fig5 does not exist, and the package has no config"):
         config.load_file("puri_fig5")
@@ -82,7 +82,7 @@ def test_a_config_or_sweep_that_is_copied_out_still_loads(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Some vary a config that ships, and must find it from any folder."""
-    for kind, load in (("sweep", sweep_file.load_sweep), ("config", config.load_file)):
+    for kind, load in (("sweep", sweep.load_sweep), ("config", config.load_file)):
         for name in shipped.files(kind):
             folder = tmp_path / name  # of its own, without those that it may need
             folder.mkdir()

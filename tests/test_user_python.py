@@ -6,7 +6,7 @@ import pytest
 
 from mlstm_jax.config import load_file
 from mlstm_jax.errors import UserError
-from mlstm_jax.training import sweep_file
+from mlstm_jax.training import sweep
 
 HEAD = "from mlstm_jax.config import *\n\n"
 
@@ -29,7 +29,7 @@ HEAD = "from mlstm_jax.config import *\n\n"
         ("config = Config(model=Model(hidden=0))", r"line 3: model.hidden is 0, but it must be"),
     ],
 )
-@pytest.mark.parametrize("load", [load_file, sweep_file.load_sweep])
+@pytest.mark.parametrize("load", [load_file, sweep.load_sweep])
 def test_the_line_and_the_field_are_named(load, code: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(HEAD + code + "\n")

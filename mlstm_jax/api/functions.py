@@ -18,7 +18,6 @@ from mlstm_jax.planning.plan import Row
 from mlstm_jax.planning.plan import plan as make_plan
 from mlstm_jax.run import initial_parameters
 from mlstm_jax.training import sweep as sweeps
-from mlstm_jax.training import sweep_file
 from mlstm_jax.training.loop import train as run_train
 from mlstm_jax.training.sweep import Result
 
@@ -135,8 +134,8 @@ def sweep(
         ValueError: a folder holds a run of another config.
     """
     if isinstance(runs, (str, Path)):
-        runs = sweep_file.load_sweep(Path(runs))
-    sweep_file.prepare(runs)
+        runs = sweeps.load_sweep(Path(runs))
+    sweeps.prepare(runs)
     return sweeps.sweep(runs, Path(out), on_begin=on_begin, owns_process=owns_process)
 
 

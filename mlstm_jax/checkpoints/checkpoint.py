@@ -24,7 +24,7 @@ import orbax.checkpoint as ocp
 from numpy.typing import NDArray
 
 from mlstm_jax import digest
-from mlstm_jax.checkpoints import meta, retention
+from mlstm_jax.checkpoints import meta
 from mlstm_jax.checkpoints.meta import FOLDER, Meta
 from mlstm_jax.errors import FileError, remedy
 
@@ -84,12 +84,12 @@ class Checkpoints:
     def __init__(
         self, folder: Path, keep: int = 2, *, reach: int = 0, read_only: bool = False
     ) -> None:
-        """Open the folder; retention.py explains `keep` and `reach`."""
+        """Open the folder; meta.kept explains `keep` and `reach`."""
         self.folder, self._read_only = folder, read_only
         self._begun: int | None = None
         self._failed = False
         self._scores: dict[int, float | None] = {}
-        self._policy = retention.Policy(self._scores, keep, reach)
+        self._policy = meta.Policy(self._scores, keep, reach)
         self.open()
 
     def open(self) -> None:
@@ -180,7 +180,7 @@ class Checkpoints:
     def best(self) -> int | None:
         """Return the step with the lowest validation BPC, or the newest if none was measured."""
         scores = {step: self._scores.get(step) for step in self.steps()}
-        best = retention.best(scores)
+        best = meta.best(scores)
         return self.latest() if best is None else best
 
     def steps(self) -> list[int]:

@@ -1,10 +1,10 @@
-"""The meta of a checkpoint: JSON, with the checksums of its arrays and one of itself.
+"""The meta of a checkpoint, JSON with the checksums of its arrays and one of itself; which to keep.
 
-It is separate from checkpoint.py because reading it needs no arrays, and thus neither JAX nor
-Orbax.
+It is separate from checkpoint.py because it needs neither JAX nor Orbax.
 """
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +40,13 @@ def steps_in(folder: Path) -> list[int]:
     return sorted(int(name) for name in names if name.isdigit())
 
 
+def resume_advice(folder: Path) -> str:
+    """Say where the same command would resume a run that ends now."""
+    if steps := steps_in(folder):
+        return f"The same command resumes from the checkpoint of step {steps[-1]}"
+    return "There is no checkpoint yet: the same command starts over"
+
+
 def seal(meta: Meta, sums: Sums) -> dict[str, Any]:
     """Return a checkpoint's JSON: its meta, the checksums of its arrays, and one of both."""
     bpc = meta.bpc
@@ -63,3 +70,54 @@ def score(folder: Path, step: int) -> float | None:
         return read_meta(folder, step)[0].bpc
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # The file is damaged; restoring the checkpoint will raise an error.
+
+
+def best(scores: Mapping[int, float | None]) -> int | None:
+    """Return the step with the lowest score, the earliest of several; None if none is finite."""
+    finite = [
+        (score, step)
+        for step, score in scores.items()
+        if score is not None and math.isfinite(score)
+    ]
+    return min(finite)[1] if finite else None
+
+
+def kept(
+    steps: Iterable[int], scores: Mapping[int, float | None], newest: int, reach: int
+) -> set[int]:
+    """Return the steps whose checkpoints are kept.
+
+    These are the newest, the best, and the newest that is at least `reach` steps older than the
+    last: if a divergence is detected within `reach` steps, the run can return to it. The oldest of
+    the younger checkpoints will replace it later and is therefore kept, too.
+
+    Args:
+        steps: of the existing checkpoints.
+        scores: validation BPC by step, where it was measured.
+        newest: number of newest checkpoints to keep.
+        reach: number of steps within which a divergence is detected.
+    """
+    ordered = sorted(steps)
+    if not ordered:
+        return set()
+    chosen = set(ordered[-newest:])
+    lowest = best({step: scores.get(step) for step in ordered})
+    if lowest is not None:
+        chosen.add(lowest)
+    limit = ordered[-1] - reach
+    chosen.update([step for step in ordered if step <= limit][-1:])
+    chosen.update([step for step in ordered if step > limit][:1])
+    return chosen
+
+
+class Policy:
+    """`kept` in the form that Orbax needs; the mapping of scores may change at any time."""
+
+    def __init__(self, scores: Mapping[int, float | None], newest: int, reach: int) -> None:
+        self._scores, self._newest, self._reach = scores, newest, reach
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Return whether each is kept; see Orbax's PreservationPolicy."""
+        steps = [checkpoint.step for checkpoint in checkpoints]
+        chosen = kept(steps, self._scores, self._newest, self._reach)
+        return [step in chosen for step in steps]

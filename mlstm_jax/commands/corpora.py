@@ -14,7 +14,7 @@ from mlstm_jax.data.corpus import SplitName, format_corpus, open_corpus
 from mlstm_jax.data.prepare import prepare as run_prepare
 from mlstm_jax.data.prepare_options import PrepareOptions
 from mlstm_jax.errors import UserError
-from mlstm_jax.interruption import interruptible
+from mlstm_jax.guard import interruptible
 from mlstm_jax.terminal import show
 
 _OfSplit = arg(metavar="SOURCE [SOURCE ...]", help_behavior_hint="")

@@ -15,7 +15,7 @@ from mlstm_jax.interop import nvidia, openai, unirep, weights
 from mlstm_jax.report import report as make_report
 from mlstm_jax.run import Run, load_run, read_config, write_imported
 from mlstm_jax.terminal import show
-from mlstm_jax.training.memory import parameter_count
+from mlstm_jax.training.state import parameter_count
 from mlstm_jax.transfer import classifier_file
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier

@@ -124,10 +124,10 @@ def _usage(program: str) -> str:
 def _options(name: str) -> list[str]:
     """Return the long options of a command, without the leading dashes."""
     if name in _OF_A_CONFIG:
-        from mlstm_jax import config_differences
         from mlstm_jax.config import Config
+        from mlstm_jax.config import text as config_text
 
-        names = [*config_differences.flatten(Config())]
+        names = [*config_text.flatten(Config())]
     else:
         names = []
         for parameter in inspect.signature(_function(name)).parameters.values():

@@ -7,8 +7,9 @@ from typing import Annotated, get_args
 
 from tyro.conf import Positional, arg
 
-from mlstm_jax import config_text, output, shipped
+from mlstm_jax import output, shipped
 from mlstm_jax.commands import training
+from mlstm_jax.config import text as config_text
 from mlstm_jax.errors import UserError, nearest, question
 from mlstm_jax.terminal import show
 

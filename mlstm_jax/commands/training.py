@@ -14,9 +14,10 @@ import tyro
 from tyro.conf import Positional, arg
 
 from mlstm_jax import config as configs
-from mlstm_jax import config_text, environment, output, quickstart
+from mlstm_jax import environment, output, quickstart
 from mlstm_jax.commands import models
 from mlstm_jax.compiled import deviceless, summary
+from mlstm_jax.config import text as config_text
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.distributed.process_info import process_info
 from mlstm_jax.errors import UserError, require
@@ -26,7 +27,7 @@ from mlstm_jax.planning.recommend import recommend
 from mlstm_jax.progress import ProgressLine
 from mlstm_jax.run import initial_parameters
 from mlstm_jax.terminal import show
-from mlstm_jax.training import phases, sweep_file
+from mlstm_jax.training import phases
 from mlstm_jax.training import schedule as schedules
 from mlstm_jax.training import sweep as sweeps
 from mlstm_jax.training.loop import train as run_train
@@ -74,9 +75,9 @@ def sweep(
         out: folder of the tables and of the run folders, OUT/ROW/COLUMN.
         table_only: train nothing; write the tables of the existing runs.
     """
-    runs = sweep_file.load_sweep(spec)
+    runs = sweeps.load_sweep(spec)
     if not table_only:
-        sweep_file.prepare(runs)
+        sweeps.prepare(runs)
     output.require_folder(out)
     if not table_only:
 

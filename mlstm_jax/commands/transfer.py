@@ -9,7 +9,7 @@ from tyro.conf import Positional, arg
 
 from mlstm_jax.commands import RunFolder, require_files
 from mlstm_jax.errors import UserError
-from mlstm_jax.interruption import interruptible
+from mlstm_jax.guard import interruptible
 from mlstm_jax.output import require_file
 from mlstm_jax.run import load_run
 from mlstm_jax.terminal import show

@@ -5,7 +5,12 @@ and overrides single fields: ``mlstm-jax train small_512 --optimizer.learning-ra
 may import jax, but must not start its backend: devices and flags are set after it is read.
 """
 
-from mlstm_jax.config.experiment import Config, load_file, longest_window, resolve_batch, vary
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlstm_jax import shipped, user_python
 from mlstm_jax.config.optimizer import Optimizer
 from mlstm_jax.config.sections import (
     MOST_SEED,
@@ -13,9 +18,13 @@ from mlstm_jax.config.sections import (
     Data,
     Devices,
     Distributed,
+    Phase,
+    Train,
     require_seed,
 )
-from mlstm_jax.config.train import Phase, Train
+from mlstm_jax.errors import UserError, nearest, question, require
+from mlstm_jax.fields import require_types
+from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.flax_cells import GRU, LSTM
 from mlstm_jax.model.mlstm import MLSTM
 from mlstm_jax.model.transformer import BERT, Transformer
@@ -47,3 +56,144 @@ __all__ = [
     "resolve_batch",
     "vary",
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything that determines a run."""
+
+    # Run folder: config, metrics, checkpoints. An unfinished run in it is resumed.
+    out: str = "runs/quickstart"
+    # The network and its initial parameters.
+    model: Architecture = field(default_factory=MLSTM)
+    # The corpus and how it is read.
+    data: Data = field(default_factory=Data)
+    # The optimizer and its learning rate.
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    # Number types and loss scaling.
+    precision: Precision = field(default_factory=Precision)
+    # How long the run trains, and when it writes what.
+    train: Train = field(default_factory=Train)
+    # The devices to train on.
+    devices: Devices = field(default_factory=Devices)
+    # The processes of the run, on this machine or several.
+    distributed: Distributed = field(default_factory=Distributed)
+    # The phases of the run, in order; only in a config file. They replace `data.batch`,
+    # `data.window`, `train.steps` and `train.epochs`. One learning-rate schedule covers all phases,
+    # except where a phase has a `learning_rate` of its own. Where a phase's batch is a multiple of
+    # the previous one, the existing rows keep their carry and the new rows begin at shard starts;
+    # otherwise the carry starts from zero, near the same place in the text.
+    phases: tuple[Phase, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_types(self)
+
+
+def _require_fit(config: Config) -> None:
+    """Raise UserError if a field is for another kind of model."""
+    model, every, cell = config.model, config.train.recompute_every, config.precision.cell
+    if not model.has_own_loops:
+        rule = f"for {model.choice}; use it with {MLSTM().choice}"
+        require(every is None, "train.recompute_every", every, f"unset {rule}")
+        kernels = config.devices.kernels
+        require(kernels == "xla", "devices.kernels", kernels, f"xla {rule}")
+    longest = model.longest_window
+    windows = [("phases.window", phase.window) for phase in config.phases]
+    for name, window in windows or [("data.window", config.data.window)]:
+        rule = f"at most model.positions, {longest}"
+        require(longest is None or window <= longest, name, window, rule)
+    rule = f"fp32 for {model.choice}, which has no c"
+    require(cell == "fp32" or "c" in model.states, "precision.cell", cell, rule)
+
+
+def longest_window(config: Config) -> int:
+    """Return the most bytes of a training window of a run."""
+    return max([phase.window for phase in config.phases] or [config.data.window])
+
+
+def resolve_batch(config: Config, device_count: int) -> Config:
+    """Return the config with its global batch set and checked against the number of devices.
+
+    Raises UserError if the rows cannot be split evenly over the devices (Puri et al. 2018,
+    section IV), or a field is for another kind of model.
+    """
+    model = config.model.for_windows(longest_window(config))
+    config = dataclasses.replace(config, model=model)
+    _require_fit(config)
+    data = config.data
+    if data.batch_per_device is not None:
+        data = dataclasses.replace(
+            data, batch=data.batch_per_device * device_count, batch_per_device=None
+        )
+    config = dataclasses.replace(config, data=data)
+    parts = config.train.micro_batches
+    if config.phases:
+        for phase in config.phases:
+            if phase.batch % (device_count * parts):
+                raise UserError(
+                    f"phases.batch is {phase.batch}, which {device_count} devices in {parts} micro-"
+                    "batches cannot share evenly; use a multiple of their product."
+                )
+        return config  # data.batch is not used
+    if data.batch % device_count:
+        raise UserError(
+            f"data.batch is {data.batch}, which {device_count} devices cannot share evenly; use "
+            f"{data.batch // device_count * device_count or device_count}, set "
+            "data.batch_per_device, or use fewer devices with --devices.count."
+        )
+    rows = data.batch // device_count
+    if rows % parts:
+        raise UserError(
+            f"train.micro_batches is {parts}, which cannot share the {rows} rows of a device evenly"
+            f"; use one of {', '.join(str(n) for n in range(1, rows + 1) if rows % n == 0)}."
+        )
+    return config
+
+
+def load_file(path: Path | str) -> Config:
+    """Run a config file, which is the user's own Python code, and return its ``config``.
+
+    A bare name that is not a file selects a config that comes with the package: ``small_512``.
+    """
+    path = shipped.find(Path(path), "config")
+    config = user_python.run(path, "config").get("config")
+    if not isinstance(config, Config):
+        raise UserError(
+            f"{path} sets no `config = Config(...)`; see `mlstm-jax configs small_512`."
+        )
+    return config
+
+
+def vary(config: Config, **fields: Any) -> Config:
+    """Return the config with changed fields, each given as section__field=value.
+
+    A new `data__batch` replaces `data.batch_per_device`.
+
+    Raises:
+        UserError: there is no such field, or a value is invalid.
+    """
+    require(isinstance(config, Config), "config", config, "a Config")
+    sections: dict[str, dict[str, Any]] = {}
+    whole: dict[str, Any] = {}
+    for name, value in fields.items():
+        section, _, field = name.partition("__")
+        _require_field(config, section)
+        if field:
+            _require_field(getattr(config, section), field)
+            sections.setdefault(section, {})[field] = value
+        else:
+            whole[section] = value
+    if "batch" in sections.get("data", {}):
+        sections["data"].setdefault("batch_per_device", None)
+    # Replace all fields of a section at once, because they are checked together.
+    for section, changes in sections.items():
+        whole[section] = dataclasses.replace(getattr(config, section), **changes)
+    return dataclasses.replace(config, **whole)
+
+
+def _require_field(section: object, name: str) -> None:
+    names = [one.name for one in dataclasses.fields(section)]  # type: ignore[arg-type]
+    if name not in names:
+        near = question(nearest(name, names))
+        shown = near or f"; its fields are {', '.join(names)}."
+        raise UserError(f"{type(section).__name__} has no field {name!r}{shown}")

@@ -21,12 +21,21 @@ import time
 import traceback
 from types import TracebackType
 
+import jax
+
 from mlstm_jax import terminal
-from mlstm_jax.address import is_loopback, parse
 from mlstm_jax.config import Distributed
-from mlstm_jax.distributed import listener, rendezvous
-from mlstm_jax.distributed.connection import Connection, Json, Stop
-from mlstm_jax.distributed.process_info import process_info
+from mlstm_jax.config.sections import Address, is_loopback, parse_address
+from mlstm_jax.distributed import rendezvous
+from mlstm_jax.distributed.connection import (
+    Connection,
+    Json,
+    Stop,
+    free_port,
+    loopback_of,
+    numeric_host,
+)
+from mlstm_jax.distributed.process_info import local_device_ids, process_info
 from mlstm_jax.distributed.rendezvous import Greeting, RendezvousServer
 from mlstm_jax.errors import KnownError, UserError
 
@@ -77,7 +86,7 @@ class Cluster:
         if self.is_first or is_loopback(self.first_host):
             return False
         own = self._connections[0].sock.getsockname()
-        return listener.numeric_host(own) != self.first_host
+        return numeric_host(own) != self.first_host
 
     def __enter__(self) -> "Cluster":
         if self.processes > 1:
@@ -151,6 +160,49 @@ class Cluster:
                 different.append(f"{others} more processes differ in other ways")
             raise UserError("; ".join(different) + f". {advice}")
 
+    def start_jax(self) -> None:
+        """Start JAX's own coordination of several processes."""
+        if self.processes == 1:
+            return
+        # At the host of process 0, with a free port.
+        here = self.first_host
+        host, port = self.gather([here, free_port(here)] if self.is_first else None)[0]
+        # The zone of a link-local address differs from machine to machine.
+        zoned = "%" in host and "%" in here
+        where = str(Address(here if zoned else host, port))
+        # JAX's own handler of SIGTERM would replace ours.
+        jax.config.update("jax_enable_preemption_service", False)
+        if {"grpc_proxy", "https_proxy", "http_proxy"} & set(os.environ):
+            os.environ.update(grpc_proxy="")  # Process 0 was reached without a proxy.
+        jax.distributed.initialize(
+            where,
+            self.processes,
+            self.index,
+            local_device_ids=local_device_ids(os.environ),
+            cluster_detection_method="deactivate",
+            # Longer than our own timeout, whose message names the lost process.
+            heartbeat_timeout_seconds=600,
+            coordinator_bind_address=where,
+        )
+
+    def require_outward_names(self) -> None:
+        """Raise UserError, on all processes, if the CPUs of several machines cannot be connected.
+
+        Gloo connects them by the address to which each machine resolves its own name.
+        """
+        everyone = self.gather([self.is_elsewhere, self.host, loopback_of(self.host)])
+        hidden = [
+            f"{host}, the machine of process {index}, resolves its own name to {found}"
+            for index, (_, host, found) in enumerate(everyone)
+            if found
+        ]
+        if hidden and any(elsewhere for elsewhere, *_ in everyone):
+            raise UserError(
+                f"{'; '.join(hidden[:5])}. JAX connects the CPUs of several machines by these "
+                "names: in each machine's /etc/hosts, map its own name to the address at which the "
+                "others reach it."
+            )
+
     def stop(self, error: BaseException) -> None:
         """Report why this process stops, send it to the others, and end the process."""
         self._leaving.set()
@@ -179,7 +231,7 @@ class Cluster:
     def _meet(self) -> None:
         """Find the others; see rendezvous.py."""
         assert self._coordinator
-        where = parse(self._coordinator)
+        where = parse_address(self._coordinator)
         if self.is_first:
             server = RendezvousServer(where, self.host, self.processes, self._timeout, self._say)
             self._connections = server.wait()

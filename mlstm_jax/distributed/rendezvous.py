@@ -24,9 +24,16 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 
-from mlstm_jax.address import Address, is_loopback
-from mlstm_jax.distributed import listener
-from mlstm_jax.distributed.connection import Connection, Json, Stop
+from mlstm_jax.config.sections import Address, is_loopback
+from mlstm_jax.distributed.connection import (
+    Connection,
+    Json,
+    Stop,
+    listen,
+    loopback_of,
+    numeric_host,
+    reach_note,
+)
 from mlstm_jax.errors import UserError
 
 # The environment variable that has the secret, the same for all processes of a run.
@@ -119,12 +126,12 @@ class RendezvousServer:
         deadline = time.monotonic() + self._seconds
         try:
             with self._selector, ExitStack() as stack:
-                servers = listener.listen(self._address, deadline)
+                servers = listen(self._address, deadline)
                 for server in servers:
                     stack.enter_context(server).setblocking(False)
                     self._selector.register(server, selectors.EVENT_READ)
                 hosts = [server.getsockname()[0] for server in servers]
-                self._note = listener.note(self._address.host, hosts)
+                self._note = reach_note(self._address.host, hosts)
                 self._meet(deadline)
         except UserError as error:
             for connection in self._connections.values():
@@ -186,7 +193,7 @@ class RendezvousServer:
         if len(self._pending) == _MOST_PENDING:
             self._disconnect(next(iter(self._pending)))
         sock.setblocking(False)
-        client, nonce = Connection(sock, -1, listener.numeric_host(where)), secrets.token_hex(16)
+        client, nonce = Connection(sock, -1, numeric_host(where)), secrets.token_hex(16)
         client.send(nonce=nonce)
         self._pending[client] = (time.monotonic() + _GREETING_SECONDS, nonce)
         self._selector.register(sock, selectors.EVENT_READ, client)
@@ -267,7 +274,7 @@ def reached_at(connections: Iterable[Connection]) -> str:
 
     All of them can reach a host that is not loopback.
     """
-    hosts = [listener.numeric_host(connection.sock.getsockname()) for connection in connections]
+    hosts = [numeric_host(connection.sock.getsockname()) for connection in connections]
     return max(hosts, key=lambda host: (not is_loopback(host), hosts.count(host)))
 
 
@@ -286,7 +293,7 @@ def find_first(address: Address, greeting: Greeting, seconds: float) -> tuple[Co
             with ExitStack() as stack:
                 stack.callback(sock.close)
                 connection = Connection(sock, 0, address.host)
-                host = listener.numeric_host(sock.getpeername())
+                host = numeric_host(sock.getpeername())
                 _greet(connection, greeting)
                 # Process 0 waits as long for the others.
                 message = connection.receive(seconds + 30)
@@ -327,7 +334,7 @@ def _greet(connection: Connection, greeting: Greeting) -> None:
 
 def _hint(host: str) -> str:
     """Return a hint if the coordinator's name resolves to this machine itself, else ""."""
-    found = listener.loopback_of(host)
+    found = loopback_of(host)
     if not found:
         return ""
     name = f"{host} is" if host == found else f"{host} resolves to {found} here, which is"

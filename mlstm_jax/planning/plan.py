@@ -24,7 +24,7 @@ from mlstm_jax.interop.weights import named
 from mlstm_jax.model.language_model import VOCABULARY, parameter_shapes
 from mlstm_jax.planning.machine import Machine
 from mlstm_jax.training import muon
-from mlstm_jax.training.memory import compute_bytes, memory_bytes, parameter_count
+from mlstm_jax.training.state import compute_bytes, memory_bytes, parameter_count
 
 # Per parameter and update, read and written by Adam: parameter, gradient and two moments, float32.
 _OPTIMIZER_BYTES = 28

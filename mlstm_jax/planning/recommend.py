@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlstm_jax.config import Config, Model
-from mlstm_jax.training.memory import parameter_count
 from mlstm_jax.training.schedule import Stretch
+from mlstm_jax.training.state import parameter_count
 
 _ALWAYS = {
     "name": "muon",

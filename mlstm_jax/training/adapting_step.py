@@ -22,9 +22,9 @@ import optax
 
 from mlstm_jax.data.evaluation_stream import EvaluationBatch
 from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
-from mlstm_jax.training import loss_scale
-from mlstm_jax.training.loss_scale import LossScale
-from mlstm_jax.training.step import cross_entropy, reset
+from mlstm_jax.training.objective import cross_entropy
+from mlstm_jax.training.state import LossScale, adjust_loss_scale
+from mlstm_jax.training.step import reset
 
 Array = jax.Array
 
@@ -108,7 +108,7 @@ def make_adapting_step(model: LanguageModel) -> Callable[..., tuple[Adapting, Ca
 
         adapted = Adapting(
             jax.tree.map(update, params, trained, gradient, rule.r),
-            loss_scale.adjust(scale, finite, model.precision),
+            adjust_loss_scale(scale, finite, model.precision),
         )
         return adapted, after, Window(nats_BT, ~finite)
 
@@ -128,7 +128,7 @@ def make_statistics_step(model: LanguageModel) -> Callable[..., tuple[Sums, Carr
                 lambda total, g: jnp.where(finite, total + g**2, total), sums.squares, gradient
             ),
             sums.windows + finite,
-            loss_scale.adjust(scale, finite, model.precision),
+            adjust_loss_scale(scale, finite, model.precision),
         )
         return added, after
 

@@ -24,7 +24,6 @@ from mlstm_jax.data.evaluation_stream import DocumentStream, EvaluationStream
 from mlstm_jax.data.prefetch import prefetch
 from mlstm_jax.errors import KnownError
 from mlstm_jax.model.language_model import LanguageModel, Parameters
-from mlstm_jax.training import loss_scale
 from mlstm_jax.training.adapting_step import (
     Adapting,
     Rule,
@@ -36,6 +35,7 @@ from mlstm_jax.training.adapting_step import (
 )
 from mlstm_jax.training.metrics import BITS_PER_NAT
 from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.training.state import init_loss_scale
 
 RuleName = Literal["rms", "sgd"]
 Stream = EvaluationStream | DocumentStream
@@ -222,7 +222,7 @@ class DynamicEvaluator:
             Sums(
                 jax.tree.map(np.zeros_like, self._params),
                 jnp.int32(0),
-                loss_scale.init(self._model.precision),
+                init_loss_scale(self._model.precision),
             )
         )
         carry = device.split_rows(self._model.reading_carry(train.rows))
@@ -244,7 +244,7 @@ class DynamicEvaluator:
     def windows(self, stream: Stream, rule: Rule, setting: Setting) -> Iterator[Window]:
         """Yield the loss of each window in order, NumPy, while the next one is computed."""
         device = self._device
-        adapting = device.replicate(Adapting(self._params, loss_scale.init(self._model.precision)))
+        adapting = device.replicate(Adapting(self._params, init_loss_scale(self._model.precision)))
         carry = device.split_rows(self._model.reading_carry(stream.rows))
         numbers = device.replicate(jax.tree.map(np.float32, setting))
         pending: Window | None = None

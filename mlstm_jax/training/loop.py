@@ -20,13 +20,13 @@ import numpy as np
 from mlstm_jax.checkpoints.checkpoint import with_sums
 from mlstm_jax.config import Config
 from mlstm_jax.data.prefetch import prefetch
+from mlstm_jax.guard import WEIGHTS, Interrupted, strongest
 from mlstm_jax.model.language_model import Carry, Parameters
-from mlstm_jax.training import optimizer, parallel, signals
+from mlstm_jax.training import optimizer, parallel
+from mlstm_jax.training.begin import ResumePoint
 from mlstm_jax.training.phases import ResolvedPhase, checkpoint_meta
 from mlstm_jax.training.reporter import Diverged, Reporter
-from mlstm_jax.training.resume import ResumePoint
 from mlstm_jax.training.session import Session, set_up
-from mlstm_jax.training.signals import WEIGHTS, Interrupted
 from mlstm_jax.training.state import TrainState
 from mlstm_jax.training.step import make_train_step
 
@@ -209,11 +209,16 @@ def _train_phase(
                 checkpoints.wait()  # A run is finished when its last checkpoint is complete.
                 reporter.finished(step)
             if stop and step < session.total:
-                which = signals.received(stop)
+                which = strongest(stop)
                 reporter.event(step, "interrupted", signal=which.name)
                 # A scheduler that requested the stop should see it as a success.
                 code = 130 if which is signal.SIGINT else config.train.sigterm_exit_code
-                raise Interrupted(which, step, session.total, code)
+                raise Interrupted(
+                    f"{which.name}: stopped at step {step} of {session.total} with a checkpoint; "
+                    "the same command resumes from there.",
+                    which,
+                    code,
+                )
             if step < last:
                 watchdog.beat(f"batch {step} is read")
                 asked_at = time.monotonic()

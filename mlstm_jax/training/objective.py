@@ -1,4 +1,4 @@
-"""Objectives: what a model reads of a window, and which symbols it must predict.
+"""The loss: what a model reads of a window, which symbols it must predict, and their cross-entropy.
 
 An objective is one function here and a line in `OBJECTIVES`; a kind of model names its own
 (`Architecture.objective`). The loss is the mean over all positions of weight · cross-entropy.
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from mlstm_jax.model.architecture import VOCABULARY
 
@@ -72,3 +73,42 @@ def row_keys(seed: int | Array, use: int, step: Array, row_B: Any) -> Array:
     key = jax.random.key(seed, impl="threefry2x32")
     key = jax.random.fold_in(jax.random.fold_in(key, use), step)
     return jax.vmap(jax.random.fold_in, (None, 0))(key, row_B)
+
+
+def cross_entropy(logits: Array, targets: Any) -> Array:
+    """Return −log softmax(logits) at the targets, float32 [...] of logits [..., V].
+
+    `optax.softmax_cross_entropy_with_integer_labels` reads the targets' logits with a gather, whose
+    gradient is a scatter: on a GPU, atomic additions into an array of zeros.
+    """
+    is_target = jax.nn.one_hot(targets.astype(jnp.int32), logits.shape[-1], dtype=jnp.bool_)
+    chosen = jnp.sum(jnp.where(is_target, logits, 0), axis=-1)
+    return jax.nn.logsumexp(logits, axis=-1) - chosen
+
+
+def weighted(nats_BT: Array, weight_BT: Array) -> Array:
+    """Return weight · nats; zero without a weight, even if the nats are not finite."""
+    return jnp.where(weight_BT > 0, nats_BT * weight_BT, 0)
+
+
+def label_losses(found_BTK: Array | None, labels_BT: Any) -> tuple[Array, Array]:
+    """Return the loss of the labels and their number, both as means over all bytes.
+
+    One output per byte is a rating, with a squared error; several are the logits of classes. Labels
+    [B, T, K] are several of yes or no, 1 or 0: the loss of a document is the mean cross-entropy of
+    those that it has (NaN: missing), so each document with a label counts the same.
+    """
+    if found_BTK is None or labels_BT is None:
+        return jnp.float32(0), jnp.float32(0)
+    known_BT = ~jnp.isnan(labels_BT)
+    labels_BT = jnp.where(known_BT, labels_BT, 0)
+    if labels_BT.ndim == 3:
+        nats_BTK = optax.sigmoid_binary_cross_entropy(found_BTK, labels_BT)
+        count_BT = jnp.sum(known_BT, axis=-1)
+        loss_BT = jnp.sum(jnp.where(known_BT, nats_BTK, 0), axis=-1) / jnp.maximum(count_BT, 1)
+        known_BT = count_BT > 0
+    elif found_BTK.shape[-1] == 1:
+        loss_BT = (found_BTK[..., 0] - labels_BT) ** 2
+    else:
+        loss_BT = cross_entropy(found_BTK, labels_BT)
+    return jnp.mean(jnp.where(known_BT, loss_BT, 0)), jnp.mean(known_BT, dtype=jnp.float32)

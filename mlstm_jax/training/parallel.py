@@ -14,7 +14,7 @@ then end in `join_rows`, and `fetch_rows` begin with `own_rows`. benchmarks/disp
 measures both.
 """
 
-import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -25,14 +25,15 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mlstm_jax import environment
-from mlstm_jax.address import Address
 from mlstm_jax.config import Devices
 from mlstm_jax.distributed.cluster import Cluster
-from mlstm_jax.distributed.listener import free_port, loopback_of
-from mlstm_jax.distributed.process_info import local_device_ids
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import KnownError, UserError
+
+Array = jax.Array
 
 AXIS = "data"
+# Below this size the latency of a separate message costs more than the overlap can hide.
+LEAST_BYTES = 1 << 22
 
 
 def by_shard_map(
@@ -171,6 +172,97 @@ class Parallel:
         return jax.tree.map(own, tree)
 
 
+def sum_over_devices(tree: Any, others: Any, early: Sequence[str], axis_name: str) -> Any:
+    """Return (tree, others), summed over the devices of the axis.
+
+    A single all-reduce would start after the last gradient is computed, and every device would wait
+    for it. Here each large gradient is reduced separately, in the order of the backward pass: the
+    decoder's before the scan over time begins, Wmh's before the product of Wh's, Wh's before those
+    of the tables. All others are reduced last. The sums are bit for bit the same.
+
+    Args:
+        tree: nested dicts of arrays.
+        others: values that are ready last.
+        early: names in the tree, such as layer_0/wmh_v, in the order in which they are computed.
+        axis_name: the name of the device axis.
+    """
+    found, shape = jax.tree_util.tree_flatten_with_path(tree)
+    leaves = {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in found}
+    large = [name for name in early if name in leaves and leaves[name].nbytes >= LEAST_BYTES]
+    if jax.lax.axis_size(axis_name) == 1:
+        large = []
+    sums: dict[str, Array] = {}
+    before = None
+    for name in large:
+        before = sums[name] = jax.lax.psum(_after(leaves[name], before), axis_name)
+    last = {name: x for name, x in leaves.items() if name not in sums}, others
+    last, others = jax.lax.psum(_after(last, before), axis_name)
+    return jax.tree.unflatten(shape, [(sums | last)[name] for name in leaves]), others
+
+
+def _after(tree: Any, before: Array | None) -> Any:
+    """Return the tree, made available only after `before`.
+
+    Without this order XLA combines small all-reduces into one, which waits for the last of them,
+    and chooses the order of the large ones itself.
+    """
+    return tree if before is None else jax.lax.optimization_barrier((tree, before))[0]
+
+
+class ReplicasDiffer(KnownError):
+    """The devices no longer hold the same state."""
+
+
+def fold(tree: Any) -> Array:
+    """Return a checksum of all bits of a tree of arrays, uint32 scalar.
+
+    Each element is multiplied by its own odd factor, modulo 2³², so every change of a single bit is
+    detected; of other changes one in 2³² is missed.
+    """
+    total = jnp.uint32(0)
+    for leaf in jax.tree.leaves(tree):
+        bits = jax.lax.bitcast_convert_type(leaf, jnp.dtype(f"uint{8 * leaf.dtype.itemsize}"))
+        bits = bits.astype(jnp.uint32).reshape(-1)
+        factors = 2 * jax.lax.iota(jnp.uint32, bits.size) + 1
+        total = total * jnp.uint32(0x9E3779B1) + jnp.sum(bits * factors, dtype=jnp.uint32)
+    return total
+
+
+def make_comparison(cluster: Cluster, devices: Parallel) -> Callable[[int, Any], None]:
+    """Return a function that raises ReplicasDiffer unless all devices hold the same state.
+
+    The copies start from one state and apply one gradient, so they stay equal bit for bit. A device
+    that computes wrong results, failing memory, or a file that one process reads differently makes
+    them drift apart silently. The function compares one checksum per device, of every bit of its
+    copy. It takes the step and the replicated state; all processes must call it.
+    """
+    if devices.count == 1:
+        return lambda step, state: None
+    gather = devices.map(lambda state: jax.lax.all_gather(fold(state), AXIS))
+
+    def require_equal(step: int, state: Any) -> None:
+        sums = np.asarray(devices.unreplicate(gather(state))).tolist()
+        common, _ = Counter(sums).most_common(1)[0]
+        odd = [number for number, found in enumerate(sums) if found != common]
+        if not odd:
+            return
+        hosts = cluster.gather(cluster.host)
+        names = [
+            f"device {devices.devices[number].local_hardware_id} of process {process} "
+            f"({hosts[process]})"
+            for number in odd
+            for process in [devices.devices[number].process_index]
+        ]
+        raise ReplicasDiffer(
+            f"at step {step} the parameters and moments of {', '.join(names)} differ from those of "
+            "the other devices, although all applied the same updates: the device, its memory or "
+            "its machine computes wrong results. No checkpoint of this state was written. Run the "
+            "same command without the faulty device; it resumes from the last checkpoint."
+        )
+
+    return require_equal
+
+
 def local(devices: Devices) -> Parallel:
     """Return the devices of this process that a config selects."""
     return Parallel(_chosen(environment.local_devices(), devices))
@@ -185,22 +277,7 @@ def started(cluster: Cluster, devices: Devices) -> Iterator[Parallel]:
             machines that cannot connect to each other.
         RuntimeError: an all-reduce over all devices gave a wrong sum.
     """
-    if cluster.processes > 1:
-        where = _coordinator(cluster)
-        # JAX's own handler of SIGTERM would replace ours.
-        jax.config.update("jax_enable_preemption_service", False)
-        if {"grpc_proxy", "https_proxy", "http_proxy"} & set(os.environ):
-            os.environ.update(grpc_proxy="")  # Process 0 was reached without a proxy.
-        jax.distributed.initialize(
-            where,
-            cluster.processes,
-            cluster.index,
-            local_device_ids=local_device_ids(os.environ),
-            cluster_detection_method="deactivate",
-            # Longer than our own timeout, whose message names the lost process.
-            heartbeat_timeout_seconds=600,
-            coordinator_bind_address=where,
-        )
+    cluster.start_jax()
     chosen = _chosen(environment.local_devices(), devices)
     kinds = sorted({device.device_kind for device in chosen})
     cluster.require_equal(
@@ -209,7 +286,7 @@ def started(cluster: Cluster, devices: Devices) -> Iterator[Parallel]:
         "the number.",
     )
     if chosen[0].platform == "cpu":
-        _require_outward_names(cluster)
+        cluster.require_outward_names()
     everyone = cluster.gather([device.id for device in chosen])
     by_id = {device.id: device for device in jax.devices()}
     parallel = Parallel([by_id[number] for numbers in everyone for number in numbers])
@@ -218,34 +295,6 @@ def started(cluster: Cluster, devices: Devices) -> Iterator[Parallel]:
     if cluster.processes > 1:
         # This waits for all processes. A process that fails ends in cluster.stop instead.
         jax.distributed.shutdown()
-
-
-def _coordinator(cluster: Cluster) -> str:
-    """Return the address of JAX's own coordinator: the host of process 0, with a free port."""
-    here = cluster.first_host
-    host, port = cluster.gather([here, free_port(here)] if cluster.is_first else None)[0]
-    # The zone of a link-local address differs from machine to machine.
-    zoned = "%" in host and "%" in here
-    return str(Address(here if zoned else host, port))
-
-
-def _require_outward_names(cluster: Cluster) -> None:
-    """Raise UserError, on all processes, if the CPUs of several machines cannot be connected.
-
-    Gloo connects them by the address to which each machine resolves its own name.
-    """
-    everyone = cluster.gather([cluster.is_elsewhere, cluster.host, loopback_of(cluster.host)])
-    hidden = [
-        f"{host}, the machine of process {index}, resolves its own name to {found}"
-        for index, (_, host, found) in enumerate(everyone)
-        if found
-    ]
-    if hidden and any(elsewhere for elsewhere, *_ in everyone):
-        raise UserError(
-            f"{'; '.join(hidden[:5])}. JAX connects the CPUs of several machines by these names: "
-            "in each machine's /etc/hosts, map its own name to the address at which the others "
-            "reach it."
-        )
 
 
 def _chosen(found: list[jax.Device], devices: Devices) -> list[jax.Device]:

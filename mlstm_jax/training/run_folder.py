@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from mlstm_jax import config_differences, config_text, digest, environment, output, run
+from mlstm_jax import digest, environment, output, run
 from mlstm_jax.checkpoints import meta
 from mlstm_jax.config import Config, longest_window
+from mlstm_jax.config.text import differences, to_json
 from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.errors import FileError, InUse, KnownError, UserError, remedy
 from mlstm_jax.terminal import show
@@ -57,7 +58,7 @@ def lock(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterator
         if folder.exists() and not (folder.is_dir() and all(map(_is_ours, folder.iterdir()))):
             raise UserError(f"{folder} exists and is not a run; choose another folder with --out.")
     elif has_begun:
-        found = config_differences.differences(before, config)
+        found = differences(before, config)
         forbidden = found.forbidden + ([] if reset_carry else found.resets_carry)
         if forbidden:
             way_out = "" if found.forbidden else ", or reset the carry with --reset-carry"
@@ -159,7 +160,7 @@ def write_folder(config: Config, inputs: Mapping[str, str | None] | None = None)
         inputs: see environment.inputs.
     """
     folder = Path(config.out)
-    output.write_text(folder / "config.json", config_text.to_json(config))
+    output.write_text(folder / "config.json", to_json(config))
     described = environment.describe_environment() | {"inputs": dict(inputs or {})}
     digest.write_json(folder / environment.FILE, described)
 

@@ -11,44 +11,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 import optax
 
-from mlstm_jax import environment, run
+from mlstm_jax import environment, guard, run
 from mlstm_jax.checkpoints.checkpoint import Checkpoints
+from mlstm_jax.checkpoints.meta import resume_advice
 from mlstm_jax.config import Config, resolve_batch
+from mlstm_jax.config.text import PLACES, flatten
 from mlstm_jax.data.corpus import Corpus, open_corpus
 from mlstm_jax.data.stream import Origin
-from mlstm_jax.distributed import consistency
 from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.errors import UserError
 from mlstm_jax.model import pallas
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.progress import ProgressLine
 from mlstm_jax.quiet import quiet as without_reports
-from mlstm_jax.training import (
-    memory,
-    optimizer,
-    parallel,
-    resume,
-    run_folder,
-    schedule,
-    signals,
-    start,
-)
-from mlstm_jax.training.announcement import announcement
+from mlstm_jax.training import parallel, run_folder, schedule
+from mlstm_jax.training.begin import Beginning, ResumePoint
 from mlstm_jax.training.evaluation import Evaluator
 from mlstm_jax.training.metrics import MetricsLog, NullLog
-from mlstm_jax.training.phases import (
-    ResolvedPhase,
-    checkpoint_meta,
-    resolve_phases,
-    stretches,
-    total_steps,
-)
-from mlstm_jax.training.replicas import make_comparison
-from mlstm_jax.training.resume import ExpectedCheckpoint, ResumePoint
-from mlstm_jax.training.watchdog import Watchdog
+from mlstm_jax.training.phases import ResolvedPhase, resolve_phases, stretches, total_steps
+from mlstm_jax.training.reporter import announcement
+from mlstm_jax.training.state import require_memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +43,7 @@ class Session:
     changed: list[str]  # the allowed changes of the config since the run began
     cluster: Cluster
     devices: parallel.Parallel
-    watchdog: Watchdog
+    watchdog: guard.Watchdog
     signals: list[signal.Signals]  # received; always empty if none is handled
     corpus: Corpus
     model: LanguageModel
@@ -110,19 +94,21 @@ def set_up(
     stack.enter_context(without_reports())
     stack.enter_context(cluster)
     folder = Path(config.out)
-    watchdog = Watchdog(config.train.watchdog_seconds, cluster.stop, cluster.index)
+    watchdog = guard.Watchdog(
+        config.train.watchdog_seconds, cluster.stop, cluster.index, resume_advice
+    )
     received: list[signal.Signals] = []
     if owns_process:
         stack.enter_context(watchdog)
-        received = stack.enter_context(signals.collect())
+        received = stack.enter_context(guard.collect())
     stack.enter_context(run_folder.disk_errors(folder))
     if config.train.deterministic:
         environment.require_deterministic()
     corpus = open_corpus(Path(config.data.corpus))
-    consistency.require_one_run(cluster, config, corpus)
+    _require_one_run(cluster, config, corpus)
     devices = stack.enter_context(parallel.started(cluster, config.devices))
     config = resolve_batch(run_folder.with_positions(config), devices.count)
-    memory.require_memory(config, devices)
+    require_memory(config, devices)
     changed = run_folder.lock_together(
         stack, cluster, config, resume=resume, reset_carry=reset_carry
     )
@@ -134,12 +120,12 @@ def set_up(
         closing(Checkpoints(folder, config.train.keep_checkpoints, reach=reach))
     )
     phases = resolve_phases(config, corpus)
-    finder = _Finder(
+    beginning = Beginning(
         cluster, devices, corpus, model, checkpoints, config, phases, initial, resume, reset_carry
     )
-    if finder.given:
-        run.require_known_corpus(finder.given.arrays, corpus, ("train", "valid"))
-    begin = finder(None)
+    if beginning.given:
+        run.require_known_corpus(beginning.given.arrays, corpus, ("train", "valid"))
+    begin = beginning.find()
     phases = _starting_at(config, phases, begin.origin)
     total = phases[-1].last
     cluster.require_equal(
@@ -164,9 +150,9 @@ def set_up(
         model=model,
         evaluator=Evaluator(model, corpus.split("valid"), config.data.window, devices, corpus.stop),
         checkpoints=checkpoints,
-        require_equal_replicas=make_comparison(cluster, devices),
+        require_equal_replicas=parallel.make_comparison(cluster, devices),
         begin=begin,
-        find=finder,
+        find=beginning.find,
         start=begin.start,
         total=total,
         phases=phases,
@@ -196,81 +182,19 @@ def _make_model(config: Config, devices: parallel.Parallel) -> LanguageModel:
     return LanguageModel(config.model, config.precision, config.train.recompute_every, loops)
 
 
-@dataclass
-class _Finder:
-    """Finds where a session begins, and where it resumes after a divergence."""
-
-    cluster: Cluster
-    devices: parallel.Parallel
-    corpus: Corpus
-    model: LanguageModel
-    checkpoints: Checkpoints
-    config: Config
-    phases: list[ResolvedPhase]
-    initial: Callable[[], Parameters] | None
-    resume: bool
-    reset_carry: bool
-
-    def __post_init__(self) -> None:
-        self._tx = optimizer.build(self.config.optimizer, self.config.model, lambda count: 0.0)
-        self.given, self._notes = start.load_start(
-            self.cluster, self.config, self.initial, required=not self.checkpoints.steps()
-        )
-        before = run.read_config(Path(self.config.out))
-        path = self.config.train.start_from
-        self._is_same_path = before is not None and before.train.start_from == path
-
-    def __call__(self, newest: int | None) -> ResumePoint:
-        """Return the newest checkpoint, at most `newest`, or the state before the first step."""
-        if not self.config.phases:
-            # A checkpoint tells where the run reads on; the session may have begun after it.
-            self.phases[0].stream.origin = Origin()
-        found = resume.find(
-            self.cluster,
-            self.checkpoints,
-            self.devices,
-            start.state_shapes(self.config, self.model, self._tx),
-            self._expected,
-            newest=newest,
-            reset_carry=self.reset_carry,
-        )
-        if found is None:
-            if newest is None:
-                resume.require_new(Path(self.config.out), resume=self.resume)
-            # Loading may have failed earlier, when checkpoints existed and it was not needed.
-            given = (
-                self.given
-                or start.load_start(self.cluster, self.config, self.initial, required=True)[0]
-            )
-            fresh = start.fresh_state(self.config, self.model, self._tx, given)
-            state = self.devices.of_first_process(fresh)
-            found = ResumePoint(0, state, None, Origin(), [], start=given and given.fingerprint)
-        if newest is None:
-            self._start = found.start
-            found = found._replace(notes=[*self._notes, *self._changed(found), *found.notes])
-        elif found.start != self._start:
-            raise UserError(
-                "the run must return to its first step, but train.start_from, "
-                f"{self.config.train.start_from}, does not give the parameters that it started "
-                "from; name these, or start a new run with --out."
-            )
-        return found
-
-    def _changed(self, found: ResumePoint) -> list[str]:
-        """Return a note if train.start_from has other parameters than the run started from."""
-        if self.given is None or self.given.fingerprint == found.start:
-            return []
-        path = self.config.train.start_from
-        return [f"{path} has changed since the run started from it; the run's checkpoints have not"]
-
-    def _expected(self, step: int) -> ExpectedCheckpoint:
-        """Return what a checkpoint of a step must have been trained on."""
-        phase = next((one for one in self.phases if step <= one.last), self.phases[-1])
-        batch = phase.config.data.batch
-        shapes = jax.eval_shape(lambda: self.model.init_carry(batch))
-        about = checkpoint_meta(phase, self.corpus, step)
-        about = about._replace(start=self.given and self.given.fingerprint)
-        return ExpectedCheckpoint(
-            *(phase.stream, about, shapes, bool(self.config.phases)),
-            *(self.config.train.start_from, self._is_same_path),
-        )
+def _require_one_run(cluster: Cluster, config: Config, corpus: Corpus) -> None:
+    """Raise UserError if the processes differ in their code, config or corpus."""
+    cluster.require_equal(
+        {"the program's code": environment.code(), **environment.versions()},
+        "Install the same versions for all processes.",
+    )
+    fields = flatten(config).items()
+    cluster.require_equal(
+        {name: value for name, value in fields if not name.startswith(PLACES)},
+        "Give every process the same config and options.",
+    )
+    cluster.require_equal(
+        {"the corpus's identity": corpus.identity[:12]},
+        "Prepare the corpus once, and give every process a copy; `mlstm-jax inspect --verify` "
+        "detects a damaged copy.",
+    )

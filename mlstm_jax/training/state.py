@@ -1,20 +1,66 @@
-"""Everything that a training step changes, except the carry.
+"""Everything that a training step changes, except the carry; and the memory that a run needs.
 
 The state is the same on every device; the carry differs from row to row, so it is a separate tree
 (see `mlstm_jax.model.architecture`).
 """
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from mlstm_jax.config import Config
-from mlstm_jax.model.language_model import LanguageModel, Parameters
-from mlstm_jax.training import loss_scale
+from mlstm_jax import environment
+from mlstm_jax.config import Config, Precision
+from mlstm_jax.errors import UserError
+from mlstm_jax.model.language_model import (
+    VOCABULARY,
+    LanguageModel,
+    Parameters,
+    parameter_shapes,
+)
+from mlstm_jax.training.parallel import Parallel
 
 Array = jax.Array
+
+# `memory_bytes` is what XLA counts, within a third (tests/planning/test_plan.py).
+_ESTIMATE = 1.5
+
+
+class LossScale(NamedTuple):
+    """Dynamic loss scaling for fp16 (Puri et al. 2018, section V).
+
+    The loss is multiplied by α and the gradient divided by it, so that small values do not
+    underflow in fp16. After an overflow the update is skipped and α is halved; after
+    `growth_interval` clean updates α doubles; it has a lower and an upper limit.
+
+    α is a float32 scalar, `clean` the number of clean updates since its last change, int32. Every
+    value is a strongly typed array: a Python number in the state would compile the step twice.
+    """
+
+    scale: Array
+    clean: Array
+
+
+def init_loss_scale(precision: Precision) -> LossScale:
+    """Return the initial scale: that of fp16, or 1 for the types that need no scaling."""
+    first = precision.initial_loss_scale if precision.compute == "fp16" else 1.0
+    return LossScale(scale=jnp.float32(first), clean=jnp.int32(0))
+
+
+def adjust_loss_scale(loss_scale: LossScale, finite: Array, precision: Precision) -> LossScale:
+    """Return the scale after an update; `finite`, a bool scalar, is whether its gradient was."""
+    if precision.compute != "fp16":
+        return loss_scale
+    scale, clean = loss_scale
+    grow = clean + 1 >= precision.growth_interval
+    doubled = jnp.minimum(scale * 2, precision.max_loss_scale)
+    halved = jnp.maximum(scale / 2, precision.min_loss_scale)
+    return LossScale(
+        scale=jnp.where(finite, jnp.where(grow, doubled, scale), halved),
+        clean=jnp.where(finite & ~grow, clean + 1, 0),
+    )
 
 
 class MetricSums(NamedTuple):
@@ -42,7 +88,7 @@ class TrainState(NamedTuple):
     rate_scale: Array  # float32: factor by which rollbacks have multiplied the learning rate
     params: Parameters
     opt_state: Any
-    loss_scale: loss_scale.LossScale
+    loss_scale: LossScale
     tally: MetricSums
 
 
@@ -70,6 +116,60 @@ def init_state(
         rate_scale=jnp.float32(1),
         params=params,
         opt_state=optimizer.init(params),
-        loss_scale=loss_scale.init(config.precision),
+        loss_scale=init_loss_scale(config.precision),
         tally=zero_tally(),
     )
+
+
+def parameter_count(config: Config) -> int:
+    """Return the number of parameters, including a label head."""
+    return sum(leaf.size for leaf in jax.tree.leaves(parameter_shapes(config.model)))
+
+
+def compute_bytes(config: Config) -> int:
+    """Return the bytes of one number of the compute type."""
+    return 4 if config.precision.compute in ("fp32", "tf32") else 2
+
+
+def memory_bytes(config: Config, rows: int) -> float:
+    """Return the bytes that a step of `rows` rows needs on a device: the sum of what it keeps."""
+    model, window, width = config.model, config.data.window, compute_bytes(config)
+    rows = rows // config.train.micro_batches
+    cell = width if config.precision.cell == "compute" else 4
+    parameters = parameter_count(config)
+    # Master weights and moments (Muon has one); the gradient; normalised weights, some of them
+    # transposed.
+    moments = 1 if config.optimizer.name == "muon" else 2
+    state = parameters * (4 + 4 * moments + 4 + 2 + width)
+    every = config.train.recompute_every
+    layer = model.kept_bytes(rows * model.hidden, window, every, width, cell)
+    # Logits and their gradient.
+    logits = rows * window * VOCABULARY * 4 * 2
+    return state + model.layers * layer + logits
+
+
+def require_memory(config: Config, devices: Parallel) -> None:
+    """Raise UserError if a run on CPUs needs far more memory than this process may have.
+
+    Without this check the system would swap, or end the process, without a word. A GPU's own
+    allocator says what it lacks.
+    """
+    if devices.local[0].platform != "cpu":
+        return
+    sizes = [(phase.batch, phase.window) for phase in config.phases]
+    needed = 0.0
+    for batch, window in sizes or [(config.data.batch, config.data.window)]:
+        data = dataclasses.replace(config.data, batch=batch, window=window)
+        here = dataclasses.replace(config, data=data)
+        needed = max(needed, memory_bytes(here, batch // devices.count))
+    needed *= len(devices.local)
+    limits = environment.memory_limits()
+    least = min(limits, key=lambda name: limits[name])
+    if needed / _ESTIMATE > limits[least]:
+        parameters = 4 * parameter_count(config) * len(devices.local)
+        raise UserError(
+            f"model.hidden {config.model.hidden:,}, model.layers {config.model.layers}: the run "
+            f"needs about {needed / 1e9:,.1f} GB, of which {parameters / 1e9:,.1f} GB are "
+            f"parameters, but {least} is {limits[least] / 1e9:,.1f} GB; take a smaller model, "
+            "data.batch or data.window, or set train.recompute_every."
+        )

@@ -17,10 +17,9 @@ from mlstm_jax.config import Config
 from mlstm_jax.data.evaluation_stream import EvaluationBatch
 from mlstm_jax.data.stream import Batch
 from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
-from mlstm_jax.training import loss_scale
-from mlstm_jax.training.all_reduce import sum_over_devices
-from mlstm_jax.training.objective import OBJECTIVES, row_keys
-from mlstm_jax.training.state import MetricSums, TrainState, zero_tally
+from mlstm_jax.training.objective import OBJECTIVES, cross_entropy, label_losses, row_keys, weighted
+from mlstm_jax.training.parallel import sum_over_devices
+from mlstm_jax.training.state import MetricSums, TrainState, adjust_loss_scale, zero_tally
 
 Array = jax.Array
 
@@ -104,45 +103,6 @@ def _counted(batch: Batch) -> Array:
     return place_1T < batch.targets_B[:, None]
 
 
-def cross_entropy(logits: Array, targets: Any) -> Array:
-    """Return −log softmax(logits) at the targets, float32 [...] of logits [..., V].
-
-    `optax.softmax_cross_entropy_with_integer_labels` reads the targets' logits with a gather, whose
-    gradient is a scatter: on a GPU, atomic additions into an array of zeros.
-    """
-    is_target = jax.nn.one_hot(targets.astype(jnp.int32), logits.shape[-1], dtype=jnp.bool_)
-    chosen = jnp.sum(jnp.where(is_target, logits, 0), axis=-1)
-    return jax.nn.logsumexp(logits, axis=-1) - chosen
-
-
-def weighted(nats_BT: Array, weight_BT: Array) -> Array:
-    """Return weight · nats; zero without a weight, even if the nats are not finite."""
-    return jnp.where(weight_BT > 0, nats_BT * weight_BT, 0)
-
-
-def _label_losses(found_BTK: Array | None, labels_BT: Any) -> tuple[Array, Array]:
-    """Return the loss of the labels and their number, both as means over all bytes.
-
-    One output per byte is a rating, with a squared error; several are the logits of classes. Labels
-    [B, T, K] are several of yes or no, 1 or 0: the loss of a document is the mean cross-entropy of
-    those that it has (NaN: missing), so each document with a label counts the same.
-    """
-    if found_BTK is None or labels_BT is None:
-        return jnp.float32(0), jnp.float32(0)
-    known_BT = ~jnp.isnan(labels_BT)
-    labels_BT = jnp.where(known_BT, labels_BT, 0)
-    if labels_BT.ndim == 3:
-        nats_BTK = optax.sigmoid_binary_cross_entropy(found_BTK, labels_BT)
-        count_BT = jnp.sum(known_BT, axis=-1)
-        loss_BT = jnp.sum(jnp.where(known_BT, nats_BTK, 0), axis=-1) / jnp.maximum(count_BT, 1)
-        known_BT = count_BT > 0
-    elif found_BTK.shape[-1] == 1:
-        loss_BT = (found_BTK[..., 0] - labels_BT) ** 2
-    else:
-        loss_BT = cross_entropy(found_BTK, labels_BT)
-    return jnp.mean(jnp.where(known_BT, loss_BT, 0)), jnp.mean(known_BT, dtype=jnp.float32)
-
-
 def make_train_step(
     config: Config,
     model: LanguageModel,
@@ -153,7 +113,7 @@ def make_train_step(
     """Return the step: state and carry before, one batch, stop → state and carry after, metrics.
 
     The float32 scalar stop is above 0 on the devices of a process that has received a signal (see
-    signals.py). It is summed with the gradient, so all processes see it at the same step and stop
+    guard.py). It is summed with the gradient, so all processes see it at the same step and stop
     together.
     """
     reduce_type = model.compute if config.precision.all_reduce == "compute" else jnp.float32
@@ -189,7 +149,7 @@ def make_train_step(
             read = model.apply({"params": params}, asked.inputs_BT, carry, padding_BT, dropout_B)
             nats_BT = cross_entropy(read.logits_BTV, asked.targets_BT)
             loss = jnp.mean(weighted(nats_BT, asked.weight_BT))
-            label_loss, labels = _label_losses(read.labels_BTK, batch.labels_BT)
+            label_loss, labels = label_losses(read.labels_BTK, batch.labels_BT)
             total = loss + config.train.label_weight * label_loss
             # The reported loss is the mean over positions with a target. The gradient is that of
             # the mean over all positions, so that every byte has the same weight, even if few rows
@@ -277,7 +237,7 @@ def make_train_step(
             rate_scale=state.rate_scale,
             params=params,
             opt_state=opt_state,
-            loss_scale=loss_scale.adjust(state.loss_scale, finite, config.precision),
+            loss_scale=adjust_loss_scale(state.loss_scale, finite, config.precision),
             tally=_select(finite, counted, tally),
         )
         metrics = StepMetrics(

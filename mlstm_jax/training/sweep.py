@@ -16,13 +16,9 @@ from typing import NamedTuple
 import jax
 
 from mlstm_jax import config as configs
-from mlstm_jax import (
-    config_differences,
-    config_text,
-    environment,
-    output,
-)
+from mlstm_jax import environment, output, shipped, user_python
 from mlstm_jax.config import Config
+from mlstm_jax.config.text import differences, load_json
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import InUse, UserError
 from mlstm_jax.interop.weights import fingerprint
@@ -31,7 +27,54 @@ from mlstm_jax.terminal import markdown, message, show
 from mlstm_jax.training import metrics
 from mlstm_jax.training.loop import train
 from mlstm_jax.training.reporter import Diverged
-from mlstm_jax.training.sweep_file import Runs
+
+Runs = dict[tuple[str, str], Config]
+
+
+def load_sweep(path: Path) -> Runs:
+    """Run a specification, which is the user's own Python code, and return its ``runs``.
+
+    A bare name that is not a file selects a sweep that comes with the package: ``puri_fig5``.
+
+    Raises:
+        UserError: the file does not exist, sets no runs, or has labels that cannot name a folder.
+    """
+    path = shipped.find(path, "sweep")
+    runs = user_python.run(path, "sweep").get("runs")
+    valid = isinstance(runs, dict) and all(
+        isinstance(key, tuple)
+        and len(key) == 2
+        and all(isinstance(label, str) and label and "/" not in label for label in key)
+        and isinstance(config, Config)
+        for key, config in runs.items()
+    )
+    if not valid or not runs:
+        raise UserError(
+            f"{path} sets no `runs = {{(ROW, COLUMN): Config(...)}}` with two labels without /; "
+            "see `mlstm-jax configs puri_fig5`."
+        )
+    return runs
+
+
+def prepare(runs: Runs) -> None:
+    """Set what JAX reads when it starts, as the runs need it; see `environment.prepare`.
+
+    Raises:
+        UserError: the runs have different numbers of virtual devices.
+    """
+    if not runs:
+        return
+    counts = {config.devices.virtual_cpu: key for key, config in runs.items()}
+    if len(counts) > 1:
+        (one, key), (other, other_key) = list(counts.items())[:2]
+        raise UserError(
+            f"devices.virtual_cpu is {one} in the run {' / '.join(key)}, but {other} in "
+            f"{' / '.join(other_key)}; one process trains all runs of a sweep, so set the same "
+            "number in all."
+        )
+    first = next(iter(runs.values()))
+    deterministic = any(config.train.deterministic for config in runs.values())
+    environment.prepare(first.devices, deterministic=deterministic)
 
 
 class Result(NamedTuple):
@@ -67,14 +110,12 @@ def pending(runs: Runs, out: Path) -> Iterator[tuple[tuple[str, str], Config]]:
         here = configs.vary(config, out=str(folder(out, key)))
         before = folder(out, key) / "config.json"
         if before.is_file():
-            old = config_text.load_json(before)
+            old = load_json(before)
             # A run saves its batch, not the rows of a device.
             rows = here.data.batch_per_device
             count = 1 if rows is None else max(1, old.data.batch // rows)
             wanted = configs.resolve_batch(here, count)
-            different = [
-                line for lines in config_differences.differences(old, wanted) for line in lines
-            ]
+            different = [line for lines in differences(old, wanted) for line in lines]
             if different:
                 raise UserError(
                     f"{folder(out, key)} contains a run with another config "
@@ -173,7 +214,7 @@ def result(key: tuple[str, str], run_folder: Path) -> Result:
     status = "not begun"
     path = run_folder / "config.json"
     if path.is_file():
-        config = config_text.load_json(path)
+        config = load_json(path)
         # A finished run that was made longer has a later event.
         end = ends[-1] if ends else ""
         status = {"finished": "done", "diverged": "diverged"}.get(end, "unfinished")

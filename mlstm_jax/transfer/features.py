@@ -25,8 +25,8 @@ from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
 from mlstm_jax.progress import ProgressLine
 from mlstm_jax.run import Run
 from mlstm_jax.training import parallel
+from mlstm_jax.training.objective import cross_entropy
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.training.step import cross_entropy
 from mlstm_jax.transfer.windows import batches, reading_line, windows
 
 # c and h after the last byte, or the mean of h over all bytes (Alley et al. 2019).

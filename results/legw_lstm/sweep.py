@@ -13,7 +13,7 @@ import dataclasses
 from pathlib import Path
 
 from mlstm_jax.config import LSTM, Precision
-from mlstm_jax.training.sweep_file import load_sweep
+from mlstm_jax.training.sweep import load_sweep
 
 lstm = LSTM(hidden=144, embedding=64)
 runs = {

@@ -15,14 +15,13 @@ import pytest
 from mlstm_jax import digest
 from mlstm_jax.checkpoints import checkpoint
 from mlstm_jax.checkpoints.checkpoint import CheckpointFailed, Checkpoints, Damaged, with_sums
-from mlstm_jax.checkpoints.meta import Meta, read_meta
-from mlstm_jax.checkpoints.retention import best, kept
+from mlstm_jax.checkpoints.meta import Meta, best, kept, read_meta
 from mlstm_jax.config import Config, Model
 from mlstm_jax.data.stream import Origin
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.training import optimizer
+from mlstm_jax.training.begin import fresh_state
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.training.start import fresh_state
 from mlstm_jax.training.state import TrainState
 
 # TensorStore's other reads of a checkpoint that failed report to an event loop that is gone, some

@@ -16,7 +16,7 @@ import pytest
 from mlstm_jax import cli, output
 from mlstm_jax.data import duckdb_stage, rejects
 from mlstm_jax.data import prepare as module
-from mlstm_jax.interruption import Interrupted, interruptible
+from mlstm_jax.guard import Interrupted, interruptible
 
 REPOSITORY = Path(__file__).parents[2]
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
@@ -51,7 +51,7 @@ def test_the_exit_code_is_the_signals_when_it_comes_in_code_that_c_runs(tmp_path
     """Of `python -m`, which looks at what was noted; a file's `sys.exit` does not."""
     (tmp_path / "program.py").write_text(
         "import ctypes, signal, sys\n"
-        "from mlstm_jax.interruption import Interrupted, interruptible\n"
+        "from mlstm_jax.guard import Interrupted, interruptible\n"
         "run = ctypes.pythonapi.PyRun_String\n"
         "run.restype, found = ctypes.py_object, ctypes.py_object\n"
         "run.argtypes = [ctypes.c_char_p, ctypes.c_int, found, found]\n"

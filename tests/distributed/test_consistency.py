@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from mlstm_jax.config import Config, Distributed
-from mlstm_jax.config_differences import flatten
-from mlstm_jax.distributed import connection
+from mlstm_jax.config.text import flatten
+from mlstm_jax.distributed import cluster, connection
 from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.errors import UserError
-from mlstm_jax.training import parallel
 
 COUNT = 600
 
@@ -94,12 +93,12 @@ def test_what_is_equal_in_python_is_no_difference(other: dict[str, Any]) -> None
 def test_cpus_that_gloo_cannot_join_are_named(
     elsewhere: bool, found: str, named: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parallel, "loopback_of", lambda host: found)
-    cluster: Any = SimpleNamespace(is_elsewhere=False, host="node1")
-    cluster.gather = lambda value: [value, [elsewhere, "node2", ""]]
+    monkeypatch.setattr(cluster, "loopback_of", lambda host: found)
+    first: Any = SimpleNamespace(is_elsewhere=False, host="node1")
+    first.gather = lambda value: [value, [elsewhere, "node2", ""]]
     said = ""
     try:
-        parallel._require_outward_names(cluster)
+        Cluster.require_outward_names(first)
     except UserError as error:
         said = str(error)
     expected = "node1, the machine of process 0, resolves its own name to 127.0.1.1. JAX connects"

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from mlstm_jax.address import Address, is_loopback
-from mlstm_jax.distributed import listener
+from mlstm_jax.config.sections import Address, is_loopback
+from mlstm_jax.distributed import connection
 from mlstm_jax.errors import UserError
 
 Hosts = Callable[[str, str], list[str]]
@@ -27,7 +27,7 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> Hosts:
 
         monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
         with contextlib.ExitStack() as stack:
-            servers = listener.listen(Address(name, free_port()))
+            servers = connection.listen(Address(name, free_port()))
             return [stack.enter_context(one).getsockname()[0] for one in servers]
 
     return listen_at
@@ -41,8 +41,8 @@ def free_port() -> int:
 @pytest.fixture
 def outward(monkeypatch: pytest.MonkeyPatch) -> str:
     """This machine's address on its default route."""
-    monkeypatch.setattr(listener, "_FAR", {socket.AF_INET: "192.0.2.1"})
-    found = [where[0] for _, where in listener._outward(1)]
+    monkeypatch.setattr(connection, "_FAR", {socket.AF_INET: "192.0.2.1"})
+    found = [where[0] for _, where in connection._outward(1)]
     if not found:
         pytest.skip("this machine has no default route")
     return found[0]
@@ -94,13 +94,13 @@ def test_a_port_that_is_taken_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(UserError, match=f"cannot listen at .* 127.0.0.1:{port} .*in use"):
-            listener.listen(Address("127.0.0.1", port))
+            connection.listen(Address("127.0.0.1", port))
 
 
 def test_the_port_of_a_numeric_host_is_free() -> None:
     for host in ("127.0.0.1", "::1"):
         with contextlib.suppress(OSError):
-            assert 0 < listener.free_port(host) < 65536
+            assert 0 < connection.free_port(host) < 65536
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_the_port_of_a_numeric_host_is_free() -> None:
     ],
 )
 def test_what_may_keep_others_away_is_told(found: list[str], words: str) -> None:
-    told = listener.note("node1", found)
+    told = connection.reach_note("node1", found)
     assert words in told
     assert bool(words) == bool(told)
 

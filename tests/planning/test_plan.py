@@ -18,8 +18,8 @@ from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.planning import plan
 from mlstm_jax.planning.machine import load_machine, with_measured_rate
 from mlstm_jax.training import muon
-from mlstm_jax.training.memory import memory_bytes, parameter_count
-from mlstm_jax.training.step import cross_entropy
+from mlstm_jax.training.objective import cross_entropy
+from mlstm_jax.training.state import memory_bytes, parameter_count
 
 ROOT = Path(__file__).parents[2]
 MACHINES = ROOT / "configs/machines"

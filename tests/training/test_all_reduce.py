@@ -9,7 +9,7 @@ import pytest
 
 from mlstm_jax.config import Model, Precision
 from mlstm_jax.model.language_model import LanguageModel
-from mlstm_jax.training import all_reduce
+from mlstm_jax.training import parallel
 from mlstm_jax.training.parallel import AXIS
 
 EARLY = ["decoder", "layer_0/wmh_v", "layer_0/wh_v", "of another model"]
@@ -27,7 +27,7 @@ def make_trees(devices: int) -> tuple[Any, Any]:
 
 def mapped(devices: int) -> Any:
     return jax.pmap(
-        lambda tree, others: all_reduce.sum_over_devices(tree, others, EARLY, AXIS),
+        lambda tree, others: parallel.sum_over_devices(tree, others, EARLY, AXIS),
         axis_name=AXIS,
         devices=jax.local_devices()[:devices],
     )
@@ -37,12 +37,12 @@ def mapped(devices: int) -> Any:
 def test_the_sums_are_those_of_one_piece(least: int, monkeypatch: pytest.MonkeyPatch) -> None:
     trees = make_trees(4)
     expected = jax.pmap(lambda x: jax.lax.psum(x, AXIS), axis_name=AXIS)(trees)
-    monkeypatch.setattr(all_reduce, "LEAST_BYTES", least)
+    monkeypatch.setattr(parallel, "LEAST_BYTES", least)
     jax.tree.map(np.testing.assert_array_equal, mapped(4)(*trees), expected)
 
 
 def test_large_parts_are_pieces_in_the_order_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(all_reduce, "LEAST_BYTES", 8 * 32 * 4)
+    monkeypatch.setattr(parallel, "LEAST_BYTES", 8 * 32 * 4)
     program = str(jax.make_jaxpr(mapped(4))(*make_trees(4)))
     pieces = [
         re.findall(r"f32\[([0-9,]*)\]", line.split("=")[0])
@@ -55,7 +55,7 @@ def test_large_parts_are_pieces_in_the_order_given(monkeypatch: pytest.MonkeyPat
 
 
 def test_one_device_has_nothing_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(all_reduce, "LEAST_BYTES", 1)
+    monkeypatch.setattr(parallel, "LEAST_BYTES", 1)
     assert "optimization_barrier" not in str(jax.make_jaxpr(mapped(1))(*make_trees(1)))
 
 

@@ -22,7 +22,7 @@ from mlstm_jax.model.ops import lookup, matmul
 from mlstm_jax.report import report
 from mlstm_jax.training import loop, parallel
 from mlstm_jax.training.evaluation import Evaluator
-from mlstm_jax.training.memory import memory_bytes
+from mlstm_jax.training.state import memory_bytes
 
 
 class Weights(linen.Module):

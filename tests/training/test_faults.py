@@ -22,12 +22,12 @@ from mlstm_jax import environment, run
 from mlstm_jax.checkpoints import meta
 from mlstm_jax.config import Config, Data, Model, Optimizer, Phase, Precision, Train, vary
 from mlstm_jax.errors import KnownError, UserError
+from mlstm_jax.guard import Watchdog
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.training import loop, metrics, run_folder
+from mlstm_jax.training.begin import require_new
 from mlstm_jax.training.reporter import Diverged
-from mlstm_jax.training.resume import require_new
-from mlstm_jax.training.watchdog import Watchdog
 from tests.training.runs import (
     assert_same_run,
     final_state,
@@ -531,7 +531,7 @@ def test_the_watchdog_ends_a_run_though_nothing_can_be_written(
 
 SUSPENDED = """
 import os, sys
-from mlstm_jax.training.watchdog import Watchdog
+from mlstm_jax.guard import Watchdog
 
 def stop(error):
     print(error, file=sys.stderr, flush=True)

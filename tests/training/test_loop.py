@@ -17,10 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mlstm_jax import config_text, environment, run
+from mlstm_jax import environment, run
 from mlstm_jax.checkpoints.checkpoint import Checkpoints
 from mlstm_jax.checkpoints.meta import steps_in
 from mlstm_jax.config import Config, Data, Devices, Model, Optimizer, Precision, Train
+from mlstm_jax.config import text as config_text
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import loop, metrics, phases, run_folder

@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import pytest
 
 from mlstm_jax.config import Precision
-from mlstm_jax.training import loss_scale
+from mlstm_jax.training.state import adjust_loss_scale, init_loss_scale
 
 
 def run(precision: Precision, finite: list[bool]) -> list[float]:
-    scale, seen = loss_scale.init(precision), []
-    adjust = jax.jit(lambda s, f: loss_scale.adjust(s, f, precision))
+    scale, seen = init_loss_scale(precision), []
+    adjust = jax.jit(lambda s, f: adjust_loss_scale(s, f, precision))
     for value in finite:
         scale = adjust(scale, jnp.bool_(value))
         assert (scale.scale.dtype, scale.clean.dtype) == (jnp.float32, jnp.int32)

@@ -9,8 +9,13 @@ import pytest
 
 from mlstm_jax.config import Distributed
 from mlstm_jax.distributed.cluster import Cluster
-from mlstm_jax.training.parallel import Parallel, _of_first_device
-from mlstm_jax.training.replicas import ReplicasDiffer, fold, make_comparison
+from mlstm_jax.training.parallel import (
+    Parallel,
+    ReplicasDiffer,
+    _of_first_device,
+    fold,
+    make_comparison,
+)
 
 TYPES = [np.float32, np.int32, np.uint32, jnp.bfloat16, np.float16, np.uint8]
 

@@ -21,11 +21,12 @@ from mlstm_jax.model.architecture import Architecture, Carry
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.pallas import INTERPRETED
 from mlstm_jax.model.recurrence import SEPARATE, Loops
-from mlstm_jax.training import all_reduce, optimizer, parallel, schedule, start
+from mlstm_jax.training import begin, optimizer, parallel, schedule
+from mlstm_jax.training.objective import label_losses
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.phases import train_stream
 from mlstm_jax.training.state import TrainState
-from mlstm_jax.training.step import StepMetrics, _label_losses, make_train_step
+from mlstm_jax.training.step import StepMetrics, make_train_step
 from mlstm_jax.transfer import finetune
 from mlstm_jax.transfer.labels import Labelled
 from tests.marks import FP16
@@ -49,7 +50,7 @@ def fresh(config: Config) -> TrainState:
     """The state before the first step: of the model, the precision, the optimizer and the seed."""
     model = LanguageModel(config.model, config.precision)
     tx = optimizer.build(config.optimizer, config.model, lambda count: 0.0)
-    return start.fresh_state(config, model, tx, None)
+    return begin.fresh_state(config, model, tx, None)
 
 
 class Trainer:
@@ -230,7 +231,7 @@ def test_the_loss_of_several_labels_is_the_mean_of_those_a_document_has(
     known_BTK = ~np.isnan(labels_BTK)
 
     def loss(logits_BTK: Any) -> Any:
-        return _label_losses(logits_BTK, labels_BTK)
+        return label_losses(logits_BTK, labels_BTK)
 
     (found, count), gradient = jax.value_and_grad(loss, has_aux=True)(logits_BTK)
     x = logits_BTK.astype(np.float64)
@@ -299,12 +300,12 @@ def test_dropout_masks_and_ratings_go_with_the_rows_not_with_who_reads_them(
     assert_close(parts.host_state.params, whole.host_state.params, 10 * 2 * TERMS)
     assert_close(found.tally.label_loss, metrics.tally.label_loss, 10 * 2 * TERMS)
     expected = whole.host_state.params
-    for state, carry, begin, end in ((first, zero, 0, 5), (None, None, 5, 10)):
+    for state, carry, first_step, end in ((first, zero, 0, 5), (None, None, 5, 10)):
         # What a checkpoint keeps.
         state, carry = state or whole.host_state, carry or whole.host_carry
         whole.state = whole.devices.replicate(state)
         whole.carry = whole.devices.split_rows(carry)
-        whole.run(begin, end)
+        whole.run(first_step, end)
     jax.tree.map(np.testing.assert_array_equal, whole.host_state.params, expected)
 
 
@@ -419,7 +420,7 @@ def test_four_devices_share_their_gradients_once_and_outside_every_loop(
 def test_a_large_gradient_is_sent_in_pieces_unless_all_is_ready_at_once(
     micro_batches: int, pieces: int, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(all_reduce, "LEAST_BYTES", 1)
+    monkeypatch.setattr(parallel, "LEAST_BYTES", 1)
     trainer = Trainer(make_config(corpus), 4, micro_batches=micro_batches)
     batch = trainer.devices.split_rows(trainer.stream.batch(0))
     program = trainer.step.lower(trainer.state, trainer.carry, batch, trainer.go_on).as_text()

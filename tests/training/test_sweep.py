@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 import mlstm_jax as mlstm
-from mlstm_jax import cli, config_text
+from mlstm_jax import cli
 from mlstm_jax import config as configs
 from mlstm_jax.config import Config, Phase, Transformer, resolve_batch, vary
+from mlstm_jax.config import text as config_text
 from mlstm_jax.data.prepare import prepare
 from mlstm_jax.errors import UserError
-from mlstm_jax.training import run_folder, schedule, sweep, sweep_file
+from mlstm_jax.training import run_folder, schedule, sweep
 from tests.training.runs import make_config, short
 
 ROOT = Path(__file__).parents[2]
@@ -116,7 +117,7 @@ def test_one_process_has_one_number_of_virtual_devices(
 ) -> None:
     runs = {(str(n), "a"): vary(Config(), devices__virtual_cpu=n) for n in (2, 4)}
     with pytest.raises(UserError, match=r"virtual_cpu is 2 in the run 2 / a, but 4 in 4 / a"):
-        sweep_file.prepare(runs)
+        sweep.prepare(runs)
     # A table needs no devices, and a sweep without runs none either.
     (tmp_path / "spec.py").write_text(
         "from mlstm_jax.config import *\n"
@@ -131,7 +132,7 @@ def test_two_processes_share_a_sweep(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spec, out = write_spec(tmp_path / "spec.py", corpus), tmp_path / "out"
-    (_, held), *_ = sweep.pending(sweep_file.load_sweep(spec), out)
+    (_, held), *_ = sweep.pending(sweep.load_sweep(spec), out)
     with run_folder.lock(held, resume=False):
         cli.main(["sweep", str(spec), "--out", str(out)])
     shown = capsys.readouterr()
@@ -151,7 +152,7 @@ def test_a_run_that_another_process_has_trained_since_is_not_trained_again(
     cli.main(["sweep", str(spec), "--out", str(out)])
     capsys.readouterr()
     # What this process saw before the other had trained them.
-    stale = list(sweep_file.load_sweep(spec).items())
+    stale = list(sweep.load_sweep(spec).items())
     monkeypatch.setattr(sweep, "pending", lambda runs, out: iter(stale))
     cli.main(["sweep", str(spec), "--out", str(out)])
     assert "of 2" not in capsys.readouterr().err
@@ -169,14 +170,14 @@ def test_a_run_that_another_process_has_trained_since_is_not_trained_again(
 def test_a_file_without_runs_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "spec.py").write_text(text)
     with pytest.raises(UserError, match=r"spec\.py sets no `runs"):
-        sweep_file.load_sweep(tmp_path / "spec.py")
+        sweep.load_sweep(tmp_path / "spec.py")
     with pytest.raises(UserError, match="does not exist"):
-        sweep_file.load_sweep(tmp_path / "none.py")
+        sweep.load_sweep(tmp_path / "none.py")
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_sweep_of_the_project_loads(path: Path) -> None:
-    runs = sweep_file.load_sweep(path)
+    runs = sweep.load_sweep(path)
     assert len(runs) > 1
     for word in ("Command:", "Hardware:"):
         assert word in path.read_text()
@@ -191,7 +192,7 @@ def test_the_rates_of_the_papers_fig_5() -> None:
         "5e-4": [5e-4] * 5,
         "3e-3": [3e-3] * 5,
     }
-    runs = sweep_file.load_sweep(next(path for path in SPECS if path.stem == "puri_fig5"))
+    runs = sweep.load_sweep(next(path for path in SPECS if path.stem == "puri_fig5"))
     for rule, rates in printed.items():
         configs_of_rule = [config for (_, column), config in runs.items() if column == rule]
         found = [

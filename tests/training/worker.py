@@ -36,8 +36,8 @@ def main(corpus: str, out: str, coordinator: str, processes: str, index: str, de
     from mlstm_jax.distributed.cluster import Cluster
     from mlstm_jax.model.language_model import LanguageModel
     from mlstm_jax.training import optimizer, parallel, schedule
+    from mlstm_jax.training.begin import fresh_state
     from mlstm_jax.training.phases import train_stream
-    from mlstm_jax.training.start import fresh_state
     from mlstm_jax.training.step import make_train_step
 
     with Cluster(config.distributed) as cluster, parallel.started(cluster, config.devices) as all_:

@@ -19,11 +19,12 @@ from mlstm_jax.data.corpus import Split, open_corpus
 from mlstm_jax.data.evaluation_stream import EvaluationBatch
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.run import Run, load_run
-from mlstm_jax.training import dynamic_evaluation, loss_scale
+from mlstm_jax.training import dynamic_evaluation
 from mlstm_jax.training.adapting_step import Adapting, Rule, Setting, make_adapting_step
 from mlstm_jax.training.dynamic_evaluation import STATIC, DynamicEvaluator, DynamicScore, best, grid
 from mlstm_jax.training.evaluation import Evaluator
 from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.training.state import init_loss_scale
 from tests import splits
 from tests.marks import FP16
 from tests.tolerance import assert_close, bound
@@ -180,7 +181,7 @@ def test_one_step_is_that_of_numpy(run: Run, random: np.random.Generator) -> Non
     expected = jax.tree.map(updated, params, trained, gradient, r)
     assert any((setting.decay * leaf / mean > 1).any() for leaf in jax.tree.leaves(r))
     adapting, _, window = jax.jit(make_adapting_step(model))(
-        Adapting(params, loss_scale.init(model.precision)),
+        Adapting(params, init_loss_scale(model.precision)),
         model.init_carry(2),
         trained,
         Rule(r, mean, epsilon),

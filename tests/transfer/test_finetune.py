@@ -28,7 +28,7 @@ from mlstm_jax.interop.weights import expected_shapes
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.run import Run, as_weights, initial_parameters, load_run, write_imported
-from mlstm_jax.training import loop, optimizer, start
+from mlstm_jax.training import begin, loop, optimizer
 from mlstm_jax.training.phases import train_stream
 from mlstm_jax.transfer import finetune
 from mlstm_jax.transfer.features import Featurizer
@@ -47,35 +47,35 @@ def test_a_run_starts_from_the_parameters_of_another(run: Run) -> None:
     )
     tx = optimizer.build(Optimizer(), run.config.model, lambda count: 0.0)
 
-    def begin(config: Config) -> dict[str, np.ndarray]:
+    def first_parameters(config: Config) -> dict[str, np.ndarray]:
         model = type(run.model)(config.model, config.precision)
         initial = initial_parameters(config)
-        given, _ = start.load_start(Cluster(Distributed()), config, initial, required=True)
-        fresh = start.fresh_state(config, model, tx, given)
+        given, _ = begin.load_start(Cluster(Distributed()), config, initial, required=True)
+        fresh = begin.fresh_state(config, model, tx, given)
         assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(fresh.params))
         return fresh.params
 
-    params = begin(config)
+    params = first_parameters(config)
     np.testing.assert_array_equal(params["embedding"], run.params["embedding"])
     np.testing.assert_array_equal(params["layer_1"]["wh_v"], run.params["layer_1"]["wh_v"])
     assert params["label_kernel"].shape == (64, 3)
     narrow = dataclasses.replace(config.model, hidden=32)
     with pytest.raises(UserError, match="has the shape"):
-        begin(dataclasses.replace(config, model=narrow))
+        first_parameters(dataclasses.replace(config, model=narrow))
     shallow = dataclasses.replace(config.model, layers=1)
     with pytest.raises(UserError, match="which this run lacks"):
-        begin(dataclasses.replace(config, model=shallow))
+        first_parameters(dataclasses.replace(config, model=shallow))
 
 
 def test_a_start_from_other_positions_names_them() -> None:
     model = Transformer(hidden=8, embedding=8, heads=2, layers=1, positions=16)
     config = Config(model=dataclasses.replace(model, positions=32), train=Train(start_from="it"))
     shapes = expected_shapes(model)
-    given = start.Start({name: np.zeros(shape) for name, shape in shapes.items()}, "")
+    given = begin.Start({name: np.zeros(shape) for name, shape in shapes.items()}, "")
     made = LanguageModel(config.model, config.precision)
     tx = optimizer.build(Optimizer(), config.model, lambda count: 0.0)
     with pytest.raises(UserError, match=r"set --model\.positions 16, with windows of at most 16"):
-        start.fresh_state(config, made, tx, given)
+        begin.fresh_state(config, made, tx, given)
 
 
 def test_the_corpus_of_labelled_texts_is_the_same_again(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mlstm_jax import cli, config_text, digest
+from mlstm_jax import cli, digest
+from mlstm_jax.config import text as config_text
 from mlstm_jax.data.prepare import prepare
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.report import compressed_bpc, report

@@ -1,0 +1,239 @@
+"""What guards a process: signals, and a watchdog.
+
+`interruptible` is for work that is undone when a signal ends it. `collect` is for training, which
+stops between two steps, with a checkpoint. A `Watchdog` reports where a run is stuck, and ends it.
+"""
+
+import _thread
+import contextlib
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mlstm_jax.errors import KnownError
+from mlstm_jax.terminal import show
+
+# A device adds its signal's weight to a sum that all devices see: one SIGINT outweighs a million
+# SIGTERMs, and one SIGTERM a million SIGHUPs.
+WEIGHTS = {signal.SIGHUP: 1.0, signal.SIGTERM: 2.0**20, signal.SIGINT: 2.0**40}
+
+# A second signal within this time must not interrupt the cleanup that the first started.
+_SECONDS_OF_CLEANUP = 1.0
+_SECONDS_TO_LEAVE_A_CALLBACK = 0.05
+
+
+class Interrupted(KnownError):
+    """A signal ended the work; by default the exit code is that of a shell, 128 plus its number."""
+
+    def __init__(self, text: str, number: signal.Signals, exit_code: int | None = None) -> None:
+        super().__init__(text)
+        self.exit_code = 128 + number if exit_code is None else exit_code
+
+
+class _Received(KeyboardInterrupt):
+    """A subclass of KeyboardInterrupt, because Python treats that class itself specially.
+
+    If it leaves Python code that a C library runs (`PyRun_String`), Python records it and ends the
+    process with SIGINT at exit, even if the exception was handled.
+    """
+
+
+def _handle(
+    signals: Iterable[signal.Signals], handler: Callable[[int, Any], None]
+) -> Callable[[], None]:
+    """Set a handler of signals; return the function that sets the previous ones."""
+    before = {number: signal.signal(number, handler) for number in signals}
+
+    def restore() -> None:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+    return restore
+
+
+def _is_ignored(number: signal.Signals) -> bool:
+    return signal.getsignal(number) is signal.SIG_IGN
+
+
+@contextmanager
+def interruptible(*signals: signal.Signals, note: Callable[[], str] = str) -> Iterator[None]:
+    """Raise KeyboardInterrupt in the block at a signal, and Interrupted at its end.
+
+    Libraries convert an exception raised by a signal into errors of their own, so any exception
+    after a signal counts as the interruption. An interpreter's callback (of the garbage collector,
+    a weak reference, `__del__`) cannot raise: Python ignores the exception there. The signal then
+    arrives once more after the callback.
+
+    Args:
+        signals: those to receive, unless they are ignored. In a thread, there are none.
+        note: returns what more to say at the end.
+    """
+    received: list[signal.Signals] = []
+    raised = -_SECONDS_OF_CLEANUP
+
+    def stop(number: int, frame: object) -> None:
+        nonlocal raised
+        now = time.monotonic()
+        if now - raised >= _SECONDS_OF_CLEANUP:
+            raised = now
+            received.append(signal.Signals(number))
+            raise _Received
+
+    def repeat_ignored(unraisable: Any) -> None:
+        nonlocal raised
+        if not isinstance(unraisable.exc_value, _Received):
+            hook(unraisable)
+            return
+        raised = -_SECONDS_OF_CLEANUP
+        later = threading.Timer(
+            _SECONDS_TO_LEAVE_A_CALLBACK, _thread.interrupt_main, (received[0],)
+        )
+        later.daemon = True
+        later.start()
+
+    hook = sys.unraisablehook
+    in_main = threading.current_thread() is threading.main_thread()
+    # A shell's background jobs ignore signals.
+    restore = _handle([one for one in signals if in_main and not _is_ignored(one)], stop)
+    sys.unraisablehook = repeat_ignored
+    try:
+        yield
+    except BaseException as error:
+        if not received:
+            raise
+        text, more = f"interrupted by {received[0].name}", note()
+        raise Interrupted(f"{text}; {more}." if more else f"{text}.", received[0]) from error
+    finally:
+        if sys.unraisablehook is repeat_ignored:
+            sys.unraisablehook = hook
+        if not received:  # otherwise the program is exiting
+            restore()
+
+
+def strongest(total: float) -> signal.Signals:
+    """Return the strongest signal in a sum of weights."""
+    return max(WEIGHTS, key=lambda number: WEIGHTS[number] if WEIGHTS[number] <= total else 0.0)
+
+
+@contextmanager
+def collect() -> Iterator[list[signal.Signals]]:
+    """Record SIGINT, SIGTERM and SIGHUP in a list, so that the loop can stop between two steps.
+
+    A second signal has its previous effect. If SIGHUP is ignored, as under nohup, it stays ignored.
+    A note on standard error confirms the first at once, even in a long step or a compilation.
+    """
+    received: list[signal.Signals] = []
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    # Python runs handlers between two of its instructions, but writes to this pipe immediately.
+    wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    threading.Thread(target=_confirm, args=(reading,), daemon=True).start()
+
+    def record(number: int, _: object) -> None:
+        received.append(signal.Signals(number))
+        restore()
+
+    restore = _handle(
+        [one for one in WEIGHTS if one is not signal.SIGHUP or not _is_ignored(one)], record
+    )
+    try:
+        yield received
+    finally:
+        restore()
+        signal.set_wakeup_fd(wakeup)
+        os.close(writing)
+
+
+def _confirm(reading: int) -> None:
+    """Print a note for the first signal that arrives; end when the pipe is closed."""
+    with open(reading, "rb", buffering=0) as pipe:
+        while number := pipe.read(1):
+            if number[0] in WEIGHTS:
+                name = signal.Signals(number[0]).name
+                with contextlib.suppress(OSError):  # The terminal may be closed.
+                    show(f"{name}: stopping with a checkpoint after this step", file=sys.stderr)
+                return
+
+
+class Stuck(KnownError):
+    """The run has made no progress for too long."""
+
+
+class Watchdog:
+    """Ends the process unless `beat` is called every `seconds`; a context manager.
+
+    A collective that a process never joins, a file system that does not answer and a deadlock look
+    the same from outside: nothing happens, forever, and the machines cost money. The process writes
+    the stack of each of its threads and ends; its supervisor can then restart it from the last
+    checkpoint. Time in which the process is suspended (SIGSTOP, SIGTSTP) does not count.
+
+    Args:
+        seconds: without a beat.
+        stop: ends the process with an error.
+        index: of this process.
+        advice: says how to resume the run in a folder.
+
+    Attributes:
+        folder: the run folder, once it is known.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        stop: Callable[[BaseException], None],
+        index: int = 0,
+        advice: Callable[[Path], str] = lambda folder: "The same command resumes the run",
+    ) -> None:
+        self.folder: Path | None = None
+        self._seconds, self._stop, self._index, self._advice = seconds, stop, index, advice
+        self._done = threading.Event()
+        self.beat("starting")
+
+    def beat(self, doing: str) -> None:
+        """Record progress, and what the run does next."""
+        self._doing, self._last = doing, time.monotonic()
+
+    def __enter__(self) -> "Watchdog":
+        threading.Thread(target=self._watch, daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._done.set()
+
+    def _watch(self) -> None:
+        pause = min(5.0, self._seconds / 4)
+        awake = time.monotonic()
+        while not self._done.wait(pause):
+            before, awake = awake, time.monotonic()
+            # This thread, too, has not run: the process was suspended, by Ctrl-Z or a scheduler.
+            if awake - before > 2 * pause:
+                self._last += awake - before - pause
+            if awake - self._last > self._seconds:
+                self._end_process()
+
+    def _end_process(self) -> None:
+        where, advice = "", "There is no checkpoint yet: the same command starts over"
+        # The process must end even if the stacks cannot be written.
+        with contextlib.suppress(OSError, ValueError):
+            faulthandler.dump_traceback(sys.stderr)
+        if self.folder:
+            stacks = self.folder / f"stacks-{self._index}.txt"
+            with contextlib.suppress(OSError):
+                advice = self._advice(self.folder)
+                with stacks.open("w") as file:
+                    faulthandler.dump_traceback(file)
+                where = f" (also in {stacks})"
+        self._stop(
+            Stuck(
+                f"no progress for {self._seconds:g} s while {self._doing}; the stack of each "
+                f"thread is above{where}. {advice}. If the run was only slow, increase "
+                "train.watchdog_seconds."
+            )
+        )

@@ -1,0 +1,363 @@
+"""Where a run begins: from a seed, from the parameters of another run, or at a checkpoint.
+
+A session begins at the newest complete checkpoint that all processes can read. After a divergence
+the run returns to one from before it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from mlstm_jax import run
+from mlstm_jax.checkpoints.checkpoint import SET_ASIDE, Checkpoints, Damaged
+from mlstm_jax.checkpoints.meta import FOLDER, Meta
+from mlstm_jax.config import Config
+from mlstm_jax.data.corpus import Corpus
+from mlstm_jax.data.stream import Origin
+from mlstm_jax.distributed.cluster import Cluster
+from mlstm_jax.errors import KnownError, UserError
+from mlstm_jax.interop.weights import Arrays, expected_shapes, fingerprint, flatten, unflatten
+from mlstm_jax.model.language_model import LanguageModel, Parameters
+from mlstm_jax.training import metrics, optimizer
+from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.training.phases import ResolvedPhase, checkpoint_meta
+from mlstm_jax.training.state import TrainState, init_state
+
+
+class ResumePoint(NamedTuple):
+    """Where a session begins."""
+
+    step: int
+    state: TrainState  # NumPy
+    carry: Any  # NumPy, this process's rows; None: the rows begin at zero
+    origin: Origin
+    notes: list[str]  # for the user
+    high_steps: int = 0  # see Meta
+    start: str | None = None  # see Meta
+    update_bytes: int | None = None  # bytes of text of the updates before it, if known
+
+
+class Start(NamedTuple):
+    """The parameters of another run."""
+
+    arrays: Arrays  # by name, NumPy float32
+    fingerprint: str
+
+
+def load_start(
+    cluster: Cluster,
+    config: Config,
+    initial: Callable[[], Parameters] | None,
+    *,
+    required: bool,
+) -> tuple[Start | None, list[str]]:
+    """Return the parameters that `train.start_from` names, or None, and notes for the user.
+
+    Raises:
+        UserError: the path is not a run, or the processes read different parameters.
+        Damaged: the checkpoint cannot be read.
+    """
+    start, notes, path = None, [], config.train.start_from
+    if path is not None:
+        if initial is None:
+            raise UserError(
+                f"train.start_from is {path}, but no function was given that reads its "
+                "parameters; pass `initial` (see run.initial_parameters)."
+            )
+        try:
+            params = initial()
+            start = Start(flatten(params), fingerprint(params))
+        except KnownError as error:  # missing or damaged
+            if required:
+                raise
+            notes.append(f"the parameters of train.start_from cannot be compared: {error}")
+    cluster.require_equal(
+        {"the fingerprint of train.start_from's parameters": start and start.fingerprint},
+        "Give every process the same parameters to start from.",
+    )
+    return start, notes
+
+
+def state_shapes(
+    config: Config, model: LanguageModel, optimizer: optax.GradientTransformation
+) -> TrainState:
+    """Return only the shapes and types of the state."""
+    return jax.eval_shape(lambda: init_state(config, model, optimizer, 0))
+
+
+def fresh_state(
+    config: Config,
+    model: LanguageModel,
+    optimizer: optax.GradientTransformation,
+    start: Start | None,
+) -> TrainState:
+    """Return the state before the first step, NumPy; nothing of it stays on a device.
+
+    The label head is initialised from the seed, because the other run's head is for its own labels.
+
+    Raises:
+        UserError: the other run has another number of units or layers.
+    """
+    if start is not None:
+        _require_shapes(config, start.arrays)
+    seeded = jax.jit(lambda seed: init_state(config, model, optimizer, seed))
+    fresh = jax.device_get(seeded(np.uint32(config.train.seed)))
+    if start is None:
+        return fresh
+    params = {
+        name: array if name.startswith("label_") else np.asarray(start.arrays[name])
+        for name, array in flatten(fresh.params).items()
+    }
+    return fresh._replace(params=unflatten(params))
+
+
+def _require_shapes(config: Config, theirs: Arrays) -> None:
+    """Raise UserError if the shapes of the initial parameters are not those of the run."""
+    ours = expected_shapes(config.model)
+    for name, shape in ours.items():
+        other = theirs.get(name)
+        if name.startswith("label_") or (other is not None and other.shape == shape):
+            continue
+        has = "no array" if other is None else f"the shape {other.shape}"
+        advice = "set the same model, hidden, embedding and layers"
+        if other is not None and other.shape[1:] == shape[1:] and name == "input/positions":
+            places = other.shape[0]
+            advice = f"set --model.positions {places}, with windows of at most {places} bytes"
+        raise UserError(
+            f"train.start_from: {config.train.start_from} has {has} for {name}, but this run "
+            f"needs {shape}; {advice}."
+        )
+    extra = [name for name in theirs if name not in ours and not name.startswith("label_")]
+    if extra:
+        raise UserError(
+            f"train.start_from: {config.train.start_from} has {extra[0]}, which this run lacks; "
+            "set the same model.layers."
+        )
+
+
+@dataclass
+class Beginning:
+    """Finds where a session begins, and where it returns to after a divergence.
+
+    Attributes:
+        given: the parameters that `train.start_from` names now, if they are known.
+    """
+
+    cluster: Cluster
+    devices: Parallel
+    corpus: Corpus
+    model: LanguageModel
+    checkpoints: Checkpoints
+    config: Config
+    phases: list[ResolvedPhase]
+    initial: Callable[[], Parameters] | None  # reads the parameters that train.start_from names
+    resume: bool
+    reset_carry: bool  # accept a checkpoint with other rows
+
+    def __post_init__(self) -> None:
+        self._tx = optimizer.build(self.config.optimizer, self.config.model, lambda count: 0.0)
+        # A run with checkpoints does not need them.
+        self.given, self._notes = load_start(
+            self.cluster, self.config, self.initial, required=not self.checkpoints.steps()
+        )
+        before = run.read_config(Path(self.config.out))
+        path = self.config.train.start_from
+        self._is_same_path = before is not None and before.train.start_from == path
+
+    def find(self, newest: int | None = None) -> ResumePoint:
+        """Return the newest checkpoint that every process can read, or the first step's state.
+
+        Newer checkpoints that cannot be read are set aside.
+
+        Args:
+            newest: the last step before the run diverged; later checkpoints are deleted.
+
+        Raises:
+            UserError: checkpoints exist, but none can be read; or the run was trained on another
+                corpus, from other parameters, or on other rows.
+        """
+        if not self.config.phases:
+            # A checkpoint tells where the run reads on; the session may have begun after it.
+            self.phases[0].stream.origin = Origin()
+        point = self._newest_checkpoint(newest)
+        if point is None:
+            if newest is None:
+                require_new(Path(self.config.out), resume=self.resume)
+            # Loading may have failed earlier, when checkpoints existed and it was not needed.
+            given = (
+                self.given or load_start(self.cluster, self.config, self.initial, required=True)[0]
+            )
+            fresh = fresh_state(self.config, self.model, self._tx, given)
+            state = self.devices.of_first_process(fresh)
+            point = ResumePoint(0, state, None, Origin(), [], start=given and given.fingerprint)
+        path = self.config.train.start_from
+        if newest is None:
+            self._start = point.start
+            changed = []
+            if self.given is not None and self.given.fingerprint != point.start:
+                changed = [
+                    f"{path} has changed since the run started from it; the run's checkpoints "
+                    "have not"
+                ]
+            return point._replace(notes=[*self._notes, *changed, *point.notes])
+        if point.start != self._start:
+            raise UserError(
+                f"the run must return to its first step, but train.start_from, {path}, does not "
+                "give the parameters that it started from; name these, or start a new run with "
+                "--out."
+            )
+        return point
+
+    def _newest_checkpoint(self, newest: int | None) -> ResumePoint | None:
+        checkpoints, shapes = self.checkpoints, state_shapes(self.config, self.model, self._tx)
+        self.cluster.require_equal(
+            {"checkpoints": checkpoints.steps()},
+            "The run folder must be on a file system that all processes share.",
+        )
+        notes: list[str] = []
+        damaged: list[int] = []
+        for step in reversed(checkpoints.steps()):
+            if newest is not None and step > newest:
+                continue
+            phase = next((one for one in self.phases if step <= one.last), self.phases[-1])
+            now = checkpoint_meta(phase, self.corpus, step)
+            now = now._replace(start=self.given and self.given.fingerprint)
+            try:
+                before, problem = checkpoints.meta(step), None
+                same_rows = self._has_same_rows(before, now)
+                carry = self._carry_shapes(phase) if same_rows else None
+                restored, rows = checkpoints.restore(step, shapes, carry)
+            except Damaged as error:
+                problem = str(error)
+            problems = [one for one in self.cluster.gather(problem) if one]
+            if problems:
+                notes.append(problems[0])
+                damaged.append(step)
+                continue
+            if newest is not None:
+                checkpoints.drop_after(newest)
+            if damaged:
+                folder = self._set_aside(damaged)
+                notes.append(
+                    f"resuming from step {step}, the newest complete checkpoint; unreadable ones "
+                    f"are kept in {folder}"
+                )
+            point = ResumePoint(
+                *(step, restored, None, before.origin, notes),
+                *(before.high_steps, before.start, _update_bytes(before)),
+            )
+            if same_rows:
+                return point._replace(carry=self.devices.own_rows(rows))
+            position = round(before.epoch * phase.stream.steps_per_epoch)
+            epoch = now.epoch if self.config.phases else before.epoch
+            notes.append(
+                f"the carry is reset at step {step}: the rows were {_describe(before.rows)} and "
+                f"are now {_describe(now.rows)}; they begin {epoch:.2f} epochs into the text"
+            )
+            return point._replace(origin=Origin(step, position, before.bytes_seen))
+        if notes:
+            raise UserError(
+                "; ".join(notes) + ". There is no other checkpoint to resume from; restore one "
+                "from a copy, or start a new run with --out."
+            )
+        if newest is not None:
+            checkpoints.drop_after(newest)
+        return None
+
+    def _carry_shapes(self, phase: ResolvedPhase) -> Any:
+        batch = phase.config.data.batch
+        shapes = jax.eval_shape(lambda: self.model.init_carry(batch))
+        return self.devices.abstract_rows(shapes)
+
+    def _set_aside(self, steps: list[int]) -> Path:
+        """Move checkpoints aside for all processes; return the folder that they are in."""
+        self.checkpoints.close()
+        if self.cluster.is_first:
+            self.checkpoints.set_aside(steps)
+        self.cluster.gather(None)  # The others read the folder again after the move.
+        self.checkpoints.open()
+        return self.checkpoints.folder / SET_ASIDE
+
+    def _has_same_rows(self, before: Meta, now: Meta) -> bool:
+        """Return whether the rows are the same; raise UserError if the run cannot resume."""
+        if (before.corpus, before.cleaning) != (now.corpus, now.cleaning):
+            raise UserError(
+                f"the run was trained on another corpus: identity {before.corpus[:12]}…, cleaning "
+                f"{before.cleaning}; this one has {now.corpus[:12]}…, {now.cleaning}. Name the "
+                "original corpus with --data.corpus, or start a new run with --out."
+            )
+        self._require_start(before.start, now.start)
+        problem = None
+        # Without phases the checkpoint's origin is the run's, unless its rows continued earlier
+        # rows.
+        is_compared = bool(self.config.phases) or before.origin.places is not None
+        if before.rows != now.rows:
+            problem = (
+                f"the checkpoint's rows are {_describe(before.rows)}, not {_describe(now.rows)}; "
+                "use the same rows, or reset the carry with --reset-carry."
+            )
+        elif is_compared and before.origin != now.origin:
+            problem = (
+                f"the phases before the checkpoint have changed, or an earlier version began this "
+                f"phase differently: the run had read {before.epoch:.3f} epochs of the text, and "
+                f"would resume at {now.epoch:.3f} from other places in it. Undo the change, or "
+                "reset the carry with --reset-carry."
+            )
+        if problem and not self.reset_carry:
+            raise UserError(problem)
+        return problem is None
+
+    def _require_start(self, before: str | None, now: str | None) -> None:
+        """Raise UserError if train.start_from does not name what the run started from.
+
+        The run at that path may have trained further since: then the same path is enough.
+        """
+        path = self.config.train.start_from
+        if path is not None and before is None:
+            raise UserError(
+                f"train.start_from is {path}, but the run did not start from other parameters. "
+                "Leave --train.start-from out to resume it, or start a new run with --out."
+            )
+        if now is not None and before != now and not self._is_same_path:
+            raise UserError(
+                f"the run started from other parameters (fingerprint {str(before)[:12]}…) than "
+                f"those that train.start_from names now ({now[:12]}…). Leave --train.start-from "
+                "out to resume the run, or start a new one with --out."
+            )
+
+
+def require_new(folder: Path, *, resume: bool) -> None:
+    """Raise UserError if a run without a checkpoint must not start from its first step.
+
+    A run that was killed before its first checkpoint was complete, or that diverged before it,
+    starts over. A run whose metrics record more steps had a checkpoint and has lost it.
+    """
+    lines = metrics.read_metrics(folder / "metrics.jsonl")
+    newest = max((line["step"] for line in lines), default=0)
+    config = run.read_config(folder)  # of the session that wrote these metrics
+    assert config is not None
+    train = config.train
+    saved = {n * every for n in (1, 2) for every in (train.eval_every, train.checkpoint_every)}
+    # A save begins after the previous one has ended.
+    lost = newest > sorted(saved)[1] and lines[-1].get("event") != "diverged"
+    if resume or lost:
+        raise UserError(
+            f"{folder} has no checkpoint to resume from"
+            + (f", although metrics.jsonl records {newest:,} steps" if newest else "")
+            + f". Restore {folder / FOLDER}, or start a new run with --out"
+            + ("." if lost else ", or restart this one without --resume.")
+        )
+
+
+def _update_bytes(before: Meta) -> int | None:
+    batch, window = before.rows.get("batch"), before.rows.get("window")
+    return batch * window if batch and window else None
+
+
+def _describe(rows: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in rows.items())
