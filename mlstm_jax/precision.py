@@ -1,16 +1,16 @@
 """The section `precision` of a config: number types and loss scaling."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from mlstm_jax.errors import require
-from mlstm_jax.fields import require_types
+from mlstm_jax.fields import Between, Checked, Count
 
 Compute = Literal["fp32", "tf32", "bf16", "fp16"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Precision:
+class Precision(Checked, section="precision"):
     """Number types and loss scaling."""
 
     # Type of the matrix products. Master weights, moments, sums, logits and loss stay float32. fp16
@@ -26,20 +26,16 @@ class Precision:
     # Initial loss scale of fp16.
     initial_loss_scale: float = 2.0**16
     # Number of clean updates after which the loss scale doubles.
-    growth_interval: int = 1000
+    growth_interval: Count = 1000
     # Limits of the loss scale.
-    min_loss_scale: float = 1.0
+    min_loss_scale: Annotated[float, Between(0, ends="(]")] = 1.0
     max_loss_scale: float = 2.0**24
     # Number of consecutive skipped updates (inf or NaN in the gradient) after which the run stops.
-    max_consecutive_skips: int = 50
+    max_consecutive_skips: Count = 50
 
     def __post_init__(self) -> None:
-        require_types(self, "precision")
+        super().__post_init__()
         low, high, first = self.min_loss_scale, self.max_loss_scale, self.initial_loss_scale
-        require(low > 0, "precision.min_loss_scale", low, "above 0")
         require(low <= high, "precision.max_loss_scale", high, f"at least {low}")
-        between = f"between {low} and {high}"
-        require(low <= first <= high, "precision.initial_loss_scale", first, between)
-        interval, skips = self.growth_interval, self.max_consecutive_skips
-        require(interval >= 1, "precision.growth_interval", interval, "at least 1")
-        require(skips >= 1, "precision.max_consecutive_skips", skips, "at least 1")
+        rule = f"between {low} and {high}"
+        require(low <= first <= high, "precision.initial_loss_scale", first, rule)

@@ -20,10 +20,9 @@ from mlstm_jax.config.sections import (
     Distributed,
     Phase,
     Train,
-    require_seed,
 )
 from mlstm_jax.errors import UserError, nearest, question, require
-from mlstm_jax.fields import require_types
+from mlstm_jax.fields import Checked
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.flax_cells import GRU, LSTM
 from mlstm_jax.model.mlstm import MLSTM
@@ -52,14 +51,13 @@ __all__ = [
     "Transformer",
     "load_file",
     "longest_window",
-    "require_seed",
     "resolve_batch",
     "vary",
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Checked):
     """Everything that determines a run."""
 
     # Run folder: config, metrics, checkpoints. An unfinished run in it is resumed.
@@ -84,9 +82,6 @@ class Config:
     # the previous one, the existing rows keep their carry and the new rows begin at shard starts;
     # otherwise the carry starts from zero, near the same place in the text.
     phases: tuple[Phase, ...] = ()
-
-    def __post_init__(self) -> None:
-        require_types(self)
 
 
 def _require_fit(config: Config) -> None:

@@ -27,7 +27,7 @@ _SCRATCH = 2
 
 def check_options(sources: Sequence[str], options: PrepareOptions) -> None:
     """Raise UserError unless the sources and options of `prepare` make sense."""
-    fields.require_types(options)
+    fields.require_valid(options)
     if not sources:
         raise UserError(f"no source given; name text files, or {PYDOC}")
     for option, field in (

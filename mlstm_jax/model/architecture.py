@@ -10,21 +10,22 @@ A kind is one file here and one line in config/__init__.py. Recurrent kinds deri
 which stacks their layers.
 """
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mlstm_jax.errors import UserError, require
-from mlstm_jax.fields import require_types
+from mlstm_jax.fields import Between, Positive, require_valid
 
 Tree = Any  # of arrays
 
 VOCABULARY = 256
+Size = Annotated[int, Between(1, 2**20)]
+Layers = Annotated[int, Between(1, 1000)]
 
 
 class Carry(NamedTuple):
@@ -69,14 +70,14 @@ class Sizes:
     """The sizes of a model, and its embedding."""
 
     # Hidden units H of a layer. Paper: 4096 (also 256, 1024, 8192).
-    hidden: int = 4096
+    hidden: Size = 4096
     # Embedding size E of a byte. Paper: 64.
-    embedding: int = 64
+    embedding: Size = 64
     # Stacked layers. Paper: 1.
-    layers: int = 1
+    layers: Layers = 1
     # Standard deviation of the initial embedding. Paper: 1. With a small value the multiplicative
     # path of an mLSTM starts almost closed.
-    embedding_std: float = 1.0
+    embedding_std: Positive = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,18 +119,13 @@ class Architecture(Sizes, ABC):
             Architecture.kinds[title.lower()] = cls
 
     def __post_init__(self) -> None:
-        require_types(self, "model")
-        for name, most in (("hidden", 2**20), ("embedding", 2**20), ("layers", 1000)):
-            value = getattr(self, name)
-            require(1 <= value <= most, f"model.{name}", value, f"1 to {most:,}")
+        require_valid(self, "model")
         one = self.classes == 0 or (2 <= self.classes <= 2**20 and not self.rating_head)
         rule = f"0, or 2 to {2**20:,} without rating_head"
         require(one, "model.classes", self.classes, rule)
         alone = not (self.rating_head or self.classes)
         rule = f"0, or 1 to {2**20:,} without rating_head and classes"
         require(0 <= self.yes_no <= alone * 2**20, "model.yes_no", self.yes_no, rule)
-        std = self.embedding_std
-        require(0 < std < math.inf, "model.embedding_std", std, "above 0, and finite")
 
     @property
     def choice(self) -> str:

@@ -9,14 +9,13 @@ Parameters of a layer, all float32::
     b              [G]      zero
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import jax
 from flax import linen
 
-from mlstm_jax.errors import require
+from mlstm_jax.fields import Positive
 from mlstm_jax.model.architecture import Carry, Products, ReadOptions, Recurrent, Sizes
 from mlstm_jax.model.mlstm_step import LayerWeights, Sequence
 from mlstm_jax.model.ops import column_norms, matmul, uniform, weight_norm
@@ -60,7 +59,7 @@ class _Initial(Sizes):
     recurrent_init: Literal["uniform", "orthogonal"] = "uniform"
     # Initial gains of Wh and Wmh, relative to the column norms of V, so that W = gain · V. √3 makes
     # the columns of a uniform Wmh as long as those of an orthogonal one. Paper: 1.
-    recurrent_gain: float = 1.0
+    recurrent_gain: Positive = 1.0
 
 
 # A config.json has the fields of `_Initial` before those of `Architecture`.
@@ -69,11 +68,6 @@ class MLSTM(Recurrent, _Initial, title="mLSTM"):
     """The network and its initial parameters."""
 
     has_own_loops: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        gain = self.recurrent_gain
-        require(0 < gain < math.inf, "model.recurrent_gain", gain, "above 0, and finite")
 
     def layer_weights(self, name: str, inputs: int) -> LayerWeights:
         """Create a layer's matrices."""

@@ -22,7 +22,7 @@ The sum x is float32; operands of products are of the compute type.
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -30,11 +30,14 @@ import numpy as np
 from flax import linen
 
 from mlstm_jax.errors import require
+from mlstm_jax.fields import Between
 from mlstm_jax.model.architecture import (
     VOCABULARY,
     Architecture,
+    Layers,
     Products,
     ReadOptions,
+    Size,
     Tree,
     Window,
 )
@@ -195,15 +198,15 @@ class Transformer(Architecture, title="Transformer"):
     kind: Literal["transformer"] = field(default="transformer", init=False)
 
     # Hidden units H of a layer. BERT-Large: 1024.
-    hidden: int = 256
+    hidden: Size = 256
     # Layers, each of attention and two dense matrices. BERT-Large: 24.
-    layers: int = 4
+    layers: Layers = 4
     # Attention heads; they share the hidden units evenly. BERT-Large: 16.
     heads: int = 4
     # The most bytes P that attend to each other; each position has a learned vector. Unset: the
     # run's longest window, or 256 outside of a run. Positions beyond the longest window stay
     # untrained and make scores worse. BERT: 512.
-    positions: int | None = None
+    positions: Annotated[int, Between(2, 2**20)] | None = None
 
     states: ClassVar[tuple[str, ...]] = ("h",)
 
@@ -212,9 +215,6 @@ class Transformer(Architecture, title="Transformer"):
         rule = f"1 or more, and divide model.hidden, {self.hidden}"
         divides = self.heads >= 1 and self.hidden % self.heads == 0
         require(divides, "model.heads", self.heads, rule)
-        most, places = 2**20, self.positions
-        in_range = places is None or 2 <= places <= most
-        require(in_range, "model.positions", places, f"2 to {most:,}")
 
     @property
     def longest_window(self) -> int:

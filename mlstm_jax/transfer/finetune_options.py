@@ -1,15 +1,15 @@
 """How to fine-tune a model: one declaration for Python and for the command line."""
 
-import math
 from dataclasses import dataclass
+from typing import Annotated
 
-from mlstm_jax import fields
 from mlstm_jax.config import Compute
-from mlstm_jax.errors import require
+from mlstm_jax.config.sections import Seed
+from mlstm_jax.fields import Between, Checked, Count, Fraction, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneOptions:
+class FinetuneOptions(Checked):
     """How to fine-tune a model.
 
     Attributes:
@@ -24,22 +24,11 @@ class FinetuneOptions:
             the package; bf16 is faster on GPUs, and on CPUs with AMX or AVX512_BF16.
     """
 
-    epochs: float = 3.0
-    learning_rate: float = 1e-3
-    label_weight: float = 1000.0
-    batch: int = 32
-    window: int = 128
-    dropout: float = 0.2
-    seed: int = 0
+    epochs: Positive = 3.0
+    learning_rate: Positive = 1e-3
+    label_weight: Annotated[float, Between(0, ends="[)")] = 1000.0
+    batch: Count = 32
+    window: Count = 128
+    dropout: Fraction = 0.2
+    seed: Seed = 0
     compute: Compute | None = None
-
-    def __post_init__(self) -> None:
-        """Raise UserError if an option is of the wrong type or out of range."""
-        fields.require_types(self)
-        for name in ("epochs", "learning_rate"):
-            value = getattr(self, name)
-            require(0 < value < math.inf, name, value, "above 0, and finite")
-        require(0 <= self.label_weight < math.inf, "label_weight", self.label_weight, "0 or more")
-        for name in ("batch", "window"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        require(0 <= self.dropout < 1, "dropout", self.dropout, "from 0 to below 1")
