@@ -509,7 +509,7 @@ def test_the_watchdog_says_what_a_restart_will_do(
             stopped.append(error)
             bitten.set()
 
-        with Watchdog(0.1, stop, index=3) as watchdog:
+        with Watchdog(0.1, stop, 3, meta.resume_advice) as watchdog:
             watchdog.folder = tmp_path
             watchdog.beat("nothing happens")
             assert bitten.wait(10)
