@@ -24,7 +24,7 @@ import numpy as np
 from measure import machine
 
 from mlstm_jax.config import Config, Model
-from mlstm_jax.data.documents import clean
+from mlstm_jax.corpora.documents import clean
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.run import Run, load_run
 from mlstm_jax.transfer import features

@@ -25,7 +25,7 @@ from fp8_recurrence import BF16, E4M3, E5M2, FATES, TENSORS, Formats, Fp8Model, 
 
 from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train
 from mlstm_jax.data.corpus import Corpus, open_corpus
-from mlstm_jax.data.prefetch import prefetch
+from mlstm_jax.data.stream import prefetch
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.training import optimizer, parallel, schedule
 from mlstm_jax.training.begin import fresh_state

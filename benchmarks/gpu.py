@@ -150,7 +150,7 @@ def _trained(lines: Sequence[dict[str, Any]]) -> float:
 
 def prepare(out: Path, text: Path) -> None:
     """Create a corpus from a text, its last 2 % for validation; only NumPy is needed."""
-    from mlstm_jax.data.prepare import prepare as run_prepare
+    from mlstm_jax.corpora.prepare import prepare as run_prepare
 
     data = text.read_bytes()
     cut = len(data) * 98 // 100

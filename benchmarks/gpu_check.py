@@ -51,7 +51,7 @@ from mlstm_jax.compiled.kernels import (  # noqa: E402
     products,
     zero_fills,
 )
-from mlstm_jax.data.prepare import prepare  # noqa: E402
+from mlstm_jax.corpora.prepare import prepare  # noqa: E402
 from mlstm_jax.model.language_model import LanguageModel  # noqa: E402
 from mlstm_jax.model.pallas import INTERPRETED, PALLAS, require_gpu  # noqa: E402
 from mlstm_jax.model.recurrence import (  # noqa: E402

@@ -14,8 +14,8 @@ Data flows one way, and imports point downwards only::
     interop/, checkpoints/ other programs' weights, in and out; checkpoints with checksums
     distributed/           the processes of a run; environment.py: what is set before JAX starts
     model/                 the kinds of models, one a file; the language model   (no data)
-    data/                  sources, readers, documents → prepare → corpus → shards → order →
-                           stream, evaluation_stream   (no jax)
+    corpora/               sources → readers → documents → an engine → writer   (no jax)
+    data/                  corpus → shards → stream, evaluation_stream, labels   (no jax)
     config/                what one experiment is, as JSON, and on the command line
     fields.py, output.py   checked input, atomic output
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from mlstm_jax.api.model import TrainedModel, load
     from mlstm_jax.api.plots import plot_metrics
     from mlstm_jax.config import Config, vary
-    from mlstm_jax.data.prepare_options import PrepareOptions
+    from mlstm_jax.corpora.prepare import PrepareOptions
     from mlstm_jax.transfer.finetune_options import FinetuneOptions
 
 # What the package gives, and where it is: read when it is asked for, so that `import mlstm_jax`
@@ -54,7 +54,7 @@ _PUBLIC = {
     "Config": "config",
     "Features": "api.features",
     "FinetuneOptions": "transfer.finetune_options",
-    "PrepareOptions": "data.prepare_options",
+    "PrepareOptions": "corpora.prepare",
     "TrainedModel": "api.model",
     "load": "api.model",
     "plan": "api.functions",

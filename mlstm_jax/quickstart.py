@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from mlstm_jax.config import Config, Data, Model, Optimizer, Train
-from mlstm_jax.data.prepare import prepare
+from mlstm_jax.corpora.prepare import prepare
 
 config = Config(
     out="runs/quickstart",

@@ -25,8 +25,8 @@ from mlstm_jax import __version__, environment, output, shipped
 from mlstm_jax.checkpoints.checkpoint import Checkpoints
 from mlstm_jax.config import Config
 from mlstm_jax.config import text as config_text
-from mlstm_jax.data.corpus import Corpus, SplitName
-from mlstm_jax.data.documents import Cleaning, clean
+from mlstm_jax.corpora.documents import clean
+from mlstm_jax.data.corpus import Cleaning, Corpus, SplitName
 from mlstm_jax.errors import UserError, nearest, question
 from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import ModelWeights

@@ -68,7 +68,7 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def corpus(text_file: Path) -> Path:
     """A small corpus of that file."""
-    from mlstm_jax.data.prepare import prepare
+    from mlstm_jax.corpora.prepare import prepare
 
     out = text_file.parent / "corpus"
     prepare([str(text_file)], out, split=(20, 1, 1))
@@ -78,7 +78,7 @@ def corpus(text_file: Path) -> Path:
 @pytest.fixture(scope="session")
 def rated_corpus(text_file: Path) -> Path:
     """The same sentences as reviews, each rated by its last words."""
-    from mlstm_jax.data.prepare import prepare
+    from mlstm_jax.corpora.prepare import prepare
 
     stars = {"good": 4, "bad": 1, "well": 5, "great": 5, "expected": 3}
     lines = text_file.read_text(encoding="utf-8").splitlines()

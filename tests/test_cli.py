@@ -238,7 +238,7 @@ def test_an_error_of_the_system_is_one_line_and_a_bug_is_not(
 
 
 def test_help_and_preparing_text_import_no_jax(call) -> None:
-    modules = "mlstm_jax.commands.parser, mlstm_jax.environment, mlstm_jax.data.prepare"
+    modules = "mlstm_jax.commands.parser, mlstm_jax.environment, mlstm_jax.corpora.prepare"
     call(sys.executable, "-c", f"import {modules}, sys; assert 'jax' not in sys.modules")
 
 

@@ -13,9 +13,9 @@ import pytest
 from mlstm_jax import environment, run
 from mlstm_jax.checkpoints import checkpoint
 from mlstm_jax.config import Transformer
+from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.data.corpus import SPLITS, open_corpus
 from mlstm_jax.data.evaluation_stream import EvaluationStream
-from mlstm_jax.data.prepare import prepare
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.digest import of_array
 from mlstm_jax.errors import KnownError

@@ -20,6 +20,7 @@ LAYERS = [
     {"run"},
     {"interop", "checkpoints"},
     {"distributed", "environment"},
+    {"corpora"},
     {"data"},
     {"config", "user_python"},
     {"model"},

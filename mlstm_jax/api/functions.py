@@ -9,9 +9,9 @@ from mlstm_jax import environment
 from mlstm_jax.api.arguments import as_config, at_least, public
 from mlstm_jax.api.model import TrainedModel, load
 from mlstm_jax.config import Config
+from mlstm_jax.corpora.prepare import PrepareOptions
+from mlstm_jax.corpora.prepare import prepare as run_prepare
 from mlstm_jax.data.corpus import Corpus, SplitName, open_corpus
-from mlstm_jax.data.prepare import prepare as run_prepare
-from mlstm_jax.data.prepare_options import PrepareOptions
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.planning.machine import load_machine
 from mlstm_jax.planning.plan import Row

@@ -11,7 +11,7 @@ from mlstm_jax import output, shipped
 from mlstm_jax import run as runs
 from mlstm_jax.api.arguments import Texts, as_texts, at_least, public
 from mlstm_jax.config import Config
-from mlstm_jax.data.documents import clean
+from mlstm_jax.corpora.documents import clean
 from mlstm_jax.errors import UserError, note
 from mlstm_jax.interop import weights
 from mlstm_jax.run import Run

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlstm_jax import digest, fields
-from mlstm_jax.data.documents import Cleaning
+from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.data.stream import Origin
 
 FOLDER = "checkpoints"

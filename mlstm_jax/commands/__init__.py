@@ -8,7 +8,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from mlstm_jax.data.sources import Source, check_source
+from mlstm_jax.corpora.sources import Source, check_source
 
 RunFolder = Annotated[Path, Positional, arg(metavar="RUN")]
 

@@ -7,12 +7,12 @@ from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
+from mlstm_jax.corpora import inspect as summary
+from mlstm_jax.corpora.inspect import advice
+from mlstm_jax.corpora.prepare import PrepareOptions
+from mlstm_jax.corpora.prepare import prepare as run_prepare
 from mlstm_jax.data import corpus as corpora
-from mlstm_jax.data import summary
-from mlstm_jax.data.advice import advice
 from mlstm_jax.data.corpus import SplitName, format_corpus, open_corpus
-from mlstm_jax.data.prepare import prepare as run_prepare
-from mlstm_jax.data.prepare_options import PrepareOptions
 from mlstm_jax.errors import UserError
 from mlstm_jax.guard import interruptible
 from mlstm_jax.terminal import show

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from mlstm_jax import __version__, environment, terminal
-from mlstm_jax.data.prepare_options import SplitWeights
 from mlstm_jax.errors import Note, nearest, question
 from mlstm_jax.quiet import silence
+
+_SplitWeights = tuple[float, float, float]  # of PrepareOptions, which need more imports
 
 # Each command is a function of its name in this module of commands/, imported when it is run: most
 # import JAX.
@@ -54,7 +55,7 @@ def _registry() -> Any:
     """Return tyro's registry, in which the weights of the splits are one word: 1000,1,1."""
     from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
 
-    def parse(words: list[str]) -> SplitWeights:
+    def parse(words: list[str]) -> _SplitWeights:
         try:
             train, valid, test = map(_weight, words[0].split(","))
         except ValueError:
@@ -65,8 +66,8 @@ def _registry() -> Any:
     registry = ConstructorRegistry()
 
     @registry.primitive_rule
-    def weights(info: Any) -> PrimitiveConstructorSpec[SplitWeights] | None:
-        if get_args(info.type) != get_args(SplitWeights):
+    def weights(info: Any) -> PrimitiveConstructorSpec[_SplitWeights] | None:
+        if get_args(info.type) != get_args(_SplitWeights):
             return None
         return PrimitiveConstructorSpec(
             nargs=1,

@@ -1,1 +1,1 @@
-"""Turn text files into a corpus on disk, and read its batches; nothing here imports jax."""
+"""A corpus on disk, its shards, and the streams of its batches; nothing here imports jax."""

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 from mlstm_jax import digest, fields
 from mlstm_jax.data.checked_bytes import CheckedBytes
-from mlstm_jax.data.documents import STOP, Cleaning, Dedupe
 from mlstm_jax.errors import UserError
 from mlstm_jax.terminal import one_line
 
@@ -34,6 +33,10 @@ SPLITS = ("train", "valid", "test")
 MANIFEST = "manifest.json"
 
 SplitName = Literal["train", "valid", "test"]
+Cleaning = Literal["radford", "none", "protein"]
+Dedupe = Literal["exact", "normalized", "none"]
+
+STOP = 3  # ETX, UniRep's stop token; not stored in a corpus
 
 
 def bytes_file(split: str) -> str:

@@ -9,18 +9,30 @@ process reads only its own rows.
 """
 
 import functools
-from typing import Literal, NamedTuple
+from collections import deque
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax.data import order as orders
 from mlstm_jax.data.corpus import Split
-from mlstm_jax.data.document_labels import DocumentLabels
-from mlstm_jax.data.order import Int64, Order
-from mlstm_jax.data.shards import TRAINING_SLACK, count, cut
+from mlstm_jax.data.labels import DocumentLabels
+from mlstm_jax.data.shards import (
+    TRAINING_SLACK,
+    Int64,
+    Order,
+    count,
+    cut,
+    regular,
+    shuffled,
+    taken_up,
+)
 from mlstm_jax.digest import crc32
 from mlstm_jax.errors import UserError
+
+Item = TypeVar("Item")
 
 
 class Batch(NamedTuple):
@@ -134,7 +146,7 @@ class TrainStream:
         self._shuffle, self._seed, self._stop = shuffle, seed, stop
         # Bytes of a shard without a target: its first, unless a stop makes up for it.
         self._first = stop is None and not own_targets
-        self._regular = orders.regular(bounds, batch, window)
+        self._regular = regular(bounds, batch, window)
         self.steps_per_epoch = self._regular.windows
         targets_BK = self._targets_of(self._regular)
         # Each row needs a whole window, or a document, which may be shorter.
@@ -175,7 +187,7 @@ class TrainStream:
         epoch, done, order = before._place(before.position(step))
         position, places = epoch * self.steps_per_epoch, 0
         if done:
-            rest, goes_on_B = orders.taken_up(
+            rest, goes_on_B = taken_up(
                 order, done, before._window, growth=growth, new_window=self._window
             )
             end = position + self.steps_per_epoch
@@ -258,4 +270,17 @@ class TrainStream:
         """Return what each row reads in a whole epoch."""
         if not self._shuffle:
             return self._regular
-        return orders.shuffled(self._regular, self._window, [self._seed, epoch])
+        return shuffled(self._regular, self._window, [self._seed, epoch])
+
+
+def prefetch(
+    make: Callable[[int], Item], steps: range, depth: int = 2
+) -> Generator[Item, None, None]:
+    """Yield ``make(step)`` for each step, computed up to `depth` steps ahead in one thread."""
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch") as pool:
+        waiting = deque(pool.submit(make, step) for step in steps[:depth])
+        for step in range(steps.start, steps.stop):
+            item = waiting.popleft().result()
+            if step + depth < steps.stop:
+                waiting.append(pool.submit(make, step + depth))
+            yield item

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mlstm_jax import config
-from mlstm_jax.data.documents import AMBIGUOUS
+from mlstm_jax.corpora.documents import AMBIGUOUS
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop import arrays, numpy_files
 from mlstm_jax.interop.arrays import Array

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax import digest, fields, output
-from mlstm_jax.data.documents import Cleaning
+from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop import arrays, numpy_files
 from mlstm_jax.model.architecture import Architecture

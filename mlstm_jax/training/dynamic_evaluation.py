@@ -21,7 +21,7 @@ import numpy as np
 
 from mlstm_jax.data.corpus import Split
 from mlstm_jax.data.evaluation_stream import DocumentStream, EvaluationStream
-from mlstm_jax.data.prefetch import prefetch
+from mlstm_jax.data.stream import prefetch
 from mlstm_jax.errors import KnownError
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.training.adapting_step import (

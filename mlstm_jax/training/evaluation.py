@@ -18,7 +18,7 @@ from mlstm_jax.data.evaluation_stream import (
     DocumentStream,
     EvaluationStream,
 )
-from mlstm_jax.data.prefetch import prefetch
+from mlstm_jax.data.stream import prefetch
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.run import Run, require_known_corpus

@@ -19,7 +19,7 @@ import numpy as np
 
 from mlstm_jax.checkpoints.checkpoint import with_sums
 from mlstm_jax.config import Config
-from mlstm_jax.data.prefetch import prefetch
+from mlstm_jax.data.stream import prefetch
 from mlstm_jax.guard import WEIGHTS, Interrupted, strongest
 from mlstm_jax.model.language_model import Carry, Parameters
 from mlstm_jax.training import optimizer, parallel

@@ -25,10 +25,10 @@ import numpy as np
 
 from mlstm_jax import output
 from mlstm_jax.config import Config, Data, Optimizer, Train
+from mlstm_jax.corpora.documents import clean, in_order
+from mlstm_jax.corpora.writer import check_out, durable, write_split
 from mlstm_jax.data import corpus
-from mlstm_jax.data.corpus import FORMAT_VERSION, Manifest
-from mlstm_jax.data.corpus_writer import check_out, durable, write_split
-from mlstm_jax.data.documents import Cleaning, clean, in_order
+from mlstm_jax.data.corpus import FORMAT_VERSION, Cleaning, Manifest
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.output import atomic_directory

@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from mlstm_jax.config import MOST_SEED
-from mlstm_jax.data.documents import Cleaning, clean
+from mlstm_jax.corpora.documents import clean
+from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import NEVER, VOCABULARY, Carry, LanguageModel, Parameters
 from mlstm_jax.run import Run, require_known

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax.data.documents import Cleaning, Recipe, clean, label_of, rating_of
-from mlstm_jax.data.readers import read_documents
-from mlstm_jax.data.sources import FASTA, Source
+from mlstm_jax.corpora.documents import Recipe, clean, label_of, rating_of
+from mlstm_jax.corpora.readers import read_documents
+from mlstm_jax.corpora.sources import FASTA, Source
+from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import UserError, nearest, note, question
 
 _SHOWN = 5

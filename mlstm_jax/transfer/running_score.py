@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax.data.documents import clean
+from mlstm_jax.corpora.documents import clean
 from mlstm_jax.errors import UserError, nearest, question
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier

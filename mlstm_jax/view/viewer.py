@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mlstm_jax.data.documents import clean
+from mlstm_jax.corpora.documents import clean
 from mlstm_jax.run import Run
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier

@@ -24,8 +24,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from mlstm_jax.corpora.documents import clean
 from mlstm_jax.data.corpus import SPLITS, open_corpus
-from mlstm_jax.data.documents import clean
 
 NAMES = {0: "negative", 1: "positive"}
 

@@ -13,7 +13,7 @@ import pytest
 
 import mlstm_jax as mlstm
 from mlstm_jax.api.arguments import in_python
-from mlstm_jax.data.documents import clean
+from mlstm_jax.corpora.documents import clean
 from mlstm_jax.errors import Note
 from mlstm_jax.run import Run
 from mlstm_jax.transfer import features as module

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mlstm_jax import digest, run
+from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.data.checked_bytes import CheckedBytes
 from mlstm_jax.data.corpus import (
     FORMAT_VERSION,
@@ -18,7 +19,6 @@ from mlstm_jax.data.corpus import (
     is_corpus,
     open_corpus,
 )
-from mlstm_jax.data.prepare import prepare
 from mlstm_jax.errors import UserError
 
 

@@ -5,8 +5,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from mlstm_jax.data import order as orders
-from mlstm_jax.data.order import Order
+from mlstm_jax.data import shards as orders
+from mlstm_jax.data.shards import Order
 
 WINDOW = 8
 

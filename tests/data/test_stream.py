@@ -10,9 +10,8 @@ import pytest
 
 from mlstm_jax.data.corpus import Split
 from mlstm_jax.data.evaluation_stream import DocumentStream, EvaluationStream
-from mlstm_jax.data.prefetch import prefetch
 from mlstm_jax.data.shards import TRAINING_SLACK, cut
-from mlstm_jax.data.stream import TrainStream
+from mlstm_jax.data.stream import TrainStream, prefetch
 from mlstm_jax.errors import UserError
 from tests import splits
 from tests.tolerance import assert_close

@@ -328,7 +328,7 @@ def test_another_corpus_on_one_process_is_named(
     command_environment: dict[str, str],
     started: list[Process],
 ) -> None:
-    from mlstm_jax.data.prepare import prepare
+    from mlstm_jax.corpora.prepare import prepare
 
     prepare([str(text_file)], tmp_path / "other", split=(20, 1, 1), seed=5)
     configs = [runs.make_config(path, tmp_path / "run") for path in (corpus, tmp_path / "other")]

@@ -227,7 +227,7 @@ def test_a_resume_that_does_not_fit_is_refused(
 def test_a_resume_on_another_corpus_is_refused(
     short_run: Config, text_file: Path, tmp_path: Path
 ) -> None:
-    from mlstm_jax.data.prepare import prepare
+    from mlstm_jax.corpora.prepare import prepare
 
     prepare([str(text_file)], tmp_path / "other", split=(20, 1, 1), seed=5)
     data = dataclasses.replace(short_run.data, corpus=str(tmp_path / "other"))
@@ -417,7 +417,7 @@ def test_a_closed_terminal_stops_it_with_a_checkpoint(
 
 
 def test_proteins_are_learned_one_by_one_and_their_stop_with_them(tmp_path: Path) -> None:
-    from mlstm_jax.data.prepare import prepare
+    from mlstm_jax.corpora.prepare import prepare
 
     letters = np.random.default_rng(0).choice(list("ACDE"), (4000, 8))
     text = "".join(f">{n}\n{''.join(protein)}\n" for n, protein in enumerate(letters))

@@ -12,7 +12,7 @@ from mlstm_jax import cli
 from mlstm_jax import config as configs
 from mlstm_jax.config import Config, Phase, Transformer, resolve_batch, vary
 from mlstm_jax.config import text as config_text
-from mlstm_jax.data.prepare import prepare
+from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import run_folder, schedule, sweep
 from tests.training.runs import make_config, short

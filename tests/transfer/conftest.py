@@ -6,7 +6,7 @@ import pytest
 from filelock import FileLock
 
 from mlstm_jax.config import Config, Data, Model, Optimizer, Train
-from mlstm_jax.data.prepare import prepare
+from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.run import Run, load_run
 from mlstm_jax.training import loop
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mlstm_jax import cli
-from mlstm_jax.data.documents import clean
+from mlstm_jax.corpora.documents import clean
 from mlstm_jax.errors import UserError
 from mlstm_jax.run import Run
 from mlstm_jax.training.parallel import Parallel

@@ -15,7 +15,7 @@ import pytest
 
 from mlstm_jax import cli, digest
 from mlstm_jax.config import text as config_text
-from mlstm_jax.data.prepare import prepare
+from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.report import compressed_bpc, report
 from mlstm_jax.run import Run, load_run

@@ -1,0 +1,1 @@
+"""Prepare text: sources → readers → documents → an engine → writer; no jax."""

@@ -1,0 +1,179 @@
+"""Read, deduplicate and order documents as an Apache Beam pipeline, on any of its runners.
+
+The documents are grouped by the first digits of their keys. One worker sorts each group and writes
+it as a part file; the parts, in the order of their digits, form the corpus. Workers read sources
+and write parts by path, so both must be in places that all workers see.
+"""
+
+import json
+import math
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlstm_jax import output
+from mlstm_jax.corpora.documents import Recipe, Reject, Written, clean, in_order, order_key
+from mlstm_jax.corpora.readers import read_source
+from mlstm_jax.corpora.records import Rejects
+from mlstm_jax.corpora.sources import Source
+from mlstm_jax.corpora.writer import Gathered, Report, source_manifests
+from mlstm_jax.errors import KnownError, UserError
+
+_BYTES_A_PART = 1 << 25
+_MOST_DIGITS = 4
+_ERRORS, _COUNTS, _REJECTS, _PARTS = "errors", "counts", "rejects", "parts"
+
+
+@contextmanager
+def gather(
+    sources: Sequence[Source],
+    recipe: Recipe,
+    rejects: Rejects,
+    scratch: Path,
+    *,
+    options: Sequence[str],
+    report: Report,
+) -> Iterator[Gathered]:
+    """Run the pipeline, with its files in the folder `scratch`, and yield what to write.
+
+    Args:
+        options: options for Beam and its runner, such as ``--runner=FlinkRunner``.
+
+    Raises:
+        UserError: Beam is not installed, or a source cannot be used.
+    """
+    try:
+        import apache_beam as beam
+        from apache_beam.options.pipeline_options import PipelineOptions
+    except ImportError as error:
+        raise UserError(
+            f"--engine beam needs Apache Beam: pip install 'mlstm-jax[beam]' ({error})"
+        ) from error
+    (scratch / _PARTS).mkdir(parents=True)
+    digits = _digits(sources)
+    report("read", 0)
+
+    def write(lines: Any, name: str) -> None:
+        target = str(scratch / name)
+        text = lines | f"{name} as JSON" >> beam.Map(json.dumps)
+        text | f"write {name}" >> beam.io.WriteToText(target, shard_name_template="")
+
+    with _complaints(), beam.Pipeline(options=PipelineOptions(list(options))) as pipeline:
+        read = (
+            pipeline
+            | "sources" >> beam.Create(list(enumerate(sources)))
+            | "spread" >> beam.Reshuffle()
+            | "read"
+            >> beam.FlatMap(_read, recipe, digits).with_outputs(
+                _ERRORS, _COUNTS, _REJECTS, main="documents"
+            )
+        )
+        write(read[_ERRORS], _ERRORS)
+        write(read[_COUNTS], _COUNTS)
+        write(read[_REJECTS], _REJECTS)
+        parts = (
+            read["documents"]
+            | "by first digits" >> beam.GroupByKey()
+            | "order" >> beam.Map(_write_part, recipe, str(scratch / _PARTS))
+        )
+        write(parts, "totals")
+    errors = sorted(message for (message,) in _lines(scratch / _ERRORS))
+    if errors:
+        raise UserError(errors[0])
+    for reject in _lines(scratch / _REJECTS):
+        rejects.add(Reject(*reject))
+    totals = list(_lines(scratch / "totals"))
+    counted = sorted(_lines(scratch / _COUNTS))  # by the numbers of their sources
+    report("read", 1)
+    yield Gathered(
+        sorted(source_manifests(sources, [line[1:4] for line in counted])),
+        sum(totals),
+        any(line[4] for line in counted),
+        _in_order(scratch / _PARTS),
+    )
+
+
+@contextmanager
+def _complaints() -> Iterator[None]:
+    """Convert errors of Beam about its options and runner into one line."""
+    try:
+        yield
+    except KnownError:
+        raise
+    except (ValueError, RuntimeError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(f"Beam could not run the pipeline: {lines[0]}") from error
+
+
+def _digits(sources: Sequence[Source]) -> int:
+    """Return the number of hex digits to group by, so that a worker can hold each group."""
+    size = sum(source.size for source in sources)
+    groups = 4 * size / _BYTES_A_PART  # as if all sources were compressed
+    return next((n for n in range(1, _MOST_DIGITS) if 16**n >= groups), _MOST_DIGITS)
+
+
+def _read(numbered: tuple[int, Source], recipe: Recipe, digits: int) -> Iterator[Any]:
+    """Yield the documents of a source by their first digits, and rejects, counts and errors."""
+    from apache_beam.pvalue import TaggedOutput
+
+    number, source = numbered
+    seen: Counter[str] = Counter()
+    rated = False
+    try:
+        for found in read_source(source, recipe):
+            if isinstance(found, Reject):
+                yield TaggedOutput(_REJECTS, list(found))
+                continue
+            text = clean(found.text, recipe.cleaning) if found else b""
+            seen["text" if text else "blank" if found else "none"] += 1
+            if found and text:
+                rating = math.nan if found.rating is None else found.rating
+                rated = rated or found.rating is not None
+                yield order_key(text, recipe.seed, recipe.dedupe)[:digits], (text, rating)
+        if not seen["text"]:
+            raise UserError(f"{source}: no text is left after cleaning; leave it out.")
+    except UserError as error:
+        # Raised here, it would reach the user inside a traceback from Beam.
+        yield TaggedOutput(_ERRORS, [str(error)])
+    yield TaggedOutput(_COUNTS, [number, seen["text"], seen["none"], seen["blank"], rated])
+
+
+def _write_part(group: tuple[str, Iterable[Written]], recipe: Recipe, folder: str) -> int:
+    """Sort a group and write it; return how many documents it keeps.
+
+    A worker may repeat this, or two may do it at once: the file is always complete and the same.
+    """
+    digits, documents = group
+    kept = list(in_order(documents, recipe.seed, recipe.dedupe))
+    ratings = np.array([rating for _, rating in kept], np.float64)
+    made = Path(folder) / f"{digits}.npz"
+    suffix = f".{uuid.uuid4().hex}.partial"
+    with output.atomic_file(made, suffix) as partial, partial.open("wb") as file:
+        np.savez(
+            file,
+            text=np.frombuffer(b"".join(text for text, _ in kept), np.uint8),
+            ends=np.cumsum([len(text) for text, _ in kept], dtype=np.int64),
+            ratings=ratings,
+        )
+    return len(kept)
+
+
+def _lines(file: Path) -> Iterator[Any]:
+    with file.open(encoding="utf-8") as lines:
+        for line in lines:
+            yield json.loads(line)
+
+
+def _in_order(folder: Path) -> Iterator[Written]:
+    for file in sorted(folder.glob("*.npz")):
+        with np.load(file, allow_pickle=False) as part:
+            text, ratings = part["text"].tobytes(), part["ratings"]
+            start = 0
+            for end, rating in zip(part["ends"].tolist(), ratings.tolist(), strict=True):
+                yield text[start:end], rating
+                start = end

@@ -1,0 +1,230 @@
+"""Read documents of typed columns: Parquet files, and TensorFlow Datasets without TensorFlow.
+
+Parquet is read with DuckDB, or with pyarrow if a text is not UTF-8: DuckDB rejects a whole file for
+one such text, and returns none of the rows around it. A data set of TFDS must have been prepared as
+ArrayRecord files: nothing is downloaded here. TFDS decides where it is stored (`TFDS_DATA_DIR`, by
+default ~/tensorflow_datasets).
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mlstm_jax.corpora.documents import Document, Recipe, Reject, first, rating_of
+from mlstm_jax.corpora.records import no_column
+from mlstm_jax.corpora.sources import TFDS, Source
+from mlstm_jax.corpora.sql import number, quoted, unglobbed
+from mlstm_jax.errors import UserError
+
+if TYPE_CHECKING:
+    import duckdb
+
+_ROWS_A_FETCH = 4096
+_NOT_UTF8 = "Invalid string encoding"  # from DuckDB's error message
+_STRINGS = ("string", "large_string", "string_view")  # pyarrow's
+_EXCERPT = 80  # characters
+
+
+def read_parquet(source: Source, recipe: Recipe) -> Iterator[Document | Reject | None]:
+    """Yield the documents of a file, None for each record without text, and rejects.
+
+    Raises:
+        UserError: the file cannot be read, or has no text column, or no readable text.
+    """
+    import duckdb
+
+    done = 0
+    with duckdb.connect() as con:
+        try:
+            con.execute(parquet_rows(con, source, recipe))
+            while rows := con.fetchmany(_ROWS_A_FETCH):
+                for text, rating, *labels in rows:
+                    yield None if text is None else _labelled(recipe, text, rating, labels)
+                done += len(rows)
+            return
+        except duckdb.Error as error:
+            if _NOT_UTF8 not in str(error):
+                why = str(error).strip().split("\n")[0]
+                raise UserError(f"{source}: cannot be read as Parquet: {why}") from error
+    bad: Reject | None = None
+    good = done
+    for row, found in enumerate(_read_bytes(source, recipe), 1):
+        if row <= done:
+            continue
+        if isinstance(found, Reject):
+            bad = bad or found
+        else:
+            good += 1
+        yield found
+    if bad and not good:
+        raise UserError(bad.message)
+
+
+def parquet_rows(con: "duckdb.DuckDBPyConnection", source: Source, recipe: Recipe) -> str:
+    """Return the SQL of the columns `raw`, the text, `rating`, and labels of all records of a file.
+
+    Raises:
+        UserError: it is not a Parquet file, or has no text column, or not all label columns.
+    """
+    import duckdb
+
+    table = f"read_parquet({quoted(unglobbed(source.name))}, hive_partitioning = false)"
+    try:
+        described = con.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()
+    except duckdb.Error as error:
+        why = str(error).strip().split("\n")[0]
+        raise UserError(f"{source}: cannot be read as Parquet: {why}") from error
+    types = {row[0]: row[1] for row in described}
+    text = [field for field in recipe.text_columns if field in types]
+    marks = [field for field in recipe.rating_columns if field in types]
+    if not text:
+        raise UserError(no_column(source, recipe.text_columns, list(types)))
+    for field in recipe.label_columns:
+        if field not in types:
+            raise UserError(no_column(source, [field], list(types), "--label-column"))
+    for field in text:
+        if types[field] != "VARCHAR":
+            raise UserError(
+                f"{source}: its column {field} is {types[field]}, not text; name another with "
+                "--text-column."
+            )
+
+    def column(field: str) -> str:
+        return '"' + field.replace('"', '""') + '"'
+
+    def coalesced(fields: list[str]) -> str:
+        texts = (f"{column(field)}::VARCHAR" for field in fields)
+        return f"coalesce({', '.join([*texts, 'NULL'])})"
+
+    labels = "".join(f", {column(field)}" for field in recipe.label_columns)
+    rating = number(coalesced(marks))
+    return f"SELECT {coalesced(text)} AS raw, {rating} AS rating{labels} FROM {table}"
+
+
+def _labelled(
+    recipe: Recipe, text: str, rating: float | None, labels: Sequence[object]
+) -> Document:
+    record = dict(zip(recipe.label_columns, labels, strict=True))
+    return Document(text, rating, record or None)
+
+
+def _read_bytes(source: Source, recipe: Recipe) -> Iterator[Document | Reject | None]:
+    """Do the same with pyarrow, which returns texts as bytes, UTF-8 or not."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UserError(
+            f"{source}: has a text that is not UTF-8; to skip only its row, install pyarrow: "
+            f"pip install 'mlstm-jax[parquet]' ({error}); or convert the file."
+        ) from error
+    try:
+        with pyarrow.parquet.ParquetFile(source.path) as file:
+            fields = [*recipe.text_columns, *recipe.rating_columns, *recipe.label_columns]
+            there = [name for name in fields if name in file.schema_arrow.names]
+            row = 0
+            for batch in file.iter_batches(_ROWS_A_FETCH, columns=there):
+                columns = {}
+                for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                    if pyarrow.types.is_dictionary(column.type):
+                        column = column.dictionary_decode()
+                    if str(column.type) in _STRINGS:
+                        column = column.cast(pyarrow.large_binary())
+                    columns[name] = column.to_pylist()
+                for values in zip(*columns.values(), strict=True):
+                    row += 1
+                    record = dict(zip(columns, values, strict=True))
+                    yield _found(f"{source}, row {row:,}", record, recipe)
+    except (pyarrow.ArrowException, OSError) as error:
+        why = str(error).strip().split("\n")[0]
+        raise UserError(f"{source}: cannot be read as Parquet: {why}") from error
+
+
+def _found(place: str, record: dict[str, object], recipe: Recipe) -> Document | Reject | None:
+    text = first(record, recipe.text_columns)
+    mark = first(record, recipe.rating_columns)
+    if text is None:
+        return None
+    assert isinstance(text, bytes)
+    try:
+        decoded = text.decode()
+    except UnicodeDecodeError as error:
+        excerpt = text.decode(errors="backslashreplace")[:_EXCERPT]
+        why = f"not UTF-8 text (byte 0x{text[error.start]:02x}); correct it at its source."
+        return Reject("not UTF-8", place, f"{place}: {why}", excerpt)
+    rating = mark.decode(errors="replace") if isinstance(mark, bytes) else str(mark)
+    labels = [record[name] for name in recipe.label_columns]
+    labels = [one.decode(errors="replace") if isinstance(one, bytes) else one for one in labels]
+    return _labelled(recipe, decoded, rating_of(rating), labels)
+
+
+def read_tfds(source: Source, recipe: Recipe) -> Iterator[Document | None]:
+    """Yield the documents of `tfds:NAME[/CONFIG]:SPLIT`, and None for each record without text.
+
+    Args:
+        source: such as ``tfds:imdb_reviews:unsupervised`` or ``tfds:glue/sst2:train[:10%]``.
+        recipe: the features of text and rating, by default the first of `TEXT_COLUMNS` and
+            `RATING_COLUMNS` that exist.
+
+    Raises:
+        UserError: the data set does not exist, is not prepared as ArrayRecord files, or has no such
+            split or feature.
+    """
+    name, _, split = source.name.removeprefix(TFDS).partition(":")
+    if not name or not split:
+        raise UserError(
+            f"{source}: must be tfds:NAME[/CONFIG]:SPLIT, such as tfds:imdb_reviews:train"
+        )
+    examples, features = _open_tfds(source, name, split)
+    text_columns = tuple(field for field in recipe.text_columns if field in features)
+    if not text_columns:
+        raise UserError(no_column(source, recipe.text_columns, list(features)))
+    for example in examples:
+        text = _text_of(first(example, text_columns))
+        rating = first(example, recipe.rating_columns)
+        number = rating.item() if hasattr(rating, "item") else rating
+        record = {name: _text_of(example.get(name)) for name in recipe.label_columns}
+        yield Document(text, rating_of(number), record or None) if isinstance(text, str) else None
+
+
+def _text_of(value: object) -> object:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _open_tfds(source: Source, name: str, split: str) -> tuple[Any, Mapping[str, Any]]:
+    try:
+        import tensorflow_datasets as tfds
+        from tensorflow_datasets.core.read_only_builder import builder_from_files
+    except ImportError as error:
+        raise UserError(
+            f"{source}: needs TensorFlow Datasets: pip install 'mlstm-jax[tfds]' ({error})"
+        ) from error
+    make = (
+        f"in Python, tensorflow_datasets.builder({name!r}, file_format='array_record')"
+        ".download_and_prepare()"
+    )
+    folder = os.environ.get("TFDS_DATA_DIR") or tfds.core.constants.DATA_DIR
+    # Opened from its files: the code that created them may need TensorFlow and is not run.
+    try:
+        builder = builder_from_files(name, data_dir=folder)
+    except (tfds.core.DatasetNotFoundError, ValueError) as error:
+        raise UserError(
+            f"{source}: no such data set is prepared in {folder} ({_first_line(error)}). Prepare "
+            f"it once, which may download it: {make}; or set TFDS_DATA_DIR to its folder."
+        ) from error
+    try:
+        return builder.as_data_source(split), builder.info.features
+    except NotImplementedError as error:
+        raise UserError(
+            f"{source}: is prepared, but not as ArrayRecord files, the only ones readable without "
+            f"TensorFlow. Remove {builder.data_dir}, and prepare it again: {make}"
+        ) from error
+    except (ValueError, KeyError) as error:
+        known = ", ".join(builder.info.splits)
+        raise UserError(
+            f"{source}: has no split {split}; it has {known} ({_first_line(error)})"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

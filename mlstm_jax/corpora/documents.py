@@ -1,0 +1,175 @@
+r"""Documents: a text with its rating, its bytes in a corpus, and its place in the order.
+
+A document is a review, a line, a paragraph or a file. Documents are deduplicated and shuffled as
+units, and a split never cuts one. Cleaning follows Radford et al. 2017 and Puri et al. 2018. Order
+and duplicates depend only on content and seed, so every engine computes the same result.
+"""
+
+import hashlib
+import html
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
+from itertools import groupby
+from operator import itemgetter
+from typing import Literal, NamedTuple
+
+from mlstm_jax.data.corpus import Cleaning, Dedupe
+
+Unit = Literal["line", "paragraph", "file"]
+Quoting = Literal["yes", "no"]
+
+TEXT_COLUMNS = ("text", "reviewText", "review_body", "sentence", "content")
+RATING_COLUMNS = ("rating", "overall", "star_rating", "stars")
+
+AMBIGUOUS = "BZJ"  # amino acids; UniRep has one token for these and X, unknown
+_AS_X = str.maketrans(AMBIGUOUS, "X" * len(AMBIGUOUS))
+
+# Numbers that SQL and Python parse alike; "nan", "1_000" and full-width digits are not.
+NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
+LARGEST_RATING = 3.4e38  # of float32, in which a corpus stores them
+_NUMBER = re.compile(NUMBER)
+# A number of JSON that is not written as an integer.
+_JSON_FRACTION = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+([eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)")
+
+# A character reference with more digits than Python parses; no character has that number.
+_LONG_REFERENCE = re.compile("&#[0-9]{4301,};?")
+
+Record = Mapping[str, object]
+# Cleaned bytes, and the rating: NaN for none.
+Written = tuple[bytes, float]
+
+
+class Document(NamedTuple):
+    """A text, possibly blank, with its rating."""
+
+    text: str
+    rating: float | None
+    record: Record | None = None  # all its fields; only if the recipe names label columns
+
+
+class Reject(NamedTuple):
+    """A record that cannot be read as a document; or a note on one that was read."""
+
+    kind: str  # a few words that name the kind
+    place: str  # file, and line if known
+    message: str  # place, reason and advice
+    excerpt: str = ""  # its beginning
+    is_note: bool = False
+
+
+class Recipe(NamedTuple):
+    """How records become documents: the same for every engine."""
+
+    text_column: str | None = None
+    rating_column: str | None = None
+    document: Unit | None = None
+    cleaning: Cleaning = "radford"
+    dedupe: Dedupe = "normalized"
+    seed: int = 0
+    quoting: Quoting | None = None
+    label_columns: tuple[str, ...] = ()  # if there are any, each document has its record
+
+    @property
+    def text_columns(self) -> tuple[str, ...]:
+        """The candidate fields of the text: the first that is not null is used."""
+        return (self.text_column,) if self.text_column is not None else TEXT_COLUMNS
+
+    @property
+    def rating_columns(self) -> tuple[str, ...]:
+        """The candidate fields of the rating: the first that is not null is used."""
+        return (self.rating_column,) if self.rating_column is not None else RATING_COLUMNS
+
+
+def clean(text: str, cleaning: Cleaning) -> bytes:
+    r"""Return a document's bytes in the corpus, empty if only padding would be left.
+
+    "radford": unescape HTML, newlines to spaces, strip, "\n " in front, " " behind. "none": the
+    unchanged text and "\n". "protein": STX, UniRep's start token, and the sequence in upper case
+    without white space and without a "*" at its end, with X for the ambiguous B, Z and J. The bytes
+    are UTF-8; a lone surrogate, which has no UTF-8, becomes "?".
+    """
+    if cleaning == "radford":
+        text = html.unescape(_LONG_REFERENCE.sub("\ufffd", text))
+        text = text.replace("\r\n", " ").replace("\n", " ").replace("\r", " ").strip()
+        padded = f"\n {text} "
+    elif cleaning == "protein":
+        text = "".join(text.split()).upper().removesuffix("*").translate(_AS_X)
+        padded = f"\x02{text}"
+    else:
+        padded = f"{text}\n"
+    return padded.encode("utf-8", errors="replace") if text.strip() else b""
+
+
+def normalized(text: str) -> str:
+    """Return a text without differences in case and white space, to find near-duplicates."""
+    return " ".join(text.split()).casefold()
+
+
+def order_key(text: bytes, seed: int, dedupe: Dedupe) -> str:
+    """Return the key that orders the documents of a corpus, as hex; duplicates share it.
+
+    It is the md5 of the seed and the cleaned text, normalized first if `dedupe` is "normalized".
+    """
+    if dedupe == "normalized":
+        text = normalized(text.decode()).encode()
+    return hashlib.md5(f"{seed}:".encode() + text, usedforsecurity=False).hexdigest()
+
+
+def kept(copies: list[Written], seed: int, dedupe: Dedupe) -> list[Written]:
+    """Return the documents to keep, in order, of those with the same `order_key`.
+
+    Without deduplication, all are kept. Otherwise the one whose own text has the smallest md5 is
+    kept, with the lowest rating of that text.
+    """
+    if len(copies) > 1:
+        copies = sorted(
+            copies, key=lambda d: (order_key(d[0], seed, "exact"), d[0], math.isnan(d[1]), d[1])
+        )
+    return copies if dedupe == "none" else copies[:1]
+
+
+def in_order(documents: Iterable[Written], seed: int, dedupe: Dedupe) -> Iterator[Written]:
+    """Yield the documents to keep, in order; holds all of them in memory."""
+    keyed = sorted((order_key(text, seed, dedupe), text, rating) for text, rating in documents)
+    for _, copies in groupby(keyed, key=itemgetter(0)):
+        yield from kept([(text, rating) for _, text, rating in copies], seed, dedupe)
+
+
+def first(record: Record, fields: tuple[str, ...]) -> object:
+    """Return the value of the first of `fields` that is not null."""
+    return next((record[name] for name in fields if record.get(name) is not None), None)
+
+
+def rating_of(value: object) -> float | None:
+    """Return a value as a rating if it is a number or the text of one, else None."""
+    if isinstance(value, str):
+        value = value.strip(" \t\n\v\f\r")
+        if not _NUMBER.fullmatch(value):
+            return None
+    elif isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        # Adding 0 turns -0 into 0, which is equal but has different bytes.
+        rating = float(value) + 0.0
+    except OverflowError:
+        return None
+    return rating if abs(rating) <= LARGEST_RATING else None
+
+
+def label_of(value: object) -> str | None:
+    """Return a label as text, by one rule for every format; None if it is missing or no label.
+
+    White space around it does not count. A number as JSON writes it is that number: 1, 1.0 and
+    "1.0" are "1"; but "01" is a word. True, "TRUE" and "true" are "true". NaN and "nan" are
+    missing, as pandas writes them.
+    """
+    if not isinstance(value, str | int | float | Decimal):
+        return None
+    label = str(value).strip()
+    if (lower := label.lower()) in ("true", "false"):
+        return lower
+    if _JSON_FRACTION.fullmatch(label) and math.isfinite(number := float(label)):
+        return str(int(number) if number.is_integer() else number)
+    return None if lower in ("", "nan") else label

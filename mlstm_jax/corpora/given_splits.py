@@ -1,0 +1,132 @@
+"""Read given splits: every document of each, in the order of its files.
+
+Benchmarks such as enwik8, Penn Treebank and WikiText are published this way. Nothing is sorted, so
+no engine is needed: the files are read twice, to count their documents and to write them.
+"""
+
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import isnan, nan
+
+from mlstm_jax.corpora.documents import Recipe, Reject, Unit, Written, clean
+from mlstm_jax.corpora.readers import limited_lines, read_source
+from mlstm_jax.corpora.records import Rejects
+from mlstm_jax.corpora.sources import Source
+from mlstm_jax.corpora.writer import Gathered, Report, source_manifests
+from mlstm_jax.errors import UserError
+
+_BYTES_A_REPORT = 1 << 20
+
+OnRead = Callable[[int], None]
+
+
+@contextmanager
+def gather(
+    sources: Mapping[str, Sequence[Source]], recipe: Recipe, rejects: Rejects, *, report: Report
+) -> Iterator[Gathered]:
+    """Count the documents of every split, and yield what to write.
+
+    Args:
+        sources: the sources of each split, in the order in which to write the splits.
+        recipe: with cleaning "none", a text file is kept byte for byte, and a document is cut
+            after the end of a line or paragraph; otherwise see `clean`.
+
+    Raises:
+        UserError: a source cannot be used.
+    """
+    every = [(split, source) for split, those in sources.items() for source in those]
+    total, done = sum(source.size for _, source in every) or 1, 0
+    counts: list[tuple[int, int, int]] = []
+    sizes: Counter[str] = Counter()
+    rated = False
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        report("read", min(1.0, done / total))
+
+    for split, source in every:
+        seen: Counter[str] = Counter()
+        for found in _read(source, recipe, advance):
+            if isinstance(found, Reject):
+                rejects.add(found)
+                continue
+            seen["without" if found is None else "text" if found[0] else "blank"] += 1
+            rated = rated or (found is not None and not isnan(found[1]))
+        if not seen["text"]:
+            raise UserError(f"{source}: no text is left after cleaning; leave it out.")
+        sizes[split] += seen["text"]
+        counts.append((seen["text"], seen["without"], seen["blank"]))
+    manifests = source_manifests([source for _, source in every], counts)
+    documents = (
+        document
+        for (_, source), manifest in zip(every, manifests, strict=True)
+        for document in _again(source, recipe, manifest.documents)
+    )
+    yield Gathered(manifests, sizes.total(), rated, documents, dict(sizes))
+
+
+def _again(source: Source, recipe: Recipe, expected: int) -> Iterator[Written]:
+    count = 0
+    for found in _read(source, recipe, lambda count: None):
+        if found and not isinstance(found, Reject) and found[0]:
+            count += 1
+            yield found
+    if count != expected:
+        raise UserError(f"{source}: changed while it was being read; run prepare again.")
+
+
+def _read(source: Source, recipe: Recipe, on_read: OnRead) -> Iterator[Written | Reject | None]:
+    """Yield the documents of a source, including empty ones; None for a record without text."""
+    if recipe.cleaning == "none" and source.kind == "txt":
+        for text in _as_it_is(source, recipe.document or "line", on_read):
+            yield text, nan
+        return
+    for found in read_source(source, recipe, on_read):
+        if found is None or isinstance(found, Reject):
+            yield found
+        else:
+            rating = nan if found.rating is None else found.rating
+            yield clean(found.text, recipe.cleaning), rating
+
+
+def _as_it_is(source: Source, document: Unit, on_read: OnRead) -> Iterator[bytes]:
+    """Yield all bytes of a file as documents, including line ends and blank lines.
+
+    The bytes are not decoded: a split of enwik8 may begin inside a character.
+    """
+    parts: list[bytes] = []
+    told, has_text, was_blank = 0, False, False
+    try:
+        with source.path.open("rb") as raw:
+            for line in limited_lines(source, raw):
+                is_blank = not line.strip()
+                ends = document == "line" or (document == "paragraph" and was_blank)
+                if has_text and ends and not is_blank:
+                    yield b"".join(parts)
+                    parts, has_text = [], False
+                parts.append(line)
+                has_text, was_blank = has_text or not is_blank, is_blank
+                if (position := raw.tell()) - told >= _BYTES_A_REPORT:
+                    on_read(position - told)
+                    told = position
+            on_read(raw.tell() - told)
+    except (OSError, EOFError, zlib.error) as error:  # also from gzip
+        raise UserError(f"{source}: cannot be read: {error}; fetch or create it again.") from error
+    if parts:
+        yield b"".join(parts)
+
+
+def check_apart(found: Mapping[str, Sequence[Source]]) -> None:
+    """Raise UserError if two splits have a file in common."""
+    split_of: dict[tuple[str, ...], str] = {}
+    for split, sources in found.items():
+        for source in sources:
+            other = split_of.setdefault(source.place, split)
+            if other != split:
+                raise UserError(
+                    f"{source}: is named for --{other} and --{split}; a score on text that was "
+                    "trained on says nothing about new text, so name it for only one."
+                )

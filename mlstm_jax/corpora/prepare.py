@@ -1,0 +1,386 @@
+"""Make a corpus: read, clean, deduplicate, order, split, write.
+
+The order depends only on content and seed: documents are sorted by the md5 of seed and text, a key
+that any engine can compute. The order of files and lines and the number of threads do not change a
+byte of the result. The folder is complete or absent, whenever the program stops.
+"""
+
+import dataclasses
+import math
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Literal
+
+from mlstm_jax import fields
+from mlstm_jax.corpora import beam_engine, duckdb_engine, given_splits
+from mlstm_jax.corpora.documents import Quoting, Recipe, Unit, Written
+from mlstm_jax.corpora.records import MAX_REJECT_FRACTION, Rejects, check_rejects_file
+from mlstm_jax.corpora.sources import PYDOC, Source, find_sources
+from mlstm_jax.corpora.writer import (
+    Gathered,
+    check_disk,
+    check_out,
+    durable,
+    resolved,
+    write_split,
+)
+from mlstm_jax.data import corpus
+from mlstm_jax.data.corpus import SPLITS, Cleaning, Dedupe, Manifest, SplitManifest, SplitName
+from mlstm_jax.errors import UserError, note
+from mlstm_jax.output import atomic_directory, partial_folder, remove_leftovers
+from mlstm_jax.progress import ProgressLine
+
+# The order of writing: the first documents become the test split.
+_ORDER: tuple[SplitName, ...] = ("test", "valid", "train")
+# DuckDB itself sets no limit.
+_MOST_THREADS = 256
+
+Engine = Literal["duckdb", "beam"]
+SplitWeights = tuple[float, float, float]
+
+SPLIT: SplitWeights = (1000, 1, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareOptions:
+    """How to make a corpus.
+
+    Attributes:
+        text_column: column or field of the text; unset: the first non-null of text, reviewText,
+            review_body, sentence and content.
+        rating_column: column or field of a rating to keep; unset: the first non-null of rating,
+            overall, star_rating and stars.
+        document: what one document of a text file is; unset: a line.
+        quoting: whether the fields of .csv and .tsv files may be in quotes: yes or no; unset: yes
+            if commas separate them, and with tabs if the file shows it.
+        split: weights of train, valid and test, in documents, such as 8,1,1 or 0.8,0.1,0.1; 0,0,1
+            makes only a test set. Valid and test get at least one document each unless their
+            weight is 0.
+        seed: seed of the document order, which depends only on the seed and the documents.
+        clean: radford: unescape HTML, newlines to spaces, strip, pad; none: keep the text;
+            protein: read amino acid sequences as UniRep does.
+        dedupe: keep one of several equal documents. normalized: ignore differences in case
+            and white space; exact: compare bytes; none: keep all. Paper: duplicates removed.
+            Unset: normalized, or none if the splits are given.
+        memory_limit: limit for DuckDB, which reads and sorts; add a few hundred MB for the rest.
+        threads: threads of DuckDB; unset: all cores.
+        temp_dir: folder for temporary files, about twice the text; unset: next to the corpus.
+        max_reject_fraction: largest fraction of unreadable records, which are listed in
+            OUT.rejects.jsonl; above it, no corpus is written.
+        engine: beam: run as an Apache Beam pipeline, for clusters; the corpus is the same.
+        beam_options: options for Beam and its runner, such as "--runner=FlinkRunner".
+    """
+
+    text_column: str | None = None
+    rating_column: str | None = None
+    document: Unit | None = None
+    quoting: Quoting | None = None
+    split: SplitWeights = SPLIT
+    seed: int = 0
+    clean: Cleaning = "radford"
+    dedupe: Dedupe | None = None
+    memory_limit: str = "4GB"
+    threads: int | None = None
+    temp_dir: Path | None = None
+    max_reject_fraction: float = MAX_REJECT_FRACTION
+    engine: Engine = "duckdb"
+    beam_options: str = ""
+
+
+DEFAULTS = PrepareOptions()
+
+
+class Stages:
+    """A progress line for each stage, unless `quiet`; a context manager."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._stage: str | None = None
+        self._line: ProgressLine | None = None
+
+    def __enter__(self) -> "Stages":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end(finished=error[0] is None)
+
+    def report(self, stage: str, fraction: float) -> None:
+        """Show that `fraction` of a stage is done; for a sort it is 0 to its end."""
+        if stage != self._stage:
+            self._end(finished=True)
+            self._line = ProgressLine(stage, 100, status="", quiet=self._quiet).__enter__()
+            self._stage = stage
+        if self._line and fraction:
+            self._line.update(int(100 * fraction), "percent")
+
+    def counted(self, documents: Iterator[Written], count: int) -> Iterator[Written]:
+        """Yield the documents, and show the fraction yielded so far."""
+        for n, document in enumerate(documents):
+            if n % 10_000 == 0:
+                self.report("write", n / count)
+            yield document
+
+    def _end(self, *, finished: bool) -> None:
+        if self._line:
+            if finished:
+                self._line.update(100, "percent")
+            self._line.__exit__(None, None, None)
+
+
+def prepare(
+    sources: Sequence[str] | Mapping[SplitName, Sequence[str]],
+    out: Path,
+    options: PrepareOptions = DEFAULTS,
+    *,
+    overwrite: bool = False,
+    show_progress: bool = False,
+    **changes: Any,
+) -> Manifest:
+    """Write the corpus folder `out` from `sources`, and return its manifest.
+
+    Args:
+        sources: see `find_sources`. Or the sources of each split: then all documents are kept in
+            their order, and nothing is split, deduplicated or sorted; see `given_splits`.
+        out: the folder; it is complete or absent.
+        options: how to make the corpus.
+        overwrite: replace `out` if it is a corpus.
+        show_progress: show a bar on stderr if it is a terminal.
+        changes: fields of the options to replace.
+
+    Raises:
+        UserError: a source, `out` or an option cannot be used, or there is too little disk or
+            memory. Nothing is left behind except the file of rejects.
+    """
+    options = dataclasses.replace(options, **changes)
+    if isinstance(options.temp_dir, str):
+        options = dataclasses.replace(options, temp_dir=Path(options.temp_dir))
+    names = [*chain(*sources.values())] if isinstance(sources, Mapping) else list(sources)
+    _check_options(names, options)
+    # So that the temporary folder goes next to it, even for "." or a link.
+    out = resolved("--out", out)
+    temp_dir = options.temp_dir
+    if temp_dir is not None:
+        temp_dir = resolved("--temp-dir", temp_dir)
+    given = sources if isinstance(sources, Mapping) else {}
+    if given:
+        _check_given(given, options)
+    recipe = Recipe(
+        options.text_column,
+        options.rating_column,
+        options.document,
+        options.clean,
+        options.dedupe or ("none" if given else "normalized"),
+        options.seed,
+        options.quoting,
+    )
+    if temp_dir is not None and not (temp_dir.is_dir() and os.access(temp_dir, os.W_OK)):
+        raise UserError(f"--temp-dir {temp_dir}: is not a writable folder; name another.")
+    remove_leftovers(out)  # may restore an old corpus
+    check_out(out, overwrite)
+    rejects = Rejects()
+    rejects_file = out.with_name(f"{out.name}.rejects.jsonl")
+    own = (out, rejects_file)
+    found_in: dict[str, list[Source]] = {
+        split: find_sources(given[split], without=own) for split in _ORDER if split in given
+    }
+    given_splits.check_apart(found_in)
+    found = [*chain(*found_in.values())] if given else find_sources(names, without=own)
+    check_rejects_file(rejects_file)
+    scratch_beside = out if temp_dir is None else temp_dir / out.name
+    remove_leftovers(scratch_beside)
+    check_disk(found, out, scratch_beside, sorts=not given)
+
+    # Inside the folder that becomes the corpus, unless --temp-dir is set.
+    scratch = partial_folder(scratch_beside) / "scratch"
+    with (
+        _tidied(out, scratch_beside, rejects_file, rejects),
+        atomic_directory(out, lambda: check_out(out, overwrite)) as folder,
+        Stages(quiet=not show_progress) as stages,
+    ):
+        try:
+            if given:
+                gathering = given_splits.gather(found_in, recipe, rejects, report=stages.report)
+            elif options.engine == "beam":
+                gathering = beam_engine.gather(
+                    found,
+                    recipe,
+                    rejects,
+                    scratch,
+                    options=shlex.split(options.beam_options),
+                    report=stages.report,
+                )
+            else:
+                gathering = duckdb_engine.gather(
+                    found,
+                    recipe,
+                    rejects,
+                    scratch,
+                    memory_limit=options.memory_limit,
+                    threads=options.threads,
+                    report=stages.report,
+                )
+            manifest = _write(
+                gathering,
+                folder,
+                recipe,
+                None if given else options.split,
+                rejects,
+                rejects_file,
+                options.max_reject_fraction,
+                stages,
+            )
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+            if scratch.parent != folder:
+                shutil.rmtree(scratch.parent, ignore_errors=True)
+        text = manifest.to_json().encode()
+        if Manifest.from_json(text, folder / corpus.MANIFEST) != manifest:
+            raise RuntimeError("the manifest cannot be read back")
+        with durable(folder / corpus.MANIFEST) as file:
+            file.write(text)
+    for one in rejects.notes():
+        note(one)
+    return manifest
+
+
+@contextmanager
+def _tidied(out: Path, scratch: Path, rejects_file: Path, rejects: Rejects) -> Iterator[None]:
+    """Remove what the block left behind if it fails, even during its own cleanup."""
+    try:
+        yield
+    except BaseException as error:
+        remove_leftovers(out)
+        remove_leftovers(scratch)
+        if rejects.written and not isinstance(error, UserError):
+            rejects_file.unlink(missing_ok=True)
+        raise
+
+
+def _write(
+    gathering: AbstractContextManager[Gathered],
+    folder: Path,
+    recipe: Recipe,
+    split: SplitWeights | None,
+    rejects: Rejects,
+    rejects_file: Path,
+    max_reject_fraction: float,
+    stages: Stages,
+) -> Manifest:
+    with gathering as gathered:
+        counts = gathered.counts
+        records = sum(c.documents + c.without_text + c.blank for c in counts)
+        rejects.write(rejects_file)
+        rejects.check(records + len(rejects), max_reject_fraction, rejects_file)
+        if recipe.rating_column and not gathered.rated:
+            raise UserError(
+                f"no record has a number in --rating-column {recipe.rating_column!r}; check it."
+            )
+        sizes = _sizes(gathered.documents, split) if split else gathered.sizes
+        documents = stages.counted(gathered.in_order, gathered.documents)
+        splits: dict[str, SplitManifest] = {}
+        for name in _ORDER:
+            size = sizes.get(name, 0)
+            splits[name] = write_split(folder, name, islice(documents, size), size, gathered.rated)
+        for _ in documents:
+            raise RuntimeError("received more documents than were counted")
+    return Manifest(
+        format_version=corpus.FORMAT_VERSION,
+        seed=recipe.seed,
+        cleaning=recipe.cleaning,
+        split=split,
+        sources=tuple(counts),
+        records=records,
+        without_text=sum(source.without_text for source in counts),
+        blank=sum(source.blank for source in counts),
+        duplicates=sum(source.documents for source in counts) - gathered.documents,
+        splits={name: splits[name] for name in SPLITS},
+        dedupe=recipe.dedupe,
+        rejected=rejects.counts,
+    )
+
+
+def _sizes(documents: int, split: SplitWeights) -> dict[str, int]:
+    """Return the number of documents of each split."""
+    # Exact, so that 0.8,0.1,0.1 gives what 8,1,1 gives.
+    weights = [Fraction(str(weight)) for weight in split]
+    _, valid, test = (
+        max(1, round(documents * weight / sum(weights))) if weight else 0 for weight in weights
+    )
+    if not split[0]:  # no text for training
+        valid = documents - test if split[1] else 0
+        if valid + test > documents or (split[1] and valid < 1):
+            raise UserError(
+                f"only {documents:,} distinct documents, too few for --split "
+                f"{','.join(map(str, split))}; add more text, or change --split."
+            )
+        return {"test": test, "valid": valid, "train": 0}
+    if valid + test >= documents:
+        raise UserError(
+            f"only {documents:,} distinct documents, so --split {','.join(map(str, split))} leaves "
+            f"none to train on; add more text, use a smaller unit such as --document line, or "
+            "change --split."
+        )
+    return {"test": test, "valid": valid, "train": documents - valid - test}
+
+
+def _check_options(sources: Sequence[str], options: PrepareOptions) -> None:
+    """Raise UserError unless the sources and options of `prepare` make sense."""
+    fields.require_valid(options)
+    if not sources:
+        raise UserError(f"no source given; name text files, or {PYDOC}")
+    for option, field in (
+        ("--text-column", options.text_column),
+        ("--rating-column", options.rating_column),
+    ):
+        if field == "":
+            raise UserError(f"{option} '': names no column; name one, or leave the option out.")
+    split = options.split
+    if len(split) != 3 or not 0 < sum(split) < math.inf or min(split) < 0:
+        raise UserError(
+            f"--split {','.join(map(str, split))}: must be three weights, train, valid and test, "
+            "none negative, at least one above 0; such as 1000,1,1 or 0.8,0.1,0.1, or 0,0,1 for a "
+            "test set only"
+        )
+    rejected, threads = options.max_reject_fraction, options.threads
+    if not 0 <= rejected <= 1:
+        raise UserError(f"--max-reject-fraction {rejected:g}: must be from 0 (none) to 1 (all).")
+    if threads is not None and not 1 <= threads <= _MOST_THREADS:
+        raise UserError(f"--threads {threads}: must be from 1 to {_MOST_THREADS}.")
+    if not -(2**63) <= options.seed < 2**63:
+        raise UserError(f"--seed {options.seed}: must be a number of at most 64 bits.")
+    limit = options.memory_limit
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)? ?[KMGT]i?B", limit, re.IGNORECASE):
+        raise UserError(f"--memory-limit {limit!r}: must be a size such as 4GB or 500MB.")
+    if options.engine != "beam" and options.beam_options:
+        raise UserError("--beam-options needs --engine beam; add it.")
+    try:
+        shlex.split(options.beam_options)
+    except ValueError as error:
+        raise UserError(f"--beam-options {options.beam_options!r}: {error}.") from error
+
+
+def _check_given(sources: Mapping[SplitName, Sequence[str]], options: PrepareOptions) -> None:
+    """Raise UserError unless the options suit given splits."""
+    unknown = sources.keys() - set(SPLITS)
+    if unknown:
+        raise UserError(f"{min(unknown)!r} is not a split; the splits are {', '.join(SPLITS)}.")
+    for option, is_other in (
+        ("--split", options.split != SPLIT),
+        ("--dedupe", options.dedupe not in (None, "none")),
+        ("--seed", options.seed != 0),
+        ("--engine", options.engine != "duckdb"),
+    ):
+        if is_other:
+            raise UserError(
+                f"{option}: splits given with --train, --valid and --test are kept unchanged, all "
+                "documents in their order; leave the option out, or name the files without their "
+                "splits."
+            )

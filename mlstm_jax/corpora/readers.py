@@ -1,0 +1,287 @@
+"""Read documents from a source, one at a time, and report each bad record, with place and reason.
+
+Only a newline ends a line, so that line numbers match an editor's.
+"""
+
+import gzip
+import io
+import json
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import BinaryIO, NamedTuple
+
+from mlstm_jax.corpora.columns import read_parquet, read_tfds
+from mlstm_jax.corpora.documents import (
+    Document,
+    Recipe,
+    Reject,
+    first,
+    rating_of,
+)
+from mlstm_jax.corpora.records import (
+    MAX_REJECT_FRACTION,
+    Line,
+    RecordOrReject,
+    Rejects,
+    fasta_records,
+    json_records,
+    reject,
+    units,
+)
+from mlstm_jax.corpora.sources import FASTA, STDIN, Source, check_source
+from mlstm_jax.corpora.tables import csv_records
+from mlstm_jax.errors import UserError, nearest, note, question
+
+LONGEST_LINE = 2**28  # bytes; a longer one is probably not text
+_LINES_A_REPORT = 1000
+_MOST_FIELDS_SHOWN = 20
+_EXCERPT = 80  # characters
+_GZIP_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error)
+NOT_TEXT = "text of another type"
+
+
+def read_documents(source: Source, recipe: Recipe) -> list[Document | None]:
+    """Return the documents of a source, in its order; None for a record without text, or a reject.
+
+    Rejects are skipped as `prepare` does, and noted.
+
+    Raises:
+        UserError: see `read_source`; or more than `MAX_REJECT_FRACTION` of the records are rejects.
+    """
+    rejects = Rejects()
+    documents: list[Document | None] = []
+    for found in read_source(source, recipe):
+        if isinstance(found, Reject):
+            rejects.add(found)
+        if not isinstance(found, Reject) or not found.is_note:
+            documents.append(None if isinstance(found, Reject) else found)
+    rejects.check(len(documents), MAX_REJECT_FRACTION)
+    for text in rejects.notes():
+        note(text)
+    if rejects:
+        note(f"skipped, because they cannot be read:\n{rejects.describe()}")
+    return documents
+
+
+def read_source(
+    source: Source, recipe: Recipe, on_read: Callable[[int], None] | None = None
+) -> Iterator[Document | Reject | None]:
+    """Yield the documents of a source, None for each record without text, rejects, and notes.
+
+    Args:
+        source: one that `find_sources` returns; or `STDIN`, with JSON lines or lines of text.
+        recipe: the fields of text and rating, by default the first of `TEXT_COLUMNS` and
+            `RATING_COLUMNS` that is not null (a rating must be a number, or it is ignored); what a
+            document is, by default a line in .txt and a paragraph in `pydoc:`.
+        on_read: called from time to time with the bytes on disk read since its last call.
+
+    Raises:
+        UserError: the source cannot be opened, does not match its name, or contains no text.
+    """
+    if source.kind == "tfds":
+        return read_tfds(source, recipe)
+    if source.kind == "parquet":
+        return read_parquet(source, recipe)
+    return read_file(source, recipe, on_read)
+
+
+class _Seen:
+    """What the records of a file have in place of a text, until one has a text."""
+
+    def __init__(self, source: Source, recipe: Recipe) -> None:
+        self._source, self._columns = source, recipe.text_columns
+        self.has_text = False
+        self._fields: dict[str, None] = {}
+        self._kinds: Counter[str] = Counter()
+
+    def add(self, record: Iterable[str], text: object) -> None:
+        self.has_text = isinstance(text, str) and bool(text.strip())
+        self._kinds[_kind(text)] += 1
+        if len(self._fields) < _MOST_FIELDS_SHOWN:
+            self._fields |= dict.fromkeys(record)
+
+    def error(self) -> UserError:
+        columns = " or ".join(self._columns)
+        if not self._kinds:
+            return UserError(f"{self._source}: contains no text; leave it out.")
+        why = f"{self._source}: none of its {self._kinds.total():,} records has text in {columns}"
+        kinds = {kind: n for kind, n in self._kinds.items() if kind != "missing"}
+        if kinds:
+            shown = ", ".join(f"{kind} in {n:,}" for kind, n in kinds.items())
+            return UserError(
+                f"{why}: it is {shown} of them. Write a string there, or name another field with "
+                f"--text-column; the fields seen are {', '.join(self._fields)}."
+            )
+        near = dict.fromkeys(name for one in self._columns for name in nearest(one, self._fields))
+        return UserError(
+            f"{why}; the fields seen are {', '.join(self._fields) or '(none)'}. Name the right one "
+            f"with --text-column{question(near) or '.'}"
+        )
+
+
+def _kind(text: object) -> str:
+    """Return what is in place of a text."""
+    if text is None:
+        return "missing"
+    if isinstance(text, str):
+        return "blank"
+    if isinstance(text, dict):
+        return f"an object with the fields {', '.join(text) or '(none)'}"[:_EXCERPT]
+    return {list: "a list", bool: "a boolean"}.get(type(text), "a number")
+
+
+def read_file(
+    source: Source, recipe: Recipe, on_read: Callable[[int], None] | None = None
+) -> Iterator[Document | Reject | None]:
+    """Do what `read_source` does for a text file, standard input or `pydoc:`."""
+    check_source(source)
+    seen, records = _Seen(source, recipe), 0
+    first_reject: Reject | None = None
+    # Errors raised by the code that uses the documents do not pass through here.
+    try:
+        for one in _records(source, recipe, on_read):
+            if isinstance(one, Reject):
+                first_reject = first_reject or (None if one.is_note else one)
+                yield one
+                continue
+            where, record = one
+            text = first(record, recipe.text_columns)
+            records += 1
+            if not seen.has_text:
+                seen.add(record, text)
+            if isinstance(text, str):
+                rating = rating_of(first(record, recipe.rating_columns))
+                yield Document(text, rating, record if recipe.label_columns else None)
+            elif text is None:
+                yield None
+            else:
+                place = f"{source}, {f'line {where:,}' if isinstance(where, int) else where}"
+                excerpt = json.dumps(text, default=str)[:_EXCERPT]
+                yield Reject(
+                    NOT_TEXT, place, f"{place}: its text is {excerpt}, not a string", excerpt
+                )
+    except _GZIP_ERRORS as error:
+        place = f"{source}, after record {records:,}"
+        cut = Reject(
+            "gzip cut short or damaged",
+            place,
+            f"{source}: the gzip data is cut short or damaged ({error}); fetch or create it again.",
+        )
+        first_reject = first_reject or cut
+        yield cut
+    except OSError as error:
+        raise UserError(f"{source}: cannot be read: {error.strerror or error}") from error
+    if not seen.has_text:
+        raise UserError(first_reject.message) if first_reject else seen.error()
+
+
+def _records(
+    source: Source, recipe: Recipe, on_read: Callable[[int], None] | None
+) -> Iterator[RecordOrReject]:
+    column = recipe.text_columns[0]
+    if source.kind == "pydoc":
+        from pydoc_data.topics import topics
+
+        for _, topic in sorted(topics.items()):
+            numbered = enumerate(io.StringIO(topic), 1)
+            for text in units(numbered, recipe.document or "paragraph"):
+                yield text if isinstance(text, Reject) else (0, {column: text})
+        return
+    with sys.stdin.buffer if source == STDIN else source.path.open("rb") as raw:
+        file = _File(source, raw, recipe)
+        if source.kind == "txt":
+            tabs, texts = set[int](), 0
+            for text in units(file.lines(on_read), recipe.document or "line"):
+                if 0 not in tabs and isinstance(text, str):
+                    tabs.add(text.count("\t"))
+                    texts += 1
+                yield text if isinstance(text, Reject) else (0, {column: text})
+            if len(tabs) == 1 and 0 not in tabs and texts > 1:
+                yield Reject(
+                    "tabs in every line",
+                    f"{source}",
+                    f"{source}: every line has {max(tabs)} tab(s), which are read as text; if it "
+                    f"is a table, rename it to .tsv, with a first line such as label<TAB>{column}.",
+                    is_note=True,
+                )
+        elif source.kind in FASTA:
+            yield from fasta_records(source, file.lines(on_read), column)
+        elif source.kind in ("csv", "tsv"):
+            yield from csv_records(source, lambda: file.lines(on_read), file.scan, recipe)
+        else:
+            fields = {*recipe.text_columns, *recipe.rating_columns, *recipe.label_columns}
+            is_json = source.kind == "json"
+            yield from json_records(source, file.lines(on_read), fields, may_be_array=is_json)
+
+
+class _File(NamedTuple):
+    """An open file of text."""
+
+    source: Source
+    raw: BinaryIO
+    recipe: Recipe
+
+    def scan(self) -> Iterator[Line]:
+        """Yield the lines from the start, as far as they can be read."""
+        self.raw.seek(0)
+        try:
+            yield from self.lines(None)
+        except _GZIP_ERRORS:  # reported when the file is read
+            pass
+        finally:
+            self.raw.seek(0)
+
+    def lines(self, on_read: Callable[[int], None] | None) -> Iterator[Line]:
+        """Yield the lines with their numbers and line ends.
+
+        Raises:
+            UserError: a line is too long, or the whole file is one line with carriage returns.
+        """
+        told, source = 0, self.source
+        needs_lines = source.kind not in ("json", "jsonl") and self.recipe.document != "file"
+        for number, line in enumerate(limited_lines(source, self.raw), 1):
+            if number == 1 and needs_lines and line[-1:] != b"\n" and b"\r" in line[:-1]:
+                raise UserError(
+                    f"{source}: its lines end with a carriage return without a newline, as in "
+                    r"files of old Macs; convert the file, for example with: tr '\r' '\n'"
+                )
+            yield _decoded(source, number, line)
+            if on_read and number % _LINES_A_REPORT == 0:
+                position = self.raw.tell()
+                on_read(position - told)
+                told = position
+        if on_read:
+            on_read(self.raw.tell() - told)
+
+
+def limited_lines(source: Source, raw: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a file, unpacked; UserError if one is longer than `LONGEST_LINE`."""
+    stream = gzip.GzipFile(fileobj=raw) if source.is_gzip else raw
+    number = 0
+    while line := stream.readline(LONGEST_LINE + 1):
+        number += 1
+        if len(line) > LONGEST_LINE:
+            raise UserError(
+                f"{source}, line {number:,}: is longer than {LONGEST_LINE:,} bytes; break the text "
+                "into lines, or leave the file out."
+            )
+        yield line
+
+
+def _decoded(source: Source, number: int, line: bytes) -> Line:
+    """Return a line with its number, or a reject if it is not text."""
+    try:
+        text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        if "\0" not in text:
+            return number, text
+        kind, why = "NUL byte", "has a NUL byte, so it is a binary file, not text as its name "
+        why += "suggests; leave it out."
+    except UnicodeDecodeError as error:
+        text = line.decode(errors="backslashreplace")
+        kind, why = "not UTF-8", f"not UTF-8 text (byte 0x{line[error.start]:02x}); convert the "
+        why += "file to UTF-8."
+    if line.startswith((b"\xff\xfe", b"\xfe\xff")) or line.count(0) > len(line) // 3:
+        why = "looks like UTF-16; convert it to UTF-8, such as with: iconv -f UTF-16 -t UTF-8"
+    return reject(kind, source, number, why, text)

@@ -1,0 +1,289 @@
+"""Find the records in lines of text: JSON, FASTA, lines, paragraphs; report and count bad ones."""
+
+import json
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from mlstm_jax.corpora.documents import Record, Reject, Unit
+from mlstm_jax.corpora.sources import Source
+from mlstm_jax.errors import UserError, nearest, question
+
+EXCERPT = 80  # characters
+MAX_REJECT_FRACTION = 0.001
+_SHOWN = 3  # places of a kind
+_MOST_WRITTEN = 100_000
+_WRITTEN = ("kind", "place", "message", "excerpt")
+
+# A line with its number and line end.
+Line = tuple[int, str] | Reject
+# A record and its line number, or its place in words.
+RecordOrReject = tuple[int | str, Record] | Reject
+
+
+def reject(kind: str, source: Source, line: int, why: str, excerpt: str) -> Reject:
+    """Return the reject for a line that is not a record."""
+    place = f"{source}, line {line:,}"
+    return Reject(kind, place, f"{place}: {why}", excerpt.strip()[:EXCERPT])
+
+
+def no_column(
+    source: Source,
+    wanted: Sequence[str],
+    columns: Sequence[str],
+    option: str = "--text-column",
+) -> str:
+    """Return the message about a table without any of the wanted columns."""
+    near = dict.fromkeys(n for name in wanted for n in nearest(name, columns))
+    return (
+        f"{source}: no column {' or '.join(wanted)}; its columns are {', '.join(columns)}. Name "
+        f"the right one with {option}{question(near) or '.'}"
+    )
+
+
+def units(lines: Iterable[Line], document: Unit) -> Iterator[str | Reject]:
+    """Yield the lines, the paragraphs or the whole of a text."""
+    parts: list[str] = []
+    for line in lines:
+        if isinstance(line, Reject):
+            yield line
+        elif line[1].strip():
+            if document == "line":
+                yield line[1].rstrip("\r\n")
+            else:
+                parts.append(line[1])
+        elif document == "file":
+            parts.append(line[1])
+        elif parts:
+            yield "".join(parts).rstrip("\r\n")
+            parts = []
+    text = "".join(parts)
+    if text.strip():
+        yield text if document == "file" else text.rstrip("\r\n")
+
+
+def fasta_records(
+    source: Source, lines: Iterable[Line], text_column: str
+) -> Iterator[RecordOrReject]:
+    """Yield the sequences of FASTA: a line `>name`, then lines of letters.
+
+    A record with an unreadable line is lost.
+    """
+    start, name, parts, is_whole = 0, "", list[str](), True
+
+    def record() -> RecordOrReject:
+        return start, {text_column: "".join(parts), "name": name}
+
+    for line in lines:
+        if isinstance(line, Reject):
+            is_whole = False
+            yield line
+            continue
+        number, text = line[0], line[1].strip()
+        if text.startswith(">"):
+            if start and is_whole:
+                yield record()
+            start, name, parts, is_whole = number, text[1:].strip(), [], True
+        elif start:
+            parts.append(text)
+        elif text:
+            yield reject(
+                "FASTA without a name",
+                source,
+                number,
+                "a sequence needs a line '>name' before it; is this a FASTA file?",
+                text,
+            )
+    if start and is_whole:
+        yield record()
+
+
+class _Object(dict[str, object]):
+    """A JSON object that knows which of its fields occur more than once."""
+
+    twice: frozenset[str] = frozenset()
+
+
+def _object_of(pairs: list[tuple[str, object]]) -> _Object:
+    made = _Object(pairs)
+    if len(made) < len(pairs):
+        made.twice = frozenset(name for name, n in Counter(k for k, _ in pairs).items() if n > 1)
+    return made
+
+
+def json_records(
+    source: Source, lines: Iterator[Line], fields: Collection[str], may_be_array: bool
+) -> Iterator[RecordOrReject]:
+    """Yield the objects of JSON lines, or of one array that spans the whole file.
+
+    An object that has one of `fields` twice is rejected: it is unknown which one is meant.
+    """
+    for line in lines:
+        if isinstance(line, Reject):
+            yield line
+            continue
+        number, raw = line
+        text = raw.strip()
+        if not text:
+            continue
+        if may_be_array and text.startswith("["):
+            rest: list[str] = []
+            for other in lines:
+                if isinstance(other, Reject):
+                    yield other
+                else:
+                    rest.append(other[1])
+            array = _json(source, number, "".join([raw, *rest]))
+            if isinstance(array, Reject):
+                yield array
+                return
+            assert isinstance(array, list)
+            for index, record in enumerate(array, 1):
+                yield _object(source, f"element {index:,} of its array", record, fields)
+            return
+        may_be_array = False
+        value = _json(source, number, text)
+        yield value if isinstance(value, Reject) else _object(source, number, value, fields)
+
+
+def _json(source: Source, line: int, text: str) -> object:
+    try:
+        return json.loads(text, object_pairs_hook=_object_of)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, json.JSONDecodeError):
+            line += error.lineno - 1
+        return reject(
+            "not JSON",
+            source,
+            line,
+            f"not JSON ({error}): {text[:40]!r}; a record is one JSON object on one line.",
+            text,
+        )
+
+
+def _object(
+    source: Source, where: int | str, value: object, fields: Collection[str]
+) -> RecordOrReject:
+    twice = sorted(value.twice.intersection(fields)) if isinstance(value, _Object) else []
+    if isinstance(value, _Object) and not twice:
+        return where, value
+    excerpt = json.dumps(value)[:EXCERPT]
+    place = f"{source}, {f'line {where:,}' if isinstance(where, int) else where}"
+    if twice:
+        why = f"its field {twice[0]} occurs more than once; keep only the correct one."
+        return Reject("field twice", place, f"{place}: {why}", excerpt)
+    return Reject(
+        "not a JSON object",
+        place,
+        f"{place}: {excerpt[:40]} is not a record; a record is a JSON object, such as "
+        '{"text": "..."}',
+        excerpt,
+    )
+
+
+class Rejects:
+    """The rejects and the notes of one reading."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._kept: list[Reject] = []
+        self._noted: Counter[str] = Counter()
+        self._notes: list[Reject] = []
+        self.written = False  # True once writing begins
+
+    def add(self, reject: Reject) -> None:
+        """Count a reject, and keep it for the file; or keep a note."""
+        if reject.is_note:
+            self._noted[reject.kind] += 1
+            if self._noted[reject.kind] <= _MOST_WRITTEN:
+                self._notes.append(reject)
+            return
+        self._counts[reject.kind] += 1
+        if len(self._kept) < _MOST_WRITTEN:
+            self._kept.append(reject)
+
+    def __len__(self) -> int:
+        return self._counts.total()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of rejects of each kind."""
+        return dict(sorted(self._counts.items()))
+
+    def write(self, file: Path) -> None:
+        """Write the rejects as JSON lines, or remove the file that an earlier `prepare` left."""
+        if not self._counts:
+            file.unlink(missing_ok=True)
+            return
+        self.written = True
+        try:
+            with file.open("w", encoding="utf-8") as lines:
+                for reject in sorted(self._kept, key=_by_place):
+                    values = {name: getattr(reject, name) for name in _WRITTEN}
+                    lines.write(json.dumps(values, ensure_ascii=True) + "\n")
+        except OSError as error:
+            raise UserError(f"{file}: cannot be written: {error.strerror or error}") from error
+
+    def check(self, records: int, most: float, file: Path | None = None) -> None:
+        """Raise UserError if the rejects exceed the fraction `most` of all `records`."""
+        if len(self) <= most * records:
+            return
+        option, advice = "", f"The first: {min(self._kept, key=_by_place).message}"
+        if file:
+            option = "--max-reject-fraction "
+            advice += (
+                f"\nAll are in {file}. Correct the files, or raise the fraction to skip these "
+            )
+            advice += "records."
+            if any(kind.startswith("CSV") for kind in self._counts):
+                advice += " If quotes have no meaning in the files, add --quoting no."
+        raise UserError(
+            f"{len(self):,} of {records:,} records cannot be read, a fraction of "
+            f"{len(self) / records:.2g}, which is over {option}{most:g}.\n"
+            f"{self.describe()}\n{advice}"
+        )
+
+    def describe(self) -> str:
+        """Return the counts and first places of each kind as text."""
+        return "\n".join(
+            f"  {count:,} {kind}: {_places([r for r in self._kept if r.kind == kind], count)}"
+            for kind, count in self.counts.items()
+        )
+
+    def notes(self) -> list[str]:
+        """Return a note of each kind: the first, and how many more there are."""
+        texts = []
+        for kind, count in sorted(self._noted.items()):
+            notes = [one for one in self._notes if one.kind == kind]
+            more = f" {count:,} {kind}: {_places(notes, count)}" if count > 1 else ""
+            texts.append(min(notes, key=_by_place).message + more)
+        return texts
+
+
+def check_rejects_file(file: Path) -> None:
+    """Raise UserError if this file exists and `Rejects.write` did not write it."""
+    try:
+        with file.open(encoding="utf-8") as lines:
+            values = json.loads(next(lines, "null"))
+        ours = isinstance(values, dict) and set(values) == set(_WRITTEN)
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, RecursionError):
+        ours = False
+    if not ours:
+        raise UserError(
+            f"{file}: unreadable records would be written here, but another file exists; move it, "
+            "or name another --out."
+        )
+
+
+def _places(rejects: list[Reject], count: int) -> str:
+    """Return the first places of `count` rejects of a kind."""
+    first = sorted(rejects, key=_by_place)[:_SHOWN]
+    return "; ".join(one.place for one in first) + (", ..." if count > _SHOWN else "")
+
+
+def _by_place(reject: Reject) -> tuple[str, int, str]:
+    file, _, number = reject.place.rpartition(" ")
+    digits = number.replace(",", "")
+    return (file, int(digits) if digits.isdecimal() else 0, reject.place)

@@ -1,0 +1,253 @@
+"""Find the records of CSV and TSV: delimiter, quotes, header, rows; report bad and doubtful ones.
+
+After a bad record, reading resumes at the next line: only that record is lost.
+"""
+
+import csv
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from mlstm_jax.corpora.documents import Recipe, Reject
+from mlstm_jax.corpora.records import EXCERPT, Line, RecordOrReject, no_column, reject
+from mlstm_jax.corpora.sources import Source
+from mlstm_jax.errors import UserError
+
+_BARE_RETURN = "new-line character seen in unquoted field"  # from the csv module's error message
+# A longer CSV record has an unclosed quote, which must not swallow the rest of the file.
+_MOST_LINES_A_RECORD = 10_000
+_DELIMITERS = (",", "\t", ";", "|")
+_QUOTED = re.compile('"(?:[^"]|"")*"')
+_SEPARATOR = re.compile(r"sep=(.)\r?\n?")  # the first line of Excel's CSV files
+
+
+class _Lines:
+    """The lines of a CSV file for its reader; lines can be given back and read again."""
+
+    def __init__(self, lines: Iterator[Line]) -> None:
+        self._lines = lines
+        self._returned: deque[Line] = deque()
+        self.taken: list[Line] = []  # by the record being read
+
+    def __iter__(self) -> "_Lines":
+        return self
+
+    def __next__(self) -> str:
+        if len(self.taken) >= _MOST_LINES_A_RECORD:
+            raise StopIteration
+        line = self._returned.popleft() if self._returned else next(self._lines)
+        self.taken.append(line)
+        # A line that is not text ends its record, as the end of the file would.
+        if isinstance(line, Reject):
+            raise StopIteration
+        return line[1]
+
+    def give_back(self, lines: list[Line]) -> None:
+        self._returned.extendleft(reversed(lines))
+
+
+class Table(NamedTuple):
+    """How to read a CSV file."""
+
+    source: Source
+    text_columns: tuple[str, ...]
+    fields: frozenset[str]  # columns that are read
+    delimiter: str
+    quoted: bool = True  # whether a field may be in quotes
+
+    def reader(self, lines: Iterable[str]) -> Iterator[list[str]]:
+        # Strict, because an unclosed quote would otherwise silently swallow the rest of the file.
+        return csv.reader(
+            lines,
+            delimiter=self.delimiter,
+            quoting=csv.QUOTE_MINIMAL if self.quoted else csv.QUOTE_NONE,
+            strict=True,
+        )
+
+    def column(self, header: list[str], line: str) -> int:
+        """Return the column of the text; UserError if it is not there, or a name is twice."""
+        for name in header:
+            if name in self.fields and header.count(name) > 1:
+                raise UserError(
+                    f"{self.source}: its header has {header.count(name)} columns named {name}; "
+                    "rename all but one."
+                )
+        for name in self.text_columns:
+            if name in header:
+                return header.index(name)
+        raise UserError(
+            no_column(self.source, self.text_columns, header)
+            + f" Its first line was taken for the header, with the delimiter {self.delimiter!r}: "
+            f"{line.strip()[:EXCERPT]!r}. If the file has none, add one, such as "
+            f"{f'label{self.delimiter}text'!r}."
+        )
+
+
+def csv_records(
+    source: Source,
+    read: Callable[[], Iterator[Line]],
+    scan: Callable[[], Iterator[Line]],
+    recipe: Recipe,
+) -> Iterator[RecordOrReject]:
+    """Yield the rows of CSV, keyed by the names in its header, and notes on doubtful ones.
+
+    The delimiter is that of the name (.csv, .tsv), unless a first line `sep=;` names another, or
+    the header has a text column only with another. Tab-separated fields are read without quotes,
+    unless the file shows that they are quoted.
+
+    Args:
+        read: reads the lines of the file, to yield them.
+        scan: reads them, to look at them first; any number of times.
+
+    Raises:
+        UserError: the header has no text column, or a column that is read twice.
+    """
+    # A review may exceed the csv module's 131,072 characters; the limit applies to the process.
+    csv.field_size_limit(2**31 - 1)
+    fields = frozenset((*recipe.text_columns, *recipe.rating_columns, *recipe.label_columns))
+    usual = "," if source.kind == "csv" else "\t"
+    first = next((one[1] for one in scan() if not isinstance(one, Reject) and one[1].strip()), "")
+    named = _SEPARATOR.fullmatch(first)
+    table = Table(source, recipe.text_columns, fields, named[1] if named else usual)
+    if not named:
+        choices = [table._replace(delimiter=one) for one in dict.fromkeys((usual, *_DELIMITERS))]
+        table = next((one for one in choices if _has_text_column(one, first)), table)
+        if table.delimiter != usual:
+            yield Reject(
+                "another delimiter",
+                f"{source}",
+                f"{source}: read with the delimiter {table.delimiter!r}, which its first line has, "
+                f"instead of {usual!r}.",
+                is_note=True,
+            )
+    if recipe.quoting:
+        table = table._replace(quoted=recipe.quoting == "yes")
+    elif table.delimiter == "\t":
+        plain = table._replace(quoted=False)
+        if _has_text_column(plain, first) and not _shows_quotes(table, scan, first):
+            table = plain
+    yield from _rows(table, read())
+
+
+def _has_text_column(table: Table, line: str) -> bool:
+    try:
+        header = next(table.reader([line]), [])
+    except csv.Error:
+        return False
+    return any(name.strip() in table.text_columns for name in header)
+
+
+def _shows_quotes(table: Table, scan: Callable[[], Iterator[Line]], first_line: str) -> bool:
+    """Return whether the fields of a file are quoted: if fewer records are then doubtful.
+
+    If as many are, a file is quoted if every field with a quote is in quotes.
+    """
+    header = [name.strip() for name in first_line.split(table.delimiter)]
+    needed = table.column(header, first_line)
+    doubtful, has_quotes, all_quoted = 0, False, True
+    for one in scan():
+        if isinstance(one, Reject) or not (text := one[1].rstrip("\r\n")):
+            continue
+        most = text.rstrip(table.delimiter).count(table.delimiter)
+        doubtful += most >= len(header) or text.count(table.delimiter) < needed
+        if '"' in text:
+            fields = (field for field in text.split(table.delimiter) if '"' in field)
+            has_quotes, all_quoted = True, all_quoted and all(map(_QUOTED.fullmatch, fields))
+    if not has_quotes or not doubtful:
+        return has_quotes and all_quoted
+    rejects = (one for one in _rows(table, scan()) if isinstance(one, Reject))
+    quoted = sum(1 for _ in islice(rejects, doubtful + 1))
+    return quoted < doubtful or (quoted == doubtful and all_quoted)
+
+
+def _rows(table: Table, lines: Iterator[Line]) -> Iterator[RecordOrReject]:
+    """Yield the rows of a table, rejects, and notes."""
+    source, feed = table.source, _Lines(lines)
+    header: list[str] = []
+    needed = 0  # column of the text
+    reader = table.reader(feed)
+    while True:
+        feed.taken.clear()
+        bad: tuple[str, str] | None = None
+        row = None
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            bad = _not_csv(error)
+        taken = list(feed.taken)
+        if not taken:
+            return
+        if isinstance(taken[-1], Reject):  # A line of bytes that are not text.
+            yield taken[-1]
+            reader = table.reader(feed)
+            if len(taken) == 1:
+                continue
+            # It cut off a record that had begun, which is lost up to here.
+            bad, taken = bad or ("CSV quote", "cut short by an unreadable line."), taken[:-1]
+            number, text = _numbered(taken[0])
+            yield reject(bad[0], source, number, bad[1], text)
+            continue
+        number, text = _numbered(taken[0])
+        if not bad and not row:
+            continue
+        if not header:
+            if bad:
+                raise UserError(reject(bad[0], source, number, f"the header: {bad[1]}", "").message)
+            assert row
+            if not _SEPARATOR.fullmatch(text):
+                header = [name.strip() for name in row]
+                needed = table.column(header, text)
+            continue
+        if not bad and row and (len(row) <= needed or any(row[len(header) :])):
+            bad = (
+                "CSV columns",
+                f"{len(row)} columns where the header has {len(header)}; a field that contains the "
+                "delimiter or a newline must be quoted.",
+            )
+        if bad:
+            why = f"{bad[1]} It begins {text[:40]!r}, read with the delimiter {table.delimiter!r}."
+            yield reject(bad[0], source, number, why, text)
+            # A stray quote may have swallowed whole records: skip only its first line.
+            feed.give_back(taken[1:])
+            reader = table.reader(feed)
+        elif row:
+            delimiters = max(1, len(header) - 1)  # as many as a record that was swallowed has
+            if len(taken) > 1 and any(
+                "\n" in one and one.count(table.delimiter) >= delimiters for one in row
+            ):
+                yield _joined(source, number, number + len(taken) - 1, text)
+            yield number, dict(zip(header, row, strict=False))
+
+
+def _joined(source: Source, start: int, end: int, text: str) -> Reject:
+    place = f"{source}, lines {start:,} to {end:,}"
+    return Reject(
+        "fields with line breaks and delimiters",
+        place,
+        f"{place}: a field in quotes has line breaks and delimiters; if a stray quote has joined "
+        "several records, double it, and put its field in quotes.",
+        text.strip()[:EXCERPT],
+        is_note=True,
+    )
+
+
+def _numbered(line: Line) -> tuple[int, str]:
+    assert not isinstance(line, Reject)
+    return line
+
+
+def _not_csv(error: csv.Error) -> tuple[str, str]:
+    """Return the kind of the reject, and what is wrong and what to do about it."""
+    if _BARE_RETURN in str(error):
+        return (
+            "CSV line end",
+            "a carriage return without a newline, as in files of old Macs; convert the file, for "
+            r"example with: tr '\r' '\n'",
+        )
+    return (
+        "CSV quote",
+        f'not CSV ({error}): a quote is stray or not closed; put a field that contains a " '
+        'in quotes, and double each " in it.',
+    )

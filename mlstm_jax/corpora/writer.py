@@ -1,0 +1,209 @@
+"""Write a corpus: check its folder and the disk, then write what an engine has gathered."""
+
+import errno
+import io
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from mlstm_jax import digest, output
+from mlstm_jax.corpora.documents import Written
+from mlstm_jax.corpora.sources import Source, manifest_names
+from mlstm_jax.data import corpus
+from mlstm_jax.data.corpus import SourceManifest, SplitManifest
+from mlstm_jax.errors import UserError
+
+_DOCUMENTS_A_WRITE = 4096
+# Bytes of text per compressed byte of reviews, at most.
+_COMPRESSION = 4
+# Bytes of a file name on most systems, less what is added for temporary files.
+_LONGEST_NAME = 255 - len(".partial-4194304.old") - len(".")
+# Bytes of the documents table and of what its sort spills, per byte of text.
+_SCRATCH = 2
+
+# Called with a stage and the fraction of it that is done, from 0 to 1.
+Report = Callable[[str, float], None]
+
+
+class Gathered(NamedTuple):
+    """The result of an engine."""
+
+    counts: list[SourceManifest]  # sorted, unless the splits are given
+    documents: int  # number to write
+    rated: bool  # whether any has a rating
+    in_order: Iterator[Written]  # can be iterated once
+    sizes: Mapping[str, int] = MappingProxyType({})  # documents per split, if the splits are given
+
+
+def source_manifests(
+    sources: Sequence[Source], counts: Iterable[tuple[int, int, int]]
+) -> list[SourceManifest]:
+    """Return the counts of each source: of its records with text, without text, and blank."""
+    return [
+        SourceManifest(name=name, documents=documents, without_text=without, blank=blank)
+        for name, (documents, without, blank) in zip(manifest_names(sources), counts, strict=True)
+    ]
+
+
+def write_split(
+    folder: Path,
+    name: str,
+    documents: Iterable[tuple[bytes, Any]],
+    count: int,
+    rated: bool,
+    several: int = 0,
+) -> SplitManifest:
+    """Write the files of a split from `count` documents, with a few in memory at a time.
+
+    A document is its text and its rating, or with `several` an array of so many labels.
+    """
+    sums: dict[str, str] = {}
+    size = written = 0
+    ratings_name = corpus.ratings_file(name)
+    with (
+        _file(folder / corpus.bytes_file(name), sums) as data,
+        _file(folder / corpus.offsets_file(name), sums) as offsets,
+        _file(folder / ratings_name if rated else None, sums) as ratings,
+    ):
+        offsets.write(_npy_header(np.dtype(np.uint64), (count + 1,)))
+        offsets.write(np.zeros(1, np.uint64).tobytes())
+        shape = (count, several) if several else (count,)
+        ratings.write(_npy_header(np.dtype(np.float32), shape))
+        remaining = iter(documents)
+        while some := list(islice(remaining, _DOCUMENTS_A_WRITE)):
+            data.write(b"".join(text for text, _ in some))
+            ends = size + np.cumsum([len(text) for text, _ in some], dtype=np.uint64)
+            offsets.write(ends.astype(np.uint64).tobytes())
+            ratings.write(np.array([rating for _, rating in some], np.float32).tobytes())
+            size, written = int(ends[-1]), written + len(some)
+    if written != count:
+        raise RuntimeError(f"{name}: received {written} documents, but {count} were counted")
+    return SplitManifest(documents=count, bytes=size, crc32=sums)
+
+
+def _npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
+    """Return the header of a .npy file, as `numpy.save` writes it."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": dtype.str, "fortran_order": False, "shape": shape}
+    )
+    return header.getvalue()
+
+
+class _Summed:
+    """A file that computes its checksums as it is written."""
+
+    def __init__(self, file: BinaryIO | None) -> None:
+        self._file = file
+        self.sums = digest.BlockSums()
+
+    def write(self, data: bytes) -> None:
+        if self._file:
+            self._file.write(data)
+            self.sums.update(data)
+
+
+@contextmanager
+def _file(path: Path | None, sums: dict[str, str]) -> Iterator[_Summed]:
+    if path is None:
+        yield _Summed(None)
+        return
+    with durable(path) as file:
+        summed = _Summed(file)
+        yield summed
+    sums[path.name] = summed.sums.text()
+
+
+@contextmanager
+def durable(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for writing, and flush it from caches to the disk when the block ends."""
+    with path.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def check_out(out: Path, overwrite: bool) -> None:
+    """Raise UserError unless a corpus may be written to `out`."""
+    if out.is_mount():
+        raise UserError(f"{out}: is a mount point; name a folder in it with --out.")
+    parent = next(folder for folder in out.parents if folder.exists())
+    if not (parent.is_dir() and os.access(parent, os.W_OK)):
+        raise UserError(
+            f"{out}: cannot be written: {parent} is not a writable folder; name another."
+        )
+    if not out.exists():
+        output.require_folder(out)
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not (out.is_dir() and corpus.is_corpus(out)):
+        raise UserError(
+            f"{out}: exists and is not a corpus, or has other files in it, so it is not replaced; "
+            "name another folder with --out."
+        )
+    if not overwrite:
+        raise UserError(
+            f"{out}: exists; name another folder with --out, or replace it with --overwrite."
+        )
+
+
+def resolved(option: str, path: Path) -> Path:
+    """Return a path without links; raise UserError if it cannot hold a corpus."""
+    try:
+        resolved = path.resolve()
+        resolved.exists()  # raises if a part of it is too long or not accessible
+        if len(os.fsencode(resolved.name)) > _LONGEST_NAME:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+        str(resolved).encode()
+    except UnicodeEncodeError as error:
+        why = "this name is not UTF-8, so DuckDB cannot open files there"
+        raise UserError(f"{option} {resolved}: {why}; name another folder.") from error
+    except (OSError, RuntimeError) as error:  # RuntimeError: Python 3.13 and earlier
+        why = getattr(error, "strerror", None) or "a link that leads back to itself"
+        raise UserError(f"{option} {path}: {why}; name another folder.") from error
+    return resolved
+
+
+def check_disk(sources: Sequence[Source], out: Path, scratch: Path, *, sorts: bool) -> None:
+    """Raise UserError unless there is enough disk space for a corpus.
+
+    Args:
+        sources: the sources to read, as `find_sources` returns them.
+        out: the corpus folder.
+        scratch: the folder next to which temporary files are written.
+        sorts: whether there are temporary files.
+    """
+    text = sum(
+        source.size * (_COMPRESSION if source.is_gzip or source.kind == "parquet" else 1)
+        for source in sources
+    )
+    temporary = _SCRATCH * text if sorts else 0
+    advice = "free some space, or write the corpus to another disk with --out."
+    if sorts:
+        advice = (
+            "free some space, write the corpus to another disk with --out, or put the temporary "
+            f"files, about {_gigabytes(temporary)}, on another disk with --temp-dir."
+        )
+    needed: dict[int, tuple[Path, int]] = {}
+    for place, size in ((out.parent, text), (scratch.parent, temporary)):
+        folder = next(folder for folder in (place, *place.parents) if folder.exists())
+        device = folder.stat().st_dev
+        needed[device] = (folder, needed.get(device, (folder, 0))[1] + size)
+    for folder, size in needed.values():
+        free = shutil.disk_usage(folder).free
+        if size > free:
+            raise UserError(
+                f"{folder}: about {_gigabytes(size)} may be needed here, but only "
+                f"{_gigabytes(free)} is free; {advice}"
+            )
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:.1f} GB"

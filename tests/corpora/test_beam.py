@@ -1,0 +1,96 @@
+"""Beam gives the corpus that DuckDB gives, byte for byte."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mlstm_jax.corpora.documents import in_order
+from mlstm_jax.corpora.prepare import prepare
+from mlstm_jax.data.corpus import Dedupe
+from mlstm_jax.errors import UserError
+
+from .test_dirty import GOOD, damaged_parquet
+from .test_prepare import contents
+from .test_sources import write_layouts, write_parquet
+
+pytest.importorskip("apache_beam")
+
+# In this process, without a server; the default may fetch one.
+LOCAL = "--runner=apache_beam.runners.portability.fn_api_runner.FnApiRunner"
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> list[str]:
+    write_layouts(tmp_path / "in")
+    write_parquet(
+        tmp_path / "in/many.parquet",
+        "SELECT (i % 5)::FLOAT AS rating, 'Many  é ' || (i % 3000) AS text FROM range(9000) t(i)",
+    )
+    (tmp_path / "in/more.csv").write_text(
+        "text,stars\n" + "".join(f"MANY é {n},{n % 3}\n" for n in range(2000))
+    )
+    (tmp_path / "in/stray.tsv").write_text(
+        "text\tn\n" + "".join(f'"{n} begins\t1\n{n} ends"\t2\n' for n in range(200))
+    )
+    twice = b'{"text": "a", "text": "b"}\n'
+    (tmp_path / "in/dirty.jsonl").write_bytes(b"".join(GOOD) + b"bad\n" + twice)
+    query = "SELECT 'parquet ' || i AS text FROM range(99) t(i)"
+    damaged_parquet(tmp_path / "in/dirty.parquet", query, b"parquet 77")
+    # Of near-duplicates the one that is kept may have no rating, where another has.
+    (tmp_path / "in/rated.jsonl").write_text(
+        "".join(f'{{"text": "twice {n}"}}\n{{"text": "TWICE {n}"}}\n' for n in range(9))
+    )
+    return [str(tmp_path / "in"), "pydoc:"]
+
+
+@pytest.mark.parametrize("dedupe", ["normalized", "exact", "none"])
+def test_the_same_corpus(tmp_path: Path, sources: list[str], dedupe: Dedupe) -> None:
+    prepare(sources, tmp_path / "duckdb", dedupe=dedupe, seed=5, split=(8, 1, 1))
+    rejects = (tmp_path / "duckdb.rejects.jsonl").read_text()
+    prepare(
+        sources[::-1],
+        tmp_path / "beam",
+        dedupe=dedupe,
+        seed=5,
+        split=(8, 1, 1),
+        engine="beam",
+        beam_options=LOCAL,
+    )
+    assert contents(tmp_path / "beam") == contents(tmp_path / "duckdb")
+    assert (tmp_path / "beam.rejects.jsonl").read_text() == rejects
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_source_that_cannot_be_is_said_as_by_duckdb(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"body": "text"}\n')
+    for engine, options in (("duckdb", ""), ("beam", LOCAL)):
+        with pytest.raises(UserError, match=r"a\.jsonl: none of its 1 records has text in text"):
+            prepare(
+                [str(tmp_path / "a.jsonl")],
+                tmp_path / "out",
+                engine=engine,  # type: ignore[arg-type]
+                beam_options=options,
+            )
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+def test_ratings_of_copies_that_are_not_kept_count_alike(tmp_path: Path) -> None:
+    lines = []
+    for n in range(20):
+        kept, *_ = in_order(
+            [(b"\n review %d " % n, 0.0), (b"\n Review %d " % n, 0.0)], 0, "normalized"
+        )
+        for text in (f"review {n}", f"Review {n}"):
+            other = f"\n {text} ".encode() != kept[0]
+            lines.append(json.dumps({"text": text} | ({"rating": 5} if other else {})) + "\n")
+    (tmp_path / "a.jsonl").write_text("".join(lines))
+    prepare([str(tmp_path / "a.jsonl")], tmp_path / "duckdb")
+    prepare([str(tmp_path / "a.jsonl")], tmp_path / "beam", engine="beam", beam_options=LOCAL)
+    assert contents(tmp_path / "beam") == contents(tmp_path / "duckdb")
+
+
+def test_a_runner_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"Beam could not run the pipeline: .*Nope"):
+        prepare(["pydoc:"], tmp_path / "out", engine="beam", beam_options="--runner=Nope")
+    assert list(tmp_path.iterdir()) == []

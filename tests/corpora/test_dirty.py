@@ -1,0 +1,310 @@
+"""Each bad record is counted, placed and written down; the rest is as if it were not."""
+
+import gzip
+import json
+import random
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from mlstm_jax.corpora.documents import Recipe, Reject, Written, clean, in_order
+from mlstm_jax.corpora.prepare import prepare
+from mlstm_jax.corpora.readers import read_file
+from mlstm_jax.corpora.sources import Source
+from mlstm_jax.data.corpus import open_corpus
+from mlstm_jax.errors import UserError
+
+GOOD = [b'{"text": "good %d", "rating": %d}\n' % (i, i % 5) for i in range(20)]
+
+
+def train_documents(folder: Path) -> list[Written]:
+    split = open_corpus(folder).split("train")
+    cuts = [int(offset) for offset in split.offsets]
+    texts = [split.bytes[a:b].tobytes() for a, b in pairwise(cuts)]
+    ratings = split.ratings if split.ratings is not None else [float("nan")] * len(texts)
+    return [(text, float(rating)) for text, rating in zip(texts, ratings, strict=True)]
+
+
+def expected(sources: list[Path], recipe: Recipe) -> list[Written]:
+    """The corpus by the readers alone, in memory: what the engines must give."""
+    documents = []
+    for source in sources:
+        for found in read_file(Source(str(source)), recipe):
+            if found and not isinstance(found, Reject):
+                text = clean(found.text, recipe.cleaning)
+                if text:
+                    rating = float("nan") if found.rating is None else found.rating
+                    documents.append((text, rating))
+    return list(in_order(documents, recipe.seed, recipe.dedupe))
+
+
+def same(found: list[Written], wanted: list[Written]) -> None:
+    assert [text for text, _ in found] == [text for text, _ in wanted]
+    assert [str(rating) for _, rating in found] == [str(rating) for _, rating in wanted]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind", "place", "message"),
+    [
+        ("a.jsonl", b'{"text": "cut\n', "not JSON", ", line 11", "not JSON"),
+        ("a.jsonl", b"[1]\n", "not a JSON object", ", line 11", "is not a record"),
+        ("a.jsonl", b'{"text": 7}\n', "text of another type", ", line 11", "its text is 7, not a"),
+        (
+            "a.jsonl",
+            b'{"text": "a", "n": 1, "text": "b"}\n',
+            "field twice",
+            ", line 11",
+            "field text",
+        ),
+        (
+            "a.jsonl",
+            b'{"stars": 1, "text": "b", "stars": 1}\n',
+            "field twice",
+            ", line 11",
+            "stars",
+        ),
+        ("a.jsonl", b'{"text": "caf\xe9"}\n', "not UTF-8", ", line 11", r"byte 0xe9"),
+        ("a.jsonl", b'{"text": "a\0"}\n', "NUL byte", ", line 11", "NUL byte"),
+        ("a.jsonl.gz", b"", "gzip cut short or damaged", ", after record", "cut short or damaged"),
+        ("a.csv", b'1,"a" b\n', "CSV quote", ", line 12", "quote is stray or not closed"),
+        ("a.csv", b'1,"never closed\n', "CSV quote", ", line 12", "quote is stray or not closed"),
+        ("a.csv", b"1,a,b,c\n", "CSV columns", ", line 12", "4 columns where the header has 2"),
+        ("a.csv", b"1,a\r2,b\n", "CSV line end", ", line 12", r"tr '\r' '\n'"),
+        ("a.csv", b"1,caf\xe9\n", "not UTF-8", ", line 12", "byte 0xe9"),
+        ("a.txt", b"caf\xe9\n", "not UTF-8", ", line 11", "byte 0xe9"),
+    ],
+)
+def test_each_kind_is_counted_placed_and_left_out(
+    tmp_path: Path, name: str, content: bytes, kind: str, place: str, message: str
+) -> None:
+    lines = list(GOOD)
+    if ".csv" in name:
+        lines = [b"rating,text\n", *(b'%d,"long\n %d"\n' % (i % 5, i) for i in range(5))]
+        lines += [b"%d,good %d\n" % (i % 5, i) for i in range(15)]
+        data = b"".join([*lines[:6], content, *lines[6:]])
+    elif name == "a.txt":
+        lines = [b"good %d\n" % i for i in range(20)]
+        data = b"".join([*lines[:10], content, *lines[10:]])
+    else:
+        data = b"".join([*lines[:10], content, *lines[10:]])
+    path = tmp_path / name
+    if path.suffix == ".gz":
+        whole = gzip.compress(b"".join(b'{"text": "%d"}\n' % i**9 for i in range(3000)))
+        data = whole[: len(whole) // 2]
+    path.write_bytes(data)
+    (tmp_path / "b.txt").write_text("".join(f"clean {i}\n" for i in range(30)))
+    sources = [str(path), str(tmp_path / "b.txt")]
+    out, rejects = tmp_path / "out", tmp_path / "out.rejects.jsonl"
+    with pytest.raises(
+        UserError, match=r"(?s)1 of [\d,]+ records cannot be read.*fraction"
+    ) as told:
+        prepare(sources, out, split=(1, 0, 0), max_reject_fraction=0)
+    assert f"1 {kind}: {path}{place}" in str(told.value)
+    assert str(rejects) in str(told.value)
+    assert not out.exists()
+    manifest = prepare(sources, out, split=(1, 0, 0), max_reject_fraction=0.05)
+    assert manifest.rejected == {kind: 1}
+    (reject,) = map(json.loads, rejects.read_text().splitlines())
+    assert reject["kind"] == kind
+    assert reject["place"].startswith(f"{path}{place}")
+    assert message in reject["message"]
+    same(train_documents(out), expected([Path(s) for s in sources], Recipe()))
+    kept = manifest.splits["train"].documents
+    assert kept == 50 if path.suffix != ".gz" else 500 < kept < 3030
+    # With nothing to reject the file of an earlier time is not left to mislead.
+    prepare([sources[1]], out, split=(1, 0, 0), overwrite=True)
+    assert not rejects.exists()
+
+
+def test_the_default_fraction_is_a_thousandth(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    good = "".join(json.dumps({"text": f"good {i}"}) + "\n" for i in range(999))
+    path.write_text(good + "bad\n")
+    assert prepare([str(path)], tmp_path / "out").rejected == {"not JSON": 1}
+    path.write_text(good + "bad\n" * 2)
+    with pytest.raises(UserError, match=r"2 of 1,001 records .*over --max-reject-fraction 0\.001"):
+        prepare([str(path)], tmp_path / "more")
+
+
+def test_a_stray_quote_does_not_swallow_what_follows(tmp_path: Path) -> None:
+    rows = ["n,text", "1,good", '2,"never closed', *(f"{n},good {n}" for n in range(3, 3000))]
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join(rows))
+    prepare([str(path)], tmp_path / "out", split=(1, 0, 0))
+    found = {text for text, _ in train_documents(tmp_path / "out")}
+    assert found == {b"\n good "} | {b"\n good %d " % n for n in range(3, 3000)}
+
+
+def test_what_python_reads_and_duckdb_does_not_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"text": "marked"}\n{"text": "half \\ud800 \\u0000"}\n')
+    assert prepare([str(path)], tmp_path / "out", split=(1, 0, 0)).rejected == {}
+    found = {text for text, _ in train_documents(tmp_path / "out")}
+    assert found == {b"\n marked ", b"\n half ? \0 "}
+
+
+def _values(generator: random.Random) -> Callable[[], object]:
+    pieces = [
+        "good", "Good", " ", "  ", "\t", "\n", "\r\n", "\r", "\x0b", "\x1c", "\x1f", "\x85", "\xa0",
+        "&amp;", "&nbsp;", "&#34;", "&", "é", "É", "ß", "ẞ", "Σ", "ς", "İ", "日本", "\U0001f600",
+        "<br />",
+        "\u2028", "\u3000", "\0", '"', "\\", "'",
+    ]  # fmt: skip
+
+    def value() -> object:
+        size = generator.choice([0, 1, 2, 3, 5])
+        return "".join(generator.choice(pieces) for _ in range(size))
+
+    return value
+
+
+_RATINGS = [
+    None, 0, 5, 4.5, -0.0, 1e39, 10**400, True, "3", " 4.5\n", "1_0", "nan", "inf", "", ".5", "5.",
+    "+2", "1e1", "1e400", "٣", [5], {"a": 1}, "good",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("cleaning", ["radford", "none", "protein"])
+@pytest.mark.parametrize("dedupe", ["exact", "normalized", "none"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_sql_does_what_python_does(
+    tmp_path: Path, cleaning: str, dedupe: str, threads: int
+) -> None:
+    generator = random.Random(f"{cleaning} {dedupe}")
+    value = _values(generator)
+    records = [
+        {"text": generator.choice([value(), value(), None]), "reviewText": value()}
+        | {"overall": generator.choice(_RATINGS), "other": value()}
+        for _ in range(3000)
+    ] + [{"other": 1}, {"text": "last"}]
+    jsonl, table = tmp_path / "a.jsonl", tmp_path / "b.csv"
+    jsonl.write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
+    table.write_text(
+        "text\n"
+        + "".join(f"row {value()!r}\n".replace(",", "").replace('"', "") for _ in range(50))
+    )
+    recipe = Recipe(cleaning=cleaning, dedupe=dedupe, seed=3)  # type: ignore[arg-type]
+    prepare(
+        [str(jsonl), str(table)],
+        tmp_path / "out",
+        split=(1, 0, 0),
+        seed=3,
+        clean=cleaning,  # type: ignore[arg-type]
+        dedupe=dedupe,  # type: ignore[arg-type]
+        threads=threads,
+    )
+    wanted = expected([jsonl, table], recipe)
+    assert len(wanted) > 500
+    same(train_documents(tmp_path / "out"), wanted)
+
+
+def test_a_gzip_whose_checksum_is_wrong_is_damaged(tmp_path: Path) -> None:
+    # DuckDB does not look at it, so a flipped bit would be a changed text.
+    whole = bytearray(gzip.compress(b"".join(GOOD)))
+    whole[-5] ^= 1  # of the checksum
+    (tmp_path / "a.jsonl.gz").write_bytes(whole)
+    with pytest.raises(UserError, match=r"1 gzip cut short or damaged"):
+        prepare([str(tmp_path / "a.jsonl.gz")], tmp_path / "out")
+
+
+def test_a_long_field_in_quotes_is_one(tmp_path: Path) -> None:
+    text = "\n".join(f"line {n}" for n in range(5000))
+    (tmp_path / "a.csv").write_text(f'text\n"{text}"\n' + "more\nand more\n")
+    manifest = prepare([str(tmp_path / "a.csv")], tmp_path / "out", split=(1, 0, 0))
+    assert (manifest.records, manifest.rejected) == (3, {})
+
+
+def test_another_file_where_the_rejects_would_be_is_left_alone(tmp_path: Path) -> None:
+    other = tmp_path / "out.rejects.jsonl"
+    other.write_bytes(b"".join(GOOD))
+    (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
+    with pytest.raises(
+        UserError, match=r"out\.rejects\.jsonl: .* but another file exists; move it"
+    ):
+        prepare([str(tmp_path / "a.txt")], tmp_path / "out")
+    with pytest.raises(UserError, match=r"would be both read and written"):
+        prepare([str(other)], tmp_path / "out")
+    assert other.read_bytes() == b"".join(GOOD)
+    other.write_bytes(b"[" * 100_000)
+    with pytest.raises(UserError, match="but another file exists"):
+        prepare([str(tmp_path / "a.txt")], tmp_path / "out")
+
+
+def test_a_field_that_is_there_twice_matters_only_where_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(
+        '{"id": 1, "id": 2, "text": "a \\"text\\"", "x": {"text": "b"}, "y": ["text", "text"]}\n'
+        '[{"text": 1}, "text", "text"]\n'
+    )
+    manifest = prepare([str(path)], tmp_path / "out", split=(1, 0, 0), max_reject_fraction=0.5)
+    assert manifest.rejected == {"not a JSON object": 1}
+    path.write_text('{"text": "a", "body": "b", "body": "c"}\n{"text": "d"}\n')
+    with pytest.raises(UserError, match=r"line 1: its field body occurs more than once"):
+        prepare([str(path)], tmp_path / "more", text_column="body")
+
+
+@pytest.mark.parametrize("header", ["text,text", "id,overall,text,overall"])
+def test_a_header_that_names_a_column_twice(tmp_path: Path, header: str) -> None:
+    (tmp_path / "a.csv").write_text(f"{header}\n1,2,3,4\n")
+    column = header.rpartition(",")[2]
+    with pytest.raises(
+        UserError, match=rf"a\.csv: its header has 2 columns named {column}; rename"
+    ):
+        prepare([str(tmp_path / "a.csv")], tmp_path / "out")
+    (tmp_path / "b.csv").write_text("id,id,text\n1,2,good\n")
+    assert prepare([str(tmp_path / "b.csv")], tmp_path / "out", split=(1, 0, 0)).records == 1
+
+
+def test_a_csv_of_old_macs_is_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"id,text\r1,one\r2,two\r")
+    with pytest.raises(UserError, match=r"a carriage return without a newline.*tr '\\r' '\\n'"):
+        prepare([str(tmp_path / "a.csv")], tmp_path / "out")
+
+
+def damaged_parquet(path: Path, query: str, *texts: bytes) -> None:
+    with duckdb.connect() as con:
+        con.execute(f"COPY ({query}) TO '{path}' (FORMAT parquet, COMPRESSION uncompressed)")
+    data = path.read_bytes()
+    for text in texts:
+        assert text in data
+        data = data.replace(text, b"\xff" + text[1:])
+    path.write_bytes(data)
+
+
+def test_a_text_of_a_parquet_file_that_is_not_utf8_is_one_reject(tmp_path: Path) -> None:
+    path, out = tmp_path / "a.parquet", tmp_path / "out"
+    query = "SELECT 'good ' || i || ' é' AS text, i % 5 AS rating FROM range(10000) t(i)"
+    damaged_parquet(path, query, b"good 1234 ", b"good 9999 ")
+    with pytest.raises(UserError, match=r"2 of 10,000 .*\n  2 not UTF-8: .*, row 1,235; .*10,000"):
+        prepare([str(path)], out, max_reject_fraction=0.0001)
+    manifest = prepare([str(path)], out, split=(1, 0, 0))
+    assert (manifest.records, manifest.rejected) == (9_998, {"not UTF-8": 2})
+    assert sorted(train_documents(out)) == sorted(
+        (f"\n good {i} é ".encode(), i % 5) for i in range(10_000) if i not in (1234, 9999)
+    )
+    first = (tmp_path / "out.rejects.jsonl").read_text().splitlines()[0]
+    assert "row 1,235: not UTF-8 text" in json.loads(first)["message"]
+
+
+def test_a_parquet_file_of_few_texts_is_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"  # its texts are in a dictionary, each once
+    query = "SELECT 'good ' || (i % 50) AS text, '4.' || (i % 2) AS stars FROM range(3000) t(i)"
+    damaged_parquet(path, query, b"good 17")
+    out = tmp_path / "out"
+    manifest = prepare([str(path)], out, split=(1, 0, 0), max_reject_fraction=0.02)
+    assert (manifest.splits["train"].documents, manifest.rejected) == (49, {"not UTF-8": 60})
+    assert {round(rating, 3) for _, rating in train_documents(out)} == {4.0, 4.1}
+    damaged_parquet(path, "SELECT 'bad' AS text FROM range(3)", b"bad")
+    with pytest.raises(UserError, match=r"a\.parquet, row 1: not UTF-8 text \(byte 0xff\)"):
+        prepare([str(path)], tmp_path / "more", max_reject_fraction=1)
+
+
+def test_without_pyarrow_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    damaged_parquet(tmp_path / "a.parquet", "SELECT 'bad' AS text FROM range(3)", b"bad")
+    with pytest.raises(UserError, match=r"a text that is not UTF-8; .*'mlstm-jax\[parquet\]'"):
+        prepare([str(tmp_path / "a.parquet")], tmp_path / "out")

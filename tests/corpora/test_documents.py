@@ -1,0 +1,386 @@
+"""Files of every kind become documents, and every mistake in one is named with its place."""
+
+import csv
+import gzip
+import io
+import json
+import os
+import random
+import re
+import sys
+import warnings
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from mlstm_jax.corpora import readers
+from mlstm_jax.corpora.documents import Document, Recipe, clean
+from mlstm_jax.corpora.prepare import prepare
+from mlstm_jax.corpora.readers import read_documents, read_file
+from mlstm_jax.corpora.sources import STDIN, Source
+from mlstm_jax.errors import Note, UserError
+
+
+def write(path: Path, text: str | bytes) -> Source:
+    data = text if isinstance(text, bytes) else text.encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return Source(str(path))
+
+
+def documents(source: Source, **options: object) -> list[Document | None]:
+    return read_documents(source, Recipe(**options))  # type: ignore[arg-type]
+
+
+def texts(source: Source, **options: object) -> list[str | None]:
+    return [found and found.text for found in documents(source, **options)]
+
+
+def lines(*records: object) -> str:
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", '{"text": "café"}\n\n{"text": "日本"}\n'),
+        ("a.json", '\n {"text": "café"}\n{"text": "日本"}'),
+        ("array.json", '\n[{"text": "café"},\n {"text": "日本"}]\n'),
+        ("a.csv", "\ufefftext,label\r\ncafé,1\r\n\r\n日本,0\r\n"),
+        ("a.tsv", "label\ttext\n1\tcafé\n0\t日本\n"),
+        ("a.txt", "\ufeffcafé\r\n\n  \n日本"),
+        ("A.TXT", "café\n日本\n"),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_every_kind_of_file_gives_the_same_documents(
+    tmp_path: Path, name: str, content: str, suffix: str
+) -> None:
+    assert texts(write(tmp_path / (name + suffix), content)) == ["café", "日本"]
+
+
+def test_reviews_as_mcauley_published_them(tmp_path: Path) -> None:
+    source = write(
+        tmp_path / "reviews.json.gz",
+        lines(
+            {"reviewerID": "A", "helpful": [0, 0], "reviewText": "Good.", "overall": 5.0},
+            {"reviewerID": "B", "verified": True, "style": {"Size:": " L"}, "overall": 4.0},
+            {"reviewText": "", "overall": 1.0},
+            {"reviewText": None},
+            {"reviewText": " \n"},
+            {"reviewText": "No rating."},
+        ),
+    )
+    assert documents(source) == [
+        Document("Good.", 5.0),
+        None,
+        Document("", 1.0),
+        None,
+        Document(" \n", None),
+        Document("No rating.", None),
+    ]
+
+
+def test_fields_by_name_and_by_default(tmp_path: Path) -> None:
+    record = {"text": None, "sentence": "default", "body": "named", "stars": 2, "mark": "3.5"}
+    source = write(tmp_path / "a.jsonl", lines(record))
+    assert documents(source) == [Document("default", 2.0)]
+    named = documents(source, text_column="body", rating_column="mark")
+    assert named == [Document("named", 3.5)]
+
+
+@pytest.mark.parametrize("rating", ["good", None, True, [5], "", "nan", 1e39, 10**400, "inf"])
+def test_what_is_not_a_number_is_no_rating(tmp_path: Path, rating: object) -> None:
+    source = write(tmp_path / "a.jsonl", lines({"text": "t", "rating": rating}))
+    assert documents(source) == [Document("t", None)]
+
+
+def test_csv_fields_may_be_long_and_hold_newlines_and_quotes(tmp_path: Path) -> None:
+    long = "x" * 200_000
+    source = write(
+        tmp_path / "a.csv", f'n,text,rating\r\n1,"a ""b"",\r\nc",4\r\n2,{long}\r\n3,end,,\r\n'
+    )
+    assert documents(source) == [
+        Document('a "b",\r\nc', 4.0),
+        Document(long, None),
+        Document("end", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        (None, ["one", "two", " three"]),
+        ("line", ["one", "two", " three"]),
+        ("paragraph", ["one\r\ntwo", " three"]),
+        ("file", ["one\r\ntwo\r\n \r\n\r\n three\n"]),
+    ],
+)
+def test_units_of_a_text_file(tmp_path: Path, document: str | None, expected: list[str]) -> None:
+    source = write(tmp_path / "a.txt", "one\r\ntwo\r\n \r\n\r\n three\n")
+    assert texts(source, document=document) == expected
+
+
+def test_sequences_of_a_fasta_file(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.fa", ">one\nMK\nV*\n\n>two words\r\nac\r\n>empty\n>last\nW")
+    assert texts(source) == ["MKV*", "ac", "", "W"]
+    assert [clean(text, "protein") for text in ("m kBZj*", "*", "*M")] == [b"\2MKXXX", b"", b"\2*M"]
+    source = write(tmp_path / "b.fasta", "MKV\n>one\nMK\n")
+    with pytest.raises(UserError, match=r"line 1: a sequence needs a line '>name' before it"):
+        texts(source)
+
+
+def test_the_documentation_of_python_is_built_in() -> None:
+    paragraphs, topics = texts(Source("pydoc:")), texts(Source("pydoc:"), document="file")
+    assert len(paragraphs) > 10 * len(topics) > 500
+    assert all(text and "\n\n" not in text for text in paragraphs)
+    assert "".join("".join(t.split()) for t in paragraphs if t) == "".join(
+        "".join(t.split()) for t in topics if t
+    )
+
+
+def test_the_bytes_read_add_up_to_the_file(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.txt.gz", "".join(f"line {i * i}\n" for i in range(5000)))
+    told: list[int] = []
+    assert len(list(read_file(source, Recipe(), on_read=told.append))) == 5000
+    assert sum(told) == source.size
+    assert len(told) == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "a.odt",
+            "x",
+            r"unknown kind \(\.odt\); known kinds are \.json, .*\.txt, each also",
+        ),
+        ("README", "x", r"unknown kind \(its name has no suffix\)"),
+        (
+            "a.jsonl",
+            gzip.compress(b"{}", mtime=0),
+            r"compressed with gzip; rename it to a\.jsonl\.gz",
+        ),
+        ("a.jsonl", '{"text": "t"}\n\n{"text": \n', r"line 3: not JSON .*'{\"text\":'"),
+        ("a.jsonl", "[" * 100_000, r"line 1: not JSON"),
+        ("a.jsonl", '{"text": "t"}\n["t"]\n', r"line 2: \[\"t\"\] is not a record"),
+        ("a.json", '[{"text": "t"}, 5]', r"element 2 of its array: 5 is not a record"),
+        ("a.json", '[{"text": "t"},\n}]', r"line 2: not JSON"),
+        ("a.txt", b"fine\ncaf\xe9 x\n", r"line 2: not UTF-8 text \(byte 0xe9\); convert"),
+        ("a.csv", b"text\nfine\ncaf\xe9\n", r"line 3: not UTF-8"),
+        ("a.txt", b"fine\nPK\0\1", r"line 2: has a NUL byte, so it is a binary file"),
+        ("a.csv", "id,body\n1,t\n", r"no column text or .*columns are id, body\. .*--text-column"),
+        ("a.csv", 'n,text\n1,"a"\n2,"b\n3,c\n', r"line 3: not CSV .*quote is stray or not closed"),
+        ("a.csv", 'n,text\n1,"a"b\n', r"line 2: not CSV"),
+        ("a.csv", "n,text\n1,a\n2\n", r"line 3: 1 columns where the header has 2"),
+        ("a.csv", "n,text\n1,well, no\n", r"line 2: 3 columns where the header has 2"),
+        ("a.csv", "", r"contains no text"),
+        ("a.txt", " \n\n", r"contains no text"),
+        ("a.csv", "text\n \n", r"none of its 1 records has text in text or .*: it is blank in 1"),
+        ("a.csv", "1,t\n0,u\n", r"first line was taken for the header, .* ',': '1,t'\. If the"),
+        ("a.csv", "Text,Label\nt,1\n", r"--text-column; did you mean Text\?"),
+        ("a.csv", '"text,label\nt,1\n', r"line 1: the header: not CSV"),
+        ("a.tsv", "1;t\n0;u\n", r"with the delimiter '\\t': '1;t'"),
+        ("a.csv", "text\nt\n".encode("utf-16"), r"line 1: looks like UTF-16.*iconv"),
+        ("a.txt", "text\nt\n".encode("utf-16-le"), r"line 1: looks like UTF-16.*iconv"),
+        ("a.txt", "one\rtwo\rthree\r", r"a carriage return without a newline"),
+        (
+            "a.jsonl",
+            lines({"text": {"body": "b", "lang": "c"}}, {"text": ""}),
+            r"it is an object with the fields body, lang in 1, blank in 1 of them\. Write a string",
+        ),
+        ("a.jsonl", lines({"text": ["a"]}, {"text": 7}), r"it is a list in 1, a number in 1 of"),
+        ("a.jsonl", lines({"Text": "t"}), r"fields seen are Text\..* did you mean Text\?"),
+        (
+            "a.jsonl",
+            '{"body": "t"}\n{"id": 1}\n',
+            r"none of its 2 records has text in text or .*seen are body, id\. .*--text-column",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named_with_the_reason(
+    tmp_path: Path, name: str, content: str | bytes, message: str
+) -> None:
+    source = write(tmp_path / name, content)
+    with pytest.raises(UserError, match=f"(?s){name}.*{message}"):
+        documents(source)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "delimiter"),
+    [
+        ("a.csv", "label;text\n1;one, two\n", ";"),
+        ("a.csv", "label\ttext\n1\tone, two\n", "\t"),
+        ("a.tsv", 'label,text\n1,"one, two"\n', ","),
+        ("a.csv", "text|label\none, two|1\n", "|"),
+    ],
+)
+def test_the_delimiter_with_which_the_header_has_a_text(
+    tmp_path: Path, name: str, content: str, delimiter: str
+) -> None:
+    source = write(tmp_path / name, content)
+    with pytest.warns(Note, match=rf"a\..sv: read with the delimiter {re.escape(repr(delimiter))}"):
+        assert texts(source) == ["one, two"]
+    write(tmp_path / name, "sep=|\r\ntext|label\r\none, two|1\r\n")
+    assert texts(source) == ["one, two"]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        # Not quoted: every line is a record.
+        ('text\tn\n"begins\t1\nends"\t2\n', ['"begins', 'ends"']),
+        ('text\tn\n"all"\t1\nsay "so"\t2\n', ['"all"', 'say "so"']),
+        ('text\tn\n5" and 6"\t1\n"\t2\n', ['5" and 6"', '"']),
+        # Quoted, as only then every record has the header's columns, or every quote is one.
+        ('text\tn\n"a\tb"\t1\n"say ""so"""\t2\n', ["a\tb", 'say "so"']),
+        ('n\ttext\n1\t"two\nlines"\n2\tplain\n', ["two\nlines", "plain"]),
+        ('"text"\t"n"\n"a"\t"1"\n', ["a"]),
+    ],
+)
+def test_fields_separated_by_tabs_are_quoted_if_the_file_shows_it(
+    tmp_path: Path, content: str, expected: list[str]
+) -> None:
+    assert texts(write(tmp_path / "a.tsv", content)) == expected
+
+
+@pytest.mark.parametrize(
+    ("quoting", "expected"), [("yes", ["begins\t1\nends"]), ("no", ['"begins', 'ends"'])]
+)
+@pytest.mark.parametrize("suffix", ["tsv", "csv"])
+def test_records_that_a_quote_may_have_joined_are_noted(
+    tmp_path: Path, suffix: str, quoting: str, expected: list[str]
+) -> None:
+    content = 'text\tn\n"begins\t1\nends"\t2\n'
+    if suffix == "csv":
+        content = content.replace("\t", ",")
+        expected = [one.replace("\t", ",") for one in expected]
+    source = write(tmp_path / f"a.{suffix}", content)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert texts(source, quoting=quoting) == expected
+    assert [f"a.{suffix}, lines 2 to 3: a field" in str(one.message) for one in told] == [True] * (
+        quoting == "yes"
+    )
+
+
+def test_lines_with_tabs_in_a_text_file_are_noted(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.txt", "fine\t1\npoor\t0\n")
+    with pytest.warns(Note, match=r"a\.txt: every line has 1 tab\(s\).* rename it to \.tsv"):
+        assert texts(source) == ["fine\t1", "poor\t0"]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl.gz"])
+def test_a_line_has_a_largest_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(readers, "LONGEST_LINE", 100)
+    source = write(tmp_path / name, f"{'x' * 98}\n\n" + "x" * 101)
+    with pytest.raises(UserError, match=rf"{name}, line 3: is longer than 100 bytes"):
+        texts(source)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [(b"one\ntwo", ["one", "two"]), (b'{"text": "a"}\n{"text": null}\n', ["a", None])],
+)
+def test_standard_input(
+    monkeypatch: pytest.MonkeyPatch, data: bytes, expected: list[str | None]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(data))))
+    assert texts(STDIN) == expected
+
+
+def test_unreadable_records_are_skipped_as_prepare_skips_them(tmp_path: Path) -> None:
+    good = [f"{n % 2},text {n}\n" for n in range(999)]
+    source = write(tmp_path / "a.csv", "".join(["label,text\n", *good, '1,"bad" quote\n']))
+    with pytest.warns(Note, match=r"1 CSV quote: .*a\.csv, line 1,001"):
+        found = documents(source, label_columns=("label",))
+    assert [one is None for one in found] == [False] * 999 + [True]
+    manifest = prepare([source.name], tmp_path / "out")
+    assert (manifest.records, manifest.rejected) == (999, {"CSV quote": 1})
+    write(tmp_path / "a.csv", "".join(["label,text\n", *good[:998], '1,"bad" quote\n']))
+    with pytest.raises(UserError, match=r"1 of 999 records cannot be read.*\n.*line 1,000"):
+        documents(source)
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t"])
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+def test_what_pythons_csv_writes_is_read_as_it_reads_it(
+    tmp_path: Path, delimiter: str, quoting: Literal[0, 1]
+) -> None:
+    pieces = ["a", "b ", '"', '""', "\n", "\r\n", "é", "'", delimiter]
+    for seed in range(60):
+        generator = random.Random(seed)
+        rows = [
+            [str(n), "x" + "".join(generator.choices(pieces, k=generator.randrange(9))), "end"]
+            for n in range(20)
+        ]
+        path = tmp_path / ("a.csv" if delimiter == "," else "a.tsv")
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, delimiter=delimiter, quoting=quoting)
+            writer.writerows([["n", "text", "z"], *rows])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Note)
+            assert texts(Source(str(path))) == [text for _, text, _ in rows]
+
+
+@pytest.mark.parametrize("name", ["dev", "train", "test"])
+def test_counts_are_those_of_pythons_csv(name: str) -> None:
+    shared = Path(os.environ.get("MLSTM_JAX_SHARED_DATA") or Path.cwd().parent / "shared/data")
+    path = shared / f"sst/{name}_binary_sent.csv"
+    if not path.exists():
+        pytest.skip("no real tables: MLSTM_JAX_SHARED_DATA/sst is not there")
+    with path.open(encoding="utf-8", newline="") as file:
+        assert texts(Source(str(path))) == [row["sentence"] for row in csv.DictReader(file)]
+
+
+def test_a_field_that_was_named_and_is_not_there(tmp_path: Path) -> None:
+    table = write(tmp_path / "a.csv", "text,rating\nt,1\n")
+    with pytest.raises(UserError, match=r"no column body; its columns are text, rating"):
+        documents(table, text_column="body")
+    records = write(tmp_path / "a.jsonl", lines({"text": "t"}))
+    with pytest.raises(UserError, match=r"has text in body; the fields seen are text\."):
+        documents(records, text_column="body")
+
+
+def test_a_file_that_is_not_there_or_is_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none\.txt: there is no such file"):
+        documents(Source(f"{tmp_path}/none.txt"))
+    with pytest.raises(UserError, match=r"is a folder; name the files in it"):
+        documents(Source(str(tmp_path)))
+
+
+def test_gzip_that_is_not_or_is_cut_short_or_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(b"plain text\n")
+    with pytest.raises(UserError, match=r"a\.txt\.gz: is not gzip, though its name ends in \.gz"):
+        documents(Source(str(path)))
+    whole = gzip.compress("".join(f"line {i * i}\n" for i in range(900)).encode())
+    for damaged in (whole[:-9], whole[:20], whole[:-8] + bytes(8), b"\x1f\x8b" + bytes(90)):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"a\.txt\.gz: the gzip data is cut short or damaged"):
+            documents(Source(str(path)))
+
+
+@pytest.mark.parametrize(
+    ("text", "radford", "none"),
+    [
+        ("plain", b"\n plain ", b"plain\n"),
+        (" a\r\nb\nc\rd\n", b"\n a b c d ", b" a\r\nb\nc\rd\n\n"),
+        ("Tom &amp; &eacute;&#39;", "\n Tom & é' ".encode(), b"Tom &amp; &eacute;&#39;\n"),
+        ("日本", "\n 日本 ".encode(), "日本\n".encode()),
+        ("half \ud83d", b"\n half ? ", b"half ?\n"),
+        ("&nbsp;\n", b"", b"&nbsp;\n\n"),
+        ("", b"", b""),
+    ],
+)
+def test_cleaning(text: str, radford: bytes, none: bytes) -> None:
+    assert clean(text, "radford") == radford
+    assert clean(text, "none") == none
+
+
+def test_a_reference_of_too_many_digits_is_of_no_character() -> None:
+    for digits in (4300, 4301, 10_000):
+        assert clean(f"a &#{'9' * digits}; b", "radford") == "\n a \ufffd b ".encode()
+    assert clean("a &#65; &#x41; &amp; &#0065;", "radford") == b"\n a A A & A "

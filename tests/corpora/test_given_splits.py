@@ -1,0 +1,147 @@
+"""Splits that come as files: all of their documents, in their order, byte for byte if asked for."""
+
+import gzip
+import json
+import random
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlstm_jax import cli
+from mlstm_jax.corpora import given_splits
+from mlstm_jax.corpora.documents import Unit, clean
+from mlstm_jax.corpora.prepare import prepare
+from mlstm_jax.data.corpus import SPLITS, SplitName, open_corpus
+from mlstm_jax.errors import UserError
+
+
+def documents(folder: Path, split: SplitName) -> list[bytes]:
+    opened = open_corpus(folder, verify=True).split(split)
+    data, cuts = opened.bytes[:].tobytes(), [int(offset) for offset in opened.offsets]
+    return [data[a:b] for a, b in pairwise(cuts)]
+
+
+def some_bytes(seed: int, count: int) -> bytes:
+    """Bytes with lines of both ends, blank ones, cut characters, NULs and repetitions."""
+    pieces = [b"caf\xc3\xa9 ", b"\n", b"\r\n", b"\n \n\n", b"\x00", b"\xff", b"== a ==\n"] * 2
+    made = b"".join(random.Random(seed).choices(pieces, k=count))
+    return b"\xa9" + made + b"\xc3"
+
+
+@pytest.mark.parametrize("document", [None, "line", "paragraph", "file"])
+def test_without_cleaning_text_files_are_kept_byte_for_byte(
+    tmp_path: Path, document: Unit | None
+) -> None:
+    sources: dict[SplitName, list[str]] = {}
+    texts: dict[SplitName, bytes] = {}
+    for seed, name in enumerate(SPLITS):
+        parts = [some_bytes(3 * seed + n, 400 if name == "train" else 40) for n in range(2)]
+        (tmp_path / f"{name}.txt").write_bytes(parts[0])
+        (tmp_path / f"{name}2.txt.gz").write_bytes(gzip.compress(parts[1]))
+        sources[name] = [str(tmp_path / f"{name}.txt"), str(tmp_path / f"{name}2.txt.gz")]
+        texts[name] = b"".join(parts)
+    out = tmp_path / "out"
+    manifest = prepare(sources, out, clean="none", document=document)
+    assert manifest.split is None
+    for name, text in texts.items():
+        found = documents(out, name)
+        assert b"".join(found) == text
+        assert all(one.strip() for one in found)
+        assert all(one.splitlines()[0].strip() for one in found)  # blank lines end documents
+        if document == "file":
+            assert len(found) == 2
+        else:  # A document ends with the end of a line, and the blank lines after it.
+            inner = [one for one in found if one[-1:] == b"\n"]
+            assert len(inner) >= len(found) - 2 > 5
+            assert document == "paragraph" or all(one.strip().count(b"\n") == 0 for one in inner)
+
+
+def test_records_keep_their_order_their_copies_and_their_ratings(tmp_path: Path) -> None:
+    def write(name: str, texts: list[str]) -> list[str]:
+        path = tmp_path / f"{name}.jsonl"
+        lines = [json.dumps({"text": t, "rating": len(t)}) for t in texts]
+        path.write_text("\n".join([*lines, '{"text": " "}', "{}"]) + "\n")
+        return [str(path)]
+
+    texts = {"train": ["b", "aa", "b", "B "], "test": ["b", "zzz"]}
+    sources: dict[SplitName, list[str]] = {
+        "train": write("a", texts["train"]),
+        "test": write("b", texts["test"]),
+    }
+    manifest = prepare(sources, tmp_path / "out")
+    assert (manifest.records, manifest.blank, manifest.without_text) == (10, 2, 2)
+    assert (manifest.duplicates, manifest.dedupe) == (0, "none")
+    assert documents(tmp_path / "out", "train") == [clean(t, "radford") for t in texts["train"]]
+    assert documents(tmp_path / "out", "test") == [clean(t, "radford") for t in texts["test"]]
+    assert documents(tmp_path / "out", "valid") == []
+    np.testing.assert_array_equal(
+        open_corpus(tmp_path / "out").split("train").ratings, [1, 2, 1, 2]
+    )
+
+
+def test_a_corpus_of_given_splits_is_the_same_each_time(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(some_bytes(1, 300))
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        prepare({"train": [str(tmp_path / "a.txt")]}, folder, clean="none")
+    first, second = ({p.name: p.read_bytes() for p in folder.iterdir()} for folder in folders)
+    assert first == second
+    assert open_corpus(folders[0]).manifest == open_corpus(folders[1]).manifest
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--train", "a.txt", "--valid", "./a.txt"],
+            r"a.txt: is named for --valid and",
+        ),
+        (["a.txt", "--test", "b.txt"], r"a.txt: belongs to no split; name it"),
+        (["--train", "a.txt", "--seed", "3"], "--seed: splits given with"),
+        (["--train", "a.txt", "--split", "8,1,1"], "--split: splits given with"),
+        (["--train", "a.txt", "--dedupe", "exact"], "--dedupe: splits given with"),
+        (["--train", "a.txt", "--engine", "beam"], "--engine: splits given with"),
+        (["--train", "a.txt", "--valid", "none.txt"], "none.txt: there is no such file"),
+        (["--train", "a.txt", "--valid", "empty.txt"], "empty.txt: no text is left"),
+        (["--train", "cut.txt.gz", "--clean", "none"], "cut.txt.gz: cannot be read: .*ended"),
+    ],
+)
+def test_what_does_not_suit_given_splits_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        Path(f"{name}.txt").write_text("one\ntwo\n")
+    Path("empty.txt").touch()
+    Path("cut.txt.gz").write_bytes(gzip.compress(some_bytes(1, 3000))[:-20])
+    there = sorted(Path().iterdir())
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["prepare", *arguments, "--clean", "none", "--out", "out"])
+    assert stopped.value.code == 2
+
+    assert re.search(message, capsys.readouterr().err)
+    assert sorted(Path().iterdir()) == there
+
+
+def test_a_file_that_changes_while_it_is_read_makes_no_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = tmp_path / "a.txt", tmp_path / "out"
+    source.write_text("one\ntwo\nthree\n")
+    again = given_splits._again
+
+    def changed(*arguments: object) -> object:
+        source.write_text("one\ntwo\n")
+        return again(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(given_splits, "_again", changed)
+    with pytest.raises(UserError, match=r"a\.txt: changed while it was being read"):
+        prepare({"train": [str(source)]}, out, clean="none")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]

@@ -1,0 +1,76 @@
+"""What `inspect` says of a corpus, against plain Python."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from mlstm_jax import cli
+from mlstm_jax.corpora.inspect import format_summary, summarise
+from mlstm_jax.corpora.prepare import prepare
+from mlstm_jax.data.corpus import open_corpus
+
+TEXTS = [("good strap", 5), ("a café, an endless story " * 30, 1), ("bad", 1), ("so so", None)]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    source = tmp_path / "a.jsonl"
+    records = [{"text": text, "rating": rating} for text, rating in TEXTS]
+    source.write_text("".join(json.dumps(record) + "\n" for record in [*records, records[0]]))
+    prepare([str(source)], tmp_path / "corpus", split=(1, 0, 0))
+    return tmp_path / "corpus"
+
+
+def test_a_summary_counts_what_is_there(made: Path) -> None:
+    opened = open_corpus(made)
+    found = summarise(opened, batch=1, window=8, samples=2)
+    data = (made / "train.bin").read_bytes()
+    cleaned = [f"\n {text.strip()} ".encode() for text, _ in TEXTS]
+    assert found["byte_counts"] == [Counter(data)[byte] for byte in range(256)]
+    assert found["not_ascii"] == pytest.approx(sum(b > 127 for b in data) / len(data))
+    lengths = sorted(map(len, cleaned))
+    assert found["document_bytes"] == {
+        "shortest": lengths[0],
+        "median": (lengths[1] + lengths[2]) / 2,
+        "mean": sum(lengths) / 4,
+        "longest": lengths[-1],
+    }
+    assert found["shortest"] == "\n bad "
+    assert found["longest"] == cleaned[1][:200].decode()
+    assert found["ratings"] == {"counts": {"1": 2, "5": 1}, "other": 0, "without": 1}
+    assert found["duplicates"] == 1
+    assert found["epoch"]["steps"] > 0
+    assert len(found["samples"]) == 2
+    assert 0 < found["bits_per_byte"] < 8
+    text = format_summary(found)
+    assert "1            2 ####" in text
+    assert "shortest: bad" in text
+    too_large = summarise(opened, batch=100_000, window=256)
+    assert "too few" in format_summary(too_large)
+
+
+def test_inspect_as_json(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["inspect", str(made), "--json", "--verify", "--batch", "1", "--window", "8"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["epoch"]["window"] == 8
+    assert found["checksums"] == "all agree"
+    cli.main(["inspect", str(made), "--samples", "1"])
+    assert capsys.readouterr().out.count("sample: ") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "share"),
+    [
+        ('<div class="a"><p>{:0>12}</p></div>', "65% of the train split's bytes are in tags"),
+        ("so good<br /> that I would, if a < b > c, buy it again and then once more {}", None),
+    ],
+)
+def test_prepare_says_how_much_looks_like_markup(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, share: str | None
+) -> None:
+    (tmp_path / "page.txt").write_text("".join(line.format(n) + "\n" for n in range(100)))
+    cli.main(["prepare", f"{tmp_path}/page.txt", "--out", f"{tmp_path}/out"])
+    told = capsys.readouterr().out
+    assert share in told if share else "tags" not in told

@@ -1,0 +1,421 @@
+"""The same text always gives the same corpus, each document once, and all of it or nothing."""
+
+import hashlib
+import json
+import math
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlstm_jax import cli
+from mlstm_jax.corpora import prepare as module
+from mlstm_jax.corpora.documents import clean
+from mlstm_jax.corpora.prepare import prepare
+from mlstm_jax.data.corpus import SPLITS, Dedupe, differing, open_corpus
+from mlstm_jax.data.stream import TrainStream
+from mlstm_jax.errors import UserError
+from mlstm_jax.output import remove_leftovers
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def reviews(path: Path, records: list[dict[str, object]]) -> str:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+def some(count: int, start: int = 0) -> list[dict[str, object]]:
+    return [{"text": f"review {i} é", "rating": i % 5} for i in range(start, start + count)]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def documents(folder: Path) -> dict[str, list[bytes]]:
+    found = {}
+    for name in SPLITS:
+        split = open_corpus(folder).split(name)
+        cuts = [int(offset) for offset in split.offsets]
+        data = split.bytes[:].tobytes()
+        found[name] = [data[a:b] for a, b in pairwise(cuts)]
+    return found
+
+
+def test_neither_files_nor_lines_have_an_order(tmp_path: Path) -> None:
+    first, second = some(60), some(50, start=30)  # the middle is in both
+    second += [{"text": "review 0 é", "rating": -0.0}, {"text": "review 2 é"}, {}]
+    sources = [reviews(tmp_path / "a.jsonl", first), reviews(tmp_path / "b.jsonl", second)]
+    prepare(sources, tmp_path / "one", split=(8, 1, 1))
+    generator = random.Random(1)
+    for path, records in zip(sources, (first, second), strict=True):
+        generator.shuffle(records)
+        reviews(Path(path), records)
+    prepare(sources[::-1], tmp_path / "two", split=(8, 1, 1))
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    assert len(contents(tmp_path / "one")) == 10
+
+
+def test_every_document_is_once_in_the_order_of_its_md5(tmp_path: Path) -> None:
+    records = [*some(95), *some(20)]
+    prepare(
+        [reviews(tmp_path / "a.jsonl", records)],
+        tmp_path / "out",
+        split=(8, 1, 1),
+        seed=7,
+        dedupe="exact",
+    )
+    found = documents(tmp_path / "out")
+    assert {name: len(found[name]) for name in SPLITS} == {"train": 75, "valid": 10, "test": 10}
+    expected = {clean(str(record["text"]), "radford") for record in records}
+    in_order = sorted(expected, key=lambda text: hashlib.md5(b"7:" + text).digest())
+    assert [*found["test"], *found["valid"], *found["train"]] == in_order
+
+
+def test_another_seed_is_another_order(tmp_path: Path) -> None:
+    source = reviews(tmp_path / "a.jsonl", some(30))
+    for seed in (0, 1):
+        prepare([source], tmp_path / str(seed), seed=seed)
+    one, two = documents(tmp_path / "0")["train"], documents(tmp_path / "1")["train"]
+    assert one != two
+    assert len(set(one) & set(two)) > 20
+
+
+def test_counts_of_duplicates_and_of_records_without_text(tmp_path: Path) -> None:
+    first = [*some(10), {"text": "review 1 &eacute; "}, {"text": "&nbsp;"}, {"text": ""}, {}]
+    sources = [reviews(tmp_path / "b.jsonl", some(4)), reviews(tmp_path / "a.jsonl", first)]
+    manifest = prepare(sources, tmp_path / "out")
+    assert (manifest.records, manifest.without_text, manifest.blank) == (18, 1, 2)
+    assert manifest.duplicates == 5
+    assert sum(split.documents for split in manifest.splits.values()) == 10
+    assert [(s.name, s.documents, s.without_text, s.blank) for s in manifest.sources] == [
+        ("a.jsonl", 11, 1, 2),
+        ("b.jsonl", 4, 0, 0),
+    ]
+    assert open_corpus(tmp_path / "out").manifest == manifest
+
+
+@pytest.mark.parametrize(
+    ("dedupe", "expected"), [("exact", [2.0, 3.0]), ("none", [2.0, 4.0, np.nan, 3.0, 3.0])]
+)
+def test_of_duplicates_the_lowest_rating_is_kept(
+    tmp_path: Path, dedupe: Dedupe, expected: list[float]
+) -> None:
+    ratings = [("one", None), ("two", 3), ("one", 4), ("one", 2), ("two", 3)]
+    records = [{"text": text, "rating": rating} for text, rating in ratings]
+    source = reviews(tmp_path / "a.jsonl", records)
+    prepare([source], tmp_path / "out", split=(1, 0, 0), dedupe=dedupe, seed=1)
+    split = open_corpus(tmp_path / "out").split("train")
+    assert split.ratings is not None
+    order = documents(tmp_path / "out")["train"]
+    found = (
+        split.ratings
+        if b"one" in order[0]
+        else np.roll(split.ratings, -2 if dedupe == "none" else 1)
+    )
+    np.testing.assert_array_equal(found, np.array(expected, np.float32))
+
+
+def test_without_any_rating_there_are_no_files_of_them(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
+    prepare([str(tmp_path / "a.txt")], tmp_path / "out")
+    assert open_corpus(tmp_path / "out").split("train").ratings is None
+    assert not list((tmp_path / "out").glob("*.ratings.npy"))
+
+
+def test_no_cleaning_joins_documents_by_newlines(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a &amp; b\n  c\n\nd é\n", encoding="utf-8")
+    prepare([str(tmp_path / "a.txt")], tmp_path / "out", split=(1, 0, 0), clean="none")
+    assert {*documents(tmp_path / "out")["train"]} == {b"a &amp; b\n", b"  c\n", "d é\n".encode()}
+
+
+@pytest.mark.parametrize(
+    ("split", "expected"),
+    [
+        ((1000, 1, 1), (8, 1, 1)),
+        ((3, 1, 0), (8, 2, 0)),
+        ((3, 0, 2), (6, 0, 4)),
+        ((1, 0, 0), (10, 0, 0)),
+        ((0, 0, 1), (0, 0, 10)),
+        ((0, 1, 3), (0, 2, 8)),
+        ((0.8, 0.1, 0.1), (8, 1, 1)),
+        ((0.45, 0.45, 0.1), (5, 4, 1)),
+    ],
+)
+def test_split_is_by_number_of_documents(
+    tmp_path: Path, split: tuple[float, float, float], expected: tuple[int, int, int]
+) -> None:
+    source, out = reviews(tmp_path / "a.jsonl", some(10)), tmp_path / "out"
+    prepare([source], out, split=split)
+    manifest = open_corpus(out).manifest
+    assert tuple(manifest.splits[name].documents for name in SPLITS) == expected
+    words = ",".join(map(str, split))
+    cli.main(["prepare", source, "--split", words, "--out", str(out), "--overwrite"])
+    assert open_corpus(out).manifest == manifest
+
+
+def test_a_corpus_to_score_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Described by what it has; nothing trains on it."""
+    source = reviews(tmp_path / "a.jsonl", some(10))
+    cli.main(["prepare", source, "--split", "0,0,1", "--out", str(tmp_path / "out")])
+    cli.main(["inspect", str(tmp_path / "out")])
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    cli.main(
+        ["prepare", str(tmp_path / "a.txt"), "--split", "0,0,1", "--out", str(tmp_path / "lines")]
+    )
+    capsys.readouterr()
+    with pytest.raises(
+        UserError, match="the train split is empty: the corpus was prepared without"
+    ):
+        TrainStream(open_corpus(tmp_path / "out").split("train"), batch=2, window=8)
+    source = reviews(tmp_path / "b.jsonl", some(1))
+    with pytest.raises(UserError, match="only 1 distinct documents, too few for --split 0,1,1"):
+        prepare([source], tmp_path / "more", split=(0, 1, 1))
+
+
+def test_the_documentation_of_python(tmp_path: Path) -> None:
+    manifest = prepare(["pydoc:"], tmp_path / "out", split=(18, 1, 1))
+    assert manifest.sources[0].name == "pydoc:"
+    assert sum(split.bytes for split in manifest.splits.values()) > 300_000
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"split": (0, 0, 0)}, r"--split 0,0,0: must be three weights"),
+        ({"split": (9, -1, 1)}, r"--split 9,-1,1: must be three weights"),
+        ({"split": (9, 1)}, r"--split 9,1: must be three weights"),
+        ({"split": (1, math.nan, 1)}, r"--split 1,nan,1: must be three weights"),
+        ({"split": "8,1,1"}, r"split is '8,1,1', but it must be a tuple of float"),
+        ({"seed": 1.5}, r"seed is 1\.5, but it must be an int"),
+        ({"split": (1, 1, 1)}, r"only 2 distinct documents, .*--split 1,1,1 .*--document line"),
+        ({"document": "page"}, r"document is 'page', but it must be one of line, paragraph, file"),
+        ({"threads": 0}, r"--threads 0: must be from 1 to 256"),
+        ({"threads": 99999}, r"--threads 99999: must be from 1 to 256"),
+        ({"seed": 10**30}, r"--seed 10+: must be a number of at most 64 bits"),
+        ({"max_reject_fraction": 1.5}, r"--max-reject-fraction 1\.5: must be from 0"),
+        ({"dedupe": "fuzzy"}, r"dedupe is 'fuzzy', but it must be one of exact, normalized, none"),
+        ({"clean": "all"}, r"clean is 'all', but it must be one of radford, none"),
+        ({"rating_column": "mark"}, r"no record has a number in --rating-column 'mark'"),
+        ({"text_column": ""}, r"--text-column '': names no column; name one, or leave"),
+        ({"rating_column": ""}, r"--rating-column '': names no column; name one, or leave"),
+        ({"text_column": "body"}, r"a\.jsonl: none of its 3 records has text in body"),
+    ],
+)
+def test_arguments_that_cannot_be(tmp_path: Path, options: dict, message: str) -> None:
+    source = reviews(tmp_path / "a.jsonl", [*some(2), *some(1)])
+    with pytest.raises(UserError, match=message):
+        prepare([source], tmp_path / "out", **options)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+def test_sources_are_checked_before_any_is_read(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no source given"):
+        prepare([], tmp_path / "out")
+    source = tmp_path / "a.jsonl"
+    source.write_text("not JSON\n")
+    with pytest.raises(UserError, match=r"none\.txt: there is no such file"):
+        prepare([str(source), str(tmp_path / "none.txt")], tmp_path / "out")
+    with pytest.raises(
+        UserError, match=r"out: cannot be written: .*a\.jsonl is not a writable folder"
+    ):
+        prepare(["pydoc:"], source / "deep" / "out")
+
+
+def test_a_source_of_nothing_but_spaces_once_cleaned(tmp_path: Path) -> None:
+    source = reviews(tmp_path / "a.jsonl", [{"text": "&nbsp;"}])
+    with pytest.raises(UserError, match=r"a\.jsonl: no text is left after cleaning"):
+        prepare([source], tmp_path / "out")
+
+
+def test_what_is_there_is_replaced_only_when_told_and_ours(tmp_path: Path) -> None:
+    old, new = (reviews(tmp_path / f"{n}.jsonl", some(n)) for n in (5, 6))
+    out = tmp_path / "deep" / "corpus"
+    out.mkdir(parents=True)
+    prepare([old], out)
+    with pytest.raises(UserError, match=r"corpus: exists; .*or replace it with --overwrite"):
+        prepare([new], out)
+    assert open_corpus(out).manifest.records == 5
+    prepare([new], out, overwrite=True)
+    assert open_corpus(out).manifest.records == 6
+    assert os.listdir(out.parent) == ["corpus"]
+    (out / "notes.txt").write_text("mine")
+    for other in (out, tmp_path, Path(new)):
+        with pytest.raises(UserError, match=r"is not a corpus, or has other files in it"):
+            prepare([old], other, overwrite=True)
+    assert (out / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("full")])
+@pytest.mark.parametrize("there", [False, True])
+def test_an_exception_midway_leaves_all_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, there: bool
+) -> None:
+    source, out = reviews(tmp_path / "a.jsonl", some(9)), tmp_path / "out"
+    if there:
+        prepare([source], out)
+    before = contents(out) if there else {}
+    write, calls = module.write_split, []
+
+    def fail(*arguments: object) -> object:
+        calls.append(arguments)
+        if len(calls) == 2:
+            assert list(tmp_path.glob(".out.partial-*/test.bin"))
+            raise error
+        return write(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "write_split", fail)
+    with pytest.raises(type(error)):
+        prepare([source], out, seed=1, overwrite=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl", *(["out"] if there else [])}
+    assert not there or contents(out) == before
+
+
+def test_a_failed_rename_puts_the_old_corpus_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = reviews(tmp_path / "a.jsonl", some(9)), tmp_path / "out"
+    prepare([source], out)
+    before, rename = contents(out), os.rename
+
+    def fail(old: Path, new: Path) -> None:
+        if new == out and not old.name.endswith(".old"):
+            raise OSError(28, "No space left on device")
+        rename(old, new)
+
+    monkeypatch.setattr(os, "rename", fail)
+    with pytest.raises(UserError, match=r"out: cannot be written: No space left on device"):
+        prepare([source], out, seed=1, overwrite=True)
+    assert contents(out) == before
+    assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl", "out"}
+
+
+def test_a_prepare_that_is_killed_leaves_no_corpus_and_the_next_tidies(tmp_path: Path) -> None:
+    source, out = reviews(tmp_path / "a.jsonl", some(9)), tmp_path / "out"
+    program = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from mlstm_jax.corpora.prepare import prepare\n"
+        "os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "prepare([sys.argv[1]], Path(sys.argv[2]))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program, source, out], cwd=REPOSITORY)
+    assert result.returncode == -9
+    left = [path.name for path in tmp_path.iterdir() if path.name.startswith(".out.partial-")]
+    assert len(left) == 1
+    assert not out.exists()
+    alive = tmp_path / f".out.partial-{os.getppid()}"
+    alive.mkdir()
+    other = tmp_path / f".outer.partial-{left[0].rpartition('-')[2]}"
+    other.mkdir()
+    prepare([source], out)
+    assert {p.name for p in tmp_path.iterdir()} == {"a.jsonl", "out", alive.name, other.name}
+
+
+@pytest.mark.parametrize("overwritten", [True, False])
+def test_killed_while_the_old_corpus_is_removed_none_of_it_comes_back(
+    tmp_path: Path, overwritten: bool
+) -> None:
+    source, out = reviews(tmp_path / "a.jsonl", some(9)), tmp_path / "out"
+    prepare([source], out)
+    if not overwritten:  # The next to tidy up is killed, not the one that overwrites.
+        ended = subprocess.Popen([sys.executable, "-c", ""])
+        ended.wait()
+        shutil.copytree(out, tmp_path / f".out.partial-{ended.pid}.old")
+    program = (
+        "import os, shutil, signal, sys; from pathlib import Path\n"
+        "from mlstm_jax.corpora.prepare import prepare\n"
+        "def killed(folder, ignore_errors=False):\n"
+        "    for file in Path(folder).glob('train.*'):\n"
+        "        file.unlink()\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "shutil.rmtree = killed\n"
+        "prepare([sys.argv[1]], Path(sys.argv[2]), seed=1, overwrite=True)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program, source, out], cwd=REPOSITORY)
+    assert result.returncode == -9
+    assert open_corpus(out).manifest.seed == overwritten
+    shutil.rmtree(out)
+    remove_leftovers(out)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("there", [False, True])
+def test_ten_kills_at_random_moments_leave_the_old_corpus_or_none(
+    tmp_path: Path, there: bool
+) -> None:
+    generator = random.Random(there)
+    words = [f"{generator.getrandbits(64):x}" for _ in range(5000)]
+    sources = []
+    for name in ("old", "new"):
+        records = [{"text": " ".join(generator.choices(words, k=80))} for _ in range(20_000)]
+        sources.append(reviews(tmp_path / f"{name}.jsonl", records))
+    out = tmp_path / "corpora/out"
+    old = prepare([sources[0]], out) if there else None
+    command = [sys.executable, "-m", "mlstm_jax", "prepare", sources[1], "--out", out]
+    command += ["--overwrite", "--temp-dir", tmp_path / "temp"]
+    (tmp_path / "temp").mkdir()
+    begun = time.monotonic()
+    whole = tmp_path / "corpora/whole"
+    subprocess.run([*command[:6], whole], cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
+    duration = time.monotonic() - begun
+    new = open_corpus(whole).manifest
+    left, removed = 0, not there
+    for _ in range(10):
+        process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
+        time.sleep(generator.uniform(0.3, 1) * duration)
+        process.kill()
+        process.wait()
+        left += bool(list(out.parent.glob(".out.*")) or list((tmp_path / "temp").glob("*")))
+        if out.exists():
+            found = open_corpus(out)
+            assert differing(found) == []
+            assert found.manifest in (old, new)
+            if found.manifest == new:  # It came through: once more from the beginning.
+                shutil.rmtree(out)
+                removed = True
+        else:
+            assert removed or list(out.parent.glob(".out.*.old"))
+    assert left > 3
+    subprocess.run(command, cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
+    assert open_corpus(out).manifest == new
+    assert sorted(path.name for path in out.parent.iterdir()) == ["out", "whole"]
+    assert list((tmp_path / "temp").iterdir()) == []
+
+
+def test_a_kill_between_the_two_renames_loses_nothing(tmp_path: Path) -> None:
+    source, out = reviews(tmp_path / "a.jsonl", some(9)), tmp_path / "out"
+    prepare([source], out)
+    before = contents(out)
+    out.rename(tmp_path / ".out.partial-4999999.old")  # of a process that cannot be alive
+    (tmp_path / ".out.partial-4999999").mkdir()
+    (tmp_path / "b.jsonl").touch()
+    with pytest.raises(UserError, match=r"contains no text"):
+        prepare([str(tmp_path / "b.jsonl")], out, overwrite=True)
+    assert contents(out) == before
+    assert not list(tmp_path.glob(".out.*"))
+
+
+def test_a_log_file_gets_no_progress_bar(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    prepare([reviews(tmp_path / "a.jsonl", some(9))], tmp_path / "out", show_progress=True)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_amazon_reviews(tmp_path: Path) -> None:
+    shared = Path(os.environ.get("MLSTM_JAX_SHARED_DATA") or REPOSITORY.parent / "shared/data")
+    sources = [str(path) for path in shared.glob("amazon/*.json.gz")]
+    if not sources:
+        pytest.skip("no real reviews: MLSTM_JAX_SHARED_DATA/amazon has no .json.gz files")
+    manifest = prepare(sources, tmp_path / "out")
+    assert manifest.records == 26_330
+    # In 28 records of the 2018 files reviewText is missing; in 7 of the 2014 file it is "".
+    assert (manifest.without_text, manifest.blank) == (28, 7)
+    assert sum(s.documents for s in manifest.splits.values()) == 26_330 - 35 - manifest.duplicates

@@ -1,0 +1,328 @@
+"""Sources by name, folder and pattern, of every layout; what is said of those that cannot be."""
+
+import gzip
+import json
+import os
+import pickle
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from mlstm_jax.corpora.prepare import prepare
+from mlstm_jax.corpora.sources import Source, find_sources, passed_over
+from mlstm_jax.data.corpus import open_corpus
+from mlstm_jax.errors import UserError
+
+# The three layouts in which McAuley's group has published Amazon's reviews.
+LAYOUTS = {
+    "2014.json.gz": [
+        {"reviewerID": "A", "asin": "B", "helpful": [0, 0], "reviewText": "a", "overall": 5.0},
+        {"reviewerID": "A", "asin": "C", "helpful": [2, 3], "reviewText": "b", "overall": 1.0},
+    ],
+    "2018.json.gz": [
+        {"overall": 4.0, "verified": True, "style": {"Size:": " L"}, "reviewText": "c"},
+        {"overall": 3.0, "verified": False, "vote": "2", "image": ["x.jpg"]},
+    ],
+    "2023.jsonl.gz": [
+        {"rating": 2.0, "title": "t", "text": "d", "images": [], "helpful_vote": 0},
+        {"rating": 1.0, "title": "t", "text": "", "images": [], "helpful_vote": 0},
+    ],
+}
+
+
+def write_layouts(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for name, records in LAYOUTS.items():
+        with gzip.open(folder / name, "wt") as file:
+            file.writelines(json.dumps(record) + "\n" for record in records)
+
+
+def write_parquet(path: Path, query: str) -> None:
+    with duckdb.connect() as con:
+        con.execute(f"COPY ({query}) TO '{path}' (FORMAT parquet)")
+
+
+def found_names(*names: str) -> list[str]:
+    return [source.name for source in find_sources(names)]
+
+
+def texts(folder: Path) -> dict[str, float]:
+    split = open_corpus(folder).split("train")
+    assert split.ratings is not None
+    found = split.bytes[:].tobytes().decode().split(" \n ")
+    return {t.strip(): float(r) for t, r in zip(found, split.ratings, strict=True)}
+
+
+def test_all_three_layouts_of_mcauley_and_parquet(tmp_path: Path) -> None:
+    write_layouts(tmp_path / "in")
+    write_parquet(
+        tmp_path / "in/2023.parquet",
+        "SELECT 3.0 AS rating, 'e é' AS text UNION ALL SELECT 1, NULL UNION ALL SELECT 5, ' d'",
+    )
+    manifest = prepare([str(tmp_path / "in")], tmp_path / "out", split=(1, 0, 0))
+    assert texts(tmp_path / "out") == {"a": 5.0, "b": 1.0, "c": 4.0, "d": 2.0, "e é": 3.0}
+    assert (manifest.without_text, manifest.blank, manifest.duplicates) == (2, 1, 1)
+
+
+def test_folders_and_patterns_are_the_files_in_them(tmp_path: Path) -> None:
+    write_layouts(tmp_path / "in/deep")
+    (tmp_path / "in/README").write_text("no text of ours")
+    (tmp_path / "in/a[1]*.jsonl").write_text('{"text": "odd name"}\n')
+    names = [f"{tmp_path}/in/deep/{name}" for name in sorted(LAYOUTS)]
+    assert found_names(f"{tmp_path}/in/**/20*.gz") == names
+    odd = f"{tmp_path}/in/a[1]*.jsonl"
+    assert sorted(found_names(f"{tmp_path}/in", names[0], "pydoc:")) == sorted(
+        [odd, *names, "pydoc:"]
+    )
+    manifest = prepare([odd], tmp_path / "out", split=(1, 0, 0))
+    assert manifest.sources[0].documents == 1
+
+
+def test_the_kind_of_a_source() -> None:
+    kinds = {"in/a.json": "json", "A.TXT.GZ": "txt", "a.fa": "fa", "a.parquet": "parquet"}
+    kinds |= {"a.html": "", "a.pydoc": "", "a.gz": "", "tfds:a/b:train": "tfds", "pydoc:": "pydoc"}
+    assert {name: Source(name).kind for name in kinds} == kinds
+    assert [name for name in kinds if not Source(name).is_file] == ["tfds:a/b:train", "pydoc:"]
+    assert [name for name in kinds if Source(name).is_gzip] == ["A.TXT.GZ", "a.gz"]
+
+
+def test_a_source_can_be_sent_to_the_workers_of_beam() -> None:
+    assert pickle.loads(pickle.dumps(Source("a.txt"))) == Source("a.txt")
+
+
+def test_one_file_named_twice_is_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("one\ntwo\nthree\n")
+    (tmp_path / "link.txt").symlink_to(path)
+    manifest = prepare([str(path), str(tmp_path / "link.txt"), str(tmp_path)], tmp_path / "out")
+    assert manifest.duplicates == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("none*.jsonl", r"none\*\.jsonl: no file matches; check the pattern"),
+        (
+            "empty",
+            r"empty: this folder has no file of a known kind; known kinds are \.json, .*\.parquet",
+        ),
+        ("a.zip", r"a\.zip: a file of an unknown kind"),
+        ("bad.parquet", r"bad\.parquet: cannot be read as Parquet"),
+        ("columns.parquet", r"no column text or .*its columns are id, body.*--text-column"),
+        ("numbers.parquet", r"its column text is INTEGER, not text"),
+    ],
+)
+def test_sources_that_cannot_be(tmp_path: Path, source: str, message: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a.zip").write_bytes(b"PK")
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 and no more")
+    write_parquet(tmp_path / "columns.parquet", "SELECT 1 AS id, 'x' AS body")
+    write_parquet(tmp_path / "numbers.parquet", "SELECT 1 AS text")
+    with pytest.raises(UserError, match=message):
+        prepare([f"{tmp_path}/{source}"], tmp_path / "out")
+    assert not list(tmp_path.glob("*out*"))
+
+
+def test_room_is_checked_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("one\ntwo\nthree\n" * 1000)
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 41_999))
+    with pytest.raises(UserError, match=r"may be needed here, but only .* is free; .*--temp-dir"):
+        prepare([str(path)], tmp_path / "out")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 42_000))
+    prepare([str(path)], tmp_path / "out")
+    # Splits that are given need no temporary files.
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 13_999))
+    with pytest.raises(UserError, match=r"is free; free some space, or .* with --out\.$"):
+        prepare({"train": [str(path)]}, tmp_path / "given")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 14_000))
+    prepare({"train": [str(path)]}, tmp_path / "given")
+
+
+def test_temporary_files_elsewhere_are_gone_after(tmp_path: Path) -> None:
+    path, temp = tmp_path / "a.txt", tmp_path / "temp"
+    path.write_text("one\ntwo\nthree\n")
+    # Of a process that was killed; no process has so high a number.
+    left = temp / ".out.partial-4999999" / "scratch"
+    left.mkdir(parents=True)
+    prepare([str(path)], tmp_path / "out", temp_dir=temp)
+    assert list(temp.iterdir()) == []
+    assert {p.name for p in tmp_path.iterdir()} == {"a.txt", "out", "temp"}
+
+
+def test_a_memory_limit_that_is_no_size_or_too_low(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": f"{i} " * 200}) + "\n" for i in range(20_000)))
+    for limit, message in (
+        ("much", r"--memory-limit 'much': must be a size such as 4GB"),
+        ("1MB", r"memory limit is too low.*\n.*--threads"),
+    ):
+        with pytest.raises(UserError, match=message):
+            prepare([str(path)], tmp_path / "out", memory_limit=limit)
+        assert {p.name for p in tmp_path.iterdir()} == {"a.jsonl"}
+
+
+def test_what_is_empty_hidden_or_our_own_in_a_folder_is_passed_over(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    write_layouts(folder)
+    (folder / "part-1.json").touch()
+    (folder / "_SUCCESS.txt").write_text("no review")
+    (folder / ".ipynb_checkpoints").mkdir()
+    (folder / ".ipynb_checkpoints/a.json").write_text("{}")
+    for _ in range(2):
+        manifest = prepare([str(folder)], folder / "corpus", split=(1, 0, 0), overwrite=True)
+        assert [source.name for source in manifest.sources] == sorted(LAYOUTS)
+
+
+def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    for place in ("a/1", "a/2", "b/2"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "text.txt").write_text(f"what is in {place}\n")
+    (tmp_path / "own.txt").write_text("its own\n")
+    manifest = prepare([str(tmp_path)], tmp_path / "out", split=(1, 0, 0))
+    assert [source.name for source in manifest.sources] == [
+        *("1/text.txt", "a/2/text.txt", "b/2/text.txt", "own.txt")
+    ]
+
+
+def test_what_is_of_no_known_kind_in_a_folder_is_told(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.md", ".hidden.md", "deep/c.doc"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("text\n")
+    (tmp_path / "empty.md").touch()
+    found = passed_over([str(tmp_path), "pydoc:", str(tmp_path / "a.txt")])
+    assert [path.name for path in found] == ["b.md", "c.doc"]
+
+
+def test_folder_names_are_no_columns(tmp_path: Path) -> None:
+    folder = tmp_path / "rating=1" / "text=x"
+    folder.mkdir(parents=True)
+    write_parquet(folder / "a.parquet", "SELECT 5 AS rating, 'parquet' AS text")
+    (folder / "b.jsonl").write_text('{"text": "lines", "rating": 4}\n')
+    prepare([str(tmp_path / "rating=1")], tmp_path / "out", split=(1, 0, 0))
+    assert texts(tmp_path / "out") == {"parquet": 5.0, "lines": 4.0}
+
+
+def test_temporary_files_in_the_folder_of_the_corpus(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
+    prepare([str(tmp_path / "a.txt")], tmp_path / "out", temp_dir=tmp_path)
+    assert {p.name for p in tmp_path.iterdir()} == {"a.txt", "out"}
+    with pytest.raises(
+        UserError, match=r"--temp-dir .*none: is not a writable folder; name another"
+    ):
+        prepare([str(tmp_path / "a.txt")], tmp_path / "more", temp_dir=tmp_path / "none")
+
+
+def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
+    name = os.fsencode(tmp_path) + b"/caf\xe9.jsonl"
+    with open(name, "w") as file:
+        file.write('{"text": "one"}\n{"text": "two"}\n{"text": "three"}\n')
+    manifest = prepare([os.fsdecode(name)], tmp_path / "out")
+    assert manifest.sources[0].name == "caf?.jsonl"
+
+
+def test_what_cannot_be_read_in_a_folder_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    write_layouts(folder)
+    cases = {
+        "pipe.jsonl": (os.mkfifo, r"in/pipe\.jsonl: is a pipe, a socket or a device, not a file"),
+        "a.jsonl": (lambda p: p.symlink_to("nowhere"), r"in/a\.jsonl: is a broken link"),
+        "b.jsonl": (lambda p: p.symlink_to(p), r"in/b\.jsonl: Too many levels of symbolic links"),
+        "zero.txt": (lambda p: p.symlink_to("/dev/zero"), r"in/zero\.txt: is a pipe, a socket or"),
+    }
+    for name, (make, message) in cases.items():
+        make(folder / name)
+        for source in (folder, folder / name, f"{tmp_path}/*/{name}", f"{tmp_path}/**/{name}"):
+            with pytest.raises(UserError, match=message):
+                find_sources([str(source)])
+        (folder / name).unlink()
+    assert len(find_sources([str(folder)])) == 3
+
+
+def test_a_subfolder_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_layouts(tmp_path / "in/secret")
+    (tmp_path / "in/.hidden").mkdir()
+    scandir = os.scandir
+
+    def refuse(path: str) -> object:  # as to a user who is not root
+        if str(path).endswith(("secret", ".hidden")):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    for source in (tmp_path / "in", f"{tmp_path}/**/*.gz"):
+        with pytest.raises(UserError, match=r"in/secret: this folder cannot be read: Permission"):
+            find_sources([str(source)])
+
+
+def test_links_to_folders_are_followed_and_each_folder_read_once(tmp_path: Path) -> None:
+    write_layouts(tmp_path / "elsewhere")
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in ("one", "two"):
+        (folder / name).symlink_to(folder)
+    (folder / "data").symlink_to(tmp_path / "elsewhere")
+    wanted = [f"{folder}/data/{name}" for name in sorted(LAYOUTS)]
+    for source in (folder, f"{folder}/**/*.gz", f"{folder}/**", f"{tmp_path}/in/**/**/20*"):
+        assert sorted(found_names(str(source))) == wanted
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("", r"a source is an empty string, ''; name a file, or \. for this folder"),
+        ("loop.jsonl", r"loop\.jsonl: Too many levels of symbolic links; check the name"),
+        ("x" * 256 + ".txt", r"x\.txt: File name too long; check the name"),
+        ("x" * 256 + "*.txt", r"x\*\.txt: File name too long; check the name"),
+        ("hollow", r"hollow: all files of a known kind in this folder are empty, such as .*a\.txt"),
+        (os.fsdecode(b"caf\xe9.parquet"), r"parquet: its name is not UTF-8, .*; rename it"),
+    ],
+)
+def test_names_that_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.symlink("loop.jsonl", "loop.jsonl")
+    os.mkdir("hollow")
+    Path("hollow/a.txt").touch()
+    Path(os.fsdecode(b"caf\xe9.parquet")).touch()
+    with pytest.raises(UserError, match=message):
+        prepare([source], tmp_path / "out")
+
+
+@pytest.mark.parametrize("option", ["--out", "--temp-dir"])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("loop", "leads back to itself|Too many levels"),
+        ("x" * 240, "File name too long"),
+        ("none/" + "x" * 256, "File name too long"),
+        (os.fsdecode(b"caf\xe9"), "name is not UTF-8"),
+    ],
+)
+def test_folders_that_cannot_be(tmp_path: Path, option: str, name: str, message: str) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
+    out = tmp_path / (name if option == "--out" else "out")
+    temp = tmp_path / name if option == "--temp-dir" else None
+    with pytest.raises(UserError, match=rf"{option} .*({message}).*; name another folder"):
+        prepare([str(tmp_path / "a.txt")], out, temp_dir=temp)
+    assert {p.name for p in tmp_path.iterdir()} == {"a.txt", "loop"}
+
+
+@pytest.mark.parametrize("name", ["~t.parquet", "~t.jsonl", "~t.csv"])
+def test_a_tilde_in_front_is_part_of_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if name.endswith("parquet"):
+        write_parquet(tmp_path / name, "SELECT 'good ' || i AS text FROM range(3) t(i)")
+    else:
+        Path(name).write_text('{"text": "good"}\n' if name.endswith("jsonl") else "text\ngood\n")
+    assert prepare([name], tmp_path / "out", split=(1, 0, 0)).sources[0].name == name
