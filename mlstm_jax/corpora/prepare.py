@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mlstm_jax import fields
-from mlstm_jax.corpora import beam_engine, duckdb_engine, given_splits
+from mlstm_jax.corpora import beam_engine, given_splits
 from mlstm_jax.corpora.documents import Quoting, Recipe, Unit, Written
 from mlstm_jax.corpora.records import MAX_REJECT_FRACTION, Rejects, check_rejects_file
 from mlstm_jax.corpora.sources import PYDOC, Source, find_sources
@@ -218,6 +218,8 @@ def prepare(
                     report=stages.report,
                 )
             else:
+                from mlstm_jax.corpora import duckdb_engine  # training needs no duckdb
+
                 gathering = duckdb_engine.gather(
                     found,
                     recipe,
