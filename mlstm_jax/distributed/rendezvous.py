@@ -77,9 +77,12 @@ def prove(sender: str, nonce: str, greeting: Greeting) -> str:
         nonce: the random number of process 0.
         greeting: with the random number of the other process.
     """
-    key = os.environ.get(_SECRET, "").strip().encode("utf-8", "surrogateescape")
     text = json.dumps([sender, nonce, asdict(greeting)])
-    return hmac.new(key, text.encode(), "sha256").hexdigest()
+    return hmac.new(_key(), text.encode(), "sha256").hexdigest()
+
+
+def _key() -> bytes:
+    return os.environ.get(_SECRET, "").strip().encode("utf-8", "surrogateescape")
 
 
 def _is_proof(value: Json, expected: str) -> bool:

@@ -3,7 +3,6 @@
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -39,19 +38,21 @@ def test_a_message_that_drips_has_no_more_time(ends: tuple[Connection, socket.so
 
     def drip() -> None:
         with contextlib.suppress(OSError):
-            while not done.wait(0.05):
+            # In the end the message is complete, for one that waits as long as something comes.
+            for _ in range(400):
+                if done.wait(0.05):
+                    return
                 there.sendall(b" ")
+            there.sendall(b"{}\n")
 
     thread = threading.Thread(target=drip)
     thread.start()
-    began = time.monotonic()
     try:
         with pytest.raises(TimeoutError):
             here.receive(0.5)
     finally:
         done.set()
         thread.join()
-    assert time.monotonic() - began < 2
 
 
 def test_a_long_message_passes_and_one_that_is_too_long_is_the_senders_error(

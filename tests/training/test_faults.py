@@ -6,11 +6,7 @@ import io
 import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -529,45 +525,23 @@ def test_the_watchdog_ends_a_run_though_nothing_can_be_written(
         assert bitten.wait(10)
 
 
-SUSPENDED = """
-import os, sys
-from mlstm_jax.guard import Watchdog
-
-def stop(error):
-    print(error, file=sys.stderr, flush=True)
-    os._exit(3)
-
-with Watchdog(4.0, stop) as watchdog:
-    watchdog.beat("a line is awaited")
-    print("ready", flush=True)
-    sys.stdin.readline()
-    watchdog.beat("nothing happens")
-    sys.stdin.readline()
-"""
-
-
 def test_the_watchdog_does_not_count_the_time_in_which_a_process_is_suspended(
-    command_environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ctrl-Z and `fg`: the run goes on; one that is stuck is ended nevertheless."""
-    with subprocess.Popen(
-        [sys.executable, "-c", SUSPENDED],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=command_environment,
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGSTOP)
-        time.sleep(6)
-        process.send_signal(signal.SIGCONT)
-        time.sleep(1.5)  # the watchdog looks every second
-        assert process.poll() is None
-        process.stdin.write("\n")
-        process.stdin.flush()
-        assert process.wait(30) == 3
-        assert "no progress for 4 s while nothing happens" in process.stderr.read()
+    now = 100.0
+    monkeypatch.setattr("mlstm_jax.guard.time.monotonic", lambda: now)
+    ended: list[float] = []
+    watchdog = Watchdog(4.0, lambda error: ended.append(now))
+    # It looks every second; after the second look the process is suspended for an hour.
+    waits = iter([1.0, 1.0, 3600.0, 1.0, 1.0])
+
+    def wait(pause: float) -> bool:
+        nonlocal now
+        seconds = next(waits, None)
+        now += seconds or 0
+        return seconds is None
+
+    monkeypatch.setattr(watchdog._done, "wait", wait)
+    watchdog._watch()
+    assert ended == [3704.0]

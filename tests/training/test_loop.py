@@ -48,7 +48,7 @@ def test_killed_twice_it_ends_as_if_never_killed(
         wait_for_step(process, tmp_path / "run", int(step))
         time.sleep(random.uniform(0, 0.05))
         process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
         assert process.returncode == -signal.SIGKILL
     process = start(config, tmp_path, command_environment)
     output, _ = process.communicate(timeout=300)
@@ -75,7 +75,7 @@ def test_a_signal_stops_it_with_a_checkpoint_and_it_goes_on(
     process = start(config, tmp_path, command_environment)
     wait_for_step(process, tmp_path / "run", 63)
     process.send_signal(number)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == code, output.decode()
     assert f"{number.name}: stopping with a checkpoint after this step" in output.decode()
     assert f"{number.name}: stopped at step" in output.decode()
@@ -266,20 +266,20 @@ def test_a_run_killed_before_its_config_was_written_can_start(corpus: Path, tmp_
 def test_waiting_for_data_is_told(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that takes 50 ms a batch, where a step takes a few."""
+    """A disk that takes 300 ms a batch, where a step takes a few."""
     plain = TrainStream.batch
 
     def slow(self: TrainStream, *arguments: Any) -> Any:
-        time.sleep(0.05)
+        time.sleep(0.3)
         return plain(self, *arguments)
 
     monkeypatch.setattr(TrainStream, "batch", slow)
-    config = make_config(corpus, tmp_path / "run", train=short(steps=40))
+    config = make_config(corpus, tmp_path / "run", train=short(steps=10))
     loop.train(config)
     lines = metrics.read_metrics(tmp_path / "run/metrics.jsonl")
     waits = [line["data_wait_fraction"] for line in lines if line["kind"] == "train"]
     assert all(0 <= wait <= 1 for wait in waits)
-    assert waits[-1] > 0.5
+    assert waits[-1] > 0.3
 
 
 def test_a_start_that_was_refused_leaves_no_run_behind(corpus: Path, tmp_path: Path) -> None:
@@ -353,7 +353,7 @@ def test_a_run_of_kernels_that_repeat(
     train = short(steps=2, deterministic=True)
     config = make_config(corpus, tmp_path / "run", train=train)
     process = start(config, tmp_path, command_environment | {"XLA_FLAGS": "--xla_dump_to="})
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output.decode()
     flags = json.loads((tmp_path / "run/environment.json").read_text())["xla_flags"]
     assert flags == "--xla_dump_to= --xla_gpu_deterministic_ops=true"
@@ -410,7 +410,7 @@ def test_a_closed_terminal_stops_it_with_a_checkpoint(
         if select.select([ours], [], [], 0.01)[0]:
             os.read(ours, 65536)
     os.close(ours)
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=300) == 0
     last = metrics.read_metrics(tmp_path / "run/metrics.jsonl")[-1]
     assert (last["event"], last["signal"]) == ("interrupted", "SIGHUP")
     assert steps_in(tmp_path / "run")[-1] == last["step"]

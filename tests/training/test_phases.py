@@ -205,7 +205,7 @@ def test_phases_and_all_options_killed_and_resumed(
         process = start(config, tmp_path, command_environment)
         wait_for_step(process, tmp_path / "run", step)
         process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
     process = start(config, tmp_path, command_environment)
     text, _ = process.communicate(timeout=300)
     assert process.returncode == 0, text.decode()
