@@ -46,14 +46,14 @@ if TYPE_CHECKING:
     from mlstm_jax.api.plots import plot_metrics
     from mlstm_jax.config import Config, vary
     from mlstm_jax.corpora.prepare import PrepareOptions
-    from mlstm_jax.transfer.finetune_options import FinetuneOptions
+    from mlstm_jax.transfer.finetune import FinetuneOptions
 
 # What the package gives, and where it is: read when it is asked for, so that `import mlstm_jax`
 # takes no time and leaves the process as it is.
 _PUBLIC = {
     "Config": "config",
     "Features": "api.features",
-    "FinetuneOptions": "transfer.finetune_options",
+    "FinetuneOptions": "transfer.finetune",
     "PrepareOptions": "corpora.prepare",
     "TrainedModel": "api.model",
     "load": "api.model",

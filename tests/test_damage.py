@@ -21,9 +21,9 @@ from mlstm_jax.digest import of_array
 from mlstm_jax.errors import KnownError
 from mlstm_jax.interop import weights
 from mlstm_jax.training import loop
-from mlstm_jax.transfer import classifier_file, feature_file
+from mlstm_jax.transfer import classifier_file
 from mlstm_jax.transfer.classify import Classifier
-from mlstm_jax.transfer.features import Featurizer
+from mlstm_jax.transfer.features import Featurizer, read_features, write_features
 from tests.training.runs import final_state, make_config, short
 
 Read = Callable[[], Any]
@@ -85,7 +85,7 @@ def written(rated_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
     classifier_file.save(folder / "classifier", made, about)
     (folder / "features").mkdir()
     values = draw.normal(size=(9, 16)).astype(np.float32)
-    feature_file.write(folder / "features/a.npz", values, Featurizer(loaded, states=["h"]), "key")
+    write_features(folder / "features/a.npz", values, Featurizer(loaded, states=["h"]), "key")
     return {path.name: path for path in folder.iterdir()}
 
 
@@ -97,7 +97,7 @@ def readers(written: dict[str, Path]) -> dict[str, Read]:
         "npz": lambda: read_weights(written["npz"] / "a.npz"),
         "classifier": lambda: read_classifier(written["classifier"]),
         # A file that differs is written anew.
-        "features": lambda: feature_file.read_features(written["features"] / "a.npz", "key"),
+        "features": lambda: read_features(written["features"] / "a.npz", "key"),
     }
 
 

@@ -12,7 +12,8 @@ from sklearn.utils import Tags
 from mlstm_jax.api.arguments import as_texts, at_least, one_of, public
 from mlstm_jax.api.model import TrainedModel, load
 from mlstm_jax.errors import UserError
-from mlstm_jax.transfer.features import STATE_NAMES, FeatureState, units_of
+from mlstm_jax.transfer.features import units_of
+from mlstm_jax.transfer.reader import STATE_NAMES, FeatureState
 
 
 class Features(TransformerMixin, BaseEstimator):

@@ -12,10 +12,9 @@ from mlstm_jax.config import Devices
 from mlstm_jax.data.corpus import SplitName
 from mlstm_jax.training import parallel
 from mlstm_jax.training.evaluation import Evaluator, Score, corpus_of
-from mlstm_jax.transfer.features import FeatureState
-from mlstm_jax.transfer.finetune import Finetuned
+from mlstm_jax.transfer.finetune import Finetuned, FinetuneOptions
 from mlstm_jax.transfer.finetune import finetune as run_finetune
-from mlstm_jax.transfer.finetune_options import FinetuneOptions
+from mlstm_jax.transfer.reader import FeatureState
 from mlstm_jax.transfer.transfer import Transferred
 from mlstm_jax.transfer.transfer import transfer as run_transfer
 

@@ -14,6 +14,7 @@ from mlstm_jax.config import Config
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.errors import UserError, note
 from mlstm_jax.interop import weights
+from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.run import Run
 from mlstm_jax.training import metrics
 from mlstm_jax.transfer.classifier_file import (
@@ -23,11 +24,11 @@ from mlstm_jax.transfer.classifier_file import (
     require_model,
 )
 from mlstm_jax.transfer.classify import Classifier
-from mlstm_jax.transfer.features import STATE_NAMES, FeatureState, Featurizer, Reading, State
+from mlstm_jax.transfer.features import Featurizer, Reading
 from mlstm_jax.transfer.generate import as_text
 from mlstm_jax.transfer.generate import generate as run_generate
 from mlstm_jax.transfer.heatmap import Heatmap, heat, score_heat
-from mlstm_jax.transfer.reader import Reader
+from mlstm_jax.transfer.reader import STATE_NAMES, FeatureState, Reader, State
 from mlstm_jax.transfer.transfer import Transferred
 
 if TYPE_CHECKING:
@@ -71,6 +72,14 @@ class ReadingModel:
         for array in found.values():
             array.flags.writeable = False
         return found
+
+    @property
+    def flax(self) -> tuple[LanguageModel, Parameters]:
+        """The Flax module and its tree of parameters, for programs such as those in examples/.
+
+        `module.apply({"params": params}, bytes_BT, module.reading_carry(B))` reads a window.
+        """
+        return self._run.model, self._run.params
 
     def __repr__(self) -> str:
         model = self.config.model

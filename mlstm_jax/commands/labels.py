@@ -17,8 +17,8 @@ from mlstm_jax.commands import (
 from mlstm_jax.run import load_run
 from mlstm_jax.terminal import one_line, show
 from mlstm_jax.transfer import classifier_file
+from mlstm_jax.transfer.finetune import FinetuneOptions
 from mlstm_jax.transfer.finetune import finetune as run_finetune
-from mlstm_jax.transfer.finetune_options import FinetuneOptions
 from mlstm_jax.transfer.labels import columns_of, read_labelled, read_texts
 from mlstm_jax.transfer.report import label_table
 

@@ -21,9 +21,8 @@ from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.generate import as_text
 from mlstm_jax.transfer.generate import generate as run_generate
-from mlstm_jax.transfer.heatmap import heat, require_suffix, score_heat, write
+from mlstm_jax.transfer.heatmap import heat, require_suffix, score_heat, shown_label, write
 from mlstm_jax.transfer.reader import Reader
-from mlstm_jax.transfer.running_score import shown_label
 from mlstm_jax.view.server import bind, serve
 from mlstm_jax.view.viewer import Viewer
 

@@ -13,8 +13,7 @@ from mlstm_jax.guard import interruptible
 from mlstm_jax.output import require_file
 from mlstm_jax.run import load_run
 from mlstm_jax.terminal import show
-from mlstm_jax.transfer import feature_file
-from mlstm_jax.transfer.features import Featurizer
+from mlstm_jax.transfer.features import Featurizer, write_features
 from mlstm_jax.transfer.labels import columns_of, read_labelled, read_texts
 from mlstm_jax.transfer.report import REPORT
 from mlstm_jax.transfer.transfer import require_out
@@ -63,7 +62,7 @@ def features(
     started = time.monotonic()
     found = featurizer(texts, "features")
     seconds = time.monotonic() - started
-    feature_file.write(out, found, featurizer)
+    write_features(out, found, featurizer)
     show(
         f"{out}: {len(texts):,} texts x {found.shape[1]} features, {len(texts) / seconds:,.0f} "
         f"texts/s ({loaded.origin})"

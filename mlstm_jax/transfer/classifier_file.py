@@ -14,7 +14,8 @@ from mlstm_jax.interop import arrays
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.run import Run
 from mlstm_jax.transfer.classify import Classifier
-from mlstm_jax.transfer.features import FeatureState, Reading, units_of
+from mlstm_jax.transfer.features import Reading, units_of
+from mlstm_jax.transfer.reader import FeatureState
 
 FORMAT = 2
 

@@ -5,23 +5,25 @@ and on the first k units alone, accuracy against the number of labelled examples
 values by class, and the baseline for comparison.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from mlstm_jax.transfer import baseline, classify
-from mlstm_jax.transfer.baseline import Baseline
+from mlstm_jax.transfer import classify, thresholds
 from mlstm_jax.transfer.classify import CS, Classifier, Examples
-from mlstm_jax.transfer.features import FeatureState, Unit
+from mlstm_jax.transfer.features import Unit
 from mlstm_jax.transfer.labels import Labelled, Task
-from mlstm_jax.transfer.thresholds import LabelScore, macro
+from mlstm_jax.transfer.reader import FeatureState
+from mlstm_jax.transfer.thresholds import Fitted, LabelScore, macro
 
 TOP_UNITS = (1, 2, 5, 10, 50, 100)
 _CURVE = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 _DRAWS = 3  # random draws of examples for each point of the curve
 _BINS = 40
+_BASELINE_CS = (1.0, 4.0, 16.0, 64.0)
 
 Texts = tuple[Labelled, Labelled | None, Labelled]
 
@@ -29,6 +31,17 @@ Texts = tuple[Labelled, Labelled | None, Labelled]
 def parts_of(task: Task) -> int:
     """Return how many progress updates `run` reports."""
     return len(task.names) + 1 if task.several else len(CS) + 3
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Accuracies of the TF-IDF baseline, as fractions; of several labels, the macro F1."""
+
+    C: float | list[float]
+    train: float
+    valid: float
+    test: float
+    labels: list[LabelScore] = field(default_factory=list)  # of test
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -116,7 +129,7 @@ def run(
     else:
         more, always = _of_classes(chosen, train, valid, test, columns, on_part)
     on_part(parts - 1, "TF-IDF")
-    tfidf, failure = baseline.measure(*texts, task)
+    tfidf, failure = measure_baseline(*texts, task)
     sizes = {name: len(part.texts) if part else 0 for name, part in zip(PARTS, texts, strict=True)}
     result = Result(
         classes=task.names,
@@ -235,3 +248,65 @@ def _histogram(train: Examples, unit: int, classes: list[str]) -> dict[str, Any]
         for label, name in enumerate(classes)
     }
     return {"edges": edges.tolist(), "counts": counts}
+
+
+def measure_baseline(
+    train: Labelled, valid: Labelled | None, test: Labelled, task: Task
+) -> tuple[Baseline | None, str | None]:
+    """Return the baseline, or why it cannot be fitted, such as on proteins, which have no words."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import StratifiedKFold, cross_val_score
+    from sklearn.pipeline import make_pipeline
+
+    def model(C: float) -> Any:
+        words = TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True)
+        return make_pipeline(words, LogisticRegression(C=C, max_iter=1000))
+
+    def score(C: float) -> float:
+        if valid is None:
+            fewest = min(Counter(train.labels).values())
+            folds = StratifiedKFold(min(3, fewest))
+            found = cross_val_score(model(C), *train[:2], cv=folds, error_score="raise")
+            return float(found.mean())
+        return float(model(C).fit(*train[:2]).score(*valid[:2]))
+
+    def fit_yes(texts: Any, answers: thresholds.Answers, C: float) -> Fitted:
+        fitted = model(C).fit(texts, answers)
+        return Fitted(fitted, lambda inputs: fitted.predict_proba(inputs)[:, 1])
+
+    try:
+        if task.several:
+            return _baseline_of_labels(fit_yes, train, valid, test, task), None
+        scores = {C: score(C) for C in _BASELINE_CS}
+        best = max(scores, key=lambda C: scores[C])
+        fitted = model(best).fit(*train[:2])
+        reached = (float(fitted.score(*part[:2])) for part in (train, test))
+    except ValueError as error:  # raised by scikit-learn where no word is left to count
+        return None, str(error).partition("\n")[0]
+    on_train, on_test = reached
+    return Baseline(best, on_train, scores[best], on_test), None
+
+
+def _baseline_of_labels(
+    fit_yes: Any, train: Labelled, valid: Labelled | None, test: Labelled, task: Task
+) -> Baseline:
+    def examples(part: Labelled) -> tuple[Any, thresholds.Answers]:
+        return np.array(part.texts, object), task.codes(part.labels)
+
+    chosen = thresholds.choose(
+        fit_yes, _BASELINE_CS, examples(train), examples(valid) if valid else None, task.names
+    )
+
+    def scores(part: Labelled) -> list[LabelScore]:
+        texts, answers_NK = examples(part)
+        yes_NK = np.stack([one.fitted.yes(texts) for one in chosen], axis=1)
+        return thresholds.measure(answers_NK, yes_NK, [c.threshold for c in chosen], task.names)
+
+    return Baseline(
+        [one.C for one in chosen],
+        train=macro(scores(train))["f1"],
+        valid=float(np.mean([one.f1 for one in chosen])),
+        test=macro(scores(test))["f1"],
+        labels=scores(test),
+    )

@@ -7,17 +7,24 @@ use does not depend on their length. After a text ends its state is held, so its
 depend on the other texts of its batch, on order, padding or the number of calls. One pass computes
 any number of states: c, h and the mean of h. A classifier reads one of them, or c and the mean of h
 side by side.
+
+On disk they are an .npz of `features` and, for each column, `state`, `layer` and `unit`. A file
+that a later call may reuse also has a `key`, a sha256 of all that determines the features, so
+that a file of other texts or of another model is never reused by mistake; and their `crc32`.
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from mlstm_jax import digest, output
 from mlstm_jax.config import Devices
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
@@ -25,22 +32,17 @@ from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
 from mlstm_jax.progress import ProgressLine
 from mlstm_jax.run import Run
 from mlstm_jax.training import parallel
-from mlstm_jax.training.objective import cross_entropy
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.transfer.windows import batches, reading_line, windows
-
-# c and h after the last byte, or the mean of h over all bytes (Alley et al. 2019).
-State = Literal["c", "h", "mean_h"]
-# The features of a text: one state, or two side by side.
-FeatureState = Literal["c", "h", "mean_h", "c+mean_h"]
-STATE_NAMES: dict[FeatureState, str] = {
-    "c": "cell state c after the last byte",
-    "h": "h after the last byte",
-    "mean_h": "mean of h over the text",
-    "c+mean_h": "cell state c after the last byte, and mean of h over the text",
-}
-
-S = TypeVar("S", bound=FeatureState)
+from mlstm_jax.transfer.reader import (
+    FeatureState,
+    State,
+    batches,
+    reading_line,
+    single_states,
+    states_of,
+    text_nats,
+    windows,
+)
 
 _ROWS = 64  # on each device
 _WINDOW = 128
@@ -72,29 +74,6 @@ class Unit:
 
     def __str__(self) -> str:
         return f"{self.state} of unit {self.unit} of layer {self.layer}"
-
-
-def single_states(state: FeatureState) -> tuple[State, ...]:
-    """Return the states that stand side by side: ("c", "mean_h") for "c+mean_h"."""
-    return cast(tuple[State, ...], tuple(state.split("+")))
-
-
-def states_of(model: Architecture, asked: Sequence[S] | None = None) -> tuple[S, ...]:
-    """Return the states asked for, or else the first that the model has: c, or h without a c.
-
-    Raises:
-        UserError: the model does not have such a state, or none is named, or one twice.
-    """
-    if asked is None:
-        return cast(tuple[S, ...], model.states[:1])
-    single = {*model.states, "mean_h"}
-    known = [state for state in STATE_NAMES if set(single_states(state)) <= single]
-    for state in asked:
-        if state not in known:
-            raise UserError(f"state {state!r} is not one of {', '.join(known)} of {model.choice}.")
-    if not asked or len(set(asked)) < len(asked):
-        raise UserError(f"--state {' '.join(asked)}: name at least one state, each only once.")
-    return tuple(asked)
 
 
 def units_of(model: Architecture, state: FeatureState, *, all_layers: bool) -> list[Unit]:
@@ -249,12 +228,55 @@ def _make_step(model: LanguageModel, *, mean: bool, score: bool) -> Callable[...
     return step
 
 
-def text_nats(logits_BTV: jax.Array, next_BT: Any, scored_B: Any) -> jax.Array:
-    """Return the nats of the first `scored_B` next bytes of each row, float32 [B]."""
-    is_scored_BT = jnp.arange(next_BT.shape[1])[None, :] < scored_B[:, None]
-    return jnp.where(is_scored_BT, cross_entropy(logits_BTV, next_BT), 0).sum(axis=1)
-
-
 def features(run: Run, texts: Sequence[str]) -> Features:
     """Return the state of the top layer after each text, float32 [texts, H]; see `states_of`."""
     return Featurizer(run)(texts)
+
+
+def write_features(path: Path, found: Features, featurizer: Featurizer, key: str = "") -> None:
+    """Write features atomically; KnownError if they cannot be written."""
+    named: dict[str, Any] = {}
+    if key:
+        named = {"key": np.array(key), digest.FIELD: digest.of_array(found)}
+    with (
+        output.write_errors(path),
+        output.atomic_file(path) as partial,
+        partial.open("wb") as file,
+    ):
+        np.savez(
+            file,
+            allow_pickle=False,
+            features=found,
+            state=featurizer.state_of_column,
+            layer=featurizer.layer_of_column,
+            unit=featurizer.unit_of_column,
+            **named,
+        )
+
+
+def features_key(model: str, featurizer: Featurizer, texts: Sequence[str]) -> str:
+    """Return a hex digest of model, reading, columns, texts, and what was asked of them."""
+    found = hashlib.sha256(model.encode())
+    columns = featurizer.state_of_column, featurizer.layer_of_column, featurizer.unit_of_column
+    # States side by side have the columns of those alone, but belong to another call.
+    asked = featurizer.states if any("+" in state for state in featurizer.states) else ()
+    for part in (*featurizer.reading, *(column.tolist() for column in columns), *asked):
+        found.update(f"{part!r}\0".encode())
+    for text in texts:
+        coded = text.encode("utf-8", "surrogatepass")
+        found.update(len(coded).to_bytes(8, "little") + coded)
+    return found.hexdigest()
+
+
+def read_features(path: Path, key: str) -> Features | None:
+    """Return the features that were saved with this key, or None if there are none."""
+    if not path.is_file():
+        return None
+    try:
+        with path.open("rb") as file, np.load(file) as found:  # NumPy would not close a bad one
+            if "key" not in found or str(found["key"]) != key:
+                return None
+            features: Features = found["features"]
+            return features if digest.of_array(features) == found[digest.FIELD] else None
+    except Exception:  # NumPy, zipfile and zlib raise many types
+        return None  # damaged, so they are computed again

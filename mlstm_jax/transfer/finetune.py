@@ -17,19 +17,21 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
 from mlstm_jax import output
-from mlstm_jax.config import Config, Data, Optimizer, Train
+from mlstm_jax.config import Compute, Config, Data, Optimizer, Train
+from mlstm_jax.config.sections import Seed
 from mlstm_jax.corpora.documents import clean, in_order
 from mlstm_jax.corpora.writer import check_out, durable, write_split
 from mlstm_jax.data import corpus
 from mlstm_jax.data.corpus import FORMAT_VERSION, Cleaning, Manifest
 from mlstm_jax.errors import UserError
+from mlstm_jax.fields import Between, Checked, Count, Fraction, Positive
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.output import atomic_directory
 from mlstm_jax.run import Run, initial_parameters, load_run
@@ -37,7 +39,6 @@ from mlstm_jax.training.loop import train
 from mlstm_jax.transfer.classifier_file import Description, save
 from mlstm_jax.transfer.classify import Classifier, Examples
 from mlstm_jax.transfer.features import Featurizer
-from mlstm_jax.transfer.finetune_options import FinetuneOptions
 from mlstm_jax.transfer.labels import MISSING, Labelled, Task, require_task, usable
 from mlstm_jax.transfer.thresholds import LabelScore, best_thresholds, macro
 
@@ -84,6 +85,32 @@ def write_corpus(
                 f"{out} holds other texts or labels than those given now; resume with the same "
                 "files, or choose another folder with --out."
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneOptions(Checked):
+    """How to fine-tune a model.
+
+    Attributes:
+        epochs: passes over the training texts.
+        learning_rate: peak rate, reached after a tenth of the steps; it then falls to a 32nd.
+        label_weight: how many bytes of the language model's loss one label counts as.
+        batch: rows in the global batch.
+        window: bytes of truncated back-propagation; a Transformer's is always `model.positions`.
+        dropout: fraction of the units of each layer's output that are dropped.
+        seed: of dropout and of the order of the text.
+        compute: type of the matrix products; unset: that of the run. fp32 is that of the models of
+            the package; bf16 is faster on GPUs, and on CPUs with AMX or AVX512_BF16.
+    """
+
+    epochs: Positive = 3.0
+    learning_rate: Positive = 1e-3
+    label_weight: Annotated[float, Between(0, ends="[)")] = 1000.0
+    batch: Count = 32
+    window: Count = 128
+    dropout: Fraction = 0.2
+    seed: Seed = 0
+    compute: Compute | None = None
 
 
 class Finetuned(NamedTuple):

@@ -1,19 +1,105 @@
-"""Read one text byte by byte: a layer's state after each byte, and the next-byte probabilities."""
+"""Texts of any length, read one window at a time in batches of one shape.
 
+Every reader of texts uses it, so that one compiled program serves all texts. A single text is also
+read byte by byte: a layer's state after each byte, and the next-byte probabilities.
+"""
+
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from mlstm_jax.errors import UserError
+from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
+from mlstm_jax.progress import ProgressLine
 from mlstm_jax.run import Run, require_known
-from mlstm_jax.transfer.features import State, states_of, text_nats
-from mlstm_jax.transfer.windows import Window, windows
+from mlstm_jax.training.objective import cross_entropy
+
+# c and h after the last byte, or the mean of h over all bytes (Alley et al. 2019).
+State = Literal["c", "h", "mean_h"]
+# The features of a text: one state, or two side by side.
+FeatureState = Literal["c", "h", "mean_h", "c+mean_h"]
+STATE_NAMES: dict[FeatureState, str] = {
+    "c": "cell state c after the last byte",
+    "h": "h after the last byte",
+    "mean_h": "mean of h over the text",
+    "c+mean_h": "cell state c after the last byte, and mean of h over the text",
+}
+
+S = TypeVar("S", bound=FeatureState)
 
 _WINDOW = 64
+
+
+class Window(NamedTuple):
+    """The next bytes of a batch of texts."""
+
+    bytes_BT: NDArray[np.uint8]  # zero after the end of a text
+    left_B: NDArray[np.int32]  # how many of the T bytes belong to the text
+    next_BT: NDArray[np.uint8]  # the byte after each
+    scored_B: NDArray[np.int32]  # how many of these belong to the text
+
+
+def reading_line(name: str | None, size: int) -> ProgressLine:
+    """Return a progress line of the bytes to read, with a name; without one it shows nothing."""
+    return ProgressLine(name or "", size, of_bytes=True, quiet=name is None)
+
+
+def batches(texts: Sequence[bytes], rows: int) -> Iterator[NDArray[np.intp]]:
+    """Yield indices of texts of similar length, at most `rows` at a time, the shortest first."""
+    order = np.argsort([len(text) for text in texts], kind="stable")
+    for start in range(0, len(order), rows):
+        yield order[start : start + rows]
+
+
+def windows(texts: Sequence[bytes], rows: int, width: int) -> Iterator[Window]:
+    """Yield the windows of at most `rows` texts, `width` bytes each, until all are read.
+
+    Rows without a text are empty; a batch of only empty texts has no window.
+    """
+    length_B = np.zeros(rows, np.int32)
+    length_B[: len(texts)] = [len(text) for text in texts]
+    for at in range(0, int(length_B.max(initial=0)), width):
+        bytes_BT = np.zeros((rows, width + 1), np.uint8)
+        for row, text in enumerate(texts):
+            piece = text[at : at + width + 1]
+            bytes_BT[row, : len(piece)] = np.frombuffer(piece, np.uint8)
+        left_B, scored_B = np.clip(length_B - at, 0, width), np.clip(length_B - at - 1, 0, width)
+        yield Window(bytes_BT[:, :width], left_B, bytes_BT[:, 1:], scored_B)
+
+
+def single_states(state: FeatureState) -> tuple[State, ...]:
+    """Return the states that stand side by side: ("c", "mean_h") for "c+mean_h"."""
+    return cast(tuple[State, ...], tuple(state.split("+")))
+
+
+def states_of(model: Architecture, asked: Sequence[S] | None = None) -> tuple[S, ...]:
+    """Return the states asked for, or else the first that the model has: c, or h without a c.
+
+    Raises:
+        UserError: the model does not have such a state, or none is named, or one twice.
+    """
+    if asked is None:
+        return cast(tuple[S, ...], model.states[:1])
+    single = {*model.states, "mean_h"}
+    known = [state for state in STATE_NAMES if set(single_states(state)) <= single]
+    for state in asked:
+        if state not in known:
+            raise UserError(f"state {state!r} is not one of {', '.join(known)} of {model.choice}.")
+    if not asked or len(set(asked)) < len(asked):
+        raise UserError(f"--state {' '.join(asked)}: name at least one state, each only once.")
+    return tuple(asked)
+
+
+def text_nats(logits_BTV: jax.Array, next_BT: Any, scored_B: Any) -> jax.Array:
+    """Return the nats of the first `scored_B` next bytes of each row, float32 [B]."""
+    is_scored_BT = jnp.arange(next_BT.shape[1])[None, :] < scored_B[:, None]
+    return jnp.where(is_scored_BT, cross_entropy(logits_BTV, next_BT), 0).sum(axis=1)
 
 
 class Trace(NamedTuple):

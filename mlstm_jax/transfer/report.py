@@ -10,7 +10,7 @@ import numpy as np
 from mlstm_jax import output
 from mlstm_jax.terminal import markdown, one_line
 from mlstm_jax.transfer.experiment import Result
-from mlstm_jax.transfer.features import STATE_NAMES
+from mlstm_jax.transfer.reader import STATE_NAMES
 from mlstm_jax.transfer.thresholds import MEASURES, LabelScore, macro
 
 REPORT = "report.md"  # written last: if it exists, all files are complete

@@ -15,12 +15,20 @@ from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.progress import ProgressLine
 from mlstm_jax.run import Run
 from mlstm_jax.terminal import show
-from mlstm_jax.transfer import classifier_file, experiment, feature_file, report
+from mlstm_jax.transfer import classifier_file, experiment, report
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier, Examples
 from mlstm_jax.transfer.experiment import Result
-from mlstm_jax.transfer.features import Features, FeatureState, Featurizer, states_of, units_of
+from mlstm_jax.transfer.features import (
+    Features,
+    Featurizer,
+    features_key,
+    read_features,
+    units_of,
+    write_features,
+)
 from mlstm_jax.transfer.labels import Labelled, require_task, usable
+from mlstm_jax.transfer.reader import FeatureState, states_of
 
 
 class Transferred(NamedTuple):
@@ -141,8 +149,8 @@ def _features(
     keys, before = {}, {}
     if kept is not None:
         for name, part in texts.items():
-            keys[name] = feature_file.key_of(model, featurizer, part.texts)
-            before[name] = feature_file.read_features(kept / f"{name}.npz", keys[name])
+            keys[name] = features_key(model, featurizer, part.texts)
+            before[name] = read_features(kept / f"{name}.npz", keys[name])
         # Features are saved before all else: other files without them are from another call.
         if is_begun and any(found is None for found in before.values()):
             raise UserError(
@@ -159,7 +167,7 @@ def _features(
             found = featurizer(part.texts, f"features of {name}" if loud else None)
             if kept is not None:
                 # Save now: they are most of the work, and a later step may fail.
-                feature_file.write(kept / f"{name}.npz", found, featurizer, keys[name])
+                write_features(kept / f"{name}.npz", found, featurizer, keys[name])
             read_now += len(part.texts)
         made[name] = found
     if loud and read_now:

@@ -11,10 +11,10 @@ from mlstm_jax.corpora.documents import clean
 from mlstm_jax.run import Run
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier
-from mlstm_jax.transfer.features import State, single_states, states_of, units_of
+from mlstm_jax.transfer.features import units_of
 from mlstm_jax.transfer.generate import as_text, generate, prompt_bytes
-from mlstm_jax.transfer.reader import Reader, characters
-from mlstm_jax.transfer.running_score import running_score
+from mlstm_jax.transfer.heatmap import running_score
+from mlstm_jax.transfer.reader import Reader, State, characters, single_states, states_of
 
 MOST_BYTES = 20_000  # of a text
 _MOST_GENERATED = 2000

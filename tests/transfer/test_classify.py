@@ -469,7 +469,7 @@ def test_features_are_kept_whatever_fails_after_them(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from mlstm_jax.transfer import experiment, feature_file
+    from mlstm_jax.transfer import experiment, features
     from mlstm_jax.transfer.features import Featurizer
 
     train, test = (write_reviews(tmp_path / f"{n}.csv", random, n) for n in (40, 20))
@@ -499,8 +499,8 @@ def test_features_are_kept_whatever_fails_after_them(
     said = f"reusing the features of the same texts in {out / 'features'}"
     assert said in capsys.readouterr().err
     texts = read_labelled(train, "review", "verdict").texts
-    key = feature_file.key_of("abc", Featurizer(run), texts)
-    assert feature_file.read_features(out / "features/train.npz", key) is None  # of another model
+    key = features.features_key("abc", Featurizer(run), texts)
+    assert features.read_features(out / "features/train.npz", key) is None  # of another model
 
 
 def test_a_fifth_is_held_out_by_content(random: np.random.Generator) -> None:
@@ -522,7 +522,7 @@ def test_a_fifth_is_held_out_by_content(random: np.random.Generator) -> None:
 
 
 def test_features_of_another_reading_or_other_units_have_another_key(run: Run) -> None:
-    from mlstm_jax.transfer import feature_file
+    from mlstm_jax.transfer import features
     from mlstm_jax.transfer.features import Featurizer
 
     half = dataclasses.replace(run.config.precision, compute="bf16")
@@ -536,9 +536,9 @@ def test_features_of_another_reading_or_other_units_have_another_key(run: Run) -
             dataclasses.replace(run, config=dataclasses.replace(run.config, precision=half))
         ),
     ]
-    keys = [feature_file.key_of("abc", reader, ["a"]) for reader in readers]
+    keys = [features.features_key("abc", reader, ["a"]) for reader in readers]
     assert len(set(keys)) == len(keys)
-    assert keys[0] == feature_file.key_of("abc", Featurizer(run), ["a"])
+    assert keys[0] == features.features_key("abc", Featurizer(run), ["a"])
 
 
 def test_a_classifier_that_cannot_be_written_whole_is_none(

@@ -32,7 +32,7 @@ from mlstm_jax.training import begin, loop, optimizer
 from mlstm_jax.training.phases import train_stream
 from mlstm_jax.transfer import finetune
 from mlstm_jax.transfer.features import Featurizer
-from mlstm_jax.transfer.finetune_options import FinetuneOptions
+from mlstm_jax.transfer.finetune import FinetuneOptions
 from mlstm_jax.transfer.labels import Labelled, Task
 from tests.tolerance import assert_close
 from tests.transfer.test_classify import write_reviews

@@ -14,7 +14,7 @@ from mlstm_jax.transfer import classifier_file
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.features import FeatureState, Featurizer
 from mlstm_jax.transfer.heatmap import score_heat
-from mlstm_jax.transfer.heatmap_page import Heat, as_html
+from mlstm_jax.transfer.heatmap_drawing import Heat, as_html
 from mlstm_jax.transfer.reader import Reader
 from tests.tolerance import bound
 

@@ -21,8 +21,7 @@ from mlstm_jax.report import compressed_bpc, report
 from mlstm_jax.run import Run, load_run
 from mlstm_jax.transfer.generate import Sampling, _sample, as_text, generate, prompt_bytes
 from mlstm_jax.transfer.heatmap import heat, write
-from mlstm_jax.transfer.heatmap_page import as_html, colour, ink
-from mlstm_jax.transfer.heatmap_picture import places
+from mlstm_jax.transfer.heatmap_drawing import as_html, colour, ink, places
 from mlstm_jax.transfer.reader import Reader, characters
 from tests.tolerance import assert_close, bound
 
