@@ -32,8 +32,9 @@ test: .venv/ready-test
 test-all: .venv/ready-test-all
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
+# With programs that are optimized as a user's are: the other tests save that time.
 test-slow: .venv/ready-test-all
-	$(BIN)/python -m pytest -m slow -n 2 --dist worksteal
+	XLA_FLAGS= $(BIN)/python -m pytest -m slow -n 2 --dist worksteal
 
 # The instruction sets below this processor's own, which `make test` uses. Those that this processor
 # lacks change nothing. With F16C missing, as in SSE4_2, fp16 is skipped.
@@ -65,8 +66,10 @@ wheel: .venv/ready-dev
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
 
+# Those of constraints.txt.
+PYTHONS ?= 3.11 3.12 3.13
 test-wheel: wheel
-	.ci/test-wheel $(BIN)/python
+	.ci/test-wheel $(BIN)/python $(PYTHONS)
 
 docs: .venv/ready-docs
 	$(BIN)/python -m nbconvert --log-level WARN --execute --to markdown --output-dir docs/notebooks notebooks/*.ipynb

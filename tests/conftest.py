@@ -17,6 +17,12 @@ from mlstm_jax.config import Devices
 if environment.CACHE not in os.environ:
     os.environ[environment.CACHE] = tempfile.mkdtemp(prefix="mlstm-jax-tests-")
     atexit.register(shutil.rmtree, os.environ[environment.CACHE], ignore_errors=True)
+# Most of a small program's time is LLVM's. `make test-portable` sets XLA_FLAGS, and so has programs
+# that are optimized as a user's are.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+)
 environment.cache_programs()
 environment.without_gpus()
 environment.prepare(Devices(virtual_cpu=4))

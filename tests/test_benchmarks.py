@@ -57,10 +57,11 @@ OWN_PROCESS = {
     "start",
 }
 COMPILING = {"fp8_products", "fp8_program", "gpu_program"}
-# `make test-gpu` starts gpu_check in every run of CI.
-LONG = {"dispatch", "gpu_check", "start"}
-# The test of the day of a GPU starts them.
-BY_ANOTHER_TEST = {"gpu", "gpu_report"}
+QUICK = {"data", "verbatim"}
+# `make test-gpu` starts these.
+ON_A_GPU = {
+    *("features", "gpu", "gpu_check", "gpu_report", "products", "recurrence", "train_step"),
+}
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
@@ -70,7 +71,7 @@ def modules() -> Iterator[tuple[str, ast.Module]]:
 
 def test_every_script_has_a_small_form_and_imports_no_test() -> None:
     scripts = {name for name, tree in modules() if isinstance(tree.body[-1], ast.If)}
-    assert scripts == SMALL.keys() | BY_ANOTHER_TEST
+    assert scripts == SMALL.keys() | ON_A_GPU
     for name, tree in modules():
         froms = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         assert not [module for module in froms if str(module).startswith("tests")], name
@@ -96,7 +97,7 @@ def started(script: str, words: list[str], environment: dict[str, str]) -> str:
 
 @pytest.mark.parametrize(
     "script",
-    [pytest.param(one, marks=pytest.mark.slow if one in LONG else ()) for one in SMALL],
+    [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in SMALL],
 )
 def test_a_script_in_small(
     script: str,

@@ -1,5 +1,7 @@
 """The Transformer against NumPy in float64, and how it reads a text."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ from benchmarks import reference
 from mlstm_jax.config import Precision
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.transformer import Transformer
-from tests.model.test_language_model import make, mean_loss
+from tests.model.test_language_model import initial, make, mean_loss
 from tests.tolerance import assert_close
 
 pytestmark = pytest.mark.numeric
@@ -17,6 +19,11 @@ pytestmark = pytest.mark.numeric
 KINDS = ["transformer", "bert"]
 # Two layers of six products over at most 4 · 6 terms, attention over 9 places, and the decoder.
 TERMS = 2 * (6 * 4 * 6 + 2 * 9) + 6
+
+
+def read(model: LanguageModel, params: dict, *inputs: object, **options: object) -> Any:
+    apply = jax.jit(lambda params, *inputs: model.apply({"params": params}, *inputs, **options))
+    return apply(params, *inputs)
 
 
 def small(kind: str, compute: str = "fp32", **model: object) -> tuple[LanguageModel, dict]:
@@ -31,8 +38,7 @@ def test_forward_and_gradient_agree_with_float64(kind: str, random: np.random.Ge
     inputs, targets = batch[:, :-1], batch[:, 1:]
     sees_ahead = kind == "bert"
 
-    read = jax.jit(model.apply, static_argnames="return_states")
-    found = read({"params": params}, inputs, (), return_states=True)
+    found = read(model, params, inputs, (), return_states=True)
     logits, h_BTLH = reference.transformer(exact_params, inputs, 2, sees_ahead)
     assert_close((found.logits_BTV, found.states.h), (logits, h_BTLH), TERMS)
     assert found.carry == ()
@@ -87,16 +93,16 @@ def test_a_text_is_read_in_windows_as_in_one(
     model, params = small("transformer")
     bytes_BT = random.integers(0, 256, (2, 9), dtype=np.uint8)
     lengths = np.array([9, 6])
-    whole = model.apply({"params": params}, bytes_BT, (), return_states=True)
+    whole = read(model, params, bytes_BT, (), return_states=True)
     apply = jax.jit(model.apply, static_argnames="return_states")
     carry, states, at = model.reading_carry(2), [], 0
     for size in split:
         padding = np.arange(at, at + size) >= lengths[:, None]
-        read = apply(
+        one = apply(
             {"params": params}, bytes_BT[:, at : at + size], carry, padding, return_states=True
         )
-        carry, at = read.carry, at + size
-        states.append(model.model.shown(read.states)["h"])
+        carry, at = one.carry, at + size
+        states.append(model.model.shown(one.states)["h"])
     found = jnp.concatenate(states, axis=1)
     for row, length in enumerate(lengths):
         assert_close(found[row, :length], whole.states.h[row, :length], TERMS)
@@ -111,11 +117,12 @@ def test_a_long_text_is_read_with_the_last_positions(random: np.random.Generator
     model, params = small("transformer", positions=8)
     bytes_BT = random.integers(0, 256, (1, 20), dtype=np.uint8)
     carry = model.reading_carry(1)
+    apply = jax.jit(model.apply)
     for at in range(0, 20, 4):
-        read = model.apply({"params": params}, bytes_BT[:, at : at + 4], carry)
-        carry = read.carry
-    last = model.apply({"params": params}, bytes_BT[:, -8:], ())
-    assert_close(read.logits_BTV, last.logits_BTV[:, -4:], TERMS)
+        found = apply({"params": params}, bytes_BT[:, at : at + 4], carry)
+        carry = found.carry
+    last = read(model, params, bytes_BT[:, -8:], ())
+    assert_close(found.logits_BTV, last.logits_BTV[:, -4:], TERMS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -135,23 +142,22 @@ def test_dropout_multiplies_the_branches(random: np.random.Generator) -> None:
     model, params = small("transformer")
     bytes_BT = random.integers(0, 256, (2, 9), dtype=np.uint8)
     shape = (2, *Transformer(hidden=6, heads=2, layers=2).dropout_shape(9))
-    apply = jax.jit(model.apply, static_argnames="return_states")
 
-    def read(factor: float) -> jax.Array:
+    def read_with(factor: float) -> jax.Array:
         drop = np.full(shape, factor, np.float32)
-        return apply({"params": params}, bytes_BT, (), None, drop, return_states=True).states.h
+        return read(model, params, bytes_BT, (), None, drop, return_states=True).states.h
 
-    plain = apply({"params": params}, bytes_BT, (), return_states=True).states.h
-    np.testing.assert_array_equal(read(1.0), plain)
+    plain = read(model, params, bytes_BT, (), return_states=True).states.h
+    np.testing.assert_array_equal(read_with(1.0), plain)
     embedded = params["embedding"] @ params["input"]["kernel"]
     first = embedded[bytes_BT] + params["input"]["positions"][:9]
-    assert_close(read(0.0)[:, :, 0], first, 3)
+    assert_close(read_with(0.0)[:, :, 0], first, 3)
 
 
 def test_positions_start_as_waves_of_the_bytes_size() -> None:
     """A shift by n places is the same linear map everywhere: their products depend on n only."""
     model = Transformer(hidden=64, heads=2, layers=1, positions=128, embedding_std=0.5)
-    params = LanguageModel(model, Precision()).init_parameters(jax.random.key(0))
+    params = initial(LanguageModel(model, Precision()))
     places = np.asarray(params["input"]["positions"])
     products = places @ places.T
     for n in (0, 1, 5, 50):
