@@ -47,8 +47,8 @@ def report(folder: Path, corpus: Path | None = None) -> str:
     place = f"The run is in {folder}: config.json, metrics.jsonl, checkpoints/" + (
         ", tensorboard/." if (folder / "tensorboard").is_dir() else "."
     )
-    if config.model.sees_ahead:
-        asked = f"{config.model.objective} of {len(split.bytes):,} validation bytes{whose}"
+    if config.model.masked:
+        asked = f"masked bytes of {len(split.bytes):,} validation bytes{whose}"
         return f"Bits per byte over the {asked}: {score.bpc:.3f} (step {run.step:,})\n\n{place}"
     text = split.bytes[:_MOST_BYTES].tobytes()
     others = compressed_bpc(text)

@@ -112,7 +112,9 @@ def resolve_batch(config: Config, device_count: int) -> Config:
     Raises UserError if the rows cannot be split evenly over the devices (Puri et al. 2018,
     section IV), or a field is for another kind of model.
     """
-    model = config.model.for_windows(longest_window(config))
+    model, objective = config.model.for_windows(longest_window(config)), config.train.objective
+    if objective is not None:
+        model = dataclasses.replace(model, masked=objective == "masked-bytes")
     config = dataclasses.replace(config, model=model)
     _require_fit(config)
     data = config.data

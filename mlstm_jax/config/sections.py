@@ -154,6 +154,10 @@ class Train(Checked, section="train"):
     steps: Steps | None = None
     # Maximum number of passes over the training split; unset: as many as `steps` needs. Paper: 3.
     epochs: Positive | None = 1.0
+    # What the model learns to predict: the next byte; or some bytes of a window, most of which are
+    # masked (Devlin et al. 2018), for features and labels. Unset: masked bytes with model:bert, and
+    # otherwise the next byte. A Transformer of masked bytes sees a whole window.
+    objective: Literal["next-byte", "masked-bytes"] | None = None
     # Keep the state of every k-th byte of a window for the backward pass, and recompute the others.
     # This saves memory, so that a larger model or batch fits; a step takes about a quarter longer.
     # 16 to 64 are good values; unset: keep everything.

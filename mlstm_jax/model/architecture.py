@@ -93,6 +93,8 @@ class Architecture(Sizes, ABC):
     # Number of labels to predict in the same way, each yes or no, from a corpus with so many
     # ratings, 1, 0 or none, for each document. `mlstm-jax finetune` sets it. 0: no such labels.
     yes_no: int = 0
+    # Whether the model reads and predicts masked bytes; `train.objective` sets it.
+    masked: bool = False
 
     # Every kind by its name in a config.json and on the command line; a JSON without one means
     # `usual`.
@@ -101,14 +103,6 @@ class Architecture(Sizes, ABC):
     title: ClassVar[str] = ""
     # The states that can be shown; features use the first unless told otherwise.
     states: ClassVar[tuple[str, ...]] = ("c", "h")
-    # What it learns; see training/objective.py.
-    objective: ClassVar[str] = "next byte"
-    # Whether a byte's output depends on the bytes after it.
-    sees_ahead: ClassVar[bool] = False
-    # The symbols that it reads: the bytes, and its own.
-    symbols: ClassVar[int] = VOCABULARY
-    # The state from which the label head predicts.
-    label_state: ClassVar[Literal["h", "mean_h"]] = "h"
     # Whether the loops over time and their gradient are this package's own, not JAX's: for
     # devices.kernels and train.recompute_every.
     has_own_loops: ClassVar[bool] = False
@@ -133,6 +127,21 @@ class Architecture(Sizes, ABC):
         return f"model:{self.title.lower()}"
 
     @property
+    def symbols(self) -> int:
+        """The symbols that it reads: the bytes, and after them the mask."""
+        return VOCABULARY + self.masked
+
+    @property
+    def bidirectional(self) -> bool:
+        """Whether a byte's output depends on the bytes after it."""
+        return False
+
+    @property
+    def label_state(self) -> Literal["h", "mean_h"]:
+        """The state from which the label head predicts."""
+        return "mean_h" if self.bidirectional else "h"
+
+    @property
     def labels(self) -> int:
         """The outputs K of the label head: 1 for ratings, else one for each class or label."""
         return self.classes or self.yes_no or int(self.rating_head)
@@ -143,11 +152,11 @@ class Architecture(Sizes, ABC):
         return self.layers, self.hidden
 
     def require_next_byte(self, task: str) -> None:
-        """Raise UserError if this kind of model does not predict the next byte."""
-        if self.sees_ahead:
+        """Raise UserError if this model does not predict the next byte."""
+        if self.masked:
             raise UserError(
                 f"{task} needs a model that predicts the next byte, and {self.choice} predicts "
-                f"{self.objective}; use a run of another kind, such as model:{self.usual}."
+                f"masked bytes; use a run of another kind, such as model:{self.usual}."
             )
 
     def init_carry(self, rows: int, cell: Any) -> Tree:

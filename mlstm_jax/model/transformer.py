@@ -32,7 +32,6 @@ from flax import linen
 from mlstm_jax.errors import require
 from mlstm_jax.fields import Between
 from mlstm_jax.model.architecture import (
-    VOCABULARY,
     Architecture,
     Layers,
     Products,
@@ -193,7 +192,7 @@ def _follow(before: Context, bytes_BT: Array, h_BTLH: Array, real_B: Array | Non
 
 @dataclass(frozen=True, kw_only=True)
 class Transformer(Architecture, title="Transformer"):
-    """The network; each byte sees those before it."""
+    """The network; each byte sees those before it, or with masked bytes all of its window."""
 
     kind: Literal["transformer"] = field(default="transformer", init=False)
 
@@ -215,6 +214,11 @@ class Transformer(Architecture, title="Transformer"):
         rule = f"1 or more, and divide model.hidden, {self.hidden}"
         divides = self.heads >= 1 and self.hidden % self.heads == 0
         require(divides, "model.heads", self.heads, rule)
+
+    @property
+    def bidirectional(self) -> bool:
+        """With masked bytes it sees a whole window."""
+        return self.masked
 
     @property
     def longest_window(self) -> int:
@@ -250,7 +254,7 @@ class Transformer(Architecture, title="Transformer"):
         """Read a window with all layers."""
         bytes_BT, before, padding_mask_TB = window.bytes_TB.T, window.carry, window.padding_mask_TB
         size = bytes_BT.shape[1]
-        causal = not self.sees_ahead
+        causal = not self.bidirectional
         real_B = (
             None
             if padding_mask_TB is None
@@ -301,7 +305,7 @@ class Transformer(Architecture, title="Transformer"):
 
     def products(self, layer: int) -> Products:
         """Count all outside of loops, for windows of P bytes; attention sees half of them."""
-        seen = self.longest_window * (2 if self.sees_ahead else 1)
+        seen = self.longest_window * (2 if self.bidirectional else 1)
         return Products(0, 0, 6 * (12 * self.hidden**2 + self.hidden * seen))
 
     def kept_bytes(self, units: int, window: int, every: int | None, width: int, cell: int) -> int:
@@ -312,12 +316,12 @@ class Transformer(Architecture, title="Transformer"):
 
 @dataclass(frozen=True, kw_only=True)
 class BERT(Transformer, title="BERT"):
-    """The network; it sees a whole window, in which some bytes are masked, and predicts these."""
+    """The Transformer of masked bytes."""
 
     kind: Literal["bert"] = field(default="bert", init=False)  # type: ignore[assignment]
 
-    objective: ClassVar[str] = "masked bytes"
-    sees_ahead: ClassVar[bool] = True
-    # And the mask, after the bytes.
-    symbols: ClassVar[int] = VOCABULARY + 1
-    label_state: ClassVar[Literal["h", "mean_h"]] = "mean_h"
+    masked: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.masked, "train.objective", "next-byte", f"masked-bytes with {self.choice}")

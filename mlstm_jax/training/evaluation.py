@@ -93,7 +93,7 @@ class Evaluator:
         bytes reads windows as in training, at most the longest that it can: phases have windows of
         their own, and data.window may be longer than all of them.
         """
-        as_text, longest = not model.model.sees_ahead, model.model.longest_window
+        as_text, longest = not model.model.masked, model.model.longest_window
         window = model.model.reading_window(window) if as_text else min(window, longest or window)
         self._start = model.reading_carry if as_text else model.init_carry
         self.stream: EvaluationStream | DocumentStream

@@ -1,7 +1,7 @@
 """The loss: what a model reads of a window, which symbols it must predict, and their cross-entropy.
 
-An objective is one function here and a line in `OBJECTIVES`; a kind of model names its own
-(`Architecture.objective`). The loss is the mean over all positions of weight · cross-entropy.
+An objective is one function here, a line in `OBJECTIVES` and a word of `train.objective`. The loss
+is the mean over all positions of weight · cross-entropy.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from mlstm_jax.model.architecture import VOCABULARY
+from mlstm_jax.model.architecture import VOCABULARY, Architecture
 
 Array = jax.Array
 
@@ -20,8 +20,8 @@ _CHOSEN = 15  # percent of the bytes of a window
 _MASKED, _RANDOM = 0.8, 0.1  # of the chosen ones; the others stay
 
 
-class Question(NamedTuple):
-    """A window as the model meets it."""
+class Targets(NamedTuple):
+    """What a model reads of a window, and what it must predict."""
 
     inputs_BT: Array
     targets_BT: Array
@@ -29,17 +29,17 @@ class Question(NamedTuple):
     weight_BT: Array
 
 
-# Inputs, the bytes after each, which of these count, and a key for each row → question.
-Objective = Callable[[Any, Any, Any, Array], Question]
+# Inputs, the bytes after each, which of these count, and a key for each row → targets.
+Objective = Callable[[Any, Any, Any, Array], Targets]
 
 
-def next_byte(inputs_BT: Any, targets_BT: Any, counted_BT: Any, key_B: Array) -> Question:
-    """Ask for the byte after each."""
-    return Question(inputs_BT, targets_BT, counted_BT.astype(jnp.float32))
+def next_byte(inputs_BT: Any, targets_BT: Any, counted_BT: Any, key_B: Array) -> Targets:
+    """The byte after each is its target."""
+    return Targets(inputs_BT, targets_BT, counted_BT.astype(jnp.float32))
 
 
-def masked_bytes(inputs_BT: Any, targets_BT: Any, counted_BT: Any, key_B: Array) -> Question:
-    """Ask for some of the bytes themselves (Devlin et al. 2018, section 3.1).
+def masked_bytes(inputs_BT: Any, targets_BT: Any, counted_BT: Any, key_B: Array) -> Targets:
+    """Some of the bytes themselves are the targets (Devlin et al. 2018, section 3.1).
 
     15% of the bytes that count are chosen, at least one; 80% of these are masked, 10% are replaced
     by any byte, and 10% stay. Only the chosen ones have a weight.
@@ -62,10 +62,15 @@ def masked_bytes(inputs_BT: Any, targets_BT: Any, counted_BT: Any, key_B: Array)
 
     inputs_BT = inputs_BT.astype(jnp.int32)
     read_BT, weight_BT = jax.vmap(row)(inputs_BT, counted_BT, key_B)
-    return Question(read_BT, inputs_BT, weight_BT)
+    return Targets(read_BT, inputs_BT, weight_BT)
 
 
-OBJECTIVES: dict[str, Objective] = {"next byte": next_byte, "masked bytes": masked_bytes}
+OBJECTIVES: dict[str, Objective] = {"next-byte": next_byte, "masked-bytes": masked_bytes}
+
+
+def objective_of(model: Architecture) -> Objective:
+    """Return the objective that a model learns."""
+    return OBJECTIVES["masked-bytes" if model.masked else "next-byte"]
 
 
 def row_keys(seed: int | Array, use: int, step: Array, row_B: Any) -> Array:

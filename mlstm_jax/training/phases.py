@@ -193,7 +193,7 @@ def train_stream(
         stop=corpus.stop,
         # Without a carry, a label can be predicted only from its document's own windows.
         apart=config.model.labels > 0 and config.model.longest_window is not None,
-        own_targets=config.model.sees_ahead,
+        own_targets=config.model.masked,
         cut_for=cut_for,
     )
 

@@ -17,7 +17,13 @@ from mlstm_jax.config import Config
 from mlstm_jax.data.evaluation_stream import EvaluationBatch
 from mlstm_jax.data.stream import Batch
 from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
-from mlstm_jax.training.objective import OBJECTIVES, cross_entropy, label_losses, row_keys, weighted
+from mlstm_jax.training.objective import (
+    cross_entropy,
+    label_losses,
+    objective_of,
+    row_keys,
+    weighted,
+)
 from mlstm_jax.training.parallel import sum_over_devices
 from mlstm_jax.training.state import MetricSums, TrainState, adjust_loss_scale, zero_tally
 
@@ -118,7 +124,7 @@ def make_train_step(
     """
     reduce_type = model.compute if config.precision.all_reduce == "compute" else jnp.float32
     micro_batches, dropout = config.train.micro_batches, config.train.dropout
-    objective = OBJECTIVES[config.model.objective]
+    objective = objective_of(config.model)
 
     def kept_units(step: Array, row_B: Array, window: int) -> Array | None:
         """Draw the units that each row keeps in this window, scaled so that their mean is 1.
@@ -142,13 +148,13 @@ def make_train_step(
         dropout_B = kept_units(step, row_B, batch.inputs_BT.shape[1])
         counted_BT = _counted(batch)
         keys_B = row_keys(config.train.seed, _OBJECTIVE, step, row_B)
-        asked = objective(batch.inputs_BT, batch.targets_BT, counted_BT, keys_B)
-        padding_BT = ~counted_BT if config.model.sees_ahead else None
+        targets = objective(batch.inputs_BT, batch.targets_BT, counted_BT, keys_B)
+        padding_BT = ~counted_BT if config.model.bidirectional else None
 
         def scaled_loss(params: Parameters) -> tuple[Array, tuple[Any, Carry]]:
-            read = model.apply({"params": params}, asked.inputs_BT, carry, padding_BT, dropout_B)
-            nats_BT = cross_entropy(read.logits_BTV, asked.targets_BT)
-            loss = jnp.mean(weighted(nats_BT, asked.weight_BT))
+            read = model.apply({"params": params}, targets.inputs_BT, carry, padding_BT, dropout_B)
+            nats_BT = cross_entropy(read.logits_BTV, targets.targets_BT)
+            loss = jnp.mean(weighted(nats_BT, targets.weight_BT))
             label_loss, labels = label_losses(read.labels_BTK, batch.labels_BT)
             total = loss + config.train.label_weight * label_loss
             # The reported loss is the mean over positions with a target. The gradient is that of
@@ -258,17 +264,19 @@ def make_train_step(
 def make_evaluation_step(model: LanguageModel, axis_name: str) -> EvaluationStep:
     """Return the step: parameters, carry, one batch → carry, nats summed over all devices."""
 
-    objective = OBJECTIVES[model.model.objective]
+    objective = objective_of(model.model)
 
     def evaluation_step(
         params: Parameters, carry: Carry, batch: EvaluationBatch
     ) -> tuple[Carry, Array]:
         carry = reset(carry, batch.reset_B)
         keys_B = row_keys(0, _OBJECTIVE, jnp.uint32(0), batch.window_B)
-        asked = objective(batch.inputs_BT, batch.targets_BT, batch.mask_BT, keys_B)
-        padding_BT = ~batch.mask_BT if model.model.sees_ahead else None
-        carry, logits_BTV, *_ = model.apply({"params": params}, asked.inputs_BT, carry, padding_BT)
-        nats_BT = weighted(cross_entropy(logits_BTV, asked.targets_BT), asked.weight_BT)
+        targets = objective(batch.inputs_BT, batch.targets_BT, batch.mask_BT, keys_B)
+        padding_BT = ~batch.mask_BT if model.model.bidirectional else None
+        carry, logits_BTV, *_ = model.apply(
+            {"params": params}, targets.inputs_BT, carry, padding_BT
+        )
+        nats_BT = weighted(cross_entropy(logits_BTV, targets.targets_BT), targets.weight_BT)
         return carry, jax.lax.psum(jnp.sum(nats_BT), axis_name)
 
     return evaluation_step

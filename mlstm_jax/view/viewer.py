@@ -107,7 +107,7 @@ class Viewer:
         last_H = trace.values_TH[-1]
         active = np.argsort(-np.abs(last_H))[:_SHOWN]
         unit = self._checked(_field(asked, "unit", int, int(active[0])))
-        predicts = not self._run.config.model.sees_ahead
+        predicts = not self._run.config.model.masked
         likeliest = np.argsort(-trace.next_V)[: _SHOWN if predicts else 0]
         return {
             "state": state,
@@ -151,7 +151,7 @@ class Viewer:
 
     def _scores(self) -> list[str]:
         """Return the classes whose score after each character can be shown."""
-        if not self._classifier or self._run.config.model.sees_ahead:
+        if not self._classifier or self._run.config.model.bidirectional:
             return []
         return self._classifier.classes
 

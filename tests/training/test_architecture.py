@@ -13,8 +13,20 @@ import pytest
 from flax import linen
 
 from mlstm_jax import run
-from mlstm_jax.config import Config, Data, Devices, Model, Optimizer, Precision, Train
+from mlstm_jax.config import (
+    BERT,
+    Config,
+    Data,
+    Devices,
+    Model,
+    Optimizer,
+    Precision,
+    Train,
+    Transformer,
+    resolve_batch,
+)
 from mlstm_jax.data.corpus import open_corpus
+from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import expected_shapes
 from mlstm_jax.model.architecture import Architecture, Products, ReadOptions, Recurrent
 from mlstm_jax.model.language_model import LanguageModel
@@ -76,15 +88,17 @@ def bigram() -> Iterator[type[Architecture]]:
 
 @pytest.mark.usefixtures("bigram")
 @pytest.mark.parametrize(
-    "kind",
+    ("kind", "objective"),
     [
-        "bigram",
-        "bert",
-        "lstm",
-        *(pytest.param(x, marks=pytest.mark.slow) for x in ("gru", "transformer")),
+        ("bigram", None),
+        ("bert", None),
+        ("lstm", "masked-bytes"),
+        *(pytest.param(x, None, marks=pytest.mark.slow) for x in ("lstm", "gru", "transformer")),
     ],
 )
-def test_every_kind_learns_and_resumes_to_the_bit(kind: str, corpus: Path, tmp_path: Path) -> None:
+def test_every_kind_learns_and_resumes_to_the_bit(
+    kind: str, objective: Any, corpus: Path, tmp_path: Path
+) -> None:
     train = Train(steps=40, epochs=None, eval_every=40, checkpoint_every=20, micro_batches=2)
     config = Config(
         out=str(tmp_path / "run"),
@@ -92,16 +106,16 @@ def test_every_kind_learns_and_resumes_to_the_bit(kind: str, corpus: Path, tmp_p
         data=Data(corpus=str(corpus), batch=8, window=16),
         optimizer=Optimizer(name="muon", learning_rate=1e-2),
         precision=Precision(compute="bf16"),
-        train=dataclasses.replace(train, dropout=0.1),
+        train=dataclasses.replace(train, dropout=0.1, objective=objective),
     )
     whole = run.load_run(loop.train(config, quiet=True), "latest")
-    assert whole.config.model == config.model.for_windows(16)
+    assert whole.config.model == resolve_batch(config, 1).model
     losses = [line["bpc"] for line in whole_lines(whole)]
     assert losses[-1] < losses[0] - 1
     if kind != "bigram":  # which cannot show its states
         masked, sample = (words in report(whole.folder) for words in ("masked bytes", "A sample"))
         assert masked != sample
-        assert masked == config.model.sees_ahead
+        assert masked == (kind == "bert" or objective is not None)
 
     shutil.copytree(tmp_path / "run", tmp_path / "again")
     shutil.rmtree(tmp_path / "again/checkpoints/40")
@@ -121,6 +135,18 @@ def test_evaluation_reads_no_window_that_is_too_long_for_the_model(
     split, device = open_corpus(corpus).split("valid"), parallel.local(Devices(count=1))
     evaluator = Evaluator(model, split, 256, device)
     assert evaluator.stream.batch(0, 16).inputs_BT.shape == (16, window)
+
+
+def test_what_is_bidirectional_follows_from_the_model_and_its_objective() -> None:
+    masked, sizes = Train(objective="masked-bytes"), {"hidden": 8, "heads": 2, "layers": 1}
+    transformer = resolve_batch(Config(model=Transformer(**sizes), train=masked), 1).model
+    assert transformer.bidirectional
+    assert not Transformer(**sizes).bidirectional
+    assert expected_shapes(transformer) == expected_shapes(BERT(**sizes, positions=256))
+    model = resolve_batch(Config(model=Model(hidden=8), train=masked), 1).model
+    assert (model.bidirectional, model.symbols) == (False, 257)
+    with pytest.raises(UserError, match=r"train\.objective is 'next-byte', but it must be masked"):
+        resolve_batch(Config(model=BERT(**sizes), train=Train(objective="next-byte")), 1)
 
 
 def whole_lines(found: run.Run) -> list[dict[str, Any]]:
@@ -154,5 +180,5 @@ def test_the_fields_of_an_mlstm_keep_their_order() -> None:
     fields = [one.name for one in dataclasses.fields(Model)]
     assert fields == [
         *("hidden", "embedding", "layers", "embedding_std", "recurrent_init", "recurrent_gain"),
-        *("rating_head", "classes", "yes_no"),
+        *("rating_head", "classes", "yes_no", "masked"),
     ]

@@ -20,7 +20,7 @@ def ask(step: int = 3, counted: np.ndarray | None = None, first: int = 0) -> tup
 def test_next_byte_asks_for_all_that_count() -> None:
     bytes_BT, counted_BT, _ = ask()
     counted_BT[0, 50:] = False
-    asked = OBJECTIVES["next byte"](bytes_BT[:, :-1], bytes_BT[:, 1:], counted_BT[:, 1:], None)
+    asked = OBJECTIVES["next-byte"](bytes_BT[:, :-1], bytes_BT[:, 1:], counted_BT[:, 1:], None)
     np.testing.assert_array_equal(asked.inputs_BT, bytes_BT[:, :-1])
     np.testing.assert_array_equal(asked.targets_BT, bytes_BT[:, 1:])
     np.testing.assert_array_equal(asked.weight_BT, counted_BT[:, 1:])

@@ -57,7 +57,7 @@ def test_a_score_after_each_character_is_of_what_was_read(untrained: Run) -> Non
     # A Transformer's states sum to zero.
     classifier = Classifier(np.linspace(0, 1, 12)[None], np.zeros(1), ["no", "yes"], 1.0)
     about = Description("mean_h", False, "any", None)
-    if untrained.config.model.sees_ahead:
+    if untrained.config.model.bidirectional:
         with pytest.raises(UserError, match="a score after each character needs a model that"):
             score_heat(Reader(untrained), TEXTS[0], classifier, about)
         assert Viewer(untrained, classifier, about).model({})["scores"] == []
@@ -83,7 +83,7 @@ def test_a_state_that_it_has_not_is_refused(untrained: Run) -> None:
     ):
         with pytest.raises(UserError, match=f"state 'c' is not one of h, mean_h of {kind.choice}"):
             wrong()
-    if kind.sees_ahead:
+    if kind.bidirectional:
         return
     with pytest.raises(UserError, match=f"cell state c, and {kind.choice} has none"):
         next(generate(untrained, "a", bytes=1, seed=0, held={0: 1.0}))
@@ -91,7 +91,7 @@ def test_a_state_that_it_has_not_is_refused(untrained: Run) -> None:
 
 def test_a_sample_is_the_models_own(untrained: Run) -> None:
     """At temperature 0 each byte is the likeliest after the text so far."""
-    if untrained.config.model.sees_ahead:
+    if untrained.config.model.bidirectional:
         with pytest.raises(UserError, match="generating text needs a model that predicts the next"):
             next(generate(untrained, "the", bytes=5, seed=1))
         return
