@@ -1,4 +1,4 @@
-"""Settings of the process before JAX starts, and a description of the environment.
+"""Settings of the process before JAX starts, its logging, and a description of the environment.
 
 JAX starts with its first operation on a device, not with its import: until then the number of
 virtual CPU devices and of the threads that serve them, flags and the cache can be set.
@@ -7,27 +7,27 @@ virtual CPU devices and of the threads that serve them, flags and the cache can 
 import contextlib
 import ctypes
 import hashlib
+import logging
 import math
 import os
 import platform
 import resource
 import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlstm_jax
-from mlstm_jax import __version__, digest, fields, shipped
+from mlstm_jax import __version__, shipped
 from mlstm_jax.errors import UserError
 
 if TYPE_CHECKING:
     import jax
 
     from mlstm_jax.config import Devices
-    from mlstm_jax.data.corpus import Corpus
-
-FILE = "environment.json"
-
 
 # Fraction of a GPU's memory that a run takes; `plan` assumes the same. JAX's default is 0.75. The
 # rest is left to the system and the programs' code.
@@ -47,6 +47,14 @@ _LEAST_ADDRESS_SPACE = 1.8e9
 
 # Excludes kernels that may sum in another order, and kernels chosen by timing at each compilation.
 _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
+
+# absl: Orbax logs every save at INFO, its thread handling at WARNING, and errors before it raises
+# them. asyncio: when one of many files fails, the others report to an event loop that is closed,
+# each with a traceback, and hide the one message that matters.
+_LOGGERS = ("absl", "asyncio")
+# Event loops that an error has closed, or that could not open (too many open files), say this when
+# they are deleted.
+_OF_LOOPS = ("Event loop is closed", "'_UnixSelectorEventLoop' object has no attribute '_ssock'")
 
 
 def has_started() -> bool:
@@ -286,21 +294,33 @@ def describe_environment() -> dict[str, Any]:
     }
 
 
-def inputs(corpus: "Corpus", start: str | None) -> dict[str, str | None]:
-    """Return the fingerprints of a run's corpus and of the parameters that it starts from.
+def silence() -> Callable[[], None]:
+    """Silence the logging of Orbax's threads in this process; return a function that undoes it."""
+    levels = {name: logging.getLogger(name).level for name in _LOGGERS}
+    hook, filters = sys.unraisablehook, warnings.filters[:]
 
-    The config has only their paths, and the content at a path may change.
-    """
-    return {"corpus": corpus.identity, "start_from": start}
+    def without_closed_loops(unraisable: Any) -> None:
+        if str(unraisable.exc_value) not in _OF_LOOPS:
+            hook(unraisable)
+
+    def undo() -> None:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+        sys.unraisablehook = hook
+        warnings.filters = filters
+
+    for name in _LOGGERS:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    sys.unraisablehook = without_closed_loops
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+    return undo
 
 
-def inputs_of(folder: Path) -> dict[str, str | None]:
-    """Return the `inputs` of the last session in a run folder, or {} if there was none.
-
-    Raises UserError if the file is damaged.
-    """
-    path = folder / FILE
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence the logging inside the block, then restore the process."""
+    undo = silence()
     try:
-        return digest.opened(fields.parse(path.read_bytes()))["inputs"] if path.is_file() else {}
-    except (fields.Wrong, OSError, TypeError) as error:
-        raise UserError(f"{path}: is damaged ({error}); restore it, or remove it.") from error
+        yield
+    finally:
+        undo()

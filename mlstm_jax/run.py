@@ -27,11 +27,11 @@ from mlstm_jax.config import Config
 from mlstm_jax.config import text as config_text
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.data.corpus import Cleaning, Corpus, SplitName
+from mlstm_jax.environment import quiet
 from mlstm_jax.errors import UserError, nearest, question
 from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import ModelWeights
 from mlstm_jax.model.language_model import LanguageModel, Parameters, unknown_bytes
-from mlstm_jax.quiet import quiet
 
 WEIGHTS = "weights.safetensors"
 _PIECE = 1 << 20  # bytes

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from mlstm_jax import environment, run
+from mlstm_jax import run
 from mlstm_jax.checkpoints import checkpoint
 from mlstm_jax.config import Transformer
 from mlstm_jax.corpora.prepare import prepare
@@ -21,6 +21,7 @@ from mlstm_jax.digest import of_array
 from mlstm_jax.errors import KnownError
 from mlstm_jax.interop import weights
 from mlstm_jax.training import loop
+from mlstm_jax.training.run_folder import inputs_of
 from mlstm_jax.transfer import classifier_file
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.features import Featurizer, read_features, write_features
@@ -54,7 +55,7 @@ def read_run(folder: Path) -> Any:
     loaded = run.load_run(folder)
     about = (loaded.config, loaded.step, loaded.cleaning, loaded.corpus)
     state = final_state(folder, 8)
-    return [about, loaded.params, state, environment.inputs_of(folder)]
+    return [about, loaded.params, state, inputs_of(folder)]
 
 
 def read_weights(path: Path) -> Any:

@@ -25,7 +25,7 @@ LAYERS = [
     {"config", "user_python"},
     {"model"},
     {"digest"},
-    {"fields", "guard", "output", "precision", "progress", "quiet", "shipped"},
+    {"fields", "guard", "output", "precision", "progress", "shipped"},
     {"errors", "terminal"},
 ]
 

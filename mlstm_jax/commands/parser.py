@@ -15,7 +15,6 @@ from typing import Any, cast, get_args
 
 from mlstm_jax import __version__, environment, terminal
 from mlstm_jax.errors import Note, nearest, question
-from mlstm_jax.quiet import silence
 
 _SplitWeights = tuple[float, float, float]  # of PrepareOptions, which need more imports
 
@@ -186,7 +185,7 @@ def run(words: Sequence[str], program: str | None) -> None:
     import tyro
     from tyro.conf import FlagCreatePairsOff
 
-    silence()
+    environment.silence()
     environment.without_gpus()
     if name in _ON_CPU:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")

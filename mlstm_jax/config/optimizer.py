@@ -68,6 +68,16 @@ class Optimizer(Checked, section="optimizer"):
     # LARS: factor of the trust ratio ‖w‖ / ‖gradient‖.
     trust_coefficient: Positive = 0.001
 
+    @property
+    def moments(self) -> int:
+        """The numbers of its state for each parameter, at most."""
+        return 1 if self.name == "muon" else 2
+
+    @property
+    def other_rates(self) -> dict[str, float]:
+        """Learning rates that are not the schedule's, by who has them, as multiples of it."""
+        return {"Muon": self.muon_learning_rate / self.learning_rate} if self.name == "muon" else {}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         decay, of, epochs = self.weight_decay, self.weight_decay_bytes, self.warmup_epochs

@@ -13,17 +13,15 @@ inside a node or across nodes. docs/performance.md has the flops and bytes of a 
 
 import dataclasses
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from mlstm_jax.config import Config, resolve_batch
 from mlstm_jax.environment import MEMORY_FRACTION
 from mlstm_jax.errors import UserError
-from mlstm_jax.interop.weights import named
-from mlstm_jax.model.language_model import VOCABULARY, parameter_shapes
+from mlstm_jax.model.language_model import VOCABULARY
 from mlstm_jax.planning.machine import Machine
-from mlstm_jax.training import muon
+from mlstm_jax.training.optimizer import product_flops
 from mlstm_jax.training.state import compute_bytes, memory_bytes, parameter_count
 
 # Per parameter and update, read and written by Adam: parameter, gradient and two moments, float32.
@@ -64,30 +62,14 @@ def step_seconds(config: Config, machine: Machine, rows: int) -> float:
     return parts * (scans + rows * window * other / rate) + optimizer
 
 
-def muon_seconds(config: Config, machine: Machine, devices: int) -> float:
-    """Return the seconds that Newton-Schulz takes on each device; 0 without Muon.
-
-    One of its steps is three products: 2 r²c, 2 r³ and 2 r²c flops for an r by c matrix, r ≤ c.
-    """
-    if config.optimizer.name != "muon":
-        return 0.0
-    # The matrices of one shape are one stack, which the devices share out.
-    shapes = Counter(
-        (leaf.shape[0], leaf.shape[1] // count)
-        for name, leaf in named(parameter_shapes(config.model)).items()
-        for count in [muon.matrices(config.model, config.optimizer.muon_decoder)(name)]
-        for _ in range(count)
-    )
-    flops = 0
-    for shape, count in shapes.items():
-        r, c = sorted(shape)
-        flops += (4 * r * r * c + 2 * r**3) * -(-count // devices)
+def update_seconds(config: Config, machine: Machine, devices: int) -> float:
+    """Return the seconds of an update's products on each device; 0 if it has none."""
     rates = machine.step_flops_per_s
     # In float32, whose products GPUs round to TF32 by default, or in bf16.
     rate = rates.get("tf32", rates.get("fp32", 0.0))
     if config.precision.compute == "bf16":
         rate = rates.get("bf16", rate)
-    return config.optimizer.muon_steps * flops / rate if rate else 0.0
+    return product_flops(config.optimizer, config.model, devices) / rate if rate else 0.0
 
 
 def all_reduce_seconds(config: Config, machine: Machine, devices: int) -> float:
@@ -118,7 +100,7 @@ def plan(
             batch, window = here.data.batch, here.data.window
             rows = batch // count
             shared = all_reduce_seconds(here, machine, count)
-            alone = step_seconds(here, machine, rows) + muon_seconds(here, machine, count)
+            alone = step_seconds(here, machine, rows) + update_seconds(here, machine, count)
             seconds = alone + shared
             speed = batch * window / seconds
             epoch = None if corpus_bytes is None else corpus_bytes / speed / 3600

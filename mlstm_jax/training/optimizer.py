@@ -16,6 +16,7 @@ regularise.
 """
 
 import math
+from collections import Counter
 from typing import Any
 
 import jax
@@ -24,7 +25,9 @@ import numpy as np
 import optax
 
 from mlstm_jax.config import Optimizer
+from mlstm_jax.interop.weights import named
 from mlstm_jax.model.architecture import Architecture
+from mlstm_jax.model.language_model import parameter_shapes
 from mlstm_jax.training import muon
 from mlstm_jax.training.state import TrainState
 
@@ -77,7 +80,7 @@ def build(
             momentum = optax.trace(decay=optimizer.b1)
             return optax.chain(clipped, decay, trust, descend, momentum)
         case "muon":
-            ratio = optimizer.muon_learning_rate / optimizer.learning_rate
+            ratio = optimizer.other_rates["Muon"]
             own = muon.matrices(model, optimizer.muon_decoder)
             of_matrices = optax.chain(
                 optax.trace(decay=optimizer.muon_momentum, nesterov=True),
@@ -88,6 +91,27 @@ def build(
             transforms = {True: of_matrices, False: optax.chain(adam, decay, descend)}
             is_own = muon.of_names(lambda name: own(name) > 0)
             return optax.chain(clipped, optax.partition(transforms, is_own))
+
+
+def product_flops(optimizer: Optimizer, model: Architecture, devices: int) -> int:
+    """Return the flops of an update's products on each device, those of Muon's Newton-Schulz.
+
+    One of its steps is three products: 2 r²c, 2 r³ and 2 r²c flops for an r by c matrix, r ≤ c.
+    """
+    if optimizer.name != "muon":
+        return 0
+    own = muon.matrices(model, optimizer.muon_decoder)
+    # The matrices of one shape are one stack, which the devices share out.
+    stacks = Counter(
+        (leaf.shape[0], leaf.shape[1] // own(name))
+        for name, leaf in named(parameter_shapes(model)).items()
+        for _ in range(own(name))
+    )
+    flops = 0
+    for shape, count in stacks.items():
+        r, c = sorted(shape)
+        flops += (4 * r * r * c + 2 * r**3) * -(-count // devices)
+    return optimizer.muon_steps * flops
 
 
 def second_moment_decay(optimizer: Optimizer, update_bytes: int) -> float:

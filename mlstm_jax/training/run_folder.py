@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from mlstm_jax import digest, environment, output, run
+from mlstm_jax import digest, environment, fields, output, run
 from mlstm_jax.checkpoints import meta
 from mlstm_jax.config import Config, longest_window
 from mlstm_jax.config.text import differences, to_json
+from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.errors import FileError, InUse, KnownError, UserError, remedy
 from mlstm_jax.terminal import show
@@ -157,12 +158,32 @@ def write_folder(config: Config, inputs: Mapping[str, str | None] | None = None)
 
     Args:
         config: the run's.
-        inputs: see environment.inputs.
+        inputs: see `inputs`.
     """
     folder = Path(config.out)
     output.write_text(folder / "config.json", to_json(config))
     described = environment.describe_environment() | {"inputs": dict(inputs or {})}
-    digest.write_json(folder / environment.FILE, described)
+    digest.write_json(folder / "environment.json", described)
+
+
+def inputs(corpus: Corpus, start: str | None) -> dict[str, str | None]:
+    """Return the fingerprints of a run's corpus and of the parameters that it starts from.
+
+    The config has only their paths, and the content at a path may change.
+    """
+    return {"corpus": corpus.identity, "start_from": start}
+
+
+def inputs_of(folder: Path) -> dict[str, str | None]:
+    """Return the `inputs` of the last session in a run folder, or {} if there was none.
+
+    Raises UserError if the file is damaged.
+    """
+    path = folder / "environment.json"
+    try:
+        return digest.opened(fields.parse(path.read_bytes()))["inputs"] if path.is_file() else {}
+    except (fields.Wrong, OSError, TypeError) as error:
+        raise UserError(f"{path}: is damaged ({error}); restore it, or remove it.") from error
 
 
 @contextmanager

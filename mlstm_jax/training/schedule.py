@@ -173,9 +173,8 @@ def draw(optimizer: Optimizer, stretches: Sequence[Stretch]) -> Drawn:
                 f"{span}batch {one.batch:,}, {one.steps_per_epoch:,.0f} updates per epoch, peak "
                 f"{peak_rate(chosen, one.batch):.3g}"
             )
-    if optimizer.name == "muon":
-        ratio = optimizer.muon_learning_rate / optimizer.learning_rate
-        lines.append(f"the rates are Adam's; Muon's are {ratio:.4g} times as high")
+    for name, ratio in optimizer.other_rates.items():
+        lines.append(f"the rates are Adam's; {name}'s are {ratio:.4g} times as high")
     lines += [*described, "", f"{'update':>10} {'epoch':>8} {'rate':>10}"]
     tenths = {round(steps * part / 10) for part in range(11)}
     shown = sorted(point for point in tenths | borders if point <= steps)

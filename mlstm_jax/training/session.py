@@ -25,7 +25,6 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.model import pallas
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.progress import ProgressLine
-from mlstm_jax.quiet import quiet as without_reports
 from mlstm_jax.training import parallel, run_folder, schedule
 from mlstm_jax.training.begin import Beginning, ResumePoint
 from mlstm_jax.training.evaluation import Evaluator
@@ -91,7 +90,7 @@ def set_up(
             "the others must end at once. Train with owns_process=True, in processes that do "
             "nothing else, or with the command `mlstm-jax train`."
         )
-    stack.enter_context(without_reports())
+    stack.enter_context(environment.quiet())
     stack.enter_context(cluster)
     folder = Path(config.out)
     watchdog = guard.Watchdog(
@@ -132,7 +131,7 @@ def set_up(
         {"step": begin.step, "steps": total}, "Give every process the same corpus and config."
     )
     if cluster.is_first:
-        run_folder.write_folder(config, environment.inputs(corpus, begin.start))
+        run_folder.write_folder(config, run_folder.inputs(corpus, begin.start))
     progress = stack.enter_context(
         ProgressLine("train", total, begin.step, quiet=quiet or not cluster.is_first)
     )

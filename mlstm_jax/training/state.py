@@ -137,10 +137,8 @@ def memory_bytes(config: Config, rows: int) -> float:
     rows = rows // config.train.micro_batches
     cell = width if config.precision.cell == "compute" else 4
     parameters = parameter_count(config)
-    # Master weights and moments (Muon has one); the gradient; normalised weights, some of them
-    # transposed.
-    moments = 1 if config.optimizer.name == "muon" else 2
-    state = parameters * (4 + 4 * moments + 4 + 2 + width)
+    # Master weights and moments; the gradient; normalised weights, some of them transposed.
+    state = parameters * (4 + 4 * config.optimizer.moments + 4 + 2 + width)
     every = config.train.recompute_every
     layer = model.kept_bytes(rows * model.hidden, window, every, width, cell)
     # Logits and their gradient.

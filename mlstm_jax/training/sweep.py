@@ -27,6 +27,7 @@ from mlstm_jax.terminal import markdown, message, show
 from mlstm_jax.training import metrics
 from mlstm_jax.training.loop import train
 from mlstm_jax.training.reporter import Diverged
+from mlstm_jax.training.run_folder import inputs, inputs_of
 
 Runs = dict[tuple[str, str], Config]
 
@@ -136,12 +137,12 @@ def _require_same_inputs(run_folder: Path, config: Config) -> None:
 
     The config has only their paths, and the content at a path may have changed.
     """
-    before = environment.inputs_of(run_folder)
+    before = inputs_of(run_folder)
     if not before:
         return
     corpus = open_corpus(Path(config.data.corpus))
     start = None if config.train.start_from is None else _fingerprint(config.train.start_from)
-    for name, found in environment.inputs(corpus, start).items():
+    for name, found in inputs(corpus, start).items():
         if found != before.get(name, found):
             raise UserError(
                 f"{run_folder} contains a run with another {name}: its fingerprint was "

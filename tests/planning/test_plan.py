@@ -172,14 +172,14 @@ def test_muon_costs_what_the_compiler_counts(decoder: bool) -> None:
     counted = jax.jit(lambda x: step.update(x, None)[0]).lower(matrices).compile().cost_analysis()
     machine = load_machine(MACHINES / "h200.json")
     rate = machine.step_flops_per_s["tf32"]
-    planned = plan.muon_seconds(config, machine, 1) * rate
+    planned = plan.update_seconds(config, machine, 1) * rate
     assert planned == pytest.approx(counted["flops"], rel=0.05)
-    eighth = plan.muon_seconds(config, machine, 8) * rate
+    eighth = plan.update_seconds(config, machine, 8) * rate
     assert planned / 8 < eighth < planned / 4
-    assert plan.muon_seconds(Config(), machine, 1) == 0
+    assert plan.update_seconds(Config(), machine, 1) == 0
     half = dataclasses.replace(config, precision=Precision(compute="bf16"))
     rates = machine.step_flops_per_s
-    assert plan.muon_seconds(half, machine, 1) == pytest.approx(planned / rates["bf16"])
+    assert plan.update_seconds(half, machine, 1) == pytest.approx(planned / rates["bf16"])
 
 
 @pytest.mark.parametrize(

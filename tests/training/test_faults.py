@@ -286,7 +286,7 @@ def test_what_a_run_started_from_may_be_missing_until_it_is_needed(
     train(dataclasses.replace(config, train=dataclasses.replace(config.train, steps=6)))
     assert "the parameters of train.start_from cannot be compared" in capfd.readouterr().err
     assert meta.read_meta(folder, 6)[0].start == start
-    assert environment.inputs_of(folder)["start_from"] == start
+    assert run_folder.inputs_of(folder)["start_from"] == start
     longer = vary(config, train__steps=20)
     others = jax.tree.map(lambda x: x + 1, run.load_run(folder).params)
     with pytest.raises(UserError, match=r"must return to its first step.*start a new run"):
@@ -327,7 +327,7 @@ def test_what_a_run_started_from_may_train_further(
         train(6, "another", later)
     train(6, None, later)
     assert meta.read_meta(folder, 6)[0].start == fingerprint(first)
-    assert environment.inputs_of(folder)["start_from"] == fingerprint(first)
+    assert run_folder.inputs_of(folder)["start_from"] == fingerprint(first)
 
 
 def test_it_returns_to_before_the_update_that_spoiled_it(corpus: Path, tmp_path: Path) -> None:
