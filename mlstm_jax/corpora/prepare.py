@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from mlstm_jax import fields
 from mlstm_jax.corpora import beam_engine, given_splits
 from mlstm_jax.corpora.documents import Quoting, Recipe, Unit, Written
 from mlstm_jax.corpora.records import MAX_REJECT_FRACTION, Rejects, check_rejects_file
@@ -35,6 +34,7 @@ from mlstm_jax.corpora.writer import (
 from mlstm_jax.data import corpus
 from mlstm_jax.data.corpus import SPLITS, Cleaning, Dedupe, Manifest, SplitManifest, SplitName
 from mlstm_jax.errors import UserError, note
+from mlstm_jax.fields import Between, require_valid
 from mlstm_jax.output import atomic_directory, partial_folder, remove_leftovers
 from mlstm_jax.progress import ProgressLine
 
@@ -88,9 +88,9 @@ class PrepareOptions:
     clean: Cleaning = "radford"
     dedupe: Dedupe | None = None
     memory_limit: str = "4GB"
-    threads: int | None = None
+    threads: Annotated[int, Between(1, _MOST_THREADS)] | None = None
     temp_dir: Path | None = None
-    max_reject_fraction: float = MAX_REJECT_FRACTION
+    max_reject_fraction: Annotated[float, Between(0, 1)] = MAX_REJECT_FRACTION
     engine: Engine = "duckdb"
     beam_options: str = ""
 
@@ -335,7 +335,7 @@ def _sizes(documents: int, split: SplitWeights) -> dict[str, int]:
 
 def _check_options(sources: Sequence[str], options: PrepareOptions) -> None:
     """Raise UserError unless the sources and options of `prepare` make sense."""
-    fields.require_valid(options)
+    require_valid(options)
     if not sources:
         raise UserError(f"no source given; name text files, or {PYDOC}")
     for option, field in (
@@ -351,13 +351,6 @@ def _check_options(sources: Sequence[str], options: PrepareOptions) -> None:
             "none negative, at least one above 0; such as 1000,1,1 or 0.8,0.1,0.1, or 0,0,1 for a "
             "test set only"
         )
-    rejected, threads = options.max_reject_fraction, options.threads
-    if not 0 <= rejected <= 1:
-        raise UserError(f"--max-reject-fraction {rejected:g}: must be from 0 (none) to 1 (all).")
-    if threads is not None and not 1 <= threads <= _MOST_THREADS:
-        raise UserError(f"--threads {threads}: must be from 1 to {_MOST_THREADS}.")
-    if not -(2**63) <= options.seed < 2**63:
-        raise UserError(f"--seed {options.seed}: must be a number of at most 64 bits.")
     limit = options.memory_limit
     if not re.fullmatch(r"[0-9]+(\.[0-9]+)? ?[KMGT]i?B", limit, re.IGNORECASE):
         raise UserError(f"--memory-limit {limit!r}: must be a size such as 4GB or 500MB.")
