@@ -34,7 +34,7 @@ test-all: .venv/ready-test-all
 
 # With programs that are optimized as a user's are: the other tests save that time.
 test-slow: .venv/ready-test-all
-	XLA_FLAGS= $(BIN)/python -m pytest -m slow -n 2 --dist worksteal
+	XLA_FLAGS= $(BIN)/python -m pytest -m slow -n 2 --dist worksteal tests results/fp8_study
 
 # The instruction sets below this processor's own, which `make test` uses. Those that this processor
 # lacks change nothing. With F16C missing, as in SSE4_2, fp16 is skipped.
@@ -46,8 +46,8 @@ test-portable: .venv/ready-test
 # In an environment of its own: beside it, JAX without GPUs must be told that there are none. All but
 # the compiler is that of .venv.
 test-compiled: .venv-compiled/ready
-	.venv-compiled/bin/python -m pytest -q -n 2 tests/compiled
-	.venv-compiled/bin/python -m pytest -q -k "fp8_pro or gpu_program" tests/test_benchmarks.py
+	.venv-compiled/bin/python -m pytest -q -n 2 tests/planning/test_compile.py
+	.venv-compiled/bin/python -m pytest -q -k gpu_program tests/test_benchmarks.py
 
 test-newest:
 	.ci/test-newest

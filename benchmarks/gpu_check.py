@@ -2,9 +2,9 @@
 
     python benchmarks/gpu_check.py --json check.json      # --small: as a trial on a CPU
 
-The compiled program satisfies the rules of tests/compiled; gradients agree with float64 NumPy; a
-run that is stopped and resumed equals an uninterrupted one bit for bit; an overflow costs only
-updates; the Pallas kernels agree with XLA's.
+The compiled program satisfies the rules of tests/planning/test_compile.py; gradients agree with
+float64 NumPy; a run that is stopped and resumed equals an uninterrupted one bit for bit; an
+overflow costs only updates; the Pallas kernels agree with XLA's.
 It needs jax, flax, optax and numpy. The exit code is 1 if a check fails.
 """
 
@@ -41,16 +41,16 @@ import measure  # noqa: E402
 import numpy as np  # noqa: E402
 import reference  # noqa: E402
 import train_step  # noqa: E402
-from reference import bound, error  # noqa: E402
-
-from mlstm_jax.compiled import hlo  # noqa: E402
-from mlstm_jax.compiled.kernels import (  # noqa: E402
+from compiled_program import (  # noqa: E402
     atomic_adds,
     collectives,
     kernels,
+    parse,
     products,
     zero_fills,
 )
+from reference import bound, error  # noqa: E402
+
 from mlstm_jax.corpora.prepare import prepare  # noqa: E402
 from mlstm_jax.model.language_model import LanguageModel  # noqa: E402
 from mlstm_jax.model.pallas import INTERPRETED, PALLAS, require_gpu  # noqa: E402
@@ -95,7 +95,7 @@ def program(compute: str, hidden: int) -> Result:
         devices.split_rows(train_step.make_batch(point)),
         devices.replicate(np.float32(0)),
     ).compile()
-    made = hlo.parse(compiled.as_text())
+    made = parse(compiled.as_text())
     found, types = kernels(made), {(*one.operands, one.result) for one in products(made)}
     places = dict.fromkeys(one.place for one in found if one.is_in_loop)
     stacks = [one.shape for one in zero_fills(made) if len(one.shape) > 2 and 24 in one.shape[:2]]

@@ -2,8 +2,8 @@
 
     python benchmarks/gpu_program.py --grid paper --json benchmarks/results/gpu_program_h200.json
 
-Kernels, bytes and memory are those of the compiled programs; seconds are modelled
-(mlstm_jax/compiled/estimate.py). Nothing is run. It needs the extra `gpu-compile`.
+Kernels, bytes, memory and collectives are those of the compiled programs; seconds are modelled
+(compiled_program.py). Nothing is run. It needs the extra `gpu-compile`.
 """
 
 import argparse
@@ -12,16 +12,27 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from mlstm_jax import environment
 
 environment.without_gpus()
 
 import jax  # noqa: E402
+from compiled_program import (  # noqa: E402
+    LAUNCHES,
+    collectives,
+    estimate,
+    kernels,
+    overlapping,
+    parse,
+)
 
-from mlstm_jax.compiled import summary  # noqa: E402
 from mlstm_jax.config import Config, Data, Devices, Model, Precision  # noqa: E402
-from mlstm_jax.planning.machine import load_machine  # noqa: E402
+from mlstm_jax.environment import MEMORY_FRACTION  # noqa: E402
+from mlstm_jax.planning import plan  # noqa: E402
+from mlstm_jax.planning.compile import Compiled, compile_step  # noqa: E402
+from mlstm_jax.planning.machine import Machine, load_machine  # noqa: E402
 
 # Hidden units, rows on a device, bytes of the window.
 GRIDS = {
@@ -35,12 +46,59 @@ RATES = ("fp32", "tf32", "bf16", "fp16")
 MACHINES = Path(__file__).parents[1] / "configs/machines"
 
 
+def counts(config: Config, machine: Machine, devices: int, compiled: Compiled) -> dict[str, Any]:
+    """Return the memory, kernels, collectives and modelled seconds of a training step.
+
+    A collective has the bytes of each device's part, and the flops of the products and the modelled
+    seconds of the kernels that run at the same time.
+    """
+    assert machine.gpu is not None
+    program = parse(compiled.text)
+    of_program = kernels(program)
+    meanwhile = overlapping(program, of_program)
+    estimated = estimate(of_program, machine, machine.gpu)
+    rows = config.data.batch // devices
+    needed = compiled.argument_bytes + compiled.temporary_bytes
+    return {
+        "devices": devices,
+        "rows": rows,
+        "argument_bytes": compiled.argument_bytes,
+        "temporary_bytes": compiled.temporary_bytes,
+        "fits": needed <= machine.memory_bytes * MEMORY_FRACTION,
+        "loops": [
+            (count, sum(one.bytes for one in of_program if one.place == place))
+            for place, count in estimated.loops.items()
+        ],
+        "launches": estimated.launches,
+        "collectives": [
+            {
+                "name": one.opcode.removesuffix("-start"),
+                "bytes": sum(access.bytes for access in one.writes),
+                "is_in_loop": one.is_in_loop,
+                "beside_flops": sum(x.times * x.flops for x in meanwhile[one.name]),
+                "beside_seconds": estimate(meanwhile[one.name], machine, machine.gpu).seconds,
+            }
+            for one in collectives(of_program)
+        ],
+        "seconds": [estimated.with_launches(each) for each in LAUNCHES],
+        "formula_seconds": plan.step_seconds(config, machine, rows),
+    }
+
+
 def main() -> None:
     """Compile the grid, print a line for each point, and write the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--grid", choices=GRIDS, default="small")
+    parser.add_argument(
+        "--size",
+        nargs=3,
+        type=int,
+        action="append",
+        metavar=("H", "B", "T"),
+        help="instead of a grid: units, rows on a device, bytes of the window; can be repeated",
+    )
     parser.add_argument("--machine", type=Path, default=MACHINES / "h200.json")
     parser.add_argument("--dtypes", nargs="+", default=["bf16"], choices=RATES)
     parser.add_argument(
@@ -51,7 +109,7 @@ def main() -> None:
     given = parser.parse_args()
     machine = load_machine(given.machine)
     results = []
-    for hidden, rows, window in GRIDS[given.grid]:
+    for hidden, rows, window in given.size or GRIDS[given.grid]:
         for dtype in given.dtypes:
             config = Config(
                 model=Model(hidden=hidden),
@@ -59,12 +117,13 @@ def main() -> None:
                 precision=Precision(compute=dtype),
                 devices=Devices(kernels=given.kernels),
             )
-            (row,) = summary.as_json(summary.compile_plan(config, machine, [given.devices]))
+            compiled = compile_step(config, machine, given.devices)
+            row = counts(config, machine, given.devices, compiled)
             results.append({"hidden": hidden, "window": window, "dtype": dtype} | row)
-            kernels = "+".join(str(count) for count, _ in row["loops"])
+            of_step = "+".join(str(count) for count, _ in row["loops"])
             ms = " / ".join(f"{1e3 * seconds:.1f}" for seconds in row["seconds"])
             print(
-                f"{hidden}/{rows}/{window} {dtype}: {kernels} kernels a time step, {ms} ms at 0 / "
+                f"{hidden}/{rows}/{window} {dtype}: {of_step} kernels a time step, {ms} ms at 0 / "
                 f"1 / 2 us a launch, {row['temporary_bytes'] / 1e9:.2f} GB temporary",
                 flush=True,
             )

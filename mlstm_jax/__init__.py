@@ -8,7 +8,7 @@ Data flows one way, and imports point downwards only::
     view/                  a local page that shows units and classes as one types
     api/                   what `import mlstm_jax` gives; report.py, quickstart.py, analysis.py
     transfer/              features, classifiers, fine-tuning, generation, heat maps
-    planning/, compiled/   how long a config takes on a machine; the program that a GPU would run
+    planning/              how long a config takes on a machine, and whether it fits
     training/              the loop, the step, optimizers, evaluation, sweeps
     run.py, models/        a run folder, or a file of weights → a model ready to use; our own
     interop/, checkpoints/ other programs' weights, in and out; checkpoints with checksums

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mlstm_jax.compiled import deviceless
 from mlstm_jax.errors import UserError
+from mlstm_jax.planning.compile import require
 from mlstm_jax.training import loop
 from tests.tolerance import assert_close
 from tests.training import runs
@@ -31,10 +31,6 @@ SMALL = {
     "data": "--bytes 2e6 --files 2 --gzip --rounds 1 --rows 16 --window 32",
     "dispatch": "--points 1x2 --rounds 1 --steps 1",
     "features": "--hidden 16 --count 4 --compared 2 --rounds 1",
-    "fp8": "--corpus {corpus} --out {out} --arms e4m3 --seeds 0 --hidden 16 --batch 4 --window 8 "
-    "--steps 2 --eval-every 2",
-    "fp8_products": "",
-    "fp8_program": "--size 512 32 8 --arms e4m3",
     "gpu_check": "--small",
     "gpu_program": "--grid small",
     "optimizer": POINT,
@@ -45,18 +41,14 @@ SMALL = {
     "train_step": f"{POINT} --implementations ours",
     "verbatim": "{run} --corpus {corpus} --samples 4 --temperatures 1",
 }
-WITHOUT_JSON = {"fp8"}
 # They measure whole commands, or choose how JAX starts.
 OWN_PROCESS = {
     "data",
-    "fp8_products",
-    "fp8_program",
     "gpu_check",
     "gpu_program",
     "scaling",
     "start",
 }
-COMPILING = {"fp8_products", "fp8_program", "gpu_program"}
 QUICK = {"data", "verbatim"}
 # `make test-gpu` starts these.
 ON_A_GPU = {
@@ -107,27 +99,23 @@ def test_a_script_in_small(
     monkeypatch: pytest.MonkeyPatch,
     command_environment: dict[str, str],
 ) -> None:
-    if script in COMPILING:
+    if script == "gpu_program":
         try:
-            deviceless.require()
+            require()
         except UserError as error:
             pytest.skip(str(error))
-    places = {"corpus": str(corpus), "run": str(run_folder), "out": str(tmp_path / "out")}
-    words = shlex.split(SMALL[script].format_map(places))
+    words = shlex.split(SMALL[script].format(corpus=corpus, run=run_folder))
     path = tmp_path / "results.json"
-    if script not in WITHOUT_JSON:
-        words += ["--json", str(path)]
+    words += ["--json", str(path)]
     if script in OWN_PROCESS:
         started(script, words, command_environment)
     else:
         monkeypatch.syspath_prepend(FOLDER)
         monkeypatch.setattr(sys, "argv", [script, *words])
         runpy.run_path(str(FOLDER / f"{script}.py"), run_name="__main__")
-    found = [path] if script not in WITHOUT_JSON else list((tmp_path / "out").glob("*.json"))
-    results = [json.loads(one.read_text(), parse_constant=pytest.fail) for one in found]
-    assert results
+    results = json.loads(path.read_text(), parse_constant=pytest.fail)
     if script in CHECKS:
-        CHECKS[script](results[0])
+        CHECKS[script](results)
 
 
 def check_times(results: Any) -> None:

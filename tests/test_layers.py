@@ -15,7 +15,7 @@ LAYERS = [
     {"__main__", "cli", "commands"},
     {"view"},
     {"api", "quickstart", "report", "analysis"},
-    {"transfer", "planning", "compiled"},
+    {"transfer", "planning"},
     {"training"},
     {"run"},
     {"interop", "checkpoints"},
@@ -104,7 +104,7 @@ def test_every_module_has_a_layer() -> None:
 UNSTABLE = {
     "experimental.layout": "model/ops.py",
     "experimental.pallas": "model/pallas.py",
-    "experimental.topologies": "compiled/deviceless.py",
+    "experimental.topologies": "planning/compile.py",
     "pmap": "training/parallel.py",
     "shard_map": "training/parallel.py",
 }

@@ -16,11 +16,11 @@ from tyro.conf import Positional, arg
 from mlstm_jax import config as configs
 from mlstm_jax import environment, output, quickstart
 from mlstm_jax.commands import models
-from mlstm_jax.compiled import deviceless, summary
 from mlstm_jax.config import text as config_text
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.distributed.process_info import process_info
 from mlstm_jax.errors import UserError, require
+from mlstm_jax.planning import compile as compiling
 from mlstm_jax.planning import plan as planning
 from mlstm_jax.planning.machine import load_machine, with_measured_rate
 from mlstm_jax.planning.recommend import recommend
@@ -108,8 +108,8 @@ def plan(arguments: Sequence[str], program: str) -> None:
         # Price of one device per hour; unset: the price in the description.
         price: float | None = None
         # Also compile the training step for the machine's GPU, which need not be present, and show
-        # its memory, kernels, collectives and modelled seconds. This takes about 10 s for each of
-        # --gpus and needs the extra "gpu-compile".
+        # its memory as XLA counts it. This takes about 10 s for each of --gpus and needs the extra
+        # "gpu-compile".
         compile: bool = False
         # Also write the plan to this file, as JSON.
         json: Path | None = None
@@ -144,16 +144,14 @@ def plan(arguments: Sequence[str], program: str) -> None:
     if corpus_bytes is None and folder.is_dir():
         corpus_bytes = open_corpus(folder).manifest.splits["train"].bytes
     rows = planning.plan(config, machine, list(given.gpus), corpus_bytes)
+    if given.compile:
+        compiling.require()
+        with ProgressLine("compile", len(rows)) as progress:
+            rows = compiling.with_compiled_memory(
+                rows, config, machine, lambda done: progress.update(done, "programs")
+            )
     made = {"machine": machine.name, "rows": planning.as_json(rows)}
     show(planning.format_plan(config, machine, rows, corpus_bytes))
-    if given.compile:
-        deviceless.require()
-        with ProgressLine("compile", len(rows)) as progress:
-            compiled = summary.compile_plan(
-                config, machine, list(given.gpus), lambda done: progress.update(done, "programs")
-            )
-        made["compiled"] = summary.as_json(compiled)
-        show(f"\n{summary.format_programs(machine, compiled)}")
     if given.json:
         with output.write_errors(given.json):
             output.write_text(given.json, json.dumps(made, indent=2) + "\n")

@@ -43,6 +43,7 @@ class Row(NamedTuple):
     hours_per_epoch: float | None
     hours: float | None
     cost: float | None
+    compiled_bytes: int | None = None  # memory of a device as XLA counts it
 
 
 def step_seconds(config: Config, machine: Machine, rows: int) -> float:
@@ -141,6 +142,7 @@ def format_plan(
 ) -> str:
     """Return the plan as a table, with advice if it does not fit into memory."""
     model, phases = config.model, config.phases
+    compiled = any(row.compiled_bytes for row in rows)
     windows = ", ".join(str(one.window) for one in phases) or config.data.window
     lines = [
         f"{model.layers} x {model.hidden}-d, {parameter_count(config):,} parameters, windows of "
@@ -148,7 +150,8 @@ def format_plan(
         f"({machine.source})",
         "",
         f"{'devices':>7} {'phase ' if phases else ''}{'batch':>7} {'s/iteration':>11} "
-        f"{'all-reduce':>10} {'MB/s':>8} {'efficiency':>10} {'GB/device':>9} {'h/epoch':>8} "
+        f"{'all-reduce':>10} {'MB/s':>8} {'efficiency':>10} {'GB/device':>9} "
+        f"{'compiled ' if compiled else ''}{'h/epoch':>8} "
         f"{'h/run':>8} {'cost':>10}",
     ]
     for number, row in enumerate(rows, 1):
@@ -161,6 +164,7 @@ def format_plan(
             f"{_digits(row.bytes_per_second / 1e6):>8}",
             f"{row.efficiency:>10.2f}",
             f"{row.memory_bytes / 1e9:>8.1f}{' ' if row.fits else '!'}",
+            *([f"{row.compiled_bytes / 1e9:>8.2f}"] if row.compiled_bytes else []),
             *(
                 f"{'' if value is None else format(value, form):>{width}}"
                 for value, form, width in (
@@ -196,19 +200,21 @@ def _digits(value: float) -> str:
 
 def _advice(config: Config, machine: Machine, row: Row) -> str:
     """Return advice on how to make a plan fit into memory."""
-    rows, limit = row.batch // row.devices, machine.memory_bytes * MEMORY_FRACTION
+    rows, needed = row.batch // row.devices, row.compiled_bytes or row.memory_bytes
+    # What is compiled may need more than the formula says, by about the same factor for fewer rows.
+    limit = machine.memory_bytes * MEMORY_FRACTION * row.memory_bytes / needed
     config = dict(phases(config))[row.phase]
     text = (
-        f"! {row.memory_bytes / 1e9:.1f} GB do not fit into the {machine.memory_bytes / 1e9:.0f} "
+        f"! {needed / 1e9:.1f} GB do not fit into the {machine.memory_bytes / 1e9:.0f} "
         f"GB of a device ({MEMORY_FRACTION:.0%} usable)"
     )
     ways = []
     if config.train.recompute_every is None:
         every = max(1, round(math.sqrt(config.data.window)))
         train = dataclasses.replace(config.train, recompute_every=every)
-        needed = memory_bytes(dataclasses.replace(config, train=train), rows)
-        if needed <= limit:
-            ways.append(f"--train.recompute-every {every} needs {needed / 1e9:.1f} GB")
+        recomputed = memory_bytes(dataclasses.replace(config, train=train), rows)
+        if recomputed <= limit:
+            ways.append(f"--train.recompute-every {every} needs {recomputed / 1e9:.1f} GB")
     for fewer in range(rows - 1, 0, -1):
         if memory_bytes(config, fewer) <= limit:
             how = (

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mlstm_jax.compiled import hlo
-from mlstm_jax.compiled.kernels import products
+from benchmarks.compiled_program import Program, parse, places, products
 from mlstm_jax.model.ops import dot
 from mlstm_jax.model.recurrence import Carry, LayerWeights, Sequence, recurrence
 
@@ -15,7 +14,7 @@ T, B, H = 24, 8, 128
 
 
 @cache
-def gradient(compute: str) -> hlo.Program:
+def gradient(compute: str) -> Program:
     """Compile the gradient by all weights of one layer that reads bytes."""
 
     def total(carry: Carry, sequence: Sequence, weights: LayerWeights) -> jax.Array:
@@ -27,14 +26,14 @@ def gradient(compute: str) -> hlo.Program:
     given = Carry(zero_BH, zero_BH), Sequence(jnp.zeros((T, B), jnp.int32))
     weights = LayerWeights(*(jnp.zeros(shape) for shape in shapes))
     compiled = jax.jit(jax.grad(total, argnums=2)).lower(*given, weights).compile()
-    return hlo.parse(compiled.as_text())
+    return parse(compiled.as_text())
 
 
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 def test_no_loop_copies_a_whole_stack(compute: str) -> None:
     """A stack that is read and written in one step is copied unless the reading comes last."""
     program = gradient(compute)
-    loops = [name for name, _, in_loop in hlo.places(program) if in_loop]
+    loops = [name for name, _, in_loop in places(program) if in_loop]
     copied = [
         one
         for name in loops
@@ -48,7 +47,7 @@ def test_no_loop_copies_a_whole_stack(compute: str) -> None:
 def test_every_product_of_half_types_stays_one() -> None:
     """XLA multiplies in float32 where a transposed operand keeps it from its own product."""
     x_BH, w_HH = jnp.zeros((B, H), jnp.bfloat16), jnp.zeros((H, H), jnp.bfloat16)
-    plain = hlo.parse(jax.jit(dot).lower(x_BH, w_HH).compile().as_text())
+    plain = parse(jax.jit(dot).lower(x_BH, w_HH).compile().as_text())
     expected = {one.operands for one in products(plain)}
     found = products(gradient("bfloat16"))
     assert len(found) == 6

@@ -15,8 +15,10 @@ from mlstm_jax.config import Config, Data, Model, Optimizer, Phase, Precision, T
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.planning import compile as compiling
 from mlstm_jax.planning import plan
-from mlstm_jax.planning.machine import load_machine, with_measured_rate
+from mlstm_jax.planning.compile import Compiled
+from mlstm_jax.planning.machine import Machine, load_machine, with_measured_rate
 from mlstm_jax.training import muon
 from mlstm_jax.training.objective import cross_entropy
 from mlstm_jax.training.state import memory_bytes, parameter_count
@@ -140,6 +142,23 @@ def test_what_does_not_fit_is_said_with_what_to_change(capsys: pytest.CaptureFix
     advice = said[said.index("--train.recompute-every") :].split()
     cli.main(["plan", *words, "--data.batch-per-device", "512", *advice[:2]])
     assert "do not fit" not in capsys.readouterr().out
+
+
+def test_compiled_memory_is_shown_and_decides_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_step(config: Config, machine: Machine, devices: int) -> Compiled:
+        return Compiled("", argument_bytes=10**9, temporary_bytes=config.data.batch * 10**9)
+
+    monkeypatch.setattr(compiling, "compile_step", compile_step)
+    config, machine = paper(rows=80), load_machine(MACHINES / "h200.json")
+    config = dataclasses.replace(config, precision=Precision(compute="bf16"))
+    rows, done = plan.plan(config, machine, [1, 2], None), list[int]()
+    assert all(row.fits for row in rows)
+    rows = compiling.with_compiled_memory(rows, config, machine, done.append)
+    assert done == [1, 2]
+    assert [(row.compiled_bytes, row.fits) for row in rows] == [(81e9, True), (161e9, False)]
+    said = plan.format_plan(config, machine, rows, None)
+    assert "GB/device compiled" in said
+    assert "161.0 GB do not fit into the 141 GB" in said
 
 
 def test_phases_are_summed_for_each_number_of_devices() -> None:

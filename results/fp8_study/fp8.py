@@ -2,14 +2,15 @@ r"""Train with fp8 operands in the four recurrent products, emulated on a CPU, c
 
     mlstm-jax prepare amazon/*.json.gz imdb/unsup.jsonl.gz --split 120,3,877 --dedupe exact \
       --out corpora/reviews_small
-    python benchmarks/fp8.py --corpus corpora/reviews_small --out results/fp8_study \
-      --arms bf16 e4m3 e5m2 --steps 800 --eval-every 400
-    python benchmarks/fp8.py --corpus corpora/reviews_small --out results/fp8_study --hidden 512 \
-      --batch 32 --steps 200 --eval-every 200 --learning-rate 2e-3
+    cd results/fp8_study
+    python fp8.py --corpus ../../corpora/reviews_small --out runs --arms bf16 e4m3 e5m2 \
+      --steps 800 --eval-every 400
+    python fp8.py --corpus ../../corpora/reviews_small --out runs --hidden 512 --batch 32 \
+      --steps 200 --eval-every 200 --learning-rate 2e-3
 
 The model, the training and evaluation steps, the optimizer and the batches are the package's; the
-recurrence is that of benchmarks/fp8_recurrence.py. Each run writes one JSON file at its end; a run
-whose file exists is skipped. docs/fp8.md has the results.
+recurrence is that of fp8_recurrence.py. Each run writes one JSON file at its end; a run
+whose file exists is skipped. README.md has the results.
 """
 
 import argparse

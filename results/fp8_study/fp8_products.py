@@ -1,6 +1,6 @@
 """Show how XLA compiles one product with fp8 operands for a GPU, without having one.
 
-    python benchmarks/fp8_products.py --json benchmarks/results/fp8_products_h200.json
+    python results/fp8_study/fp8_products.py --json results/fp8_study/products_h200.json
 
 The product is [B, K] times [K, N], or times a matrix stored as [N, K]. It is compiled in three
 ways: as XLA chooses without a device, with Triton tiles of 64 x 128, and without Triton. The output
@@ -20,7 +20,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-MACHINES = Path(__file__).parents[1] / "configs/machines"
+ROOT = Path(__file__).parents[2]
+MACHINES = ROOT / "configs/machines"
 TILES = "block_m:64,block_n:128,block_k:64,split_k:1,num_stages:3,num_warps:4,num_ctas:1"
 WAYS = {
     "as XLA chooses": "",
@@ -42,11 +43,13 @@ def compile_all(machine_path: Path, dump: Path) -> list[dict[str, Any]]:
     """Compile all cases with the XLA flags of this process."""
     from mlstm_jax import environment
 
+    sys.path.append(str(ROOT / "benchmarks"))
     environment.without_gpus()
     import jax
     import jax.numpy as jnp
+    from compiled_program import kernels, parse
 
-    from mlstm_jax.compiled import deviceless, hlo, kernels
+    from mlstm_jax.planning.compile import compile_program
     from mlstm_jax.planning.machine import load_machine
 
     machine, rows = load_machine(machine_path), []
@@ -64,9 +67,9 @@ def compile_all(machine_path: Path, dump: Path) -> list[dict[str, Any]]:
             ),
             jax.ShapeDtypeStruct((), jnp.float32),
         )
-        compiled = deviceless.compile_program(machine, product, shapes)
+        compiled = compile_program(machine, product, shapes)
         ptx = "".join(path.read_text() for path in set(dump.glob("*.ptx")) - before)
-        found = kernels.kernels(hlo.parse(compiled.text))
+        found = kernels(parse(compiled.text))
         rows.append(
             {
                 "shape": [batch, summed, columns],
@@ -109,7 +112,7 @@ def main() -> None:
         from importlib import metadata
 
         about = {
-            "command": " ".join(["python", "benchmarks/fp8_products.py", *sys.argv[1:]]),
+            "command": " ".join(["python", "results/fp8_study/fp8_products.py", *sys.argv[1:]]),
             "date": datetime.date.today().isoformat(),
             "machine": json.loads(given.machine.read_text())["name"],
             "jax": metadata.version("jax"),

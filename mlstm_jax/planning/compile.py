@@ -1,15 +1,14 @@
-"""Compile the step of a config for GPUs that this machine does not have.
+"""Compile the steps of a plan for GPUs that this machine does not have, and count their memory.
 
 JAX's plugin for CUDA compiles for a described device. It needs only the compiler, the extra
 `gpu-compile`; no driver and no GPU. Without a device it cannot autotune: it chooses the kernels of
-products by rules.
+products by rules. benchmarks/gpu_program.py counts the kernels and collectives of such a program.
 """
 
 import dataclasses
 import importlib.metadata
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -20,13 +19,15 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mlstm_jax.config import Config
+from mlstm_jax.config import Config, resolve_batch
 from mlstm_jax.data.stream import Batch
+from mlstm_jax.environment import MEMORY_FRACTION
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.pallas import PALLAS, require_gpu
 from mlstm_jax.model.recurrence import STACKED
 from mlstm_jax.planning.machine import Gpu, Machine
+from mlstm_jax.planning.plan import Row, phases
 from mlstm_jax.training import optimizer, schedule
 from mlstm_jax.training.parallel import AXIS, by_shard_map
 from mlstm_jax.training.state import init_state
@@ -49,68 +50,43 @@ _COMMON = """
   compile_time_toolkit_version: "12.9.0"
   dnn_version: "9.10.0"
 """
-_PLUGIN = "jax-cuda12-pjrt"
-_KERNEL_PLUGIN = "jax-cuda12-plugin"  # has the compiler of Pallas kernels
 
 
 class Compiled(NamedTuple):
-    """A program for one device of several."""
+    """The program of one device."""
 
     text: str  # HLO after all optimisations
     argument_bytes: int
     temporary_bytes: int  # in addition to the arguments, as XLA counts them
 
 
-def require() -> None:
-    """Raise UserError unless the compiler for CUDA is installed in the version of jax."""
-    _require_of_jax_s_version(_PLUGIN)
-
-
-def _require_of_jax_s_version(package: str) -> None:
-    try:
-        found = importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError as error:
-        raise UserError(
-            "compiling without a GPU needs the compiler for CUDA, about 550 MB, but "
-            f"{package} is not installed: pip install 'mlstm-jax[gpu-compile]'."
-        ) from error
-    if found != jax.__version__:
-        raise UserError(
-            f"{package} {found} does not match jax {jax.__version__}: "
-            f"pip install {package}=={jax.__version__}"
-        )
-
-
-def _require_pallas(config: Config, machine: Machine) -> None:
-    """Raise UserError unless our Pallas kernels can be compiled for this machine's GPU."""
-    capability = machine.gpu.compute_capability if machine.gpu else None
-    if capability and (8, 0) <= capability < (9, 0):
-        raise UserError(
-            f"{machine.name}: devices.kernels is 'pallas', but without a GPU Pallas compiles for "
-            "compute capability 9.0, and this one has "
-            f"{capability[0]}.{capability[1]}; use --devices.kernels xla."
-        )
-    require_gpu(config.model.hidden, capability)
-    _require_of_jax_s_version(_KERNEL_PLUGIN)
-
-
-def compile_step(config: Config, machine: Machine, devices: int) -> Compiled:
-    """Compile a training step.
-
-    Args:
-        config: its batch is the global one, resolved for `devices`; phases are ignored.
-        machine: its `gpu` is the target; `devices_per_node` decides which devices share a node.
-        devices: how many GPUs share the batch.
+def with_compiled_memory(
+    rows: list[Row], config: Config, machine: Machine, on_done: Callable[[int], None]
+) -> list[Row]:
+    """Return the rows of a plan with the memory that XLA counts; `on_done` counts the programs.
 
     Raises:
         UserError: see `compile_program`.
     """
+    compiled = []
+    for row in rows:
+        of_phase = dict(phases(resolve_batch(config, row.devices)))[row.phase]
+        _, arguments, temporary = compile_step(of_phase, machine, row.devices)
+        needed = arguments + temporary
+        fits = needed <= machine.memory_bytes * MEMORY_FRACTION
+        compiled.append(row._replace(compiled_bytes=needed, fits=fits))
+        on_done(len(compiled))
+    return compiled
+
+
+def compile_step(config: Config, machine: Machine, devices: int) -> Compiled:
+    """Compile a training step, as `compile_program` does; the batch is that of all `devices`."""
     loops = STACKED if config.model.has_own_loops else None
     if config.devices.kernels == "pallas":
         _require_pallas(config, machine)
         loops = PALLAS
     model = LanguageModel(config.model, config.precision, config.train.recompute_every, loops)
-    lr_schedule = schedule.learning_rate(config.optimizer, config.data.batch, _STEPS)
+    lr_schedule = schedule.learning_rate(config.optimizer, config.data.batch, 1_000_000)
     tx = optimizer.build(
         config.optimizer,
         config.model,
@@ -140,7 +116,7 @@ def compile_program(
     """Compile a function of one device, as `Parallel.map` does for the devices of this machine.
 
     Args:
-        machine: the target.
+        machine: its `gpu` is the target; `devices_per_node` decides which devices share a node.
         step: the function; it may use the axis of devices, `AXIS`.
         arguments: of one device, arrays or their shapes and types.
         devices: how many devices run it together.
@@ -161,70 +137,70 @@ def compile_program(
         lambda x: jax.ShapeDtypeStruct((devices, *x.shape), x.dtype, sharding=sharding), arguments
     )
     traced = by_shard_map(step, mesh, donate).trace(*shapes)
+    # JAX's cache cannot load such a program without the device.
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = getattr(jax.config, name)
+    jax.config.update(name, math.inf)
     try:
-        with _uncached():
-            compiled = traced.lower(lowering_platforms=("cuda",)).compile()
+        compiled = traced.lower(lowering_platforms=("cuda",)).compile()
     except jax.errors.JaxRuntimeError as error:
         raise UserError(
             f"XLA cannot compile this for {machine.gpu.description}: "
             f"{str(error).strip().splitlines()[0]}"
         ) from error
+    finally:
+        jax.config.update(name, before)
     memory = compiled.memory_analysis()
     return Compiled(compiled.as_text(), memory.argument_size_in_bytes, memory.temp_size_in_bytes)
 
 
-@contextmanager
-def _uncached() -> Iterator[None]:
-    """Keep compiled programs out of JAX's cache, which cannot load them without the device."""
-    name = "jax_persistent_cache_min_compile_time_secs"
-    before = getattr(jax.config, name)
-    jax.config.update(name, math.inf)
+def require(package: str = "jax-cuda12-pjrt") -> None:
+    """Raise UserError unless the compiler for CUDA is installed in the version of jax."""
     try:
-        yield
-    finally:
-        jax.config.update(name, before)
+        version = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError as error:
+        raise UserError(
+            "compiling without a GPU needs the compiler for CUDA, about 550 MB, but "
+            f"{package} is not installed: pip install 'mlstm-jax[gpu-compile]'."
+        ) from error
+    if version != jax.__version__:
+        raise UserError(
+            f"{package} {version} does not match jax {jax.__version__}: "
+            f"pip install {package}=={jax.__version__}"
+        )
 
 
-# Steps of the schedule: only a constant in the program.
-_STEPS = 1_000_000
+def _require_pallas(config: Config, machine: Machine) -> None:
+    capability = machine.gpu.compute_capability if machine.gpu else None
+    if capability and (8, 0) <= capability < (9, 0):
+        raise UserError(
+            f"{machine.name}: devices.kernels is 'pallas', but without a GPU Pallas compiles for "
+            "compute capability 9.0, and this one has "
+            f"{capability[0]}.{capability[1]}; use --devices.kernels xla."
+        )
+    require_gpu(config.model.hidden, capability)
+    require("jax-cuda12-plugin")  # has the compiler of Pallas kernels
 
 
 def _batch(config: Config, rows: int) -> Batch:
-    """Return a batch as shapes and types only."""
     shape = (rows, config.data.window)
     labels = (*shape, config.model.yes_no) if config.model.yes_no else shape
-    return jax.eval_shape(
-        lambda: Batch(
-            inputs_BT=np.zeros(shape, np.uint8),
-            targets_BT=np.zeros(shape, np.uint8),
-            reset_B=np.zeros(rows, np.bool_),
-            labels_BT=np.zeros(labels, np.float32) if config.model.labels else None,
-            targets_B=np.zeros(rows, np.int32),
-            weight_B=np.zeros(rows, np.float32),
-            reading_B=np.zeros(rows, np.float32),
-        )
+    return Batch(
+        inputs_BT=np.zeros(shape, np.uint8),
+        targets_BT=np.zeros(shape, np.uint8),
+        reset_B=np.zeros(rows, np.bool_),
+        labels_BT=np.zeros(labels, np.float32) if config.model.labels else None,
+        targets_B=np.zeros(rows, np.int32),
+        weight_B=np.zeros(rows, np.float32),
+        reading_B=np.zeros(rows, np.float32),
     )
 
 
 def _devices(machine: Machine, gpu: Gpu, count: int) -> list[Any]:
-    each = machine.devices_per_node
-    nodes = -(-count // each)
-    topology = topologies.get_topology_desc(
-        platform="cuda",
-        topology_name="",
-        target_config=_target(gpu),
-        topology=f"1x{nodes}x{count if nodes == 1 else each}",
-    )
-    return list(topology.devices[:count])
-
-
-def _target(gpu: Gpu) -> str:
-    """Return a description of the GPU in XLA's text format."""
     values = dataclasses.asdict(gpu)
-    description = values.pop("description")
-    major, minor = values.pop("compute_capability")
+    description, (major, minor) = values.pop("description"), values.pop("compute_capability")
     own = "".join(f"  {name}: {value}\n" for name, value in values.items())
-    return (
+    target = (
         f"gpu_device_info {{{_COMMON}{own}"
         f"  cuda_compute_capability {{ major: {major} minor: {minor} }}\n}}\n"
         'platform_name: "CUDA"\n'
@@ -232,3 +208,12 @@ def _target(gpu: Gpu) -> str:
         "runtime_version { major: 12 minor: 8 patch: 0 }\n"
         f'device_description_str: "{description}"\n'
     )
+    each = machine.devices_per_node
+    nodes = -(-count // each)
+    topology = topologies.get_topology_desc(
+        platform="cuda",
+        topology_name="",
+        target_config=target,
+        topology=f"1x{nodes}x{count if nodes == 1 else each}",
+    )
+    return list(topology.devices[:count])

@@ -4,12 +4,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mlstm_jax.compiled import hlo
-from mlstm_jax.compiled.kernels import products
+from benchmarks.compiled_program import Program, parse, places, products, root
 
 
 @pytest.fixture(scope="module")
-def program() -> hlo.Program:
+def program() -> Program:
     """Seven steps of a product, and in each three of another."""
 
     def inner(_: int, x: jax.Array) -> jax.Array:
@@ -20,15 +19,15 @@ def program() -> hlo.Program:
         return x, x.sum()
 
     compiled = jax.jit(lambda x: jax.lax.scan(outer, x, None, length=7)).lower(jnp.ones((4, 8)))
-    return hlo.parse(compiled.compile().as_text())
+    return parse(compiled.compile().as_text())
 
 
-def test_loops_are_found_with_how_often_they_run(program: hlo.Program) -> None:
-    assert sorted(times for _, times, in_loop in hlo.places(program) if in_loop) == [7, 21]
-    assert hlo.root(program.computations[program.entry]).is_root
+def test_loops_are_found_with_how_often_they_run(program: Program) -> None:
+    assert sorted(times for _, times, in_loop in places(program) if in_loop) == [7, 21]
+    assert root(program.computations[program.entry]).is_root
 
 
-def test_every_product_is_found_with_its_types(program: hlo.Program) -> None:
+def test_every_product_is_found_with_its_types(program: Program) -> None:
     found = products(program)
     assert found
     assert {(one.operands, one.result) for one in found} == {(("f32", "f32"), "f32")}
@@ -43,7 +42,7 @@ ENTRY %main (a: bf16[2,3]) -> (f32[4], s8[]) {
   ROOT %d = (f32[4]{0}, s8[]) tuple(%b.1, /*index=1*/%c)
 }
 """
-    found = hlo.parse(text).computations["main"]
+    found = parse(text).computations["main"]
     assert [one.opcode for one in found.values()] == ["parameter", "fusion", "constant", "tuple"]
     assert [one.bytes for one in found.values()] == [12, 16, 1, 17]
     assert found["a"].number == 0
@@ -62,4 +61,4 @@ ENTRY %main (a: u16[2,3], d: bf16[2,4]) -> f32[3,4] {
   ROOT %e = f32[3,4]{1,0} dot(%c, %d), lhs_contracting_dims={1}, rhs_contracting_dims={0}
 }
 """
-    assert [one.operands for one in products(hlo.parse(text))] == [("bf16", "bf16")]
+    assert [one.operands for one in products(parse(text))] == [("bf16", "bf16")]

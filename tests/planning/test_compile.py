@@ -18,14 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mlstm_jax.compiled import deviceless, hlo
-from mlstm_jax.compiled.deviceless import Compiled, compile_program, compile_step
-from mlstm_jax.compiled.hlo import Array
-from mlstm_jax.compiled.kernels import (
+from benchmarks.compiled_program import (
+    Array,
     Kernel,
     atomic_adds,
     collectives,
     kernels,
+    parse,
     products,
     zero_fills,
 )
@@ -33,6 +32,7 @@ from mlstm_jax.config import Config, Data, Devices, Model, Precision, Train
 from mlstm_jax.data.evaluation_stream import EvaluationBatch
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.planning.compile import Compiled, compile_program, compile_step, require
 from mlstm_jax.planning.machine import load_machine
 from mlstm_jax.training.parallel import AXIS
 from mlstm_jax.training.state import memory_bytes, parameter_count
@@ -41,7 +41,8 @@ from mlstm_jax.transfer import features, generate
 
 MACHINES = Path(__file__).parents[2] / "configs/machines"
 H200 = MACHINES / "h200.json"
-FLAGS = Path(__file__).parents[2] / "configs/xla_flags"
+FLAGS = MACHINES.parent / "xla_flags"
+PROGRAM = MACHINES.parents[1] / "benchmarks/gpu_program.py"
 WINDOW = 24
 NAMES = {"bf16": "bf16", "fp16": "f16"}
 # Of one time step, in the loop of bytes: with more, a GPU waits for launches.
@@ -51,7 +52,7 @@ MOST_FORWARD, MOST_BACKWARD = 8, 9
 @pytest.fixture(autouse=True, scope="module")
 def _needs_the_compiler() -> None:
     try:
-        deviceless.require()
+        require()
     except UserError as error:
         pytest.skip(str(error))
 
@@ -100,7 +101,7 @@ CONFIGS = {
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_laws_of_the_training_step(name: str) -> None:
     config = CONFIGS[name]
-    program = hlo.parse(compiled(config).text)
+    program = parse(compiled(config).text)
     compute = NAMES[config.precision.compute]
     made = products(program)
     # Three products of a step forward and back each, three weight gradients, tables and decoder.
@@ -115,12 +116,12 @@ def test_the_laws_of_the_training_step(name: str) -> None:
 
 @pytest.mark.parametrize(("compute", "expected"), [("fp32", "f32"), ("tf32", "tf32")])
 def test_float32_is_rounded_only_where_it_is_called_so(compute: Any, expected: str) -> None:
-    found = kernels(hlo.parse(compiled(make_config(compute)).text))
+    found = kernels(parse(compiled(make_config(compute)).text))
     assert {one.operand_type for one in found if one.flops} == {expected}
 
 
 def test_few_kernels_a_time_step() -> None:
-    forward, backward = in_loops(kernels(hlo.parse(compiled(CONFIGS["bytes"]).text)))
+    forward, backward = in_loops(kernels(parse(compiled(CONFIGS["bytes"]).text)))
     assert forward <= MOST_FORWARD
     assert backward <= MOST_BACKWARD
 
@@ -129,7 +130,7 @@ def test_few_kernels_a_time_step() -> None:
 def test_devices_talk_once_and_of_the_gradient_alone(all_reduce: Any, width: int) -> None:
     precision = Precision(compute="bf16", all_reduce=all_reduce)
     config = make_config(rows=8 * 64, precision=precision, train=Train(micro_batches=2))
-    found = collectives(kernels(hlo.parse(compiled(config, 8).text)))
+    found = collectives(kernels(parse(compiled(config, 8).text)))
     assert found
     assert not any(one.is_in_loop for one in found)
     assert {one.opcode.removesuffix("-start") for one in found} == {"all-reduce"}
@@ -153,14 +154,14 @@ def test_the_papers_step_fits_its_bound(kernels_of: Any, most: tuple[int, int]) 
     assert made.temporary_bytes <= 8.4e9
     needed = made.argument_bytes + made.temporary_bytes
     assert memory_bytes(config, 256) == pytest.approx(needed, rel=0.2)
-    forward, backward = in_loops(kernels(hlo.parse(made.text)))
+    forward, backward = in_loops(kernels(parse(made.text)))
     assert forward <= most[0]
     assert backward <= most[1]
 
 
 def test_our_own_kernels_move_what_they_must() -> None:
     """Of 64 rows of 512 units, in units of [64, 512]: bf16 2 bytes, float32 4."""
-    found = kernels(hlo.parse(compiled(CONFIGS["pallas"]).text))
+    found = kernels(parse(compiled(CONFIGS["pallas"]).text))
     moved = {one.source.split("/")[-2]: one.bytes for one in found if "moves_" in one.source}
     unit = 64 * 512
     assert moved == {
@@ -192,7 +193,7 @@ def test_our_own_kernels_compile_for_each_machine(machine: str) -> None:
 def test_it_compiles_for_each_machine_that_is_described(machine: str) -> None:
     compute = "fp16" if machine == "v100" else "bf16"
     made = compiled(make_config(compute), machine=MACHINES / f"{machine}.json")
-    assert {one.result for one in products(hlo.parse(made.text))} == {"f32"}
+    assert {one.result for one in products(parse(made.text))} == {"f32"}
 
 
 def model_and_shapes() -> tuple[LanguageModel, Any]:
@@ -235,7 +236,7 @@ def reading_programs() -> dict[str, Compiled]:
 def test_the_laws_of_programs_that_only_read() -> None:
     kept = {"evaluation": 0, "features": 64 * 32 * 512 * 4, "generation": 0}
     for name, made in reading_programs().items():
-        program = hlo.parse(made.text)
+        program = parse(made.text)
         for one in products(program):
             assert (one.operands, one.result) == (("bf16", "bf16"), "f32"), (name, one)
         assert stacks(zero_fills(program)) == [], name
@@ -245,28 +246,19 @@ def test_the_laws_of_programs_that_only_read() -> None:
         assert made.temporary_bytes < kept[name] + 64 * 32 * (512 * 2 + 256 * 4) + 16e6, name
 
 
-def plan_with_flags(folder: Path, flags: str, config: str, devices: int) -> tuple[str, Any]:
-    """Compile a config in a process of its own, since JAX reads XLA_FLAGS when it starts.
-
-    Returns:
-        What `plan --compile` prints, and its row of the compiled program.
-    """
-    (folder / "c.py").write_text(f"from mlstm_jax.config import *\nconfig = {config}\n")
-    command = [sys.executable, "-m", "mlstm_jax", "plan", folder / "c.py", "--machine", H200]
-    command += ["--gpus", str(devices), "--compile", "--json", folder / "out.json"]
+def counts_with_flags(folder: Path, flags: str, size: str, devices: int) -> Any:
+    """Return what gpu_program.py counts, in its own process: JAX reads XLA_FLAGS when it starts."""
+    path = folder / "out.json"
+    command = [sys.executable, PROGRAM, "--size", *size.split(), "--devices", str(devices)]
     environment = os.environ | {"XLA_FLAGS": flags}
-    made = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    (row,) = json.loads((folder / "out.json").read_text())["compiled"]
-    return made.stdout, row
+    subprocess.run([*command, "--json", path], check=True, env=environment)
+    (row,) = json.loads(path.read_text())["rows"]
+    return row
 
 
 def test_pieces_of_the_all_reduce_run_beside_the_backward_pass(tmp_path: Path) -> None:
     flags = (FLAGS / "overlap.txt").read_text().strip()
-    config = (
-        "Config(model=Model(hidden=4096), precision=Precision(compute='bf16'), "
-        f"data=Data(batch_per_device=64, window={WINDOW}))"
-    )
-    printed, row = plan_with_flags(tmp_path, flags, config, 8)
+    row = counts_with_flags(tmp_path, flags, f"4096 64 {WINDOW}", 8)
     decoder, wmh, wh, rest = row["collectives"]
     sizes = [one["bytes"] / 4 / 4096 for one in (decoder, wmh, wh)]
     assert sizes == [256, 4096, 4 * 4096]
@@ -277,19 +269,15 @@ def test_pieces_of_the_all_reduce_run_beside_the_backward_pass(tmp_path: Path) -
     assert wmh["beside_flops"] >= of_wh
     assert wh["beside_flops"] >= 2 * steps * 256 * 4 * 4096  # the tables'
     assert rest["bytes"] < 0.02 * sum(one["bytes"] for one in row["collectives"])
-    assert "339.7 MB overlap products" in printed
 
 
 @pytest.mark.parametrize("preset", [None, "one_graph", "one_graph_unrolled"])
 def test_the_presets_make_one_graph_of_the_step(preset: str | None, tmp_path: Path) -> None:
     """Without one, XLA makes a graph of each loop's body, and the host starts every step of it."""
     own = (FLAGS / f"{preset}.txt").read_text().strip() if preset else ""
-    config = (
-        "Config(model=Model(hidden=512), precision=Precision(compute='bf16'), "
-        f"data=Data(batch=32, window={WINDOW}))"
-    )
-    plan_with_flags(tmp_path, f"{own} --xla_dump_to={tmp_path / 'dump'}", config, 1)
-    (dumped,) = (tmp_path / "dump").glob("*one_device.thunk_sequence_after_thunk_passes.txt")
+    dump = tmp_path / "dump"
+    counts_with_flags(tmp_path, f"{own} --xla_dump_to={dump}", f"512 32 {WINDOW}", 1)
+    (dumped,) = dump.glob("*one_device.thunk_sequence_after_thunk_passes.txt")
     # What the program starts, one a line, indented beneath what starts it.
     started = re.findall(r"^( *)\d+: k(\w+)", dumped.read_text(), re.MULTILINE)
     by_host = [kind for indent, kind in started if not indent]
@@ -312,17 +300,15 @@ def test_plan_compile_from_the_outside(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mlstm_jax", "plan", tmp_path / "c.py", "--machine", H200]
     command += ["--gpus", "2", "--compile", "--json", tmp_path / "out.json"]
     made = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "Compiled for NVIDIA H200" in made.stdout
-    rows = json.loads((tmp_path / "out.json").read_text())["compiled"]
-    assert [(row["devices"], row["phase"], row["rows"]) for row in rows] == [
-        (2, 1, 16),
-        (2, 2, 32),
+    assert "compiled" in made.stdout
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert [(row["devices"], row["phase"], row["batch"]) for row in rows] == [
+        (2, 1, 32),
+        (2, 2, 64),
     ]
     for row in rows:
         assert row["fits"]
-        assert [loop[0] for loop in row["loops"]] <= [MOST_FORWARD, MOST_BACKWARD]
-        assert row["collectives"]
-        assert row["seconds"] == sorted(row["seconds"])
+        assert row["compiled_bytes"] == pytest.approx(row["memory_bytes"], rel=0.5)
 
 
 def test_a_machine_without_a_gpu_is_refused() -> None:

@@ -1,13 +1,167 @@
-"""The kernels of a compiled program: how often each runs, what it reads, writes and multiplies.
+"""Read the text of a compiled XLA program: its kernels, what each moves and multiplies, how long.
 
-A kernel is an instruction that a GPU launches: a fusion, a product, a copy, a custom call. Only the
-bytes that it must move are counted: if it reads or writes one slice of a stack, only that slice.
+`parse` reads the text of `jax.stages.Compiled.as_text`, HLO after all optimisations of a backend,
+as computations of instructions. A kernel is an instruction that a GPU launches: a fusion, a
+product, a copy, a custom call. Only the bytes that it must move are counted: if it reads or writes
+one slice of a stack, only that slice.
+
+`estimate` gives a kernel the longest of three times (its products at the machine's rate, its bytes
+from memory and its bytes from the cache), plus a launch. An array counts as cached if a loop reuses
+it at every step and it fills at most half of the cache; the slices of a larger stack come from
+memory.
 """
 
+import math
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from mlstm_jax.compiled.hlo import Array, Computation, Instruction, Program, places, root
+from mlstm_jax.planning.machine import Gpu, Machine
+
+# Seconds of a launch. Inside a command buffer, as XLA uses for a loop's body, about the second.
+LAUNCHES = (0.0, 1e-6, 2e-6)
+
+_BYTES = {
+    **dict.fromkeys(("pred", "s8", "u8", "f8e4m3fn", "f8e5m2"), 1),
+    **dict.fromkeys(("s16", "u16", "bf16", "f16"), 2),
+    **dict.fromkeys(("s32", "u32", "f32"), 4),
+    **dict.fromkeys(("s64", "u64", "f64", "c64"), 8),
+}
+_ARRAY = re.compile(r"\b([a-z]+[0-9]*(?:e[0-9]m[0-9](?:fn)?)?)\[([0-9,]*)\]")
+_HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{\s*$")
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
+_CALLED = re.compile(r"\b(?:calls|to_apply|body|condition)=%?([\w.\-]+)")
+_COMMENT = re.compile(r"/\*.*?\*/")
+
+
+class Array(NamedTuple):
+    """The type of one array."""
+
+    dtype: str  # XLA's name, such as bf16
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Number of bytes."""
+        return self.size * _BYTES[self.dtype]
+
+
+class Instruction(NamedTuple):
+    """One line of a computation."""
+
+    name: str
+    opcode: str
+    arrays: tuple[Array, ...]  # of its result; of a tuple, one for each part
+    operands: tuple[str, ...]  # names
+    attributes: str
+    is_root: bool
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the result."""
+        return sum(array.bytes for array in self.arrays)
+
+    @property
+    def called(self) -> tuple[str, ...]:
+        """Names of the computations that it runs: one for a fusion, two for a while."""
+        return tuple(_CALLED.findall(self.attributes))
+
+    @property
+    def number(self) -> int:
+        """The index of a parameter, or the index of the part that a get-tuple-element takes."""
+        found = re.search(r"index=(\d+)", self.attributes) if self.opcode != "parameter" else None
+        return int(found[1] if found else self.operands[0])
+
+    @property
+    def trips(self) -> int:
+        """How often the body of a while runs; 1 if XLA does not know."""
+        found = re.search(r'known_trip_count":\{"n":"(\d+)"', self.attributes)
+        return int(found[1]) if found else 1
+
+
+Computation = dict[str, Instruction]
+
+
+class Program(NamedTuple):
+    """All computations of a program by name, and the name of its entry computation."""
+
+    computations: dict[str, Computation]
+    entry: str
+
+
+def parse(text: str) -> Program:
+    """Parse a text of HLO; lines that are not instructions are skipped."""
+    computations: dict[str, Computation] = {}
+    entry, current = "", None
+    for line in text.splitlines():
+        if head := _HEAD.match(line):
+            current = computations.setdefault(head[2], {})
+            entry = head[2] if head[1] else entry
+        elif line.startswith("}"):
+            current = None
+        elif current is not None and (found := _INSTRUCTION.match(line)):
+            current[found[2]] = _instruction(found[2], found[3], bool(found[1]))
+    return Program(computations, entry)
+
+
+def root(computation: Computation) -> Instruction:
+    """Return the instruction whose result is the computation's result."""
+    return next(one for one in computation.values() if one.is_root)
+
+
+def places(program: Program) -> Iterator[tuple[str, int, bool]]:
+    """Yield, for each computation that starts kernels: its name, its runs, whether in a loop."""
+    waiting, seen = [(program.entry, 1, False)], set()
+    while waiting:
+        name, times, is_in_loop = waiting.pop(0)
+        if name in seen:
+            continue
+        seen.add(name)
+        yield name, times, is_in_loop
+        for one in program.computations[name].values():
+            if one.opcode == "while":
+                waiting.append((_attribute(one, "body"), times * one.trips, True))
+            elif one.opcode in ("call", "conditional", "async-start"):
+                waiting += [(called, times, is_in_loop) for called in one.called]
+
+
+def _attribute(instruction: Instruction, name: str) -> str:
+    found = re.search(rf"\b{name}=%?([\w.\-]+)", instruction.attributes)
+    assert found, instruction
+    return found[1]
+
+
+def _instruction(name: str, text: str, is_root: bool) -> Instruction:
+    """Parse the text after the equals sign: TYPE OPCODE(OPERANDS), ATTRIBUTES."""
+    end = _closing(text, 0) if text.startswith("(") else text.index(" ")
+    opcode, _, rest = text[end:].strip().partition("(")
+    inside = _closing(f"({rest}", 0)
+    operands = _COMMENT.sub("", rest[: inside - 2])
+    names = re.findall(r"%([\w.\-]+)", operands)
+    if opcode == "parameter":
+        names = [operands]
+    arrays = [
+        Array(dtype, tuple(int(size) for size in shape.split(",") if size))
+        for dtype, shape in _ARRAY.findall(_COMMENT.sub("", text[:end]))
+        if dtype in _BYTES
+    ]
+    return Instruction(name, opcode, tuple(arrays), tuple(names), rest[inside - 1 :], is_root)
+
+
+def _closing(text: str, start: int) -> int:
+    """Return the index after the parenthesis that closes the one at `start`."""
+    depth = 0
+    for place in range(start, len(text)):
+        depth += (text[place] == "(") - (text[place] == ")")
+        if not depth:
+            return place + 1
+    return len(text)
+
 
 # These launch nothing on the device.
 _FREE = frozenset(
@@ -20,7 +174,7 @@ _FREE = frozenset(
 # Instructions of a fusion that pass on every element of a parameter.
 _SAME = frozenset(["bitcast", "reshape", "transpose", "copy", "convert", "bitcast-convert"])
 _PARTS = frozenset(["dynamic-slice", "slice", "gather"])
-# The names of our Pallas kernels give the bytes of each operand that they move: model/launch.py.
+# The names of our Pallas kernels give the bytes of each operand that they move: model/pallas.py.
 _MOVED = re.compile(r"\bmoves_([\d_]+)_bytes\b")
 _COLLECTIVES = re.compile(r"^(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)")
 
@@ -101,7 +255,7 @@ def collectives(found: list[Kernel]) -> list[Kernel]:
     return [one for one in found if _COLLECTIVES.match(one.opcode)]
 
 
-def beside(program: Program, found: list[Kernel]) -> dict[str, list[Kernel]]:
+def overlapping(program: Program, found: list[Kernel]) -> dict[str, list[Kernel]]:
     """Return, for each collective by name, the kernels that start while it runs.
 
     These are the kernels between its -start and its -done: the text of a compiled program is in the
@@ -257,3 +411,54 @@ def _is_constant(computation: Computation, one: Instruction) -> bool:
     while one.opcode in (*_SAME, "broadcast") and one.operands:
         one = computation[one.operands[0]]
     return one.opcode == "constant"
+
+
+# The fraction of the cache that one array may fill, since it shares the cache with others.
+_USABLE_CACHE = 0.5
+# Bandwidth of the cache relative to memory, about that of NVIDIA GPUs since Volta.
+_CACHE_SPEED = 1.6
+_TYPES = {"bf16": "bf16", "f16": "fp16", "tf32": "tf32", "f32": "fp32"}
+
+
+class Estimate(NamedTuple):
+    """The estimate for one run of a program on one device, without its collectives."""
+
+    launches: int
+    bytes: int  # read and written, by all kernels
+    seconds: float  # without the cost of launches
+    loops: dict[str, int]  # name of each loop → kernels of one step, in program order
+
+    def with_launches(self, each: float) -> float:
+        """Return the seconds if each launch takes `each` seconds."""
+        return self.seconds + self.launches * each
+
+
+def estimate(kernels: list[Kernel], machine: Machine, gpu: Gpu) -> Estimate:
+    """Return the model's estimate for the kernels of a program."""
+    shared = set(collectives(kernels))
+    own = [one for one in kernels if one not in shared]
+    loops: dict[str, int] = {}
+    for one in own:
+        if one.is_in_loop:
+            loops[one.place] = loops.get(one.place, 0) + 1
+    return Estimate(
+        launches=sum(one.times for one in own),
+        bytes=sum(one.times * one.bytes for one in own),
+        seconds=sum(one.times * _seconds(one, machine, gpu) for one in own),
+        loops=loops,
+    )
+
+
+def _seconds(kernel: Kernel, machine: Machine, gpu: Gpu) -> float:
+    rate = machine.step_flops_per_s.get(_TYPES.get(kernel.operand_type or "", ""), 0.0)
+    flops = kernel.flops / rate if rate else 0.0
+
+    def is_cached(access: Access) -> bool:
+        return kernel.is_in_loop and access.whole <= _USABLE_CACHE * gpu.l2_cache_size
+
+    memory = sum(a.bytes for a in (*kernel.reads, *kernel.writes) if not is_cached(a))
+    return max(
+        flops,
+        memory / machine.memory_bytes_per_s,
+        kernel.bytes / (_CACHE_SPEED * machine.memory_bytes_per_s),
+    )

@@ -1,10 +1,11 @@
 r"""Compile the train step with fp8 and with bf16 products for a GPU, without having one.
 
-    XLA_FLAGS=--xla_gpu_enable_triton_gemm=false python benchmarks/fp8_program.py --json fp8.json
+    cd results/fp8_study
+    XLA_FLAGS=--xla_gpu_enable_triton_gemm=false python fp8_program.py --json program.json
 
-The recurrence is that of benchmarks/fp8_recurrence.py with arrays of fp8 numbers. Kernels, bytes
-and memory are those of the compiled programs; seconds are modelled (mlstm_jax/compiled/estimate.py)
-with twice the bf16 rate for fp8 products. Nothing is run. It needs the extra `gpu-compile`.
+The recurrence is that of fp8_recurrence.py with arrays of fp8 numbers. Kernels, bytes and memory
+are those of the compiled programs; seconds are modelled (benchmarks/compiled_program.py) with twice
+the bf16 rate for fp8 products. Nothing is run. It needs the extra `gpu-compile`.
 """
 
 import argparse
@@ -18,20 +19,27 @@ from typing import Any
 
 from mlstm_jax import environment
 
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "benchmarks"))
 environment.without_gpus()
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
+from compiled_program import (  # noqa: E402
+    LAUNCHES,
+    Kernel,
+    estimate,
+    kernels,
+    parse,
+    products,
+)
 from fp8 import ARMS, beside_scaling  # noqa: E402
 from fp8_recurrence import Fp8Model  # noqa: E402
 
-from mlstm_jax.compiled import deviceless, hlo  # noqa: E402
-from mlstm_jax.compiled.estimate import estimate  # noqa: E402
-from mlstm_jax.compiled.kernels import Kernel, kernels, products  # noqa: E402
-from mlstm_jax.compiled.summary import LAUNCHES  # noqa: E402
 from mlstm_jax.config import Config, Data, Model, Precision  # noqa: E402
 from mlstm_jax.data.stream import Batch  # noqa: E402
 from mlstm_jax.model.language_model import LanguageModel  # noqa: E402
+from mlstm_jax.planning.compile import compile_program  # noqa: E402
 from mlstm_jax.planning.machine import Machine, load_machine  # noqa: E402
 from mlstm_jax.training import optimizer, schedule  # noqa: E402
 from mlstm_jax.training.parallel import AXIS  # noqa: E402
@@ -39,7 +47,7 @@ from mlstm_jax.training.state import init_state  # noqa: E402
 from mlstm_jax.training.step import make_train_step  # noqa: E402
 
 SIZES = [(512, 32, 128), (1024, 256, 256), (4096, 256, 256)]
-MACHINES = Path(__file__).parents[1] / "configs/machines"
+MACHINES = ROOT / "configs/machines"
 
 
 def as_bf16(kernel: Kernel, rate: int) -> Kernel:
@@ -69,8 +77,8 @@ def compile_arm(arm: str, size: tuple[int, int, int], machine: Machine) -> dict[
         np.float32(0),
     )
     step = make_train_step(config, model, tx, rate, AXIS)
-    compiled = deviceless.compile_program(machine, step, arguments, donate=(0, 1))
-    program = hlo.parse(compiled.text)
+    compiled = compile_program(machine, step, arguments, donate=(0, 1))
+    program = parse(compiled.text)
     found = kernels(program)
     assert machine.gpu is not None
     slow, fast = (
@@ -137,7 +145,7 @@ def main() -> None:
             )
     if given.json:
         about = {
-            "command": " ".join(["python", "benchmarks/fp8_program.py", *sys.argv[1:]]),
+            "command": " ".join(["python", "results/fp8_study/fp8_program.py", *sys.argv[1:]]),
             "xla_flags": os.environ.get("XLA_FLAGS", ""),
             "date": datetime.date.today().isoformat(),
             "machine": machine.name,
