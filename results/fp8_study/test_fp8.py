@@ -97,9 +97,9 @@ def test_what_is_emulated_is_what_fp8_arrays_give(
 
 
 def test_a_run_in_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = str(Path(__file__).with_name("README.md"))
-    corpus, out = tmp_path / "corpus", tmp_path / "out"
-    prepare({"train": [text], "valid": [text]}, corpus, clean="none")
+    text, corpus, out = (tmp_path / name for name in ("text.txt", "corpus", "out"))
+    text.write_bytes(Path(__file__).with_name("README.md").read_bytes())
+    prepare({"train": [str(text)], "valid": [str(text)]}, corpus, clean="none")
     words = f"--corpus {corpus} --out {out} --arms e4m3 --seeds 0 --hidden 16 --batch 4 --window 8"
     monkeypatch.setattr(sys, "argv", ["fp8.py", *words.split(), "--steps", "2"])
     fp8.main()
