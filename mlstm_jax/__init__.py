@@ -29,6 +29,21 @@ Letters for dimensions, used as suffixes of array names (``bytes_BT``, ``wh_HG``
     L  layers                              G  gates, 4·H, in the order i, f, o, u
     I  rows of a layer's input matrices: 256 for the first, H for the others
 
+The words of this code:
+
+    corpus     a folder of cleaned, shuffled text in splits, with the length of every document
+    document   one text of a corpus
+    shard      one of many nearly equal parts of a split, which a row reads from a zero state
+    row        the shards that follow each other at one place of the batch
+    window     the T bytes of each row that one step reads
+    stream     the windows of all rows, step by step: a function of corpus, shapes, seed and step
+    carry      what a model hands from one window to the next, in arrays with the rows first
+    state      what a training step changes: parameters, moments, loss scale, counters
+    phase      a part of a run with a batch and a window of its own
+    objective  what is asked of a window: the next byte, or masked bytes
+    kind       a model by its name in a config: mlstm, lstm, gru, transformer, bert
+    run        a folder with a config, metrics and checkpoints; and what trains in it
+
 The source is Puri, Kirby, Yakovenko, Catanzaro 2018, "Large Scale Language Modeling: Converging on
 40GB of Text in Four Hours" (arXiv 1808.01371). Its mLSTM is the *multiplicative* LSTM of Krause et
 al. 2016, not the matrix LSTM of xLSTM.
