@@ -229,17 +229,17 @@ class Checkpoints:
                 step,
                 args=ocp.args.Composite(params=ocp.args.StandardRestore(_template(params))),
             )
-            found = restored["params"]
-            digest.require_arrays("params", of_tree(found), sums["params"])
-            return found
+            params_read = restored["params"]
+            digest.require_arrays("params", of_tree(params_read), sums["params"])
+            return params_read
 
-        found = self._attempt(step, read)
+        params_read = self._attempt(step, read)
         # Orbax returns the saved arrays, whatever shapes are requested.
-        if jax.tree.map(np.shape, found) != jax.tree.map(np.shape, params):
+        if jax.tree.map(np.shape, params_read) != jax.tree.map(np.shape, params):
             raise Damaged(
                 f"the checkpoint of step {step} has other array sizes than config.json describes"
             )
-        return found
+        return params_read
 
     def drop_after(self, step: int) -> None:
         """Delete the checkpoints after `step`, where the run has diverged."""

@@ -196,13 +196,13 @@ def schedule(arguments: Sequence[str], program: str) -> None:
     config = configs.resolve_batch(given.config, given.gpus)
     if given.corpus_bytes is None:
         made = phases.resolve_phases(config, open_corpus(Path(config.data.corpus)))
-        stretches = phases.stretches(made)
+        segments = phases.segments(made)
     else:
-        stretches = phases.expected_stretches(config, given.corpus_bytes)
+        segments = phases.expected_segments(config, given.corpus_bytes)
     if given.recommend:
-        show(recommend(config, stretches))
+        show(recommend(config, segments))
         return
-    drawn = schedules.draw(config.optimizer, stretches)
+    drawn = schedules.draw(config.optimizer, segments)
     show(drawn.text)
     if given.plot:
         schedules.plot(drawn, given.plot)

@@ -182,9 +182,9 @@ class Differences(NamedTuple):
 def differences(old: Config, new: Config) -> Differences:
     """Compare the config of a run with one that would continue it."""
     before, after = flatten(old), flatten(new)
-    found = Differences([], [], [])
+    groups = Differences([], [], [])
     if type(old.model) is not type(new.model):
-        found.forbidden.append(f"model: {old.model.choice} → {new.model.choice}")
+        groups.forbidden.append(f"model: {old.model.choice} → {new.model.choice}")
         before = {name: value for name, value in before.items() if not name.startswith("model.")}
     has_phases = bool(old.phases or new.phases)
     for name in before:
@@ -192,10 +192,10 @@ def differences(old: Config, new: Config) -> Differences:
             continue
         if has_phases and name == _REPLACED:
             continue
-        kind = found.allowed
+        kind = groups.allowed
         if name.startswith(_FIXED_IN_A_RUN):
-            kind = found.forbidden
+            kind = groups.forbidden
         elif name.startswith(_FIXED_WITH_CARRY) and not (has_phases and name == _EVALUATED):
-            kind = found.resets_carry
+            kind = groups.resets_carry
         kind.append(f"{name}: {before[name]} → {after[name]}")
-    return found
+    return groups

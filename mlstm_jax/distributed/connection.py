@@ -161,11 +161,11 @@ def listen(address: Address, deadline: float = 0.0) -> list[socket.socket]:
     """
     sockets: list[socket.socket] = []
     try:
-        found = _resolve(address, 0.0 if is_literal(address.host) else deadline)
-        if _is_hidden(address.host, [where[0] for _, where in found]):
-            found += _outward(address.port)
+        resolved = _resolve(address, 0.0 if is_literal(address.host) else deadline)
+        if _is_hidden(address.host, [where[0] for _, where in resolved]):
+            resolved += _outward(address.port)
         problem: OSError | None = None
-        for family, where in found:
+        for family, where in resolved:
             try:
                 sockets.append(socket.create_server(where, family=family, backlog=1024))
             except OSError as error:
@@ -205,10 +205,10 @@ def reach_note(host: str, hosts: list[str]) -> str:
 def loopback_of(host: str) -> str:
     """Return the loopback address to which a name resolves here; "" if it has another or none."""
     try:
-        found = [where[0] for _, where in _resolve(Address(host, 1), 0.0)]
+        resolved = [where[0] for _, where in _resolve(Address(host, 1), 0.0)]
     except OSError:
         return ""
-    return found[0] if all(map(is_loopback, found)) else ""
+    return resolved[0] if all(map(is_loopback, resolved)) else ""
 
 
 def numeric_host(where: Any) -> str:
@@ -226,18 +226,18 @@ def free_port(host: str) -> int:
 def _resolve(address: Address, deadline: float) -> list[Where]:
     while True:
         try:
-            found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
-            return list(dict.fromkeys((family, where) for family, *_, where in found))
+            resolved = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+            return list(dict.fromkeys((family, where) for family, *_, where in resolved))
         except socket.gaierror:
             if time.monotonic() > deadline:
                 raise
             time.sleep(1.0)
 
 
-def _is_hidden(host: str, found: list[str]) -> bool:
+def _is_hidden(host: str, resolved: list[str]) -> bool:
     """Whether a name resolves only to loopback here, although the name does not suggest it."""
     meant = is_literal(host) or "localhost" in host.lower() or "loopback" in host.lower()
-    return not meant and all(map(is_loopback, found))
+    return not meant and all(map(is_loopback, resolved))
 
 
 def _outward(port: int) -> Iterator[Where]:

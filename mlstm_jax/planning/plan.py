@@ -95,7 +95,7 @@ def plan(
         UserError: the machine has no rate for the config's type, or the batch cannot be divided
             among the devices.
     """
-    made = []
+    planned = []
     for count in devices:
         for phase, here in phases(resolve_batch(config, count)):
             batch, window = here.data.batch, here.data.window
@@ -108,7 +108,7 @@ def plan(
             hours = _hours(here, seconds, corpus_bytes)
             price = machine.price_per_device_hour
             memory = memory_bytes(here, rows)
-            made.append(
+            planned.append(
                 Row(
                     devices=count,
                     phase=phase,
@@ -124,7 +124,7 @@ def plan(
                     cost=None if hours is None or price is None else hours * price * count,
                 )
             )
-    return made
+    return planned
 
 
 def phases(config: Config) -> Iterator[tuple[int, Config]]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlstm_jax.config import Config, Model
-from mlstm_jax.training.schedule import Stretch
+from mlstm_jax.training.schedule import Segment
 from mlstm_jax.training.state import parameter_count
 
 _ALWAYS = {
@@ -31,17 +31,17 @@ _BYTES, _EPOCHS, _FEW_BYTES = 560, 7, 8
 _MEASURED = {"rows": (16, 1024), "bytes in a window": (64, 64), "units": (128, 512)}
 
 
-def recommend(config: Config, stretches: Sequence[Stretch]) -> str:
+def recommend(config: Config, segments: Sequence[Segment]) -> str:
     """Return options of `train` for a run, and where they go beyond what was measured.
 
     Args:
         config: its phases, data and model are used, not its optimizer.
-        stretches: of the run; the largest batch counts.
+        segments: of the run; the largest batch counts.
     """
-    rows, updates = max(one.batch for one in stretches), stretches[-1].last
+    rows, updates = max(one.batch for one in segments), segments[-1].last
     windows = [phase.window for phase in config.phases] or [config.data.window]
-    epochs = sum((one.last - one.first) / one.steps_per_epoch for one in stretches)
-    parts = zip(stretches, windows, strict=True)
+    epochs = sum((one.last - one.first) / one.steps_per_epoch for one in segments)
+    parts = zip(segments, windows, strict=True)
     text = sum((one.last - one.first) * one.batch * window for one, window in parts)
     parameters = parameter_count(config)
     chosen: dict[str, Any] = _ALWAYS | _BY_ROWS[max(least for least in _BY_ROWS if rows >= least)]

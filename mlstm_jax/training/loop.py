@@ -85,24 +85,24 @@ def train(
 
 def _run(session: Session) -> None:
     """Train the remaining phases; roll back if one diverges."""
-    phases, found = session.phases, session.begin
+    phases, point = session.phases, session.begin
     event: dict[str, Any] = {"event": "resumed", "changed": session.changed}
-    announced = 0 < found.step < session.total
+    announced = 0 < point.step < session.total
     while True:
-        phase = next((phase for phase in phases if found.step < phase.last), phases[-1])
-        if phase.first == found.step and phase is not phases[0]:
-            found = found._replace(carry=phase.begin(found.carry))
-        for note in found.notes:
+        phase = next((phase for phase in phases if point.step < phase.last), phases[-1])
+        if phase.first == point.step and phase is not phases[0]:
+            point = point._replace(carry=phase.begin(point.carry))
+        for note in point.notes:
             session.progress.say(note)
-        with closing(session.open_log(found.step)) as log:
-            reporter = Reporter(phase.config, phase.stream, log, session.progress, found)
+        with closing(session.open_log(point.step)) as log:
+            reporter = Reporter(phase.config, phase.stream, log, session.progress, point)
             if announced:
-                reporter.event(found.step, **event, notes=found.notes)
+                reporter.event(point.step, **event, notes=point.notes)
             try:
-                state, carry = _train_phase(session, phase, found, reporter)
+                state, carry = _train_phase(session, phase, point, reporter)
             except Diverged as diverged:
-                found, event = _roll_back(session, diverged, found)
-                session, announced = session.starting_at(found.origin), True
+                point, event = _roll_back(session, diverged, point)
+                session, announced = session.starting_at(point.origin), True
                 phases = session.phases
                 continue
         if phase is phases[-1]:
@@ -110,7 +110,7 @@ def _run(session: Session) -> None:
         following = phases[phases.index(phase) + 1]
         note = f"step {phase.last}: the next phase, {following.describe_carry()}"
         origin = phase.stream.origin
-        found = ResumePoint(
+        point = ResumePoint(
             phase.last, state, carry, origin, [note], reporter.high_steps, None, phase.update_bytes
         )
         event, announced = {"event": "phase"}, True
@@ -128,19 +128,19 @@ def _roll_back(
     if config.train.on_divergence == "stop" or scale < _LEAST_RATE_SCALE:
         checkpoints.drop_after(diverged.since)
         raise diverged.going_on_from(checkpoints.latest())
-    found = session.find(diverged.since)
-    scale = min(scale, float(found.state.rate_scale) * config.train.rollback_factor)
+    point = session.find(diverged.since)
+    scale = min(scale, float(point.state.rate_scale) * config.train.rollback_factor)
     note = (
-        f"diverged at step {diverged.step}: {diverged.reason}. The run returns to step {found.step}"
+        f"diverged at step {diverged.step}: {diverged.reason}. The run returns to step {point.step}"
         f" with the learning rate times {scale:g}"
     )
-    state = found.state._replace(rate_scale=cast(jax.Array, np.float32(scale)))
+    state = point.state._replace(rate_scale=cast(jax.Array, np.float32(scale)))
     event = {"event": "rolled_back", "diverged_at": diverged.step, "rate_scale": scale}
-    return found._replace(state=state, notes=[*found.notes, note]), event
+    return point._replace(state=state, notes=[*point.notes, note]), event
 
 
 def _train_phase(
-    session: Session, phase: ResolvedPhase, found: ResumePoint, reporter: Reporter
+    session: Session, phase: ResolvedPhase, point: ResumePoint, reporter: Reporter
 ) -> tuple[TrainState, Carry]:
     """Train from a checkpoint, or from the first step, to the end of a phase.
 
@@ -161,15 +161,17 @@ def _train_phase(
     one_step = make_train_step(config, session.model, tx, lr_schedule, parallel.AXIS)
     train_step = devices.map(one_step, donate=(0, 1))
     rows = devices.rows(config.data.batch)
-    carry = found.carry
+    carry = point.carry
     if carry is None:
         carry = jax.tree.map(lambda x: x[rows], session.model.init_carry(config.data.batch))
     state = optimizer.with_updates_of(
-        config.optimizer, found.state, found.update_bytes, phase.update_bytes
+        config.optimizer, point.state, point.update_bytes, phase.update_bytes
     )
     state, carry = devices.replicate(state), devices.split_rows(carry)
-    session.require_equal_replicas(found.step, state)
-    asked = {weight: devices.replicate(np.float32(weight)) for weight in (0.0, *WEIGHTS.values())}
+    session.require_equal_replicas(point.step, state)
+    stop_weights = {
+        weight: devices.replicate(np.float32(weight)) for weight in (0.0, *WEIGHTS.values())
+    }
     pending, stop = None, 0.0
 
     def report(step: int, metrics: Any) -> float:
@@ -178,14 +180,14 @@ def _train_phase(
         reporter.step(step, metrics)
         return float(metrics.stop)
 
-    batches = prefetch(lambda step: stream.batch(step, rows), range(found.step, last))
+    batches = prefetch(lambda step: stream.batch(step, rows), range(point.step, last))
     with closing(batches), jax.transfer_guard("disallow"):
-        for step in range(found.step, last + 1):
+        for step in range(point.step, last + 1):
             evaluate = step == last or step % config.train.eval_every == 0
             save = evaluate or step % config.train.checkpoint_every == 0 or stop
             if pending and save:
                 stop, pending = report(step, pending) or stop, None
-            if step > found.step and save:
+            if step > point.step and save:
                 score = None
                 if evaluate:
                     score = session.evaluator(
@@ -221,12 +223,12 @@ def _train_phase(
                 )
             if step < last:
                 watchdog.beat(f"batch {step} is read")
-                asked_at = time.monotonic()
+                fetch_started = time.monotonic()
                 batch = next(batches)
-                reporter.waited(time.monotonic() - asked_at)
+                reporter.waited(time.monotonic() - fetch_started)
                 batch = devices.split_rows(batch)
                 weight = WEIGHTS[session.signals[0]] if session.signals else 0.0
-                state, carry, metrics = train_step(state, carry, batch, asked[weight])
+                state, carry, metrics = train_step(state, carry, batch, stop_weights[weight])
                 if pending:
                     stop = report(step, pending)
                     checkpoints.check()

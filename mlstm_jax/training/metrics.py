@@ -47,7 +47,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     if lines and not lines[-1].endswith(b"\n"):
         lines.pop()
-    found = []
+    parsed = []
     for number, text in enumerate(lines, 1):
         try:
             line = json.loads(text)
@@ -56,8 +56,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             problem = f"is not JSON ({error})"
         if problem:
             raise UserError(f"{path}: line {number} {problem}; remove or correct the line.")
-        found.append(line)
-    return found
+        parsed.append(line)
+    return parsed
 
 
 def _problem(line: Any) -> str | None:
@@ -91,10 +91,10 @@ def by_kind(lines: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 def runs_in(folder: Path) -> list[Path]:
     """Return the folders with metrics in or below a folder; UserError if there is none."""
-    found = sorted(path.parent for path in folder.rglob("metrics.jsonl"))
-    if not found:
+    folders = sorted(path.parent for path in folder.rglob("metrics.jsonl"))
+    if not folders:
         raise UserError(f"{folder} holds no run: there is no metrics.jsonl in or below it.")
-    return found
+    return folders
 
 
 class NullLog:

@@ -71,9 +71,9 @@ def orthogonalise(
             for number, (path, leaf) in enumerate(leaves)
             for k, block in enumerate(_split(leaf, side_by_side(_name(path))))
         }
-        made = _orthogonal(blocks, steps, dtype, axis_name)
+        results = _orthogonal(blocks, steps, dtype, axis_name)
         joined = [
-            jnp.concatenate([made[key] for key in made if key[0] == number], axis=1)
+            jnp.concatenate([results[key] for key in results if key[0] == number], axis=1)
             for number in range(len(leaves))
         ]
         return jax.tree_util.tree_unflatten(structure, joined), state
@@ -96,11 +96,11 @@ def _orthogonal(
     by_shape: dict[tuple[int, ...], list[tuple[int, int]]] = {}
     for key, block in blocks.items():
         by_shape.setdefault(block.shape, []).append(key)
-    made: dict[tuple[int, int], Array] = {}
+    results: dict[tuple[int, int], Array] = {}
     for keys in by_shape.values():
         stack = jnp.stack([blocks[key] for key in keys])
-        made |= zip(keys, _shared(stack, steps, dtype, axis_name), strict=True)
-    return {key: made[key] for key in blocks}
+        results |= zip(keys, _shared(stack, steps, dtype, axis_name), strict=True)
+    return {key: results[key] for key in blocks}
 
 
 def _shared(stack_NIO: Array, steps: int, dtype: Any, axis_name: str | None) -> Array:
@@ -114,8 +114,8 @@ def _shared(stack_NIO: Array, steps: int, dtype: Any, axis_name: str | None) -> 
     padding = ((0, each * devices - count), (0, 0), (0, 0))
     first = jax.lax.axis_index(axis_name) * each
     own = jax.lax.dynamic_slice_in_dim(jnp.pad(stack_NIO, padding), first, each)
-    found = _newton_schulz(own, steps, dtype)
-    return scale * jax.lax.all_gather(found, axis_name, tiled=True)[:count]
+    own_results = _newton_schulz(own, steps, dtype)
+    return scale * jax.lax.all_gather(own_results, axis_name, tiled=True)[:count]
 
 
 def _newton_schulz(stack_NIO: Array, steps: int, dtype: Any) -> Array:

@@ -84,10 +84,10 @@ class Parallel:
 
     def compute_capability(self) -> tuple[int, int] | None:
         """Return the lowest of this process's NVIDIA GPUs, as (9, 0); None for other devices."""
-        found = [str(getattr(device, "compute_capability", "")) for device in self.local]
-        if not all(name.replace(".", "").isdecimal() for name in found):
+        names = [str(getattr(device, "compute_capability", "")) for device in self.local]
+        if not all(name.replace(".", "").isdecimal() for name in names):
             return None
-        major, minor = min(tuple(int(part) for part in name.split(".")) for name in found)
+        major, minor = min(tuple(int(part) for part in name.split(".")) for name in names)
         return major, minor
 
     def rows(self, batch: int) -> slice:
@@ -186,8 +186,8 @@ def sum_over_devices(tree: Any, others: Any, early: Sequence[str], axis_name: st
         early: names in the tree, such as layer_0/wmh_v, in the order in which they are computed.
         axis_name: the name of the device axis.
     """
-    found, shape = jax.tree_util.tree_flatten_with_path(tree)
-    leaves = {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in found}
+    paths, shape = jax.tree_util.tree_flatten_with_path(tree)
+    leaves = {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in paths}
     large = [name for name in early if name in leaves and leaves[name].nbytes >= LEAST_BYTES]
     if jax.lax.axis_size(axis_name) == 1:
         large = []
@@ -243,7 +243,7 @@ def make_comparison(cluster: Cluster, devices: Parallel) -> Callable[[int, Any],
     def require_equal(step: int, state: Any) -> None:
         sums = np.asarray(devices.unreplicate(gather(state))).tolist()
         common, _ = Counter(sums).most_common(1)[0]
-        odd = [number for number, found in enumerate(sums) if found != common]
+        odd = [number for number, checksum in enumerate(sums) if checksum != common]
         if not odd:
             return
         hosts = cluster.gather(cluster.host)
@@ -297,14 +297,14 @@ def started(cluster: Cluster, devices: Devices) -> Iterator[Parallel]:
         jax.distributed.shutdown()
 
 
-def _chosen(found: list[jax.Device], devices: Devices) -> list[jax.Device]:
-    if devices.count is not None and devices.count > len(found):
-        here = "1 device" if len(found) == 1 else f"{len(found)} devices"
+def _chosen(local: list[jax.Device], devices: Devices) -> list[jax.Device]:
+    if devices.count is not None and devices.count > len(local):
+        here = "1 device" if len(local) == 1 else f"{len(local)} devices"
         raise UserError(
-            f"devices.count is {devices.count}, but this machine has {here} ({found[0].platform}); "
+            f"devices.count is {devices.count}, but this machine has {here} ({local[0].platform}); "
             "lower it, or use virtual devices with --devices.virtual-cpu."
         )
-    return found[: devices.count]
+    return local[: devices.count]
 
 
 def _test_all_reduce(parallel: Parallel) -> None:
@@ -313,9 +313,9 @@ def _test_all_reduce(parallel: Parallel) -> None:
     summed = parallel.map(lambda x: jax.lax.psum(x, AXIS))(
         parallel.split_rows(numbers[parallel.rows(parallel.count)])
     )
-    found, expected = parallel.unreplicate(summed).item(), numbers.sum().item()
-    if found != expected:
+    total, expected = parallel.unreplicate(summed).item(), numbers.sum().item()
+    if total != expected:
         raise RuntimeError(
-            f"an all-reduce of 1 to {parallel.count} gave {found:g}, not {expected:g}: a device or "
+            f"an all-reduce of 1 to {parallel.count} gave {total:g}, not {expected:g}: a device or "
             "a link is faulty; set NCCL_DEBUG=INFO to see how NCCL connects them"
         )

@@ -15,7 +15,7 @@ from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.data.shards import TRAINING_SLACK
 from mlstm_jax.data.stream import Origin, TrainStream
 from mlstm_jax.errors import require
-from mlstm_jax.training.schedule import Stretch
+from mlstm_jax.training.schedule import Segment
 
 
 @dataclass(frozen=True)
@@ -95,15 +95,15 @@ def resolve_phases(config: Config, corpus: Corpus) -> list[ResolvedPhase]:
     phases: list[ResolvedPhase] = []
     for phase, cut_for in zip(config.phases, _cuts(config.phases), strict=True):
         data = dataclasses.replace(config.data, batch=phase.batch, window=phase.window)
-        here = dataclasses.replace(config, data=data)
-        stream = train_stream(here, corpus, cut_for)
+        own_config = dataclasses.replace(config, data=data)
+        stream = train_stream(own_config, corpus, cut_for)
         begins = _begins(phase, config.optimizer)
         if not phases:
-            phases.append(ResolvedPhase(here, stream, 0, phase.steps, begins=begins))
+            phases.append(ResolvedPhase(own_config, stream, 0, phase.steps, begins=begins))
             continue
         first, before = phases[-1].last, phases[-1].stream
         rows = phases[-1].config.data.batch
-        resolved = ResolvedPhase(here, stream, first, first + phase.steps, rows, begins)
+        resolved = ResolvedPhase(own_config, stream, first, first + phase.steps, rows, begins)
         if resolved.growth is None:
             position = round(before.epoch(first) * stream.steps_per_epoch)
             stream.origin = Origin(first, position, before.bytes_seen(first))
@@ -134,22 +134,22 @@ def _cuts(phases: Sequence[Phase]) -> list[tuple[int, int]]:
     They are the same for all consecutive phases whose rows continue: the last batch, which is a
     multiple of the others, and the longest window.
     """
-    kept: list[list[Phase]] = []
+    groups: list[list[Phase]] = []
     for phase in phases:
-        if kept and _growth(kept[-1][-1].batch, phase.batch):
-            kept[-1].append(phase)
+        if groups and _growth(groups[-1][-1].batch, phase.batch):
+            groups[-1].append(phase)
         else:
-            kept.append([phase])
+            groups.append([phase])
     cuts: list[tuple[int, int]] = []
-    for group in kept:
+    for group in groups:
         cuts += [(group[-1].batch, max(phase.window for phase in group))] * len(group)
     return cuts
 
 
-def stretches(phases: list[ResolvedPhase]) -> list[Stretch]:
+def segments(phases: list[ResolvedPhase]) -> list[Segment]:
     """Return what the learning rate must know of the phases of a run."""
     return [
-        Stretch(
+        Segment(
             *(phase.first, phase.last, phase.config.data.batch),
             *(phase.stream.steps_per_epoch, phase.begins),
         )
@@ -157,19 +157,19 @@ def stretches(phases: list[ResolvedPhase]) -> list[Stretch]:
     ]
 
 
-def expected_stretches(config: Config, corpus_bytes: float) -> list[Stretch]:
-    """Estimate the stretches of a run from the size of the corpus in bytes."""
-    made: list[Stretch] = []
+def expected_segments(config: Config, corpus_bytes: float) -> list[Segment]:
+    """Estimate the segments of a run from the size of the corpus in bytes."""
+    segments: list[Segment] = []
     for phase in config.phases:
-        first = made[-1].last if made else 0
+        first = segments[-1].last if segments else 0
         per_epoch = corpus_bytes / (phase.batch * phase.window)
         begins = _begins(phase, config.optimizer)
-        made.append(Stretch(first, first + phase.steps, phase.batch, per_epoch, begins))
-    if made:
-        return made
+        segments.append(Segment(first, first + phase.steps, phase.batch, per_epoch, begins))
+    if segments:
+        return segments
     data = config.data
     per_epoch = max(1.0, corpus_bytes // (data.batch * data.window))
-    return [Stretch(0, total_steps(config.train, int(per_epoch)), data.batch, per_epoch)]
+    return [Segment(0, total_steps(config.train, int(per_epoch)), data.batch, per_epoch)]
 
 
 def train_stream(

@@ -77,13 +77,13 @@ class Reporter:
         stream: TrainStream,
         log: MetricsLog | NullLog,
         progress: ProgressLine,
-        found: ResumePoint,
+        point: ResumePoint,
     ) -> None:
         self._config, self._stream, self._log, self._progress = config, stream, log, progress
         self._started = time.monotonic() - log.seconds
-        self._first = found.step
-        self.high_steps = found.high_steps
-        self.restart_clock(found.step)
+        self._first = point.step
+        self.high_steps = point.high_steps
+        self.restart_clock(point.step)
 
     def restart_clock(self, step: int) -> None:
         """Measure the training rate from now and from `step` on; called after other work."""
@@ -201,16 +201,16 @@ def announcement(
     devices: Parallel,
     cluster: Cluster,
     corpus: Corpus,
-    found: ResumePoint,
+    point: ResumePoint,
 ) -> str:
     """Describe what the run will train, and on which devices."""
-    total, first = phases[-1].last, found.step
+    total, first = phases[-1].last, point.step
     if first >= total:
         limits = {"--train.steps": config.train.steps, "--train.epochs": config.train.epochs}
         shown = " and ".join(f"{name} {value:,}" for name, value in limits.items() if value)
         more = "add a phase" if config.phases else f"raise {shown}"
         return f"{config.out} is finished: {first:,} steps. To train for more, {more}."
-    count = sum(leaf.size for leaf in jax.tree.leaves(found.state.params))
+    count = sum(leaf.size for leaf in jax.tree.leaves(point.state.params))
     start = f"resuming at step {first:,} of" if first else "training"
     where = f"{devices.count} {devices.devices[0].platform} device(s)"
     if cluster.processes > 1:

@@ -59,16 +59,16 @@ def lock(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterator
         if folder.exists() and not (folder.is_dir() and all(map(_is_ours, folder.iterdir()))):
             raise UserError(f"{folder} exists and is not a run; choose another folder with --out.")
     elif has_begun:
-        found = differences(before, config)
-        forbidden = found.forbidden + ([] if reset_carry else found.resets_carry)
+        change = differences(before, config)
+        forbidden = change.forbidden + ([] if reset_carry else change.resets_carry)
         if forbidden:
-            way_out = "" if found.forbidden else ", or reset the carry with --reset-carry"
+            way_out = "" if change.forbidden else ", or reset the carry with --reset-carry"
             raise UserError(
                 f"the run in {folder} cannot resume with another "
                 + ", another ".join(forbidden)
                 + f". Undo the change, or start a new run with --out{way_out}."
             )
-        changed = found.resets_carry + found.allowed
+        changed = change.resets_carry + change.allowed
     if not folder.exists():
         output.require_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ from mlstm_jax.errors import UserError
 _TRIANGULAR_RATIO = 32
 
 
-class Stretch(NamedTuple):
+class Segment(NamedTuple):
     """A part of a run with one global batch: a phase, or the whole run."""
 
     first: int  # the step at which it begins
@@ -70,33 +70,33 @@ def resolve(optimizer: Optimizer, batch: int, steps: int, steps_per_epoch: float
     return Plan(peak_rate(optimizer, batch), warmup, decay)
 
 
-def rates(optimizer: Optimizer, stretches: Sequence[Stretch]) -> list[optax.Schedule]:
+def rates(optimizer: Optimizer, segments: Sequence[Segment]) -> list[optax.Schedule]:
     """Return the rate in each part of a run, as a function of all applied updates.
 
     Warm-up and decay are those of the first part of a schedule and cover all its parts; the peak
     depends on each part's batch. A schedule that begins within the run counts the updates from
     there. Where updates were skipped before, it repeats its first rate as often.
     """
-    made: list[optax.Schedule] = []
-    for chosen, parts in _schedules(optimizer, stretches):
+    schedules: list[optax.Schedule] = []
+    for chosen, parts in _schedules(optimizer, segments):
         begin, steps = parts[0], parts[-1].last - parts[0].first
         shape = learning_rate(chosen, begin.batch, steps, begin.steps_per_epoch)
         for part in parts:
             ratio = peak_rate(chosen, part.batch) / peak_rate(chosen, begin.batch)
-            made.append(_later(shape, begin.first, ratio))
-    return made
+            schedules.append(_later(shape, begin.first, ratio))
+    return schedules
 
 
 def _schedules(
-    optimizer: Optimizer, stretches: Sequence[Stretch]
-) -> list[tuple[Optimizer, list[Stretch]]]:
+    optimizer: Optimizer, segments: Sequence[Segment]
+) -> list[tuple[Optimizer, list[Segment]]]:
     """Return each schedule of a run: its settings, and the parts of the run that follow it."""
-    found: list[tuple[Optimizer, list[Stretch]]] = []
-    for stretch in stretches:
-        if stretch.begins or not found:
-            found.append((stretch.begins or optimizer, []))
-        found[-1][1].append(stretch)
-    return found
+    schedules: list[tuple[Optimizer, list[Segment]]] = []
+    for segment in segments:
+        if segment.begins or not schedules:
+            schedules.append((segment.begins or optimizer, []))
+        schedules[-1][1].append(segment)
+    return schedules
 
 
 def _later(shape: optax.Schedule, first: int, ratio: float) -> optax.Schedule:
@@ -130,7 +130,7 @@ def learning_rate(
     return optax.join_schedules([rising, falling], [warmup])
 
 
-class Drawn(NamedTuple):
+class ScheduleTable(NamedTuple):
     """A resolved schedule, to show or plot."""
 
     text: str
@@ -138,23 +138,23 @@ class Drawn(NamedTuple):
     rates: list[float]
 
 
-def draw(optimizer: Optimizer, stretches: Sequence[Stretch]) -> Drawn:
+def draw(optimizer: Optimizer, segments: Sequence[Segment]) -> ScheduleTable:
     """Return the rates of a run in which no update is skipped."""
-    steps = stretches[-1].last
-    by_part = rates(optimizer, stretches)
+    steps = segments[-1].last
+    by_part = rates(optimizer, segments)
 
     def rate(update: int) -> float:
-        part = sum(update >= stretch.last for stretch in stretches[:-1])
+        part = sum(update >= segment.last for segment in segments[:-1])
         return float(by_part[part](update))
 
     def epoch(update: int) -> float:
-        parts = (min(update, one.last) - one.first for one in stretches if update > one.first)
-        return sum(n / one.steps_per_epoch for n, one in zip(parts, stretches, strict=False))
+        parts = (min(update, one.last) - one.first for one in segments if update > one.first)
+        return sum(n / one.steps_per_epoch for n, one in zip(parts, segments, strict=False))
 
     # Include the end of the warm-up and the borders of the parts, however short they are.
-    borders = {0, steps, *(one.first for one in stretches)}
+    borders = {0, steps, *(one.first for one in segments)}
     described: list[str] = []
-    for chosen, parts in _schedules(optimizer, stretches):
+    for chosen, parts in _schedules(optimizer, segments):
         begin = parts[0]
         plan = resolve(chosen, begin.batch, parts[-1].last - begin.first, begin.steps_per_epoch)
         borders.add(begin.first + plan.warmup)
@@ -166,9 +166,9 @@ def draw(optimizer: Optimizer, stretches: Sequence[Stretch]) -> Drawn:
     points = {round(steps * part / 400) for part in range(401)} | borders
     updates = sorted(point for point in points if point <= steps)
     lines = [f"{optimizer.name}: {steps:,} updates, {epoch(steps):.2f} epochs"]
-    for chosen, parts in _schedules(optimizer, stretches):
+    for chosen, parts in _schedules(optimizer, segments):
         for one in parts:
-            span = f"updates {one.first:,} to {one.last:,}: " if len(stretches) > 1 else ""
+            span = f"updates {one.first:,} to {one.last:,}: " if len(segments) > 1 else ""
             lines.append(
                 f"{span}batch {one.batch:,}, {one.steps_per_epoch:,.0f} updates per epoch, peak "
                 f"{peak_rate(chosen, one.batch):.3g}"
@@ -179,10 +179,10 @@ def draw(optimizer: Optimizer, stretches: Sequence[Stretch]) -> Drawn:
     tenths = {round(steps * part / 10) for part in range(11)}
     shown = sorted(point for point in tenths | borders if point <= steps)
     lines += [f"{n:>10,} {epoch(n):>8.2f} {rate(n):>10.3e}" for n in shown]
-    return Drawn("\n".join(lines), updates, [rate(update) for update in updates])
+    return ScheduleTable("\n".join(lines), updates, [rate(update) for update in updates])
 
 
-def plot(drawn: Drawn, path: Path) -> None:
+def plot(table: ScheduleTable, path: Path) -> None:
     """Plot a schedule to a file; raise UserError if matplotlib is missing or fails."""
     try:
         from matplotlib.figure import Figure
@@ -192,8 +192,8 @@ def plot(drawn: Drawn, path: Path) -> None:
         ) from error
     figure = Figure(figsize=(7, 3.5), layout="constrained")
     axes = figure.subplots()
-    axes.plot(drawn.updates, drawn.rates)
-    axes.set(xlabel="applied updates", ylabel="learning rate", title=drawn.text.splitlines()[0])
+    axes.plot(table.updates, table.rates)
+    axes.set(xlabel="applied updates", ylabel="learning rate", title=table.text.splitlines()[0])
     axes.title.set_fontsize(9)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)

@@ -29,7 +29,7 @@ from mlstm_jax.training import parallel, run_folder, schedule
 from mlstm_jax.training.begin import Beginning, ResumePoint
 from mlstm_jax.training.evaluation import Evaluator
 from mlstm_jax.training.metrics import MetricsLog, NullLog
-from mlstm_jax.training.phases import ResolvedPhase, resolve_phases, stretches, total_steps
+from mlstm_jax.training.phases import ResolvedPhase, resolve_phases, segments, total_steps
 from mlstm_jax.training.reporter import announcement
 from mlstm_jax.training.state import require_memory
 
@@ -67,7 +67,7 @@ class Session:
     def starting_at(self, origin: Origin) -> "Session":
         """Return the session of the same run, which has returned to an earlier checkpoint."""
         phases = _starting_at(self.config, self.phases, origin)
-        rates = schedule.rates(self.config.optimizer, stretches(phases))
+        rates = schedule.rates(self.config.optimizer, segments(phases))
         return dataclasses.replace(self, phases=phases, total=phases[-1].last, lr_schedules=rates)
 
 
@@ -155,7 +155,7 @@ def set_up(
         start=begin.start,
         total=total,
         phases=phases,
-        lr_schedules=schedule.rates(config.optimizer, stretches(phases)),
+        lr_schedules=schedule.rates(config.optimizer, segments(phases)),
         progress=progress,
         callbacks=callbacks,
     )

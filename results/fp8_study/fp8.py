@@ -32,7 +32,7 @@ from mlstm_jax.training import optimizer, parallel, schedule
 from mlstm_jax.training.begin import fresh_state
 from mlstm_jax.training.evaluation import Evaluator
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.training.phases import resolve_phases, stretches
+from mlstm_jax.training.phases import resolve_phases, segments
 from mlstm_jax.training.step import make_train_step
 
 ARMS = {
@@ -77,7 +77,7 @@ def run(config: Config, corpus: Corpus, arm: str) -> dict[str, Any]:
     model: Any = Fp8Model(plain, ARMS[arm])
     in_bf16: Any = Fp8Model(plain, ARMS["bf16"])
     parts = resolve_phases(config, corpus)
-    (part,), (rate,) = parts, schedule.rates(config.optimizer, stretches(parts))
+    (part,), (rate,) = parts, schedule.rates(config.optimizer, segments(parts))
     tx = beside_scaling(optimizer.build(config.optimizer, config.model, rate))
     step = devices.map(make_train_step(config, model, tx, rate, parallel.AXIS), donate=(0, 1))
     valid = corpus.split("valid")

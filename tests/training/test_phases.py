@@ -16,7 +16,7 @@ from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import loop, metrics, optimizer, schedule
 from mlstm_jax.training.phases import resolve_phases
-from mlstm_jax.training.schedule import Stretch
+from mlstm_jax.training.schedule import Segment
 from tests.tolerance import assert_close
 from tests.training.runs import (
     assert_same_run,
@@ -77,14 +77,14 @@ def test_each_phase_has_the_rate_of_its_own_batch() -> None:
     chosen = Optimizer(
         learning_rate=1e-3, scaling="linear", base_batch=8, schedule="constant", warmup_steps=10
     )
-    stretches = [Stretch(0, 100, 8, 50.0), Stretch(100, 200, 64, 6.0)]
-    first, second = schedule.rates(chosen, stretches)
+    segments = [Segment(0, 100, 8, 50.0), Segment(100, 200, 64, 6.0)]
+    first, second = schedule.rates(chosen, segments)
     assert [float(first(n)) for n in (0, 9, 99)] == pytest.approx([1e-4, 1e-3, 1e-3])
     assert float(second(150)) == pytest.approx(8e-3)
     # A phase that begins within the warm-up goes on with it.
     assert float(second(4)) == pytest.approx(4e-3)
     capped = dataclasses.replace(chosen, learning_rate_cap=3e-3)
-    assert float(schedule.rates(capped, stretches)[1](150)) == pytest.approx(3e-3)
+    assert float(schedule.rates(capped, segments)[1](150)) == pytest.approx(3e-3)
 
 
 def test_a_schedule_and_a_plan_are_of_the_phases(
@@ -216,12 +216,12 @@ def test_a_phase_can_begin_a_schedule_of_its_own() -> None:
     """As in BERT's recipe: warm-up and decay in each of two phases."""
     chosen = Optimizer(learning_rate=1e-3, warmup_steps=10, scaling="sqrt", base_batch=8)
     own = dataclasses.replace(chosen, learning_rate=4e-3, warmup_steps=20)
-    stretches = [
-        Stretch(0, 100, 8, 50.0),
-        Stretch(100, 200, 32, 6.0, own),
-        Stretch(200, 300, 8, 6.0),
+    segments = [
+        Segment(0, 100, 8, 50.0),
+        Segment(100, 200, 32, 6.0, own),
+        Segment(200, 300, 8, 6.0),
     ]
-    first, second, third = schedule.rates(chosen, stretches)
+    first, second, third = schedule.rates(chosen, segments)
     assert [float(first(n)) for n in (0, 9, 55, 100)] == pytest.approx([1e-4, 1e-3, 5e-4, 0])
     # Four times the rows, so twice the rate; 200 updates, of which 20 are warm-up.
     assert [float(second(n)) for n in (100, 119, 120)] == pytest.approx([4e-4, 8e-3, 8e-3])
@@ -229,9 +229,9 @@ def test_a_phase_can_begin_a_schedule_of_its_own() -> None:
     # Updates that were skipped in the first phase.
     assert float(second(97)) == float(second(100))
     cosine = dataclasses.replace(own, schedule="cosine", warmup_steps=0)
-    _, later = schedule.rates(chosen, [stretches[0], stretches[1]._replace(begins=cosine)])
+    _, later = schedule.rates(chosen, [segments[0], segments[1]._replace(begins=cosine)])
     assert float(later(97)) == float(later(100)) > float(later(103))
-    text = schedule.draw(chosen, stretches).text
+    text = schedule.draw(chosen, segments).text
     assert "updates 100 to 200: batch 32, 6 updates per epoch, peak 0.008" in text
     assert "from update 100: scaling sqrt from 0.004 at 8; warm-up 20 updates" in text
     assert "linear until 300" in text
