@@ -21,7 +21,6 @@ from mlstm_jax import environment, run
 from mlstm_jax.checkpoints.checkpoint import Checkpoints
 from mlstm_jax.checkpoints.meta import steps_in
 from mlstm_jax.config import Config, Data, Devices, Model, Optimizer, Precision, Train
-from mlstm_jax.config import text as config_text
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import loop, metrics, phases, run_folder
@@ -388,11 +387,6 @@ def test_length_of_a_run() -> None:
     assert phases.total_steps(Train(steps=5, epochs=1e300), 10**9) == 5
     with pytest.raises(UserError, match=r"train\.epochs is 1e\+300, .* most 2,147,483,647 steps"):
         phases.total_steps(Train(epochs=1e300), 10**9)
-
-
-def test_config_json_round_trip(corpus: Path, tmp_path: Path) -> None:
-    config = make_config(corpus, tmp_path)
-    assert config_text.from_json(config_text.to_json(config), tmp_path) == config
 
 
 def test_a_closed_terminal_stops_it_with_a_checkpoint(

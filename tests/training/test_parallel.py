@@ -1,5 +1,6 @@
-"""Replicas that drift apart are found, and named."""
+"""The all-reduce in pieces, with the sums of one piece to the bit; replicas that drift apart."""
 
+import re
 from typing import Any
 
 import jax
@@ -9,13 +10,62 @@ import pytest
 
 from mlstm_jax.config import Distributed
 from mlstm_jax.distributed.cluster import Cluster
+from mlstm_jax.training import parallel
 from mlstm_jax.training.parallel import (
+    AXIS,
     Parallel,
     ReplicasDiffer,
     _of_first_device,
     fold,
     make_comparison,
 )
+
+EARLY = ["decoder", "layer_0/wmh_v", "layer_0/wh_v", "of another model"]
+
+
+def make_trees(devices: int) -> tuple[Any, Any]:
+    draw = np.random.default_rng(0)
+
+    def array(*shape: int) -> np.ndarray:
+        return draw.standard_normal((devices, *shape)).astype(np.float32)
+
+    layer = {"wh_v": array(8, 64), "wmh_v": array(8, 16), "b": array(16)}
+    return {"layer_0": layer, "decoder": array(8, 32)}, (array(), array())
+
+
+def mapped(devices: int) -> Any:
+    return jax.pmap(
+        lambda tree, others: parallel.sum_over_devices(tree, others, EARLY, AXIS),
+        axis_name=AXIS,
+        devices=jax.local_devices()[:devices],
+    )
+
+
+@pytest.mark.parametrize("least", [1, 8 * 32 * 4, 1 << 20])
+def test_the_sums_are_those_of_one_piece(least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    trees = make_trees(4)
+    expected = jax.pmap(lambda x: jax.lax.psum(x, AXIS), axis_name=AXIS)(trees)
+    monkeypatch.setattr(parallel, "LEAST_BYTES", least)
+    jax.tree.map(np.testing.assert_array_equal, mapped(4)(*trees), expected)
+
+
+def test_large_parts_are_pieces_in_the_order_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "LEAST_BYTES", 8 * 32 * 4)
+    program = str(jax.make_jaxpr(mapped(4))(*make_trees(4)))
+    pieces = [
+        re.findall(r"f32\[([0-9,]*)\]", line.split("=")[0])
+        for line in program.splitlines()
+        if "= psum" in line
+    ]
+    assert pieces[:2] == [["8,32"], ["8,64"]]
+    assert sorted(shape for piece in pieces[2:] for shape in piece) == ["", "", "16", "8,16"]
+    assert program.count("optimization_barrier") == 2
+
+
+def test_one_device_has_nothing_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "LEAST_BYTES", 1)
+    assert "optimization_barrier" not in str(jax.make_jaxpr(mapped(1))(*make_trees(1)))
+
 
 TYPES = [np.float32, np.int32, np.uint32, jnp.bfloat16, np.float16, np.uint8]
 
