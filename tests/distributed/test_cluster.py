@@ -321,22 +321,6 @@ def test_another_config_on_one_process_is_named(
         assert "but 0.001 on process 0" in text
 
 
-def test_another_corpus_on_one_process_is_named(
-    corpus: Path,
-    text_file: Path,
-    tmp_path: Path,
-    command_environment: dict[str, str],
-    started: list[Process],
-) -> None:
-    from mlstm_jax.corpora.prepare import prepare
-
-    prepare([str(text_file)], tmp_path / "other", split=(20, 1, 1), seed=5)
-    configs = [runs.make_config(path, tmp_path / "run") for path in (corpus, tmp_path / "other")]
-    for text in refused(*configs, tmp_path, command_environment, started):
-        assert "the corpus's identity is" in text
-        assert "on process 1" in text
-
-
 @pytest.mark.slow
 def test_another_start_on_one_process_is_named(
     corpus: Path,

@@ -2,16 +2,18 @@
 
 import json
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from mlstm_jax.config import Config, Distributed
+from mlstm_jax.config import Config, Distributed, vary
 from mlstm_jax.config.text import flatten
 from mlstm_jax.distributed import cluster, connection
 from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.errors import UserError
+from mlstm_jax.training import session
 
 COUNT = 600
 
@@ -21,7 +23,7 @@ class Simulated(Cluster):
 
     def __init__(self, index: int, meeting: threading.Barrier, values: list[Any]) -> None:
         super().__init__(Distributed())
-        self.index, self.processes, self.host = index, COUNT, f"node{index}"
+        self.index, self.processes, self.host = index, len(values), f"node{index}"
         self.longest = 0
         self._meeting, self._gathered = meeting, values
 
@@ -36,24 +38,55 @@ class Simulated(Cluster):
         return values
 
 
-def require_equal(values: list[dict[str, Any]]) -> tuple[list[str], int]:
+def together(count: int, act: Callable[[Simulated], None]) -> tuple[list[str], int]:
     """Return what each process says, "" for nothing, and the length of the longest message."""
-    meeting, gathered = threading.Barrier(COUNT, timeout=60), [None] * COUNT
-    processes = [Simulated(index, meeting, gathered) for index in range(COUNT)]
-    said = [""] * COUNT
+    meeting, gathered = threading.Barrier(count, timeout=300), [None] * count
+    processes = [Simulated(index, meeting, gathered) for index in range(count)]
+    said = [""] * count
 
-    def agree(process: Simulated) -> None:
+    def run(process: Simulated) -> None:
         try:
-            process.require_equal(values[process.index], "Make them equal.")
+            act(process)
         except UserError as error:
             said[process.index] = str(error)
 
-    threads = [threading.Thread(target=agree, args=(process,)) for process in processes]
+    threads = [threading.Thread(target=run, args=(process,)) for process in processes]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     return said, processes[0].longest
+
+
+def require_equal(values: list[dict[str, Any]]) -> tuple[list[str], int]:
+    return together(
+        len(values),
+        lambda process: process.require_equal(values[process.index], "Make them equal."),
+    )
+
+
+@pytest.mark.parametrize(
+    ("differs", "message"),
+    [
+        ("config", "optimizer.learning_rate is 0.25 on process 1 (node1), but 0.0005 on process 0"),
+        ("corpus", "the corpus's identity is bbbbbbbbbbbb on process 1 (node1), but aaaaaaaaaaaa"),
+        ("place", ""),
+    ],
+)
+def test_another_config_or_corpus_is_named_and_another_place_is_not(
+    differs: str, message: str
+) -> None:
+    corpora: list[Any] = [SimpleNamespace(identity=32 * letter) for letter in ("a", "b")]
+    configs = {"config": {"optimizer__learning_rate": 0.25}, "place": {"data__corpus": "elsewhere"}}
+
+    def act(process: Simulated) -> None:
+        config = vary(Config(), **(configs.get(differs, {}) if process.index else {}))
+        corpus = corpora[process.index if differs == "corpus" else 0]
+        session._require_one_run(process, config, corpus)
+
+    for said in together(2, act)[0]:
+        assert message in said
+        assert bool(said) == bool(message)
 
 
 def test_many_configs_are_compared_in_short_messages() -> None:
