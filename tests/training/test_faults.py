@@ -29,6 +29,7 @@ from tests.training.runs import (
     final_state,
     lines_without_time,
     make_config,
+    short,
     start,
 )
 
@@ -351,7 +352,7 @@ def test_it_returns_to_before_the_update_that_spoiled_it(corpus: Path, tmp_path:
 
 
 def test_a_high_loss_counts_through_phases(corpus: Path, tmp_path: Path) -> None:
-    train = Train(steps=20, divergence_bpc=0.1, divergence_steps=8)
+    train = short(steps=20, divergence_bpc=0.1, divergence_steps=8)
     phases = tuple(Phase(steps=5, batch=8, window=16) for _ in range(4))
     config = config_of(corpus, tmp_path / "run", 20, phases=phases, train=train)
     with pytest.raises(Diverged) as stopped:
