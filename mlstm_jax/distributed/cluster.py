@@ -11,7 +11,6 @@ all-reduce that nothing can interrupt. A process that must stop therefore report
 it to the others, and ends with `os._exit`.
 """
 
-import hashlib
 import json
 import os
 import socket
@@ -23,7 +22,7 @@ from types import TracebackType
 
 import jax
 
-from mlstm_jax import terminal
+from mlstm_jax import digest, terminal
 from mlstm_jax.config import Distributed
 from mlstm_jax.config.sections import Address, is_loopback, parse_address
 from mlstm_jax.distributed import rendezvous
@@ -133,15 +132,16 @@ class Cluster:
             values: of this process, by name.
             advice: what to do if they differ.
         """
-        text = json.dumps(values, sort_keys=True)
-        digests = self.gather(hashlib.sha256(text.encode()).hexdigest())
+        digests = self.gather(digest.of_json(values))
         # Only the first process with each digest sends its values: those of all would be too many.
-        speakers = {str(digest): index for index, digest in reversed(list(enumerate(digests)))}
+        speakers = {str(one): index for index, one in reversed(list(enumerate(digests)))}
         if len(speakers) == 1:
             return
         chosen = sorted(speakers.values())[: _KINDS + 1]
         # Compare with the values after JSON, which turns a tuple into a list.
-        everyone = self.gather([self.host, json.loads(text)] if self.index in chosen else None)
+        everyone = self.gather(
+            [self.host, json.loads(json.dumps(values))] if self.index in chosen else None
+        )
         _, first = everyone[0]
         different: list[str] = []
         for index in chosen[1:]:
@@ -155,7 +155,7 @@ class Cluster:
             ]
         if different:
             shown = [digests[index] for index in chosen]
-            others = sum(digest not in shown for digest in digests)
+            others = sum(one not in shown for one in digests)
             if others:
                 different.append(f"{others} more processes differ in other ways")
             raise UserError("; ".join(different) + f". {advice}")
