@@ -196,8 +196,8 @@ def _launch(
     )
     unwritten = (jax.lax.empty(x.shape, x.dtype) for x in outputs)
     run = pl.run_state(lambda written: call(*inputs, *written))
-    # The compiled program keeps this name, and compiled/kernels.py reads it there: XLA knows only
-    # the arrays of such a kernel, most of which cover all steps.
+    # The compiled program keeps this name, and benchmarks/compiled_program.py reads it there:
+    # XLA knows only the arrays of such a kernel, most of which cover all steps.
     moved = _bytes_moved(body, (*inputs, *in_place, *outputs), size)
     with jax.named_scope(f"moves_{'_'.join(str(rows * grid[1] * n) for n in moved)}_bytes"):
         results = run((*in_place, *unwritten))
