@@ -25,7 +25,7 @@ LAYERS = [
     {"config", "user_python"},
     {"model"},
     {"digest"},
-    {"fields", "guard", "output", "precision", "progress", "shipped"},
+    {"fields", "guard", "output", "progress", "shipped"},
     {"errors", "terminal"},
 ]
 

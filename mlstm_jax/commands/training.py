@@ -23,7 +23,6 @@ from mlstm_jax.errors import UserError, require
 from mlstm_jax.planning import compile as compiling
 from mlstm_jax.planning import plan as planning
 from mlstm_jax.planning.machine import load_machine, with_measured_rate
-from mlstm_jax.planning.recommend import recommend
 from mlstm_jax.progress import ProgressLine
 from mlstm_jax.run import initial_parameters
 from mlstm_jax.terminal import show
@@ -200,7 +199,7 @@ def schedule(arguments: Sequence[str], program: str) -> None:
     else:
         segments = phases.expected_segments(config, given.corpus_bytes)
     if given.recommend:
-        show(recommend(config, segments))
+        show(planning.recommend(config, segments))
         return
     drawn = schedules.draw(config.optimizer, segments)
     show(drawn.text)

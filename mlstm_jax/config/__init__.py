@@ -26,8 +26,8 @@ from mlstm_jax.fields import Checked
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.flax_cells import GRU, LSTM
 from mlstm_jax.model.mlstm import MLSTM
+from mlstm_jax.model.ops import Compute, Precision
 from mlstm_jax.model.transformer import BERT, Transformer
-from mlstm_jax.precision import Compute, Precision
 
 Model = MLSTM
 

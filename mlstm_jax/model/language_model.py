@@ -23,9 +23,8 @@ from flax import linen
 from numpy.typing import NDArray
 
 from mlstm_jax.model.architecture import VOCABULARY, Architecture, ReadOptions, Window
-from mlstm_jax.model.ops import matmul, uniform
+from mlstm_jax.model.ops import Precision, matmul, uniform
 from mlstm_jax.model.recurrence import Loops
-from mlstm_jax.precision import Precision
 
 Array = jax.Array
 Parameters = Any  # A tree of float32 arrays, as in the docstring above.
