@@ -38,7 +38,8 @@ _LONG_REFERENCE = re.compile("&#[0-9]{4301,};?")
 
 Record = Mapping[str, object]
 # Cleaned bytes, and the rating: NaN for none.
-Written = tuple[bytes, float]
+CleanDocument = tuple[bytes, float]
+Keyed = tuple[str, bytes, float]  # a clean document behind its `order_key`
 
 
 class Document(NamedTuple):
@@ -91,7 +92,8 @@ def clean(text: str, cleaning: Cleaning) -> bytes:
     are UTF-8; a lone surrogate, which has no UTF-8, becomes "?".
     """
     if cleaning == "radford":
-        text = html.unescape(_LONG_REFERENCE.sub("\ufffd", text))
+        if "&" in text:
+            text = html.unescape(_LONG_REFERENCE.sub("\ufffd", text))
         text = text.replace("\r\n", " ").replace("\n", " ").replace("\r", " ").strip()
         padded = f"\n {text} "
     elif cleaning == "protein":
@@ -117,7 +119,7 @@ def order_key(text: bytes, seed: int, dedupe: Dedupe) -> str:
     return hashlib.md5(f"{seed}:".encode() + text, usedforsecurity=False).hexdigest()
 
 
-def kept(copies: list[Written], seed: int, dedupe: Dedupe) -> list[Written]:
+def kept(copies: list[CleanDocument], seed: int, dedupe: Dedupe) -> list[CleanDocument]:
     """Return the documents to keep, in order, of those with the same `order_key`.
 
     Without deduplication, all are kept. Otherwise the one whose own text has the smallest md5 is
@@ -130,16 +132,18 @@ def kept(copies: list[Written], seed: int, dedupe: Dedupe) -> list[Written]:
     return copies if dedupe == "none" else copies[:1]
 
 
-def in_order(documents: Iterable[Written], seed: int, dedupe: Dedupe) -> Iterator[Written]:
+def in_order(documents: Iterable[Keyed], seed: int, dedupe: Dedupe) -> Iterator[CleanDocument]:
     """Yield the documents to keep, in order; holds all of them in memory."""
-    keyed = sorted((order_key(text, seed, dedupe), text, rating) for text, rating in documents)
-    for _, copies in groupby(keyed, key=itemgetter(0)):
+    for _, copies in groupby(sorted(documents), key=itemgetter(0)):
         yield from kept([(text, rating) for _, text, rating in copies], seed, dedupe)
 
 
 def first(record: Record, fields: tuple[str, ...]) -> object:
     """Return the value of the first of `fields` that is not null."""
-    return next((record[name] for name in fields if record.get(name) is not None), None)
+    for name in fields:
+        if (value := record.get(name)) is not None:
+            return value
+    return None
 
 
 def rating_of(value: object) -> float | None:
