@@ -69,7 +69,7 @@ class PrepareOptions:
             and white space; exact: compare bytes; none: keep all. Paper: duplicates removed.
             Unset: normalized, or none if the splits are given.
         threads: processes that clean and sort, beside the one that reads; unset: one a core, at
-            most 8. Each needs about 300 MB.
+            most 8.
         temp_dir: folder for temporary files, about twice the text; unset: next to the corpus.
         max_reject_fraction: largest fraction of unreadable records, which are listed in
             OUT.rejects.jsonl; above it, no corpus is written.
