@@ -46,7 +46,8 @@ def read_nvidia(path: Path) -> ModelWeights:
     layers = arrays.count_layers(str(path), {match[1] for match in numbers if match})
     if not layers:
         raise UserError(
-            f"{path}: has no rnns.0, the first mLSTM layer; its tensors are {arrays.some(found)}."
+            f"{path}: has no rnns.0, the first mLSTM layer; its tensors are "
+            f"{arrays.preview(found)}."
         )
     for layer in range(layers):
         _add_layer(wanted, layer, hidden if layer else width, hidden)
@@ -140,7 +141,7 @@ class _Wanted:
             array = self._named(end)
             if array is not None:
                 return array
-        raise UserError(f"{self._path}: has no {ends[0]}; it has {arrays.some(self._found)}.")
+        raise UserError(f"{self._path}: has no {ends[0]}; it has {arrays.preview(self._found)}.")
 
     def add(self, name: str, shape: tuple[int, ...], *ends: str) -> None:
         self._arrays[name], self._shapes[name] = self.find(*ends), shape
@@ -148,7 +149,7 @@ class _Wanted:
     def read(self) -> dict[str, NDArray[np.float32]]:
         """Read all tensors that were added; a UserError names the one that is wrong."""
         values = sum(math.prod(shape) for shape in self._shapes.values())
-        arrays.require_room(self._path, 4 * values)
+        arrays.reject_zip_bomb(self._path, 4 * values)
         return arrays.read_arrays(str(self._path), self._arrays, self._shapes)
 
 
@@ -166,7 +167,8 @@ def _load(path: Path) -> dict[str, Array]:
         with path.open("rb") as file:
             is_zip = file.read(4) == b"PK\x03\x04"  # the test that torch uses
         if is_zip:
-            arrays.require_honest_zip(path)
+            with arrays.open_zip(path):
+                pass  # opening it checks it
         # weights_only: only tensors and plain containers; nothing in the file is executed.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about an unknown version of pickle

@@ -11,7 +11,7 @@ import numpy as np
 
 from mlstm_jax import config
 from mlstm_jax.errors import UserError
-from mlstm_jax.interop import arrays, numpy_files
+from mlstm_jax.interop import arrays
 from mlstm_jax.interop.weights import ModelWeights
 from mlstm_jax.model.language_model import VOCABULARY
 
@@ -21,7 +21,7 @@ def read_openai(folder: Path) -> ModelWeights:
     if not folder.is_dir():
         raise UserError(f"{folder}: is not a folder; give the one that contains 0.npy to 14.npy.")
     paths = [folder / f"{number}.npy" for number in range(15)]
-    files = [numpy_files.npy(path) for path in paths]
+    files = [arrays.npy(path) for path in paths]
     # These two files give the sizes that all others must match.
     (_, embedding), (hidden,) = files[0].sizes(2), files[12].sizes(1)
     gates = 4 * hidden

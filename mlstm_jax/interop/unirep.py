@@ -15,7 +15,7 @@ import numpy as np
 from mlstm_jax import config
 from mlstm_jax.corpora.documents import AMBIGUOUS
 from mlstm_jax.errors import UserError
-from mlstm_jax.interop import arrays, numpy_files
+from mlstm_jax.interop import arrays
 from mlstm_jax.interop.arrays import Array
 from mlstm_jax.interop.weights import ModelWeights
 from mlstm_jax.model.language_model import NEVER, VOCABULARY
@@ -70,8 +70,8 @@ def read_unirep(folder: Path) -> ModelWeights:
     if unread:
         notes = (
             f"{folder}: these files were skipped because they are not part of the language model: "
-            f"{arrays.some(unread)}. To fit a new head on the mean of h, use `mlstm-jax transfer "
-            "--state mean_h`.",
+            f"{arrays.preview(unread)}. To fit a new head on the mean of h, use "
+            "`mlstm-jax transfer --state mean_h`.",
         )
     made = arrays.read_arrays(str(folder), found, shapes)
     params: dict[str, Any] = {
@@ -101,7 +101,7 @@ def _array(folder: Path, files: dict[str, Path], name: str) -> Array:
     """Open NAME:0.npy, or the file name used on systems that do not allow a colon."""
     for file in _names(name):
         if file in files:
-            return numpy_files.npy(files[file])
+            return arrays.npy(files[file])
     raise UserError(
         f"{folder}: {name}:0.npy is missing; the folder must contain all files of one model."
     )

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from mlstm_jax import digest, fields, output
 from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import UserError
-from mlstm_jax.interop import arrays, numpy_files
+from mlstm_jax.interop import arrays
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import Parameters, parameter_shapes
 
@@ -144,7 +144,7 @@ def load_weights(path: Path) -> ModelWeights:
 
     Raises a UserError that names the array or the field of the metadata that is wrong.
     """
-    kinds = {".safetensors": arrays.safetensors, ".npz": numpy_files.npz}
+    kinds = {".safetensors": arrays.safetensors, ".npz": arrays.npz}
     if path.suffix not in kinds:
         raise UserError(f"{path}: a model file must be a .safetensors or an .npz file.")
     with kinds[path.suffix](path, _KEY) as (text, found):

@@ -184,6 +184,20 @@ def assert_same_model(
     assert (np.asarray(logits)[0, -1, ~known] < -9000).all()
 
 
+@pytest.fixture
+def found(tmp_path: Path, random: np.random.Generator) -> weights.ModelWeights:
+    """OpenAI's layout in the folder o, read."""
+    write_openai(tmp_path / "o", random)
+    return openai.read_openai(tmp_path / "o")
+
+
+@pytest.fixture
+def imported(tmp_path: Path, found: weights.ModelWeights) -> Path:
+    """The run of `found`."""
+    run.write_imported(tmp_path / "run", found)
+    return tmp_path / "run"
+
+
 TEXT = "\n A café: 7 é ".encode()
 PROTEIN = b"\x02MKXLBZJO"
 
@@ -315,13 +329,11 @@ def test_import_export_import_gives_the_same_bytes(
 
 @pytest.mark.parametrize("ending", ["safetensors", "npz"])
 def test_an_export_in_float16_is_half_as_large_and_rounded(
-    ending: str, tmp_path: Path, random: np.random.Generator, capsys: pytest.CaptureFixture[str]
+    ending: str, tmp_path: Path, found: weights.ModelWeights, imported: Path
 ) -> None:
-    write_openai(tmp_path / "o", random)
-    run.write_imported(tmp_path / "run", found := openai.read_openai(tmp_path / "o"))
     whole, half = (tmp_path / f"{name}.{ending}" for name in ("whole", "half"))
-    cli.main(["export", str(tmp_path / "run"), "--out", str(whole)])
-    cli.main(["export", str(tmp_path / "run"), "--out", str(half), "--dtype", "float16"])
+    cli.main(["export", str(imported), "--out", str(whole)])
+    cli.main(["export", str(imported), "--out", str(half), "--dtype", "float16"])
     exact, rounded = (
         weights.flatten(found.params),
         weights.flatten(weights.load_weights(half).params),
@@ -364,10 +376,8 @@ def test_a_file_may_be_read_by_those_whom_the_umask_lets(
 
 @pytest.mark.parametrize("ending", ["safetensors", "npz"])
 def test_an_export_that_cannot_be_written_leaves_nothing(
-    ending: str, tmp_path: Path, random: np.random.Generator
+    ending: str, tmp_path: Path, found: weights.ModelWeights
 ) -> None:
-    write_openai(tmp_path / "o", random)
-    found = openai.read_openai(tmp_path / "o")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
@@ -378,10 +388,9 @@ def test_an_export_that_cannot_be_written_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["o"]
 
 
-def test_one_flipped_bit_in_an_export_is_found(tmp_path: Path, random: np.random.Generator) -> None:
-    write_openai(tmp_path / "o", random)
+def test_one_flipped_bit_in_an_export_is_found(tmp_path: Path, found: weights.ModelWeights) -> None:
     file = tmp_path / "model.safetensors"
-    weights.save(file, openai.read_openai(tmp_path / "o"))
+    weights.save(file, found)
     whole = file.read_bytes()
     for place in (-1, -1000):  # in arrays, which come last
         changed = bytearray(whole)
@@ -462,45 +471,36 @@ def test_a_strangers_pickle_is_not_executed(tmp_path: Path, random: np.random.Ge
     assert not trap.exists()
 
 
-def test_imported_weights_are_not_trained_over(tmp_path: Path, random: np.random.Generator) -> None:
-    write_openai(tmp_path / "o", random)
-    found = openai.read_openai(tmp_path / "o")
-    run.write_imported(tmp_path / "run", found)
-    before = (tmp_path / "run" / run.WEIGHTS).read_bytes()
+def test_imported_weights_are_not_trained_over(found: weights.ModelWeights, imported: Path) -> None:
+    before = (imported / run.WEIGHTS).read_bytes()
     with pytest.raises(UserError, match="exists; choose another"):
-        run.write_imported(tmp_path / "run", found)
+        run.write_imported(imported, found)
     with (
         pytest.raises(UserError, match="contains imported weights"),
-        run_folder.lock(run.Config(out=str(tmp_path / "run")), resume=False),
+        run_folder.lock(run.Config(out=str(imported)), resume=False),
     ):
         pass
-    assert (tmp_path / "run" / run.WEIGHTS).read_bytes() == before
+    assert (imported / run.WEIGHTS).read_bytes() == before
 
 
-def test_weights_of_another_model_than_the_config_are_refused(
-    tmp_path: Path, random: np.random.Generator
-) -> None:
-    write_openai(tmp_path / "o", random)
-    run.write_imported(tmp_path / "run", openai.read_openai(tmp_path / "o"))
-    file = tmp_path / "run/config.json"
+def test_weights_of_another_model_than_the_config_are_refused(imported: Path) -> None:
+    file = imported / "config.json"
     digest.write_json(file, json.loads(file.read_text().replace('"hidden": 7', '"hidden": 8')))
     with pytest.raises(
         UserError, match=r"config\.json and weights\.safetensors are from different"
     ):
-        run.load_run(tmp_path / "run")
+        run.load_run(imported)
 
 
 def test_imported_weights_have_no_corpus_and_one_checkpoint(
-    tmp_path: Path, random: np.random.Generator, capsys: pytest.CaptureFixture[str]
+    imported: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_openai(tmp_path / "o", random)
-    run.write_imported(tmp_path / "run", openai.read_openai(tmp_path / "o"))
     for command, message in (
         (["evaluate"], "give one with --corpus"),
         (["generate", "--checkpoint", "7"], "has weights and no checkpoints"),
     ):
         with pytest.raises(SystemExit) as stop:
-            cli.main([command[0], str(tmp_path / "run"), *command[1:]])
+            cli.main([command[0], str(imported), *command[1:]])
         assert stop.value.code == 2
         assert message in capsys.readouterr().err
 
@@ -514,10 +514,8 @@ def test_imported_weights_have_no_corpus_and_one_checkpoint(
     ],
 )
 def test_a_damaged_export_is_refused(
-    change: Callable[[Any], Any], message: str, tmp_path: Path, random: np.random.Generator
+    change: Callable[[Any], Any], message: str, tmp_path: Path, found: weights.ModelWeights
 ) -> None:
-    write_openai(tmp_path / "o", random)
-    found = openai.read_openai(tmp_path / "o")
     change(found)
     weights.save(tmp_path / "m.safetensors", found)
     with pytest.raises(UserError, match=message):
