@@ -97,9 +97,14 @@ def test_what_is_emulated_is_what_fp8_arrays_give(
 
 
 def test_a_run_in_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text, corpus, out = (tmp_path / name for name in ("text.txt", "corpus", "out"))
-    text.write_bytes(Path(__file__).with_name("README.md").read_bytes())
-    prepare({"train": [str(text)], "valid": [str(text)]}, corpus, clean="none")
+    corpus, out = tmp_path / "corpus", tmp_path / "out"
+    text = Path(__file__).with_name("README.md").read_text()
+    sources: dict[Any, list[str]] = {}
+    for split, part in (("train", text), ("valid", text[:2000])):
+        path = tmp_path / f"{split}.txt"
+        path.write_text(part)
+        sources[split] = [str(path)]
+    prepare(sources, corpus, clean="none")
     words = f"--corpus {corpus} --out {out} --arms e4m3 --seeds 0 --hidden 16 --batch 4 --window 8"
     monkeypatch.setattr(sys, "argv", ["fp8.py", *words.split(), "--steps", "2"])
     fp8.main()
