@@ -81,7 +81,9 @@ def interruptible(*signals: signal.Signals, note: Callable[[], str] = str) -> It
     def stop(number: int, frame: object) -> None:
         nonlocal raised
         now = time.monotonic()
-        if now - raised >= _SECONDS_OF_CLEANUP:
+        if getattr(frame, "f_code", None) is repeat_ignored.__code__:
+            repeat()
+        elif now - raised >= _SECONDS_OF_CLEANUP:
             raised = now
             received.append(signal.Signals(number))
             raise _Received
@@ -92,14 +94,20 @@ def interruptible(*signals: signal.Signals, note: Callable[[], str] = str) -> It
             hook(unraisable)
             return
         raised = -_SECONDS_OF_CLEANUP
-        later = threading.Timer(
-            _SECONDS_TO_LEAVE_A_CALLBACK, _thread.interrupt_main, (received[0],)
-        )
-        later.daemon = True
-        later.start()
+        repeat()
+
+    def repeat() -> None:
+        def interrupt() -> None:
+            time.sleep(_SECONDS_TO_LEAVE_A_CALLBACK)
+            # Unlike _thread.interrupt_main(), this also ends a sleep.
+            signal.pthread_kill(main_thread, received[0])
+
+        # Unlike Thread.start(), this does not wait here, where the signal could not be raised.
+        _thread.start_new_thread(interrupt, ())
 
     hook = sys.unraisablehook
     in_main = threading.current_thread() is threading.main_thread()
+    main_thread = threading.get_ident()  # where no signal is received, it is not used
     # A shell's background jobs ignore signals.
     restore = _handle([one for one in signals if in_main and not _is_ignored(one)], stop)
     sys.unraisablehook = repeat_ignored
