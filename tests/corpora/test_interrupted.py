@@ -194,11 +194,11 @@ def test_the_other_processes_end_with_this_one_and_their_errors_are_raised_here(
         assert list(workers.map(abs, [(-2,), (1,), (-3,)])) == [2, 1, 3]
         with pytest.raises(ZeroDivisionError):
             list(workers.map(divmod, [(1, 0)]))
-        connection, process = workers._idle.get(), workers._processes[0]
-        connection.close()  # as when this process is killed
-        assert process.wait(20) == 0
-        with pytest.raises(UserError, match="--threads"):
-            list(workers.map(os._exit, [(1,)]))
+        for _ in workers._processes:
+            workers._idle.get().close()  # as when this process is killed
+        assert [process.wait(60) for process in workers._processes] == [0, 0]
+    with local_engine._Workers(2) as workers, pytest.raises(UserError, match="--threads"):
+        list(workers.map(os._exit, [(1,)]))
     assert all(process.poll() is not None for process in workers._processes)
 
 
