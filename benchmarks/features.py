@@ -5,7 +5,7 @@
 The forward pass reads windows of a full batch, without padding, sorting or cleaning; features do
 all of these. Both run in one process, in turn. Without --texts the texts are random, with the
 lengths of reviews. With --run the model is a trained one. The features of some texts are also
-compared over orders, batches and windows.
+compared over orders and batches.
 """
 
 import argparse
@@ -16,7 +16,6 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
@@ -27,9 +26,11 @@ from mlstm_jax.config import Config, Model
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.run import Run, load_run
-from mlstm_jax.transfer import features
-from mlstm_jax.transfer.features import _ROWS, _WINDOW, Featurizer
+from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.labels import read_texts
+from mlstm_jax.transfer.reader import ROWS
+
+_WINDOW = 128
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -70,11 +71,7 @@ def invariance(run: Run, texts: list[str]) -> dict[str, float]:
         np.concatenate([Featurizer(run)([text]) for text in texts[:16]] + [wanted[16:]]),
     )
     for rows in (1, 8, 100):
-        with patch.object(features, "_ROWS", rows):
-            compare(f"{rows} rows a batch", Featurizer(run)(texts))
-    for window in (16, 100, 1000):
-        with patch.object(features, "_WINDOW", window):
-            compare(f"{window} bytes a window", Featurizer(run)(texts))
+        compare(f"{rows} rows a batch", Featurizer(run, rows=rows)(texts))
     return largest
 
 
@@ -93,7 +90,7 @@ def main() -> None:
     model, params = run.model, run.params
     read = Featurizer(run)
     size = sum(len(clean(text, "radford")) for text in texts)
-    rows = _ROWS * jax.local_device_count()
+    rows = ROWS[-1] * jax.local_device_count()
     windows = max(1, size // (rows * _WINDOW))
 
     @jax.jit

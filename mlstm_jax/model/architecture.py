@@ -42,7 +42,8 @@ class ReadOptions(NamedTuple):
     """How a window is read."""
 
     compute: Any  # operand type of every product
-    states: bool  # also return the state after each byte; without a gradient
+    # Also return the state after each byte, or the sum of h over the bytes; without a gradient.
+    states: bool | Literal["sum"]
     recompute_every: int | None  # see config.Train
     loops: Any  # see recurrence.Loops; None: the fastest of XLA for JAX's default backend
 
@@ -55,6 +56,7 @@ class Window(NamedTuple):
     carry: Tree  # before the window, [B, ...]
     padding_mask_TB: Any  # bool, true in the padding, where the carry does not change; or None
     dropout_B: Any  # factors of units, [B, *Architecture.dropout_shape]; or None
+    ready: Any = None  # see `Architecture.ready`
 
 
 class Products(NamedTuple):
@@ -192,6 +194,10 @@ class Architecture(Sizes, ABC):
         """
         return proposed
 
+    def ready(self, params: Tree, compute: Any) -> Tree:
+        """Return what a window computes of the parameters alone, if it can be computed once."""
+        return None
+
     def dropout_shape(self, window: int) -> tuple[int, ...]:
         """Return the shape of a row's dropout mask: each unit's output to the next layer."""
         return self.shape
@@ -202,7 +208,8 @@ class Architecture(Sizes, ABC):
 
         Returns:
             The carry after the window; the output [T, B, H] in the compute type; and the states
-            after each byte, a tree for `shown`, [B, T, L, H], or None unless `options.states`.
+            after each byte, a tree for `shown`, [B, T, L, H], or the sum of h over the bytes, of a
+            model with own loops, float32 [B, L, H]; or None unless `options.states`.
         """
 
     def matrices(self, name: str) -> int:
@@ -272,16 +279,20 @@ class Recurrent(Architecture):
 
         Returns:
             The carry after the window; the output [T, B, H] in the compute type; and the carry
-            after each byte, [T, B, ...], or None unless `options.states`.
+            after each byte, [T, B, ...], or the sum of h, [B, H]; or None unless `options.states`.
         """
 
     def read(self, window: Window, options: ReadOptions) -> tuple[Tree, Any, Tree]:
         """Read a window with all layers."""
         x, ends, states = window.bytes_TB, [], []
         for layer in range(self.layers):
-            weights = self.layer_weights(f"layer_{layer}", self.hidden if layer else self.embedding)
-            if layer == 0:
-                weights, x = self.first_input(weights, window.embedding_VE, x, options.compute)
+            if window.ready is not None:
+                weights = window.ready[layer]
+            else:
+                inputs = self.hidden if layer else self.embedding
+                weights = self.layer_weights(f"layer_{layer}", inputs)
+                if layer == 0:
+                    weights, x = self.first_input(weights, window.embedding_VE, x, options.compute)
             before = jax.tree.map(lambda part: part[:, layer], window.carry)  # noqa: B023
             after, x, steps = self.read_layer(weights, before, x, window.padding_mask_TB, options)
             ends.append(after)
@@ -291,4 +302,6 @@ class Recurrent(Architecture):
         carry = jax.tree.map(lambda *layers: jnp.stack(layers, axis=1), *ends)
         if not options.states:
             return carry, x, None
+        if options.states == "sum":
+            return carry, x, jnp.stack(states, axis=1)
         return carry, x, jax.tree.map(lambda *layers: jnp.stack(layers, 2).swapaxes(0, 1), *states)

@@ -14,7 +14,7 @@ Parameters, all float32::
 
 import functools
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +50,8 @@ class ModelOutput(NamedTuple):
     # from the mean of the training split, or the logit of each class or of each label of yes or no;
     # None without a label head.
     labels_BTK: Array | None
-    # The carry after each byte, [B, T, L, H], if requested; `Architecture.shown` has its states.
+    # If requested, the carry after each byte, [B, T, L, H], for `Architecture.shown`; or the sum of
+    # h, float32 [B, L, H].
     states: Any = None
 
 
@@ -97,6 +98,11 @@ class LanguageModel(linen.Module):
         cell = self.compute if self.precision.cell == "compute" else jnp.float32
         return self.model.reading_carry(rows, cell)
 
+    def ready(self, params: Parameters) -> Any:
+        """Return what reading computes of the parameters alone, on the host; None: nothing."""
+        with self.product_precision():
+            return jax.device_get(_ready(self.model, self.compute, params))
+
     @linen.compact
     def __call__(
         self,
@@ -104,7 +110,8 @@ class LanguageModel(linen.Module):
         carry: Carry,
         padding_mask_BT: Array | None = None,
         dropout_B: Array | None = None,
-        return_states: bool = False,
+        return_states: bool | Literal["sum"] = False,
+        ready: Any = None,
     ) -> ModelOutput:
         """Read a window of every row.
 
@@ -116,10 +123,12 @@ class LanguageModel(linen.Module):
             dropout_B: factors of units, see `Architecture.dropout_shape`; in a recurrent model of
                 each unit's output to the next layer, the same for a whole window. The layer's own
                 state is not multiplied.
-            return_states: also return the state after each byte; without a gradient.
+            return_states: also return the state after each byte, or the sum of h over the bytes
+                that are not padding; without a gradient.
+            ready: what the method of this name returns, of the same parameters.
         """
         with self.product_precision():
-            return self._read(bytes_BT, carry, padding_mask_BT, dropout_B, return_states)
+            return self._read(bytes_BT, carry, padding_mask_BT, dropout_B, return_states, ready)
 
     def _read(
         self,
@@ -127,10 +136,14 @@ class LanguageModel(linen.Module):
         carry: Carry,
         padding_mask_BT: Array | None,
         dropout_B: Array | None,
-        return_states: bool,
+        return_states: bool | Literal["sum"],
+        ready: Any,
     ) -> ModelOutput:
         model = self.model
-        options = ReadOptions(self.compute, return_states, self.recompute_every, self.loops)
+        sums_later = return_states == "sum" and not model.has_own_loops
+        options = ReadOptions(
+            self.compute, sums_later or return_states, self.recompute_every, self.loops
+        )
         embedding_VE = self.param(
             "embedding",
             linen.initializers.normal(model.embedding_std),
@@ -138,8 +151,13 @@ class LanguageModel(linen.Module):
         )
         bytes_TB = bytes_BT.T.astype(jnp.int32)
         padding_mask_TB = None if padding_mask_BT is None else padding_mask_BT.T
-        window = Window(embedding_VE, bytes_TB, carry, padding_mask_TB, dropout_B)
+        window = Window(embedding_VE, bytes_TB, carry, padding_mask_TB, dropout_B, ready)
         carry, x, states_BTLH = model.read(window, options)
+        if sums_later:
+            h_BTLH = model.shown(states_BTLH)["h"].astype(jnp.float32)
+            if padding_mask_BT is not None:
+                h_BTLH = jnp.where(padding_mask_BT[:, :, None, None], 0, h_BTLH)
+            states_BTLH = h_BTLH.sum(axis=1)
         kernel_HV = self.param("decoder_kernel", uniform(model.hidden), (model.hidden, VOCABULARY))
         bias_V = self.param("decoder_bias", linen.initializers.zeros, (VOCABULARY,))
         logits_TBV = matmul(x, kernel_HV, self.compute) + bias_V[None, None, :]
@@ -158,6 +176,11 @@ class LanguageModel(linen.Module):
         """Return initial parameters; the same key gives the same values on every device."""
         window_BT = jnp.zeros((1, 1), jnp.uint8)
         return self.init(key, window_BT, self.init_carry(1))["params"]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _ready(model: Architecture, compute: Any, params: Parameters) -> Any:
+    return model.ready(params, compute)
 
 
 @functools.cache

@@ -19,7 +19,13 @@ from mlstm_jax.fields import Positive
 from mlstm_jax.model.architecture import Carry, Products, ReadOptions, Recurrent, Sizes
 from mlstm_jax.model.mlstm_step import LayerWeights, Sequence
 from mlstm_jax.model.ops import column_norms, matmul, uniform, weight_norm
-from mlstm_jax.model.recurrence import SEPARATE, STACKED, recurrence, recurrence_states
+from mlstm_jax.model.recurrence import (
+    SEPARATE,
+    STACKED,
+    recurrence,
+    recurrence_states,
+    recurrence_sum,
+)
 
 Array = jax.Array
 
@@ -86,6 +92,21 @@ class MLSTM(Recurrent, _Initial, title="mLSTM"):
             wx_IG=matmul(embedding_VE, weights.wx_IG, compute),
         ), bytes_TB
 
+    def ready(self, params: Any, compute: Any) -> list[LayerWeights]:
+        """Return the matrices of all layers, normalised, and the tables of the first."""
+        layers = []
+        for layer in range(self.layers):
+            one = params[f"layer_{layer}"]
+            wmx, wx, wmh, wh = (
+                weight_norm(one[f"{name}_v"], one[f"{name}_g"])
+                for name in ("wmx", "wx", "wmh", "wh")
+            )
+            weights = LayerWeights(wmx_IH=wmx, wx_IG=wx, wmh_HH=wmh, wh_HG=wh, b_G=one["b"])
+            if layer == 0:
+                weights, _ = self.first_input(weights, params["embedding"], wmx, compute)
+            layers.append(weights)
+        return layers
+
     def read_layer(
         self,
         weights: LayerWeights,
@@ -93,9 +114,11 @@ class MLSTM(Recurrent, _Initial, title="mLSTM"):
         x: Array,
         padding_mask_TB: Array | None,
         options: ReadOptions,
-    ) -> tuple[Carry, Array, Carry | None]:
+    ) -> tuple[Carry, Array, Any]:
         """Run the recurrence over a window."""
         sequence, compute = Sequence(x, padding_mask_TB), options.compute
+        if options.states == "sum":
+            return recurrence_sum(before, sequence, weights, compute)
         if options.states:
             after, steps = recurrence_states(before, sequence, weights, compute)
             return after, steps.h.astype(compute), steps

@@ -238,6 +238,30 @@ def recurrence_states(
     return last, jax.tree.map(lambda buffer, x: of_bits(buffer, x.dtype), steps, carry)
 
 
+def recurrence_sum(
+    carry: Carry, sequence: Sequence, weights: LayerWeights, compute: jnp.dtype
+) -> tuple[Carry, Array, Array]:
+    """Return the carry after the window, h at every step, [T, B, H], and its sum over the steps.
+
+    The sum is float32 [B, H], without those of the padding; no gradient.
+    """
+    weights = rounded(weights, sequence.x, compute)
+
+    def step(t: Array, before: tuple[Carry, Array, Array]) -> tuple[Carry, Array, Array]:
+        carry, h_TBH, sum_BH = before
+        now = step_of(sequence, t)
+        after, _ = layer_step(carry.h, carry, now, weights)
+        h_BH = after.h
+        if now.padding_mask_TB is not None:
+            h_BH = jnp.where(now.padding_mask_TB[:, None], 0, h_BH)
+        return after, put_step(h_TBH, after.h.astype(compute), t), sum_BH + h_BH
+
+    window, shape = sequence.x.shape[0], carry.h.shape
+    first = carry, empty_buffer((window, *shape), compute), jnp.zeros(shape, jnp.float32)
+    last, h_TBH, sum_BH = jax.lax.fori_loop(0, window, step, first)
+    return last, of_bits(h_TBH, compute), sum_BH
+
+
 def recurrence(
     carry: Carry,
     sequence: Sequence,

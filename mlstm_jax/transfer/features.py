@@ -1,12 +1,10 @@
 """Features of texts: the state of a frozen model after reading each.
 
 Puri et al. 2018, section VI, after Radford et al. 2017: a text is cleaned as the corpus was and
-read from a zero state; its features are the cell state c of the top layer. Texts are sorted by
-length into batches of one shape, split over all devices, and read one window at a time, so memory
-use does not depend on their length. After a text ends its state is held, so its features do not
-depend on the other texts of its batch, on order, padding or the number of calls. One pass computes
-any number of states: c, h and the mean of h. A classifier reads one of them, or c and the mean of h
-side by side.
+read from a zero state; its features are the cell state c of the top layer. Texts are
+split over all devices, and read one window at a time (reader.py), so memory use does not depend on
+their length, and features depend on the text alone, up to rounding. One pass computes any number of
+states: c, h and the mean of h. A classifier reads one of them, or c and the mean of h side by side.
 
 On disk they are an .npz of `features` and, for each column, `state`, `layer` and `unit`. A file
 that a later call may reuse also has a `key`, a sha256 of all that determines the features, so
@@ -14,13 +12,12 @@ that a file of other texts or of another model is never reused by mistake; and t
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,24 +25,11 @@ from mlstm_jax import digest, output
 from mlstm_jax.config import Devices
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
-from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
 from mlstm_jax.progress import ProgressLine
 from mlstm_jax.run import Run
 from mlstm_jax.training import parallel
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.transfer.reader import (
-    FeatureState,
-    State,
-    batches,
-    reading_line,
-    single_states,
-    states_of,
-    text_nats,
-    windows,
-)
-
-_ROWS = 64  # on each device
-_WINDOW = 128
+from mlstm_jax.transfer.reader import FeatureState, State, TextReader, single_states, states_of
 
 Features = NDArray[np.float32]
 
@@ -149,13 +133,9 @@ class Featurizer:
         self.unit_of_column = np.tile(self._units.astype(np.int32), repeats)
         self.state_of_column = np.repeat(np.array(self._states), len(layers_of_state))
         self.width = len(self.unit_of_column)
-        self._devices = devices or parallel.local(Devices())
-        count = self._devices.count
-        self._rows = _ROWS * count if rows is None else -(-rows // count) * count
-        self._params = self._devices.replicate(run.params)
+        devices = devices or parallel.local(Devices())
         mean = "mean_h" in self._states
-        step = _make_step(run.model, mean=mean, score=score)
-        self._read = self._devices.map(step, donate=(1,))
+        self._reader = TextReader(run, devices, rows, mean=mean, score=score)
 
     def columns_of(self, state: FeatureState) -> NDArray[np.int64]:
         """Return where the features of a state are; of two side by side, the first one's first."""
@@ -173,59 +153,29 @@ class Featurizer:
             texts: any number, of any length.
             progress: name of a progress line on standard error; unset: none.
         """
-        cleaned = self._run.cleaned(texts)
+        cleaned, model = self._run.cleaned(texts), self._run.config.model
+        length_N = np.array([len(text) for text in cleaned])
         result, nats_N = np.zeros((len(texts), self.width), np.float32), np.zeros(len(texts))
-        with reading_line(progress, sum(map(len, cleaned))) as line:
-            for chosen in batches(cleaned, self._rows):
-                kept, nats_B = self._batch([cleaned[place] for place in chosen], line)
-                result[chosen], nats_N[chosen] = kept[: len(chosen)], nats_B[: len(chosen)]
-        return Reading(result, nats_N, np.array([max(len(text) - 1, 0) for text in cleaned]))
-
-    def _batch(
-        self, texts: list[bytes], line: ProgressLine
-    ) -> tuple[Features, NDArray[np.float32]]:
-        """Return features and nats of one batch, at most as many texts as there are rows."""
-        devices, rows = self._devices, self._rows
-        length_B = np.zeros(rows, np.int32)
-        length_B[: len(texts)] = [len(text) for text in texts]
-        model = self._run.config.model
-        sums = np.zeros((rows, *model.shape), np.float32)
-        nats = np.zeros(rows, np.float32)
-        carry = devices.split_rows((self._run.model.reading_carry(rows), sums, nats))
-        for window in windows(texts, rows, model.reading_window(_WINDOW)):
-            carry = self._read(self._params, carry, devices.split_rows(tuple(window)))
-            line.advance(int(window.left_B.sum()))
-        after, sum_BLH, nats_B = devices.fetch_rows(carry)
-        mean_BLH = sum_BLH / np.maximum(length_B, 1)[:, None, None]
-        made = model.shown(after) | {"mean_h": mean_BLH}
-        kept = [made[state][:, self._layers][:, :, self._units] for state in self._states]
-        features = [np.asarray(kept_BLU, np.float32).reshape(rows, -1) for kept_BLU in kept]
-        return np.concatenate(features, axis=1), nats_B
-
-
-def _make_step(model: LanguageModel, *, mean: bool, score: bool) -> Callable[..., Any]:
-    """Return the step of one device: it reads a window.
-
-    It sums h over its bytes if `mean`, and the loss of each next byte if `score`.
-    """
-
-    def step(
-        params: Parameters, carry: tuple[Carry, jax.Array, jax.Array], batch: tuple[jax.Array, ...]
-    ) -> tuple[Carry, jax.Array, jax.Array]:
-        (before, sum_BLH, nats_B), (bytes_BT, left_B, next_BT, scored_B) = carry, batch
-        padding_mask_BT = jnp.arange(bytes_BT.shape[1])[None, :] >= left_B[:, None]
-        read = model.apply(
-            {"params": params}, bytes_BT, before, padding_mask_BT, return_states=mean
+        line = ProgressLine(
+            progress or "", int(length_N.sum()), of_bytes=True, quiet=progress is None
         )
-        if mean:
-            h_BTLH = model.model.shown(read.states)["h"]
-            h_BTLH = jnp.where(padding_mask_BT[:, :, None, None], 0, h_BTLH)
-            sum_BLH = sum_BLH + h_BTLH.sum(axis=1)
-        if score:
-            nats_B = nats_B + text_nats(read.logits_BTV, next_BT, scored_B)
-        return read.carry, sum_BLH, nats_B
-
-    return step
+        with line:
+            for turn, after, _ in self._reader.read(cleaned):
+                line.advance(turn.bytes)
+                if not turn.rows.size:
+                    continue
+                carry, sum_BLH, nats_B = jax.tree.map(
+                    lambda x: x[turn.rows],  # noqa: B023
+                    self._reader.fetch(after),
+                )
+                mean_BLH = sum_BLH / length_N[turn.texts][:, None, None]
+                reached = model.shown(carry) | {"mean_h": mean_BLH}
+                kept = [
+                    reached[state][:, self._layers][:, :, self._units] for state in self._states
+                ]
+                values = [np.asarray(x, np.float32).reshape(len(turn.rows), -1) for x in kept]
+                result[turn.texts], nats_N[turn.texts] = np.concatenate(values, axis=1), nats_B
+        return Reading(result, nats_N, np.maximum(length_N - 1, 0))
 
 
 def features(run: Run, texts: Sequence[str]) -> Features:

@@ -12,7 +12,7 @@ import codecs
 import reprlib
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import NEVER, VOCABULARY, Carry, LanguageModel, Parameters
 from mlstm_jax.run import Run, require_known
-from mlstm_jax.transfer.reader import read_text
+from mlstm_jax.transfer.reader import Reader
 
 _BLOCK = 64
 _MOST_DRAWN = 2**31 - 1  # bytes; the place of each is an int32 of the device
@@ -68,6 +68,7 @@ def _sample(key: jax.Array, logits_V: jax.Array, how: Sampling) -> jax.Array:
 def _generate_block(
     model: LanguageModel,
     params: Parameters,
+    ready: Any,
     carry: Carry,
     logits_BV: jax.Array,
     keys_B: jax.Array,
@@ -82,7 +83,7 @@ def _generate_block(
         keys = jax.vmap(jax.random.fold_in, (0, None))(keys_B, at)
         byte_B = jax.vmap(_sample, (0, 0, None))(keys, logits_BV, how)
         carry = held.apply(carry) if "c" in model.model.states else carry
-        carry, logits_BTV, *_ = model.apply({"params": params}, byte_B[:, None], carry)
+        carry, logits_BTV, *_ = model.apply({"params": params}, byte_B[:, None], carry, ready=ready)
         return (carry, logits_BTV[:, 0]), byte_B
 
     steps = first + jnp.arange(_BLOCK)
@@ -174,16 +175,17 @@ def generate(
     is_held_H[list(held)], values_H[list(held)] = True, list(held.values())
     fixed = Held(jnp.asarray(is_held_H), jnp.asarray(values_H))
 
-    params = jax.device_put(run.params)
+    params, ready = jax.device_put((run.params, run.model.ready(run.params)))
     # All samples share the prompt, so one row reads it.
-    carry, logits_BV, *_ = read_text(run.model, params, read)
-    carry, logits_BV = jax.tree.map(lambda x: jnp.repeat(x, samples, axis=0), (carry, logits_BV))
+    reached = Reader(run)(read)
+    once = jax.tree.map(jnp.asarray, (reached.carry, reached.logits_V[None]))
+    carry, logits_BV = jax.tree.map(lambda x: jnp.repeat(x, samples, axis=0), once)
     key = jax.random.key(seed, impl="threefry2x32")
     keys_B = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(samples))
     ended = [False] * samples
     for first in range(0, bytes, _BLOCK):
         carry, logits_BV, drawn_TB = _generate_block(
-            run.model, params, carry, logits_BV, keys_B, jnp.int32(first), how, fixed
+            run.model, params, ready, carry, logits_BV, keys_B, jnp.int32(first), how, fixed
         )
         pieces = []
         for sample, row in enumerate(np.asarray(drawn_TB)[: bytes - first].T):

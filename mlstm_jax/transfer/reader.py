@@ -1,11 +1,16 @@
-"""Texts of any length, read one window at a time in batches of one shape.
+"""Texts of any length, read by one model: the loop over windows that all who read texts share.
 
-Every reader of texts uses it, so that one compiled program serves all texts. A single text is also
-read byte by byte: a layer's state after each byte, and the next-byte probabilities.
+Each row of a window reads one text from a zero state. A row whose text ends is given the next text
+at once, the longest first; when fewer texts are left than rows, the rest is read in fewer rows. So
+a call costs what its bytes cost. Rows and windows have a few sizes only, and one compiled program
+serves each. What a window computes of the parameters alone is computed once for a model.
+
+A text's state depends on that text alone, up to rounding: rows do not mix, and two windows give bit
+for bit what one long window gives; but a product of another number of rows adds in another order.
 """
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import jax
@@ -15,10 +20,11 @@ from numpy.typing import NDArray
 
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
-from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
-from mlstm_jax.progress import ProgressLine
+from mlstm_jax.model.language_model import Carry, LanguageModel
 from mlstm_jax.run import Run, require_known
 from mlstm_jax.training.objective import cross_entropy
+from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.training.step import reset
 
 # c and h after the last byte, or the mean of h over all bytes (Alley et al. 2019).
 State = Literal["c", "h", "mean_h"]
@@ -33,44 +39,11 @@ STATE_NAMES: dict[FeatureState, str] = {
 
 S = TypeVar("S", bound=FeatureState)
 
-_WINDOW = 64
-
-
-class Window(NamedTuple):
-    """The next bytes of a batch of texts."""
-
-    bytes_BT: NDArray[np.uint8]  # zero after the end of a text
-    left_B: NDArray[np.int32]  # how many of the T bytes belong to the text
-    next_BT: NDArray[np.uint8]  # the byte after each
-    scored_B: NDArray[np.int32]  # how many of these belong to the text
-
-
-def reading_line(name: str | None, size: int) -> ProgressLine:
-    """Return a progress line of the bytes to read, with a name; without one it shows nothing."""
-    return ProgressLine(name or "", size, of_bytes=True, quiet=name is None)
-
-
-def batches(texts: Sequence[bytes], rows: int) -> Iterator[NDArray[np.intp]]:
-    """Yield indices of texts of similar length, at most `rows` at a time, the shortest first."""
-    order = np.argsort([len(text) for text in texts], kind="stable")
-    for start in range(0, len(order), rows):
-        yield order[start : start + rows]
-
-
-def windows(texts: Sequence[bytes], rows: int, width: int) -> Iterator[Window]:
-    """Yield the windows of at most `rows` texts, `width` bytes each, until all are read.
-
-    Rows without a text are empty; a batch of only empty texts has no window.
-    """
-    length_B = np.zeros(rows, np.int32)
-    length_B[: len(texts)] = [len(text) for text in texts]
-    for at in range(0, int(length_B.max(initial=0)), width):
-        bytes_BT = np.zeros((rows, width + 1), np.uint8)
-        for row, text in enumerate(texts):
-            piece = text[at : at + width + 1]
-            bytes_BT[row, : len(piece)] = np.frombuffer(piece, np.uint8)
-        left_B, scored_B = np.clip(length_B - at, 0, width), np.clip(length_B - at - 1, 0, width)
-        yield Window(bytes_BT[:, :width], left_B, bytes_BT[:, 1:], scored_B)
+# Rows of the programs, on each device. On a CPU a product of few rows is bound by reading the
+# weights: 8 rows cost 3 times one row, and 64 rows 7 times (768 units).
+ROWS = (1, 8, 64)
+_WINDOWS = (16, 128)
+_MOST_PADDING = 1 / 8  # of a window's bytes; else the window is a short one
 
 
 def single_states(state: FeatureState) -> tuple[State, ...]:
@@ -96,10 +69,184 @@ def states_of(model: Architecture, asked: Sequence[S] | None = None) -> tuple[S,
     return tuple(asked)
 
 
-def text_nats(logits_BTV: jax.Array, next_BT: Any, scored_B: Any) -> jax.Array:
-    """Return the nats of the first `scored_B` next bytes of each row, float32 [B]."""
-    is_scored_BT = jnp.arange(next_BT.shape[1])[None, :] < scored_B[:, None]
-    return jnp.where(is_scored_BT, cross_entropy(logits_BTV, next_BT), 0).sum(axis=1)
+class Window(NamedTuple):
+    """The next bytes of some texts, one in each row."""
+
+    bytes_BT: NDArray[np.uint8]  # T + 1 of them; zero after the end of a text
+    # How many of the first T bytes belong to the text, how many of the bytes after each of these
+    # do, and whether the text begins here.
+    counts_B3: NDArray[np.int32]
+
+
+class Turn(NamedTuple):
+    """A window, and which texts end in it."""
+
+    window: Window
+    kept_B: NDArray[np.intp] | None  # which rows of the turn before go on, if there are fewer now
+    rows: NDArray[np.intp]  # whose text ends
+    texts: NDArray[np.intp]  # which texts these are
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes are read."""
+        return int(self.window.counts_B3[:, 0].sum())
+
+
+def turns(texts: Sequence[bytes], sizes: Sequence[int], widths: Sequence[int]) -> Iterator[Turn]:
+    """Yield the windows that read all texts, the longest first; empty texts are left out.
+
+    Args:
+        texts: to read.
+        sizes: numbers of rows to choose from, rising.
+        widths: numbers of bytes T to choose from, rising.
+    """
+    length_N = np.array([len(text) for text in texts], np.int64)
+    order = np.argsort(-length_N, kind="stable")
+    waiting = deque(order[length_N[order] > 0].tolist())
+
+    def least(count: int) -> int:
+        return next((size for size in sizes if size >= count), sizes[-1])
+
+    text_B, place_B = np.full(least(len(waiting)), -1), np.zeros(least(len(waiting)), np.int64)
+    while waiting or (text_B >= 0).any():
+        starts_B = np.zeros(len(text_B), bool)
+        for row in np.flatnonzero(text_B < 0)[: len(waiting)]:
+            text_B[row], place_B[row], starts_B[row] = waiting.popleft(), 0, True
+        kept_B, reading = None, np.flatnonzero(text_B >= 0)
+        if least(len(reading)) < len(text_B):
+            kept_B = np.pad(reading, (0, least(len(reading)) - len(reading)), mode="edge")
+            is_read_B = np.arange(len(kept_B)) < len(reading)
+            text_B, place_B = np.where(is_read_B, text_B[kept_B], -1), place_B[kept_B]
+            starts_B, reading = starts_B[kept_B], np.arange(len(reading))
+        rest_B = np.where(text_B >= 0, length_N[text_B] - place_B, 0)
+        width = widths[0]
+        for wider in widths[1:]:
+            if np.maximum(wider - rest_B[reading], 0).mean() <= _MOST_PADDING * wider:
+                width = wider
+        bytes_BT = np.zeros((len(text_B), width + 1), np.uint8)
+        for row in reading:
+            piece = texts[text_B[row]][place_B[row] : place_B[row] + width + 1]
+            bytes_BT[row, : len(piece)] = np.frombuffer(piece, np.uint8)
+        read_B, scored_B = np.clip(rest_B, 0, width), np.clip(rest_B - 1, 0, width)
+        counts_B3 = np.stack([read_B, scored_B, starts_B], axis=1).astype(np.int32)
+        ended = np.flatnonzero((text_B >= 0) & (rest_B <= width))
+        yield Turn(Window(bytes_BT, counts_B3), kept_B, ended, text_B[ended])
+        text_B[ended], place_B = -1, place_B + width
+
+
+class Reached(NamedTuple):
+    """What a row knows of its text so far."""
+
+    carry: Carry
+    sum_BLH: Any  # of h over its bytes, float32; zero unless asked for
+    nats_B: Any  # of its bytes but the first, float32; zero unless asked for
+
+
+class Trail(NamedTuple):
+    """What a window gives besides the state after it."""
+
+    states: Carry  # after each byte
+    logits_BV: Any  # of the byte after the first row's last
+
+
+def _make_step(
+    model: LanguageModel, *, mean: bool, score: bool, trail: bool
+) -> Callable[..., tuple[Reached, Trail | None]]:
+    """Return the step of one device: it reads a window."""
+
+    def step(weights: Any, state: Reached, window: Window) -> tuple[Reached, Trail | None]:
+        (params, ready), bytes_BT = weights, window.bytes_BT[:, :-1]
+        read_B, scored_B, starts_B = (window.counts_B3[:, n] for n in range(3))
+        before = reset(state, starts_B)
+        place_1T = jnp.arange(bytes_BT.shape[1])[None]
+        padding_mask_BT = place_1T >= read_B[:, None]
+        states = True if trail else "sum" if mean else False
+        read = model.apply(
+            {"params": params}, bytes_BT, before.carry, padding_mask_BT,
+            return_states=states, ready=ready,
+        )  # fmt: skip
+        sum_BLH, nats_B = before.sum_BLH, before.nats_B
+        if mean:
+            sum_BLH = sum_BLH + read.states
+        if score:
+            nats_BT = cross_entropy(read.logits_BTV, window.bytes_BT[:, 1:])
+            nats_B = nats_B + jnp.where(place_1T < scored_B[:, None], nats_BT, 0).sum(axis=1)
+        after = Reached(read.carry, sum_BLH, nats_B)
+        if not trail:
+            return after, None
+        return after, Trail(read.states, read.logits_BTV[:, read_B[0] - 1])
+
+    return step
+
+
+_programs: dict[Any, Any] = {}
+
+
+def _program(
+    model: LanguageModel, devices: Parallel, *, mean: bool, score: bool, trail: bool
+) -> Any:
+    """Return the step on all devices, the same for equal arguments: it is compiled once."""
+    key = model, tuple(devices.devices), mean, score, trail
+    if key not in _programs:
+        _programs[key] = devices.map(_make_step(model, mean=mean, score=score, trail=trail))
+    return _programs[key]
+
+
+class TextReader:
+    """Reads texts with one model, whose programs and weights it keeps."""
+
+    def __init__(
+        self,
+        run: Run,
+        devices: Parallel,
+        rows: int | None = None,
+        *,
+        mean: bool = False,
+        score: bool = False,
+        trail: bool = False,
+    ) -> None:
+        """Choose what to compute.
+
+        Args:
+            run: a trained model.
+            devices: each reads as many rows.
+            rows: the most texts at a time; unset: 64 for each device.
+            mean: sum h over the bytes of each text.
+            score: sum the loss of each text, of a model that predicts the next byte.
+            trail: also return `Trail`.
+        """
+        self._model, self._devices = run.model, devices
+        most = ROWS[-1] if rows is None else -(-rows // devices.count)
+        self._sizes = [size * devices.count for size in (*(n for n in ROWS if n < most), most)]
+        self._widths = sorted({run.config.model.reading_window(width) for width in _WINDOWS})
+        self._weights = devices.replicate((run.params, run.model.ready(run.params)))
+        self._step = _program(run.model, devices, mean=mean, score=score, trail=trail)
+
+    def read(self, texts: Sequence[bytes]) -> Iterator[tuple[Turn, Reached, Trail | None]]:
+        """Read texts: yield each turn, and on the devices the state and the trail after it."""
+        state: Any = None
+        before: tuple[Turn, Reached, Trail | None] | None = None
+        for turn in turns(texts, self._sizes, self._widths):
+            if state is None:
+                rows = len(turn.window.counts_B3)
+                sums = np.zeros((rows, *self._model.model.shape), np.float32)
+                start = Reached(self._model.reading_carry(rows), sums, np.zeros(rows, np.float32))
+                state = self._devices.split_rows(start)
+            elif turn.kept_B is not None:
+                kept = jax.tree.map(lambda x: x[turn.kept_B], self.fetch(state))  # noqa: B023
+                state = self._devices.split_rows(kept)
+            state, trail = self._step(
+                self._weights, state, Window(*self._devices.split_rows(tuple(turn.window)))
+            )
+            if before:  # it is copied while the next turn is computed
+                yield before
+            before = turn, state, trail
+        if before:
+            yield before
+
+    def fetch(self, tree: Any) -> Any:
+        """Return the rows of all devices, NumPy."""
+        return self._devices.fetch_rows(tree)
 
 
 class Trace(NamedTuple):
@@ -107,19 +254,15 @@ class Trace(NamedTuple):
 
     text: bytes
     values_TH: NDArray[np.float32]  # of the requested state and layer, after each byte
-    next_V: NDArray[np.float32]  # probability of each possible next byte
+    carry: Carry  # after the last byte, of one row
+    logits_V: NDArray[np.float32]  # of the next byte
     end_LH: dict[str, NDArray[np.float32]]  # every state after the last byte
     nats: float  # of all bytes but the first
 
-
-class Read(NamedTuple):
-    """The state of a model after it has read a text."""
-
-    carry: Carry  # of one row
-    logits_BV: jax.Array  # of the next byte
-    values_TH: list[NDArray[np.float32]]  # after each byte, one array per window
-    mean_h_LH: NDArray[np.float64]
-    nats: float  # of all bytes but the first
+    @property
+    def next_V(self) -> NDArray[np.float32]:
+        """The probability of each possible next byte."""
+        return np.asarray(jax.nn.softmax(self.logits_V), np.float32)
 
 
 class Character(NamedTuple):
@@ -129,75 +272,50 @@ class Character(NamedTuple):
     end: int
 
 
-@partial(jax.jit, static_argnums=0)
-def _read_window(
-    model: LanguageModel, params: Parameters, carry: Carry, window: Window
-) -> tuple[Carry, Carry, jax.Array, jax.Array]:
-    bytes_BT, left_B, next_BT, scored_B = window
-    padding_mask_BT = jnp.arange(bytes_BT.shape[1])[None] >= left_B[:, None]
-    read = model.apply({"params": params}, bytes_BT, carry, padding_mask_BT, return_states=True)
-    nats_B = text_nats(read.logits_BTV, next_BT, scored_B)
-    return read.carry, read.states, read.logits_BTV[:, left_B[0] - 1], nats_B
-
-
-def read_text(
-    model: LanguageModel,
-    params: Parameters,
-    text: bytes,
-    state: State | None = None,
-    layer: int = -1,
-) -> Read:
-    """Read at least one byte from a zero state; one compiled step serves all lengths.
-
-    The mean of h after a byte is over the text up to that byte; after the last, it is the feature.
-    """
-    (state,) = states_of(model.model, state and (state,))
-    carry, pieces = jax.tree.map(jnp.asarray, model.reading_carry(1)), []
-    sum_LH, width = np.zeros(model.model.shape), model.model.reading_window(_WINDOW)
-    nats = 0.0
-    for number, window in enumerate(windows([text], 1, width)):
-        at, length = number * width, int(window.left_B[0])
-        carry, states, logits_BV, nats_B = _read_window(model, params, carry, window)
-        nats += float(nats_B[0])
-        shown = model.model.shown(states)
-        h_TLH = np.asarray(shown["h"][0], np.float64)[:length]
-        if state == "mean_h":
-            count_T1 = np.arange(at + 1, at + length + 1)[:, None]
-            values_TH = (sum_LH[layer] + h_TLH[:, layer].cumsum(axis=0)) / count_T1
-        else:
-            values_TH = np.asarray(shown[state][0, :, layer])[:length]
-        sum_LH += h_TLH.sum(axis=0)
-        pieces.append(np.asarray(values_TH, np.float32))
-    return Read(carry, logits_BV, pieces, sum_LH / len(text), nats)
-
-
 class Reader:
-    """Reads texts of any length with a model that is loaded once.
+    """Reads one text at a time, byte by byte, with a model that is loaded once.
 
     It keeps what it read of the last text: the page asks for its classes and its score.
     """
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self._params = jax.device_put(run.params)
+        device = Parallel(jax.local_devices()[:1])
+        self._reader = TextReader(
+            run, device, 1, score=not run.config.model.bidirectional, trail=True
+        )
         self._last = b""
         self._traces: dict[object, Trace] = {}
 
     def __call__(self, text: bytes, state: State | None = None, layer: int = -1) -> Trace:
-        """Read at least one byte from a zero state; trace a state of a layer (-1: the top)."""
+        """Read at least one byte from a zero state; trace a state of a layer (-1: the top).
+
+        The mean of h after a byte is over the text up to that byte; after the last, it is the
+        feature.
+        """
         if text != self._last:
             self._last, self._traces = text, {}
         if (state, layer) in self._traces:
             return self._traces[state, layer]
         require_known(self.run.params, "reading", [("the text", text)])
-        found = read_text(self.run.model, self._params, text, state, layer)
-        next_V = np.asarray(jax.nn.softmax(found.logits_BV[0]), np.float32)
-        shown = self.run.config.model.shown(found.carry)
-        end_LH: dict[str, NDArray[np.float32]] = {
-            **{state: np.asarray(x_BLH[0], np.float32) for state, x_BLH in shown.items()},
-            "mean_h": found.mean_h_LH.astype(np.float32),
-        }
-        trace = Trace(text, np.concatenate(found.values_TH), next_V, end_LH, found.nats)
+        model = self.run.config.model
+        (named,) = states_of(model, state and (state,))
+        pieces, sum_LH, at = [], np.zeros(model.shape), 0
+        for turn, reached, trail in self._reader.read([text]):  # noqa: B007
+            states = model.shown(self._reader.fetch(cast(Trail, trail).states))
+            h_TLH = np.asarray(states["h"][0], np.float64)[: turn.bytes]
+            if named == "mean_h":
+                count_T1 = np.arange(at + 1, at + turn.bytes + 1)[:, None]
+                values_TH = (sum_LH[layer] + h_TLH[:, layer].cumsum(axis=0)) / count_T1
+            else:
+                values_TH = np.asarray(states[named][0, :, layer])[: turn.bytes]
+            sum_LH, at = sum_LH + h_TLH.sum(axis=0), at + turn.bytes
+            pieces.append(np.asarray(values_TH, np.float32))
+        carry, _, nats_B = self._reader.fetch(reached)
+        (logits_V,) = self._reader.fetch(cast(Trail, trail).logits_BV)
+        end_LH = {name: np.asarray(x[0], np.float32) for name, x in model.shown(carry).items()}
+        end_LH["mean_h"] = (sum_LH / len(text)).astype(np.float32)
+        trace = Trace(text, np.concatenate(pieces), carry, logits_V, end_LH, float(nats_B[0]))
         self._traces[state, layer] = trace
         return trace
 

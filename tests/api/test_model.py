@@ -16,7 +16,7 @@ from mlstm_jax.api.arguments import in_python
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.errors import Note
 from mlstm_jax.run import Run
-from mlstm_jax.transfer import features as module
+from mlstm_jax.transfer import reader as module
 from mlstm_jax.transfer.features import Featurizer
 from tests.tolerance import assert_close
 
@@ -51,8 +51,8 @@ def test_a_second_call_compiles_nothing(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Whatever the number and the length of the texts."""
-    model.encode(TEXTS)
+    """Of texts of other lengths, in the same number of rows."""
+    model.encode(["another text " * 65] * 8)
     made: list[Any] = []
     monkeypatch.setattr(module, "_make_step", lambda *a, **k: made.append(a))
     with jax.log_compiles(), caplog.at_level(logging.WARNING):

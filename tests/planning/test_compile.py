@@ -37,7 +37,7 @@ from mlstm_jax.planning.machine import load_machine
 from mlstm_jax.training.parallel import AXIS
 from mlstm_jax.training.state import memory_bytes, parameter_count
 from mlstm_jax.training.step import make_evaluation_step
-from mlstm_jax.transfer import features, generate
+from mlstm_jax.transfer import generate, reader
 
 MACHINES = Path(__file__).parents[2] / "configs/machines"
 H200 = MACHINES / "h200.json"
@@ -208,8 +208,9 @@ def reading_programs() -> dict[str, Compiled]:
     carry, bytes_BT = model.init_carry(64), np.zeros((64, 32), np.uint8)
     mask_BT, reset_B = np.zeros((64, 32), np.bool_), np.zeros(64, np.bool_)
     batch = EvaluationBatch(bytes_BT, bytes_BT, mask_BT, reset_B, np.zeros(64, np.uint32))
-    sums = (carry, np.zeros((64, 1, 512), np.float32), np.zeros(64, np.float32))
-    count_B = np.zeros(64, np.int32)
+    sums = reader.Reached(carry, np.zeros((64, 1, 512), np.float32), np.zeros(64, np.float32))
+    window = reader.Window(np.zeros((64, 33), np.uint8), np.zeros((64, 3), np.int32))
+    ready = jax.eval_shape(lambda params: model.model.ready(params, model.compute), params)
     held = generate.Held(np.zeros(512, np.bool_), np.zeros(512, np.float32))  # type: ignore[arg-type]
     how = generate.Sampling(*(np.float32(1), np.int32(256), np.float32(2)))  # type: ignore[arg-type]
     logits_BV, keys = np.zeros((64, 256), np.float32), np.zeros((64, 2), np.uint32)
@@ -217,7 +218,9 @@ def reading_programs() -> dict[str, Compiled]:
     def block(params: Any, carry: Any, logits_BV: Any, keys: Any) -> Any:
         keys_B = jax.random.wrap_key_data(keys, impl="threefry2x32")
         first = jnp.int32(0)
-        return generate._generate_block(model, params, carry, logits_BV, keys_B, first, how, held)
+        return generate._generate_block(
+            model, params, None, carry, logits_BV, keys_B, first, how, held
+        )
 
     return {
         "evaluation": compile_program(
@@ -225,8 +228,8 @@ def reading_programs() -> dict[str, Compiled]:
         ),
         "features": compile_program(
             machine,
-            features._make_step(model, mean=True, score=True),
-            (params, sums, (bytes_BT, count_B, bytes_BT, count_B)),
+            reader._make_step(model, mean=True, score=True, trail=False),
+            ((params, ready), sums, window),
             donate=(1,),
         ),
         "generation": compile_program(machine, block, (params, carry, logits_BV, keys)),

@@ -12,6 +12,7 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.run import Run
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer.features import Featurizer, State, features, units_of
+from mlstm_jax.transfer.reader import turns
 from tests.tolerance import assert_close
 
 pytestmark = pytest.mark.numeric
@@ -40,14 +41,38 @@ def test_features_are_the_state_after_the_text(run: Run, state: State) -> None:
 
 @pytest.mark.parametrize("state", ["c", "mean_h"])
 def test_features_do_not_depend_on_batch_mates_order_or_calls(run: Run, state: State) -> None:
-    """To the bit, on one device: the shape of a batch is always the same."""
+    """Up to rounding: a text is read in 1, 8 or 64 rows, whose products add in other orders."""
     read = Featurizer(run, states=(state,), devices=one_device())
     together = read(TEXTS * 30)
-    np.testing.assert_array_equal(together[:5], read(TEXTS))
-    np.testing.assert_array_equal(together[-5:], together[:5])
-    np.testing.assert_array_equal(read(TEXTS[::-1])[::-1], together[:5])
+    assert_close(together, np.tile(read(TEXTS), (30, 1)), TERMS)
     for number, text in enumerate(TEXTS):
-        np.testing.assert_array_equal(read([text])[0], together[number])
+        assert_close(read([text])[0], together[number], TERMS)
+    np.testing.assert_array_equal(read(TEXTS * 30), together)
+
+
+@pytest.mark.parametrize("lengths", [[], [0], [5, 0, 1, 33, 130], [400, *range(60)], [16] * 70])
+def test_every_byte_of_a_text_is_read_once_in_its_row(lengths: list[int]) -> None:
+    random = np.random.default_rng(0)
+    texts, read, cells = [random.bytes(n) for n in lengths], 0, 0
+    ended: dict[int, bytes] = {}
+    rows: list[bytes] = []
+    for turn in turns(texts, (1, 8, 64), (16, 128)):
+        (bytes_BT, counts_B3), width = turn.window, turn.window.bytes_BT.shape[1] - 1
+        rows = rows or [b""] * len(bytes_BT)
+        if turn.kept_B is not None:
+            rows = [rows[n] for n in turn.kept_B]
+        assert len(bytes_BT) in (1, 8, 64)
+        assert width in (16, 128)
+        for row, (left, scored, starts) in enumerate(counts_B3.tolist()):
+            rows[row] = (b"" if starts else rows[row]) + bytes_BT[row, :left].tobytes()
+            assert 0 <= left - scored <= 1
+        ended |= {int(n): rows[row] for row, n in zip(turn.rows, turn.texts, strict=True)}
+        assert (counts_B3[turn.rows, 1] == np.maximum(counts_B3[turn.rows, 0] - 1, 0)).all()
+        read, cells = read + turn.bytes, cells + bytes_BT[:, :-1].size
+    assert ended == {n: text for n, text in enumerate(texts) if text}
+    assert read == sum(lengths)
+    # The end of a long text is read alone, not with 63 empty rows.
+    assert cells <= 2 * read + 64 * 2 * 16 + 8 * 16
 
 
 def test_features_are_the_same_on_more_devices(run: Run) -> None:

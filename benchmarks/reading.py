@@ -1,0 +1,176 @@
+"""Measure the CPU seconds of reading texts: mean_h features of a model of the package.
+
+    python benchmarks/reading.py --short sst.csv --long imdb.jsonl.gz --other CHECKOUT --json o
+
+Each version of the package runs in a process of its own, and their rounds alternate: this checkout,
+the one named by --other, and, where torch is installed, the same model written as a simple loop in
+PyTorch. A TF-IDF pipeline (fit and predict) stands beside them. The case "one long" is a text that
+repeats "ab "; versions that differ by a factor of the rows can be given a shorter one.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+MODEL = "reviews-768"
+SENTENCE = (
+    "A stirring, funny and finally transporting re-imagining of Beauty and the Beast, of the film."
+)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Return the parsed command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--short", type=Path, help="file of short texts; unset: made-up ones")
+    parser.add_argument("--long", type=Path, help="file of long texts; unset: made-up ones")
+    parser.add_argument("--counts", type=int, nargs=3, default=[64, 1000, 200], metavar="N")
+    parser.add_argument("--bytes", type=int, default=300_000, help="of the one long text")
+    parser.add_argument("--other", type=Path, help="another checkout to measure in the same rounds")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results here")
+    parser.add_argument("--worker", choices=("package", "torch"), help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def make_cases(arguments: argparse.Namespace) -> dict[str, list[str]]:
+    """Return the texts of each case by its name."""
+    from mlstm_jax.transfer.labels import read_texts
+
+    few, many, long = arguments.counts
+    short_texts = [SENTENCE[:80], SENTENCE] * many
+    long_texts = [SENTENCE * 12, SENTENCE * 20] * long
+    if arguments.short:
+        short_texts = read_texts(arguments.short, None)
+    if arguments.long:
+        long_texts = read_texts(arguments.long, None)
+    return {
+        "one sentence": [SENTENCE],
+        f"{few} short": short_texts[:few],
+        f"{many} short": short_texts[:many],
+        f"{long} long": long_texts[:long],
+        "one long": ["ab " * (arguments.bytes // 3)],
+    }
+
+
+def torch_reader() -> Any:
+    """Return a function of texts: the model's equations as a loop over padded batches of 64."""
+    import numpy as np
+    import torch
+
+    import mlstm_jax
+
+    model = mlstm_jax.load(MODEL)
+    (weights,) = model.flax[0].ready(model.flax[1])
+    mx, x, mh, wh, b = (torch.from_numpy(np.array(w)) for w in weights)
+
+    @torch.inference_mode()
+    def read(texts: list[str]) -> Any:
+        cleaned = sorted(model._run.cleaned(texts), key=len)
+        for at in range(0, len(cleaned), 64):
+            part = cleaned[at : at + 64]
+            count_B1 = torch.tensor([[max(len(text), 1)] for text in part])
+            bytes_BT = torch.zeros(len(part), int(count_B1.max()), dtype=torch.long)
+            for row, text in enumerate(part):
+                bytes_BT[row, : len(text)] = torch.tensor(list(text))
+            h = c = sums = torch.zeros(len(part), mh.shape[0])
+            for t, now in enumerate(bytes_BT.T):
+                z = x[now] + (mx[now] * (h @ mh)) @ wh + b
+                i, f, o, u = z.chunk(4, dim=1)
+                c = f.sigmoid() * c + i.sigmoid() * u.tanh()
+                h = o.sigmoid() * c.tanh()
+                sums = sums + torch.where(t < count_B1, h, 0)
+
+    return read
+
+
+def worker(arguments: argparse.Namespace) -> None:
+    """Read the cases that standard input names; answer each with its CPU seconds."""
+    cases = make_cases(arguments)
+    if arguments.worker == "torch":
+        read = torch_reader()
+    else:
+        import mlstm_jax
+
+        read = mlstm_jax.load(MODEL).encode
+    for line in sys.stdin:
+        started = time.process_time()
+        read(cases[line.strip()])
+        print(time.process_time() - started, flush=True)
+
+
+def tfidf(texts: list[str]) -> float:
+    """Return the CPU seconds of fitting a TF-IDF pipeline to texts, and predicting them."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    labels = [number % 2 for number in range(len(texts))]
+    started = time.process_time()
+    pipeline = make_pipeline(TfidfVectorizer(ngram_range=(1, 2)), LogisticRegression())
+    pipeline.fit(texts, labels).predict(texts)
+    return time.process_time() - started
+
+
+def main() -> None:
+    """Measure, print and write."""
+    arguments = parse_arguments()
+    if arguments.worker:
+        worker(arguments)
+        return
+    from importlib.util import find_spec
+
+    from measure import machine
+
+    here = Path(__file__).parents[1]
+    versions = {"here": ("package", here)}
+    if arguments.other:
+        versions["other"] = ("package", arguments.other)
+    if find_spec("torch"):
+        versions["torch"] = ("torch", here)
+    workers = {
+        name: subprocess.Popen(
+            [sys.executable, __file__, *sys.argv[1:], "--worker", kind],
+            env=os.environ | {"PYTHONPATH": str(folder)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name, (kind, folder) in versions.items()
+    }
+
+    def measure(name: str, case: str) -> float:
+        process = workers[name]
+        assert process.stdin
+        assert process.stdout
+        print(case, file=process.stdin, flush=True)
+        return float(process.stdout.readline())
+
+    rows = []
+    for case, texts in make_cases(arguments).items():
+        for name in workers:
+            measure(name, case)  # compiles
+        seconds: dict[str, list[float]] = {name: [] for name in workers}
+        for number in range(arguments.rounds):
+            for name in list(workers)[:: 1 if number % 2 else -1]:
+                seconds[name].append(measure(name, case))
+        if len(texts) > 1:
+            seconds["tfidf"] = [tfidf(texts) for _ in range(arguments.rounds)]
+        size = sum(len(text.encode()) for text in texts)
+        median = {name: statistics.median(values) for name, values in seconds.items()}
+        rows.append({"case": case, "bytes": size, "median": median, "cpu_seconds": seconds})
+        print(f"{case}, {size:,} bytes: {', '.join(f'{k} {v:.3f} s' for k, v in median.items())}")
+    for process in workers.values():
+        process.communicate()
+    if arguments.json:
+        about = {"benchmark": "reading", "model": MODEL, "rounds": arguments.rounds, **machine()}
+        arguments.json.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
