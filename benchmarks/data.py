@@ -46,8 +46,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--files", type=int, default=4, help="number of files")
     parser.add_argument("--gzip", action="store_true", help="compress the files")
     parser.add_argument("--rounds", type=int, default=3, help="number of times to prepare")
+    parser.add_argument("--memory-limit", default="4GB", help="of prepare")
     parser.add_argument("--threads", type=int, help="of prepare; all cores if unset")
-    parser.add_argument("--engine", choices=["local", "beam"], default="local")
+    parser.add_argument("--engine", choices=["duckdb", "beam"], default="duckdb")
     parser.add_argument("--rows", type=int, default=32_768, help="global batch of the stream")
     parser.add_argument("--window", type=int, default=256)
     parser.add_argument(
@@ -120,7 +121,7 @@ def prepare(arguments: argparse.Namespace, files: list[Path], out: Path) -> dict
     """Run `mlstm-jax prepare` once; return its seconds, peak memory and page faults."""
     shutil.rmtree(out, ignore_errors=True)
     command = [sys.executable, "-m", "mlstm_jax", "prepare", *map(str, files), "--out", str(out)]
-    command += ["--engine", arguments.engine]
+    command += ["--memory-limit", arguments.memory_limit, "--engine", arguments.engine]
     if arguments.threads:
         command += ["--threads", str(arguments.threads)]
     started = time.perf_counter()
@@ -221,6 +222,7 @@ def main() -> None:
         "machine": describe_machine(),
         "bytes": size,
         "compressed": arguments.gzip,
+        "memory_limit": arguments.memory_limit,
         "engine": arguments.engine,
         "records": opened.manifest.records,
         "duplicates": opened.manifest.duplicates,

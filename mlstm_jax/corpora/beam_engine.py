@@ -7,23 +7,21 @@ and write parts by path, so both must be in places that all workers see.
 
 import json
 import math
+import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mlstm_jax.corpora.documents import Keyed, Recipe, Reject, clean, order_key
+import numpy as np
+
+from mlstm_jax import output
+from mlstm_jax.corpora.documents import Recipe, Reject, Written, clean, in_order, order_key
 from mlstm_jax.corpora.readers import read_source
 from mlstm_jax.corpora.records import Rejects
 from mlstm_jax.corpora.sources import Source
-from mlstm_jax.corpora.writer import (
-    Report,
-    SortedDocuments,
-    read_parts,
-    source_manifests,
-    write_part,
-)
+from mlstm_jax.corpora.writer import Gathered, Report, source_manifests
 from mlstm_jax.errors import KnownError, UserError
 
 _BYTES_A_PART = 1 << 25
@@ -32,7 +30,7 @@ _ERRORS, _COUNTS, _REJECTS, _PARTS = "errors", "counts", "rejects", "parts"
 
 
 @contextmanager
-def read_and_sort(
+def gather(
     sources: Sequence[Source],
     recipe: Recipe,
     rejects: Rejects,
@@ -40,7 +38,7 @@ def read_and_sort(
     *,
     options: Sequence[str],
     report: Report,
-) -> Iterator[SortedDocuments]:
+) -> Iterator[Gathered]:
     """Run the pipeline, with its files in the folder `scratch`, and yield what to write.
 
     Args:
@@ -92,11 +90,11 @@ def read_and_sort(
     totals = list(_lines(scratch / "totals"))
     counted = sorted(_lines(scratch / _COUNTS))  # by the numbers of their sources
     report("read", 1)
-    yield SortedDocuments(
+    yield Gathered(
         sorted(source_manifests(sources, [line[1:4] for line in counted])),
         sum(totals),
         any(line[4] for line in counted),
-        read_parts(scratch / _PARTS),
+        _in_order(scratch / _PARTS),
     )
 
 
@@ -136,8 +134,7 @@ def _read(numbered: tuple[int, Source], recipe: Recipe, digits: int) -> Iterator
             if found and text:
                 rating = math.nan if found.rating is None else found.rating
                 rated = rated or found.rating is not None
-                key = order_key(text, recipe.seed, recipe.dedupe)
-                yield key[:digits], (key, text, rating)
+                yield order_key(text, recipe.seed, recipe.dedupe)[:digits], (text, rating)
         if not seen["text"]:
             raise UserError(f"{source}: no text is left after cleaning; leave it out.")
     except UserError as error:
@@ -146,12 +143,37 @@ def _read(numbered: tuple[int, Source], recipe: Recipe, digits: int) -> Iterator
     yield TaggedOutput(_COUNTS, [number, seen["text"], seen["none"], seen["blank"], rated])
 
 
-def _write_part(group: tuple[str, Iterable[Keyed]], recipe: Recipe, folder: str) -> int:
+def _write_part(group: tuple[str, Iterable[Written]], recipe: Recipe, folder: str) -> int:
+    """Sort a group and write it; return how many documents it keeps.
+
+    A worker may repeat this, or two may do it at once: the file is always complete and the same.
+    """
     digits, documents = group
-    return write_part(Path(folder) / f"{digits}.npz", documents, recipe)
+    kept = list(in_order(documents, recipe.seed, recipe.dedupe))
+    ratings = np.array([rating for _, rating in kept], np.float64)
+    made = Path(folder) / f"{digits}.npz"
+    suffix = f".{uuid.uuid4().hex}.partial"
+    with output.atomic_file(made, suffix) as partial, partial.open("wb") as file:
+        np.savez(
+            file,
+            text=np.frombuffer(b"".join(text for text, _ in kept), np.uint8),
+            ends=np.cumsum([len(text) for text, _ in kept], dtype=np.int64),
+            ratings=ratings,
+        )
+    return len(kept)
 
 
 def _lines(file: Path) -> Iterator[Any]:
     with file.open(encoding="utf-8") as lines:
         for line in lines:
             yield json.loads(line)
+
+
+def _in_order(folder: Path) -> Iterator[Written]:
+    for file in sorted(folder.glob("*.npz")):
+        with np.load(file, allow_pickle=False) as part:
+            text, ratings = part["text"].tobytes(), part["ratings"]
+            start = 0
+            for end, rating in zip(part["ends"].tolist(), ratings.tolist(), strict=True):
+                yield text[start:end], rating
+                start = end

@@ -10,17 +10,10 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mlstm_jax.corpora.documents import (
-    LARGEST_RATING,
-    NUMBER,
-    Document,
-    Recipe,
-    Reject,
-    first,
-    rating_of,
-)
+from mlstm_jax.corpora.documents import Document, Recipe, Reject, first, rating_of
 from mlstm_jax.corpora.records import no_column
 from mlstm_jax.corpora.sources import TFDS, Source
+from mlstm_jax.corpora.sql import number, quoted, unglobbed
 from mlstm_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -43,7 +36,7 @@ def read_parquet(source: Source, recipe: Recipe) -> Iterator[Document | Reject |
     done = 0
     with duckdb.connect() as con:
         try:
-            con.execute(_parquet_rows(con, source, recipe))
+            con.execute(parquet_rows(con, source, recipe))
             while rows := con.fetchmany(_ROWS_A_FETCH):
                 for text, rating, *labels in rows:
                     yield None if text is None else _labelled(recipe, text, rating, labels)
@@ -67,7 +60,7 @@ def read_parquet(source: Source, recipe: Recipe) -> Iterator[Document | Reject |
         raise UserError(bad.message)
 
 
-def _parquet_rows(con: "duckdb.DuckDBPyConnection", source: Source, recipe: Recipe) -> str:
+def parquet_rows(con: "duckdb.DuckDBPyConnection", source: Source, recipe: Recipe) -> str:
     """Return the SQL of the columns `raw`, the text, `rating`, and labels of all records of a file.
 
     Raises:
@@ -75,7 +68,7 @@ def _parquet_rows(con: "duckdb.DuckDBPyConnection", source: Source, recipe: Reci
     """
     import duckdb
 
-    table = f"read_parquet({_quoted(_unglobbed(source.name))}, hive_partitioning = false)"
+    table = f"read_parquet({quoted(unglobbed(source.name))}, hive_partitioning = false)"
     try:
         described = con.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()
     except duckdb.Error as error:
@@ -104,28 +97,8 @@ def _parquet_rows(con: "duckdb.DuckDBPyConnection", source: Source, recipe: Reci
         return f"coalesce({', '.join([*texts, 'NULL'])})"
 
     labels = "".join(f", {column(field)}" for field in recipe.label_columns)
-    rating = _number(coalesced(marks))
+    rating = number(coalesced(marks))
     return f"SELECT {coalesced(text)} AS raw, {rating} AS rating{labels} FROM {table}"
-
-
-def _number(text: str) -> str:
-    """Return the SQL of `documents.rating_of` for a text."""
-    stripped = f"trim({text}, chr(9)||chr(10)||chr(11)||chr(12)||chr(13)||' ')"
-    return (
-        f"CASE WHEN regexp_full_match({stripped}, {_quoted(NUMBER)}) "
-        f"AND abs(TRY_CAST({stripped} AS DOUBLE)) <= {LARGEST_RATING} "
-        f"THEN TRY_CAST({stripped} AS DOUBLE) + 0.0 END"
-    )
-
-
-def _quoted(text: str) -> str:
-    """Return a text as an SQL literal."""
-    return "'" + text.replace("'", "''") + "'"
-
-
-def _unglobbed(path: str) -> str:
-    """Return a path in which DuckDB sees no pattern."""
-    return "".join(f"[{c}]" if c in "*?[" else c for c in path)
 
 
 def _labelled(

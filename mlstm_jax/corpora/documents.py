@@ -38,8 +38,7 @@ _LONG_REFERENCE = re.compile("&#[0-9]{4301,};?")
 
 Record = Mapping[str, object]
 # Cleaned bytes, and the rating: NaN for none.
-CleanDocument = tuple[bytes, float]
-Keyed = tuple[str, bytes, float]  # a clean document behind its `order_key`
+Written = tuple[bytes, float]
 
 
 class Document(NamedTuple):
@@ -92,8 +91,7 @@ def clean(text: str, cleaning: Cleaning) -> bytes:
     are UTF-8; a lone surrogate, which has no UTF-8, becomes "?".
     """
     if cleaning == "radford":
-        if "&" in text:
-            text = html.unescape(_LONG_REFERENCE.sub("\ufffd", text))
+        text = html.unescape(_LONG_REFERENCE.sub("\ufffd", text))
         text = text.replace("\r\n", " ").replace("\n", " ").replace("\r", " ").strip()
         padded = f"\n {text} "
     elif cleaning == "protein":
@@ -119,7 +117,7 @@ def order_key(text: bytes, seed: int, dedupe: Dedupe) -> str:
     return hashlib.md5(f"{seed}:".encode() + text, usedforsecurity=False).hexdigest()
 
 
-def kept(copies: list[CleanDocument], seed: int, dedupe: Dedupe) -> list[CleanDocument]:
+def kept(copies: list[Written], seed: int, dedupe: Dedupe) -> list[Written]:
     """Return the documents to keep, in order, of those with the same `order_key`.
 
     Without deduplication, all are kept. Otherwise the one whose own text has the smallest md5 is
@@ -132,18 +130,16 @@ def kept(copies: list[CleanDocument], seed: int, dedupe: Dedupe) -> list[CleanDo
     return copies if dedupe == "none" else copies[:1]
 
 
-def in_order(documents: Iterable[Keyed], seed: int, dedupe: Dedupe) -> Iterator[CleanDocument]:
+def in_order(documents: Iterable[Written], seed: int, dedupe: Dedupe) -> Iterator[Written]:
     """Yield the documents to keep, in order; holds all of them in memory."""
-    for _, copies in groupby(sorted(documents), key=itemgetter(0)):
+    keyed = sorted((order_key(text, seed, dedupe), text, rating) for text, rating in documents)
+    for _, copies in groupby(keyed, key=itemgetter(0)):
         yield from kept([(text, rating) for _, text, rating in copies], seed, dedupe)
 
 
 def first(record: Record, fields: tuple[str, ...]) -> object:
     """Return the value of the first of `fields` that is not null."""
-    for name in fields:
-        if (value := record.get(name)) is not None:
-            return value
-    return None
+    return next((record[name] for name in fields if record.get(name) is not None), None)
 
 
 def rating_of(value: object) -> float | None:

@@ -8,6 +8,7 @@ byte of the result. The folder is complete or absent, whenever the program stops
 import dataclasses
 import math
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,12 +19,12 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from mlstm_jax.corpora import beam_engine, given_splits, local_engine
-from mlstm_jax.corpora.documents import CleanDocument, Quoting, Recipe, Unit
+from mlstm_jax.corpora import beam_engine, given_splits
+from mlstm_jax.corpora.documents import Quoting, Recipe, Unit, Written
 from mlstm_jax.corpora.records import MAX_REJECT_FRACTION, Rejects, check_rejects_file
 from mlstm_jax.corpora.sources import PYDOC, Source, find_sources
 from mlstm_jax.corpora.writer import (
-    SortedDocuments,
+    Gathered,
     check_disk,
     check_out,
     durable,
@@ -39,9 +40,10 @@ from mlstm_jax.progress import ProgressLine
 
 # The order of writing: the first documents become the test split.
 _ORDER: tuple[SplitName, ...] = ("test", "valid", "train")
+# DuckDB itself sets no limit.
 _MOST_THREADS = 256
 
-Engine = Literal["local", "beam"]
+Engine = Literal["duckdb", "beam"]
 SplitWeights = tuple[float, float, float]
 
 SPLIT: SplitWeights = (1000, 1, 1)
@@ -68,8 +70,8 @@ class PrepareOptions:
         dedupe: keep one of several equal documents. normalized: ignore differences in case
             and white space; exact: compare bytes; none: keep all. Paper: duplicates removed.
             Unset: normalized, or none if the splits are given.
-        threads: processes that clean and sort, beside the one that reads; unset: one a core, at
-            most 8.
+        memory_limit: limit for DuckDB, which reads and sorts; add a few hundred MB for the rest.
+        threads: threads of DuckDB; unset: all cores.
         temp_dir: folder for temporary files, about twice the text; unset: next to the corpus.
         max_reject_fraction: largest fraction of unreadable records, which are listed in
             OUT.rejects.jsonl; above it, no corpus is written.
@@ -85,10 +87,11 @@ class PrepareOptions:
     seed: int = 0
     clean: Cleaning = "radford"
     dedupe: Dedupe | None = None
+    memory_limit: str = "4GB"
     threads: Annotated[int, Between(1, _MOST_THREADS)] | None = None
     temp_dir: Path | None = None
     max_reject_fraction: Annotated[float, Between(0, 1)] = MAX_REJECT_FRACTION
-    engine: Engine = "local"
+    engine: Engine = "duckdb"
     beam_options: str = ""
 
 
@@ -118,7 +121,7 @@ class Stages:
         if self._line and fraction:
             self._line.update(int(100 * fraction), "percent")
 
-    def counted(self, documents: Iterator[CleanDocument], count: int) -> Iterator[CleanDocument]:
+    def counted(self, documents: Iterator[Written], count: int) -> Iterator[Written]:
         """Yield the documents, and show the fraction yielded so far."""
         for n, document in enumerate(documents):
             if n % 10_000 == 0:
@@ -204,11 +207,9 @@ def prepare(
     ):
         try:
             if given:
-                reading = given_splits.read_and_sort(
-                    found_in, recipe, rejects, report=stages.report
-                )
+                gathering = given_splits.gather(found_in, recipe, rejects, report=stages.report)
             elif options.engine == "beam":
-                reading = beam_engine.read_and_sort(
+                gathering = beam_engine.gather(
                     found,
                     recipe,
                     rejects,
@@ -217,16 +218,19 @@ def prepare(
                     report=stages.report,
                 )
             else:
-                reading = local_engine.read_and_sort(
+                from mlstm_jax.corpora import duckdb_engine  # training needs no duckdb
+
+                gathering = duckdb_engine.gather(
                     found,
                     recipe,
                     rejects,
                     scratch,
-                    processes=options.threads,
+                    memory_limit=options.memory_limit,
+                    threads=options.threads,
                     report=stages.report,
                 )
             manifest = _write(
-                reading,
+                gathering,
                 folder,
                 recipe,
                 None if given else options.split,
@@ -263,7 +267,7 @@ def _tidied(out: Path, scratch: Path, rejects_file: Path, rejects: Rejects) -> I
 
 
 def _write(
-    reading: AbstractContextManager[SortedDocuments],
+    gathering: AbstractContextManager[Gathered],
     folder: Path,
     recipe: Recipe,
     split: SplitWeights | None,
@@ -272,21 +276,21 @@ def _write(
     max_reject_fraction: float,
     stages: Stages,
 ) -> Manifest:
-    with reading as read:
-        counts = read.counts
+    with gathering as gathered:
+        counts = gathered.counts
         records = sum(c.documents + c.without_text + c.blank for c in counts)
         rejects.write(rejects_file)
         rejects.check(records + len(rejects), max_reject_fraction, rejects_file)
-        if recipe.rating_column and not read.rated:
+        if recipe.rating_column and not gathered.rated:
             raise UserError(
                 f"no record has a number in --rating-column {recipe.rating_column!r}; check it."
             )
-        sizes = _sizes(read.documents, split) if split else read.sizes
-        documents = stages.counted(read.in_order, read.documents)
+        sizes = _sizes(gathered.documents, split) if split else gathered.sizes
+        documents = stages.counted(gathered.in_order, gathered.documents)
         splits: dict[str, SplitManifest] = {}
         for name in _ORDER:
             size = sizes.get(name, 0)
-            splits[name] = write_split(folder, name, islice(documents, size), size, read.rated)
+            splits[name] = write_split(folder, name, islice(documents, size), size, gathered.rated)
         for _ in documents:
             raise RuntimeError("received more documents than were counted")
     return Manifest(
@@ -298,7 +302,7 @@ def _write(
         records=records,
         without_text=sum(source.without_text for source in counts),
         blank=sum(source.blank for source in counts),
-        duplicates=sum(source.documents for source in counts) - read.documents,
+        duplicates=sum(source.documents for source in counts) - gathered.documents,
         splits={name: splits[name] for name in SPLITS},
         dedupe=recipe.dedupe,
         rejected=rejects.counts,
@@ -347,6 +351,9 @@ def _check_options(sources: Sequence[str], options: PrepareOptions) -> None:
             "none negative, at least one above 0; such as 1000,1,1 or 0.8,0.1,0.1, or 0,0,1 for a "
             "test set only"
         )
+    limit = options.memory_limit
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)? ?[KMGT]i?B", limit, re.IGNORECASE):
+        raise UserError(f"--memory-limit {limit!r}: must be a size such as 4GB or 500MB.")
     if options.engine != "beam" and options.beam_options:
         raise UserError("--beam-options needs --engine beam; add it.")
     try:
@@ -364,7 +371,7 @@ def _check_given(sources: Mapping[SplitName, Sequence[str]], options: PrepareOpt
         ("--split", options.split != SPLIT),
         ("--dedupe", options.dedupe not in (None, "none")),
         ("--seed", options.seed != 0),
-        ("--engine", options.engine != "local"),
+        ("--engine", options.engine != "duckdb"),
     ):
         if is_other:
             raise UserError(

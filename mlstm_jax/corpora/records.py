@@ -111,9 +111,6 @@ def _object_of(pairs: list[tuple[str, object]]) -> _Object:
     return made
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_object_of)
-
-
 def json_records(
     source: Source, lines: Iterator[Line], fields: Collection[str], may_be_array: bool
 ) -> Iterator[RecordOrReject]:
@@ -151,7 +148,7 @@ def json_records(
 
 def _json(source: Source, line: int, text: str) -> object:
     try:
-        return _DECODER.decode(text)
+        return json.loads(text, object_pairs_hook=_object_of)
     except (ValueError, RecursionError) as error:
         if isinstance(error, json.JSONDecodeError):
             line += error.lineno - 1
@@ -167,11 +164,9 @@ def _json(source: Source, line: int, text: str) -> object:
 def _object(
     source: Source, where: int | str, value: object, fields: Collection[str]
 ) -> RecordOrReject:
-    twice = list[str]()
-    if isinstance(value, _Object):
-        twice = sorted(value.twice.intersection(fields)) if value.twice else twice
-        if not twice:
-            return where, value
+    twice = sorted(value.twice.intersection(fields)) if isinstance(value, _Object) else []
+    if isinstance(value, _Object) and not twice:
+        return where, value
     excerpt = json.dumps(value)[:EXCERPT]
     place = f"{source}, {f'line {where:,}' if isinstance(where, int) else where}"
     if twice:

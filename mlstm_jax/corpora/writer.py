@@ -4,7 +4,6 @@ import errno
 import io
 import os
 import shutil
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -15,7 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from mlstm_jax import digest, output
-from mlstm_jax.corpora.documents import CleanDocument, Keyed, Recipe, in_order
+from mlstm_jax.corpora.documents import Written
 from mlstm_jax.corpora.sources import Source, manifest_names
 from mlstm_jax.data import corpus
 from mlstm_jax.data.corpus import SourceManifest, SplitManifest
@@ -23,7 +22,7 @@ from mlstm_jax.errors import UserError
 
 _DOCUMENTS_A_WRITE = 4096
 # Bytes of text per compressed byte of reviews, at most.
-COMPRESSION = 4
+_COMPRESSION = 4
 # Bytes of a file name on most systems, less what is added for temporary files.
 _LONGEST_NAME = 255 - len(".partial-4194304.old") - len(".")
 # Bytes of the documents table and of what its sort spills, per byte of text.
@@ -33,13 +32,13 @@ _SCRATCH = 2
 Report = Callable[[str, float], None]
 
 
-class SortedDocuments(NamedTuple):
+class Gathered(NamedTuple):
     """The result of an engine."""
 
     counts: list[SourceManifest]  # sorted, unless the splits are given
     documents: int  # number to write
     rated: bool  # whether any has a rating
-    in_order: Iterator[CleanDocument]  # can be iterated once
+    in_order: Iterator[Written]  # can be iterated once
     sizes: Mapping[str, int] = MappingProxyType({})  # documents per split, if the splits are given
 
 
@@ -51,46 +50,6 @@ def source_manifests(
         SourceManifest(name=name, documents=documents, without_text=without, blank=blank)
         for name, (documents, without, blank) in zip(manifest_names(sources), counts, strict=True)
     ]
-
-
-@contextmanager
-def scratch_errors(folder: Path) -> Iterator[None]:
-    """Convert errors of the disk with temporary files into what to do about it."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"{folder}: {error.strerror or error}\nFree some space there, or name another folder "
-            "with --temp-dir."
-        ) from error
-
-
-def write_part(file: Path, documents: Iterable[Keyed], recipe: Recipe) -> int:
-    """Sort documents, write those to keep, and return their number.
-
-    A worker may repeat this, or two may do it at once: the file is always complete and the same.
-    """
-    kept = list(in_order(documents, recipe.seed, recipe.dedupe))
-    suffix = f".{uuid.uuid4().hex}.partial"
-    with output.atomic_file(file, suffix) as partial, partial.open("wb") as content:
-        np.savez(
-            content,
-            text=np.frombuffer(b"".join(text for text, _ in kept), np.uint8),
-            ends=np.cumsum([len(text) for text, _ in kept], dtype=np.int64),
-            ratings=np.array([rating for _, rating in kept], np.float64),
-        )
-    return len(kept)
-
-
-def read_parts(folder: Path) -> Iterator[CleanDocument]:
-    """Yield the documents of the sorted parts in a folder, in the order of the parts' names."""
-    for file in sorted(folder.glob("*.npz")):
-        with np.load(file, allow_pickle=False) as part:
-            text, ratings = part["text"].tobytes(), part["ratings"]
-            start = 0
-            for end, rating in zip(part["ends"].tolist(), ratings.tolist(), strict=True):
-                yield text[start:end], rating
-                start = end
 
 
 def write_split(
@@ -204,7 +163,7 @@ def resolved(option: str, path: Path) -> Path:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         str(resolved).encode()
     except UnicodeEncodeError as error:
-        why = "this name is not UTF-8, which other programs cannot read"
+        why = "this name is not UTF-8, so DuckDB cannot open files there"
         raise UserError(f"{option} {resolved}: {why}; name another folder.") from error
     except (OSError, RuntimeError) as error:  # RuntimeError: Python 3.13 and earlier
         why = getattr(error, "strerror", None) or "a link that leads back to itself"
@@ -222,7 +181,7 @@ def check_disk(sources: Sequence[Source], out: Path, scratch: Path, *, sorts: bo
         sorts: whether there are temporary files.
     """
     text = sum(
-        source.size * (COMPRESSION if source.is_gzip or source.kind == "parquet" else 1)
+        source.size * (_COMPRESSION if source.is_gzip or source.kind == "parquet" else 1)
         for source in sources
     )
     temporary = _SCRATCH * text if sorts else 0

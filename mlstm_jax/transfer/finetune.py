@@ -26,7 +26,7 @@ import numpy as np
 from mlstm_jax import output
 from mlstm_jax.config import Compute, Config, Data, Optimizer, Train
 from mlstm_jax.config.sections import Seed
-from mlstm_jax.corpora.documents import clean, in_order, order_key
+from mlstm_jax.corpora.documents import clean, in_order
 from mlstm_jax.corpora.writer import check_out, durable, write_split
 from mlstm_jax.data import corpus
 from mlstm_jax.data.corpus import FORMAT_VERSION, Cleaning, Manifest
@@ -61,9 +61,7 @@ def write_corpus(
             several = len(task.names) if task.several else 0
             kinds = np.where(kinds == MISSING, np.nan, kinds)
             labelled = zip((clean(text, cleaning) for text in part.texts), kind_N, strict=True)
-            texts = (
-                (order_key(text, 0, "none"), text, float(kind)) for text, kind in labelled if text
-            )
+            texts = ((text, float(kind)) for text, kind in labelled if text)
             ordered = in_order(texts, seed=0, dedupe="none")
             documents = [(text, kinds[int(kind)]) for text, kind in ordered]
             splits[name] = write_split(folder, name, documents, len(documents), True, several)

@@ -1,11 +1,11 @@
-"""Beam gives the corpus of this machine's engine, byte for byte."""
+"""Beam gives the corpus that DuckDB gives, byte for byte."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from mlstm_jax.corpora.documents import in_order, order_key
+from mlstm_jax.corpora.documents import in_order
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.data.corpus import Dedupe
 from mlstm_jax.errors import UserError
@@ -46,8 +46,8 @@ def sources(tmp_path: Path) -> list[str]:
 
 @pytest.mark.parametrize("dedupe", ["normalized", "exact", "none"])
 def test_the_same_corpus(tmp_path: Path, sources: list[str], dedupe: Dedupe) -> None:
-    prepare(sources, tmp_path / "local", dedupe=dedupe, seed=5, split=(8, 1, 1))
-    rejects = (tmp_path / "local.rejects.jsonl").read_text()
+    prepare(sources, tmp_path / "duckdb", dedupe=dedupe, seed=5, split=(8, 1, 1))
+    rejects = (tmp_path / "duckdb.rejects.jsonl").read_text()
     prepare(
         sources[::-1],
         tmp_path / "beam",
@@ -57,14 +57,14 @@ def test_the_same_corpus(tmp_path: Path, sources: list[str], dedupe: Dedupe) -> 
         engine="beam",
         beam_options=LOCAL,
     )
-    assert contents(tmp_path / "beam") == contents(tmp_path / "local")
+    assert contents(tmp_path / "beam") == contents(tmp_path / "duckdb")
     assert (tmp_path / "beam.rejects.jsonl").read_text() == rejects
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_source_that_cannot_be_is_said_as_by_the_local_engine(tmp_path: Path) -> None:
+def test_a_source_that_cannot_be_is_said_as_by_duckdb(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"body": "text"}\n')
-    for engine, options in (("local", ""), ("beam", LOCAL)):
+    for engine, options in (("duckdb", ""), ("beam", LOCAL)):
         with pytest.raises(UserError, match=r"a\.jsonl: none of its 1 records has text in text"):
             prepare(
                 [str(tmp_path / "a.jsonl")],
@@ -78,16 +78,16 @@ def test_a_source_that_cannot_be_is_said_as_by_the_local_engine(tmp_path: Path) 
 def test_ratings_of_copies_that_are_not_kept_count_alike(tmp_path: Path) -> None:
     lines = []
     for n in range(20):
-        copies = [b"\n review %d " % n, b"\n Review %d " % n]
-        keyed = [(order_key(text, 0, "normalized"), text, 0.0) for text in copies]
-        kept, *_ = in_order(keyed, 0, "normalized")
+        kept, *_ = in_order(
+            [(b"\n review %d " % n, 0.0), (b"\n Review %d " % n, 0.0)], 0, "normalized"
+        )
         for text in (f"review {n}", f"Review {n}"):
             other = f"\n {text} ".encode() != kept[0]
             lines.append(json.dumps({"text": text} | ({"rating": 5} if other else {})) + "\n")
     (tmp_path / "a.jsonl").write_text("".join(lines))
-    prepare([str(tmp_path / "a.jsonl")], tmp_path / "local")
+    prepare([str(tmp_path / "a.jsonl")], tmp_path / "duckdb")
     prepare([str(tmp_path / "a.jsonl")], tmp_path / "beam", engine="beam", beam_options=LOCAL)
-    assert contents(tmp_path / "beam") == contents(tmp_path / "local")
+    assert contents(tmp_path / "beam") == contents(tmp_path / "duckdb")
 
 
 def test_a_runner_that_is_none(tmp_path: Path) -> None:

@@ -154,6 +154,18 @@ def test_temporary_files_elsewhere_are_gone_after(tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} == {"a.txt", "out", "temp"}
 
 
+def test_a_memory_limit_that_is_no_size_or_too_low(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": f"{i} " * 200}) + "\n" for i in range(20_000)))
+    for limit, message in (
+        ("much", r"--memory-limit 'much': must be a size such as 4GB"),
+        ("1MB", r"memory limit is too low.*\n.*--threads"),
+    ):
+        with pytest.raises(UserError, match=message):
+            prepare([str(path)], tmp_path / "out", memory_limit=limit)
+        assert {p.name for p in tmp_path.iterdir()} == {"a.jsonl"}
+
+
 def test_what_is_empty_hidden_or_our_own_in_a_folder_is_passed_over(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     write_layouts(folder)
