@@ -6,7 +6,7 @@ Data flows one way, and imports point downwards only::
 
     cli.py, commands/      the `mlstm-jax` command, and its subcommands
     view/                  a local page that shows units and classes as one types
-    api/                   what `import mlstm_jax` gives; report.py, quickstart.py, analysis.py
+    api/                   what `import mlstm_jax` gives; quickstart.py, analysis.py
     transfer/              features, classifiers, fine-tuning, generation, heat maps
     planning/              how long a config takes on a machine, and whether it fits
     training/              the loop, the step, optimizers, evaluation, sweeps
@@ -55,8 +55,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from mlstm_jax.api.corpora import inspect, prepare
     from mlstm_jax.api.features import Features
-    from mlstm_jax.api.functions import plan, prepare, sweep, train
+    from mlstm_jax.api.functions import import_weights, plan, schedule, sweep, train
     from mlstm_jax.api.model import TrainedModel, load
     from mlstm_jax.api.plots import plot_metrics
     from mlstm_jax.config import Config, vary
@@ -71,10 +72,13 @@ _PUBLIC = {
     "FinetuneOptions": "transfer.finetune",
     "PrepareOptions": "corpora.prepare",
     "TrainedModel": "api.model",
+    "import_weights": "api.functions",
+    "inspect": "api.corpora",
     "load": "api.model",
     "plan": "api.functions",
     "plot_metrics": "api.plots",
-    "prepare": "api.functions",
+    "prepare": "api.corpora",
+    "schedule": "api.functions",
     "sweep": "api.functions",
     "train": "api.functions",
     "vary": "config",
@@ -87,10 +91,13 @@ __all__ = [
     "PrepareOptions",
     "TrainedModel",
     "__version__",
+    "import_weights",
+    "inspect",
     "load",
     "plan",
     "plot_metrics",
     "prepare",
+    "schedule",
     "sweep",
     "train",
     "vary",

@@ -1,20 +1,55 @@
-"""The `mlstm-jax` command: run the subcommand, and turn errors into messages and exit codes.
+"""The `mlstm-jax` command: run a subcommand, and turn errors into messages and exit codes.
 
 Exit codes: 0 success, 1 failure (such as a run that diverged, or a full disk), 2 a mistake in the
 input, 130 interrupted (Ctrl-C), 143 terminated.
 
-Little is imported at the top, so that Ctrl-C during the imports is caught, too.
+Little is imported at the top, so that help is fast, and Ctrl-C during the imports is caught, too.
 """
 
+import ast
 import atexit
+import importlib
+import keyword
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
 
-from mlstm_jax import terminal
-from mlstm_jax.errors import KnownError, explained
+from mlstm_jax import __version__, environment, terminal
+from mlstm_jax.errors import KnownError, Note, explained, nearest, question
 from mlstm_jax.guard import Interrupted, interruptible
+
+# Each command is a `commands.Command` of its name in this module of commands/, imported when it is
+# run: most import JAX.
+_COMMANDS = {
+    "quickstart": "training",
+    "configs": "corpora",
+    "prepare": "corpora",
+    "inspect": "corpora",
+    "plan": "training",
+    "schedule": "training",
+    "sweep": "training",
+    "train": "training",
+    "evaluate": "models",
+    "generate": "models",
+    "heatmap": "models",
+    "report": "models",
+    "features": "texts",
+    "transfer": "texts",
+    "finetune": "texts",
+    "classify": "texts",
+    "view": "models",
+    "watch": "watch",
+    "import": "models",
+    "export": "models",
+}
+
+# Commands that run no model: they do not use the GPU, which may be busy.
+_ON_CPU = ("configs", "prepare", "inspect", "plan", "schedule", "import", "export", "watch")
 
 
 def main(arguments: Sequence[str] | None = None, program: str | None = None) -> None:
@@ -26,9 +61,7 @@ def main(arguments: Sequence[str] | None = None, program: str | None = None) -> 
     code: object = None
     try:
         with interruptible(signal.SIGINT):
-            from mlstm_jax.commands import parser
-
-            parser.run(words, program)
+            run(words, program)
     except KnownError as known:
         error = known
     except SystemExit as stop:  # of the parser
@@ -48,9 +81,7 @@ def main(arguments: Sequence[str] | None = None, program: str | None = None) -> 
         error = error or (lost if isinstance(lost, KnownError) else None)
     if error:
         code = error.exit_code
-        print(
-            f"{prefix}: {terminal.message(error.for_command or error)}", file=sys.stderr, flush=True
-        )
+        print(f"{prefix}: {terminal.message(error)}", file=sys.stderr, flush=True)
     if isinstance(error, Interrupted) and arguments is None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)  # A second one ends the process at once.
@@ -63,5 +94,121 @@ def main(arguments: Sequence[str] | None = None, program: str | None = None) -> 
 
 
 def _discard_output() -> None:
-    """Send what is left in the buffer of standard output, and whatever follows, nowhere."""
+    """Redirect standard output, and what is left in its buffer, to /dev/null."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def run(words: Sequence[str], program: str | None) -> None:
+    """Run the command that the words of a command line name.
+
+    Raises:
+        KnownError: its message names options.
+        SystemExit: the words ask for help, or are wrong; a message has been printed.
+    """
+    name, *rest = words
+    if name in ("-h", "--help"):
+        print(_usage("mlstm-jax"))
+        return
+    if name == "--version":
+        print(f"mlstm-jax {__version__}")
+        return
+    if name not in _COMMANDS:
+        near = question(nearest(name, _COMMANDS)) or "."
+        more = "`mlstm-jax --help` lists the commands."
+        terminal.show(f"mlstm-jax: unknown command {name!r}{near} {more}", file=sys.stderr)
+        sys.exit(2)
+    environment.silence()
+    environment.without_gpus()
+    if name in _ON_CPU:
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    else:
+        environment.cache_programs()
+    from mlstm_jax.commands import as_options
+
+    command = _command(name)
+    options = command.options()
+    try:
+        with terminal.quoting(rest), _notes():
+            command(rest, program if program and name == "train" else f"mlstm-jax {name}")
+    except KnownError as error:
+        error.args = (as_options(str(error), options), *error.args[1:])
+        raise
+    except SystemExit as stop:
+        if stop.code == 2:  # The parser has already reported the unknown option.
+            _explain_short(name, rest, options.values())
+        raise
+
+
+def _command(name: str) -> Any:
+    module = importlib.import_module(f"mlstm_jax.commands.{_COMMANDS[name]}")
+    return getattr(module, _identifier(name))
+
+
+def _identifier(name: str) -> str:
+    return f"{name}_" if keyword.iskeyword(name) else name
+
+
+def _usage(program: str) -> str:
+    lines = [f"usage: {program} COMMAND ...", ""]
+    lines += [f"  {name:<11}{summary}" for name, summary in _summaries()]
+    lines += [
+        "",
+        f"{program} COMMAND --help explains the options of a command.",
+        "Compiled programs are cached in ~/.cache/mlstm_jax, at most 1 GB per type of processor.",
+        f"Set {environment.CACHE} to another folder, or to an empty value to turn the cache off.",
+    ]
+    return "\n".join(lines)
+
+
+def _summaries() -> Iterator[tuple[str, str]]:
+    """Yield each command and the first line of its docstring, without importing it."""
+    folder = Path(__file__).with_name("commands")
+    sources = {
+        module: ast.parse((folder / f"{module}.py").read_text(encoding="utf-8")).body
+        for module in dict.fromkeys(_COMMANDS.values())
+    }
+    for name, module in _COMMANDS.items():
+        for node in sources[module]:
+            if isinstance(node, ast.FunctionDef) and node.name == _identifier(name):
+                yield name, str(ast.get_docstring(node)).splitlines()[0]
+
+
+def _explain_short(name: str, rest: Sequence[str], options: Collection[str]) -> None:
+    """Suggest options for an abbreviated one; the parser itself only suggests for misspelt ones.
+
+    It may be the initials or the beginning of the last part: --lr of --optimizer.learning-rate.
+    """
+    known = [option.removeprefix("--") for option in options]
+    for word in rest:
+        short = word.partition("=")[0].removeprefix("--")
+        if not word.startswith("--") or not short or short in known:
+            continue
+        last = {option: option.rpartition(".")[2] for option in known}
+        found = [
+            f"--{option}"
+            for option, end in last.items()
+            if short == "".join(part[0] for part in end.split("-"))
+            or (len(short) > 1 and end.startswith(short))
+        ]
+        if found:
+            asked = question(sorted(found, key=len)[:2])
+            terminal.show(f"mlstm-jax {name}: unknown option --{short}{asked}", file=sys.stderr)
+
+
+@contextmanager
+def _notes() -> Iterator[None]:
+    """Print each `errors.Note` that the block warns with, as a line on standard error."""
+    from mlstm_jax.commands import as_options
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", Note)
+        show: Any = warnings.showwarning
+
+        def print_note(text: Any, category: type[Warning], *rest: Any, **more: Any) -> None:
+            if issubclass(category, Note):
+                print(f"note: {terminal.message(as_options(str(text)))}", file=sys.stderr)
+            else:
+                show(text, category, *rest, **more)
+
+        warnings.showwarning = cast("Any", print_note)
+        yield

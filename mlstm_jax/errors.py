@@ -10,13 +10,14 @@ from collections.abc import Iterable
 class KnownError(Exception):
     """An error whose message states what happened and what to do.
 
+    It names an argument or a field in backquotes, or as its first word; the command shows those of
+    its own as options (`cli.as_options`).
+
     Attributes:
         exit_code: exit code of the command.
-        for_command: the message that names options; unset: the message itself.
     """
 
     exit_code = 1
-    for_command: str | None = None
 
 
 class UserError(KnownError, ValueError):

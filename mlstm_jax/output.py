@@ -23,7 +23,7 @@ def require_folder(folder: Path) -> None:
     if not nearest.is_dir():
         what = "a file" if nearest.exists() else "a link that leads nowhere"
         raise UserError(
-            f"{folder}: cannot be created: {nearest} is {what}; choose another folder with --out."
+            f"{folder}: cannot be created: {nearest} is {what}; choose another folder with `out`."
         )
     try:
         with tempfile.TemporaryDirectory(prefix=".mlstm-jax-", dir=nearest):
@@ -31,12 +31,12 @@ def require_folder(folder: Path) -> None:
     except OSError as error:
         raise UserError(
             f"{folder}: cannot write in {nearest} ({error.strerror or error}); choose another "
-            "folder with --out."
+            "folder with `out`."
         ) from error
 
 
 def require_file(
-    path: Path, source: Path | None = None, *, overwrite: bool = False, option: str = "--out"
+    path: Path, source: Path | None = None, *, overwrite: bool = False, name: str = "out"
 ) -> None:
     """Raise UserError unless a file can be written; call it before the work.
 
@@ -44,21 +44,19 @@ def require_file(
         path: the file.
         source: the input, which is never replaced.
         overwrite: replace an existing file; but never a folder or a device.
-        option: that names the file, for the message.
+        name: of the argument, for the message.
     """
     if not path.parent.is_dir():
-        raise UserError(
-            f"{option} {path}: the folder {path.parent} does not exist; create it first."
-        )
+        raise UserError(f"{name} {path}: the folder {path.parent} does not exist; create it first.")
     if not os.path.lexists(path):
         return
     if not path.is_file():
-        raise UserError(f"{option} {path} exists, and is not a file; choose another name.")
+        raise UserError(f"{name} {path} exists, and is not a file; choose another name.")
     if source and source.exists() and path.samefile(source):
-        raise UserError(f"{option} {path} is the input, which would be lost; choose another file.")
+        raise UserError(f"{name} {path} is the input, which would be lost; choose another file.")
     if not overwrite:
-        how = "--overwrite" if option.startswith("--") else "overwrite=True"
-        raise UserError(f"{option} {path} exists; choose another file, or replace it with {how}.")
+        how = "choose another file, or replace it with `overwrite=True`"
+        raise UserError(f"{name} {path} exists; {how}.")
 
 
 @contextmanager

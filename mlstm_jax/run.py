@@ -146,14 +146,14 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
         hub = " Names of the Hugging Face hub are not read." if is_hub else ""
         near = question(nearest(str(folder), ours)) or "."
         raise UserError(
-            f"{folder} is not a run folder: it has no config.json. Give the --out of `mlstm-jax "
-            f"train` or `import`, such as runs/mine, or a model of the package, {', '.join(ours)}"
-            f"{near}{hub}"
+            f"{folder} is not a run folder: it has no config.json. Give the folder that `mlstm-jax "
+            f"train` or `mlstm-jax import` wrote, such as runs/mine, or a model of the package, "
+            f"{', '.join(ours)}{near}{hub}"
         )
     if (folder / WEIGHTS).is_file():
         if checkpoint not in ("best", "latest"):
             raise UserError(
-                f"--checkpoint {checkpoint}: {folder} has weights and no checkpoints; "
+                f"checkpoint {checkpoint}: {folder} has weights and no checkpoints; "
                 "leave the option out."
             )
         found = weights.load_weights(folder / WEIGHTS)
@@ -192,7 +192,7 @@ def write_imported(folder: Path, imported: ModelWeights) -> None:
     """
     folder = Path(os.path.realpath(folder))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} exists; choose another folder with --out.")
+        raise UserError(f"{folder} exists; choose another folder with `out`.")
     config = Config(out=str(folder.name), model=imported.model)
     with output.atomic_directory(folder) as partial:
         weights.save(partial / WEIGHTS, imported)
@@ -222,7 +222,7 @@ def _choose(checkpoints: Checkpoints, folder: Path, wanted: str) -> int:
     by_name = {str(step): step for step in steps}
     if wanted not in by_name:
         raise UserError(
-            f"--checkpoint {wanted}: {folder} has checkpoints at {', '.join(map(str, steps))}; "
+            f"checkpoint {wanted}: {folder} has checkpoints at {', '.join(map(str, steps))}; "
             "give one of these steps, best or latest."
         )
     return by_name[wanted]

@@ -28,7 +28,7 @@ def run(path: Path, what: str) -> dict[str, Any]:
         raise UserError(
             f"{path} is not a {what}, which must be a Python file (.py). If {path} is text to "
             f"train on, make a corpus with `mlstm-jax prepare {path} --out corpora/mine` and pass "
-            "--data.corpus corpora/mine."
+            "`data.corpus=corpora/mine`."
         )
     try:
         return runpy.run_path(str(path))

@@ -11,7 +11,6 @@ import pytest
 
 import mlstm_jax
 from mlstm_jax import cli
-from mlstm_jax.commands import parser
 
 REPOSITORY = Path(__file__).parent.parent
 COMMANDS = [
@@ -89,70 +88,57 @@ def test_from_text_to_a_score_and_a_sentence(call, text_file: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("line", "message"),
     [
-        (["nonsense"], "unknown command 'nonsense'"),
-        (["prepare", "absent.jsonl", "--out", "x"], "absent.jsonl"),
-        (["prepare", "pydoc:", "--out", "x", "--split", "1;2"], "'1;2' is not three numbers"),
-        (
-            ["inspect", "absent"],
-            "absent: there is no such folder; make one with `mlstm-jax prepare",
-        ),
-        (["watch"], "give at least one run folder"),
-        (["train", "absent.py"], "absent.py does not exist"),
-        (["train", "--config", "smal_512"], "did you mean small_512 or"),
-        (["train", "small_512", "--config=tuned_512"], "not small_512 and tuned_512."),
-        (["plan", "small_512", "--machine", "h20"], "h20 does not exist"),
-        (["sweep", "model", "--out", "x"], "did you mean models"),
-        (["quickstart", "small_512"], "mlstm-jax train small_512"),
-        (["configs", "smal_512"], "did you mean small_512 or"),
-        (["configs", "small_512", "--out", "absent/"], "absent: the folder does not exist"),
-        (["train", "--data.corpus", "absent"], "mlstm-jax prepare"),
-        (["train", "--model.hidden", "0"], "model.hidden is 0"),
-        (["train", "--model.hiden", "4"], "--model.hid"),
-        (["train", "--data.window", "many"], "data.window"),
-        (["evaluate", "absent"], "absent is not a run folder"),
-        (["generate", "absent"], "absent is not a run folder"),
+        ("nonsense", "unknown command 'nonsense'"),
+        ("trian", "unknown command 'trian'; did you mean train or transfer? `mlstm-jax --help`"),
+        ("prepare absent.jsonl --out x", "absent.jsonl"),
+        ("prepare pydoc: --out x --split 1;2", "'1;2' is not three numbers"),
+        ("prepare pydoc: --out /proc/x", "/proc/x: cannot write in /proc"),
+        ("inspect absent", "absent: there is no such folder; make one with `mlstm-jax prepare"),
+        ("watch", "give at least one run folder"),
+        ("train absent.py", "absent.py does not exist"),
+        ("train --config smal_512", "did you mean small_512 or"),
+        ("train small_512 --config=tuned_512", "not small_512 and tuned_512."),
+        ("train /proc/cpuinfo", "/proc/cpuinfo is not a config"),
+        ("train --data.corpus absent", "mlstm-jax prepare"),
+        ("train --model.hidden 0", "--model.hidden is 0"),
+        ("train --model.hiden 4", "--model.hid"),
+        ("train --data.window many", "data.window"),
+        ("train --lr 1", "unknown option --lr; did you mean --optimizer.learning-rate?"),
+        ("train --data.corpus absent --hidden=3", "did you mean --model.hidden?"),
+        ("finetune --lr 1", "unknown option --lr; did you mean --learning-rate?"),
+        ("quickstart small_512", "mlstm-jax train small_512"),
+        ("configs smal_512", "did you mean small_512 or"),
+        ("configs small_512 --out absent/", "absent: the folder does not exist"),
+        ("evaluate absent", "absent is not a run folder"),
+        ("classify absent-run absent-classifier absent.csv", "absent.csv: there is no"),
+        ("schedule --gpus 0", "--gpus is 0, but it must be at least 1"),
+        ("schedule --corpus-bytes nan", "--corpus-bytes is nan, but it must be above 0"),
+        ("plan small_512 --machine h20", "h20 does not exist"),
+        ("plan --machine h200 --corpus-bytes -5", "--corpus-bytes is -5.0"),
+        ("plan --machine h200 --price -3", "--price is -3.0, but it must be at least"),
+        ("plan --machine absent --json no/x.json", "--json no/x.json: the folder no"),
+        ("sweep model --out x", "did you mean models"),
     ],
 )
 def test_a_mistake_gets_a_message_and_exit_code_2(
-    call,
-    words: list[str],
+    line: str,
     message: str,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert message in call("mlstm-jax", *words, code=2).stderr
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(line.split())
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["trian"], "unknown command 'trian'; did you mean train or transfer? `mlstm-jax --help`"),
-        (["train", "--lr", "1"], "unknown option --lr; did you mean --optimizer.learning-rate?"),
-        (["finetune", "--lr", "1"], "unknown option --lr; did you mean --learning-rate?"),
-        (["train", "/proc/cpuinfo"], "/proc/cpuinfo is not a config"),
-        (["train", "--data.corpus", "absent", "--hidden=3"], "did you mean --model.hidden?"),
-        (["classify", "absent-run", "absent-classifier", "absent.csv"], "absent.csv: there is no"),
-        (["prepare", "pydoc:", "--out", "/proc/x"], "/proc/x: cannot write in /proc"),
-        (["schedule", "--gpus", "0"], "--gpus is 0, but it must be at least 1"),
-        (["schedule", "--corpus-bytes", "nan"], "--corpus-bytes is nan, but it must be above 0"),
-        (["schedule", "--corpus-bytes", "0"], "--corpus-bytes is 0.0"),
-        (["plan", "--machine", "h200", "--corpus-bytes", "-5"], "--corpus-bytes is -5.0"),
-        (
-            ["plan", "--machine", "h200", "--price", "-3"],
-            "--price is -3.0, but it must be at least",
-        ),
-        (["plan", "--machine", "absent", "--json", "no/x.json"], "--json no/x.json: the folder no"),
-    ],
-)
-def test_a_mistake_is_told_with_what_may_have_been_meant(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stop:
-        cli.main(words)
-    assert stop.value.code == 2
-    assert message in capsys.readouterr().err
+def test_a_mistake_in_a_process_of_its_own(call) -> None:
+    assert "absent is not a run folder" in call("mlstm-jax", "generate", "absent", code=2).stderr
 
 
 def test_a_closed_pipe_prints_no_error_at_exit(command_environment: dict[str, str]) -> None:
@@ -227,7 +213,7 @@ def test_an_error_of_the_system_is_one_line_and_a_bug_is_not(
     def run(words: list[str], program: str | None) -> None:
         raise error
 
-    monkeypatch.setattr(parser, "run", run)
+    monkeypatch.setattr(cli, "run", run)
     with pytest.raises(SystemExit if told else RuntimeError) as stop:
         cli.main(["classify"])
     if told:
@@ -238,7 +224,7 @@ def test_an_error_of_the_system_is_one_line_and_a_bug_is_not(
 
 
 def test_help_and_preparing_text_import_no_jax(call) -> None:
-    modules = "mlstm_jax.commands.parser, mlstm_jax.environment, mlstm_jax.corpora.prepare"
+    modules = "mlstm_jax.cli, mlstm_jax.commands.corpora"
     call(sys.executable, "-c", f"import {modules}, sys; assert 'jax' not in sys.modules")
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from mlstm_jax import config as configs
 from mlstm_jax import digest, fields, quickstart
+from mlstm_jax.commands import training
 from mlstm_jax.config import (
     Config,
     Data,
@@ -47,12 +48,17 @@ def test_the_papers_run() -> None:
     assert (config.train.steps, config.train.epochs) == (100_000, 3)
 
 
+def parse(words: list[str]) -> dict[str, Any]:
+    return training.train.parse(words, "train")
+
+
 def test_a_line_overrides_a_file_and_a_file_the_default() -> None:
     words = [str(FOLDER / "small_512.py"), "--data.batch", "64", "--optimizer.clip-norm", "None"]
-    config, resume, reset = config_text.parse([*words, "--resume"], quickstart.config, "train")
-    assert (resume, reset) == (True, False)
+    given = parse([*words, "--resume"])
+    config = given["config"]
+    assert (given["resume"], given["reset_carry"]) == (True, False)
     assert (config.model.hidden, config.data.batch, config.optimizer.clip_norm) == (512, 64, None)
-    assert config_text.parse([], quickstart.config, "train") == (quickstart.config, False, False)
+    assert parse([]) == {"config": quickstart.config, "resume": False, "reset_carry": False}
 
 
 @pytest.mark.parametrize(
@@ -66,14 +72,14 @@ def test_a_line_overrides_a_file_and_a_file_the_default() -> None:
     ids=" ".join,
 )
 def test_a_config_is_named_first_or_as_an_option(words: list[str]) -> None:
-    config = config_text.parse(words, quickstart.config, "train").config
+    config = parse(words)["config"]
     assert (config.out, config.data.batch) == ("runs/small_512", 64)
 
 
 @pytest.mark.parametrize("words", [["--config"], ["--config", "--resume"]], ids=" ".join)
 def test_a_config_option_without_a_value_is_refused(words: list[str]) -> None:
     with pytest.raises(UserError, match="--config needs the name"):
-        config_text.parse(words, quickstart.config, "train")
+        parse(words)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +148,7 @@ def test_an_option_for_the_global_batch_replaces_that_per_device(tmp_path: Path)
         "config = Config(data=Data(batch_per_device=4))\n"
     )
     for words in (["--data.batch", "6"], ["--data.batch=6"]):
-        config = config_text.parse([str(file), *words], quickstart.config, "train").config
+        config = parse([str(file), *words])["config"]
         assert configs.resolve_batch(config, 2).data == Data(batch=6)
     varied = configs.vary(configs.load_file(file), data__batch=6)
     assert configs.resolve_batch(varied, 2).data == Data(batch=6)
@@ -150,7 +156,7 @@ def test_an_option_for_the_global_batch_replaces_that_per_device(tmp_path: Path)
     assert configs.resolve_batch(kept, 2).data == Data(batch=8, window=6)
     both = ["--data.batch", "6", "--data.batch-per-device", "6"]
     with pytest.raises(UserError, match="give only one"):
-        config_text.parse(both, quickstart.config, "train")
+        parse(both)
 
 
 def test_differences_part_what_forbids_a_resume_from_what_does_not() -> None:
@@ -255,7 +261,7 @@ def test_a_word_chooses_the_model_and_the_sizes_stay(kind: str) -> None:
         [f"model:{kind}", "--train.steps=3", "--config", "small_512", *option_words],
         ["small_512", "--train.steps", "3", *option_words, f"model:{kind}"],
     ):
-        config = config_text.parse(words, quickstart.config, "train").config
+        config = parse(words)["config"]
         assert config.model == own(hidden=512, **{option: value})
         assert config.train.steps == 3
         text = config_text.to_json(config)
@@ -265,7 +271,7 @@ def test_a_word_chooses_the_model_and_the_sizes_stay(kind: str) -> None:
 
 def test_without_a_word_it_is_the_configs_model() -> None:
     for words in (["small_512"], ["small_512", "model:mlstm"]):
-        config = config_text.parse([*words, "--model.recurrent-gain", "2"], Config(), "x").config
+        config = parse([*words, "--model.recurrent-gain", "2"])["config"]
         assert config.model == Model(hidden=512, recurrent_gain=2)
         assert "kind" not in json.loads(config_text.to_json(config))["model"]
 
@@ -284,7 +290,7 @@ def test_without_a_word_it_is_the_configs_model() -> None:
 )
 def test_a_choice_that_does_not_exist_is_refused(words: list[str], message: str) -> None:
     with pytest.raises(UserError) as error:
-        config_text.parse(words, quickstart.config, "train")
+        parse(words)
     assert message in str(error.value)
 
 
@@ -306,14 +312,14 @@ def test_what_only_the_mlstm_has_is_refused(kind: str, sections: dict, message: 
 @pytest.mark.parametrize("kind", ["bert", "transformer"])
 def test_a_transformer_has_the_places_that_its_windows_train(kind: str) -> None:
     words = ["small_512", f"model:{kind}", "--data.window", "96"]
-    config = config_text.parse(words, quickstart.config, "train").config
+    config = parse(words)["config"]
     resolved = configs.resolve_batch(config, 1)
     assert resolved.model.longest_window == 96
     phases = (Phase(steps=1, batch=2, window=32), Phase(steps=1, batch=2, window=512))
     resolved = configs.resolve_batch(dataclasses.replace(config, phases=phases), 1)
     assert resolved.model.longest_window == 512
     assert json.loads(config_text.to_json(resolved))["model"]["positions"] == 512
-    config = config_text.parse([*words, "--model.positions", "128"], Config(), "train").config
+    config = parse([*words, "--model.positions", "128"])["config"]
     assert configs.resolve_batch(config, 1).model.longest_window == 128
 
 

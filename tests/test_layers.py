@@ -14,7 +14,7 @@ PACKAGE = Path(mlstm_jax.__file__).parent
 LAYERS = [
     {"__main__", "cli", "commands"},
     {"view"},
-    {"api", "quickstart", "report", "analysis"},
+    {"api", "quickstart", "analysis"},
     {"transfer", "planning"},
     {"training"},
     {"run"},

@@ -14,7 +14,7 @@ from mlstm_jax.training import run_folder
 def test_what_is_in_the_way_is_named(tmp_path: Path) -> None:
     file = tmp_path / "reviews.csv"
     file.write_text("text\n")
-    with pytest.raises(UserError, match=r"reviews.csv is a file; choose another folder with --out"):
+    with pytest.raises(UserError, match=r"reviews.csv is a file; choose another folder with `out`"):
         output.require_folder(file / "deep" / "run")
     with (
         pytest.raises(UserError, match=r"reviews.csv is a file"),

@@ -132,26 +132,40 @@ def test_a_corpus_is_shown_with_escapes(tmp_path: Path, in_terminal: Callable[..
     assert HOSTILE in data["samples"][0]
 
 
+def is_one_message(written: str) -> bool:
+    found = r"\x1b[2J" in written and "\nmlstm-jax: all is well" not in written
+    return found and not steers(written)
+
+
 @pytest.mark.parametrize(
-    ("words", "code"),
+    "words",
     [
-        (["inspect", f"{HOSTILE}\nmlstm-jax: all is well"], 2),
-        (["train", f"{HOSTILE}.py"], 2),
-        (["generate", HOSTILE, "--bytes", "3"], 2),
-        (["generate", "run", "--bytes", HOSTILE], 2),  # what the parser itself says
-        (["generate", "run", f"--{HOSTILE}"], 2),
-        (["inspect", "a", f"b{HOSTILE}"], 2),
-        (["train", f"--data.window={HOSTILE}"], 2),
-        (["plan", f"--{HOSTILE}"], 2),
+        ["inspect", f"{HOSTILE}\nmlstm-jax: all is well"],
+        ["generate", "run", "--bytes", HOSTILE],  # what the parser itself says
     ],
 )
-def test_a_message_is_one_message(
-    words: list[str], code: int, in_terminal: Callable[..., str]
+def test_a_message_in_a_terminal_is_one_message(
+    words: list[str], in_terminal: Callable[..., str]
 ) -> None:
-    written = in_terminal(*words, code=code)
-    assert r"\x1b[2J" in written
-    assert not steers(written)
-    assert "\nmlstm-jax: all is well" not in written
+    assert is_one_message(in_terminal(*words, code=2))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", f"{HOSTILE}.py"],
+        ["generate", HOSTILE, "--bytes", "3"],
+        ["generate", "run", f"--{HOSTILE}"],
+        ["inspect", "a", f"b{HOSTILE}"],
+        ["train", f"--data.window={HOSTILE}"],
+        ["plan", f"--{HOSTILE}"],
+    ],
+)
+def test_a_message_is_one_message(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words)
+    assert stop.value.code == 2
+    assert is_one_message(capsys.readouterr().err)
 
 
 def test_the_error_of_a_label_is_one_message(

@@ -1,9 +1,8 @@
-"""Check the arguments of public functions, and name them in messages as Python does."""
+"""Check the arguments of public functions; read texts and labels, from files or from memory."""
 
 import collections.abc
 import functools
 import inspect
-import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from numbers import Integral, Real
@@ -20,8 +19,7 @@ from typing import (
     get_origin,
 )
 
-from mlstm_jax.config import Config, load_file
-from mlstm_jax.errors import KnownError, UserError, nearest, question
+from mlstm_jax.errors import UserError, nearest, question
 from mlstm_jax.transfer.labels import (
     Labelled,
     columns_of,
@@ -42,39 +40,21 @@ Examples: TypeAlias = (
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
 
-# An option of the command line: --text-column, --data.corpus.
-_OPTION = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:[-.][a-z0-9]+)*)")
-
-
-def in_python(text: str) -> str:
-    """Return a message with command-line options, except those of commands, as arguments."""
-    parts = text.split("`")
-    for n, part in enumerate(parts):
-        is_command = n % 2 == 1 and part.startswith("mlstm-jax")
-        if not is_command:
-            parts[n] = _OPTION.sub(lambda found: found[1].replace("-", "_"), part)
-    return "`".join(parts)
-
 
 def public(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
-    """Check the types of a function's arguments, and name arguments in messages, not options."""
+    """Check the types of a function's arguments, which Python itself does not do."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
     def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
-        try:
-            for name, value in signature.bind(*args, **kwargs).arguments.items():
-                kind = signature.parameters[name].annotation
-                if not _fits(value, kind):
-                    shown = reprlib.repr(value)
-                    if "\n" in shown:  # a table
-                        shown = f"a {type(value).__name__}"
-                    raise UserError(f"{name} is {shown}, but it must be {_words(kind)}.")
-            return function(*args, **kwargs)
-        except KnownError as error:
-            error.for_command = error.for_command or str(error)
-            error.args = (in_python(str(error)), *error.args[1:])
-            raise
+        for name, value in signature.bind(*args, **kwargs).arguments.items():
+            kind = signature.parameters[name].annotation
+            if not _fits(value, kind):
+                shown = reprlib.repr(value)
+                if "\n" in shown:  # a table
+                    shown = f"a {type(value).__name__}"
+                raise UserError(f"{name} is {shown}, but it must be {_words(kind)}.")
+        return function(*args, **kwargs)
 
     return wrapped
 
@@ -154,30 +134,6 @@ def as_texts(
             'missing texts out, or give "".'
         )
     return found
-
-
-def as_config(config: Config | str | Path) -> Config:
-    """Return a config, or that of a file, which is executed.
-
-    Raises:
-        UserError: the file does not exist or has an error.
-    """
-    if isinstance(config, (str, Path)):
-        return load_file(config)
-    return config
-
-
-def one_of(name: str, value: object, allowed: Sequence[object]) -> None:
-    """Raise UserError unless a value is one of the allowed ones."""
-    if value not in allowed:
-        shown = ", ".join(repr(one) for one in allowed)
-        raise UserError(f"{name} is {value!r}, but it must be one of {shown}.")
-
-
-def at_least(name: str, value: int, least: int) -> None:
-    """Raise UserError unless a value is an integer of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
-        raise UserError(f"{name} is {value!r}, but it must be an integer of at least {least}.")
 
 
 def as_labelled(

@@ -1,6 +1,7 @@
 """Features of texts as a scikit-learn transformer."""
 
 from collections.abc import Iterable, Iterator
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,9 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils import Tags
 
-from mlstm_jax.api.arguments import as_texts, at_least, one_of, public
+from mlstm_jax.api.arguments import as_texts, public
 from mlstm_jax.api.model import TrainedModel, load
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, require
 from mlstm_jax.transfer.features import units_of
 from mlstm_jax.transfer.reader import STATE_NAMES, FeatureState
 
@@ -56,8 +57,10 @@ class Features(TransformerMixin, BaseEstimator):
         """
         if not isinstance(texts, Iterator):
             as_texts(texts, files=False)
-        one_of("state", self.state, tuple(STATE_NAMES))
-        at_least("batch_size", self.batch_size, 1)
+        states = ", ".join(map(repr, STATE_NAMES))
+        require(self.state in STATE_NAMES, "state", self.state, f"one of {states}")
+        is_count = isinstance(self.batch_size, Integral) and self.batch_size >= 1
+        require(is_count, "batch_size", self.batch_size, "an integer of at least 1")
         self._loaded()
         return self
 

@@ -1,76 +1,42 @@
-"""Functions to prepare a corpus, train, sweep and plan."""
+"""Functions of a config: train, sweep, plan, schedule; and to import weights."""
 
+import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from mlstm_jax import environment
-from mlstm_jax.api.arguments import as_config, at_least, public
+from mlstm_jax import environment, output
+from mlstm_jax.api.arguments import public
 from mlstm_jax.api.model import TrainedModel, load
-from mlstm_jax.config import Config
-from mlstm_jax.corpora.prepare import PrepareOptions
-from mlstm_jax.corpora.prepare import prepare as run_prepare
-from mlstm_jax.data.corpus import Corpus, SplitName, open_corpus
-from mlstm_jax.errors import UserError, require
-from mlstm_jax.planning.machine import load_machine
+from mlstm_jax.config import Config, load_file, resolve_batch
+from mlstm_jax.data.corpus import open_corpus
+from mlstm_jax.errors import UserError, note, require
+from mlstm_jax.interop import nvidia, openai, unirep, weights
+from mlstm_jax.planning.machine import Machine, load_machine, with_measured_rate
 from mlstm_jax.planning.plan import Row
 from mlstm_jax.planning.plan import plan as make_plan
-from mlstm_jax.run import initial_parameters
+from mlstm_jax.run import initial_parameters, write_imported
+from mlstm_jax.training import phases
+from mlstm_jax.training import schedule as schedules
 from mlstm_jax.training import sweep as sweeps
 from mlstm_jax.training.loop import train as run_train
 from mlstm_jax.training.sweep import Result
 
-Sources = str | Path | Sequence[str | Path]
-
-
-@public
-def prepare(
-    sources: Sources | Mapping[SplitName, Sources],
-    out: str | Path,
-    options: PrepareOptions | None = None,
-    *,
-    overwrite: bool = False,
-    show_progress: bool = False,
-) -> Corpus:
-    """Create a corpus from text files: read, clean, deduplicate, shuffle and split them.
-
-    Args:
-        sources: one or several files, folders or patterns; or a dict of them by split, to use
-            existing splits.
-        out: the corpus folder; it is created atomically.
-        options: unset: 1000 training documents for each validation and each test document.
-        overwrite: replace an existing corpus.
-        show_progress: on standard error.
-
-    Raises:
-        ValueError: a source, `out` or an option cannot be used.
-    """
-    given = (
-        {split: _names(some) for split, some in sources.items()}
-        if isinstance(sources, Mapping)
-        else _names(sources)
-    )
-    out = Path(out)
-    options = options or PrepareOptions()
-    run_prepare(given, out, options, overwrite=overwrite, show_progress=show_progress)
-    return open_corpus(out)
-
-
-def _names(sources: Sources) -> list[str]:
-    return [str(sources)] if isinstance(sources, (str, Path)) else [str(one) for one in sources]
+Callbacks = Sequence[Callable[[dict[str, Any]], None]]
 
 
 @public
 def train(
     config: Config | str | Path,
     *,
-    callbacks: Sequence[Callable[[dict[str, Any]], None]] = (),
+    callbacks: Callbacks = (),
     resume: bool = False,
     reset_carry: bool = False,
     show_progress: bool = True,
     owns_process: bool = False,
-) -> "TrainedModel":
+) -> TrainedModel:
     """Train a model, or resume a run that was stopped.
 
     Args:
@@ -78,8 +44,9 @@ def train(
             or the name of one that comes with the package, such as "small_512".
         callbacks: each is called with each line of metrics.jsonl as it is written, a dict with
             `kind` "train", "eval" or "event". An exception in a callback ends the training.
-        resume: fail unless there is a run to resume.
-        reset_carry: resume with another batch, window or shards; all rows start from a zero state.
+        resume: fail unless the run folder contains a run to resume.
+        reset_carry: resume with another data.batch, data.window or data.shards. The hidden state of
+            every stream then starts from zero, near the same place in the text.
         show_progress: on standard error.
         owns_process: set if the process does nothing else. Signals then stop the run with a
             checkpoint, and a run that hangs ends the process. Required with several processes.
@@ -95,18 +62,27 @@ def train(
     for callback in callbacks:
         if not callable(callback):
             raise UserError(f"callbacks has {callback!r}, but each must be a function.")
-    config = as_config(config)
-    environment.prepare(config.devices, deterministic=config.train.deterministic)
-    folder = run_train(
-        config,
-        initial=initial_parameters(config),
-        resume=resume,
-        reset_carry=reset_carry,
-        callbacks=callbacks,
-        quiet=not show_progress,
-        owns_process=owns_process,
+    return load(
+        train_folder(
+            as_config(config),
+            callbacks=callbacks,
+            resume=resume,
+            reset_carry=reset_carry,
+            show_progress=show_progress,
+            owns_process=owns_process,
+        )
     )
-    return load(folder)
+
+
+def train_folder(config: Config, *, show_progress: bool, **how: Any) -> Path:
+    """Train a run in one of its processes, and return its folder; see `train`."""
+    environment.prepare(config.devices, deterministic=config.train.deterministic)
+    return run_train(config, initial=initial_parameters(config), quiet=not show_progress, **how)
+
+
+def as_config(config: Config | str | Path) -> Config:
+    """Return a config, or that of a file, which is executed; UserError if it has an error."""
+    return load_file(config) if isinstance(config, (str, Path)) else config
 
 
 @public
@@ -114,19 +90,21 @@ def sweep(
     runs: dict[tuple[str, str], Config] | str | Path,
     out: str | Path,
     *,
+    table_only: bool = False,
     on_begin: Callable[[int, int, tuple[str, str]], None] = lambda number, total, key: None,
     owns_process: bool = False,
-) -> "list[Result]":
-    """Train all runs of a grid, and return the result of each.
+) -> list[Result]:
+    """Train all runs of a grid, one after the other, and return the result of each.
 
     Finished and diverged runs are not repeated. Runs that another process is training are skipped,
-    so several processes can share a sweep. `out` gets a folder for each run, table.md and
-    table.csv.
+    so several processes can share a sweep. `out` gets a folder for each run, table.md with the
+    validation bits per character, and table.csv with all figures.
 
     Args:
         runs: a dict from (row, column) to `Config`; or a Python file that sets `runs` to such a
             dict; the file is executed.
-        out: folder of the run folders.
+        out: folder of the tables and of the run folders, OUT/ROW/COLUMN.
+        table_only: train nothing; write the tables of the existing runs.
         on_begin: called before each run with its number, the number of runs, and its key.
         owns_process: see `train`.
 
@@ -135,8 +113,12 @@ def sweep(
     """
     if isinstance(runs, (str, Path)):
         runs = sweeps.load_sweep(Path(runs))
-    sweeps.prepare(runs)
-    return sweeps.sweep(runs, Path(out), on_begin=on_begin, owns_process=owns_process)
+    output.require_folder(Path(out))
+    if not table_only:
+        sweeps.prepare(runs)
+        sweeps.sweep(runs, Path(out), on_begin=on_begin, owns_process=owns_process)
+    sweeps.write_tables(runs, Path(out))
+    return [sweeps.result(key, sweeps.folder(Path(out), key)) for key in runs]
 
 
 @public
@@ -144,25 +126,119 @@ def plan(
     config: Config | str | Path,
     machine: str | Path,
     *,
-    devices: Sequence[int] = (1, 2, 4, 8),
+    devices: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128),
     corpus_bytes: float | None = None,
-) -> "list[Row]":
+    rates: str | Path | None = None,
+    price: float | None = None,
+) -> list[Row]:
     """Estimate the time, memory and cost of a run on a machine, for several numbers of devices.
 
     Args:
         config: of the run, as for `train`.
         machine: a JSON description, or the name of one in the package, such as h200.
-        devices: numbers of devices, over all nodes.
-        corpus_bytes: of the training split; unset: those of `config.data.corpus`, if it exists.
+        devices: numbers of devices to plan for, on all nodes together.
+        corpus_bytes: of the training split, such as 40e9; unset: those of data.corpus, if it
+            exists.
+        rates: results of `benchmarks/train_step.py --json` on such a device; the plan then uses the
+            measured rate.
+        price: of one device per hour; unset: the price in the description.
 
     Raises:
         ValueError: the description is invalid, or the batch cannot be divided among the devices.
     """
     config = as_config(config)
+    described, size = plan_inputs(config, machine, corpus_bytes, rates, price)
     for count in devices:
-        at_least("devices", count, 1)
-    is_size = corpus_bytes is None or 0 < corpus_bytes < math.inf
-    require(is_size, "corpus_bytes", corpus_bytes, "above 0, and finite")
+        is_count = isinstance(count, Integral) and count >= 1
+        require(is_count, "devices", count, "an integer of at least 1")
+    require(bool(devices), "devices", devices, "one number or more")
+    return make_plan(config, described, list(devices), size)
+
+
+def plan_inputs(
+    config: Config,
+    machine: str | Path,
+    corpus_bytes: float | None,
+    rates: str | Path | None,
+    price: float | None,
+) -> tuple[Machine, float | None]:
+    """Return the machine, and the bytes of the training split, if they are known; see `plan`."""
+    _require_bytes(corpus_bytes)
+    require(price is None or 0 <= price < math.inf, "price", price, "at least 0, and finite")
+    described = load_machine(Path(machine))
+    if rates is not None:
+        described = with_measured_rate(
+            described, Path(rates), config.precision.compute, config.model.hidden
+        )
+    if price is not None:
+        described = dataclasses.replace(described, price_per_device_hour=price)
     if corpus_bytes is None and Path(config.data.corpus).is_dir():
         corpus_bytes = open_corpus(Path(config.data.corpus)).manifest.splits["train"].bytes
-    return make_plan(config, load_machine(Path(machine)), tuple(devices), corpus_bytes)
+    return described, corpus_bytes
+
+
+def _require_bytes(count: float | None) -> None:
+    right = count is None or 0 < count < math.inf
+    require(right, "corpus_bytes", count, "above 0, and finite")
+
+
+@public
+def schedule(
+    config: Config | str | Path, *, devices: int = 1, corpus_bytes: float | None = None
+) -> schedules.ScheduleTable:
+    """Return the learning rate of a config over its run: scaling, warm-up and decay.
+
+    Args:
+        config: of the run, as for `train`.
+        devices: number of devices, for a config with data.batch_per_device.
+        corpus_bytes: of the training split; unset: those of data.corpus, which must then exist.
+
+    Raises:
+        ValueError: there is no corpus, or it is too small for the batch.
+    """
+    config, parts = schedule_inputs(as_config(config), devices, corpus_bytes)
+    return schedules.draw(config.optimizer, parts)
+
+
+def schedule_inputs(
+    config: Config, devices: int, corpus_bytes: float | None
+) -> tuple[Config, list[schedules.Segment]]:
+    """Return the config with its batch, and the parts of the run that differ in batch."""
+    require(devices >= 1, "devices", devices, "at least 1")
+    _require_bytes(corpus_bytes)
+    config = resolve_batch(config, devices)
+    if corpus_bytes is not None:
+        return config, phases.expected_segments(config, corpus_bytes)
+    corpus = open_corpus(Path(config.data.corpus))
+    return config, phases.segments(phases.resolve_phases(config, corpus))
+
+
+@public
+def import_weights(
+    kind: Literal["openai", "nvidia", "unirep", "mlstm"], source: str | Path, out: str | Path
+) -> TrainedModel:
+    """Import weights of another program, or of `TrainedModel.export`, into a run folder.
+
+    Nothing in the files is executed.
+
+    Args:
+        kind: openai: the folder of 0.npy to 14.npy of generating-reviews-discovering-sentiment;
+            nvidia: a state_dict .pt of sentiment-discovery (needs the extra "torch"); unirep: the
+            folder of embed_matrix:0.npy and the others; mlstm: a .safetensors or .npz of export.
+        source: the folder or file.
+        out: run folder to create.
+
+    Raises:
+        ValueError: the files are not of this kind, or damaged; or `out` exists.
+    """
+    readers: dict[str, Callable[[Path], weights.ModelWeights]] = {
+        "openai": openai.read_openai,
+        "nvidia": nvidia.read_nvidia,
+        "unirep": unirep.read_unirep,
+        "mlstm": weights.load_weights,
+    }
+    found = readers[kind](Path(source))
+    write_imported(Path(out), found)
+    for one in found.notes:
+        note(one)
+    return load(out)

@@ -1,22 +1,45 @@
 """A trained model in Python: all of reading.py, and evaluation, transfer and fine-tuning."""
 
-from collections.abc import Sequence
+import bz2
+import gzip
+import lzma
+import textwrap
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from mlstm_jax import output, shipped
 from mlstm_jax import run as runs
-from mlstm_jax import shipped
 from mlstm_jax.api.arguments import Examples, as_labelled, public
 from mlstm_jax.api.reading import ReadingModel
 from mlstm_jax.config import Devices
 from mlstm_jax.data.corpus import SplitName
-from mlstm_jax.training import parallel
+from mlstm_jax.errors import UserError
+from mlstm_jax.interop import weights
+from mlstm_jax.progress import ProgressLine
+from mlstm_jax.training import metrics, parallel
 from mlstm_jax.training.evaluation import Evaluator, Score, corpus_of
 from mlstm_jax.transfer.finetune import Finetuned, FinetuneOptions
 from mlstm_jax.transfer.finetune import finetune as run_finetune
 from mlstm_jax.transfer.reader import FeatureState
 from mlstm_jax.transfer.transfer import Transferred
 from mlstm_jax.transfer.transfer import transfer as run_transfer
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip -9": lambda data: gzip.compress(data, 9, mtime=0),
+    "bz2 -9": lambda data: bz2.compress(data, 9),
+    "xz -6": lzma.compress,
+}
+# Enough to compare compressors; xz takes about a second for it.
+_MOST_BYTES = 8_000_000
+
+
+def compressed_bpc(data: bytes) -> dict[str, float]:
+    """Return the bits per byte that each compressor of the standard library needs for `data`."""
+    return {name: 8 * len(compress(data)) / len(data) for name, compress in COMPRESSORS.items()}
 
 
 class TrainedModel(ReadingModel):
@@ -40,12 +63,82 @@ class TrainedModel(ReadingModel):
         return load, (str(path), step)
 
     @public
-    def evaluate(self, split: SplitName = "test", *, corpus: str | Path | None = None) -> Score:
+    def export(
+        self,
+        out: str | Path | None = None,
+        dtype: weights.Dtype = "float32",
+        *,
+        format: Literal["safetensors", "npz"] | None = None,
+        overwrite: bool = False,
+    ) -> Path:
+        """Write the model as one .safetensors or .npz file that any program can read.
+
+        Args:
+            out: file to write; unset: the run's name, in the current folder.
+            dtype: float32, or float16 for half the size, with parameters rounded to 11 bits.
+            format: unset: the suffix of `out`, or safetensors.
+            overwrite: replace an existing file.
+
+        Raises:
+            ValueError: the path has another suffix, or exists; or a parameter is too large
+                for float16.
+            OSError: it cannot be written.
+        """
+        ending = format or (Path(out).suffix.removeprefix(".") if out else "safetensors")
+        path = Path(out or f"{self.path.resolve().name}.{ending}")
+        if path.suffix != f".{ending}":
+            raise UserError(
+                f"out {path} does not end in .{ending}, its `format`; change one of them."
+            )
+        output.require_file(path, overwrite=overwrite)
+        weights.save(path, runs.as_weights(self._run), dtype)
+        return path
+
+    @property
+    def metrics(self) -> Any:
+        """The lines of metrics.jsonl as a pandas DataFrame, or without pandas a list of dicts.
+
+        Raises:
+            ValueError: the model was not trained here.
+        """
+        lines = self._lines()
+        try:
+            import pandas as pd
+        except ImportError:
+            return lines
+        return pd.DataFrame(lines)
+
+    def _lines(self) -> list[dict[str, Any]]:
+        lines = metrics.read_metrics(self.path / "metrics.jsonl")
+        if not lines:
+            raise UserError(f"{self.path} has no metrics: it was not trained here.")
+        return lines
+
+    @public
+    def plot(self, x: Literal["step", "megabytes", "epoch", "minutes"] = "megabytes") -> "Figure":
+        """Plot bits per character, learning rate, gradient and speed of the run.
+
+        Needs matplotlib and pandas, the extra `notebooks`.
+        """
+        from mlstm_jax.api.plots import plot_metrics
+
+        self._lines()
+        return plot_metrics([self.path], x=x)
+
+    @public
+    def evaluate(
+        self,
+        split: SplitName = "test",
+        *,
+        corpus: str | Path | None = None,
+        show_progress: bool = False,
+    ) -> Score:
         """Return the bits per character of a split with a carried state (Puri et al. 2018, VI).
 
         Args:
-            split: "train", "valid" or "test".
+            split: which part of the corpus.
             corpus: corpus folder; unset: the one that the model was trained on.
+            show_progress: on standard error.
 
         Raises:
             ValueError: the split or corpus does not exist, or the corpus has changed.
@@ -58,8 +151,52 @@ class TrainedModel(ReadingModel):
                 self._run.model, scored.split(split), self.config.data.window, devices, scored.stop
             ),
         )
-        score: Score = evaluator(devices.replicate(self._run.params))
+        size, steps = evaluator.stream.scored, evaluator.stream.steps
+        with ProgressLine("evaluate", size, of_bytes=True, quiet=not show_progress) as progress:
+            score: Score = evaluator(
+                devices.replicate(self._run.params),
+                lambda step: progress.update(size * step // steps),
+            )
         return score
+
+    @public
+    def report(self, corpus: str | Path | None = None) -> str:
+        """Compare the bits per character of the validation split with gzip's; show a sample.
+
+        A model that does not predict the next byte neither compresses nor writes.
+
+        Args:
+            corpus: corpus folder; unset: the one that the model was trained on.
+        """
+        opened, is_own = corpus_of(self._run, None if corpus is None else Path(corpus), "valid")
+        split, score = opened.split("valid"), self.evaluate("valid", corpus=corpus)
+        whose = (
+            ", not used for training" if is_own else f" of {opened.path}, not the training corpus"
+        )
+        place = f"The run is in {self.path}: config.json, metrics.jsonl, checkpoints/" + (
+            ", tensorboard/." if (self.path / "tensorboard").is_dir() else "."
+        )
+        if self.config.model.masked:
+            of = f"masked bytes of {len(split.bytes):,} validation bytes{whose}"
+            return f"Bits per byte over the {of}: {score.bpc:.3f} (step {self.step:,})\n\n{place}"
+        text = split.bytes[:_MOST_BYTES].tobytes()
+        others = compressed_bpc(text)
+        note = f" (compressors: the first {len(text):,})" if len(text) < score.bytes_scored else ""
+        best_other = min(others, key=lambda name: others[name])
+        sample = self.generate()
+        lines = [
+            f"Bits per character over {len(split.bytes):,} validation bytes{whose}{note}:",
+            f"  {'this model':<12}{score.bpc:8.3f}   step {self.step:,}",
+            *(f"  {name:<12}{bpc:8.3f}" for name, bpc in others.items()),
+            "",
+            "A sample, drawn at temperature 0.7:",
+            *textwrap.wrap(sample, 96, initial_indent="  ", subsequent_indent="  "),
+            "",
+            place,
+        ]
+        if score.bpc >= others[best_other]:
+            lines.append(f"It does not beat {best_other} yet: train longer, or on more text.")
+        return "\n".join(lines)
 
     @public
     def transfer(
@@ -82,17 +219,21 @@ class TrainedModel(ReadingModel):
         your own pipeline use `Features`.
 
         Args:
-            train: a file of texts with labels, or a tuple of texts and labels. Several labels of a
-                text are a dict of columns: {"joy": [1, 0, None], "anger": [0, 0, 1]}.
-            test: the same, to measure the accuracy on; unset: a fifth of each class of train,
-                chosen by a digest of the texts.
-            valid: the same, to choose C and thresholds on; unset: cross-validation.
+            train: texts with labels: a .csv, .tsv, .json, .jsonl or .parquet file, or in Python a
+                tuple of texts and labels. Several labels of a text are a dict of columns:
+                {"joy": [1, 0, None], "anger": [0, 0, 1]}.
+            test: the same, to measure the accuracy on; unset: a fifth of each class of `train`,
+                chosen by a digest of the texts, so that it is always the same.
+            valid: the same, to choose C on, the inverse strength of the L1 penalty, and the
+                thresholds of several labels; unset: cross-validation.
             out: folder for the features, the classifier, report.md, report.json and pictures.
             state: see `encode`; unset: c, or h of a model that has no c.
             all_layers: see `encode`.
-            label_column: field or column of the label in files; unset: label.
-            label_columns: fields or columns of several labels, each 1, 0 or missing.
-            text_column: field or column of the text in files; unset: text, sentence, ...
+            label_column: field or column of the label in files, a number or a string; unset: label.
+            label_columns: fields or columns of several labels in files, each 1 (yes), 0 (no) or
+                empty (not known). Each has its own classifier, C, and threshold of the largest F1.
+            text_column: field or column of the text in files; unset: text, reviewText, sentence,
+                ...
             show_progress: on standard error.
 
         Returns:
@@ -103,24 +244,41 @@ class TrainedModel(ReadingModel):
             ValueError: a file cannot be read, the classes do not match, or `out` holds something
                 else.
         """
-        texts, names = as_labelled(
-            {"train": train, "test": test, "valid": valid},
-            text_column,
-            label_column,
-            label_columns,
-        )
-        made = run_transfer(
-            self._run,
-            texts,
-            names,
-            None if out is None else Path(out),
-            states=state and (state,),
-            all_layers=all_layers,
+        (only,) = self.transfer_each(
+            None if state is None else (state,),
+            train=train,
+            test=test,
+            valid=valid,
+            out=out,
+            label_column=label_column,
+            label_columns=label_columns,
             text_column=text_column,
+            all_layers=all_layers,
             show_progress=show_progress,
-        )
-        (only,) = made.values()
+        ).values()
         return only
+
+    def transfer_each(
+        self,
+        states: Sequence[FeatureState] | None,
+        *,
+        train: Examples,
+        test: Examples | None,
+        valid: Examples | None,
+        out: str | Path | None,
+        label_column: str | None,
+        label_columns: Sequence[str] | None,
+        text_column: str | None,
+        **how: bool,
+    ) -> dict[FeatureState, Transferred]:
+        """Return the classifier of each of several states; see `transfer`."""
+        texts, names = as_labelled(
+            {"train": train, "test": test, "valid": valid}, text_column, label_column, label_columns
+        )
+        folder = None if out is None else Path(out)
+        return run_transfer(
+            self._run, texts, names, folder, states=states, text_column=text_column, **how
+        )
 
     @public
     def finetune(
@@ -134,39 +292,43 @@ class TrainedModel(ReadingModel):
         label_column: str | None = None,
         label_columns: Sequence[str] | None = None,
         text_column: str | None = None,
+        checkpoint: Literal["best", "latest"] = "best",
+        owns_process: bool = False,
         show_progress: bool = False,
     ) -> Finetuned:
         """Fine-tune all parameters to predict labels, along with the language model loss.
 
         Args:
-            train: a file of texts with labels, or a tuple of texts and labels.
-            valid: the same; its bits per character choose the checkpoint, and thresholds of
-                several labels are chosen on it. Unset: a fifth of train, as for `transfer`.
+            train: see `transfer`.
+            valid: the same; its bits per character choose the checkpoint, thresholds of several
+                labels are chosen on it, and its accuracy is reported. Unset: a fifth of `train`, as
+                for `transfer`.
             test: the same, to measure on.
-            out: folder for the corpus, the run and the classifier; the same call resumes in it.
-            options: of the training; unset: three epochs.
+            out: folder for corpus/, run/, classifier/ and report.json; the same call resumes in it.
+            options: how to fine-tune; unset: three epochs.
             label_column: see `transfer`.
             label_columns: see `transfer`.
             text_column: see `transfer`.
+            checkpoint: of the finished run, for the classifier: best (by validation bits per
+                character), or latest.
+            owns_process: see `mlstm_jax.train`.
             show_progress: show the progress of the features on standard error.
 
         Raises:
             ValueError: a file cannot be read, the classes do not match, or `out` holds something
                 else.
         """
-        texts, names = as_labelled(
-            {"train": train, "valid": valid, "test": test},
-            text_column,
-            label_column,
-            label_columns,
-        )
+        given = {"train": train, "valid": valid, "test": test}
+        texts, names = as_labelled(given, text_column, label_column, label_columns)
         return run_finetune(
             self._run,
             texts,
             names,
             Path(out),
             options or FinetuneOptions(),
+            checkpoint=checkpoint,
             text_column=text_column,
+            owns_process=owns_process,
             show_progress=show_progress,
         )
 
@@ -176,9 +338,9 @@ def load(path: str | Path, checkpoint: str | int = "best") -> TrainedModel:
     """Load a trained model.
 
     Args:
-        path: a run folder, trained or imported; a .safetensors or .npz that `export` wrote; or
-            the name of a model of the package, such as "reviews-768".
-        checkpoint: "best" by validation bits per character, "latest", or a step.
+        path: run folder, trained or imported, or a model of the package, such as reviews-768; or a
+            .safetensors or .npz that `export` wrote.
+        checkpoint: best (by validation bits per character), latest, or a step.
 
     Raises:
         ValueError: the model or the checkpoint does not exist.

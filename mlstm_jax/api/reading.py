@@ -1,22 +1,20 @@
 """A model that reads and writes texts: features, scores, classes, generated text, heat maps."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax import output, shipped
-from mlstm_jax import run as runs
-from mlstm_jax.api.arguments import Texts, as_texts, at_least, public
+from mlstm_jax import shipped
+from mlstm_jax.api.arguments import Texts, as_texts, public
 from mlstm_jax.config import Config
 from mlstm_jax.corpora.documents import clean
-from mlstm_jax.errors import UserError, note
+from mlstm_jax.errors import UserError, note, require
 from mlstm_jax.interop import weights
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.run import Run
-from mlstm_jax.training import metrics
 from mlstm_jax.transfer.classifier_file import (
     Description,
     load_classifier,
@@ -32,7 +30,7 @@ from mlstm_jax.transfer.reader import STATE_NAMES, FeatureState, Reader, State
 from mlstm_jax.transfer.transfer import Transferred
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 STATES = tuple(STATE_NAMES)
 
@@ -98,58 +96,6 @@ class ReadingModel:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
 
-    @public
-    def export(
-        self, path: str | Path, dtype: weights.Dtype = "float32", *, overwrite: bool = False
-    ) -> Path:
-        """Write the model as one .safetensors or .npz file that any program can read.
-
-        Args:
-            path: the file to create.
-            dtype: "float32", or "float16" for half the size, with parameters rounded to 11 bits.
-            overwrite: replace an existing file.
-
-        Raises:
-            ValueError: the path has another suffix, or exists; or a parameter is too large
-                for float16.
-            OSError: it cannot be written.
-        """
-        path = Path(path)
-        output.require_file(path, overwrite=overwrite, option="path")
-        weights.save(path, runs.as_weights(self._run), dtype)
-        return path
-
-    @property
-    def metrics(self) -> Any:
-        """The lines of metrics.jsonl as a pandas DataFrame, or without pandas a list of dicts.
-
-        Raises:
-            ValueError: the model was not trained here.
-        """
-        lines = self._lines()
-        try:
-            import pandas as pd
-        except ImportError:
-            return lines
-        return pd.DataFrame(lines)
-
-    def _lines(self) -> list[dict[str, Any]]:
-        lines = metrics.read_metrics(self.path / "metrics.jsonl")
-        if not lines:
-            raise UserError(f"{self.path} has no metrics: it was not trained here.")
-        return lines
-
-    @public
-    def plot(self, x: Literal["step", "megabytes", "epoch", "minutes"] = "megabytes") -> "Figure":
-        """Plot bits per character, learning rate, gradient and speed of the run.
-
-        Needs matplotlib and pandas, the extra `notebooks`.
-        """
-        from mlstm_jax.api.plots import plot_metrics
-
-        self._lines()
-        return plot_metrics([self.path], x=x)
-
     def _kept(self, key: object, make: Callable[[], Any]) -> Any:
         """Return the reader of a key, with its compiled program; create it once."""
         if key not in self._readers:
@@ -190,7 +136,7 @@ class ReadingModel:
                 state does not exist.
         """
         found = as_texts(texts, text_column=text_column)
-        at_least("batch_size", batch_size, 1)
+        require(batch_size >= 1, "batch_size", batch_size, "at least 1")
         name = "encode" if show_progress else None
         return self._read(found, state, all_layers=all_layers, rows=batch_size, name=name).features
 
@@ -244,18 +190,23 @@ class ReadingModel:
         Raises:
             ValueError: an argument is out of range.
         """
-        pieces = run_generate(
-            self._run,
+        pieces = self.pieces(
             prompt,
             bytes=int(bytes),
-            seed=int(seed),
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
-            held=dict(set_unit or {}),
+            seed=int(seed),
+            set_unit=set_unit or {},
             stop=stop.encode(),
         )
         return prompt + "".join(as_text(piece for (piece,) in pieces))
+
+    def pieces(
+        self, prompt: str, *, set_unit: Mapping[int, float], **how: Any
+    ) -> Iterator[list[bytes]]:
+        """Yield the bytes of one or several samples as they are drawn; see `generate`."""
+        return run_generate(self._run, prompt, held=dict(set_unit), **how)
 
     @public
     def heatmap(
@@ -292,12 +243,12 @@ class ReadingModel:
         """
         reader = self._kept("read", lambda: Reader(self._run))
         if (unit is None) == (score is None):
-            raise UserError("give either unit or score.")
+            raise UserError("give either `unit` or `score`.")
         of_unit = {"state": state, "layer": layer}
         for name, value in of_unit.items() if unit is None else [("label", label)]:
             if value is not None:
                 other = "unit" if unit is None else "score"
-                raise UserError(f"{name} is for {other}; leave it out.")
+                raise UserError(f"{name} is for `{other}`; leave it out.")
         if score is None:
             return heat(reader, text, unit or 0, scale, state=state, layer=layer)
         return score_heat(reader, text, *self._classifier(score), label, scale)

@@ -1,16 +1,172 @@
-"""The commands, one function each; the docstring of the function is the help.
+"""The commands: each parses a command line into a call of the API, and shows the result.
 
-Heavy imports are inside the functions, so that help and errors are fast.
+The options of a command are the arguments of a function of `api/`, with the same names, types,
+defaults and help. The function here that shows the result adds those of the output, such as --out.
 """
 
+import dataclasses
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter
 from pathlib import Path
-from typing import Annotated
+from types import MappingProxyType, NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Union, cast, get_args, get_origin
 
-from tyro.conf import Positional, arg
+import tyro
+from docstring_parser import parse as parse_docstring
+from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
 
 from mlstm_jax.corpora.sources import Source, check_source
 
+if TYPE_CHECKING:
+    from mlstm_jax.api.model import TrainedModel
+    from mlstm_jax.run import Run
+
 RunFolder = Annotated[Path, Positional, arg(metavar="RUN")]
+InputFile = Annotated[Path, Positional, arg(metavar="INPUT")]
+
+SplitWeights = tuple[float, float, float]  # of PrepareOptions
+
+_BY_NAME = Parameter.KEYWORD_ONLY
+
+# A name of an argument or a field, and perhaps its value.
+_NAME = re.compile(r"([a-z][a-z0-9_]*(?:\.[a-z][a-z0-9_]*)*)(=\S+|)")
+
+# Arguments of the API that only Python has; a command shows progress and owns its process.
+_OF_PYTHON = ("self", "callbacks", "on_begin", "show_progress", "owns_process", "batch_size")
+
+
+class Call:
+    """A call of a function of the API, with the arguments that a command line gives."""
+
+    def __init__(self, function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+        self._function, self.given = function, given
+        names = inspect.signature(function).parameters
+        every = {"show_progress": True, "owns_process": True, **given}
+        self.arguments = {name: every[name] for name in names if name in every}
+        self._of_model = "self" in names
+
+    @functools.cached_property
+    def model(self) -> "TrainedModel":
+        """The model of RUN and --checkpoint; loaded when it is first used."""
+        own = "checkpoint" in self.arguments  # of the result
+        return _api().load(self.given["run"], "best" if own else self.given["checkpoint"])
+
+    @property
+    def run(self) -> "Run":
+        """What the model is of, for the lower floors."""
+        return self.model._run
+
+    def __call__(self) -> Any:
+        """Return what the function returns."""
+        own = [self.model] if self._of_model else []
+        return self._function(*own, **self.arguments)
+
+
+class Command:
+    """A command, to call with the words of its command line and the name of the program."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any] | None,
+        show: Callable[..., None],
+        positional: Sequence[str] = (),
+        names: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Derive the options.
+
+        Args:
+            function: of the API; None: `show` does everything.
+            show: takes the `Call` and its own options, and shows the result. An own option with the
+                name of an argument of the API replaces it, and is passed to both.
+            positional: arguments of the API that are given without an option.
+            names: options that are not called as their argument.
+        """
+        self._function, self._show, self._names = function, show, names
+        own, docs = dict(inspect.signature(show).parameters), _docs(show)
+        self._own = list(own)[1:] if function else list(own)
+        theirs: dict[str, Parameter] = {}
+        if function:
+            del own[next(iter(own))]
+            signature = inspect.signature(function).parameters
+            docs, theirs = _docs(function) | docs, dict(signature)
+            if "self" in signature:
+                loads = _docs(_api().load)
+                theirs["run"] = Parameter("run", _BY_NAME, annotation=RunFolder)
+                best = Parameter("checkpoint", _BY_NAME, annotation=str, default="best")
+                theirs.setdefault("checkpoint", best)
+                docs = {"run": loads["path"], "checkpoint": loads["checkpoint"]} | docs
+        order = dict.fromkeys(["run"] * ("run" in theirs) + [n for n in own if n in theirs])
+        names_in_order = [*order, *(n for n in theirs if n not in order), *own]
+        chosen = {n: own.get(n) or theirs[n] for n in names_in_order if n not in _OF_PYTHON}
+        self.parameters = {
+            name: _parsed(one, names.get(name), positional=name in positional)
+            for name, one in chosen.items()
+        }
+        about = parse_docstring(inspect.getdoc(show) or "").description
+        lines = [f"    {name}: {docs[name]}" for name in self.parameters if name in docs]
+        self._doc = "\n".join([about or "", "", "Args:", *lines])
+
+    def parse(self, words: Sequence[str], program: str) -> dict[str, Any]:
+        """Return the arguments by name; exit with a message, or the help, if there are none."""
+
+        def collect(**given: Any) -> dict[str, Any]:
+            return given
+
+        signature: Any = inspect.Signature(list(self.parameters.values()))
+        collect.__signature__, collect.__doc__ = signature, self._doc  # type: ignore[attr-defined]
+        collect.__annotations__ = {n: one.annotation for n, one in self.parameters.items()}
+        return tyro.cli(collect, args=words, prog=program, registry=_registry())
+
+    def __call__(self, words: Sequence[str], program: str) -> None:
+        """Run the command."""
+        given = self.parse(words, program)
+        calls = [Call(self._function, given)] if self._function else []
+        self._show(*calls, **{name: given[name] for name in self._own})
+
+    def options(self) -> dict[str, str]:
+        """Return the option of each argument, as it is typed: text_column, --text-column."""
+        names: dict[str, str] = {}
+        for name, one in self.parameters.items():
+            if dataclasses.is_dataclass(one.default):
+                names |= {field.name: field.name for field in dataclasses.fields(one.default)}
+            else:
+                names[name.rstrip("_")] = self._names.get(name, name)
+        return {name: _option(option) for name, option in names.items()}
+
+
+def command(
+    function: Callable[..., Any] | None = None, *positional: str
+) -> Callable[[Callable[..., None]], Command]:
+    """Make a command of what shows the result of a function; see `Command`."""
+    return lambda show: Command(function, show, positional)
+
+
+def as_options(text: str, own: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return a message with names of arguments and fields as options.
+
+    A name is in backquotes, alone or with a value: `data.batch` becomes --data.batch, and
+    `overwrite=True` --overwrite. So does the first word, if it is an option of the command.
+    """
+    parts = text.split("`")
+    for place in range(1, len(parts), 2):
+        if found := _NAME.fullmatch(parts[place]):
+            value = found[2].removeprefix("=").removeprefix("True")
+            parts[place] = own.get(found[1]) or _option(found[1])
+            parts[place] += f" {value}" if value else ""
+        else:  # such as a command
+            parts[place] = f"`{parts[place]}`"
+    text = "".join(parts)
+    first, space, rest = text.partition(" ")
+    name, colon, _ = first.partition(":")
+    return (own[name] + colon if name in own else first) + space + rest
+
+
+def _option(name: str) -> str:
+    return f"--{name.rstrip('_').replace('_', '-')}"
 
 
 def require_files(*paths: Path | None) -> None:
@@ -18,3 +174,75 @@ def require_files(*paths: Path | None) -> None:
     for path in paths:
         if path:
             check_source(Source(str(path)))
+
+
+def _api() -> Any:
+    """Import what needs JAX, for the commands of a model."""
+    from mlstm_jax.api import model
+
+    return model
+
+
+def _docs(function: Callable[..., Any]) -> dict[str, str]:
+    """Return the help of each argument; "see `name`" is that of another method of the model."""
+    found = {}
+    for one in parse_docstring(inspect.getdoc(function) or "").params:
+        text = " ".join((one.description or "").split())
+        other = re.match(r"see `(\w+)`", text)
+        if other and (method := getattr(_api().TrainedModel, other[1], None)):
+            text = _docs(method)[one.arg_name] + text[other.end() :].removeprefix(".")
+        found[one.arg_name] = text
+    return found
+
+
+def _parsed(one: Parameter, name: str | None, *, positional: bool) -> Parameter:
+    """Return an argument of the API as the parser reads it: files by name, options in groups."""
+    kind, default = one.annotation, one.default
+    inner = get_args(kind) if get_origin(kind) in (Union, UnionType) else ()
+    if Path in inner:  # otherwise it is a table, a list or something else in memory
+        kind = Path | None if NoneType in inner else Path
+    for part in inner:
+        if dataclasses.is_dataclass(part):
+            kind, default = cast("Any", OmitArgPrefixes)[part], cast("Any", part)()
+    if kind is bool or get_args(kind)[:1] == (bool,):
+        kind = cast("Any", FlagCreatePairsOff)[kind]
+    if name:
+        kind = Annotated[kind, arg(name=name)]
+    if positional:
+        kind = Annotated[kind, Positional, arg(metavar=one.name.upper())]
+    return Parameter(one.name, _BY_NAME, annotation=kind, default=default)
+
+
+def _registry() -> ConstructorRegistry:
+    """Return tyro's registry, in which the weights of the splits are one word: 1000,1,1."""
+
+    def parse(words: list[str]) -> SplitWeights:
+        try:
+            train, valid, test = map(_weight, words[0].split(","))
+        except ValueError:
+            why = "is not three numbers for train, valid and test, such as 1000,1,1"
+            raise ValueError(f"{words[0]!r} {why}") from None
+        return train, valid, test
+
+    registry = ConstructorRegistry()
+
+    @registry.primitive_rule
+    def weights(info: Any) -> PrimitiveConstructorSpec[SplitWeights] | None:
+        if get_args(info.type) != get_args(SplitWeights):
+            return None
+        return PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="TRAIN,VALID,TEST",
+            instance_from_str=parse,
+            is_instance=lambda value: isinstance(value, tuple),
+            str_from_instance=lambda weights: [",".join(map(str, weights))],
+        )
+
+    return registry
+
+
+def _weight(word: str) -> float:
+    try:
+        return int(word)
+    except ValueError:
+        return float(word)

@@ -1,90 +1,134 @@
-"""Commands for corpora: prepare, inspect."""
+"""Commands for corpora, and for what comes with the package: prepare, inspect, configs."""
 
 import json
 import signal
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
-from tyro.conf import OmitArgPrefixes, Positional, arg
+from tyro.conf import Positional, arg
 
-from mlstm_jax.corpora import inspect as summary
-from mlstm_jax.corpora.inspect import advice
-from mlstm_jax.corpora.prepare import PrepareOptions
-from mlstm_jax.corpora.prepare import prepare as run_prepare
-from mlstm_jax.data import corpus as corpora
-from mlstm_jax.data.corpus import SplitName, format_corpus, open_corpus
-from mlstm_jax.errors import UserError
+from mlstm_jax import output, shipped
+from mlstm_jax.api import corpora
+from mlstm_jax.commands import Call, as_options, command
+from mlstm_jax.corpora.inspect import advice, format_summary
+from mlstm_jax.data.corpus import format_corpus, open_corpus
+from mlstm_jax.errors import UserError, nearest, question
 from mlstm_jax.guard import interruptible
 from mlstm_jax.terminal import show
 
-_OfSplit = arg(metavar="SOURCE [SOURCE ...]", help_behavior_hint="")
+_OfSplit = Annotated[tuple[str, ...], arg(metavar="SOURCE [SOURCE ...]", help_behavior_hint="")]
+
+_HEADINGS: dict[shipped.Kind, str] = {
+    "config": "configs, for train, plan and schedule",
+    "sweep": "sweeps, for sweep",
+    "machine": "machines, for plan --machine",
+    "flags": 'flags for XLA on GPUs, as XLA_FLAGS="$(mlstm-jax configs NAME)"',
+    "model": "models, wherever a RUN is expected; `mlstm-jax configs NAME` prints the card",
+}
 
 
+@command(corpora.prepare)
 def prepare(
+    call: Call,
     sources: Annotated[list[str], Positional, arg(metavar="[SOURCE ...]", help_behavior_hint="")],
-    out: Path,
-    train: Annotated[tuple[str, ...], _OfSplit] = (),
-    valid: Annotated[tuple[str, ...], _OfSplit] = (),
-    test: Annotated[tuple[str, ...], _OfSplit] = (),
-    corpus: OmitArgPrefixes[PrepareOptions] = PrepareOptions(),  # noqa: B008
-    overwrite: bool = False,
+    train: _OfSplit = (),
+    valid: _OfSplit = (),
+    test: _OfSplit = (),
 ) -> None:
     """Make a corpus folder from text files.
 
     Args:
         sources: .json, .jsonl, .csv, .tsv, .txt and .fasta files, each also .gz, and .parquet;
             folders and patterns of them; tfds:NAME[/CONFIG]:SPLIT; `pydoc:` for Python's docs.
-        out: output folder; it is complete or absent.
         train: sources of the train split, if a corpus comes with its splits. All documents are
             kept in their order; with --clean none, byte for byte.
         valid: sources of the validation split.
         test: sources of the test split.
-        corpus: How to make the corpus.
-        overwrite: replace an existing corpus.
     """
-    splits: dict[SplitName, tuple[str, ...]] = {"train": train, "valid": valid, "test": test}
+    splits = {"train": train, "valid": valid, "test": test}
     given = {name: some for name, some in splits.items() if some}
     if given and sources:
         raise UserError(
             f"{sources[0]}: belongs to no split; name it after --train, --valid or --test, or use "
             "none of these options."
         )
-    sources = sources or [name for some in given.values() for name in some]
-
+    call.arguments["sources"] = given or sources
     with interruptible(signal.SIGINT, signal.SIGTERM, note=lambda: "no temporary files are left"):
-        run_prepare(given or sources, out, corpus, overwrite=overwrite, show_progress=True)
-    made = open_corpus(out)
-    show(format_corpus(made))
-    for note in advice(made, sources, corpus.document):
-        show(f"note: {note}")
+        corpus = call()
+    show(format_corpus(corpus))
+    every = sources or [name for some in given.values() for name in some]
+    for note in advice(corpus, every, call.arguments["options"].document):
+        show(f"note: {as_options(note)}")
 
 
-def inspect(
-    corpus: Annotated[Path, Positional, arg(metavar="DIR")],
-    verify: bool = False,
-    batch: int = 128,
-    window: int = 256,
-    samples: int = 3,
-    json_: Annotated[bool, arg(name="json")] = False,
-) -> None:
+@command(corpora.inspect, "corpus")
+def inspect(call: Call, json_: Annotated[bool, arg(name="json")] = False) -> None:
     """Show what is in a corpus folder: counts, lengths, bytes, ratings, samples, steps per epoch.
 
     Args:
-        corpus: corpus folder, created by `prepare`.
-        verify: recompute the checksums, and fail if one differs.
-        batch: rows per training step, to count the steps of an epoch.
-        window: bytes per row and step, for the same count.
-        samples: documents to show.
         json_: write everything, and the count of every byte value, as JSON instead.
     """
-    for name, value in (("batch", batch), ("window", window)):
-        if value < 1:
-            raise UserError(f"--{name} is {value}, but it must be at least 1.")
-    opened = corpora.open_corpus(corpus, verify=verify)
-    made = summary.summarise(opened, batch=batch, window=window, samples=max(0, samples))
+    summary = call()
     if json_:
-        print(json.dumps(made | ({"checksums": "all agree"} if verify else {}), indent=2))
+        print(json.dumps(summary, indent=2))
         return
-    show(f"{corpora.format_corpus(opened)}\n\n{summary.format_summary(made)}")
-    if verify:
-        show("checksums: all agree")
+    corpus = open_corpus(Path(call.arguments["corpus"]))
+    show(f"{format_corpus(corpus)}\n\n{format_summary(summary)}")
+    if "checksums" in summary:
+        show(f"checksums: {summary['checksums']}")
+
+
+@command()
+def configs(
+    name: Annotated[str | None, Positional, arg(metavar="NAME")] = None,
+    out: Path | None = None,
+    overwrite: bool = False,
+) -> None:
+    """List what comes with the package, configs to models; print or copy one of them.
+
+    Commands accept these names wherever they expect such a file.
+
+    Args:
+        name: the file to print or copy; unset: list all.
+        out: folder to copy it into, or name of the new file; unset: print it.
+        overwrite: replace that file if it exists.
+    """
+    if name is None:
+        if out is not None:
+            raise UserError(
+                "--out needs the NAME of a file to copy; `mlstm-jax configs` lists all names."
+            )
+        _show_list()
+        return
+    known = shipped.files()
+    if name not in known:
+        near = question(nearest(name, known)) or "."
+        raise UserError(
+            f"the package has no config, sweep, machine, flags or model {name!r}{near} "
+            "`mlstm-jax configs` lists all names."
+        )
+    source = known[name]
+    if out is None:
+        sys.stdout.write(source.read_text(encoding="utf-8"))
+        return
+    if not out.is_dir() and out.suffix != source.suffix:
+        raise UserError(
+            f"--out {out}: the folder does not exist; create it, or give a file that ends in "
+            f"{source.suffix}."
+        )
+    target = out / source.name if out.is_dir() else out
+    output.require_file(target, overwrite=overwrite)
+    with output.write_errors(target):
+        output.write_text(target, source.read_text(encoding="utf-8"))
+    show(f"written: {target}")
+
+
+def _show_list() -> None:
+    width = max(map(len, shipped.files()))
+    for kind in get_args(shipped.Kind):
+        show(f"{_HEADINGS[kind]}:")
+        for name, path in shipped.files(kind).items():
+            show(f"  {name:<{width}}  {shipped.summary(path)}")
+        show("")
+    show("`mlstm-jax configs NAME` prints a file; `mlstm-jax configs NAME --out .` copies it.")

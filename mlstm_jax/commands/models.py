@@ -1,54 +1,78 @@
-"""Commands on a trained model: report, generate, heatmap, view; import and export."""
+"""Commands on a trained model: evaluate, report, generate, heatmap, view; import, export."""
 
+import json
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
-from tyro.conf import Positional, arg
+from tyro.conf import arg
 
 from mlstm_jax import output, shipped
-from mlstm_jax import run as runs
-from mlstm_jax.commands import RunFolder
+from mlstm_jax.api import functions
+from mlstm_jax.api.model import TrainedModel
+from mlstm_jax.commands import Call, RunFolder, command
 from mlstm_jax.errors import UserError
-from mlstm_jax.interop import nvidia, openai, unirep, weights
-from mlstm_jax.report import report as make_report
-from mlstm_jax.run import Run, load_run, read_config, write_imported
+from mlstm_jax.run import Run, as_weights, load_run
 from mlstm_jax.terminal import show
+from mlstm_jax.training.evaluation import corpus_of
 from mlstm_jax.training.state import parameter_count
 from mlstm_jax.transfer import classifier_file
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.generate import as_text
-from mlstm_jax.transfer.generate import generate as run_generate
-from mlstm_jax.transfer.heatmap import heat, require_suffix, score_heat, shown_label, write
-from mlstm_jax.transfer.reader import Reader
+from mlstm_jax.transfer.heatmap import require_suffix, shown_label, write
 from mlstm_jax.view.server import bind, serve
 from mlstm_jax.view.viewer import Viewer
 
 
-def report(run: RunFolder, corpus: Path | None = None) -> None:
-    """Compare the BPC of a run with gzip, bz2 and xz, and show a sample of its text.
+@command(TrainedModel.evaluate)
+def evaluate(
+    call: Call,
+    json_: Annotated[Path | None, arg(name="json")] = None,
+    overwrite: bool = False,
+) -> None:
+    """Score a trained model on a split: bits per character, bytes scored, seconds.
 
     Args:
-        run: run folder, or a model of the package.
-        corpus: corpus folder; unset: the one it was trained on.
+        json_: also write the result to this file, as JSON.
+        overwrite: replace that file if it exists.
     """
-    show("\n" + make_report(run, corpus))
+    if json_:
+        output.require_file(json_, overwrite=overwrite, name="json")
+    run, split, score = call.run, call.arguments["split"], call()
+    corpus, is_own = corpus_of(run, call.arguments["corpus"], split)
+    result = {
+        "run": str(call.given["run"]),
+        "step": run.step,
+        "corpus": str(corpus.path),
+        "trained_on_this_corpus": is_own,
+        "split": split,
+        "bpc": score.bpc,
+        **score._asdict(),
+    }
+    show(
+        f"{split} bpc {score.bpc:.4f} over {score.bytes_scored:,} bytes of {corpus.path} in "
+        f"{score.seconds:.1f} s ({run.origin})"
+    )
+    if corpus.stop is not None:
+        print("each protein is read from a zero state; its start is not scored, its stop is.")
+    if not is_own and not run.imported:
+        print("note: the run was trained on another corpus than this one.")
+    if json_:
+        with output.write_errors(json_):
+            output.write_text(json_, json.dumps(result, indent=2) + "\n")
 
 
+@command(TrainedModel.report)
+def report(call: Call) -> None:
+    """Compare the BPC of a run with gzip, bz2 and xz, and show a sample of its text."""
+    show("\n" + call())
+
+
+@command(TrainedModel.generate)
 def generate(
-    run: RunFolder,
-    prompt: str = "",
-    bytes: int = 400,
-    temperature: float = 0.7,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    samples: int = 1,
-    set_unit: tuple[str, ...] = (),
-    stop: str = "",
-    seed: int = 0,
-    checkpoint: str = "best",
+    call: Call, prompt: str = "", samples: int = 1, set_unit: tuple[str, ...] = (), stop: str = ""
 ) -> None:
     """Generate text from a trained model, continuing a prompt.
 
@@ -56,33 +80,13 @@ def generate(
     such as \\x1b.
 
     Args:
-        run: run folder, or a model of the package.
         prompt: text to continue; empty: start a new document.
-        bytes: maximum number of bytes to generate; less than 2 GiB in all samples together.
-        temperature: 1 is the model's own distribution; lower values favour likely bytes; 0 takes
-            the most likely byte.
-        top_k: draw only from the k most likely bytes.
-        top_p: draw only from the fewest bytes whose total probability is at least this.
         samples: number of texts, up to 1,000.
         set_unit: UNIT=VALUE, once or several times: hold a unit of the top layer's cell state.
         stop: a byte that ends a text, as a character or as \\n, \\x02; a review ends at \\n.
-        seed: the same seed gives the same texts; 0 to 4,294,967,295.
-        checkpoint: best (by validation BPC), latest, or a step.
     """
-    held = dict(_held(text) for text in set_unit)
-    loaded = load_run(run, checkpoint)
-    pieces = run_generate(
-        loaded,
-        prompt,
-        bytes=bytes,
-        seed=seed,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        samples=samples,
-        held=held,
-        stop=_byte(stop),
-    )
+    given = call.arguments | {"set_unit": dict(map(_held, set_unit)), "stop": _byte(stop)}
+    pieces = call.model.pieces(samples=samples, **given)
     write = show if sys.stdout.isatty() else partial(print, flush=True)
     if samples == 1:
         # Write the prompt with the first piece, so that wrong options are reported before it.
@@ -118,64 +122,30 @@ def _byte(text: str) -> bytes:
     return found
 
 
+@command(TrainedModel.heatmap)
 def heatmap(
-    run: RunFolder,
-    out: Path,
-    unit: int | None = None,
-    score: Path | None = None,
-    label: str | None = None,
-    text: str = "",
-    file: Path | None = None,
-    state: Literal["c", "h", "mean_h"] | None = None,
-    layer: int | None = None,
-    scale: float | None = None,
-    checkpoint: str = "best",
-    overwrite: bool = False,
+    call: Call, out: Path, text: str = "", file: Path | None = None, overwrite: bool = False
 ) -> None:
     """Colour a text by a unit or a classifier's score, as a self-contained HTML page or a picture.
 
     Args:
-        run: run folder, or a model of the package.
         out: .html or .png file to write.
-        unit: its number in the layer; `mlstm-jax transfer` finds the best units for a label.
-        score: instead of a unit: folder of `mlstm-jax transfer` with this run. The classifier's
-            score after each character shows what it would answer if the text ended there.
-        label: with --score, the class or label; unset: the last, such as positive.
         text: the text to read.
         file: read the text from this file instead.
-        state: c, the cell state, or h, after each character; or mean_h, the mean of h up to it, as
-            in `transfer --state mean_h`: h shows what each character adds to this mean; unset: c,
-            or h of a model that has no c.
-        layer: 0 is the lowest; unset: the top layer.
-        scale: the absolute value with the full colour; unset: the 99th percentile of the text, or
-            of a score its largest value after a whole word.
-        checkpoint: best (by validation BPC), latest, or a step.
         overwrite: replace OUT if it exists.
     """
-    if (unit is None) == (score is None):
-        raise UserError("give either --unit or --score, a unit's number or a classifier's folder.")
     output.require_file(out, file, overwrite=overwrite)
     require_suffix(out)
-    of_unit = {"--state": state, "--layer": layer}
-    for name, value in of_unit.items() if score else [("--label", label)]:
-        if value is not None:
-            other = "--unit" if score else "--score"
-            raise UserError(f"{name} is for {other}; leave it out.")
     if file is not None:
         try:
-            text = file.read_text(encoding="utf-8", errors="replace")
+            call.arguments["text"] = file.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             raise UserError(f"{file}: cannot be read: {error.strerror}") from error
-    loaded = load_run(run, checkpoint)
-    if score:
-        classifier, about = _classifier_of(score, loaded, run)
-        made = score_heat(Reader(loaded), text, classifier, about, label, scale)
-    else:
-        made = heat(Reader(loaded), text, unit or 0, scale, state=state, layer=layer)
-    missing = write(out, made)
+    found = call()
+    missing = write(out, found)
     show(
-        f"{out}: {len(made.texts):,} characters, {made.name} from {made.values.min():.3f} to "
-        f"{made.values.max():.3f}"
+        f"{out}: {len(found.texts):,} characters, {found.name} from {found.values.min():.3f} to "
+        f"{found.values.max():.3f}"
     )
     if missing:
         show(
@@ -184,13 +154,7 @@ def heatmap(
         )
 
 
-def _classifier_of(folder: Path, loaded: "Run", run: Path) -> "tuple[Classifier, Description]":
-    """Return a classifier and its features; UserError unless it was created with the run."""
-    classifier, about = classifier_file.load_classifier(folder)
-    classifier_file.require_model(folder, classifier, about, loaded, run)
-    return classifier, about
-
-
+@command()
 def view(
     run: RunFolder = Path(shipped.MODEL),
     classifier: Path | None = None,
@@ -234,69 +198,37 @@ def view(
     serve(viewer, address)
 
 
-def import_(
-    kind: Annotated[
-        Literal["openai", "nvidia", "unirep", "mlstm"], Positional, arg(metavar="KIND")
-    ],
-    source: Annotated[Path, Positional, arg(metavar="SOURCE")],
-    out: Path,
-) -> None:
+def _classifier_of(folder: Path, loaded: "Run", run: Path) -> "tuple[Classifier, Description]":
+    """Return a classifier and its features; UserError unless it was created with the run."""
+    classifier, about = classifier_file.load_classifier(folder)
+    classifier_file.require_model(folder, classifier, about, loaded, run)
+    return classifier, about
+
+
+@command(functions.import_weights, "kind", "source")
+def import_(call: Call) -> None:
     """Import weights of openai, nvidia, unirep or `mlstm-jax export` into a run folder.
 
     The folder works like one of `train`: for features, transfer, generate, evaluate. Nothing in the
     files is executed.
-
-    Args:
-        kind: openai: the folder of 0.npy to 14.npy of generating-reviews-discovering-sentiment;
-            nvidia: a state_dict .pt of sentiment-discovery (needs the extra "torch"); unirep: the
-            folder of embed_matrix:0.npy and the others; mlstm: a .safetensors or .npz of export.
-        source: the folder or file.
-        out: run folder to create.
     """
-    readers = {
-        "openai": openai.read_openai,
-        "nvidia": nvidia.read_nvidia,
-        "unirep": unirep.read_unirep,
-        "mlstm": weights.load_weights,
-    }
-    found = readers[kind](source)
-    write_imported(out, found)
-    config = read_config(out)
-    assert config is not None
-    for note in found.notes:
-        show(f"note: {note}")
+    model = call()
+    config, found = model.config, as_weights(model._run)
     show(
-        f"{out}: {found.model.layers} x {found.model.hidden}-d, {parameter_count(config):,} "
-        f"parameters, cleaning {found.cleaning}, from {found.source}"
+        f"{call.arguments['out']}: {config.model.layers} x {config.model.hidden}-d, "
+        f"{parameter_count(config):,} parameters, cleaning {found.cleaning}, from {found.source}"
     )
 
 
-def export(
-    run: RunFolder,
-    out: Path | None = None,
-    format: Literal["safetensors", "npz"] | None = None,
-    dtype: Literal["float32", "float16"] = "float32",
-    checkpoint: str = "best",
-    overwrite: bool = False,
-) -> None:
+@command(TrainedModel.export)
+def export(call: Call) -> None:
     """Export a model as one file, .safetensors or .npz, that other programs can read.
 
     The arrays are named as in language_model.py and mlstm.py; the metadata hold the model's
     sizes and the cleaning of its texts. `mlstm-jax import mlstm` reads the file.
-
-    Args:
-        run: run folder, or a model of the package.
-        out: file to write; unset: the run's name, in the current folder.
-        format: unset: the suffix of `out`, or safetensors.
-        dtype: float16 halves the file; it rounds each parameter to 11 bits.
-        checkpoint: best (by validation BPC), latest, or a step.
-        overwrite: replace OUT if it exists.
     """
-    ending = format or (out.suffix.removeprefix(".") if out else "safetensors")
-    out = out or Path(f"{run.resolve().name}.{ending}")
-    if out.suffix != f".{ending}":
-        raise UserError(f"--out {out} does not end in .{ending}, its --format; change one of them.")
-    output.require_file(out, overwrite=overwrite)
-    loaded = runs.load_run(run, checkpoint)
-    weights.save(out, runs.as_weights(loaded), dtype)
-    show(f"{out}: {out.stat().st_size:,} bytes, the model of {run}, {loaded.origin}")
+    given = call.arguments
+    if given["out"]:
+        output.require_file(given["out"], overwrite=given["overwrite"])
+    out, run = call(), call.given["run"]
+    show(f"{out}: {out.stat().st_size:,} bytes, the model of {run}, {call.run.origin}")

@@ -1,208 +1,196 @@
-"""Commands that train or show what training would do: train, sweep, plan, schedule."""
+"""Commands of a config: train, quickstart, sweep, plan, schedule."""
 
 import dataclasses
 import json
-import math
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import tyro
 from tyro.conf import Positional, arg
 
-from mlstm_jax import config as configs
-from mlstm_jax import environment, output, quickstart
-from mlstm_jax.commands import models
+from mlstm_jax import output
+from mlstm_jax import quickstart as first
+from mlstm_jax.api import functions
+from mlstm_jax.commands import Call, Command, as_options, command
+from mlstm_jax.config import Config
 from mlstm_jax.config import text as config_text
-from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.distributed.process_info import process_info
-from mlstm_jax.errors import UserError, require
+from mlstm_jax.errors import UserError
 from mlstm_jax.planning import compile as compiling
-from mlstm_jax.planning import plan as planning
-from mlstm_jax.planning.machine import load_machine, with_measured_rate
+from mlstm_jax.planning.plan import as_json, format_plan, recommend
 from mlstm_jax.progress import ProgressLine
-from mlstm_jax.run import initial_parameters
 from mlstm_jax.terminal import show
-from mlstm_jax.training import phases
-from mlstm_jax.training import schedule as schedules
-from mlstm_jax.training import sweep as sweeps
-from mlstm_jax.training.loop import train as run_train
+from mlstm_jax.training.schedule import plot as plot_schedule
 
 
-def train(arguments: Sequence[str], program: str) -> None:
-    """Train a model or resume an unfinished run; without a config, train the quickstart."""
-    config, resume, reset_carry = config_text.parse(arguments, quickstart.config, program)
-    environment.prepare(config.devices, deterministic=config.train.deterministic)
-    is_quickstart = config.data.corpus == quickstart.config.data.corpus
-    if is_quickstart and not resume:
-        quickstart.prepare_corpus()
+class ConfigCommand(Command):
+    """A command whose options are also the fields of a config.
+
+    ``[CONFIG] [model:KIND] [--section.field value ...]``: a config is a Python file, or the name of
+    one that comes with the package; the default is the quickstart.
+    """
+
+    def parse(self, words: Sequence[str], program: str) -> dict[str, Any]:
+        """Return the arguments; the config is that of its file, with the options of the line."""
+        default, rest = config_text.take_file(words, first.config)
+        # A command line cannot express a list of phases; they come only from the file.
+        phases, default = default.phases, dataclasses.replace(default, phases=())
+        kind = Annotated[Config, arg(name="")]
+        given = self.parameters["config"].replace(annotation=kind, default=default)
+        self.parameters["config"] = given
+        found = super().parse(rest, program)
+        return found | {"config": dataclasses.replace(found["config"], phases=phases)}
+
+    def options(self) -> dict[str, str]:
+        """Return the option of each field and argument: data.batch, --data.batch."""
+        fields = {name: as_options(f"`{name}`") for name in config_text.flatten(Config())}
+        return fields | super().options()
+
+
+def _of_config(
+    function: Callable[..., Any], **names: str
+) -> Callable[[Callable[..., None]], ConfigCommand]:
+    return lambda show: ConfigCommand(function, show, names=names)
+
+
+class Quickstart(ConfigCommand):
+    """Trains the config that needs no data, and no other."""
+
+    def parse(self, words: Sequence[str], program: str) -> dict[str, Any]:
+        """Return the arguments; UserError if the words name a config."""
+        named, _ = config_text.split_config(words)
+        if named is not None:
+            other = f"`mlstm-jax train {named}`"
+            raise UserError(f"quickstart always uses its own config; train another with {other}.")
+        return super().parse(words, program)
+
+
+def _train(call: Call) -> None:
+    config = call.arguments["config"]
+    is_quickstart = config.data.corpus == first.config.data.corpus
+    if is_quickstart and not call.arguments["resume"]:
+        first.prepare_corpus()
     this = process_info(config.distributed, os.environ)
-    run = run_train(
-        config,
-        initial=initial_parameters(config),
-        resume=resume,
-        reset_carry=reset_carry,
-        owns_process=True,
-    )
     if this.processes > 1:
+        folder = functions.train_folder(**call.arguments)
         if this.index == 0:
-            show(f"\ndone; see the results with `mlstm-jax report {run}`")
+            show(f"\ndone; see the results with `mlstm-jax report {folder}`")
         return
-    models.report(run)
+    model = call()
+    show(f"\n{model.report()}")
     if is_quickstart:
-        show("\n" + quickstart.next_steps(run))
+        show("\n" + first.next_steps(model.path))
 
 
-def sweep(
-    spec: Annotated[Path, Positional, arg(metavar="SPEC")],
-    out: Path,
-    table_only: bool = False,
-) -> None:
+@_of_config(functions.train)
+def train(call: Call) -> None:
+    """Train a model or resume an unfinished run; without a config, train the quickstart.
+
+    A config (`mlstm-jax train CONFIG`, or --config CONFIG) is a Python file or a name that
+    `mlstm-jax configs` lists. It sets the fields, and the options override them. Without a config
+    the command trains the quickstart, whose values are then the defaults shown here. A word such as
+    model:lstm, model:gru, model:transformer or model:bert chooses the kind of model. An unfinished
+    run in the same folder is resumed.
+    """
+    _train(call)
+
+
+@lambda show: Quickstart(functions.train, show)
+def quickstart(call: Call) -> None:
+    """Train a small model on Python's own documentation and report; about two minutes."""
+    _train(call)
+
+
+@command(functions.sweep)
+def sweep(call: Call, runs: Annotated[Path, Positional, arg(metavar="SPEC")]) -> None:
     """Train all runs of a specification, one after the other, and write their tables.
 
     You can stop a sweep at any time and resume it with the same command. Runs that are finished or
     have diverged are not repeated. The same command in a second terminal, or on another machine
-    that sees the same files, takes the runs that the first has not begun. OUT/table.md has the
-    validation BPC of each run, OUT/table.csv all figures.
+    that sees the same files, takes the runs that the first has not begun.
 
     Args:
-        spec: Python file that sets `runs = {(ROW, COLUMN): Config(...)}`, or the name of a sweep
+        runs: Python file that sets `runs = {(ROW, COLUMN): Config(...)}`, or the name of a sweep
             that `mlstm-jax configs` lists.
-        out: folder of the tables and of the run folders, OUT/ROW/COLUMN.
-        table_only: train nothing; write the tables of the existing runs.
     """
-    runs = sweeps.load_sweep(spec)
-    if not table_only:
-        sweeps.prepare(runs)
-    output.require_folder(out)
-    if not table_only:
 
-        def on_begin(number: int, total: int, key: tuple[str, str]) -> None:
-            show(f"\n{number} of {total}: {key[0]} / {key[1]}", file=sys.stderr)
+    def on_begin(number: int, total: int, key: tuple[str, str]) -> None:
+        show(f"\n{number} of {total}: {key[0]} / {key[1]}", file=sys.stderr)
 
-        sweeps.sweep(runs, out, on_begin=on_begin, owns_process=True)
-    show(sweeps.write_tables(runs, out))
+    call.arguments["on_begin"] = on_begin
+    call()
+    out = Path(call.arguments["out"])
+    show((out / "table.md").read_text(encoding="utf-8"))
     show(f"all figures: {out / 'table.csv'}")
 
 
-def plan(arguments: Sequence[str], program: str) -> None:
-    """Estimate the time, memory and cost of a config on a machine."""
-    default, rest = config_text.take_file(arguments, quickstart.config)
+@_of_config(functions.plan, devices="gpus")
+def plan(
+    call: Call,
+    compile: bool = False,
+    json_: Annotated[Path | None, arg(name="json")] = None,
+    overwrite: bool = False,
+) -> None:
+    """Estimate the time, memory and cost of a config on a machine.
 
-    @dataclass(frozen=True, kw_only=True)
-    class Arguments:
-        config: Annotated[configs.Config, arg(name="")] = default
-        # JSON description of the machine, or a name that `mlstm-jax configs` lists, such as h200.
-        machine: Path
-        # Numbers of devices to plan for, on all nodes together.
-        gpus: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
-        # Bytes of the training split, such as 40e9; unset: those of data.corpus, if it exists.
-        corpus_bytes: float | None = None
-        # Results of `benchmarks/train_step.py --json` on such a device; the plan then uses the
-        # measured rate.
-        rates: Path | None = None
-        # Price of one device per hour; unset: the price in the description.
-        price: float | None = None
-        # Also compile the training step for the machine's GPU, which need not be present, and show
-        # its memory as XLA counts it. This takes about 10 s for each of --gpus and needs the extra
-        # "gpu-compile".
-        compile: bool = False
-        # Also write the plan to this file, as JSON.
-        json: Path | None = None
-        # Replace that file if it exists.
-        overwrite: bool = False
+    Seconds per iteration, bytes per second, memory, hours and cost on one to many devices, from a
+    roofline of the step and a ring all-reduce. CONFIG (`mlstm-jax plan CONFIG`), a file or a name
+    that `mlstm-jax configs` lists, sets the fields of the run, and the options override them, as
+    with train.
 
-    given = tyro.cli(
-        Arguments,
-        args=rest,
-        prog=program,
-        description="Estimate the seconds per iteration, bytes per second, memory, hours and cost "
-        "of a config on one to many devices, from a roofline of the step and a ring all-reduce. "
-        "CONFIG (`mlstm-jax plan CONFIG`), a file or a name that `mlstm-jax configs` lists, sets "
-        "the fields of the run, and the options override them, as with train.",
-    )
-    if given.json:
-        output.require_file(given.json, overwrite=given.overwrite, option="--json")
-    _require_bytes(given.corpus_bytes)
-    price = given.price
-    require(price is None or 0 <= price < math.inf, "--price", price, "at least 0, and finite")
-    config, machine = given.config, load_machine(given.machine)
-    if given.rates:
-        machine = with_measured_rate(
-            machine, given.rates, config.precision.compute, config.model.hidden
-        )
-    if given.price is not None:
-        machine = dataclasses.replace(machine, price_per_device_hour=given.price)
-    if not given.gpus or min(given.gpus) < 1:
-        raise UserError(f"--gpus is {given.gpus}, but every number must be at least 1.")
-    corpus_bytes = given.corpus_bytes
-    folder = Path(config.data.corpus)
-    if corpus_bytes is None and folder.is_dir():
-        corpus_bytes = open_corpus(folder).manifest.splits["train"].bytes
-    rows = planning.plan(config, machine, list(given.gpus), corpus_bytes)
-    if given.compile:
+    Args:
+        compile: also compile the training step for the machine's GPU, which need not be present,
+            and show its memory as XLA counts it. This takes about 10 s for each of --gpus and needs
+            the extra "gpu-compile".
+        json_: also write the plan to this file, as JSON.
+        overwrite: replace that file if it exists.
+    """
+    if json_:
+        output.require_file(json_, overwrite=overwrite, name="json")
+    given = call.arguments
+    config, rows = given["config"], call()
+    inputs = (given[name] for name in ("machine", "corpus_bytes", "rates", "price"))
+    machine, size = functions.plan_inputs(config, *inputs)
+    if compile:
         compiling.require()
         with ProgressLine("compile", len(rows)) as progress:
             rows = compiling.with_compiled_memory(
                 rows, config, machine, lambda done: progress.update(done, "programs")
             )
-    made = {"machine": machine.name, "rows": planning.as_json(rows)}
-    show(planning.format_plan(config, machine, rows, corpus_bytes))
-    if given.json:
-        with output.write_errors(given.json):
-            output.write_text(given.json, json.dumps(made, indent=2) + "\n")
+    found = {"machine": machine.name, "rows": as_json(rows)}
+    show(as_options(format_plan(config, machine, rows, size)))
+    if json_:
+        with output.write_errors(json_):
+            output.write_text(json_, json.dumps(found, indent=2) + "\n")
 
 
-def _require_bytes(count: float | None) -> None:
-    rule = "above 0, and finite"
-    require(count is None or 0 < count < math.inf, "--corpus-bytes", count, rule)
+@_of_config(functions.schedule, devices="gpus")
+def schedule(
+    call: Call,
+    recommend_: Annotated[bool, arg(name="recommend")] = False,
+    plot: Path | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Show the learning rate of a config over its run, as a table or a plot.
 
+    Scaling, warm-up and decay. CONFIG (`mlstm-jax schedule CONFIG`), a file or a name that
+    `mlstm-jax configs` lists, sets the fields, and the options override them, as with train.
 
-def schedule(arguments: Sequence[str], program: str) -> None:
-    """Show the learning rate of a config over its run, as a table or a plot."""
-    default, rest = config_text.take_file(arguments, quickstart.config)
-
-    @dataclass(frozen=True, kw_only=True)
-    class Arguments:
-        config: Annotated[configs.Config, arg(name="")] = default
-        # Number of devices, for a config with data.batch_per_device.
-        gpus: int = 1
-        # Bytes of the training split; unset: those of data.corpus, which must then exist.
-        corpus_bytes: float | None = None
-        # Instead, show the optimizer's settings that docs/large_batches.md recommends for this
-        # batch, window, model and number of updates, as options of `train`.
-        recommend: bool = False
-        # Also plot it to this .png, .svg or .pdf file (needs the extra "plot").
-        plot: Path | None = None
-        # Replace that file if it exists.
-        overwrite: bool = False
-
-    given = tyro.cli(
-        Arguments,
-        args=rest,
-        prog=program,
-        description="Show the learning rate of a config over its run: scaling, warm-up and decay. "
-        "CONFIG (`mlstm-jax schedule CONFIG`), a file or a name that `mlstm-jax configs` lists, "
-        "sets the fields, and the options override them, as with train.",
-    )
-    if given.plot:
-        output.require_file(given.plot, overwrite=given.overwrite, option="--plot")
-    require(given.gpus >= 1, "--gpus", given.gpus, "at least 1")
-    _require_bytes(given.corpus_bytes)
-    config = configs.resolve_batch(given.config, given.gpus)
-    if given.corpus_bytes is None:
-        made = phases.resolve_phases(config, open_corpus(Path(config.data.corpus)))
-        segments = phases.segments(made)
-    else:
-        segments = phases.expected_segments(config, given.corpus_bytes)
-    if given.recommend:
-        show(planning.recommend(config, segments))
+    Args:
+        recommend_: instead, show the optimizer's settings that docs/large_batches.md recommends for
+            this batch, window, model and number of updates, as options of `train`.
+        plot: also plot it to this .png, .svg or .pdf file (needs the extra "plot").
+        overwrite: replace that file if it exists.
+    """
+    if plot:
+        output.require_file(plot, overwrite=overwrite, name="plot")
+    if recommend_:
+        show(recommend(*functions.schedule_inputs(**call.arguments)))
         return
-    drawn = schedules.draw(config.optimizer, segments)
+    drawn = call()
     show(drawn.text)
-    if given.plot:
-        schedules.plot(drawn, given.plot)
-        show(f"plotted: {given.plot}")
+    if plot:
+        plot_schedule(drawn, plot)
+        show(f"plotted: {plot}")

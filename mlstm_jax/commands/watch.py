@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
+from mlstm_jax.commands import command
 from mlstm_jax.errors import UserError
 from mlstm_jax.progress import console
 from mlstm_jax.terminal import one_line
@@ -22,6 +23,7 @@ _SECONDS = 2.0
 _STALE = 10
 
 
+@command()
 def watch(
     runs: Annotated[tuple[Path, ...], Positional, arg(metavar="RUN [RUN ...]")],
 ) -> None:

@@ -136,7 +136,7 @@ def resolve_batch(config: Config, device_count: int) -> Config:
         raise UserError(
             f"data.batch is {data.batch}, which {device_count} devices cannot share evenly; use "
             f"{data.batch // device_count * device_count or device_count}, set "
-            "data.batch_per_device, or use fewer devices with --devices.count."
+            "data.batch_per_device, or use fewer devices with `devices.count`."
         )
     rows = data.batch // device_count
     if rows % parts:

@@ -2,9 +2,8 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from mlstm_jax import digest, fields
 from mlstm_jax.config import Config, load_file, vary
@@ -108,54 +107,6 @@ def take_file(arguments: Sequence[str], default: Config) -> tuple[Config, list[s
     if "--data.batch" in options:
         config = vary(config, data__batch_per_device=None)
     return config, rest
-
-
-class Request(NamedTuple):
-    """The parsed command line."""
-
-    config: Config
-    resume: bool
-    reset_carry: bool
-
-
-def parse(arguments: Sequence[str], default: Config, program: str) -> Request:
-    """Parse ``[CONFIG] [model:KIND] [--section.field value ...] [--resume] [--reset-carry]``.
-
-    Exits with code 2, after a message, on an unknown field or value.
-
-    Args:
-        arguments: the command line without the program's name.
-        default: the config to start from if no file is named.
-        program: the program's name, for the usage line.
-    """
-    import tyro
-
-    default, rest = take_file(arguments, default)
-    # A command line cannot express a list of phases; they come only from the file.
-    phases, default = default.phases, dataclasses.replace(default, phases=())
-
-    @dataclass(frozen=True, kw_only=True)
-    class Arguments:
-        config: Annotated[Config, tyro.conf.arg(name="")] = default
-        # Fail unless the run folder contains a run to resume.
-        resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-        # Resume with another data.batch, data.window or data.shards. The hidden state of every
-        # stream then starts from zero, near the same place in the text.
-        reset_carry: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-
-    parsed = tyro.cli(
-        Arguments,
-        args=rest,
-        prog=program,
-        description="Train a byte-level language model. A config (`mlstm-jax train CONFIG`, or "
-        "--config CONFIG) is a Python file or a name that `mlstm-jax configs` lists. It sets the "
-        "fields, and the options override them. Without a config the command trains the "
-        "quickstart, whose values are then the defaults shown here. The word "
-        f"{' or '.join(f'model:{kind}' for kind in sorted(Architecture.kinds))} chooses the kind "
-        "of model. An unfinished run in the same folder is resumed.",
-    )
-    config = dataclasses.replace(parsed.config, phases=phases)
-    return Request(config, parsed.resume, parsed.reset_carry)
 
 
 def flatten(config: Config) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def gather(
         from apache_beam.options.pipeline_options import PipelineOptions
     except ImportError as error:
         raise UserError(
-            f"--engine beam needs Apache Beam: pip install 'mlstm-jax[beam]' ({error})"
+            f"engine beam needs Apache Beam: pip install 'mlstm-jax[beam]' ({error})"
         ) from error
     (scratch / _PARTS).mkdir(parents=True)
     digits = _digits(sources)

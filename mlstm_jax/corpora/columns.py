@@ -81,12 +81,12 @@ def parquet_rows(con: "duckdb.DuckDBPyConnection", source: Source, recipe: Recip
         raise UserError(no_column(source, recipe.text_columns, list(types)))
     for field in recipe.label_columns:
         if field not in types:
-            raise UserError(no_column(source, [field], list(types), "--label-column"))
+            raise UserError(no_column(source, [field], list(types), "`label_column`"))
     for field in text:
         if types[field] != "VARCHAR":
             raise UserError(
                 f"{source}: its column {field} is {types[field]}, not text; name another with "
-                "--text-column."
+                "`text_column`."
             )
 
     def column(field: str) -> str:

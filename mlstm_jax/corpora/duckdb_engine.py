@@ -64,13 +64,13 @@ def _complaints(scratch: Path) -> Iterator[None]:
         yield
     except duckdb.OutOfMemoryException as error:
         raise UserError(
-            f"the memory limit is too low: {_brief(error)}\nRaise --memory-limit, or use fewer "
-            "--threads."
+            f"the memory limit is too low: {_brief(error)}\nRaise `memory_limit`, or use fewer "
+            "`threads`."
         ) from error
     except duckdb.IOException as error:
         raise UserError(
             f"{scratch}: {_brief(error)}\nFree some space there, or name another folder with "
-            "--temp-dir."
+            "`temp_dir`."
         ) from error
     except duckdb.Error as error:
         raise UserError(f"DuckDB: {_brief(error)}") from error

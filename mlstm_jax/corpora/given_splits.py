@@ -127,6 +127,6 @@ def check_apart(found: Mapping[str, Sequence[Source]]) -> None:
             other = split_of.setdefault(source.place, split)
             if other != split:
                 raise UserError(
-                    f"{source}: is named for --{other} and --{split}; a score on text that was "
+                    f"{source}: is named for `{other}` and `{split}`; a score on text that was "
                     "trained on says nothing about new text, so name it for only one."
                 )

@@ -214,7 +214,7 @@ def advice(made: Corpus, sources: Sequence[str], document: Unit | None) -> Itera
     if median:
         yield (
             f"half of the documents have at most {median:,} bytes, and most end in mid-sentence. "
-            "Each line of a text file is a document: if the lines are wrapped, use --document "
+            "Each line of a text file is a document: if the lines are wrapped, use `document` "
             "paragraph or file."
         )
     yield from _too_small(manifest)
@@ -230,7 +230,7 @@ def _too_small(manifest: Manifest) -> Iterator[str]:
         remedy = f"a good score needs {_LEAST_SCORED:,}."
     elif train >= _LEAST_TRAINED:
         share = f"one in {train + valid + test} documents"
-        remedy = f"--split {train},{valid},{test} gives {share} to each, enough for good scores."
+        remedy = f"`split` {train},{valid},{test} gives {share} to each, enough for good scores."
     else:
         remedy = f"a good score needs {_LEAST_SCORED:,}, so add more text."
     for name in ("valid", "test"):

@@ -165,10 +165,10 @@ def prepare(
     names = [*chain(*sources.values())] if isinstance(sources, Mapping) else list(sources)
     _check_options(names, options)
     # So that the temporary folder goes next to it, even for "." or a link.
-    out = resolved("--out", out)
+    out = resolved("out", out)
     temp_dir = options.temp_dir
     if temp_dir is not None:
-        temp_dir = resolved("--temp-dir", temp_dir)
+        temp_dir = resolved("temp_dir", temp_dir)
     given = sources if isinstance(sources, Mapping) else {}
     if given:
         _check_given(given, options)
@@ -182,7 +182,7 @@ def prepare(
         options.quoting,
     )
     if temp_dir is not None and not (temp_dir.is_dir() and os.access(temp_dir, os.W_OK)):
-        raise UserError(f"--temp-dir {temp_dir}: is not a writable folder; name another.")
+        raise UserError(f"temp_dir {temp_dir}: is not a writable folder; name another.")
     remove_leftovers(out)  # may restore an old corpus
     check_out(out, overwrite)
     rejects = Rejects()
@@ -283,7 +283,7 @@ def _write(
         rejects.check(records + len(rejects), max_reject_fraction, rejects_file)
         if recipe.rating_column and not gathered.rated:
             raise UserError(
-                f"no record has a number in --rating-column {recipe.rating_column!r}; check it."
+                f"no record has a number in `rating_column` {recipe.rating_column!r}; check it."
             )
         sizes = _sizes(gathered.documents, split) if split else gathered.sizes
         documents = stages.counted(gathered.in_order, gathered.documents)
@@ -320,15 +320,15 @@ def _sizes(documents: int, split: SplitWeights) -> dict[str, int]:
         valid = documents - test if split[1] else 0
         if valid + test > documents or (split[1] and valid < 1):
             raise UserError(
-                f"only {documents:,} distinct documents, too few for --split "
-                f"{','.join(map(str, split))}; add more text, or change --split."
+                f"only {documents:,} distinct documents, too few for `split` "
+                f"{','.join(map(str, split))}; add more text, or change `split`."
             )
         return {"test": test, "valid": valid, "train": 0}
     if valid + test >= documents:
         raise UserError(
-            f"only {documents:,} distinct documents, so --split {','.join(map(str, split))} leaves "
-            f"none to train on; add more text, use a smaller unit such as --document line, or "
-            "change --split."
+            f"only {documents:,} distinct documents, so `split` {','.join(map(str, split))} leaves "
+            f"none to train on; add more text, use a smaller unit such as `document` line, or "
+            "change `split`."
         )
     return {"test": test, "valid": valid, "train": documents - valid - test}
 
@@ -339,27 +339,27 @@ def _check_options(sources: Sequence[str], options: PrepareOptions) -> None:
     if not sources:
         raise UserError(f"no source given; name text files, or {PYDOC}")
     for option, field in (
-        ("--text-column", options.text_column),
-        ("--rating-column", options.rating_column),
+        ("text_column", options.text_column),
+        ("rating_column", options.rating_column),
     ):
         if field == "":
             raise UserError(f"{option} '': names no column; name one, or leave the option out.")
     split = options.split
     if len(split) != 3 or not 0 < sum(split) < math.inf or min(split) < 0:
         raise UserError(
-            f"--split {','.join(map(str, split))}: must be three weights, train, valid and test, "
+            f"split {','.join(map(str, split))}: must be three weights, train, valid and test, "
             "none negative, at least one above 0; such as 1000,1,1 or 0.8,0.1,0.1, or 0,0,1 for a "
             "test set only"
         )
     limit = options.memory_limit
     if not re.fullmatch(r"[0-9]+(\.[0-9]+)? ?[KMGT]i?B", limit, re.IGNORECASE):
-        raise UserError(f"--memory-limit {limit!r}: must be a size such as 4GB or 500MB.")
+        raise UserError(f"memory_limit {limit!r}: must be a size such as 4GB or 500MB.")
     if options.engine != "beam" and options.beam_options:
-        raise UserError("--beam-options needs --engine beam; add it.")
+        raise UserError("beam_options needs `engine` beam; add it.")
     try:
         shlex.split(options.beam_options)
     except ValueError as error:
-        raise UserError(f"--beam-options {options.beam_options!r}: {error}.") from error
+        raise UserError(f"beam_options {options.beam_options!r}: {error}.") from error
 
 
 def _check_given(sources: Mapping[SplitName, Sequence[str]], options: PrepareOptions) -> None:
@@ -368,14 +368,14 @@ def _check_given(sources: Mapping[SplitName, Sequence[str]], options: PrepareOpt
     if unknown:
         raise UserError(f"{min(unknown)!r} is not a split; the splits are {', '.join(SPLITS)}.")
     for option, is_other in (
-        ("--split", options.split != SPLIT),
-        ("--dedupe", options.dedupe not in (None, "none")),
-        ("--seed", options.seed != 0),
-        ("--engine", options.engine != "duckdb"),
+        ("split", options.split != SPLIT),
+        ("dedupe", options.dedupe not in (None, "none")),
+        ("seed", options.seed != 0),
+        ("engine", options.engine != "duckdb"),
     ):
         if is_other:
             raise UserError(
-                f"{option}: splits given with --train, --valid and --test are kept unchanged, all "
+                f"{option}: splits given with `train`, `valid` and `test` are kept unchanged, all "
                 "documents in their order; leave the option out, or name the files without their "
                 "splits."
             )

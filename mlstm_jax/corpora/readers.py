@@ -112,12 +112,12 @@ class _Seen:
             shown = ", ".join(f"{kind} in {n:,}" for kind, n in kinds.items())
             return UserError(
                 f"{why}: it is {shown} of them. Write a string there, or name another field with "
-                f"--text-column; the fields seen are {', '.join(self._fields)}."
+                f"`text_column`; the fields seen are {', '.join(self._fields)}."
             )
         near = dict.fromkeys(name for one in self._columns for name in nearest(one, self._fields))
         return UserError(
             f"{why}; the fields seen are {', '.join(self._fields) or '(none)'}. Name the right one "
-            f"with --text-column{question(near) or '.'}"
+            f"with `text_column`{question(near) or '.'}"
         )
 
 

@@ -31,7 +31,7 @@ def no_column(
     source: Source,
     wanted: Sequence[str],
     columns: Sequence[str],
-    option: str = "--text-column",
+    option: str = "`text_column`",
 ) -> str:
     """Return the message about a table without any of the wanted columns."""
     near = dict.fromkeys(n for name in wanted for n in nearest(name, columns))
@@ -230,13 +230,13 @@ class Rejects:
             return
         option, advice = "", f"The first: {min(self._kept, key=_by_place).message}"
         if file:
-            option = "--max-reject-fraction "
+            option = "`max_reject_fraction` "
             advice += (
                 f"\nAll are in {file}. Correct the files, or raise the fraction to skip these "
             )
             advice += "records."
             if any(kind.startswith("CSV") for kind in self._counts):
-                advice += " If quotes have no meaning in the files, add --quoting no."
+                advice += " If quotes have no meaning in the files, add `quoting` no."
         raise UserError(
             f"{len(self):,} of {records:,} records cannot be read, a fraction of "
             f"{len(self) / records:.2g}, which is over {option}{most:g}.\n"
@@ -273,7 +273,7 @@ def check_rejects_file(file: Path) -> None:
     if not ours:
         raise UserError(
             f"{file}: unreadable records would be written here, but another file exists; move it, "
-            "or name another --out."
+            "or name another `out`."
         )
 
 

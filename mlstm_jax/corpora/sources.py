@@ -98,7 +98,7 @@ def find_sources(names: Sequence[str], without: Collection[Path] = ()) -> list[S
         path = source.path
         status = _status(path)
         if status and _is_under(path, without):
-            raise UserError(f"{name}: would be both read and written; name another --out.")
+            raise UserError(f"{name}: would be both read and written; name another `out`.")
         if status and stat.S_ISDIR(status.st_mode):
             files = _files_in(path, without)
         elif glob.has_magic(name) and not status:

@@ -133,7 +133,7 @@ def durable(path: Path) -> Iterator[BinaryIO]:
 def check_out(out: Path, overwrite: bool) -> None:
     """Raise UserError unless a corpus may be written to `out`."""
     if out.is_mount():
-        raise UserError(f"{out}: is a mount point; name a folder in it with --out.")
+        raise UserError(f"{out}: is a mount point; name a folder in it with `out`.")
     parent = next(folder for folder in out.parents if folder.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise UserError(
@@ -146,11 +146,11 @@ def check_out(out: Path, overwrite: bool) -> None:
     if not (out.is_dir() and corpus.is_corpus(out)):
         raise UserError(
             f"{out}: exists and is not a corpus, or has other files in it, so it is not replaced; "
-            "name another folder with --out."
+            "name another folder with `out`."
         )
     if not overwrite:
         raise UserError(
-            f"{out}: exists; name another folder with --out, or replace it with --overwrite."
+            f"{out}: exists; name another folder with `out`, or replace it with `overwrite`."
         )
 
 
@@ -185,11 +185,11 @@ def check_disk(sources: Sequence[Source], out: Path, scratch: Path, *, sorts: bo
         for source in sources
     )
     temporary = _SCRATCH * text if sorts else 0
-    advice = "free some space, or write the corpus to another disk with --out."
+    advice = "free some space, or write the corpus to another disk with `out`."
     if sorts:
         advice = (
-            "free some space, write the corpus to another disk with --out, or put the temporary "
-            f"files, about {_gigabytes(temporary)}, on another disk with --temp-dir."
+            "free some space, write the corpus to another disk with `out`, or put the temporary "
+            f"files, about {_gigabytes(temporary)}, on another disk with `temp_dir`."
         )
     needed: dict[int, tuple[Path, int]] = {}
     for place, size in ((out.parent, text), (scratch.parent, temporary)):

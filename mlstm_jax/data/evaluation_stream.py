@@ -45,7 +45,7 @@ class EvaluationStream:
         if self.scored <= 0:
             raise UserError(
                 f"the {split.name} split has {size} bytes, too few to score; prepare the corpus "
-                "with a larger share for it (--split, or more files after --valid and --test)."
+                "with a larger share for it (`split`, or more files after `valid` and `test`)."
             )
         self.steps = int(-(-(self._ends_B - self._starts_B - 1).max() // window))
 
@@ -85,7 +85,7 @@ class DocumentStream:
         if not self.scored:
             raise UserError(
                 f"the {split.name} split is empty, so there is nothing to score; prepare the "
-                "corpus with a share for it (--split)."
+                "corpus with a share for it (`split`)."
             )
         self._bytes, self._window, self._stop = split.bytes, window, stop
         windows_D = -(-np.diff(offsets) // window)

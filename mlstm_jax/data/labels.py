@@ -44,7 +44,7 @@ class DocumentLabels:
             raise UserError(
                 f"a label head needs ratings, but the {split.name} split has "
                 + ("only one distinct rating" if len(known) else "none")
-                + "; prepare the corpus with --rating-column, or leave the head out."
+                + "; prepare the corpus with `rating_column`, or leave the head out."
             )
 
     def of(self, start_B: Int64, inputs_B: Int64, window: int) -> NDArray[np.float32]:

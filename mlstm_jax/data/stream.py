@@ -122,7 +122,7 @@ class TrainStream:
         if not size:
             raise UserError(
                 f"the {split.name} split is empty: the corpus was prepared without one; "
-                "prepare it again with a share for it, such as --split 1000,1,1."
+                "prepare it again with a share for it, such as `split` 1000,1,1."
             )
         documents = len(split.offsets) - 1
         separate = apart or stop is not None

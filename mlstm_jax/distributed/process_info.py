@@ -53,8 +53,8 @@ def process_info(distributed: Distributed, environment: Mapping[str, str]) -> Pr
             raise UserError(
                 f"{launcher} has started {size} processes, but distributed.coordinator is not "
                 "set: each would train the whole run by itself. Name the host of process 0 with "
-                "--distributed.coordinator HOST:PORT (see the files in launch/), or set "
-                "--distributed.processes 1."
+                "`distributed.coordinator` HOST:PORT (see the files in launch/), or set "
+                "`distributed.processes` 1."
             )
         count = size if count is None else count
         index = _number(environment, rank_name) if index is None else index
@@ -63,14 +63,14 @@ def process_info(distributed: Distributed, environment: Mapping[str, str]) -> Pr
         if count not in (None, 1):
             raise UserError(
                 f"distributed.processes is {count}, but distributed.coordinator is not set; set "
-                "the address of process 0 with --distributed.coordinator HOST:PORT."
+                "the address of process 0 with `distributed.coordinator` HOST:PORT."
             )
         return ProcessInfo(0, 1)
     if count is None or index is None:
         name = "processes" if count is None else "index"
         raise UserError(
             f"distributed.{name} is not set, and neither srun nor mpirun sets it; add "
-            f"--distributed.{name}."
+            f"`distributed.{name}`."
         )
     if index >= count:
         raise UserError(

@@ -234,8 +234,8 @@ class RendezvousServer:
             why = f"a second process, on {client.host}, has the index {client.index}"
         if why:
             error = UserError(
-                f"{why}. Start every process with its own --distributed.index and the same "
-                "--distributed.processes."
+                f"{why}. Start every process with its own `distributed.index` and the same "
+                "`distributed.processes`."
             )
             client.send(**Stop(str(error), "process 0", error.exit_code).message())
             client.close()
@@ -267,8 +267,8 @@ class RendezvousServer:
         return (
             f"{self._absent()} of {self._processes} did not connect within {self._seconds:g} s; "
             f"connected: {present}{self._ignored}. See the logs of the missing processes: "
-            f"they must reach {self._address} and have the same --distributed.processes. To wait "
-            f"longer, set --distributed.timeout-seconds.{f' ({self._note}.)' if self._note else ''}"
+            f"they must reach {self._address} and have the same `distributed.processes`. To wait "
+            f"longer, set `distributed.timeout_seconds`.{f' ({self._note}.)' if self._note else ''}"
         )
 
 

@@ -52,7 +52,7 @@ def require_gpu(hidden: int, capability: tuple[int, int] | None) -> None:
     if pl is None:
         raise UserError(
             f"devices.kernels is 'pallas', but jax {jax.__version__} has no "
-            "jax.experimental.pallas; use --devices.kernels xla."
+            "jax.experimental.pallas; use `devices.kernels` xla."
         )
     # Mosaic of jax 0.10 ends the process if it compiles for less than 9.0.
     has_older = tuple(int(part) for part in jax.__version__.split(".")[:2]) >= (0, 11)
@@ -69,7 +69,7 @@ def require_gpu(hidden: int, capability: tuple[int, int] | None) -> None:
     else:
         return
     raise UserError(
-        f"devices.kernels is 'pallas', which needs {need}, but {found}; use --devices.kernels xla."
+        f"devices.kernels is 'pallas', which needs {need}, but {found}; use `devices.kernels` xla."
     )
 
 

@@ -128,7 +128,7 @@ def compile_program(
     require()
     if machine.gpu is None:
         raise UserError(
-            f"{machine.name}: the machine's file has no field gpu, which --compile needs; "
+            f"{machine.name}: the machine's file has no field gpu, which `compile` needs; "
             "`mlstm-jax configs h200` shows an example."
         )
     mesh = Mesh(np.array(_devices(machine, machine.gpu, devices)), (AXIS,))
@@ -176,7 +176,7 @@ def _require_pallas(config: Config, machine: Machine) -> None:
         raise UserError(
             f"{machine.name}: devices.kernels is 'pallas', but without a GPU Pallas compiles for "
             "compute capability 9.0, and this one has "
-            f"{capability[0]}.{capability[1]}; use --devices.kernels xla."
+            f"{capability[0]}.{capability[1]}; use `devices.kernels` xla."
         )
     require_gpu(config.model.hidden, capability)
     require("jax-cuda12-plugin")  # has the compiler of Pallas kernels

@@ -179,7 +179,7 @@ def format_plan(
         if phases and row.phase == len(phases):
             lines.append(_sum_of_phases(rows[number - len(phases) : number]))
     if corpus_bytes is None and not phases:
-        lines.append("hours: give --corpus-bytes, or a corpus that exists")
+        lines.append("hours: give `corpus_bytes`, or a corpus that exists")
     too_large = [row for row in rows if not row.fits]
     if too_large:
         lines += ["", _advice(config, machine, too_large[0])]
@@ -215,13 +215,13 @@ def _advice(config: Config, machine: Machine, row: Row) -> str:
         train = dataclasses.replace(config.train, recompute_every=every)
         recomputed = memory_bytes(dataclasses.replace(config, train=train), rows)
         if recomputed <= limit:
-            ways.append(f"--train.recompute-every {every} needs {recomputed / 1e9:.1f} GB")
+            ways.append(f"`train.recompute_every` {every} needs {recomputed / 1e9:.1f} GB")
     for fewer in range(rows - 1, 0, -1):
         if memory_bytes(config, fewer) <= limit:
             how = (
                 f"a batch of {fewer * row.devices} in phase {row.phase}"
                 if row.phase
-                else f"--data.batch-per-device {fewer}"
+                else f"`data.batch_per_device` {fewer}"
             )
             ways.append(f"{fewer} rows on each device fit ({how})")
             break
@@ -243,8 +243,8 @@ def _rate(config: Config, machine: Machine) -> float:
         known = ", ".join(machine.step_flops_per_s)
         raise UserError(
             f"{machine.name} has no step_flops_per_s of {compute}, only of {known}; choose one of "
-            "these with --precision.compute, or measure it with benchmarks/train_step.py and give "
-            "the results with --rates."
+            "these with `precision.compute`, or measure it with benchmarks/train_step.py and give "
+            "the results with `rates`."
         )
     return machine.step_flops_per_s[compute]
 

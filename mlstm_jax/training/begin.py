@@ -127,7 +127,7 @@ def _require_shapes(config: Config, theirs: Arrays) -> None:
         advice = "set the same model, hidden, embedding and layers"
         if other is not None and other.shape[1:] == shape[1:] and name == "input/positions":
             places = other.shape[0]
-            advice = f"set --model.positions {places}, with windows of at most {places} bytes"
+            advice = f"set `model.positions` {places}, with windows of at most {places} bytes"
         raise UserError(
             f"train.start_from: {config.train.start_from} has {has} for {name}, but this run "
             f"needs {shape}; {advice}."
@@ -209,7 +209,7 @@ class Beginning:
             raise UserError(
                 f"the run must return to its first step, but train.start_from, {path}, does not "
                 "give the parameters that it started from; name these, or start a new run with "
-                "--out."
+                "`out`."
             )
         return point
 
@@ -263,7 +263,7 @@ class Beginning:
         if notes:
             raise UserError(
                 "; ".join(notes) + ". There is no other checkpoint to resume from; restore one "
-                "from a copy, or start a new run with --out."
+                "from a copy, or start a new run with `out`."
             )
         if newest is not None:
             checkpoints.drop_after(newest)
@@ -289,7 +289,7 @@ class Beginning:
             raise UserError(
                 f"the run was trained on another corpus: identity {before.corpus[:12]}…, cleaning "
                 f"{before.cleaning}; this one has {now.corpus[:12]}…, {now.cleaning}. Name the "
-                "original corpus with --data.corpus, or start a new run with --out."
+                "original corpus with `data.corpus`, or start a new run with `out`."
             )
         self._require_start(before.start, now.start)
         problem = None
@@ -299,14 +299,14 @@ class Beginning:
         if before.rows != now.rows:
             problem = (
                 f"the checkpoint's rows are {_describe(before.rows)}, not {_describe(now.rows)}; "
-                "use the same rows, or reset the carry with --reset-carry."
+                "use the same rows, or reset the carry with `reset_carry`."
             )
         elif is_compared and before.origin != now.origin:
             problem = (
                 f"the phases before the checkpoint have changed, or an earlier version began this "
                 f"phase differently: the run had read {before.epoch:.3f} epochs of the text, and "
                 f"would resume at {now.epoch:.3f} from other places in it. Undo the change, or "
-                "reset the carry with --reset-carry."
+                "reset the carry with `reset_carry`."
             )
         if problem and not self.reset_carry:
             raise UserError(problem)
@@ -321,13 +321,13 @@ class Beginning:
         if path is not None and before is None:
             raise UserError(
                 f"train.start_from is {path}, but the run did not start from other parameters. "
-                "Leave --train.start-from out to resume it, or start a new run with --out."
+                "Leave `train.start_from` out to resume it, or start a new run with `out`."
             )
         if now is not None and before != now and not self._is_same_path:
             raise UserError(
                 f"the run started from other parameters (fingerprint {str(before)[:12]}…) than "
-                f"those that train.start_from names now ({now[:12]}…). Leave --train.start-from "
-                "out to resume the run, or start a new one with --out."
+                f"those that train.start_from names now ({now[:12]}…). Leave `train.start_from` "
+                "out to resume the run, or start a new one with `out`."
             )
 
 
@@ -349,8 +349,8 @@ def require_new(folder: Path, *, resume: bool) -> None:
         raise UserError(
             f"{folder} has no checkpoint to resume from"
             + (f", although metrics.jsonl records {newest:,} steps" if newest else "")
-            + f". Restore {folder / FOLDER}, or start a new run with --out"
-            + ("." if lost else ", or restart this one without --resume.")
+            + f". Restore {folder / FOLDER}, or start a new run with `out`"
+            + ("." if lost else ", or restart this one without `resume`.")
         )
 
 

@@ -55,14 +55,14 @@ def corpus_of(run: Run, given: Path | None, *splits: SplitName) -> Scored:
     """
     if given is None and run.imported:
         raise UserError(
-            f"{run.folder.name}, {run.origin}, comes without a corpus; give one with --corpus."
+            f"{run.folder.name}, {run.origin}, comes without a corpus; give one with `corpus`."
         )
     opened = open_corpus(given or Path(run.config.data.corpus))
     cleanings = (run.cleaning, opened.manifest.cleaning)
     if cleanings[0] != cleanings[1] and "protein" in cleanings:
         raise UserError(
             f"{opened.path} was cleaned by {cleanings[1]!r}, but {run.folder} reads texts cleaned "
-            f"by {cleanings[0]!r}; prepare it with --clean {cleanings[0]}."
+            f"by {cleanings[0]!r}; prepare it with `clean` {cleanings[0]}."
         )
     require_known_corpus(run.params, opened, splits)
     is_own = opened.identity == run.corpus
@@ -71,7 +71,7 @@ def corpus_of(run: Run, given: Path | None, *splits: SplitName) -> Scored:
             f"{opened.path} is not the corpus that {run.folder} was trained on: its identity is "
             f"{opened.identity[:12]}…, not {str(run.corpus)[:12]}…. Its splits may contain text "
             "that the run was trained on. Prepare the original corpus again, or name a corpus to "
-            "score with --corpus."
+            "score with `corpus`."
         )
     return Scored(opened, is_own)
 

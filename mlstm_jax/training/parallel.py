@@ -282,7 +282,7 @@ def started(cluster: Cluster, devices: Devices) -> Iterator[Parallel]:
     kinds = sorted({device.device_kind for device in chosen})
     cluster.require_equal(
         {"number of devices": len(chosen), "kind of device": ", ".join(kinds)},
-        "Every process must train on the same number and kind of devices; --devices.count limits "
+        "Every process must train on the same number and kind of devices; `devices.count` limits "
         "the number.",
     )
     if chosen[0].platform == "cpu":
@@ -302,7 +302,7 @@ def _chosen(local: list[jax.Device], devices: Devices) -> list[jax.Device]:
         here = "1 device" if len(local) == 1 else f"{len(local)} devices"
         raise UserError(
             f"devices.count is {devices.count}, but this machine has {here} ({local[0].platform}); "
-            "lower it, or use virtual devices with --devices.virtual-cpu."
+            "lower it, or use virtual devices with `devices.virtual_cpu`."
         )
     return local[: devices.count]
 

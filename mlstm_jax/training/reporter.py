@@ -45,8 +45,8 @@ class Diverged(KnownError):
             self.reason,
             self.since,
             f"{begin}. Lower optimizer.learning_rate or optimizer.clip_norm, or add "
-            "--train.on-divergence rollback, which lowers the rate by itself, or start a new run "
-            "with --precision.compute bf16.",
+            "`train.on_divergence` rollback, which lowers the rate by itself, or start a new run "
+            "with `precision.compute` bf16.",
         )
 
 
@@ -206,7 +206,7 @@ def announcement(
     """Describe what the run will train, and on which devices."""
     total, first = phases[-1].last, point.step
     if first >= total:
-        limits = {"--train.steps": config.train.steps, "--train.epochs": config.train.epochs}
+        limits = {"train.steps": config.train.steps, "train.epochs": config.train.epochs}
         shown = " and ".join(f"{name} {value:,}" for name, value in limits.items() if value)
         more = "add a phase" if config.phases else f"raise {shown}"
         return f"{config.out} is finished: {first:,} steps. To train for more, {more}."

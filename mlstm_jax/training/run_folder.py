@@ -43,30 +43,30 @@ def lock(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterator
     except UnicodeEncodeError as error:
         raise UserError(
             f"{os.path.abspath(folder)}: this name is not UTF-8, so Orbax cannot write checkpoints "
-            "there; choose another folder with --out."
+            "there; choose another folder with `out`."
         ) from error
     if (folder / run.WEIGHTS).exists():
         raise UserError(
             f"{folder} contains imported weights, not a run to resume; choose another folder with "
-            "--out."
+            "`out`."
         )
     before = run.read_config(folder)
     has_begun = _has_begun(folder)
     changed: list[str] = []
     if before is None:
         if resume:
-            raise UserError(f"--resume: {folder} contains no run; start one without --resume.")
+            raise UserError(f"resume: {folder} contains no run; start one without `resume`.")
         if folder.exists() and not (folder.is_dir() and all(map(_is_ours, folder.iterdir()))):
-            raise UserError(f"{folder} exists and is not a run; choose another folder with --out.")
+            raise UserError(f"{folder} exists and is not a run; choose another folder with `out`.")
     elif has_begun:
         change = differences(before, config)
         forbidden = change.forbidden + ([] if reset_carry else change.resets_carry)
         if forbidden:
-            way_out = "" if change.forbidden else ", or reset the carry with --reset-carry"
+            way_out = "" if change.forbidden else ", or reset the carry with `reset_carry`"
             raise UserError(
                 f"the run in {folder} cannot resume with another "
                 + ", another ".join(forbidden)
-                + f". Undo the change, or start a new run with --out{way_out}."
+                + f". Undo the change, or start a new run with `out`{way_out}."
             )
         changed = change.resets_carry + change.allowed
     if not folder.exists():
@@ -108,14 +108,14 @@ def _lock(file: int, folder: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise InUse(
-            f"another process is training in {folder}; wait for it, or use another --out."
+            f"another process is training in {folder}; wait for it, or use another `out`."
         ) from None
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             # NFS returns EACCES also if another process has the lock.
             raise UserError(
                 f"{folder} cannot be locked ({error.strerror}). Another process may be training in "
-                "it; wait for it. Otherwise the file system refuses locks; use another --out."
+                "it; wait for it. Otherwise the file system refuses locks; use another `out`."
             ) from error
         show(
             f"mlstm-jax: warning: the file system of {folder} has no locks "
@@ -201,7 +201,7 @@ def disk_errors(folder: Path) -> Iterator[None]:
         ending = (
             f"the same command resumes from the checkpoint of step {steps[-1]}"
             if steps
-            else "or name another folder with --out"
+            else "or name another folder with `out`"
         )
         raise FileError(
             f"{error.filename or folder}: {error.strerror or error}. {advice}; {ending}."

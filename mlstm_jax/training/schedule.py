@@ -188,7 +188,7 @@ def plot(table: ScheduleTable, path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UserError(
-            "--plot needs matplotlib: pip install 'mlstm-jax[plot]', or leave it out."
+            "plot needs matplotlib: pip install 'mlstm-jax[plot]', or leave it out."
         ) from error
     figure = Figure(figsize=(7, 3.5), layout="constrained")
     axes = figure.subplots()
@@ -201,4 +201,4 @@ def plot(table: ScheduleTable, path: Path) -> None:
         with output.atomic_file(path, f".partial{path.suffix}") as partial:
             figure.savefig(partial)
     except (OSError, ValueError) as error:
-        raise UserError(f"--plot {path}: {error}") from error
+        raise UserError(f"plot {path}: {error}") from error

@@ -120,7 +120,7 @@ def pending(runs: Runs, out: Path) -> Iterator[tuple[tuple[str, str], Config]]:
             if different:
                 raise UserError(
                     f"{folder(out, key)} contains a run with another config "
-                    f"({'; '.join(different)}); use another --out, or remove the folder."
+                    f"({'; '.join(different)}); use another `out`, or remove the folder."
                 )
             _require_same_inputs(folder(out, key), here)
         if not is_over(key, folder(out, key)):
@@ -146,7 +146,7 @@ def _require_same_inputs(run_folder: Path, config: Config) -> None:
         if found != before.get(name, found):
             raise UserError(
                 f"{run_folder} contains a run with another {name}: its fingerprint was "
-                f"{str(before[name])[:12]}…, and is {str(found)[:12]}… now; use another --out, or "
+                f"{str(before[name])[:12]}…, and is {str(found)[:12]}… now; use another `out`, or "
                 "remove the folder."
             )
 

@@ -178,7 +178,7 @@ def require_model(
     if about.model != fingerprint(run.params):
         raise UserError(
             f"{name} was created with other parameters than those of {path}; give the run and "
-            "--checkpoint that it was created with (of `mlstm-jax finetune`: OUT/run), or create "
+            "`checkpoint` that it was created with (of `mlstm-jax finetune`: OUT/run), or create "
             "it again."
         )
     reads = classifier.weights_KD.shape[1]

@@ -83,7 +83,7 @@ def write_corpus(
         if out.exists() and corpus.open_corpus(out).identity != made.identity:
             raise UserError(
                 f"{out} holds other texts or labels than those given now; resume with the same "
-                "files, or choose another folder with --out."
+                "files, or choose another folder with `out`."
             )
 
 

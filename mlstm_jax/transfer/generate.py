@@ -139,31 +139,31 @@ def generate(
     """
     hidden, held = run.config.model.hidden, held or {}
     longest = _MOST_DRAWN // max(samples, 1)
-    together = f" with --samples {samples}" if samples > 1 else ""
+    together = f" with `samples` {samples}" if samples > 1 else ""
     for name, value, right, rule in (
         ("samples", samples, 1 <= samples <= _MOST_SAMPLES, f"1 to {_MOST_SAMPLES:,}"),
         ("bytes", bytes, 0 <= bytes <= longest, f"0 to {longest:,}{together}"),
         ("seed", seed, 0 <= seed <= MOST_SEED, f"0 to {MOST_SEED:,}"),
         ("temperature", temperature, 0 <= temperature <= _LARGEST, "0 or more, and finite"),
-        ("top-k", top_k, top_k is None or top_k >= 1, "1 or more"),
-        ("top-p", top_p, top_p is None or 0 < top_p <= 1, "above 0 and at most 1"),
+        ("top_k", top_k, top_k is None or top_k >= 1, "1 or more"),
+        ("top_p", top_p, top_p is None or 0 < top_p <= 1, "above 0 and at most 1"),
         ("stop", stop, len(stop) <= 1, "a single byte"),
     ):
         if not right:
-            raise UserError(f"--{name} is {reprlib.repr(value)}, but it must be {rule}.")
+            raise UserError(f"{name} is {reprlib.repr(value)}, but it must be {rule}.")
     run.config.model.require_next_byte("generating text")
     if held and "c" not in run.config.model.states:
         raise UserError(
-            f"--set-unit holds a unit of the cell state c, and {run.config.model.choice} has none; "
+            f"set_unit holds a unit of the cell state c, and {run.config.model.choice} has none; "
             "leave it out."
         )
     for unit, value in held.items():
         if not 0 <= unit < hidden:
             raise UserError(
-                f"--set-unit {reprlib.repr(unit)}: the model has units 0 to {hidden - 1}."
+                f"set_unit {reprlib.repr(unit)}: the model has units 0 to {hidden - 1}."
             )
         if not abs(value) <= _LARGEST:
-            raise UserError(f"--set-unit {unit}={value}: the value must be finite in float32.")
+            raise UserError(f"set_unit {unit}={value}: the value must be finite in float32.")
     read = prompt_bytes(prompt, run.cleaning)
     require_known(run.params, "generate", (("the prompt", read), ("stop", stop)))
     how = Sampling(

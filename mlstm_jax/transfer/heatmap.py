@@ -40,7 +40,7 @@ class Heatmap(Heat):
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write an .html page or a .png picture; UserError if the file exists."""
-        output.require_file(Path(path), overwrite=overwrite, option="path")
+        output.require_file(Path(path), overwrite=overwrite, name="path")
         write(Path(path), self)
 
     def _repr_html_(self) -> str:
@@ -74,9 +74,9 @@ def heat(
     (state,) = states_of(reader.run.config.model, state and (state,))
     layer = layers - 1 if layer is None else layer
     if not 0 <= layer < layers:
-        raise UserError(f"--layer {layer} does not exist: the model has layers 0 to {layers - 1}.")
+        raise UserError(f"layer {layer} does not exist: the model has layers 0 to {layers - 1}.")
     if not 0 <= unit < hidden:
-        raise UserError(f"--unit {unit} does not exist: the model has units 0 to {hidden - 1}.")
+        raise UserError(f"unit {unit} does not exist: the model has units 0 to {hidden - 1}.")
     _require_text(text, scale)
     trace = reader(prompt_bytes(text, reader.run.cleaning), state, layer)
     heading = f"unit {unit} of layer {layer}"
@@ -171,7 +171,7 @@ def _require_text(text: str, scale: float | None) -> None:
     if not text.strip():
         raise UserError("the text is empty; give one with a character that is not a space.")
     if scale is not None and not 0 < scale < float("inf"):
-        raise UserError(f"--scale is {scale}, but it must be above 0 and finite.")
+        raise UserError(f"scale is {scale}, but it must be above 0 and finite.")
 
 
 def _heatmap(

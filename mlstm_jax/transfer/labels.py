@@ -92,12 +92,12 @@ def columns_of(column: str | None, columns: Sequence[str] | None) -> str | tuple
         return "label" if column is None else column
     if column is not None:
         raise UserError(
-            "--label-column and --label-columns exclude each other: give --label-column for the "
-            "classes of one column, or --label-columns for several of yes or no."
+            "label_column and `label_columns` exclude each other: give `label_column` for the "
+            "classes of one column, or `label_columns` for several of yes or no."
         )
     if isinstance(columns, str) or not columns or len(set(columns)) < len(columns):
         given = columns if isinstance(columns, str) else " ".join(columns)
-        raise UserError(f"--label-columns {given}: name one or more columns, each only once.")
+        raise UserError(f"label_columns {given}: name one or more columns, each only once.")
     return tuple(columns)
 
 
@@ -151,7 +151,7 @@ def read_labelled(
         _note_blank(str(path), len(documents) - len(texts), len(documents))
     for name in names:
         if not any(label_of(_plain(value)) for value in values[name]):
-            option = "--label-column" if isinstance(column, str) else "--label-columns"
+            option = "`label_column`" if isinstance(column, str) else "`label_columns`"
             near = nearest(name, seen.keys() - {name})
             raise UserError(
                 f"{path}: no record has a label in {name!r}; give the field or column of the "
@@ -181,7 +181,7 @@ def usable(
     if not held.texts:
         raise UserError(
             f"{names['train']} has {len(train.texts):,} texts, too few to hold out a fifth; also "
-            f"give --{part}."
+            f"give `{part}`."
         )
     name = f"the fifth of {names['train']} that is held out"
     return {**kept, "train": train, part: held}, {**names, part: name}
@@ -247,7 +247,7 @@ def of_columns(
                 raise UserError(
                     f"{place}: the label {name!r} is {reprlib.repr(value)}, but it must be 1 or "
                     "true for yes, 0 or false for no, or empty if it is not known; correct it, or "
-                    "leave the column out of --label-columns. --label-column takes one column of "
+                    "leave the column out of `label_columns`. `label_column` takes one column of "
                     "any classes."
                 )
     rows = zip(*(map(_yes_or_no, column) for column in values.values()), strict=True)
@@ -287,7 +287,7 @@ def require_task(
                 why = "a classifier" if is_train else "the choice of its threshold"
                 raise UserError(
                     f"{path}: the label {name!r} is {has}, but {why} needs both 1 and 0; add such "
-                    "texts, or leave the column out of --label-columns."
+                    "texts, or leave the column out of `label_columns`."
                 )
         if not any(1 in row for row in found.labels):
             raise UserError(f"{path}: every label is 0 or missing in every text; add texts with 1.")
@@ -307,7 +307,7 @@ def require_task(
         shown = ", ".join(task.names[:_SHOWN])
         raise UserError(
             f"{path} has {len(task.names):,} different labels ({shown}, ...) for "
-            f"{len(found.texts):,} texts; is --label-column right?"
+            f"{len(found.texts):,} texts; is `label_column` right?"
         )
     else:
         _note_alike(path, task.names)

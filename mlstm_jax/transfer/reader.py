@@ -65,7 +65,7 @@ def states_of(model: Architecture, asked: Sequence[S] | None = None) -> tuple[S,
         if state not in known:
             raise UserError(f"state {state!r} is not one of {', '.join(known)} of {model.choice}.")
     if not asked or len(set(asked)) < len(asked):
-        raise UserError(f"--state {' '.join(asked)}: name at least one state, each only once.")
+        raise UserError(f"state {' '.join(asked)}: name at least one state, each only once.")
     return tuple(asked)
 
 

@@ -91,7 +91,7 @@ def folds(labels: Answers, names: Sequence[str]) -> Any:
     if counts.min() < 2:
         raise UserError(
             f"{names[int(counts.argmin())]} has only one text, too few for cross-validation; add "
-            "such texts, or give validation texts with --valid."
+            "such texts, or give validation texts with `valid`."
         )
     return StratifiedKFold(min(_FOLDS, int(counts.min())), shuffle=True, random_state=0)
 

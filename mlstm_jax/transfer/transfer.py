@@ -128,7 +128,7 @@ def require_out(out: Path, states: Sequence[FeatureState]) -> bool:
     is_begun = out.is_dir() and any(path != kept for path in out.iterdir())
     is_done = all((folder / report.REPORT).exists() for folder in folders)
     if out.exists() and (not out.is_dir() or (is_begun and (is_done or not kept.is_dir()))):
-        raise UserError(f"{out} exists; choose another folder with --out.")
+        raise UserError(f"{out} exists; choose another folder with `out`.")
     output.require_folder(out)
     return is_begun
 
@@ -155,7 +155,7 @@ def _features(
         if is_begun and any(found is None for found in before.values()):
             raise UserError(
                 f"{kept.parent} exists, but its features are of other texts, states or parameters; "
-                "repeat the command that created it, or choose another folder with --out."
+                "repeat the command that created it, or choose another folder with `out`."
             )
         with output.write_errors(kept.parent):
             kept.mkdir(parents=True, exist_ok=True)

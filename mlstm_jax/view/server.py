@@ -129,10 +129,10 @@ def bind(host: str, port: int) -> Address:
     An IPv6 address may be in brackets, as in a URL.
     """
     if not 0 <= port <= 65535:
-        raise UserError(f"--port is {reprlib.repr(port)}, but it must be 0 to 65535.")
+        raise UserError(f"port is {reprlib.repr(port)}, but it must be 0 to 65535.")
     name = host.removeprefix("[").removesuffix("]")
     if not name:
-        raise UserError("--host is empty; give an address of this machine, such as 127.0.0.1.")
+        raise UserError("host is empty; give an address of this machine, such as 127.0.0.1.")
     try:
         address = ip_address(name)
     except ValueError:
@@ -145,7 +145,7 @@ def bind(host: str, port: int) -> Address:
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise UserError(
-            f"cannot listen on {host}:{port} ({why}); choose another with --host or --port."
+            f"cannot listen on {host}:{port} ({why}); choose another with `host` or `port`."
         ) from error
     # Browsers use the short form of an address.
     in_url = f"[{address}]" if is_v6 else name.lower()

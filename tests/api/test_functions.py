@@ -23,7 +23,7 @@ def test_a_corpus_of_files(text_file: Path, tmp_path: Path) -> None:
     assert made.manifest.seed == 3
     given = mlstm.prepare({"train": [text_file]}, str(tmp_path / "given"))
     assert given.manifest.splits["train"].documents == 3000
-    with pytest.raises(ValueError, match="replace it with overwrite"):
+    with pytest.raises(ValueError, match="replace it with `overwrite`"):
         mlstm.prepare(text_file, tmp_path / "corpus")
 
 

@@ -124,7 +124,7 @@ def test_texts_come_in_any_list_or_file(
             }.items()
         ),
         ("batch", lambda m, p: mlstm.FinetuneOptions(batch="3")),
-        ("path", lambda m, p: m.export(3)),
+        ("out", lambda m, p: m.export(3)),
         ("dtype", lambda m, p: m.export(p / "x.npz", "int8")),
         ("path", lambda m, p: mlstm.load(None)),
         ("checkpoint", lambda m, p: mlstm.load(m.path, 3.5)),

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import mlstm_jax as mlstm
-from mlstm_jax.api.arguments import in_python
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.errors import Note
 from mlstm_jax.run import Run
@@ -118,7 +117,7 @@ def test_a_heat_map_shows_itself(model: mlstm.TrainedModel, tmp_path: Path) -> N
     again = model.heatmap("my guitar is good", score=tmp_path / "known", label="good")
     np.testing.assert_array_equal(scored.values, again.values)
     made.save(tmp_path / "heat.html")
-    with pytest.raises(ValueError, match=r"heat\.html exists; .* replace it with overwrite=True"):
+    with pytest.raises(ValueError, match=r"heat\.html exists; .* replace it with `overwrite=True`"):
         made.save(tmp_path / "heat.html")
     page = (tmp_path / "heat.html").read_text(encoding="utf-8")
     assert page.startswith("<!DOCTYPE html>")
@@ -152,10 +151,10 @@ def test_a_heat_map_shows_itself(model: mlstm.TrainedModel, tmp_path: Path) -> N
         (lambda m: m.heatmap(None, 1), "text is None, but it must be a str"),
         (lambda m: m.heatmap("a", 1.5), r"unit is 1\.5, but it must be an integer"),
         (lambda m: m.heatmap("a", 1, scale="0"), "scale is '0', but it must be a number"),
-        (lambda m: m.heatmap("a", 1, label="good"), "label is for score; leave it out"),
-        (lambda m: m.heatmap("a", score="x", layer=1), "layer is for unit; leave it out"),
+        (lambda m: m.heatmap("a", 1, label="good"), "label is for `score`; leave it out"),
+        (lambda m: m.heatmap("a", score="x", layer=1), "layer is for `unit`; leave it out"),
         (lambda m: m.heatmap("a", 1).save("heat.txt"), r"heat\.txt: a heat map is an \.html or"),
-        (lambda m: m.heatmap("a"), "give either unit or score"),
+        (lambda m: m.heatmap("a"), "give either `unit` or `score`"),
         (lambda m: m.evaluate("dev"), "split is 'dev', but it must be one of 'train', 'valid'"),
         (lambda m: m.transfer((["a"], [1, 2]), (["a"], [1])), "train has 1 texts, but 2 labels"),
         (lambda m: m.transfer((["a", "b"], [1, 1]), (["a"], [1])), "only the label 1"),
@@ -197,18 +196,6 @@ def test_what_a_model_shows_of_itself_cannot_be_changed(model: mlstm.TrainedMode
         model.parameters["decoder_bias"][0] = 1
 
 
-def test_options_are_arguments_in_python() -> None:
-    assert in_python("x exists; choose another folder with --out.") == (
-        "x exists; choose another folder with out."
-    )
-    assert in_python("set --seed, as in `mlstm-jax prepare x --out y`") == (
-        "set seed, as in `mlstm-jax prepare x --out y`"
-    )
-    assert in_python("--text-column or --data.corpus -- a--b") == (
-        "text_column or data.corpus -- a--b"
-    )
-
-
 def test_copies_and_pickles(model: mlstm.TrainedModel) -> None:
     assert copy.deepcopy(model) is model
     again = pickle.loads(pickle.dumps(model))
@@ -225,7 +212,7 @@ def test_export_and_load_again(model: mlstm.TrainedModel, tmp_path: Path) -> Non
     again = mlstm.load(str(path))
     assert "imported" in repr(again)
     np.testing.assert_array_equal(again.encode(TEXTS), model.encode(TEXTS))
-    with pytest.raises(ValueError, match=r"exists; .* overwrite=True"):
+    with pytest.raises(ValueError, match=r"exists; .* `overwrite=True`"):
         model.export(path)
     with pytest.raises(ValueError, match="has no metrics"):
         _ = again.metrics
@@ -264,7 +251,7 @@ def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) 
     kept = model.transfer(train, test, state="mean_h", out=tmp_path / "out")
     assert (tmp_path / "out/report.md").is_file()
     assert kept.result == made.result
-    with pytest.raises(ValueError, match="exists; choose another folder with out"):
+    with pytest.raises(ValueError, match="exists; choose another folder with `out`"):
         model.transfer(train, test, out=tmp_path / "out")
     shares = made.classifier.probabilities(model.encode(test[0], "mean_h"))
     for given in (made, tmp_path / "out"):

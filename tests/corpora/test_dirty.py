@@ -126,7 +126,7 @@ def test_the_default_fraction_is_a_thousandth(tmp_path: Path) -> None:
     path.write_text(good + "bad\n")
     assert prepare([str(path)], tmp_path / "out").rejected == {"not JSON": 1}
     path.write_text(good + "bad\n" * 2)
-    with pytest.raises(UserError, match=r"2 of 1,001 records .*over --max-reject-fraction 0\.001"):
+    with pytest.raises(UserError, match=r"2 of 1,001 records .*over `max_reject_fraction` 0\.001"):
         prepare([str(path)], tmp_path / "more")
 
 

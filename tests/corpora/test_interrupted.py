@@ -88,13 +88,12 @@ def test_a_signal_that_a_callback_swallows_comes_again(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(
         "import gc, signal, time\n"
         "from mlstm_jax import cli\n"
-        "from mlstm_jax.commands import parser\n"
         "def work(words, program):\n"
         "    gc.callbacks.append(lambda *_: signal.raise_signal(signal.SIGINT))\n"
         "    gc.collect()\n"
         "    gc.callbacks.clear()\n"
-        "    time.sleep(20)\n"
-        "parser.run = work\n"
+        "    time.sleep(5)\n"
+        "cli.run = work\n"
         "cli.main()\n"
     )
     made = subprocess.run(

@@ -177,7 +177,7 @@ def test_a_corpus_to_score_alone(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ):
         TrainStream(open_corpus(tmp_path / "out").split("train"), batch=2, window=8)
     source = reviews(tmp_path / "b.jsonl", some(1))
-    with pytest.raises(UserError, match="only 1 distinct documents, too few for --split 0,1,1"):
+    with pytest.raises(UserError, match="only 1 distinct documents, too few for `split` 0,1,1"):
         prepare([source], tmp_path / "more", split=(0, 1, 1))
 
 
@@ -190,13 +190,13 @@ def test_the_documentation_of_python(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"split": (0, 0, 0)}, r"--split 0,0,0: must be three weights"),
-        ({"split": (9, -1, 1)}, r"--split 9,-1,1: must be three weights"),
-        ({"split": (9, 1)}, r"--split 9,1: must be three weights"),
-        ({"split": (1, math.nan, 1)}, r"--split 1,nan,1: must be three weights"),
+        ({"split": (0, 0, 0)}, r"split 0,0,0: must be three weights"),
+        ({"split": (9, -1, 1)}, r"split 9,-1,1: must be three weights"),
+        ({"split": (9, 1)}, r"split 9,1: must be three weights"),
+        ({"split": (1, math.nan, 1)}, r"split 1,nan,1: must be three weights"),
         ({"split": "8,1,1"}, r"split is '8,1,1', but it must be a tuple of float"),
         ({"seed": 1.5}, r"seed is 1\.5, but it must be a whole number"),
-        ({"split": (1, 1, 1)}, r"only 2 distinct documents, .*--split 1,1,1 .*--document line"),
+        ({"split": (1, 1, 1)}, r"only 2 distinct documents, .*`split` 1,1,1 .*`document` line"),
         ({"document": "page"}, r"document is 'page', but it must be one of line, paragraph, file"),
         ({"threads": 0}, r"threads is 0, but it must be 1 to 256"),
         ({"threads": 99999}, r"threads is 99999, but it must be 1 to 256"),
@@ -204,9 +204,9 @@ def test_the_documentation_of_python(tmp_path: Path) -> None:
         ({"max_reject_fraction": 1.5}, r"max_reject_fraction is 1\.5, but it must be 0 to 1"),
         ({"dedupe": "fuzzy"}, r"dedupe is 'fuzzy', but it must be one of exact, normalized, none"),
         ({"clean": "all"}, r"clean is 'all', but it must be one of radford, none"),
-        ({"rating_column": "mark"}, r"no record has a number in --rating-column 'mark'"),
-        ({"text_column": ""}, r"--text-column '': names no column; name one, or leave"),
-        ({"rating_column": ""}, r"--rating-column '': names no column; name one, or leave"),
+        ({"rating_column": "mark"}, r"no record has a number in `rating_column` 'mark'"),
+        ({"text_column": ""}, r"text_column '': names no column; name one, or leave"),
+        ({"rating_column": ""}, r"rating_column '': names no column; name one, or leave"),
         ({"text_column": "body"}, r"a\.jsonl: none of its 3 records has text in body"),
     ],
 )
@@ -241,7 +241,7 @@ def test_what_is_there_is_replaced_only_when_told_and_ours(tmp_path: Path) -> No
     out = tmp_path / "deep" / "corpus"
     out.mkdir(parents=True)
     prepare([old], out)
-    with pytest.raises(UserError, match=r"corpus: exists; .*or replace it with --overwrite"):
+    with pytest.raises(UserError, match=r"corpus: exists; .*or replace it with `overwrite`"):
         prepare([new], out)
     assert open_corpus(out).manifest.records == 5
     prepare([new], out, overwrite=True)

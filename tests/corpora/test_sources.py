@@ -111,7 +111,7 @@ def test_one_file_named_twice_is_read_once(tmp_path: Path) -> None:
         ),
         ("a.zip", r"a\.zip: a file of an unknown kind"),
         ("bad.parquet", r"bad\.parquet: cannot be read as Parquet"),
-        ("columns.parquet", r"no column text or .*its columns are id, body.*--text-column"),
+        ("columns.parquet", r"no column text or .*its columns are id, body.*`text_column`"),
         ("numbers.parquet", r"its column text is INTEGER, not text"),
     ],
 )
@@ -131,13 +131,13 @@ def test_room_is_checked_before_the_work(tmp_path: Path, monkeypatch: pytest.Mon
     path.write_text("one\ntwo\nthree\n" * 1000)
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 41_999))
-    with pytest.raises(UserError, match=r"may be needed here, but only .* is free; .*--temp-dir"):
+    with pytest.raises(UserError, match=r"may be needed here, but only .* is free; .*`temp_dir`"):
         prepare([str(path)], tmp_path / "out")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 42_000))
     prepare([str(path)], tmp_path / "out")
     # Splits that are given need no temporary files.
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 13_999))
-    with pytest.raises(UserError, match=r"is free; free some space, or .* with --out\.$"):
+    with pytest.raises(UserError, match=r"is free; free some space, or .* with `out`\.$"):
         prepare({"train": [str(path)]}, tmp_path / "given")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 14_000))
     prepare({"train": [str(path)]}, tmp_path / "given")
@@ -211,9 +211,7 @@ def test_temporary_files_in_the_folder_of_the_corpus(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
     prepare([str(tmp_path / "a.txt")], tmp_path / "out", temp_dir=tmp_path)
     assert {p.name for p in tmp_path.iterdir()} == {"a.txt", "out"}
-    with pytest.raises(
-        UserError, match=r"--temp-dir .*none: is not a writable folder; name another"
-    ):
+    with pytest.raises(UserError, match=r"temp_dir .*none: is not a writable folder; name another"):
         prepare([str(tmp_path / "a.txt")], tmp_path / "more", temp_dir=tmp_path / "none")
 
 
@@ -296,7 +294,7 @@ def test_names_that_cannot_be(
         prepare([source], tmp_path / "out")
 
 
-@pytest.mark.parametrize("option", ["--out", "--temp-dir"])
+@pytest.mark.parametrize("argument", ["out", "temp_dir"])
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -306,12 +304,12 @@ def test_names_that_cannot_be(
         (os.fsdecode(b"caf\xe9"), "name is not UTF-8"),
     ],
 )
-def test_folders_that_cannot_be(tmp_path: Path, option: str, name: str, message: str) -> None:
+def test_folders_that_cannot_be(tmp_path: Path, argument: str, name: str, message: str) -> None:
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
-    out = tmp_path / (name if option == "--out" else "out")
-    temp = tmp_path / name if option == "--temp-dir" else None
-    with pytest.raises(UserError, match=rf"{option} .*({message}).*; name another folder"):
+    out = tmp_path / (name if argument == "out" else "out")
+    temp = tmp_path / name if argument == "temp_dir" else None
+    with pytest.raises(UserError, match=rf"{argument} .*({message}).*; name another folder"):
         prepare([str(tmp_path / "a.txt")], out, temp_dir=temp)
     assert {p.name for p in tmp_path.iterdir()} == {"a.txt", "loop"}
 

@@ -429,5 +429,5 @@ def test_our_own_kernels_say_what_they_need(
 
 def test_jax_without_pallas_lacks_our_own_kernels_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pallas, "pl", None)
-    with pytest.raises(UserError, match=r"jax\.experimental\.pallas; use --devices\.kernels xla"):
+    with pytest.raises(UserError, match=r"jax\.experimental\.pallas; use `devices\.kernels` xla"):
         require_gpu(128, (9, 0))

@@ -13,6 +13,7 @@ import pytest
 from flax import linen
 
 from mlstm_jax import run
+from mlstm_jax.api.model import load
 from mlstm_jax.config import (
     BERT,
     Config,
@@ -31,7 +32,6 @@ from mlstm_jax.interop.weights import expected_shapes
 from mlstm_jax.model.architecture import Architecture, Products, ReadOptions, Recurrent
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.ops import lookup, matmul
-from mlstm_jax.report import report
 from mlstm_jax.training import loop, parallel
 from mlstm_jax.training.evaluation import Evaluator
 from mlstm_jax.training.state import memory_bytes
@@ -113,7 +113,9 @@ def test_every_kind_learns_and_resumes_to_the_bit(
     losses = [line["bpc"] for line in whole_lines(whole)]
     assert losses[-1] < losses[0] - 1
     if kind != "bigram":  # which cannot show its states
-        masked, sample = (words in report(whole.folder) for words in ("masked bytes", "A sample"))
+        masked, sample = (
+            words in load(whole.folder).report() for words in ("masked bytes", "A sample")
+        )
         assert masked != sample
         assert masked == (kind == "bert" or objective is not None)
 

@@ -145,7 +145,7 @@ def test_a_run_that_has_lost_its_checkpoints_does_not_start_over(
     # Killed before its first checkpoint was whole, it starts over, but not with --resume.
     lines = before.splitlines(keepends=True)
     (tmp_path / "run/metrics.jsonl").write_bytes(b"".join(lines[:2]))
-    with pytest.raises(UserError, match=r"no checkpoint .* 10 steps\. .* without --resume"):
+    with pytest.raises(UserError, match=r"no checkpoint .* 10 steps\. .* without `resume`"):
         loop.train(config_of(corpus, tmp_path / "run", 60), resume=True)
     loop.train(config_of(corpus, tmp_path / "run", 40))
     assert lines_without_time(tmp_path / "run") == lines_without_time(forty_steps)
@@ -304,7 +304,7 @@ def test_a_run_that_started_from_no_other_cannot_be_given_one_later(
     before = (tmp_path / "run/config.json").read_text()
     train = Train(steps=60, start_from=str(forty_steps))
     config = config_of(corpus, tmp_path / "run", 60, train=train)
-    with pytest.raises(UserError, match=r"did not start from other .* Leave --train\.start-from"):
+    with pytest.raises(UserError, match=r"did not start from other .* Leave `train\.start_from`"):
         loop.train(config, initial=run.initial_parameters(config))
     assert (tmp_path / "run/config.json").read_text() == before
 
@@ -324,7 +324,7 @@ def test_what_a_run_started_from_may_train_further(
     train(2, "other", first)
     train(4, "other", later)
     assert "other has changed since the run started from it" in capfd.readouterr().err
-    with pytest.raises(UserError, match=r"other parameters .* Leave --train\.start-from out"):
+    with pytest.raises(UserError, match=r"other parameters .* Leave `train\.start_from` out"):
         train(6, "another", later)
     train(6, None, later)
     assert meta.read_meta(folder, 6)[0].start == fingerprint(first)
@@ -420,7 +420,7 @@ def test_other_rows_go_on_from_the_same_place_with_a_fresh_carry(
     before = lines_without_time(tmp_path / "run")
     config = config_of(corpus, tmp_path / "run", 60, data=Data(corpus=str(corpus), batch=4))
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, window=16))
-    with pytest.raises(UserError, match=r"data\.batch: 8 → 4.*--reset-carry"):
+    with pytest.raises(UserError, match=r"data\.batch: 8 → 4.*`reset_carry`"):
         loop.train(config)
     loop.train(config, reset_carry=True)
     assert "the carry is reset at step 40: the rows were batch 8" in capfd.readouterr().err
@@ -451,7 +451,7 @@ def test_a_reset_that_was_killed_before_its_first_checkpoint_is_asked_for_again(
     config = config_of(corpus, tmp_path / "run", 60, data=data)
     # The config is written when the session begins, the first checkpoint only later.
     run_folder.write_folder(config)
-    with pytest.raises(UserError, match=r"rows are batch 8.*not batch 4.*--reset-carry"):
+    with pytest.raises(UserError, match=r"rows are batch 8.*not batch 4.*`reset_carry`"):
         loop.train(config)
     loop.train(config, reset_carry=True)
 
@@ -476,7 +476,7 @@ def test_a_file_that_cannot_be_written_gets_advice_that_fits(
         raise OSError(number, said, str(path))
     # Nothing is said of checkpoints where there are none.
     with (
-        pytest.raises(KnownError, match="or name another folder with --out"),
+        pytest.raises(KnownError, match="or name another folder with `out`"),
         run_folder.disk_errors(tmp_path / "none"),
     ):
         raise OSError(number, said, str(path))

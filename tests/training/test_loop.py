@@ -148,7 +148,7 @@ def test_the_newest_checkpoints_and_the_best_are_kept(corpus: Path, tmp_path: Pa
     checkpoints.close()
     assert run.load_run(tmp_path / "run").step == best
     assert run.load_run(tmp_path / "run", "latest").step == 50
-    with pytest.raises(UserError, match=r"--checkpoint 7: .* has checkpoints at"):
+    with pytest.raises(UserError, match=r"checkpoint 7: .* has checkpoints at"):
         run.load_run(tmp_path / "run", "7")
 
 

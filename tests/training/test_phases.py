@@ -152,7 +152,7 @@ def test_a_phase_that_has_ended_cannot_change_its_length(
     shutil.copytree(straight, tmp_path / "run")
     other = (Phase(steps=20, batch=16, window=8), Phase(steps=60, batch=8, window=32))
     config = phased(corpus, tmp_path / "run", other)
-    message = r"phases before the checkpoint have changed.*--reset-carry"
+    message = r"phases before the checkpoint have changed.*`reset_carry`"
     with pytest.raises(UserError, match=message):
         loop.train(config)
     loop.train(config, reset_carry=True)

@@ -180,7 +180,7 @@ def test_labels_are_read_and_checked(tmp_path: Path) -> None:
     path.write_text("label,sentence\n10,good\n9,bad\n,none\n")
     with pytest.raises(UserError, match="the label of record 3, in 'label', is empty"):
         read_labelled(path, None, "label")
-    with pytest.raises(UserError, match=r"no record has a label in 'stars'.*--label-column"):
+    with pytest.raises(UserError, match=r"no record has a label in 'stars'.*`label_column`"):
         read_labelled(path, None, "stars")
     path.write_text("label,sentence\n10,good\n9,bad\n")
     found = read_labelled(path, None, "label")
@@ -517,7 +517,7 @@ def test_a_fifth_is_held_out_by_content(random: np.random.Generator) -> None:
     order = random.permutation(len(found.texts))
     shuffled = Labelled([found.texts[n] for n in order], [found.labels[n] for n in order])
     assert set(hold_out(shuffled)[1].texts) == set(held.texts)
-    with pytest.raises(UserError, match=r"^x has 2 texts, too few to hold out a fifth; .* --test"):
+    with pytest.raises(UserError, match=r"^x has 2 texts, too few to hold out a fifth; .* `test`"):
         usable({"train": Labelled(["a", "b"], ["a", "b"])}, {"train": "x"}, "none", "test")
 
 

@@ -74,7 +74,7 @@ def test_a_start_from_other_positions_names_them() -> None:
     given = begin.Start({name: np.zeros(shape) for name, shape in shapes.items()}, "")
     made = LanguageModel(config.model, config.precision)
     tx = optimizer.build(Optimizer(), config.model, lambda count: 0.0)
-    with pytest.raises(UserError, match=r"set --model\.positions 16, with windows of at most 16"):
+    with pytest.raises(UserError, match=r"set `model\.positions` 16, with windows of at most 16"):
         begin.fresh_state(config, made, tx, given)
 
 

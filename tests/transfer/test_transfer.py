@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from mlstm_jax import cli, digest
+from mlstm_jax.api.model import compressed_bpc, load
 from mlstm_jax.config import text as config_text
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.errors import KnownError, UserError
-from mlstm_jax.report import compressed_bpc, report
 from mlstm_jax.run import Run, load_run
 from mlstm_jax.transfer.generate import Sampling, _sample, as_text, generate, prompt_bytes
 from mlstm_jax.transfer.heatmap import heat, write
@@ -137,22 +137,22 @@ def test_text_cut_inside_a_character_is_joined() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"bytes": -1}, "--bytes is -1"),
-        ({"temperature": float("nan")}, "--temperature is nan"),
-        ({"top_k": 0}, "--top-k is 0"),
-        ({"top_p": 1.5}, "--top-p is 1.5"),
-        ({"samples": 0}, "--samples is 0"),
-        ({"held": {64: 1.0}}, "--set-unit 64: the model has units 0 to 63"),
-        ({"held": {3: float("nan")}}, "--set-unit 3=nan: the value must be finite in float32"),
-        ({"held": {3: 1e39}}, r"--set-unit 3=1e\+39: the value must be finite in float32"),
-        ({"held": {10**30: 1.0}}, "--set-unit 10+: the model has units 0 to 63"),
-        ({"temperature": 1e39}, r"--temperature is 1e\+39, but it must be 0 or more, and finite"),
-        ({"seed": -1}, "--seed is -1, but it must be 0 to 4,294,967,295"),
-        ({"seed": 2**32}, "--seed is 4294967296, but it must be 0 to 4,294,967,295"),
-        ({"seed": 10**30}, "--seed is 10+, but it must be 0 to 4,294,967,295"),
-        ({"bytes": 10**12}, "--bytes is 1000000000000, but it must be 0 to 2,147,483,647"),
-        ({"bytes": 2**30, "samples": 3}, "must be 0 to 715,827,882 with --samples 3"),
-        ({"samples": 10**9}, "--samples is 1000000000, but it must be 1 to 1,000"),
+        ({"bytes": -1}, "bytes is -1"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"top_k": 0}, "top_k is 0"),
+        ({"top_p": 1.5}, "top_p is 1.5"),
+        ({"samples": 0}, "samples is 0"),
+        ({"held": {64: 1.0}}, "set_unit 64: the model has units 0 to 63"),
+        ({"held": {3: float("nan")}}, "set_unit 3=nan: the value must be finite in float32"),
+        ({"held": {3: 1e39}}, r"set_unit 3=1e\+39: the value must be finite in float32"),
+        ({"held": {10**30: 1.0}}, "set_unit 10+: the model has units 0 to 63"),
+        ({"temperature": 1e39}, r"temperature is 1e\+39, but it must be 0 or more, and finite"),
+        ({"seed": -1}, "seed is -1, but it must be 0 to 4,294,967,295"),
+        ({"seed": 2**32}, "seed is 4294967296, but it must be 0 to 4,294,967,295"),
+        ({"seed": 10**30}, "seed is 10+, but it must be 0 to 4,294,967,295"),
+        ({"bytes": 10**12}, "bytes is 1000000000000, but it must be 0 to 2,147,483,647"),
+        ({"bytes": 2**30, "samples": 3}, "must be 0 to 715,827,882 with `samples` 3"),
+        ({"samples": 10**9}, "samples is 1000000000, but it must be 1 to 1,000"),
     ],
 )
 def test_bad_options_are_refused(run: Run, options: dict[str, Any], message: str) -> None:
@@ -340,7 +340,7 @@ def test_no_length_of_a_prompt_or_text_is_compiled_for(run: Run) -> None:
 
 
 def test_report_tells_model_and_compressors_apart(run: Run, corpus: Path) -> None:
-    text = report(run.folder)
+    text = load(run.folder).report()
     valid = (corpus / "valid.bin").read_bytes()
     gzip_bpc = compressed_bpc(valid)["gzip -9"]
     assert f"{len(valid):,} validation bytes" in text
@@ -363,7 +363,7 @@ def test_a_split_of_another_preparation_is_not_taken_for_one_that_was_not_traine
     cli.main(["evaluate", str(folder), "--json", str(tmp_path / "score.json")])
     assert "another corpus" not in capsys.readouterr().out
     assert json.loads((tmp_path / "score.json").read_text())["trained_on_this_corpus"] is True
-    assert "not used for training" in report(folder)
+    assert "not used for training" in load(folder).report()
     prepare([str(text_file)], own, split=(20, 1, 1), seed=5, overwrite=True)
     for command in ("evaluate", "report"):
         with pytest.raises(SystemExit) as stop:
@@ -372,7 +372,7 @@ def test_a_split_of_another_preparation_is_not_taken_for_one_that_was_not_traine
         assert "is not the corpus that" in capsys.readouterr().err
     cli.main(["evaluate", str(folder), "--corpus", str(own)])
     assert "note: the run was trained on another corpus" in capsys.readouterr().out
-    assert "not the training corpus" in report(folder, own)
+    assert "not the training corpus" in load(folder).report(own)
 
 
 def test_a_run_needs_checkpoints(run: Run, tmp_path: Path) -> None:

@@ -276,8 +276,8 @@ def test_a_page_by_ipv6(run: Run) -> None:
 @pytest.mark.parametrize(
     ("host", "message"),
     [
-        ("", "--host is empty"),
-        ("[]", "--host is empty"),
+        ("", "host is empty"),
+        ("[]", "host is empty"),
         ("é" * 70, "cannot listen on"),
         ("192.0.2.1", "cannot listen on"),
         ("2001:db8::1", "cannot listen on"),

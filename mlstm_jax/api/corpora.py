@@ -1,0 +1,81 @@
+"""Functions on corpora, which need no JAX: prepare, inspect."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlstm_jax.api.arguments import public
+from mlstm_jax.corpora.inspect import summarise
+from mlstm_jax.corpora.prepare import PrepareOptions
+from mlstm_jax.corpora.prepare import prepare as run_prepare
+from mlstm_jax.data.corpus import Corpus, SplitName, open_corpus
+from mlstm_jax.errors import require
+
+Sources = str | Path | Sequence[str | Path]
+
+
+@public
+def prepare(
+    sources: Sources | Mapping[SplitName, Sources],
+    out: str | Path,
+    options: PrepareOptions | None = None,
+    *,
+    overwrite: bool = False,
+    show_progress: bool = False,
+) -> Corpus:
+    """Create a corpus from text files: read, clean, deduplicate, shuffle and split them.
+
+    Args:
+        sources: one or several files, folders or patterns; or a dict of them by split, to use
+            existing splits.
+        out: the corpus folder; it is complete or absent.
+        options: how to make the corpus; unset: 1000 training documents for each validation and
+            each test document.
+        overwrite: replace an existing corpus.
+        show_progress: on standard error.
+
+    Raises:
+        ValueError: a source, `out` or an option cannot be used.
+    """
+    given = (
+        {split: _names(some) for split, some in sources.items()}
+        if isinstance(sources, Mapping)
+        else _names(sources)
+    )
+    out = Path(out)
+    run_prepare(
+        given, out, options or PrepareOptions(), overwrite=overwrite, show_progress=show_progress
+    )
+    return open_corpus(out)
+
+
+def _names(sources: Sources) -> list[str]:
+    return [str(sources)] if isinstance(sources, (str, Path)) else [str(one) for one in sources]
+
+
+@public
+def inspect(
+    corpus: str | Path,
+    *,
+    verify: bool = False,
+    batch: int = 128,
+    window: int = 256,
+    samples: int = 3,
+) -> dict[str, Any]:
+    """Describe a corpus: counts, lengths, bytes, ratings, samples, steps per epoch.
+
+    Args:
+        corpus: corpus folder, created by `prepare`.
+        verify: recompute the checksums, and fail if one differs.
+        batch: rows per training step, to count the steps of an epoch.
+        window: bytes per row and step, for the same count.
+        samples: documents to show.
+
+    Raises:
+        ValueError: there is no corpus, or it is damaged.
+    """
+    require(batch >= 1, "batch", batch, "at least 1")
+    require(window >= 1, "window", window, "at least 1")
+    opened = open_corpus(Path(corpus), verify=verify)
+    found = summarise(opened, batch=batch, window=window, samples=max(0, samples))
+    return found | ({"checksums": "all agree"} if verify else {})

@@ -1,0 +1,203 @@
+"""Commands on texts: features, transfer, finetune, classify."""
+
+import contextlib
+import csv
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Annotated
+
+from tyro.conf import Positional, arg
+
+from mlstm_jax import output
+from mlstm_jax.api.model import TrainedModel
+from mlstm_jax.commands import Call, InputFile, command, require_files
+from mlstm_jax.errors import UserError
+from mlstm_jax.guard import interruptible
+from mlstm_jax.terminal import one_line, show
+from mlstm_jax.transfer.classifier_file import load_classifier
+from mlstm_jax.transfer.features import Featurizer, write_features
+from mlstm_jax.transfer.labels import columns_of, read_texts
+from mlstm_jax.transfer.reader import FeatureState
+from mlstm_jax.transfer.report import REPORT, label_table
+from mlstm_jax.transfer.transfer import require_out
+
+
+@command(TrainedModel.encode)
+def features(
+    call: Call,
+    texts: InputFile,
+    out: Path,
+    state: tuple[FeatureState, ...] | None = None,
+    units: tuple[int, ...] | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Write the features of texts: the state of a trained model after each, one row per record.
+
+    OUT is an .npz of `features` float32 [records, columns], and `state`, `layer` and `unit` of each
+    column. The features of a record without text are zeros.
+
+    Args:
+        texts: in any file that `prepare` reads; -: standard input, as JSON lines or lines of text.
+        out: .npz file to write.
+        state: c, the cell state, or h, after the last byte; mean_h, the mean of h over all bytes;
+            or c+mean_h, first c and then mean_h; one or several, all in one pass over the texts,
+            each in the file only once; unset: c, or h of a model that has no c.
+        units: write only these units; unset: all.
+        overwrite: replace OUT if it exists.
+    """
+    require_files(texts)
+    if out.suffix != ".npz":
+        raise UserError(f"--out {out} does not end in .npz; give such a name.")
+    output.require_file(out, texts, overwrite=overwrite)
+    found = read_texts(texts, call.arguments["text_column"])
+    every = call.arguments["all_layers"]
+    featurizer = Featurizer(call.run, states=state, all_layers=every, units=units)
+    started = time.monotonic()
+    values = featurizer(found, "features")
+    seconds = time.monotonic() - started
+    write_features(out, values, featurizer)
+    show(
+        f"{out}: {len(found):,} texts x {values.shape[1]} features, {len(found) / seconds:,.0f} "
+        f"texts/s ({call.run.origin})"
+    )
+
+
+@command(TrainedModel.transfer)
+def transfer(
+    call: Call,
+    train: Path,
+    out: Path,
+    test: Path | None = None,
+    valid: Path | None = None,
+    state: tuple[FeatureState, ...] | None = None,
+) -> None:
+    """Fit a classifier to a frozen model's features of texts; report accuracies and the best units.
+
+    OUT gets report.md, report.json and pictures (extra "plot"), and the classifier for `mlstm-jax
+    classify`. The report compares it with logistic regression on TF-IDF of the same texts. Each of
+    several states gets its own folder in OUT. The features are saved in OUT/features, so the same
+    command resumes at any point where it was stopped.
+
+    Args:
+        state: c, the cell state, or h, after the last byte; mean_h, the mean of h over all bytes;
+            or c+mean_h, first c and then mean_h; one or several, all in one pass over the texts;
+            unset: c, or h of a model that has no c.
+    """
+    require_files(train, valid, test)
+    require_out(out, state or ("c",))
+    columns_of(call.arguments["label_column"], call.arguments["label_columns"])
+
+    def resumes() -> str:
+        kept = any((out / "features").glob("*.npz"))
+        return f"the same command resumes with the features in {out / 'features'}" if kept else ""
+
+    with interruptible(signal.SIGINT, note=resumes):
+        found = call.model.transfer_each(call.arguments.pop("state"), **call.arguments)
+    for one in found.values():
+        assert one.folder
+        show((one.folder / REPORT).read_text(encoding="utf-8"))
+        show(f"in {one.folder}: {', '.join(sorted(path.name for path in one.folder.iterdir()))}")
+
+
+@command(TrainedModel.finetune)
+def finetune(
+    call: Call, train: Path, out: Path, valid: Path | None = None, test: Path | None = None
+) -> None:
+    """Fine-tune a model end to end to predict labels, along with its language model loss.
+
+    OUT gets corpus/, run/ (a run folder), classifier/ (for `mlstm-jax classify OUT/run`) and
+    report.json. The same command resumes a run that was stopped.
+    """
+    require_files(train, valid, test)
+    columns_of(call.arguments["label_column"], call.arguments["label_columns"])
+    output.require_folder(out)
+    found = call()
+    shown = ", ".join(f"{name} {100 * score:.1f}" for name, score in found.accuracy.items())
+    for name, scores in found.labels.items():
+        show("\n".join(["", f"{name}, % except of thresholds and numbers:", *label_table(scores)]))
+    what = "macro F1" if found.labels else "accuracy"
+    step = f"{found.run.step:,}"
+    show(f"\n{what}, %: {shown} (step {step})\nin {out}: run/, classifier/, report.json")
+
+
+@command(TrainedModel.classify)
+def classify(
+    call: Call,
+    classifier: Annotated[Path, Positional, arg(metavar="DIR")],
+    texts: InputFile,
+    out: Path | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Label texts with a classifier of `transfer` or `finetune`: CSV of labels and probabilities.
+
+    The column `record` is the number of the record in INPUT, from 1. Of several labels, a column
+    for each has 1 or 0 by its threshold, and a column p(label) its probability of 1. A record
+    without text gets neither labels nor probabilities. The classifier of a model of the package
+    notes how many texts are unlike those that it knows, such as other languages.
+
+    Args:
+        classifier: folder of `mlstm-jax transfer`, or classifier/ of `finetune`.
+        texts: in any file that `prepare` reads; -: standard input, as JSON lines or lines of text.
+        out: .csv to write; unset: standard output.
+        overwrite: replace OUT if it exists.
+    """
+    require_files(texts)
+    if out:
+        output.require_file(out, texts, overwrite=overwrite)
+    chosen, about = load_classifier(classifier)
+    # Standard input can be read only once, and the table has the texts, too.
+    read = read_texts(texts, call.arguments["text_column"] or about.text_column)
+    call.arguments["texts"] = read
+    found = call()
+    # A file or another program gets labels unchanged; for a terminal they are escaped.
+    to_people = not out and sys.stdout.isatty()
+    names = [one_line(name) for name in chosen.classes] if to_people else chosen.classes
+    labels = [_column(name) for name in names] if chosen.thresholds else ["label"]
+    header = ["record", "text", *labels, *(f"p({name})" for name in names)]
+    with _written(out) as file:
+        # Python quotes a carriage return within a field only if lines end with one.
+        writer = csv.writer(_Lines(file), lineterminator="\r\n")
+        writer.writerow(header)
+        for number, (text, by_name) in enumerate(zip(read, found, strict=True), 1):
+            shown, row = one_line(text) if to_people else text, list(by_name.values())
+            if not row:
+                given: list[object] = [""] * (len(header) - 2)
+            elif chosen.thresholds:
+                given = [int(p >= least) for p, least in zip(row, chosen.thresholds, strict=True)]
+            else:
+                given = [names[row.index(max(row))]]
+            writer.writerow([number, shown, *given, *(f"{p:.4f}" for p in row)])
+    if out:
+        show(f"{out}: {len(read):,} texts")
+
+
+def _column(label: str) -> str:
+    """Return the column of a label, which must not be one that the file already has."""
+    return f"label({label})" if label in ("record", "text") else label
+
+
+@contextlib.contextmanager
+def _written(out: Path | None) -> Iterator[IO[str]]:
+    """Yield standard output, or a file that is written completely or not at all."""
+    if out is None:
+        yield sys.stdout
+        return
+    with (
+        output.write_errors(out),
+        output.atomic_file(out) as partial,
+        partial.open("w", newline="", encoding="utf-8", errors="replace") as file,
+    ):
+        yield file
+
+
+class _Lines:
+    """A file whose lines end with a newline alone; a CSV writer writes one row at a time."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def write(self, row: str) -> None:
+        self._file.write(row.removesuffix("\r\n") + "\n")
