@@ -225,6 +225,7 @@ class Watchdog:
                 self._last += awake - before - pause
             if awake - self._last > self._seconds:
                 self._end_process()
+                return
 
     def _end_process(self) -> None:
         where, advice = "", "There is no checkpoint yet: the same command starts over"

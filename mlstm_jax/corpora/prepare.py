@@ -353,7 +353,7 @@ def _check_options(sources: Sequence[str], options: PrepareOptions) -> None:
         )
     limit = options.memory_limit
     if not re.fullmatch(r"[0-9]+(\.[0-9]+)? ?[KMGT]i?B", limit, re.IGNORECASE):
-        raise UserError(f"memory_limit {limit!r}: must be a size such as 4GB or 500MB.")
+        raise UserError(f"memory_limit is {limit!r}, but it must be a size such as 4GB or 500MB.")
     if options.engine != "beam" and options.beam_options:
         raise UserError("beam_options needs `engine` beam; add it.")
     try:

@@ -194,7 +194,7 @@ def test_the_bytes_read_add_up_to_the_file(tmp_path: Path) -> None:
         (
             "a.jsonl",
             '{"body": "t"}\n{"id": 1}\n',
-            r"none of its 2 records has text in text or .*seen are body, id\. .*--text-column",
+            r"none of its 2 records has text in text or .*seen are body, id\. .*`text_column`",
         ),
     ],
 )

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from mlstm_jax import cli, output
+import mlstm_jax.commands.models
+import mlstm_jax.commands.texts  # noqa: F401  # before a test replaces run.load_run
+from mlstm_jax import cli, output, run
 from mlstm_jax.corpora import duckdb_stage, records
 from mlstm_jax.corpora import prepare as module
 from mlstm_jax.guard import Interrupted, interruptible
@@ -117,7 +119,7 @@ def test_transfer_says_that_it_resumes_if_it_has_kept_features(
             (tmp_path / "out/features/train.npz").write_bytes(b"")
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("mlstm_jax.run.load_run", stop)
+    monkeypatch.setattr(run, "load_run", stop)
     files = ["--train", f"{tmp_path}/a.csv", "--test", f"{tmp_path}/a.csv"]
     with pytest.raises(SystemExit) as told:
         cli.main(["transfer", "run", *files, "--out", f"{tmp_path}/out"])

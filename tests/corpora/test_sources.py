@@ -158,8 +158,8 @@ def test_a_memory_limit_that_is_no_size_or_too_low(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"text": f"{i} " * 200}) + "\n" for i in range(20_000)))
     for limit, message in (
-        ("much", r"--memory-limit 'much': must be a size such as 4GB"),
-        ("1MB", r"memory limit is too low.*\n.*--threads"),
+        ("much", r"memory_limit is 'much', but it must be a size such as 4GB"),
+        ("1MB", r"memory limit is too low.*\n.*`threads`"),
     ):
         with pytest.raises(UserError, match=message):
             prepare([str(path)], tmp_path / "out", memory_limit=limit)

@@ -235,7 +235,7 @@ def test_proteins_of_a_fasta_cost_what_they_cost_unirep(
     forward = write_unirep(tmp_path / "u", random, 1)
     np.save(tmp_path / "u/fully_connected_1_weights:0.npy", np.zeros((H, 1)))
     cli.main(["import", "unirep", str(tmp_path / "u"), "--out", str(tmp_path / "run")])
-    assert "skipped because they are not part of" in (said := capsys.readouterr().out)
+    assert "skipped because they are not part of" in (said := capsys.readouterr().err)
     assert "fully_connected_1_weights:0.npy" in said
     proteins = ["MKX", "LO" * 90, "RHKDEST" * 20 + "N", "VIFYWBZJX"]
     fasta = "".join(

@@ -76,7 +76,8 @@ def test_it_says_when_texts_are_unlike_those_that_it_knows(
         model.classify(like)
     with pytest.warns(Note, match="3 of 5 texts, the first number 2, are unlike"):
         found = model.classify([GOOD[0], UNLIKE[0], BAD[0], *UNLIKE[1:]])
-    assert found[0] == pytest.approx(model.classify(GOOD[:1])[0])
+    # With other texts beside it, the sums of its products are rounded otherwise.
+    assert found[0] == pytest.approx(model.classify(GOOD[:1])[0], abs=1e-4)
     monkeypatch.chdir(tmp_path)
     Path("new.txt").write_text("\n".join(GOOD + UNLIKE))
     cli.main(["classify", NAME, f"{NAME}/sentiment", "new.txt"])
