@@ -47,7 +47,7 @@ test-portable: .venv/ready-test
 # the compiler is that of .venv.
 test-compiled: .venv-compiled/ready
 	.venv-compiled/bin/python -m pytest -q -n 2 tests/planning/test_compile.py
-	.venv-compiled/bin/python -m pytest -q -k gpu_program tests/test_benchmarks.py
+	.venv-compiled/bin/python -m pytest -q -m slow -k gpu_program tests/test_benchmarks.py
 
 test-newest:
 	.ci/test-newest
