@@ -509,7 +509,7 @@ def test_the_watchdog_says_what_a_restart_will_do(
         with Watchdog(0.1, stop, 3, meta.resume_advice) as watchdog:
             watchdog.folder = tmp_path
             watchdog.beat("nothing happens")
-            assert bitten.wait(10)
+            assert bitten.wait(60)
         assert "while nothing happens" in str(stopped[0])
         assert expected in str(stopped[0])
         assert "in test_the_watchdog" in (tmp_path / "stacks-3.txt").read_text()
@@ -523,7 +523,7 @@ def test_the_watchdog_ends_a_run_though_nothing_can_be_written(
     bitten = threading.Event()
     with Watchdog(0.1, lambda error: bitten.set()) as watchdog:
         watchdog.folder = tmp_path / "is gone"
-        assert bitten.wait(10)
+        assert bitten.wait(60)
 
 
 def test_the_watchdog_does_not_count_the_time_in_which_a_process_is_suspended(
