@@ -512,7 +512,8 @@ def test_the_watchdog_says_what_a_restart_will_do(
             assert bitten.wait(60)
         assert "while nothing happens" in str(stopped[0])
         assert expected in str(stopped[0])
-        assert "in test_the_watchdog" in (tmp_path / "stacks-3.txt").read_text()
+        # The first 100 threads: more may be left of other tests, and this one is the last.
+        assert "in _end_process" in (tmp_path / "stacks-3.txt").read_text()
     assert "most recent call first" in capfd.readouterr().err
 
 
