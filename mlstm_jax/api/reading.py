@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +28,6 @@ from mlstm_jax.transfer.generate import generate as run_generate
 from mlstm_jax.transfer.heatmap import Heatmap, heat, score_heat
 from mlstm_jax.transfer.reader import STATE_NAMES, FeatureState, Reader, State
 from mlstm_jax.transfer.transfer import Transferred
-
-if TYPE_CHECKING:
-    pass
 
 STATES = tuple(STATE_NAMES)
 

@@ -262,10 +262,9 @@ class Cluster:
             self._changed.notify_all()
 
     def _beat(self) -> None:
-        while True:
+        while not self._leaving.wait(min(5.0, self._silence / 4)):
             for connection in self._connections.values():
                 connection.send(alive=True)
-            time.sleep(min(5.0, self._silence / 4))
 
     def _read(self, connection: Connection) -> None:
         """Read the messages of a process until it stops or is lost."""
