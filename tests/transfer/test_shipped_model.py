@@ -15,6 +15,7 @@ from mlstm_jax.errors import Note
 from mlstm_jax.run import Run, load_run
 from mlstm_jax.transfer.classifier_file import load_classifier
 from mlstm_jax.view.viewer import Viewer
+from tests.tolerance import bound
 
 NAME = shipped.MODEL
 GOOD = ["I loved this film, it is wonderful.", "Great sound, and my son plays it every day!"]
@@ -76,15 +77,18 @@ def test_it_says_when_texts_are_unlike_those_that_it_knows(
         model.classify(like)
     with pytest.warns(Note, match="3 of 5 texts, the first number 2, are unlike"):
         found = model.classify([GOOD[0], UNLIKE[0], BAD[0], *UNLIKE[1:]])
-    # With other texts beside it, the sums of its products are rounded otherwise.
-    assert found[0] == pytest.approx(model.classify(GOOD[:1])[0], abs=1e-4)
+    loaded, (classifier, about) = load_run(Path(NAME)), load_classifier(Path(f"{NAME}/sentiment"))
+    # With other texts beside it, the sums of three products over 768 units are rounded otherwise; a
+    # probability then differs by a fraction of at most the difference of its score.
+    largest = np.abs(model.encode(GOOD[:1], about.state)).max()
+    limit = bound(3 * 768) * np.abs(classifier.weights_KD).sum() * largest
+    assert found[0] == pytest.approx(model.classify(GOOD[:1])[0], rel=limit)
     monkeypatch.chdir(tmp_path)
     Path("new.txt").write_text("\n".join(GOOD + UNLIKE))
     cli.main(["classify", NAME, f"{NAME}/sentiment", "new.txt"])
     written = capsys.readouterr()
     assert len(written.out.splitlines()) == 6
     assert "note: 3 of 5 texts, the first number 3, are unlike" in written.err
-    loaded, (classifier, about) = load_run(Path(NAME)), load_classifier(Path(f"{NAME}/sentiment"))
     viewer = Viewer(loaded, classifier, about)
     for text in like + UNLIKE:
         assert viewer.read({"text": text})["unlike"] == (text in UNLIKE)
