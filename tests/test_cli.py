@@ -102,7 +102,7 @@ def test_from_text_to_a_score_and_a_sentence(call, text_file: Path, tmp_path: Pa
         ("train small_512 --config=tuned_512", "not small_512 and tuned_512."),
         ("train /proc/cpuinfo", "/proc/cpuinfo is not a config"),
         ("train --data.corpus absent", "mlstm-jax prepare"),
-        ("train --model.hidden 0", "model.hidden is 0"),
+        ("train --model.hidden 0", "--model.hidden is 0"),
         ("train --model.hiden 4", "--model.hid"),
         ("train --data.window many", "data.window"),
         ("train --lr 1", "unknown option --lr; did you mean --optimizer.learning-rate?"),

@@ -4,10 +4,13 @@ The options of a command are the arguments of a function of `api/`, with the sam
 defaults and help. The function here that shows the result adds those of the output, such as --out.
 """
 
+import contextlib
 import dataclasses
 import functools
 import inspect
+import io
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter
 from pathlib import Path
@@ -20,6 +23,7 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
 
 from mlstm_jax.corpora.sources import Source, check_source
+from mlstm_jax.errors import UserError
 
 if TYPE_CHECKING:
     from mlstm_jax.api.model import TrainedModel
@@ -111,7 +115,12 @@ class Command:
         self._doc = "\n".join([about or "", "", "Args:", *lines])
 
     def parse(self, words: Sequence[str], program: str) -> dict[str, Any]:
-        """Return the arguments by name; exit with a message, or the help, if there are none."""
+        """Return the arguments by name; exit with a message, or the help, if there are none.
+
+        Raises:
+            UserError: of a section of options, such as a config's; the parser would print it in a
+                box, with the names of fields.
+        """
 
         def collect(**given: Any) -> dict[str, Any]:
             return given
@@ -119,7 +128,19 @@ class Command:
         signature: Any = inspect.Signature(list(self.parameters.values()))
         collect.__signature__, collect.__doc__ = signature, self._doc  # type: ignore[attr-defined]
         collect.__annotations__ = {n: one.annotation for n, one in self.parameters.items()}
-        return tyro.cli(collect, args=words, prog=program, registry=_registry())
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(said):
+                return tyro.cli(collect, args=words, prog=program, registry=_registry())
+        except SystemExit as stop:
+            cause: BaseException | None = stop
+            while cause := cause.__context__:
+                if isinstance(cause, UserError):
+                    said.truncate(0)
+                    raise cause from None
+            raise
+        finally:
+            sys.stderr.write(said.getvalue())
 
     def __call__(self, words: Sequence[str], program: str) -> None:
         """Run the command."""
