@@ -133,11 +133,12 @@ class Command:
             with contextlib.redirect_stderr(said):
                 return tyro.cli(collect, args=words, prog=program, registry=_registry())
         except SystemExit as stop:
-            cause: BaseException | None = stop
-            while cause := cause.__context__:
-                if isinstance(cause, UserError):
-                    said.truncate(0)
-                    raise cause from None
+            cause = stop.__context__
+            while cause and not isinstance(cause, UserError):
+                cause = cause.__context__
+            if cause:
+                said.truncate(0)
+                raise cause from None
             raise
         finally:
             sys.stderr.write(said.getvalue())
