@@ -55,8 +55,8 @@ class ProgressLine:
                 TextColumn("{task.fields[count]}"),
                 TextColumn("{task.fields[status]}", markup=False),
                 TimeElapsedColumn(),
-                TextColumn("left"),
                 TimeRemainingColumn(elapsed_when_finished=False),
+                TextColumn("left"),
                 console=self._console,
             )
             self._task = self._live.add_task(
