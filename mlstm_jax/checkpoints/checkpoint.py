@@ -160,14 +160,18 @@ class Checkpoints:
             yield
         except Exception as error:  # Orbax, TensorStore and the system raise different types.
             self._failed = True
-            whole = ", ".join(map(str, meta.steps_in(self.folder)))
             advice = remedy(error)
             first = f"{advice}; the" if advice else "Correct the cause; the"
-            ending = (
-                f"Complete checkpoints: {whole}. {first} same command resumes from the last."
-                if whole
-                else f"There is no complete checkpoint yet. {first} same command starts over."
-            )
+            try:
+                whole = ", ".join(map(str, meta.steps_in(self.folder)))
+            except OSError:  # as when no more files can be opened
+                ending = f"{first} same command resumes from the last complete checkpoint, if any."
+            else:
+                ending = (
+                    f"Complete checkpoints: {whole}. {first} same command resumes from the last."
+                    if whole
+                    else f"There is no complete checkpoint yet. {first} same command starts over."
+                )
             raise CheckpointFailed(
                 f"the checkpoint of step {step}, or the previous one, could not be written to "
                 f"{self.folder} ({_brief(error)}). {ending}"
