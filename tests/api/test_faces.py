@@ -167,6 +167,20 @@ def test_a_line_and_a_call_are_refused_alike(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("lower `data.batch`.", "lower --data.batch."),
+        ("give `data.corpus=corpora/mine`.", "give --data.corpus corpora/mine."),
+        ("or `overwrite=True`", "or --overwrite"),
+        ("devices is 0", "--gpus is 0"),
+        ("`mlstm-jax prepare` makes one", "`mlstm-jax prepare` makes one"),
+    ],
+)
+def test_messages_name_options(text: str, expected: str) -> None:
+    assert as_options(text, {"devices": "--gpus"}) == expected
+
+
 @pytest.mark.parametrize("name", cli._COMMANDS)
 def test_every_argument_in_python_is_an_option(name: str) -> None:
     command = cli._command(name)

@@ -52,10 +52,12 @@ def test_a_second_call_compiles_nothing(
 ) -> None:
     """Of texts of other lengths, in the same number of rows."""
     model.encode(["another text " * 65] * 8)
+    model.generate("another", bytes=4)
     made: list[Any] = []
     monkeypatch.setattr(module, "_make_step", lambda *a, **k: made.append(a))
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         model.encode(["a longer text " * 60] * 7)
+        model.generate("longer?", bytes=4)
     assert not made
     assert "Compiling" not in caplog.text
 

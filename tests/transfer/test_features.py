@@ -50,27 +50,38 @@ def test_features_do_not_depend_on_batch_mates_order_or_calls(run: Run, state: S
     np.testing.assert_array_equal(read(TEXTS * 30), together)
 
 
-@pytest.mark.parametrize("lengths", [[], [0], [5, 0, 1, 33, 130], [400, *range(60)], [16] * 70])
+@pytest.mark.parametrize(
+    "lengths", [[], [0], [5, 0, 1, 33, 130], [400, *range(60)], [16] * 70, [*range(150)]]
+)
 def test_every_byte_of_a_text_is_read_once_in_its_row(lengths: list[int]) -> None:
     random = np.random.default_rng(0)
     texts, read, cells = [random.bytes(n) for n in lengths], 0, 0
     ended: dict[int, bytes] = {}
     rows: list[bytes] = []
-    for turn in turns(texts, (1, 8, 64), (16, 128)):
+    first_turn: list[int] = []  # of each row's text
+    began: dict[int, int] = {}
+    for number, turn in enumerate(turns(texts, (1, 8, 64), (16, 128))):
         (bytes_BT, counts_B3), width = turn.window, turn.window.bytes_BT.shape[1] - 1
-        rows = rows or [b""] * len(bytes_BT)
+        rows, first_turn = rows or [b""] * len(bytes_BT), first_turn or [0] * len(bytes_BT)
         if turn.kept_B is not None:
             rows = [rows[n] for n in turn.kept_B]
+            first_turn = [first_turn[n] for n in turn.kept_B]
         assert len(bytes_BT) in (1, 8, 64)
         assert width in (16, 128)
         for row, (left, scored, starts) in enumerate(counts_B3.tolist()):
             rows[row] = (b"" if starts else rows[row]) + bytes_BT[row, :left].tobytes()
+            first_turn[row] = number if starts else first_turn[row]
             assert 0 <= left - scored <= 1
         ended |= {int(n): rows[row] for row, n in zip(turn.rows, turn.texts, strict=True)}
+        began |= {int(n): first_turn[row] for row, n in zip(turn.rows, turn.texts, strict=True)}
         assert (counts_B3[turn.rows, 1] == np.maximum(counts_B3[turn.rows, 0] - 1, 0)).all()
         read, cells = read + turn.bytes, cells + bytes_BT[:, :-1].size
     assert ended == {n: text for n, text in enumerate(texts) if text}
     assert read == sum(lengths)
+    # The longest begin first.
+    assert sorted(began, key=lambda n: (began[n], -lengths[n])) == sorted(
+        began, key=lambda n: (-lengths[n], began[n])
+    )
     # The end of a long text is read alone, not with 63 empty rows.
     assert cells <= 2 * read + 64 * 2 * 16 + 8 * 16
 
