@@ -25,6 +25,7 @@ from mlstm_jax.corpora.records import MAX_REJECT_FRACTION, Rejects, check_reject
 from mlstm_jax.corpora.sources import PYDOC, Source, find_sources
 from mlstm_jax.corpora.writer import (
     Gathered,
+    Report,
     check_disk,
     check_out,
     durable,
@@ -188,15 +189,15 @@ def prepare(
     rejects = Rejects()
     rejects_file = out.with_name(f"{out.name}.rejects.jsonl")
     own = (out, rejects_file)
-    found_in: dict[str, list[Source]] = {
+    of_split: dict[str, list[Source]] = {
         split: find_sources(given[split], without=own) for split in _ORDER if split in given
     }
-    given_splits.check_apart(found_in)
-    found = [*chain(*found_in.values())] if given else find_sources(names, without=own)
+    given_splits.check_apart(of_split)
+    of_split = of_split or {"": find_sources(names, without=own)}
     check_rejects_file(rejects_file)
     scratch_beside = out if temp_dir is None else temp_dir / out.name
     remove_leftovers(scratch_beside)
-    check_disk(found, out, scratch_beside, sorts=not given)
+    check_disk([*chain(*of_split.values())], out, scratch_beside, sorts=not given)
 
     # Inside the folder that becomes the corpus, unless --temp-dir is set.
     scratch = partial_folder(scratch_beside) / "scratch"
@@ -206,29 +207,7 @@ def prepare(
         Stages(quiet=not show_progress) as stages,
     ):
         try:
-            if given:
-                gathering = given_splits.gather(found_in, recipe, rejects, report=stages.report)
-            elif options.engine == "beam":
-                gathering = beam_engine.gather(
-                    found,
-                    recipe,
-                    rejects,
-                    scratch,
-                    options=shlex.split(options.beam_options),
-                    report=stages.report,
-                )
-            else:
-                from mlstm_jax.corpora import duckdb_engine  # training needs no duckdb
-
-                gathering = duckdb_engine.gather(
-                    found,
-                    recipe,
-                    rejects,
-                    scratch,
-                    memory_limit=options.memory_limit,
-                    threads=options.threads,
-                    report=stages.report,
-                )
+            gathering = _gather(of_split, options, recipe, rejects, scratch, stages.report)
             manifest = _write(
                 gathering,
                 folder,
@@ -251,6 +230,34 @@ def prepare(
     for one in rejects.notes():
         note(one)
     return manifest
+
+
+def _gather(
+    of_split: Mapping[str, list[Source]],
+    options: PrepareOptions,
+    recipe: Recipe,
+    rejects: Rejects,
+    scratch: Path,
+    report: Report,
+) -> AbstractContextManager[Gathered]:
+    """Read the sources of given splits (in their order), or of "" (sorted, without duplicates)."""
+    if "" not in of_split:
+        return given_splits.gather(of_split, recipe, rejects, report=report)
+    (sources,) = of_split.values()
+    if options.engine == "beam":
+        beam = shlex.split(options.beam_options)
+        return beam_engine.gather(sources, recipe, rejects, scratch, options=beam, report=report)
+    from mlstm_jax.corpora import duckdb_engine  # training needs no duckdb
+
+    return duckdb_engine.gather(
+        sources,
+        recipe,
+        rejects,
+        scratch,
+        memory_limit=options.memory_limit,
+        threads=options.threads,
+        report=report,
+    )
 
 
 @contextmanager

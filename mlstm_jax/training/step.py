@@ -6,6 +6,7 @@ every device, for inf and NaN. If it contains any, the whole update is discarded
 carry: a carry corrupted by one overflow would make every later step overflow.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -109,6 +110,87 @@ def _counted(batch: Batch) -> Array:
     return place_1T < batch.targets_B[:, None]
 
 
+def _kept_units(config: Config, step: Array, row_B: Array, window: int) -> Array | None:
+    """Draw the units that each row keeps in this window, scaled so that their mean is 1.
+
+    In a recurrent model each row has one mask for all bytes of its window (Gal and Ghahramani
+    2016, arXiv 1512.05287). It depends on the seed, the step and the row in the global batch, and
+    therefore not on the number of devices and micro-batches, nor on where a run was resumed.
+    """
+    dropout = config.train.dropout
+    if not dropout:
+        return None
+    keys_B = row_keys(config.train.seed, _DROPOUT, step, row_B)
+    shape = config.model.dropout_shape(window)
+    mask_B = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - dropout, shape))(keys_B)
+    return mask_B / jnp.float32(1 - dropout)
+
+
+def _gradient_of_rows(
+    config: Config,
+    model: LanguageModel,
+    params: Parameters,
+    scale: Array,
+    step: Array,
+    carry: Carry,
+    batch: Batch,
+    row_B: Array,
+) -> Gradient:
+    """Return the gradient over some rows of this device, of these numbers in the global batch."""
+    dropout_B = _kept_units(config, step, row_B, batch.inputs_BT.shape[1])
+    counted_BT = _counted(batch)
+    keys_B = row_keys(config.train.seed, _OBJECTIVE, step, row_B)
+    objective = objective_of(config.model)
+    targets = objective(batch.inputs_BT, batch.targets_BT, counted_BT, keys_B)
+    padding_mask_BT = ~counted_BT if config.model.bidirectional else None
+
+    def scaled_loss(params: Parameters) -> tuple[Array, tuple[Any, Carry]]:
+        read = model.apply({"params": params}, targets.inputs_BT, carry, padding_mask_BT, dropout_B)
+        nats_BT = cross_entropy(read.logits_BTV, targets.targets_BT)
+        loss = jnp.mean(weighted(nats_BT, targets.weight_BT))
+        label_loss, labels = label_losses(read.labels_BTK, batch.labels_BT)
+        total = loss + config.train.label_weight * label_loss
+        # The reported loss is the mean over positions with a target. The gradient is that of the
+        # mean over all positions, so that every byte has the same weight, even if few rows are
+        # left at the end of an epoch.
+        if batch.weight_B is not None:
+            loss = loss * jnp.mean(batch.weight_B)
+        return total * scale, ((loss, label_loss, labels), read.carry)
+
+    with model.product_precision():
+        gradient, ((loss, *more), after) = jax.grad(scaled_loss, has_aux=True)(params)
+    square = optax.tree.norm(gradient, squared=True)
+    return Gradient(gradient, Means(loss, square, *more), after)
+
+
+def _gradient(
+    config: Config,
+    model: LanguageModel,
+    params: Parameters,
+    scale: Array,
+    step: Array,
+    carry: Carry,
+    batch: Batch,
+    row_B: Array,
+) -> Gradient:
+    """Return the gradient over all rows, computed one micro-batch at a time."""
+    of_rows = functools.partial(_gradient_of_rows, config, model, params, scale, step)
+    count = config.train.micro_batches
+    if count == 1:
+        return of_rows(carry, batch, row_B)
+
+    def split(x: Array) -> Array:
+        return x.reshape(count, -1, *x.shape[1:])
+
+    def add(sums: Any, rows: tuple[Carry, Batch, Array]) -> tuple[Any, Carry]:
+        gradient, means, after = of_rows(*rows)
+        return jax.tree.map(lambda a, b: a + b / count, sums, (gradient, means)), after
+
+    zeros = (jax.tree.map(jnp.zeros_like, params), Means(*[jnp.float32(0)] * 4))
+    means, after = jax.lax.scan(add, zeros, jax.tree.map(split, (carry, batch, row_B)))
+    return Gradient(*means, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), after))
+
+
 def make_train_step(
     config: Config,
     model: LanguageModel,
@@ -123,79 +205,16 @@ def make_train_step(
     together.
     """
     reduce_type = model.compute if config.precision.all_reduce == "compute" else jnp.float32
-    micro_batches, dropout = config.train.micro_batches, config.train.dropout
-    objective = objective_of(config.model)
-
-    def kept_units(step: Array, row_B: Array, window: int) -> Array | None:
-        """Draw the units that each row keeps in this window, scaled so that their mean is 1.
-
-        In a recurrent model each row has one mask for all bytes of its window (Gal and Ghahramani
-        2016, arXiv 1512.05287). It depends on the seed, the step and the row in the global batch,
-        and therefore not on the number of devices and micro-batches, nor on where a run was
-        resumed.
-        """
-        if not dropout:
-            return None
-        keys_B = row_keys(config.train.seed, _DROPOUT, step, row_B)
-        shape = config.model.dropout_shape(window)
-        mask_B = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - dropout, shape))(keys_B)
-        return mask_B / jnp.float32(1 - dropout)
-
-    def gradient_of(
-        params: Parameters, scale: Array, step: Array, carry: Carry, batch: Batch, row_B: Array
-    ) -> Gradient:
-        """Return the gradient over some rows of this device, of these numbers in the batch."""
-        dropout_B = kept_units(step, row_B, batch.inputs_BT.shape[1])
-        counted_BT = _counted(batch)
-        keys_B = row_keys(config.train.seed, _OBJECTIVE, step, row_B)
-        targets = objective(batch.inputs_BT, batch.targets_BT, counted_BT, keys_B)
-        padding_BT = ~counted_BT if config.model.bidirectional else None
-
-        def scaled_loss(params: Parameters) -> tuple[Array, tuple[Any, Carry]]:
-            read = model.apply({"params": params}, targets.inputs_BT, carry, padding_BT, dropout_B)
-            nats_BT = cross_entropy(read.logits_BTV, targets.targets_BT)
-            loss = jnp.mean(weighted(nats_BT, targets.weight_BT))
-            label_loss, labels = label_losses(read.labels_BTK, batch.labels_BT)
-            total = loss + config.train.label_weight * label_loss
-            # The reported loss is the mean over positions with a target. The gradient is that of
-            # the mean over all positions, so that every byte has the same weight, even if few rows
-            # are left at the end of an epoch.
-            if batch.weight_B is not None:
-                loss = loss * jnp.mean(batch.weight_B)
-            return total * scale, ((loss, label_loss, labels), read.carry)
-
-        with model.product_precision():
-            gradient, ((loss, *more), after) = jax.grad(scaled_loss, has_aux=True)(params)
-        square = optax.tree.norm(gradient, squared=True)
-        return Gradient(gradient, Means(loss, square, *more), after)
-
-    def accumulated(
-        params: Parameters, scale: Array, step: Array, carry: Carry, batch: Batch
-    ) -> Gradient:
-        """Return the gradient over all rows, computed one micro-batch at a time."""
-        rows = batch.inputs_BT.shape[0]
-        row_B = jax.lax.axis_index(axis_name) * rows + jnp.arange(rows)
-        if micro_batches == 1:
-            return gradient_of(params, scale, step, carry, batch, row_B)
-
-        def split(x: Array) -> Array:
-            return x.reshape(micro_batches, -1, *x.shape[1:])
-
-        def add(sums: Any, rows: tuple[Carry, Batch, Array]) -> tuple[Any, Carry]:
-            gradient, means, after = gradient_of(params, scale, step, *rows)
-            more = (gradient, means)
-            return jax.tree.map(lambda a, b: a + b / micro_batches, sums, more), after
-
-        zeros = (jax.tree.map(jnp.zeros_like, params), Means(*[jnp.float32(0)] * 4))
-        means, after = jax.lax.scan(add, zeros, jax.tree.map(split, (carry, batch, row_B)))
-        return Gradient(*means, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), after))
+    micro_batches = config.train.micro_batches
 
     def train_step(
         state: TrainState, carry: Carry, batch: Batch, stop: Array
     ) -> tuple[TrainState, Carry, StepMetrics]:
         scale = state.loss_scale.scale
         carry = reset(carry, batch.reset_B)
-        local = accumulated(state.params, scale, state.step, carry, batch)
+        rows = batch.inputs_BT.shape[0]
+        row_B = jax.lax.axis_index(axis_name) * rows + jnp.arange(rows)
+        local = _gradient(config, model, state.params, scale, state.step, carry, batch, row_B)
         after, devices = local.after, jax.lax.axis_size(axis_name)
         shares, means = jax.tree.map(lambda x: x / devices, (local.gradient, local.means))
         shares = jax.tree.map(lambda share: share.astype(reduce_type), shares)
@@ -207,8 +226,7 @@ def make_train_step(
         square = optax.tree.norm(gradient, squared=True)
         grad_norm = jnp.sqrt(square)
         batches = devices * micro_batches
-        rows = batch.inputs_BT.shape[0] // micro_batches
-        signal, trace = _noise(square, means.square / scale**2, batches, rows)
+        signal, trace = _noise(square, means.square / scale**2, batches, rows // micro_batches)
         # An inf or NaN anywhere in the gradient makes its norm inf or NaN; the square overflows if
         # the norm exceeds 2^64.
         finite = jnp.isfinite(loss) & jnp.isfinite(square)
@@ -272,9 +290,9 @@ def make_evaluation_step(model: LanguageModel, axis_name: str) -> EvaluationStep
         carry = reset(carry, batch.reset_B)
         keys_B = row_keys(0, _OBJECTIVE, jnp.uint32(0), batch.window_B)
         targets = objective(batch.inputs_BT, batch.targets_BT, batch.mask_BT, keys_B)
-        padding_BT = ~batch.mask_BT if model.model.bidirectional else None
+        padding_mask_BT = ~batch.mask_BT if model.model.bidirectional else None
         carry, logits_BTV, *_ = model.apply(
-            {"params": params}, targets.inputs_BT, carry, padding_BT
+            {"params": params}, targets.inputs_BT, carry, padding_mask_BT
         )
         nats_BT = weighted(cross_entropy(logits_BTV, targets.targets_BT), targets.weight_BT)
         return carry, jax.lax.psum(jnp.sum(nats_BT), axis_name)
