@@ -97,7 +97,7 @@ def build(kind: type[Built], values: object, name: str = "") -> Built:
         raise _wrong(name or "the top level", values, "an object with named fields")
     prefix = f"{name}." if name else ""
     if kinds := vars(kind).get("kinds"):
-        chosen, values = values.get("kind", kind.usual), dict(values)  # type: ignore[attr-defined]
+        chosen, values = values.get("kind", kind.default_kind), dict(values)  # type: ignore[attr-defined]
         if chosen not in list(kinds):
             raise _wrong(f"{prefix}kind", chosen, f"one of {', '.join(sorted(kinds))}")
         kind = kinds[chosen]

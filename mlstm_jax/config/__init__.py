@@ -88,7 +88,7 @@ def _require_fit(config: Config) -> None:
     """Raise UserError if a field is for another kind of model."""
     model, every, cell = config.model, config.train.recompute_every, config.precision.cell
     if not model.has_own_loops:
-        rule = f"for {model.choice}; use it with {MLSTM().choice}"
+        rule = f"for {model.cli_name}; use it with {MLSTM().cli_name}"
         require(every is None, "train.recompute_every", every, f"unset {rule}")
         kernels = config.devices.kernels
         require(kernels == "xla", "devices.kernels", kernels, f"xla {rule}")
@@ -97,7 +97,7 @@ def _require_fit(config: Config) -> None:
     for name, window in windows or [("data.window", config.data.window)]:
         rule = f"at most model.positions, {longest}"
         require(longest is None or window <= longest, name, window, rule)
-    rule = f"fp32 for {model.choice}, which has no c"
+    rule = f"fp32 for {model.cli_name}, which has no c"
     require(cell == "fp32" or "c" in model.states, "precision.cell", cell, rule)
 
 

@@ -96,10 +96,10 @@ def take_file(arguments: Sequence[str], default: Config) -> tuple[Config, list[s
     for option in (word.partition("=")[0] for word in rest if word.startswith("--model.")):
         field = option.removeprefix("--model.").removeprefix("no-").replace("-", "_")
         of = [f"model:{name}" for name, kind in kinds.items() if field in kind.__dataclass_fields__]
-        if of and config.model.choice not in of:
+        if of and config.model.cli_name not in of:
             raise UserError(
-                f"{option} is an option of {', '.join(of)}, not of {config.model.choice}; leave it "
-                f"out, or choose {of[0]}."
+                f"{option} is an option of {', '.join(of)}, not of {config.model.cli_name}; leave "
+                f"it out, or choose {of[0]}."
             )
     options = {word.partition("=")[0].replace("_", "-") for word in rest}
     if {"--data.batch", "--data.batch-per-device"} <= options:
@@ -135,7 +135,7 @@ def differences(old: Config, new: Config) -> Differences:
     before, after = flatten(old), flatten(new)
     groups = Differences([], [], [])
     if type(old.model) is not type(new.model):
-        groups.forbidden.append(f"model: {old.model.choice} → {new.model.choice}")
+        groups.forbidden.append(f"model: {old.model.cli_name} → {new.model.cli_name}")
         before = {name: value for name, value in before.items() if not name.startswith("model.")}
     has_phases = bool(old.phases or new.phases)
     for name in before:

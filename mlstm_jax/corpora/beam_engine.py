@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from mlstm_jax import output
-from mlstm_jax.corpora.documents import Recipe, Reject, Written, clean, in_order, order_key
+from mlstm_jax.corpora.documents import CleanDocument, Recipe, Reject, clean, in_order, order_key
 from mlstm_jax.corpora.readers import read_source
 from mlstm_jax.corpora.records import Rejects
 from mlstm_jax.corpora.sources import Source
-from mlstm_jax.corpora.writer import Gathered, Report, source_manifests
+from mlstm_jax.corpora.writer import Report, SortedDocuments, source_manifests
 from mlstm_jax.errors import KnownError, UserError
 
 _BYTES_A_PART = 1 << 25
@@ -30,7 +30,7 @@ _ERRORS, _COUNTS, _REJECTS, _PARTS = "errors", "counts", "rejects", "parts"
 
 
 @contextmanager
-def gather(
+def read_and_sort(
     sources: Sequence[Source],
     recipe: Recipe,
     rejects: Rejects,
@@ -38,7 +38,7 @@ def gather(
     *,
     options: Sequence[str],
     report: Report,
-) -> Iterator[Gathered]:
+) -> Iterator[SortedDocuments]:
     """Run the pipeline, with its files in the folder `scratch`, and yield what to write.
 
     Args:
@@ -90,7 +90,7 @@ def gather(
     totals = list(_lines(scratch / "totals"))
     counted = sorted(_lines(scratch / _COUNTS))  # by the numbers of their sources
     report("read", 1)
-    yield Gathered(
+    yield SortedDocuments(
         sorted(source_manifests(sources, [line[1:4] for line in counted])),
         sum(totals),
         any(line[4] for line in counted),
@@ -143,7 +143,7 @@ def _read(numbered: tuple[int, Source], recipe: Recipe, digits: int) -> Iterator
     yield TaggedOutput(_COUNTS, [number, seen["text"], seen["none"], seen["blank"], rated])
 
 
-def _write_part(group: tuple[str, Iterable[Written]], recipe: Recipe, folder: str) -> int:
+def _write_part(group: tuple[str, Iterable[CleanDocument]], recipe: Recipe, folder: str) -> int:
     """Sort a group and write it; return how many documents it keeps.
 
     A worker may repeat this, or two may do it at once: the file is always complete and the same.
@@ -169,7 +169,7 @@ def _lines(file: Path) -> Iterator[Any]:
             yield json.loads(line)
 
 
-def _in_order(folder: Path) -> Iterator[Written]:
+def _in_order(folder: Path) -> Iterator[CleanDocument]:
     for file in sorted(folder.glob("*.npz")):
         with np.load(file, allow_pickle=False) as part:
             text, ratings = part["text"].tobytes(), part["ratings"]

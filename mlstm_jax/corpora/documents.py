@@ -38,7 +38,7 @@ _LONG_REFERENCE = re.compile("&#[0-9]{4301,};?")
 
 Record = Mapping[str, object]
 # Cleaned bytes, and the rating: NaN for none.
-Written = tuple[bytes, float]
+CleanDocument = tuple[bytes, float]
 
 
 class Document(NamedTuple):
@@ -117,7 +117,7 @@ def order_key(text: bytes, seed: int, dedupe: Dedupe) -> str:
     return hashlib.md5(f"{seed}:".encode() + text, usedforsecurity=False).hexdigest()
 
 
-def kept(copies: list[Written], seed: int, dedupe: Dedupe) -> list[Written]:
+def kept(copies: list[CleanDocument], seed: int, dedupe: Dedupe) -> list[CleanDocument]:
     """Return the documents to keep, in order, of those with the same `order_key`.
 
     Without deduplication, all are kept. Otherwise the one whose own text has the smallest md5 is
@@ -130,7 +130,9 @@ def kept(copies: list[Written], seed: int, dedupe: Dedupe) -> list[Written]:
     return copies if dedupe == "none" else copies[:1]
 
 
-def in_order(documents: Iterable[Written], seed: int, dedupe: Dedupe) -> Iterator[Written]:
+def in_order(
+    documents: Iterable[CleanDocument], seed: int, dedupe: Dedupe
+) -> Iterator[CleanDocument]:
     """Yield the documents to keep, in order; holds all of them in memory."""
     keyed = sorted((order_key(text, seed, dedupe), text, rating) for text, rating in documents)
     for _, copies in groupby(keyed, key=itemgetter(0)):

@@ -14,12 +14,12 @@ from mlstm_jax.corpora.documents import Recipe
 from mlstm_jax.corpora.duckdb_stage import Stage
 from mlstm_jax.corpora.records import Rejects
 from mlstm_jax.corpora.sources import Source
-from mlstm_jax.corpora.writer import Gathered, Report
+from mlstm_jax.corpora.writer import Report, SortedDocuments
 from mlstm_jax.errors import UserError
 
 
 @contextmanager
-def gather(
+def read_and_sort(
     sources: Sequence[Source],
     recipe: Recipe,
     rejects: Rejects,
@@ -28,7 +28,7 @@ def gather(
     memory_limit: str,
     threads: int | None,
     report: Report,
-) -> Iterator[Gathered]:
+) -> Iterator[SortedDocuments]:
     """Read all sources into a database in the folder `scratch`, and yield what to write.
 
     Raises:
@@ -52,7 +52,7 @@ def gather(
             counts = stage.counts()
             documents, rated = stage.totals()
             report("sort", 0)
-            yield Gathered(counts, documents, rated, stage.in_order())
+            yield SortedDocuments(counts, documents, rated, stage.in_order())
         finally:
             stage.close()
 

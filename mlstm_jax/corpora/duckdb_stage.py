@@ -23,9 +23,9 @@ import numpy as np
 
 from mlstm_jax.corpora.columns import parquet_rows
 from mlstm_jax.corpora.documents import (
+    CleanDocument,
     Recipe,
     Reject,
-    Written,
     clean,
     kept,
     normalized,
@@ -221,7 +221,7 @@ class Stage:
         ).fetchall()
         return rows[0]
 
-    def in_order(self) -> Iterator[Written]:
+    def in_order(self) -> Iterator[CleanDocument]:
         """Yield the documents to keep, in the order of their keys."""
         self._ordered.execute(
             f"SELECT key::VARCHAR, text, rating FROM documents WHERE kind = {TEXT} ORDER BY key"

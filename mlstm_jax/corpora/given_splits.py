@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import isnan, nan
 
-from mlstm_jax.corpora.documents import Recipe, Reject, Unit, Written, clean
+from mlstm_jax.corpora.documents import CleanDocument, Recipe, Reject, Unit, clean
 from mlstm_jax.corpora.readers import limited_lines, read_source
 from mlstm_jax.corpora.records import Rejects
 from mlstm_jax.corpora.sources import Source
-from mlstm_jax.corpora.writer import Gathered, Report, source_manifests
+from mlstm_jax.corpora.writer import Report, SortedDocuments, source_manifests
 from mlstm_jax.errors import UserError
 
 _BYTES_A_REPORT = 1 << 20
@@ -23,9 +23,9 @@ OnRead = Callable[[int], None]
 
 
 @contextmanager
-def gather(
+def read_and_sort(
     sources: Mapping[str, Sequence[Source]], recipe: Recipe, rejects: Rejects, *, report: Report
-) -> Iterator[Gathered]:
+) -> Iterator[SortedDocuments]:
     """Count the documents of every split, and yield what to write.
 
     Args:
@@ -65,10 +65,10 @@ def gather(
         for (_, source), manifest in zip(every, manifests, strict=True)
         for document in _again(source, recipe, manifest.documents)
     )
-    yield Gathered(manifests, sizes.total(), rated, documents, dict(sizes))
+    yield SortedDocuments(manifests, sizes.total(), rated, documents, dict(sizes))
 
 
-def _again(source: Source, recipe: Recipe, expected: int) -> Iterator[Written]:
+def _again(source: Source, recipe: Recipe, expected: int) -> Iterator[CleanDocument]:
     count = 0
     for found in _read(source, recipe, lambda count: None):
         if found and not isinstance(found, Reject) and found[0]:
@@ -78,7 +78,9 @@ def _again(source: Source, recipe: Recipe, expected: int) -> Iterator[Written]:
         raise UserError(f"{source}: changed while it was being read; run prepare again.")
 
 
-def _read(source: Source, recipe: Recipe, on_read: OnRead) -> Iterator[Written | Reject | None]:
+def _read(
+    source: Source, recipe: Recipe, on_read: OnRead
+) -> Iterator[CleanDocument | Reject | None]:
     """Yield the documents of a source, including empty ones; None for a record without text."""
     if recipe.cleaning == "none" and source.kind == "txt":
         for text in _as_it_is(source, recipe.document or "line", on_read):

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from mlstm_jax.corpora import beam_engine, given_splits
-from mlstm_jax.corpora.documents import Quoting, Recipe, Unit, Written
+from mlstm_jax.corpora.documents import CleanDocument, Quoting, Recipe, Unit
 from mlstm_jax.corpora.records import MAX_REJECT_FRACTION, Rejects, check_rejects_file
 from mlstm_jax.corpora.sources import PYDOC, Source, find_sources
 from mlstm_jax.corpora.writer import (
-    Gathered,
     Report,
+    SortedDocuments,
     check_disk,
     check_out,
     durable,
@@ -122,7 +122,7 @@ class Stages:
         if self._line and fraction:
             self._line.update(int(100 * fraction), "percent")
 
-    def counted(self, documents: Iterator[Written], count: int) -> Iterator[Written]:
+    def counted(self, documents: Iterator[CleanDocument], count: int) -> Iterator[CleanDocument]:
         """Yield the documents, and show the fraction yielded so far."""
         for n, document in enumerate(documents):
             if n % 10_000 == 0:
@@ -207,7 +207,7 @@ def prepare(
         Stages(quiet=not show_progress) as stages,
     ):
         try:
-            gathering = _gather(of_split, options, recipe, rejects, scratch, stages.report)
+            gathering = _read_and_sort(of_split, options, recipe, rejects, scratch, stages.report)
             manifest = _write(
                 gathering,
                 folder,
@@ -232,24 +232,26 @@ def prepare(
     return manifest
 
 
-def _gather(
+def _read_and_sort(
     of_split: Mapping[str, list[Source]],
     options: PrepareOptions,
     recipe: Recipe,
     rejects: Rejects,
     scratch: Path,
     report: Report,
-) -> AbstractContextManager[Gathered]:
+) -> AbstractContextManager[SortedDocuments]:
     """Read the sources of given splits (in their order), or of "" (sorted, without duplicates)."""
     if "" not in of_split:
-        return given_splits.gather(of_split, recipe, rejects, report=report)
+        return given_splits.read_and_sort(of_split, recipe, rejects, report=report)
     (sources,) = of_split.values()
     if options.engine == "beam":
         beam = shlex.split(options.beam_options)
-        return beam_engine.gather(sources, recipe, rejects, scratch, options=beam, report=report)
+        return beam_engine.read_and_sort(
+            sources, recipe, rejects, scratch, options=beam, report=report
+        )
     from mlstm_jax.corpora import duckdb_engine  # training needs no duckdb
 
-    return duckdb_engine.gather(
+    return duckdb_engine.read_and_sort(
         sources,
         recipe,
         rejects,
@@ -274,7 +276,7 @@ def _tidied(out: Path, scratch: Path, rejects_file: Path, rejects: Rejects) -> I
 
 
 def _write(
-    gathering: AbstractContextManager[Gathered],
+    gathering: AbstractContextManager[SortedDocuments],
     folder: Path,
     recipe: Recipe,
     split: SplitWeights | None,

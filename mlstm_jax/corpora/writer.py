@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from mlstm_jax import digest, output
-from mlstm_jax.corpora.documents import Written
+from mlstm_jax.corpora.documents import CleanDocument
 from mlstm_jax.corpora.sources import Source, manifest_names
 from mlstm_jax.data import corpus
 from mlstm_jax.data.corpus import SourceManifest, SplitManifest
@@ -32,13 +32,13 @@ _SCRATCH = 2
 Report = Callable[[str, float], None]
 
 
-class Gathered(NamedTuple):
+class SortedDocuments(NamedTuple):
     """The result of an engine."""
 
     counts: list[SourceManifest]  # sorted, unless the splits are given
     documents: int  # number to write
     rated: bool  # whether any has a rating
-    in_order: Iterator[Written]  # can be iterated once
+    in_order: Iterator[CleanDocument]  # can be iterated once
     sizes: Mapping[str, int] = MappingProxyType({})  # documents per split, if the splits are given
 
 

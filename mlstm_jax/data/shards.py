@@ -113,7 +113,7 @@ def shuffled(order: Order, window: int, seed: Sequence[int]) -> Order:
     return make(starts_BK, lengths_BK, window)
 
 
-def taken_up(
+def redistribute(
     order: Order, step: int, window: int, *, growth: int, new_window: int
 ) -> tuple[Order, NDArray[np.bool_]]:
     """Distribute the rest of an epoch at `step` over more rows.
@@ -153,7 +153,7 @@ def taken_up(
     )
     pieces_BK = np.sort(dealt, axis=2).reshape(batch * growth, -1)
     old_B1 = np.repeat(rows, growth)[:, None]
-    goes_on_B = np.zeros(batch * growth, np.bool_)
-    goes_on_B[::growth] = (read_B > 0) & (read_B < length_B)
+    continues_B = np.zeros(batch * growth, np.bool_)
+    continues_B[::growth] = (read_B > 0) & (read_B < length_B)
     shared = make(starts_BK[old_B1, pieces_BK], lengths_BK[old_B1, pieces_BK], new_window)
-    return shared, goes_on_B
+    return shared, continues_B

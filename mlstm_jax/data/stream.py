@@ -25,9 +25,9 @@ from mlstm_jax.data.shards import (
     Order,
     count,
     cut,
+    redistribute,
     regular,
     shuffled,
-    taken_up,
 )
 from mlstm_jax.digest import crc32
 from mlstm_jax.errors import UserError
@@ -52,7 +52,7 @@ class Batch(NamedTuple):
     weight_B: NDArray[np.float32] | None = None
     # float32, the same for all rows: the fraction of the global batch's rows that have a target;
     # the others wait for the end of the epoch. None: all have one.
-    reading_B: NDArray[np.float32] | None = None
+    active_fraction_B: NDArray[np.float32] | None = None
 
 
 class Origin(NamedTuple):
@@ -69,7 +69,7 @@ class _Rest(NamedTuple):
     """The rest of an epoch, when a stream continues another one in the middle of it."""
 
     order: Order
-    goes_on_B: NDArray[np.bool_]  # whether a row continues in the middle of a shard
+    continues_B: NDArray[np.bool_]  # whether a row continues in the middle of a shard
     epochs: float  # read before
     end: int  # the position at which the next epoch begins
 
@@ -81,7 +81,8 @@ class TrainStream:
     target once. The last window of a shard is padded, and a row that has read its shards waits for
     the row with the most windows. Positions without a target have no weight in the loss.
 
-    With `apart`, each document is a shard, and each of its windows has its label at its last byte.
+    With `per_document`, each document is a shard, and each of its windows has its label at its
+    last byte.
     With `stop`, too, each document is a shard, and the byte `stop`, which is not in the corpus, is
     the target of its last byte. UniRep reads proteins this way, from start token to stop token.
 
@@ -106,13 +107,14 @@ class TrainStream:
         labels: Literal["ratings", "classes"] | None = None,
         several: int = 0,
         stop: int | None = None,
-        apart: bool = False,
-        own_targets: bool = False,
-        cut_for: tuple[int, int] | None = None,
+        per_document: bool = False,
+        targets_are_inputs: bool = False,
+        shard_layout: tuple[int, int] | None = None,
     ) -> None:
-        """Cut the split for the stream's batch and window, or for those in `cut_for`.
+        """Cut the split for the stream's batch and window, or for those in `shard_layout`.
 
-        With `own_targets`, each byte is a target where it is an input; see training/objective.py.
+        With `targets_are_inputs`, each byte is a target where it is an input; see
+        training/objective.py.
         With `several`, each document has so many labels; otherwise it has one.
 
         Streams that continue each other need the same cut: that of the largest batch, a multiple of
@@ -125,14 +127,14 @@ class TrainStream:
                 "prepare it again with a share for it, such as `split` 1000,1,1."
             )
         documents = len(split.offsets) - 1
-        separate = apart or stop is not None
+        separate = per_document or stop is not None
 
         def number(batch: int, window: int) -> tuple[int, int]:
             if not separate:
                 return count(size, shards=shards, batch=batch, window=window)
             return (-(-documents // batch) * batch,) * 2
 
-        self.wanted_shards, self.shards = number(*(cut_for or (batch, window)))
+        self.wanted_shards, self.shards = number(*(shard_layout or (batch, window)))
         self.own_cut = self.shards == number(batch, window)[1]
         if not separate:
             bounds = cut(split.offsets, self.shards, slack=TRAINING_SLACK)
@@ -145,7 +147,7 @@ class TrainStream:
         self._bytes, self._window, self._batch = split.bytes, window, batch
         self._shuffle, self._seed, self._stop = shuffle, seed, stop
         # Bytes of a shard without a target: its first, unless a stop makes up for it.
-        self._first = stop is None and not own_targets
+        self._first = stop is None and not targets_are_inputs
         self._regular = regular(bounds, batch, window)
         self.steps_per_epoch = self._regular.windows
         targets_BK = self._targets_of(self._regular)
@@ -166,7 +168,7 @@ class TrainStream:
         self._labels: DocumentLabels | None = None
         if labels:
             scaled = labels == "ratings"
-            self._labels = DocumentLabels(split, scaled=scaled, several=several, each=apart)
+            self._labels = DocumentLabels(split, scaled=scaled, several=several, each=per_document)
 
     def go_on_from(self, before: "TrainStream", step: int) -> None:
         """Continue, at the run's `step`, from the rows of another stream with the same shards.
@@ -187,11 +189,11 @@ class TrainStream:
         epoch, done, order = before._place(before.position(step))
         position, places = epoch * self.steps_per_epoch, 0
         if done:
-            rest, goes_on_B = taken_up(
+            rest, continues_B = redistribute(
                 order, done, before._window, growth=growth, new_window=self._window
             )
             end = position + self.steps_per_epoch
-            self._rest = _Rest(rest, goes_on_B, before.epoch(step), end)
+            self._rest = _Rest(rest, continues_B, before.epoch(step), end)
             position = end - rest.windows
             for array in (rest.starts_BK, rest.lengths_BK):
                 places = crc32(np.ascontiguousarray(array, "<i8").data, places)
@@ -242,7 +244,7 @@ class TrainStream:
         first_B, length_B, read_B = order.at(step, self._window)
         reset_B = read_B == 0
         if self._rest and position == self.origin.position:
-            reset_B &= ~self._rest.goes_on_B
+            reset_B &= ~self._rest.continues_B
         targets_B = np.clip(length_B - self._first - read_B, 0, self._window)
         weight = self._batch * self._window / max(1, int(targets_B.sum()))
         start_B = (first_B + read_B)[rows]

@@ -99,9 +99,9 @@ class Architecture(Sizes, ABC):
     masked: bool = False
 
     # Every kind by its name in a config.json and on the command line; a JSON without one means
-    # `usual`.
+    # `default_kind`.
     kinds: ClassVar[dict[str, type["Architecture"]]] = {}
-    usual: ClassVar[str] = "mlstm"
+    default_kind: ClassVar[str] = "mlstm"
     title: ClassVar[str] = ""
     # The states that can be shown; features use the first unless told otherwise.
     states: ClassVar[tuple[str, ...]] = ("c", "h")
@@ -124,7 +124,7 @@ class Architecture(Sizes, ABC):
         require(0 <= self.yes_no <= alone * 2**20, "model.yes_no", self.yes_no, rule)
 
     @property
-    def choice(self) -> str:
+    def cli_name(self) -> str:
         """The word that chooses this kind on a command line."""
         return f"model:{self.title.lower()}"
 
@@ -157,8 +157,8 @@ class Architecture(Sizes, ABC):
         """Raise UserError if this model does not predict the next byte."""
         if self.masked:
             raise UserError(
-                f"{task} needs a model that predicts the next byte, and {self.choice} predicts "
-                f"masked bytes; use a run of another kind, such as model:{self.usual}."
+                f"{task} needs a model that predicts the next byte, and {self.cli_name} predicts "
+                f"masked bytes; use a run of another kind, such as model:{self.default_kind}."
             )
 
     def init_carry(self, rows: int, cell: Any) -> Tree:
@@ -178,7 +178,7 @@ class Architecture(Sizes, ABC):
         """Return the model as it is in a run whose longest window has so many bytes."""
         return self
 
-    def shown(self, carry: Tree) -> dict[str, Any]:
+    def named_states(self, carry: Tree) -> dict[str, Any]:
         """Return the states of a `reading_carry` by their names in `states`, [B, L, H]."""
         found: dict[str, Any] = carry._asdict()
         return found
@@ -208,8 +208,8 @@ class Architecture(Sizes, ABC):
 
         Returns:
             The carry after the window; the output [T, B, H] in the compute type; and the states
-            after each byte, a tree for `shown`, [B, T, L, H], or the sum of h over the bytes, of a
-            model with own loops, float32 [B, L, H]; or None unless `options.states`.
+            after each byte, a tree for `named_states`, [B, T, L, H], or the sum of h over the
+            bytes, of a model with own loops, float32 [B, L, H]; or None unless `options.states`.
         """
 
     def matrices(self, name: str) -> int:
@@ -233,7 +233,9 @@ class Architecture(Sizes, ABC):
         """Return the products of a layer."""
 
     @abstractmethod
-    def kept_bytes(self, units: int, window: int, every: int | None, width: int, cell: int) -> int:
+    def activation_bytes(
+        self, units: int, window: int, every: int | None, width: int, cell: int
+    ) -> int:
         """Return the bytes that a layer keeps for the backward pass, and needs in it.
 
         Args:

@@ -123,7 +123,9 @@ class FlaxCell(Recurrent):
         once = len(self.gates) * self.hidden * (inputs + self.hidden)
         return Products(once, 2 * once, 0)
 
-    def kept_bytes(self, units: int, window: int, every: int | None, width: int, cell: int) -> int:
+    def activation_bytes(
+        self, units: int, window: int, every: int | None, width: int, cell: int
+    ) -> int:
         """Count what JAX keeps of each step: about two numbers a gate, and three a state."""
         return window * units * 4 * (2 * len(self.gates) + 3 * len(self.states))
 

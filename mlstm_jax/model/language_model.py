@@ -50,8 +50,8 @@ class ModelOutput(NamedTuple):
     # from the mean of the training split, or the logit of each class or of each label of yes or no;
     # None without a label head.
     labels_BTK: Array | None
-    # If requested, the carry after each byte, [B, T, L, H], for `Architecture.shown`; or the sum of
-    # h, float32 [B, L, H].
+    # If requested, the carry after each byte, [B, T, L, H], for `Architecture.named_states`; or
+    # the sum of h, float32 [B, L, H].
     states: Any = None
 
 
@@ -154,7 +154,7 @@ class LanguageModel(linen.Module):
         window = Window(embedding_VE, bytes_TB, carry, padding_mask_TB, dropout_B, ready)
         carry, x, states_BTLH = model.read(window, options)
         if sums_later:
-            h_BTLH = model.shown(states_BTLH)["h"].astype(jnp.float32)
+            h_BTLH = model.named_states(states_BTLH)["h"].astype(jnp.float32)
             if padding_mask_BT is not None:
                 h_BTLH = jnp.where(padding_mask_BT[:, :, None, None], 0, h_BTLH)
             states_BTLH = h_BTLH.sum(axis=1)

@@ -143,7 +143,9 @@ class MLSTM(Recurrent, _Initial, title="mLSTM"):
             square * (2 if layer else 1), square, 2 * square + (4 * square if layer else 0)
         )
 
-    def kept_bytes(self, units: int, window: int, every: int | None, width: int, cell: int) -> int:
+    def activation_bytes(
+        self, units: int, window: int, every: int | None, width: int, cell: int
+    ) -> int:
         """Count h, mh, four gates and c, then dz, dmh and dmx, of each step that is kept."""
         kept = window if every is None else min(every, window)
         of_a_step = units * (6 * width + cell + 6 * width)

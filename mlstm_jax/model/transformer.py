@@ -246,7 +246,7 @@ class Transformer(Architecture, title="Transformer"):
         """Mask the output of each attention and of each pair of dense matrices, as BERT does."""
         return self.layers, 2, window, self.hidden
 
-    def shown(self, carry: Tree) -> dict[str, Any]:
+    def named_states(self, carry: Tree) -> dict[str, Any]:
         """Return h: the output of each layer; of the top layer, after the last normalisation."""
         return {"h": carry.h}
 
@@ -308,7 +308,9 @@ class Transformer(Architecture, title="Transformer"):
         seen = self.longest_window * (2 if self.bidirectional else 1)
         return Products(0, 0, 6 * (12 * self.hidden**2 + self.hidden * seen))
 
-    def kept_bytes(self, units: int, window: int, every: int | None, width: int, cell: int) -> int:
+    def activation_bytes(
+        self, units: int, window: int, every: int | None, width: int, cell: int
+    ) -> int:
         """Count x, both norms, q, k, v, attention's output, up and its gelu, and probabilities."""
         attention = window * self.heads * (4 + width) / self.hidden
         return int(window * units * (3 * 4 + 4 * 4 + 14 * width + attention))
@@ -324,4 +326,4 @@ class BERT(Transformer, title="BERT"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.masked, "train.objective", "next-byte", f"masked-bytes with {self.choice}")
+        require(self.masked, "train.objective", "next-byte", f"masked-bytes with {self.cli_name}")

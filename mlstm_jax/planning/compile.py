@@ -192,7 +192,7 @@ def _batch(config: Config, rows: int) -> Batch:
         labels_BT=np.zeros(labels, np.float32) if config.model.labels else None,
         targets_B=np.zeros(rows, np.int32),
         weight_B=np.zeros(rows, np.float32),
-        reading_B=np.zeros(rows, np.float32),
+        active_fraction_B=np.zeros(rows, np.float32),
     )
 
 

@@ -93,10 +93,10 @@ def resolve_phases(config: Config, corpus: Corpus) -> list[ResolvedPhase]:
         stream = train_stream(config, corpus)
         return [ResolvedPhase(config, stream, 0, total_steps(config.train, stream.steps_per_epoch))]
     phases: list[ResolvedPhase] = []
-    for phase, cut_for in zip(config.phases, _cuts(config.phases), strict=True):
+    for phase, shard_layout in zip(config.phases, _cuts(config.phases), strict=True):
         data = dataclasses.replace(config.data, batch=phase.batch, window=phase.window)
         own_config = dataclasses.replace(config, data=data)
-        stream = train_stream(own_config, corpus, cut_for)
+        stream = train_stream(own_config, corpus, shard_layout)
         begins = _begins(phase, config.optimizer)
         if not phases:
             phases.append(ResolvedPhase(own_config, stream, 0, phase.steps, begins=begins))
@@ -173,9 +173,9 @@ def expected_segments(config: Config, corpus_bytes: float) -> list[Segment]:
 
 
 def train_stream(
-    config: Config, corpus: Corpus, cut_for: tuple[int, int] | None = None
+    config: Config, corpus: Corpus, shard_layout: tuple[int, int] | None = None
 ) -> TrainStream:
-    """Return the training rows of a config; see TrainStream for `cut_for`."""
+    """Return the training rows of a config; see TrainStream for `shard_layout`."""
     data = config.data
     return TrainStream(
         corpus.split("train"),
@@ -192,9 +192,9 @@ def train_stream(
         several=config.model.yes_no,
         stop=corpus.stop,
         # Without a carry, a label can be predicted only from its document's own windows.
-        apart=config.model.labels > 0 and config.model.longest_window is not None,
-        own_targets=config.model.masked,
-        cut_for=cut_for,
+        per_document=config.model.labels > 0 and config.model.longest_window is not None,
+        targets_are_inputs=config.model.masked,
+        shard_layout=shard_layout,
     )
 
 

@@ -140,7 +140,7 @@ def memory_bytes(config: Config, rows: int) -> float:
     # Master weights and moments; the gradient; normalised weights, some of them transposed.
     state = parameters * (4 + 4 * config.optimizer.moments + 4 + 2 + width)
     every = config.train.recompute_every
-    layer = model.kept_bytes(rows * model.hidden, window, every, width, cell)
+    layer = model.activation_bytes(rows * model.hidden, window, every, width, cell)
     # Logits and their gradient.
     logits = rows * window * VOCABULARY * 4 * 2
     return state + model.layers * layer + logits

@@ -233,10 +233,10 @@ def make_train_step(
 
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
         rate_scale = state.rate_scale
-        if batch.reading_B is not None:
+        if batch.active_fraction_B is not None:
             # At the end of an epoch few rows may be left. Most optimizers undo the gradient's own
             # scale, so their updates are multiplied by the fraction of rows that still read.
-            rate_scale = rate_scale * batch.reading_B[0]
+            rate_scale = rate_scale * batch.active_fraction_B[0]
         updates = jax.tree.map(lambda update: update * rate_scale, updates)
         params = optax.apply_updates(state.params, updates)
         params, opt_state, after = _select(

@@ -271,7 +271,7 @@ def measure_baseline(
             return float(found.mean())
         return float(model(C).fit(*train[:2]).score(*valid[:2]))
 
-    def fit_yes(texts: Any, answers: thresholds.Answers, C: float) -> Fitted:
+    def fit_yes(texts: Any, answers: thresholds.BinaryLabels, C: float) -> Fitted:
         fitted = model(C).fit(texts, answers)
         return Fitted(fitted, lambda inputs: fitted.predict_proba(inputs)[:, 1])
 
@@ -291,7 +291,7 @@ def measure_baseline(
 def _baseline_of_labels(
     fit_yes: Any, train: Labelled, valid: Labelled | None, test: Labelled, task: Task
 ) -> Baseline:
-    def examples(part: Labelled) -> tuple[Any, thresholds.Answers]:
+    def examples(part: Labelled) -> tuple[Any, thresholds.BinaryLabels]:
         return np.array(part.texts, object), task.codes(part.labels)
 
     chosen = thresholds.choose(

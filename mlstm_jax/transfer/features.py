@@ -169,7 +169,7 @@ class Featurizer:
                     self._reader.fetch(after),
                 )
                 mean_BLH = sum_BLH / length_N[turn.texts][:, None, None]
-                reached = model.shown(carry) | {"mean_h": mean_BLH}
+                reached = model.named_states(carry) | {"mean_h": mean_BLH}
                 kept = [
                     reached[state][:, self._layers][:, :, self._units] for state in self._states
                 ]

@@ -154,7 +154,7 @@ def generate(
     run.config.model.require_next_byte("generating text")
     if held and "c" not in run.config.model.states:
         raise UserError(
-            f"set_unit holds a unit of the cell state c, and {run.config.model.choice} has none; "
+            f"set_unit holds a unit of the cell state c, and {run.config.model.cli_name} has none; "
             "leave it out."
         )
     for unit, value in held.items():

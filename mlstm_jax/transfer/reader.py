@@ -63,7 +63,9 @@ def states_of(model: Architecture, asked: Sequence[S] | None = None) -> tuple[S,
     known = [state for state in STATE_NAMES if set(single_states(state)) <= single]
     for state in asked:
         if state not in known:
-            raise UserError(f"state {state!r} is not one of {', '.join(known)} of {model.choice}.")
+            raise UserError(
+                f"state {state!r} is not one of {', '.join(known)} of {model.cli_name}."
+            )
     if not asked or len(set(asked)) < len(asked):
         raise UserError(f"state {' '.join(asked)}: name at least one state, each only once.")
     return tuple(asked)
@@ -302,7 +304,7 @@ class Reader:
         (named,) = states_of(model, state and (state,))
         pieces, sum_LH, at = [], np.zeros(model.shape), 0
         for turn, reached, trail in self._reader.read([text]):  # noqa: B007
-            states = model.shown(self._reader.fetch(cast(Trail, trail).states))
+            states = model.named_states(self._reader.fetch(cast(Trail, trail).states))
             h_TLH = np.asarray(states["h"][0], np.float64)[: turn.bytes]
             if named == "mean_h":
                 count_T1 = np.arange(at + 1, at + turn.bytes + 1)[:, None]
@@ -313,7 +315,9 @@ class Reader:
             pieces.append(np.asarray(values_TH, np.float32))
         carry, _, nats_B = self._reader.fetch(reached)
         (logits_V,) = self._reader.fetch(cast(Trail, trail).logits_BV)
-        end_LH = {name: np.asarray(x[0], np.float32) for name, x in model.shown(carry).items()}
+        end_LH = {
+            name: np.asarray(x[0], np.float32) for name, x in model.named_states(carry).items()
+        }
         end_LH["mean_h"] = (sum_LH / len(text)).astype(np.float32)
         trace = Trace(text, np.concatenate(pieces), carry, logits_V, end_LH, float(nats_B[0]))
         self._traces[state, layer] = trace

@@ -18,7 +18,7 @@ from mlstm_jax.transfer.labels import MISSING
 _FOLDS = 5
 
 Floats = NDArray[np.float64]
-Answers = NDArray[np.int64]  # 1 yes, 0 no, −1 missing
+BinaryLabels = NDArray[np.int64]  # 1 yes, 0 no, −1 missing
 
 
 class Fitted(NamedTuple):
@@ -55,7 +55,7 @@ class LabelScore:
 MEASURES = ("f1", "precision", "recall", "average_precision", "all_yes")
 
 
-def best_threshold(answers: Answers, yes: Floats) -> tuple[float, float]:
+def best_threshold(answers: BinaryLabels, yes: Floats) -> tuple[float, float]:
     """Return the threshold of the largest F1, and that F1: yes if the probability reaches it.
 
     Args:
@@ -77,13 +77,13 @@ def best_threshold(answers: Answers, yes: Floats) -> tuple[float, float]:
     return float(threshold), float(f1[best])
 
 
-def best_thresholds(answers_NK: Answers, yes_NK: Floats) -> list[float]:
+def best_thresholds(answers_NK: BinaryLabels, yes_NK: Floats) -> list[float]:
     """Return the best threshold of each label, over the texts that have it."""
     known = (_known(yes_NK[:, k], answers_NK, k) for k in range(yes_NK.shape[1]))
     return [best_threshold(answers, yes)[0] for yes, answers in known]
 
 
-def folds(labels: Answers, names: Sequence[str]) -> Any:
+def folds(labels: BinaryLabels, names: Sequence[str]) -> Any:
     """Return the folds of cross-validation; UserError if a label, by its name, has one text."""
     from sklearn.model_selection import StratifiedKFold
 
@@ -97,10 +97,10 @@ def folds(labels: Answers, names: Sequence[str]) -> Any:
 
 
 def choose(
-    fit: Callable[[Any, Answers, float], Fitted],
+    fit: Callable[[Any, BinaryLabels, float], Fitted],
     Cs: Sequence[float],
-    train: tuple[Any, Answers],
-    valid: tuple[Any, Answers] | None,
+    train: tuple[Any, BinaryLabels],
+    valid: tuple[Any, BinaryLabels] | None,
     labels: Sequence[str],
     on_label: Callable[[int], None] = lambda count: None,
 ) -> list[Chosen]:
@@ -140,13 +140,13 @@ def choose(
     return chosen
 
 
-def _known(inputs: Any, answers_NK: Answers, k: int) -> tuple[Any, Answers]:
+def _known(inputs: Any, answers_NK: BinaryLabels, k: int) -> tuple[Any, BinaryLabels]:
     known = answers_NK[:, k] != MISSING
     return inputs[known], answers_NK[known, k]
 
 
 def measure(
-    answers_NK: Answers, yes_NK: Floats, thresholds: Sequence[float], labels: Sequence[str]
+    answers_NK: BinaryLabels, yes_NK: Floats, thresholds: Sequence[float], labels: Sequence[str]
 ) -> list[LabelScore]:
     """Return how well thresholds on probabilities answer each label, without missing answers."""
     from sklearn.metrics import average_precision_score, precision_recall_fscore_support

@@ -80,25 +80,25 @@ class Viewer:
             "most_bytes": MOST_BYTES,
         }
 
-    def read(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def read(self, request: dict[str, Any]) -> dict[str, Any]:
         """Read {text, state, layer, unit, label}: values, classes, active units, next bytes.
 
         State and layer default to those of the classifier's first unit. With a label, the values
         after each character are the classifier's score of it, not the unit's.
         """
-        text = _text(asked)
-        state: State = _field(asked, "state", str, self._state)
+        text = _text(request)
+        state: State = _field(request, "state", str, self._state)
         known = self._states()
         if state not in known:
             raise BadRequest(
                 f"state is {reprlib.repr(state)}, but it must be one of {', '.join(known)}."
             )
-        layer, layers = _field(asked, "layer", int, self._layer), self._run.config.model.layers
+        layer, layers = _field(request, "layer", int, self._layer), self._run.config.model.layers
         if not 0 <= layer < layers:
             raise BadRequest(
                 f"layer is {reprlib.repr(layer)}, but the model has layers 0 to {layers - 1}."
             )
-        label = _field(asked, "label", str, None)
+        label = _field(request, "label", str, None)
         if label is not None and label not in self._scores():
             raise BadRequest(f"there is no score of {reprlib.repr(label)}.")
         with self._lock:
@@ -106,7 +106,7 @@ class Viewer:
             (classes, unlike), scored = self._classes(text), self._scored(text, label)
         last_H = trace.values_TH[-1]
         active = np.argsort(-np.abs(last_H))[:_SHOWN]
-        unit = self._checked(_field(asked, "unit", int, int(active[0])))
+        unit = self._checked(_field(request, "unit", int, int(active[0])))
         predicts = not self._run.config.model.masked
         likeliest = np.argsort(-trace.next_V)[: _SHOWN if predicts else 0]
         return {
@@ -126,25 +126,25 @@ class Viewer:
             ],
         }
 
-    def generate(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def generate(self, request: dict[str, Any]) -> dict[str, Any]:
         """Continue {text, bytes, temperature, seed, unit, value}; a null value holds no unit."""
-        text = _text(asked)
-        bytes = _field(asked, "bytes", int, 200)
-        value = _field(asked, "value", float, None)
+        text = _text(request)
+        bytes = _field(request, "bytes", int, 200)
+        value = _field(request, "value", float, None)
         if not 1 <= bytes <= _MOST_GENERATED:
             raise BadRequest(
                 f"bytes is {reprlib.repr(bytes)}, but it must be 1 to {_MOST_GENERATED}."
             )
         held = {}
         if value is not None:
-            held = {self._checked(_field(asked, "unit", int, self._unit or 0)): value}
+            held = {self._checked(_field(request, "unit", int, self._unit or 0)): value}
         with self._lock:
             pieces = generate(
                 self._run,
                 text,
                 bytes=bytes,
-                seed=_field(asked, "seed", int, 0),
-                temperature=_field(asked, "temperature", float, 0.7),
+                seed=_field(request, "seed", int, 0),
+                temperature=_field(request, "temperature", float, 0.7),
                 held=held,
             )
             return {"text": "".join(as_text(piece for (piece,) in pieces))}
@@ -206,15 +206,15 @@ def _characters(text: bytes, values_T: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _text(asked: dict[str, Any]) -> str:
-    text: str = _field(asked, "text", str, "")
+def _text(request: dict[str, Any]) -> str:
+    text: str = _field(request, "text", str, "")
     if len(text.encode("utf-8", "replace")) > MOST_BYTES:
         raise BadRequest(f"the text is longer than {MOST_BYTES:,} bytes; make it shorter.", 413)
     return text
 
 
-def _field(asked: dict[str, Any], name: str, kind: type[Any], default: Any) -> Any:
-    value: Any = asked.get(name)
+def _field(request: dict[str, Any], name: str, kind: type[Any], default: Any) -> Any:
+    value: Any = request.get(name)
     if value is None:
         return default
     # In Python a bool is an int.

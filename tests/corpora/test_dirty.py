@@ -11,7 +11,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from mlstm_jax.corpora.documents import Recipe, Reject, Written, clean, in_order
+from mlstm_jax.corpora.documents import CleanDocument, Recipe, Reject, clean, in_order
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.corpora.readers import read_file
 from mlstm_jax.corpora.sources import Source
@@ -21,7 +21,7 @@ from mlstm_jax.errors import UserError
 GOOD = [b'{"text": "good %d", "rating": %d}\n' % (i, i % 5) for i in range(20)]
 
 
-def train_documents(folder: Path) -> list[Written]:
+def train_documents(folder: Path) -> list[CleanDocument]:
     split = open_corpus(folder).split("train")
     cuts = [int(offset) for offset in split.offsets]
     texts = [split.bytes[a:b].tobytes() for a, b in pairwise(cuts)]
@@ -29,7 +29,7 @@ def train_documents(folder: Path) -> list[Written]:
     return [(text, float(rating)) for text, rating in zip(texts, ratings, strict=True)]
 
 
-def expected(sources: list[Path], recipe: Recipe) -> list[Written]:
+def expected(sources: list[Path], recipe: Recipe) -> list[CleanDocument]:
     """The corpus by the readers alone, in memory: what the engines must give."""
     documents = []
     for source in sources:
@@ -42,7 +42,7 @@ def expected(sources: list[Path], recipe: Recipe) -> list[Written]:
     return list(in_order(documents, recipe.seed, recipe.dedupe))
 
 
-def same(found: list[Written], wanted: list[Written]) -> None:
+def same(found: list[CleanDocument], wanted: list[CleanDocument]) -> None:
     assert [text for text, _ in found] == [text for text, _ in wanted]
     assert [str(rating) for _, rating in found] == [str(rating) for _, rating in wanted]
 

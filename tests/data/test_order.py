@@ -43,7 +43,7 @@ def test_what_is_left_is_shared_out_in_reading_order(
         order = make_order(random)
         if step >= order.windows:
             continue
-        shared, goes_on_B = orders.taken_up(
+        shared, continues_B = orders.redistribute(
             order, step, WINDOW, growth=growth, new_window=new_window
         )
         starts = {start for row in range(4) for start, _ in pieces_of(order, row)}
@@ -53,10 +53,10 @@ def test_what_is_left_is_shared_out_in_reading_order(
             assert sorted(piece for one in family for piece in one) == sorted(left)
             assert all(one == sorted(one) for one in family)
             is_inside = bool(left) and left[0][0] not in starts
-            assert goes_on_B[row * growth] == is_inside
+            assert continues_B[row * growth] == is_inside
             if is_inside:
                 assert family[0][0] == left[0]
-            assert not goes_on_B[row * growth + 1 : (row + 1) * growth].any()
+            assert not continues_B[row * growth + 1 : (row + 1) * growth].any()
             windows = [sum(-(-(b - a) // new_window) for a, b in one) for one in family]
             longest = max((-(-(b - a) // new_window) for a, b in left), default=0)
             assert max(windows) - min(windows) <= longest
@@ -68,7 +68,7 @@ def test_what_is_left_is_shared_out_in_reading_order(
 
 def test_one_row_for_each_keeps_what_it_has(random: np.random.Generator) -> None:
     order = make_order(random)
-    shared, _ = orders.taken_up(order, 9, WINDOW, growth=1, new_window=WINDOW)
+    shared, _ = orders.redistribute(order, 9, WINDOW, growth=1, new_window=WINDOW)
     assert shared.windows == order.windows - 9
     for step in range(shared.windows):
         for kept, whole in zip(shared.at(step, WINDOW), order.at(step + 9, WINDOW), strict=True):

@@ -193,8 +193,8 @@ def test_each_batch_tells_which_part_of_its_rows_still_read() -> None:
     for step in range(stream.steps_per_epoch):
         got = stream.batch(step)
         assert got.targets_B is not None
-        assert got.reading_B is not None
-        (fraction,) = set(got.reading_B)
+        assert got.active_fraction_B is not None
+        (fraction,) = set(got.active_fraction_B)
         assert fraction == np.count_nonzero(got.targets_B) / 4
         found.add(float(fraction))
     assert found == {0.25, 1.0}
@@ -272,7 +272,7 @@ def test_ratings_are_at_the_last_bytes_of_their_documents(split: Split) -> None:
 
 def test_documents_apart_have_windows_of_their_own_each_with_its_label(split: Split) -> None:
     assert split.ratings is not None
-    stream = TrainStream(split, batch=4, window=48, labels="classes", apart=True)
+    stream = TrainStream(split, batch=4, window=48, labels="classes", per_document=True)
     offsets = split.offsets.astype(int)
     text = split.bytes[:].tobytes() + bytes(49)
     read = np.zeros(len(split.bytes), int)
@@ -297,7 +297,7 @@ def test_documents_apart_have_windows_of_their_own_each_with_its_label(split: Sp
 
 
 def test_own_targets_count_the_first_byte_of_a_shard(split: Split) -> None:
-    stream = TrainStream(split, batch=4, window=16, shards=8, own_targets=True)
+    stream = TrainStream(split, batch=4, window=16, shards=8, targets_are_inputs=True)
     usual = TrainStream(split, batch=4, window=16, shards=8)
     assert stream.bytes_seen(stream.steps_per_epoch) == len(split.bytes)
     assert usual.bytes_seen(usual.steps_per_epoch) == len(split.bytes) - 8
@@ -341,7 +341,7 @@ def test_a_small_corpus_gets_fewer_shards_and_a_tiny_one_is_refused(split: Split
         TrainStream(make_split([100] * 10), batch=64, window=512)
 
 
-@pytest.mark.parametrize("other", [{"stop": 0}, {"own_targets": True}])
+@pytest.mark.parametrize("other", [{"stop": 0}, {"targets_are_inputs": True}])
 def test_a_split_shorter_than_a_window_is_refused(other: dict) -> None:
     """Of documents by themselves, which may be shorter, and of bytes that are their own targets."""
     TrainStream(make_split([17]), batch=1, window=16, **other).batch(0)

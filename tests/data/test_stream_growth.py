@@ -32,12 +32,12 @@ def split(random: np.random.Generator) -> Split:
 
 def make_streams(split: Split, parts: Sequence[Rows], **options: Any) -> list[TrainStream]:
     """The streams of the parts of a run, each of which goes on from the one before."""
-    cut_for = (parts[-1].batch, max(part.window for part in parts))
+    shard_layout = (parts[-1].batch, max(part.window for part in parts))
     made: list[TrainStream] = []
     step = 0
     for part in parts:
         stream = TrainStream(
-            split, batch=part.batch, window=part.window, cut_for=cut_for, **options
+            split, batch=part.batch, window=part.window, shard_layout=shard_layout, **options
         )
         if made:
             stream.go_on_from(made[-1], step)

@@ -70,11 +70,11 @@ def test_forward_and_gradient_agree_with_float64(
     inputs, targets = batch[:, :-1], batch[:, 1:]
 
     after, logits, *_ = jax.jit(model.apply)({"params": params}, inputs, carry)
-    states = {name: np.float64(x) for name, x in model.model.shown(carry).items()}
+    states = {name: np.float64(x) for name, x in model.model.named_states(carry).items()}
     exact = reference.forward(kind, exact_params, inputs, states)
     # Two layers of three products over at most 5 units, and the decoder.
     terms = 2 * 3 * 5 + 5
-    assert_close((logits, model.model.shown(after)), exact, terms)
+    assert_close((logits, model.model.named_states(after)), exact, terms)
 
     gradient = jax.jit(jax.grad(lambda p: mean_loss(model, p, batch, carry)))(params)
     # The decoder is the same in all kinds.

@@ -102,11 +102,11 @@ def test_a_text_is_read_in_windows_as_in_one(
             {"params": params}, bytes_BT[:, at : at + size], carry, padding, return_states=True
         )
         carry, at = one.carry, at + size
-        states.append(model.model.shown(one.states)["h"])
+        states.append(model.model.named_states(one.states)["h"])
     found = jnp.concatenate(states, axis=1)
     for row, length in enumerate(lengths):
         assert_close(found[row, :length], whole.states.h[row, :length], TERMS)
-        ends = model.model.shown(carry)["h"][row]
+        ends = model.model.named_states(carry)["h"][row]
         np.testing.assert_array_equal(ends, found[row, length - 1])
         assert carry.count_B[row] == length
         text = np.asarray(carry.bytes_BP)[row, -length:]

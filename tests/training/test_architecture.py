@@ -77,7 +77,7 @@ def bigram() -> Iterator[type[Architecture]]:
         def products(self, layer: int) -> Products:
             return Products(0, 0, 6 * self.hidden * (self.hidden if layer else self.embedding))
 
-        def kept_bytes(
+        def activation_bytes(
             self, units: int, window: int, every: int | None, width: int, cell: int
         ) -> int:
             return 2 * units * window * width

@@ -127,7 +127,7 @@ def test_an_update_from_half_of_the_rows_is_half_as_large(corpus: Path, name: An
     before = trainers[0].host_state.params
     batch = trainers[0].stream.batch(0)
     for trainer, reading in zip(trainers, (1, 0.5), strict=True):
-        trainer.take(batch._replace(reading_B=np.full(8, reading, np.float32)))
+        trainer.take(batch._replace(active_fraction_B=np.full(8, reading, np.float32)))
     whole, half = (trainer.host_state for trainer in trainers)
 
     def compare(old: Any, one: Any, other: Any) -> None:

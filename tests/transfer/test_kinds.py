@@ -73,7 +73,7 @@ def test_a_state_that_it_has_not_is_refused(untrained: Run) -> None:
     kind = untrained.config.model
     if "c" in kind.states:
         for state in ("x", "h+c"):
-            known = f"'{state}' is not one of c, h, mean_h, c+mean_h of {kind.choice}"
+            known = f"'{state}' is not one of c, h, mean_h, c+mean_h of {kind.cli_name}"
             with pytest.raises(UserError, match=re.escape(known)):
                 Featurizer(untrained, states=(state,))  # type: ignore[arg-type]
         return
@@ -81,11 +81,13 @@ def test_a_state_that_it_has_not_is_refused(untrained: Run) -> None:
         lambda: Featurizer(untrained, states=("c",)),
         lambda: heat(Reader(untrained), "a", 0, state="c"),
     ):
-        with pytest.raises(UserError, match=f"state 'c' is not one of h, mean_h of {kind.choice}"):
+        with pytest.raises(
+            UserError, match=f"state 'c' is not one of h, mean_h of {kind.cli_name}"
+        ):
             wrong()
     if kind.bidirectional:
         return
-    with pytest.raises(UserError, match=f"cell state c, and {kind.choice} has none"):
+    with pytest.raises(UserError, match=f"cell state c, and {kind.cli_name} has none"):
         next(generate(untrained, "a", bytes=1, seed=0, held={0: 1.0}))
 
 
