@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from mlstm_jax import environment
@@ -104,3 +105,20 @@ def command_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(hidden)} | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     }
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command that must be refused, with exit code 2; return what it says."""
+    from mlstm_jax import cli
+
+    def refuse(*words: object) -> str:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            cli.main([str(word) for word in words])
+        said = capsys.readouterr()
+        assert stop.value.code == 2
+        assert said.out == ""
+        return said.err
+
+    return refuse

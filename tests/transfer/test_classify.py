@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -23,9 +24,10 @@ from safetensors.numpy import load_file, save_file
 from mlstm_jax import cli, digest
 from mlstm_jax.errors import KnownError, Note, UserError
 from mlstm_jax.run import Run
-from mlstm_jax.transfer import classifier_file, classify
+from mlstm_jax.transfer import classifier_file, classify, experiment
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier, Examples
+from mlstm_jax.transfer.features import Featurizer, features_key, read_features
 from mlstm_jax.transfer.labels import (
     Labelled,
     Task,
@@ -37,6 +39,8 @@ from mlstm_jax.transfer.labels import (
 )
 
 NAMES = {2: ["0", "1"], 3: ["bad", "good", "so so"]}
+ABOUT = Description("c", False, "abc", None)
+COLUMNS = ["--text-column", "review", "--label-column", "verdict"]
 
 
 def make(random: np.random.Generator, count: int, classes: int = 2) -> Examples:
@@ -68,8 +72,6 @@ def test_the_units_that_know_are_found(
 
 
 def test_the_best_unit_alone_is_the_one_that_tells(random: np.random.Generator) -> None:
-    from mlstm_jax.transfer import experiment
-
     data = make(random, 400)
     data.features[:, 18] *= 1e-3  # small, and so of little weight
     data.features[:, 3] = 7  # never moves
@@ -102,20 +104,18 @@ def test_probabilities_are_scikit_learns(random: np.random.Generator) -> None:
 
 def test_a_classifier_is_kept_without_pickle(tmp_path: Path, random: np.random.Generator) -> None:
     found = classify.fit(make(random, 200, 3), NAMES[3], 0.25)
-    about = Description("c", False, "abc", None)
-    classifier_file.save(tmp_path, found, about)
+    classifier_file.save(tmp_path, found, ABOUT)
     again, also = classifier_file.load_classifier(tmp_path)
-    assert also == about
+    assert also == ABOUT
     assert (again.classes, again.C) == (found.classes, 0.25)
     np.testing.assert_array_equal(again.weights_KD, found.weights_KD)
-    assert isinstance(again, Classifier)
     (tmp_path / "classifier.safetensors").write_bytes(b"no")
     with pytest.raises(UserError, match="cannot be read"):
         classifier_file.load_classifier(tmp_path)
     with pytest.raises(UserError, match="has no classifier"):
         classifier_file.load_classifier(tmp_path / "none")
     (tmp_path / "tuned/classifier").mkdir(parents=True)
-    classifier_file.save(tmp_path / "tuned/classifier", found, about)
+    classifier_file.save(tmp_path / "tuned/classifier", found, ABOUT)
     with pytest.raises(UserError, match=r"give .*tuned/classifier\. .* the run .*tuned/run"):
         classifier_file.load_classifier(tmp_path / "tuned")
 
@@ -129,7 +129,6 @@ def test_a_classifier_is_kept_without_pickle(tmp_path: Path, random: np.random.G
         ({"classes": "abc"}, "classes is 'abc', but it must be a list"),
         ({"classes": ["a", "b"]}, r"weights has the shape \(3, 4\), but must have \(1, 4\)"),
         ({"state": "z"}, r"state is 'z', but it must be one of c, h, mean_h, c\+mean_h"),
-        ({"softmax": "no"}, "softmax is 'no', but it must be true or false"),
         ({"C": []}, r"C is \[\], but it must be a number"),
         ({"format": 3}, "was written by another version of this program"),
         ({"more": 1}, "there is no field 'more'"),
@@ -142,17 +141,15 @@ def test_a_classifier_is_kept_without_pickle(tmp_path: Path, random: np.random.G
     ],
 )
 def test_a_classifier_of_a_stranger_is_checked(
-    change: dict[str, Any], message: str, tmp_path: Path, random: np.random.Generator
+    change: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    found = classify.fit(make(random, 200, 3), NAMES[3], 0.25)
-    classifier_file.save(tmp_path, found, Description("c", False, "abc", None))
+    found = Classifier(np.ones((3, 4)), np.zeros(3), NAMES[3], 1.0, deviations_D=np.ones(4))
+    classifier_file.save(tmp_path, found, ABOUT)
     fields = json.loads((tmp_path / "classifier.json").read_text())
     arrays = load_file(tmp_path / "classifier.safetensors")
-    arrays = {name: array[..., :4] if array.ndim else array for name, array in arrays.items()}
     for name, value in change.items():
         (arrays if isinstance(value, np.ndarray) else fields)[name] = value
     digest.write_json(tmp_path / "classifier.json", fields)
-    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     save_file(arrays, tmp_path / "classifier.safetensors")
     with pytest.raises(UserError, match=message):
         classifier_file.load_classifier(tmp_path)
@@ -226,19 +223,19 @@ def test_labels_are_the_same_in_every_format(
 ) -> None:
     path, texts = tmp_path / name, ["t", "u", "v", "w"]
     rows = [*zip(texts, values, strict=True)]
-    if name == "a.jsonl":
-        path.write_text("".join(json.dumps({"text": t, "label": v}) + "\n" for t, v in rows))
+    read: Any = partial(read_labelled, path, None)
+    if name == "memory":
+        read = partial(of_classes, texts, values, [f"label of record {n}" for n in range(1, 5)])
     elif name == "a.parquet":
         rows_sql = ", ".join(f"('{text}', '{value}')" for text, value in rows)
         with duckdb.connect() as con:
             con.execute(f"COPY (SELECT * FROM (VALUES {rows_sql}) t(text, label)) TO '{path}'")
-    elif name != "memory":
+    elif name == "a.jsonl":
+        path.write_text("".join(json.dumps({"text": t, "label": v}) + "\n" for t, v in rows))
+    else:
         delimiter = "," if name == "a.csv" else "\t"
         lines = [delimiter.join(row) + "\n" for row in [("text", "label"), *rows]]
         path.write_text("".join(lines))
-    read: Any = partial(read_labelled, path, None)
-    if name == "memory":
-        read = partial(of_classes, texts, values, [f"label of record {n}" for n in range(1, 5)])
     if expected is None:
         with pytest.raises(UserError, match=r"label of record 1\b.* is empty, nan, or"):
             read()
@@ -246,15 +243,10 @@ def test_labels_are_the_same_in_every_format(
         assert read() == Labelled(texts, expected)
 
 
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ([1, 1.0, True, np.float32(1)], ["1", "1", "true", "1"]),
-        ([Decimal("1.0"), 10**20, 0.1, np.bool_(False)], ["1", "1" + "0" * 20, "0.1", "false"]),
-    ],
-)
-def test_labels_of_every_type(values: list[object], expected: list[str]) -> None:
-    assert of_classes(list("abcd"), values, list("abcd")).labels == expected
+def test_labels_of_every_type() -> None:
+    values = [1, 1.0, True, np.float32(1), Decimal("1.0"), 10**20, 0.1, np.bool_(False)]
+    expected = ["1", "1", "true", "1", "1", "1" + "0" * 20, "0.1", "false"]
+    assert of_classes(list("abcdefgh"), values, list("abcdefgh")).labels == expected
 
 
 @pytest.mark.parametrize(
@@ -296,35 +288,42 @@ def write_reviews(path: Path, random: np.random.Generator, count: int) -> Path:
     return path
 
 
+def answers_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def test_transfer_and_classify_from_the_outside(
-    run: Run, tmp_path: Path, random: np.random.Generator, capsys: pytest.CaptureFixture[str]
+    run: Run,
+    tmp_path: Path,
+    random: np.random.Generator,
+    capsys: pytest.CaptureFixture[str],
+    refused: Callable[..., str],
 ) -> None:
     train, test = (write_reviews(tmp_path / f"{n}.csv", random, n) for n in (300, 100))
     out = tmp_path / "out"
     with train.open("a") as file:  # Nothing is learned from what `classify` gives no label.
         file.write("fine, \nfair,&nbsp;\n")
-    columns = ["--text-column", "review", "--label-column", "verdict"]
-    command = ["transfer", str(run.folder), "--train", str(train), "--test", str(test)]
-    cli.main([*command, *columns, "--out", str(out)])
+    command = ["transfer", str(run.folder), "--train", str(train), "--test", str(test), *COLUMNS]
+    command += ["--out", str(out)]
+    cli.main(command)
     said, noted = capsys.readouterr()
     assert re.findall(r"note: .*300\.csv: 1 of 30. records have no text", noted) == 2 * [ANY]
     result = json.loads((out / "report.json").read_text())
-    assert result["classes"] == ["fair", "fine", "poor"]
+    assert (result["classes"], result["state"]) == (["fair", "fine", "poor"], "c")
     assert result["test"] > 0.9
     assert result["majority"] < 0.8
     assert result["baseline"]["test"] > 0.9
-    assert sum(map(sum, result["confusion"])) == 100
-    diagonal = sum(row[n] for n, row in enumerate(result["confusion"]))
-    assert diagonal == pytest.approx(100 * result["test"])
+    assert np.sum(result["confusion"]) == 100
+    assert np.trace(result["confusion"]) == pytest.approx(100 * result["test"])
     assert result["learning_curve"][-1]["examples"] == 300
     assert result["learning_curve"][-1]["mean"] == pytest.approx(result["test"])
     assert list(result["top_units"]) == ["1", "2", "5", "10", "50"]
     assert 1 > result["best_unit_test"] >= result["majority"] - 0.05
-    assert result["state"] == "c"
     best = result["best_unit"]
     assert best["layer"] == 1
-    assert f"| c of unit {best['unit']} of layer 1, the best alone |" in said
     for text in (
+        f"| c of unit {best['unit']} of layer 1, the best alone |",
         "Accuracy, %",
         "test accuracy, %",
         "cross-validated",
@@ -339,9 +338,7 @@ def test_transfer_and_classify_from_the_outside(
 
     labelled = tmp_path / "labelled.csv"
     cli.main(["classify", str(run.folder), str(out), str(test), "--out", str(labelled)])
-    capsys.readouterr()
-    with labelled.open() as file, test.open() as given:
-        found, true = list(csv.DictReader(file)), list(csv.DictReader(given))
+    found, true = answers_of(labelled), answers_of(test)
     right = [a["label"] == b["verdict"] for a, b in zip(found, true, strict=True)]
     assert np.mean(right) == pytest.approx(result["test"])
     assert [a["text"] for a in found] == [b["review"] for b in true]
@@ -353,26 +350,21 @@ def test_transfer_and_classify_from_the_outside(
     texts = ["my guitar is bad", None, "  ", "a\rb", '"a",\nb']
     odd.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     odd_command = ["classify", str(run.folder), str(out), str(odd), "--text-column", "text"]
+    capsys.readouterr()
     cli.main([*odd_command, "--out", str(labelled), "--overwrite"])
-    assert (
-        "2 of 5 texts are blank and get no label, the first is number 2" in capsys.readouterr().err
-    )
-    assert b"\r\n" not in labelled.read_bytes()
-    with labelled.open(newline="") as file:
-        found = list(csv.DictReader(file))
-    assert [row["text"] for row in found] == ["my guitar is bad", "", "  ", "a\rb", '"a",\nb']
-    assert [row["label"] != "" for row in found] == [True, False, False, True, True]
-    assert [row["p(fair)"] != "" for row in found] == [True, False, False, True, True]
-    before = labelled.read_bytes()
+    blank = "2 of 5 texts are blank and get no label, the first is number 2"
+    assert blank in capsys.readouterr().err
+    assert b"\r\n" not in (before := labelled.read_bytes())
+    found = answers_of(labelled)
+    assert [row["text"] for row in found] == [text or "" for text in texts]
+    for column in ("label", "p(fair)"):
+        assert [row[column] != "" for row in found] == [True, False, False, True, True]
     for target, message in (
         (odd, "is the input, which would be lost"),
         (tmp_path, "exists, and is not a file"),
         (tmp_path / "none/x.csv", "the folder .*none does not exist"),
     ):
-        with pytest.raises(SystemExit) as stop:
-            cli.main([*odd_command, "--out", str(target)])
-        assert stop.value.code == 2
-        assert re.search(message, capsys.readouterr().err)
+        assert re.search(message, refused(*odd_command, "--out", target))
     # If the disk is full in the middle, the old file stays.
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
@@ -385,19 +377,14 @@ def test_transfer_and_classify_from_the_outside(
     assert labelled.read_bytes() == before
     assert not list(tmp_path.glob("*.partial"))
 
-    with pytest.raises(SystemExit) as stop:
-        cli.main([*command, *columns, "--out", str(out)])
-    assert stop.value.code == 2
+    assert "exists; choose another folder" in refused(*command)
     about = json.loads((out / "classifier.json").read_text())
     for change, message in (
         ({"model": "another"}, "was created with other parameters"),
         ({"all_layers": True}, "reads 64 features, but"),
     ):
         digest.write_json(out / "classifier.json", about | change)
-        with pytest.raises(SystemExit) as stop:
-            cli.main(["classify", str(run.folder), str(out), str(test), "--text-column", "review"])
-        assert stop.value.code == 2
-        assert message in capsys.readouterr().err
+        assert message in refused("classify", run.folder, out, test, "--text-column", "review")
 
 
 def test_texts_without_words_have_a_report_without_tfidf(
@@ -406,18 +393,21 @@ def test_texts_without_words_have_a_report_without_tfidf(
     """Proteins and the like: no term in two texts. All states of all layers, in one pass."""
     letters = np.array(list("acdefghiklmnpqrstvwy"))
     for name, count in (("train", 24), ("test", 10)):
-        with (tmp_path / f"{name}.csv").open("w") as file:
-            file.write("text,label\n")
-            for number in range(count):
-                text = "".join(random.choice(letters, 30)) + "ab"[number % 2] * 8
-                file.write(f"{text},{number % 2}\n")
-    out = tmp_path / "out"
-    command = ["transfer", str(run.folder), "--out", str(out), "--all-layers"]
-    command += ["--train", str(tmp_path / "train.csv"), "--test", str(tmp_path / "test.csv")]
-    command += ["--state", "mean_h", "c", "c+mean_h"]
+        lines = ["text,label"]
+        for number in range(count):
+            text = "".join(random.choice(letters, 30)) + "ab"[number % 2] * 8
+            lines.append(f"{text},{number % 2}")
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines))
+    out, test = tmp_path / "out", tmp_path / "test.csv"
+    command = ["transfer", str(run.folder), "--out", str(out), "--all-layers", "--test", str(test)]
+    command += ["--train", str(tmp_path / "train.csv"), "--state", "mean_h", "c", "c+mean_h"]
     cli.main(command)
     said = capsys.readouterr().out
     assert said.count("TF-IDF is omitted because it cannot be fitted to these texts: ") == 3
+    with np.load(out / "features/train.npz") as file:
+        kept = dict(file)
+    assert kept["features"].shape == (24, 256)
+    assert set(kept["state"][:128]) == {"mean_h"}
     for state, words, width in (
         ("mean_h", "mean of h over the text", 128),
         ("c", "cell state c", 128),
@@ -429,29 +419,21 @@ def test_texts_without_words_have_a_report_without_tfidf(
         assert words in report
         assert {unit["layer"] for unit in found["units"]} == {0, 1}
         assert max(unit["unit"] for unit in found["units"]) < 64
-        best = found["best_unit"]
+        best, edges = found["best_unit"], found["histogram"]["edges"]
         assert best["state"] in state.split("+")
         assert f"--state {best['state']} --layer {best['layer']} --unit {best['unit']} " in report
         assert json.loads((out / state / "classifier.json").read_text())["state"] == state
-    with np.load(out / "features/train.npz") as kept:
-        assert kept["features"].shape == (24, 256)
-        assert set(kept["state"][:128]) == {"mean_h"}
         # Each report is of its own state's columns.
-        for state in ("mean_h", "c", "c+mean_h"):
-            found = json.loads((out / state / "report.json").read_text())
-            best, edges = found["best_unit"], found["histogram"]["edges"]
-            is_best = (kept["layer"] == best["layer"]) & (kept["unit"] == best["unit"])
-            (values,) = kept["features"][:, is_best & (kept["state"] == best["state"])].T
-            np.testing.assert_allclose(edges[:: len(edges) - 1], np.percentile(values, [0.5, 99.5]))
+        is_best = np.all([kept[name] == best[name] for name in best], axis=0)
+        (values,) = kept["features"][:, is_best].T
+        np.testing.assert_allclose(edges[:: len(edges) - 1], np.percentile(values, [0.5, 99.5]))
 
     # As `transfer` did, so does `classify`.
     folder, labelled = out / "c+mean_h", tmp_path / "labelled.csv"
-    test = tmp_path / "test.csv"
     cli.main(["classify", str(run.folder), str(folder), str(test), "--out", str(labelled)])
-    with labelled.open() as file, test.open() as given:
-        answers = [one["label"] for one in csv.DictReader(file)]
-        right = [a == b["label"] for a, b in zip(answers, csv.DictReader(given), strict=True)]
-    assert np.mean(right) == json.loads((folder / "report.json").read_text())["test"]
+    pairs = zip(answers_of(labelled), answers_of(test), strict=True)
+    right = np.mean([one["label"] == other["label"] for one, other in pairs])
+    assert right == json.loads((folder / "report.json").read_text())["test"]
 
 
 def test_texts_that_are_all_the_same_have_a_report(run: Run, tmp_path: Path) -> None:
@@ -462,6 +444,10 @@ def test_texts_that_are_all_the_same_have_a_report(run: Run, tmp_path: Path) -> 
     assert json.loads((out / "report.json").read_text())["test"] == 0.5
 
 
+def fail(*_: Any) -> None:
+    raise RuntimeError("anything")
+
+
 def test_features_are_kept_whatever_fails_after_them(
     run: Run,
     tmp_path: Path,
@@ -469,38 +455,21 @@ def test_features_are_kept_whatever_fails_after_them(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from mlstm_jax.transfer import experiment, features
-    from mlstm_jax.transfer.features import Featurizer
-
     train, test = (write_reviews(tmp_path / f"{n}.csv", random, n) for n in (40, 20))
     out = tmp_path / "out"
-    command = ["transfer", str(run.folder), "--train", str(train), "--test", str(test)]
-    command += ["--text-column", "review", "--label-column", "verdict", "--out", str(out)]
-
-    def fail(*_: Any) -> None:
-        raise RuntimeError("anything")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(experiment, "run", fail)
-        with pytest.raises(RuntimeError, match="anything"):
-            cli.main(command)
-    assert [path.name for path in out.iterdir()] == ["features"]
-    capsys.readouterr()
-
-    def not_again(*_: Any) -> None:
-        raise AssertionError("the features are there")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Featurizer, "__call__", not_again)
-        # What comes after them is another test's.
-        patch.setattr(experiment, "run", fail)
-        with pytest.raises(RuntimeError, match="anything"):
-            cli.main(command)
+    command = ["transfer", str(run.folder), "--train", str(train), "--test", str(test), *COLUMNS]
     said = f"reusing the features of the same texts in {out / 'features'}"
-    assert said in capsys.readouterr().err
+    monkeypatch.setattr(experiment, "run", fail)
+    for again in (False, True):
+        if again:
+            monkeypatch.setattr(Featurizer, "__call__", lambda *_: pytest.fail("read again"))
+        with pytest.raises(RuntimeError, match="anything"):
+            cli.main([*command, "--out", str(out)])
+        assert (said in capsys.readouterr().err) == again
+        assert [path.name for path in out.iterdir()] == ["features"]
     texts = read_labelled(train, "review", "verdict").texts
-    key = features.features_key("abc", Featurizer(run), texts)
-    assert features.read_features(out / "features/train.npz", key) is None  # of another model
+    key = features_key("abc", Featurizer(run), texts)
+    assert read_features(out / "features/train.npz", key) is None  # of another model
 
 
 def test_a_fifth_is_held_out_by_content(random: np.random.Generator) -> None:
@@ -522,40 +491,50 @@ def test_a_fifth_is_held_out_by_content(random: np.random.Generator) -> None:
 
 
 def test_features_of_another_reading_or_other_units_have_another_key(run: Run) -> None:
-    from mlstm_jax.transfer import features
-    from mlstm_jax.transfer.features import Featurizer
-
     half = dataclasses.replace(run.config.precision, compute="bf16")
+    in_bf16 = dataclasses.replace(run, config=dataclasses.replace(run.config, precision=half))
     readers = [
         Featurizer(run),
         Featurizer(run, states=["h"]),
         Featurizer(run, units=[1, 2]),
         Featurizer(run, units=[1, 3]),
         Featurizer(dataclasses.replace(run, cleaning="none")),
-        Featurizer(
-            dataclasses.replace(run, config=dataclasses.replace(run.config, precision=half))
-        ),
+        Featurizer(in_bf16),
     ]
-    keys = [features.features_key("abc", reader, ["a"]) for reader in readers]
+    keys = [features_key("abc", reader, ["a"]) for reader in readers]
     assert len(set(keys)) == len(keys)
-    assert keys[0] == features.features_key("abc", Featurizer(run), ["a"])
+    assert keys[0] == features_key("abc", Featurizer(run), ["a"])
 
 
 def test_a_classifier_that_cannot_be_written_whole_is_none(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = Classifier(np.ones((1, 3)), np.ones(1), ["no", "yes"], 1.0)
-    about = Description("c", False, "abc", None)
-    classifier_file.save(tmp_path, made, about)
+    classifier_file.save(tmp_path, made, ABOUT)
 
-    def fail(path: Path, _: object) -> None:
+    def is_full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(classifier_file.arrays, "write_safetensors", fail)
+    monkeypatch.setattr(classifier_file.arrays, "write_safetensors", is_full)
     with pytest.raises(KnownError, match="cannot be written: No space left on device"):
-        classifier_file.save(tmp_path, made, about)
+        classifier_file.save(tmp_path, made, ABOUT)
     with pytest.raises(UserError, match=r"has no classifier\.json"):
         classifier_file.load_classifier(tmp_path)
+
+
+# A process that is killed when it draws the second state.
+KILLED = """
+import os, signal, sys
+from matplotlib.figure import Figure
+from mlstm_jax import cli
+save = Figure.savefig
+def kill(self, path, **options):
+    if "mean_h" in str(path):
+        os.kill(os.getpid(), signal.SIGKILL)
+    save(self, path, **options)
+Figure.savefig = kill
+cli.main(sys.argv[1:])
+"""
 
 
 @pytest.mark.slow
@@ -565,40 +544,21 @@ def test_what_was_killed_between_two_states_goes_on(
     random: np.random.Generator,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    refused: Callable[..., str],
 ) -> None:
-    """A process that is killed when it draws the second state, and the same command again."""
-    from mlstm_jax.transfer.features import Featurizer
-
     train, test, others = (write_reviews(tmp_path / f"{n}.csv", random, n) for n in (40, 20, 41))
     out = tmp_path / "out"
-    command = ["transfer", str(run.folder), "--test", str(test), "--out", str(out)]
-    command += ["--text-column", "review", "--label-column", "verdict"]
+    command = ["transfer", str(run.folder), "--test", str(test), "--out", str(out), *COLUMNS]
     several = [*command, "--state", "c", "mean_h"]
-    killed = (
-        "import os, signal, sys\n"
-        "from matplotlib.figure import Figure\n"
-        "from mlstm_jax import cli\n"
-        "save = Figure.savefig\n"
-        "def kill(self, path, **options):\n"
-        "    if 'mean_h' in str(path):\n"
-        "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    save(self, path, **options)\n"
-        "Figure.savefig = kill\n"
-        "cli.main(sys.argv[1:])\n"
-    )
     process = subprocess.run(
-        [sys.executable, "-c", killed, *several, "--train", str(train)], capture_output=True
+        [sys.executable, "-c", KILLED, *several, "--train", str(train)], capture_output=True
     )
     assert process.returncode == -signal.SIGKILL, process.stderr
     assert {path.name for path in out.iterdir()} == {"features", "c", "mean_h"}
     assert (out / "mean_h/classifier.json").exists()
     assert not (out / "mean_h/report.md").exists()
     before = {path: path.read_bytes() for path in out.glob("*/*")}
-
-    def not_again(*_: Any) -> None:
-        raise AssertionError("the features are there")
-
-    monkeypatch.setattr(Featurizer, "__call__", not_again)
+    monkeypatch.setattr(Featurizer, "__call__", lambda *_: pytest.fail("read again"))
     # Of other texts, or of other states: nothing is touched.
     for wrong in (
         [*several, "--train", str(others)],
@@ -606,10 +566,7 @@ def test_what_was_killed_between_two_states_goes_on(
         [*several, "c+mean_h", "--train", str(train)],
         [*command, "--state", "c+mean_h", "--train", str(train)],
     ):
-        with pytest.raises(SystemExit) as stop:
-            cli.main(wrong)
-        assert stop.value.code == 2
-        assert "repeat the command that created it" in capsys.readouterr().err
+        assert "repeat the command that created it" in refused(*wrong)
     assert {path: path.read_bytes() for path in out.glob("*/*")} == before
 
     cli.main([*several, "--train", str(train)])
@@ -620,16 +577,11 @@ def test_what_was_killed_between_two_states_goes_on(
     # Fitted again, they say the same.
     for path, content in before.items():
         assert path.suffix == ".png" or path.read_bytes() == content
-    with pytest.raises(SystemExit) as stop:
-        cli.main([*several, "--train", str(train)])
-    assert stop.value.code == 2
-    assert f"{out} exists; choose another folder" in capsys.readouterr().err
+    assert f"{out} exists; choose another folder" in refused(*several, "--train", train)
 
 
 def test_C_is_chosen_for_the_number_of_examples(random: np.random.Generator) -> None:
     """Many examples take a C at which few would have no weights, and tell nothing."""
-    from mlstm_jax.transfer import experiment
-
     train, test = make(random, 3000), make(random, 500)
     few = classify.subset(train, 20, 0)
     strong = classify.fit(train, NAMES[2], classify.CS[0])
