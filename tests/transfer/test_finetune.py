@@ -4,7 +4,9 @@ import csv
 import dataclasses
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -35,7 +37,7 @@ from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.finetune import FinetuneOptions
 from mlstm_jax.transfer.labels import Labelled, Task
 from tests.tolerance import assert_close
-from tests.transfer.test_classify import write_reviews
+from tests.transfer.test_classify import COLUMNS, write_reviews
 
 pytestmark = pytest.mark.numeric
 
@@ -99,29 +101,32 @@ def test_the_corpus_of_labelled_texts_is_the_same_again(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
 
-@pytest.mark.parametrize("classes", [2, 3])
-def test_the_head_is_a_classifier_of_h(run: Run, classes: int) -> None:
-    """Its probabilities are the softmax of the model's own logits at the text's end."""
-    names = [str(n) for n in range(classes)]
-    random = np.random.default_rng(0)
-    config = dataclasses.replace(run.config, model=Model(**dataclasses.asdict(run.config.model)))
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, classes=classes))
+@pytest.mark.parametrize(
+    ("field", "count", "probabilities"),
+    [("classes", 2, jax.nn.softmax), ("classes", 3, jax.nn.softmax), ("yes_no", 3, jax.nn.sigmoid)],
+)
+def test_the_head_is_a_classifier_of_h(
+    run: Run, random: np.random.Generator, field: str, count: int, probabilities: Any
+) -> None:
+    """Its probabilities are those of the model's own logits at the text's end."""
+    config = dataclasses.replace(
+        run.config, model=dataclasses.replace(run.config.model, **{field: count})
+    )
     params = run.params | {
-        "label_kernel": random.normal(size=(64, classes)).astype(np.float32),
-        "label_bias": random.normal(size=classes).astype(np.float32),
+        "label_kernel": random.normal(size=(64, count)).astype(np.float32),
+        "label_bias": random.normal(size=count).astype(np.float32),
     }
-    model = type(run.model)(config.model, config.precision)
+    model = LanguageModel(config.model, config.precision)
     tuned = dataclasses.replace(run, config=config, params=params, model=model)
     text = "my guitar is great"
     bytes_BT = np.frombuffer(f"\n {text} ".encode(), np.uint8)[None]
-    read = model.apply({"params": params}, bytes_BT, model.init_carry(1))
-    assert read.labels_BTK is not None
-    expected = jax.nn.softmax(read.labels_BTK[0, -1])
-    found = finetune.head(tuned, Task(names)).probabilities(
-        Featurizer(tuned, states=("h",))([text])
-    )
+    read = jax.jit(model.apply)({"params": params}, bytes_BT, model.init_carry(1))
+    task = Task([str(n) for n in range(count)], several=field == "yes_no")
+    found = finetune.head(tuned, task).probabilities(Featurizer(tuned, states=("h",))([text]))
     # Two layers of three products over 64 units, and the head.
-    assert_close(found[0], expected, terms=7 * 64)
+    assert_close(found[0], probabilities(read.labels_BTK[0, -1]), terms=7 * 64)
+    with pytest.raises(UserError, match=f"predicts {count} .*, not those of the texts"):
+        finetune.head(tuned, Task(["a"], several=True))
 
 
 @pytest.mark.slow
@@ -131,14 +136,15 @@ def test_finetune_from_the_outside(
     random: np.random.Generator,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    refused: Callable[..., str],
 ) -> None:
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_PLAIN_LINES", 0.0)
     train, valid = (write_reviews(tmp_path / f"{n}.csv", random, n) for n in (600, 100))
     out = tmp_path / "out"
-    command = ["finetune", str(run.folder), "--train", str(train), "--valid", str(valid)]
-    command += ["--text-column", "review", "--label-column", "verdict", "--out", str(out)]
-    command += ["--epochs", "5", "--batch", "16", "--window", "32", "--label-weight", "100"]
-    cli.main([*command, "--learning-rate", "5e-3", "--checkpoint", "latest"])
+    command = ["finetune", str(run.folder), "--train", str(train), "--valid", str(valid), *COLUMNS]
+    command += ["--out", str(out), "--epochs", "5", "--batch", "16", "--window", "32"]
+    command += ["--label-weight", "100", "--learning-rate", "5e-3", "--checkpoint", "latest"]
+    cli.main(command)
     assert re.search(r"train \d+/\d+  bpc \d\.\d{3}  label loss \d\.\d{3}", capsys.readouterr().err)
     result = json.loads((out / "report.json").read_text())
     assert result["classes"] == ["fair", "fine", "poor"]
@@ -153,14 +159,11 @@ def test_finetune_from_the_outside(
     assert right == pytest.approx(result["accuracy"]["valid"])
     # The same command again finds it finished; with another model it is refused.
     before = (out / "run/metrics.jsonl").read_text()
-    cli.main([*command, "--learning-rate", "5e-3", "--checkpoint", "latest"])
+    cli.main(command)
     other = jax.tree.map(lambda x: 2 * x, as_weights(run).params)
     write_imported(tmp_path / "other", as_weights(run)._replace(params=other))
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["finetune", str(tmp_path / "other"), *command[2:]])
-    assert stop.value.code == 2
-    assert "the run started from other parameters" in capsys.readouterr().err
+    error = refused("finetune", tmp_path / "other", *command[2:])
+    assert "the run started from other parameters" in error
     assert (out / "run/metrics.jsonl").read_text() == before
     assert json.loads((out / "report.json").read_text()) == result
 
