@@ -13,7 +13,6 @@ from mlstm_jax.interop import weights
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.run import Run, as_weights, load_run
-from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.features import Featurizer
@@ -22,26 +21,34 @@ from mlstm_jax.transfer.heatmap import heat, score_heat
 from mlstm_jax.transfer.reader import Reader
 from mlstm_jax.view.viewer import Viewer
 from tests.tolerance import assert_close
+from tests.transfer.test_features import one_device
 
 pytestmark = pytest.mark.numeric
 
 TEXTS = ["the guitar is good", "é", "my cable sounds great " * 9]
 
 
-@pytest.fixture(params=sorted(set(Architecture.kinds) - {"mlstm"}), scope="module")
-def untrained(request: pytest.FixtureRequest) -> Run:
-    config = Config(model=Architecture.kinds[request.param](hidden=12, embedding=4, layers=2))
+def draw(kind: str) -> Run:
+    config = Config(model=Architecture.kinds[kind](hidden=12, embedding=4, layers=2))
+    random, shapes = np.random.default_rng(0), weights.expected_shapes(config.model)
+    flat = {name: random.normal(size=shape) / 3 for name, shape in shapes.items()}
+    params = weights.unflatten({name: array.astype(np.float32) for name, array in flat.items()})
     model = LanguageModel(config.model, config.precision)
-    params = jax.device_get(jax.jit(model.init_parameters)(jax.random.key(0)))
     return Run(Path("untrained"), config, 0, "radford", model, params)
+
+
+# A GRU reads and writes as an LSTM does, but for its states.
+@pytest.fixture(params=["bert", "lstm", "transformer"], scope="module")
+def untrained(request: pytest.FixtureRequest) -> Run:
+    return draw(request.param)
 
 
 def test_features_and_heat_maps_are_the_states(untrained: Run) -> None:
     states = untrained.config.model.states
-    devices = Parallel(jax.local_devices()[:1])
-    every = Featurizer(untrained, states=(*states, "mean_h"), all_layers=True, devices=devices)
+    every = Featurizer(untrained, states=(*states, "mean_h"), all_layers=True, devices=one_device())
     found = every(TEXTS).reshape(3, len(states) + 1, 2, 12)
-    np.testing.assert_array_equal(Featurizer(untrained, devices=devices)(TEXTS), found[:, 0, 1])
+    default = Featurizer(untrained)
+    assert {*default.state_of_column, *default.layer_of_column} == {states[0], 1}
     for text, features in zip(TEXTS, found, strict=True):
         end = Reader(untrained)(f"\n {text.strip()} ".encode()).end_LH
         assert set(end) == {*states, "mean_h"}
@@ -54,7 +61,6 @@ def test_features_and_heat_maps_are_the_states(untrained: Run) -> None:
 
 
 def test_a_score_after_each_character_is_of_what_was_read(untrained: Run) -> None:
-    # A Transformer's states sum to zero.
     classifier = Classifier(np.linspace(0, 1, 12)[None], np.zeros(1), ["no", "yes"], 1.0)
     about = Description("mean_h", False, "any", None)
     if untrained.config.model.bidirectional:
@@ -64,7 +70,7 @@ def test_a_score_after_each_character_is_of_what_was_read(untrained: Run) -> Non
         return
     made = score_heat(Reader(untrained), "the guitar is", classifier, about)
     # "the", and the space that ends every text.
-    features = Featurizer(untrained, states=("mean_h",))(["the"])
+    features = Featurizer(untrained, states=("mean_h",), devices=one_device())(["the"])
     ulps = 2 * 3 * 12 * 12
     assert_close(made.values[made.texts.index(" ", 3)], classifier.scores(features)[0, 1], ulps)
 
@@ -107,7 +113,9 @@ def test_a_sample_is_the_models_own(untrained: Run) -> None:
         assert list(held) != list(free)
 
 
-def test_its_weights_go_to_a_file_and_back(untrained: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", sorted(set(Architecture.kinds) - {"mlstm"}))
+def test_its_weights_go_to_a_file_and_back(kind: str, tmp_path: Path) -> None:
+    untrained = draw(kind)
     weights.save(tmp_path / "model.npz", as_weights(untrained))
     found = load_run(tmp_path / "model.npz")
     assert found.config.model == untrained.config.model
