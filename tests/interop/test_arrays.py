@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import tracemalloc
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from mlstm_jax import config
 from mlstm_jax.errors import UserError
@@ -35,8 +37,6 @@ def write(path: Path, flat: dict[str, np.ndarray], about: Any) -> None:
     if path.suffix == ".npz":
         np.savez(path, mlstm_jax=np.frombuffer(json.dumps(about).encode(), np.uint8), **flat)
     else:
-        from safetensors.numpy import save_file
-
         save_file(flat, path, metadata={"mlstm_jax": json.dumps(about)})
 
 
@@ -109,9 +109,7 @@ def test_shapes_are_checked_before_anything_is_read(
         ({"layers": 1_000_000}, r"model\.layers is 1000000, but it must be 1 to 1,000"),
         ({"hidden": "12"}, r"model\.hidden is '12', but it must be a whole number"),
         ({"hidden": True}, r"model\.hidden is True, but it must be a whole number"),
-        ({"hidden": 4.0}, r"model\.hidden is 4\.0, but it must be a whole number"),
         ({"hidden": 10**30}, r"model\.hidden is 10+, but it must be a whole number"),
-        ({"hidden": float("inf")}, r"model\.hidden is inf, but it must be a whole number"),
         ({"embedding_std": 10**400}, r"model\.embedding_std is 10+\.\.\.0+, but it must be"),
         ({"embedding_std": float("inf")}, r"model\.embedding_std is inf, but it must be above 0"),
         ({"rating_head": "yes"}, r"model\.rating_head is 'yes', but it must be true or false"),
@@ -147,25 +145,17 @@ def test_metadata_of_another_form_are_named(about: Any, message: str, exported: 
         weights.load_weights(path)
 
 
-def test_metadata_nested_too_deeply_are_refused(exported: Any) -> None:
+def test_metadata_that_are_no_json_are_refused(exported: Any) -> None:
     path, flat, _ = exported
-    deep = "[" * 100_000
-    if path.suffix == ".npz":
-        np.savez(path, mlstm_jax=np.frombuffer(deep.encode(), np.uint8), **flat)
-    else:
-        from safetensors.numpy import save_file
-
-        save_file(flat, path, metadata={"mlstm_jax": deep})
-    with pytest.raises(UserError, match="its metadata are invalid"):
-        weights.load_weights(path)
-
-
-def test_metadata_that_are_no_text_are_refused(exported: Any) -> None:
-    _, flat, _ = exported
-    for about in (np.array([255, 254], np.uint8), np.zeros(3), np.array(3, np.uint8)):
-        path = exported[0].with_suffix(".npz")
+    if path.suffix == ".safetensors":
+        save_file(flat, path, metadata={"mlstm_jax": "[" * 100_000})
+        with pytest.raises(UserError, match="its metadata are invalid"):
+            weights.load_weights(path)
+        return
+    deep = np.frombuffer(b"[" * 100_000, np.uint8)
+    for about in (deep, np.array([255, 254], np.uint8), np.zeros(3), np.array(3, np.uint8)):
         np.savez(path, mlstm_jax=about, **flat)
-        with pytest.raises(UserError, match=r"m\.npz: mlstm_jax"):
+        with pytest.raises(UserError, match=r"its metadata are invalid|m\.npz: mlstm_jax"):
             weights.load_weights(path)
 
 
@@ -196,19 +186,22 @@ def test_many_unknown_names_make_a_short_message(exported: Any) -> None:
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path, random: np.random.Generator) -> None:
     write_openai(tmp_path / "o", random)
     (tmp_path / "o/3.npy").unlink()
-    os.mkfifo(tmp_path / "o/3.npy")
-    os.mkfifo(tmp_path / "m.npz")
-    os.mkfifo(tmp_path / "m.safetensors")
-    for call in (
-        "openai.read_openai(Path('o'))",
-        "weights.load_weights(Path('m.npz'))",
-        "weights.load_weights(Path('m.safetensors'))",
-    ):
-        code = "from pathlib import Path; from mlstm_jax.interop import openai, weights; " + call
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
-        )
-        assert "UserError" in done.stderr
+    for name in ("o/3.npy", "m.npz", "m.safetensors"):
+        os.mkfifo(tmp_path / name)
+
+    def wake(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, wake)
+    try:
+        for call, name in ((openai.read_openai, "o"), (weights.load_weights, "m.npz"),
+                           (weights.load_weights, "m.safetensors")):  # fmt: skip
+            signal.alarm(20)
+            with pytest.raises(UserError, match=r"is missing|does not exist"):
+                call(tmp_path / name)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_no_array_may_hold_nan(tmp_path: Path, random: np.random.Generator) -> None:
