@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlstm_jax.checkpoints import checkpoint
-from tests.training.runs import make_config, start
+from tests.training.runs import finish, make_config, start
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,5 @@ def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in a process of its own, with one CPU device, never disturbed."""
     folder = tmp_path_factory.mktemp("undisturbed")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "NPROC"))}
-    process = start(make_config(corpus, folder / "run"), folder, environment)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, output.decode()
+    finish(start(make_config(corpus, folder / "run"), folder, environment))
     return folder / "run"

@@ -1,6 +1,7 @@
 """Whole runs as the tests start them, in processes of their own, and what is compared of them."""
 
 import functools
+import shutil
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import numpy as np
 
 from mlstm_jax import run
 from mlstm_jax.checkpoints.checkpoint import Checkpoints
+from mlstm_jax.checkpoints.meta import FOLDER, steps_in
 from mlstm_jax.config import Config, Data, Model, Optimizer, Train
 from mlstm_jax.training import metrics, optimizer, schedule
 from mlstm_jax.training.begin import state_shapes
@@ -35,6 +37,11 @@ def make_config(corpus: Path, out: Path, **sections: Any) -> Config:
         "train": short(steps=300, epochs=None, eval_every=60, checkpoint_every=20),
     }
     return Config(out=str(out), **(values | sections))
+
+
+def lines_of(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The lines of metrics of each kind: train, eval and event."""
+    return metrics.by_kind(metrics.read_metrics(folder / "metrics.jsonl"))
 
 
 def lines_without_time(folder: Path) -> list[dict[str, Any]]:
@@ -68,6 +75,15 @@ def assert_same_run(folder: Path, other: Path, batch: int = 8) -> None:
     )
 
 
+def copy_until(source: Path, step: int, folder: Path) -> Path:
+    """Copy a run as it was when it was killed after the checkpoint of `step`."""
+    shutil.copytree(source, folder)
+    for later in steps_in(folder):
+        if later > step:
+            shutil.rmtree(folder / FOLDER / str(later))
+    return folder
+
+
 def start(
     config: Config,
     folder: Path,
@@ -88,6 +104,13 @@ def start(
         stdout=subprocess.PIPE if terminal is None else terminal,
         stderr=subprocess.STDOUT,
     )
+
+
+def finish(process: subprocess.Popen[bytes], code: int = 0) -> str:
+    """Wait until a process ends with a code; return what it has written."""
+    text = process.communicate(timeout=300)[0].decode()
+    assert process.returncode == code, text
+    return text
 
 
 def wait_for_step(process: subprocess.Popen[bytes], folder: Path, step: int) -> None:
