@@ -1,75 +1,272 @@
-"""Phases: rows of their own, one run, the same however often it is stopped."""
+"""Phases: old rows go on with their carry where they can, and the run is exact on resume."""
 
 import dataclasses
 import json
-import shutil
 import signal
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
-from mlstm_jax import cli
-from mlstm_jax.config import Config, Optimizer, Phase, Train
+from mlstm_jax import cli, digest
+from mlstm_jax.checkpoints.meta import FILE, FOLDER, ITEM, steps_in
+from mlstm_jax.config import Config, Data, Devices, Optimizer, Phase, vary
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import UserError
-from mlstm_jax.training import loop, metrics, optimizer, schedule
-from mlstm_jax.training.phases import resolve_phases
+from mlstm_jax.training import loop, optimizer, schedule
+from mlstm_jax.training.phases import ResolvedPhase, checkpoint_meta, resolve_phases
 from mlstm_jax.training.schedule import Segment
 from tests.tolerance import assert_close
 from tests.training.runs import (
     assert_same_run,
+    copy_until,
+    final_state,
+    finish,
+    lines_of,
     lines_without_time,
     make_config,
+    short,
     start,
     wait_for_step,
 )
 
-PHASES = (Phase(steps=30, batch=16, window=8), Phase(steps=30, batch=8, window=32))
+# 4 rows of which 8 come, then 12, which begin anew, with a learning rate of their own.
+GROWING = (Phase(steps=20, batch=4, window=16), Phase(steps=20, batch=8, window=32))
+PHASES = (*GROWING, Phase(steps=20, batch=12, window=8, learning_rate=2e-3, warmup_steps=5))
+# Of an update: 8 rows of 32 steps, and the products of 48 units and 16 inputs, there and back.
+TERMS = 8 * 32 + 2 * (2 * 48 + 16)
 
 
-def phased(corpus: Path, out: Path, phases: tuple[Phase, ...] = PHASES) -> Config:
+def phased(corpus: Path, out: Path, phases: tuple[Phase, ...] = PHASES, **changes: Any) -> Config:
     config = make_config(
         corpus,
         out,
-        optimizer=Optimizer(learning_rate=5e-3, decay_steps=1000, scaling="linear", base_batch=16),
-        train=Train(log_every=5, eval_every=20, checkpoint_every=10, micro_batches=2),
+        data=Data(corpus=str(corpus), shards=32, shuffle_shards=True, batch=8, window=32),
+        optimizer=Optimizer(learning_rate=5e-3, decay_steps=1000, scaling="sqrt", base_batch=4),
+        train=short(eval_every=60, checkpoint_every=10, keep_checkpoints=9),
+        devices=Devices(count=1),
+        phases=phases,
     )
-    return dataclasses.replace(config, phases=phases)
+    return vary(config, **changes)
+
+
+def resolved(corpus: Path, *phases: Phase) -> list[ResolvedPhase]:
+    return resolve_phases(phased(corpus, Path("unused"), phases), open_corpus(corpus))
 
 
 @pytest.fixture(scope="module")
 def straight(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("straight") / "run"
-    loop.train(phased(corpus, folder))
-    return folder
+    return loop.train(phased(corpus, tmp_path_factory.mktemp("straight") / "run"))
 
 
-def test_a_phase_takes_the_text_up_where_the_last_has_left_it(corpus: Path, tmp_path: Path) -> None:
-    first, second = resolve_phases(phased(corpus, tmp_path), open_corpus(corpus))
-    assert (first.first, first.last, second.first, second.last) == (0, 30, 30, 60)
-    assert second.stream.epoch(30) == pytest.approx(first.stream.epoch(30), rel=0.05)
-    assert second.stream.bytes_seen(60) == 30 * 16 * 8 + 30 * 8 * 32
-    batch = second.stream.batch(30)
-    assert batch.inputs_BT.shape == (8, 32)
-
-
-def test_phases_are_one_run(straight: Path) -> None:
-    lines = metrics.read_metrics(straight / "metrics.jsonl")
-    assert [line["step"] for line in lines if line["kind"] == "train"] == list(range(5, 61, 5))
-    assert [line["step"] for line in lines if line["kind"] == "eval"] == [20, 30, 40, 60]
-    assert [line["event"] for line in lines if line["kind"] == "event"] == ["phase", "finished"]
-    seen = [line["bytes_seen"] for line in lines if line["kind"] == "train"]
-    assert set(np.diff(seen)[:5]) == {5 * 16 * 8}
-    assert set(np.diff(seen)[5:]) == {5 * 8 * 32}
-    rates = [line["learning_rate"] for line in lines if line["kind"] == "train"]
-    # One line that falls to zero at step 1000, of half the height where there are half the rows.
-    heights = [5e-3] * 6 + [2.5e-3] * 6
-    steps = zip(heights, range(4, 60, 5), strict=True)
-    expected = [height * (1 - step / 1000) for height, step in steps]
+def test_phases_are_one_run(corpus: Path, straight: Path) -> None:
+    lines = lines_of(straight)
+    assert [line["step"] for line in lines["train"]] == list(range(5, 61, 5))
+    assert [line["step"] for line in lines["eval"]] == [20, 40, 60]
+    assert [line["event"] for line in lines["event"]] == ["phase", "phase", "finished"]
+    growth, reset = (line["notes"][0] for line in lines["event"][:2])
+    assert growth == "step 20: the next phase, 4 rows continue, 4 begin at shard starts"
+    assert reset.endswith("the carry starts from zero, because 12 rows are not a multiple of 8")
+    seen = np.diff([0, *(line["bytes_seen"] for line in lines["train"])])
+    np.testing.assert_array_equal(seen, np.repeat([5 * 4 * 16, 5 * 8 * 32, 5 * 12 * 8], 4))
+    assert np.diff([line["epoch"] for line in lines["train"]]).min() > 0
+    # One line that falls to zero at step 1000, √2 times as high where there are twice the rows.
+    # Then √3 times as high a peak, at the last of five updates; fifteen more would be zero.
+    expected = [5e-3 * (1 - n / 1000) for n in (4, 9, 14, 19)]
+    expected += [2**0.5 * 5e-3 * (1 - n / 1000) for n in (24, 29, 34, 39)]
+    expected += [3**0.5 * 2e-3 * (1 - n / 15) for n in (0, 4, 9, 14)]
     # Eight operations in float32, one after the other.
-    assert_close(np.array(rates), np.array(expected), terms=8)
+    assert_close(
+        np.array([line["learning_rate"] for line in lines["train"]]), np.array(expected), terms=8
+    )
+    whole = open_corpus(corpus)
+    one, two = (checkpoint_meta(part, whole, 20) for part in resolved(corpus, *GROWING))
+    assert one.epoch == two.epoch
+    assert one.bytes_seen == two.bytes_seen == 20 * 4 * 16
+
+
+@pytest.mark.parametrize("step", [10, 20, 30, 40])
+def test_it_resumes_before_at_and_after_a_border_as_if_never_stopped(
+    step: int, corpus: Path, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes, real = [], optimizer.with_updates_of
+
+    def seen(chosen: Optimizer, state: Any, before: int | None, now: int) -> Any:
+        changes.append((before, now))
+        return real(chosen, state, before, now)
+
+    monkeypatch.setattr(optimizer, "with_updates_of", seen)
+    folder = copy_until(straight, step, tmp_path / "run")
+    loop.train(phased(corpus, folder))
+    assert_same_run(folder, straight, batch=12)
+    # The optimizer is told of the bytes of its updates, also where a session begins at a border.
+    updates = {10: (64, 64), 20: (64, 256), 30: (256, 256), 40: (256, 96)}
+    assert changes[0] == updates[step]
+    assert changes[-1] == (256, 96)
+
+
+def test_a_phase_goes_on_in_the_text_where_the_last_has_ended(corpus: Path) -> None:
+    """If its rows are not those of the last phase and some more, near there, at shard starts."""
+    parts = resolved(corpus, *PHASES, Phase(steps=10, batch=6, window=16))
+    assert [(part.first, part.last) for part in parts] == [(0, 20), (20, 40), (40, 60), (60, 70)]
+    assert [part.growth for part in parts] == [None, 2, None, None]
+    assert parts[2].begin(np.ones((8, 1, 2))) is None
+    assert [part.stream.shards for part in parts] == [32, 32, 36, 36]
+    for before, after in ((parts[1], parts[2]), (parts[2], parts[3])):
+        epoch = before.stream.epoch(before.last)
+        assert after.stream.epoch(after.first) == pytest.approx(epoch, rel=0.05)
+    assert parts[1].stream.bytes_seen(40) == 20 * 4 * 16 + 20 * 8 * 32
+    assert parts[1].stream.batch(20).inputs_BT.shape == (8, 32)
+
+
+def test_a_window_that_grows_keeps_the_carry(corpus: Path) -> None:
+    """Two parts of one row number are one stream of bytes, whatever their windows."""
+    first, second = resolved(
+        corpus, Phase(steps=30, batch=4, window=16), Phase(steps=30, batch=4, window=64)
+    )
+    assert second.growth == 1
+    assert second.describe_carry() == "all 4 rows continue"
+    long, parts = second.stream.batch(30), [first.stream.batch(step) for step in range(30, 34)]
+    np.testing.assert_array_equal(
+        long.inputs_BT, np.concatenate([one.inputs_BT for one in parts], axis=1)
+    )
+    assert not long.reset_B.any()
+    carry = np.arange(8.0).reshape(4, 2)
+    np.testing.assert_array_equal(second.begin(carry), carry)
+
+
+def test_each_process_grows_its_own_rows(corpus: Path) -> None:
+    part = resolved(corpus, *GROWING)[1]
+    carry = {"h": np.arange(8, dtype=np.float32).reshape(4, 1, 2), "c": np.ones((4, 1, 2))}
+    whole = part.begin(carry)
+    assert whole["h"].shape == (8, 1, 2)
+    assert whole["h"].dtype == np.float32
+    np.testing.assert_array_equal(whole["h"][::2], carry["h"])
+    np.testing.assert_array_equal(whole["h"][1::2], 0)
+    halves = [
+        part.begin({name: x[rows] for name, x in carry.items()})
+        for rows in (slice(0, 2), slice(2, 4))
+    ]
+    for name in carry:
+        np.testing.assert_array_equal(np.concatenate([half[name] for half in halves]), whole[name])
+
+
+def test_phases_that_are_past_cannot_change(
+    corpus: Path, straight: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = copy_until(straight, 30, tmp_path / "run")
+    before = (folder / "metrics.jsonl").read_bytes()
+    first, second = GROWING
+    longer = Phase(steps=60, batch=8, window=32)
+    changed = r"phases before the checkpoint have changed.*`reset_carry`"
+    # The rows would be the same, and the state of one place go on with the text of another.
+    shorter = (Phase(steps=10, batch=4, window=16), longer)
+    for phases, message in (
+        (shorter, changed),
+        # Rows that went on from others have no place of their own in a run without phases.
+        ((), changed),
+        ((first, Phase(steps=60, batch=16, window=32)), "rows are batch 8, window 32"),
+        # One to come would cut the text into other shards.
+        ((first, second, Phase(steps=10, batch=24, window=32)), "not batch 8, .*, cut_into 24; "),
+    ):
+        config = phased(corpus, folder, phases, train__steps=60)
+        with pytest.raises(UserError, match=message):
+            loop.train(config)
+    assert (folder / "metrics.jsonl").read_bytes() == before
+    whole = open_corpus(corpus)
+    more = resolved(corpus, first, second, Phase(steps=10, batch=16, window=32))
+    metas = [checkpoint_meta(parts[1], whole, 30) for parts in (more, resolved(corpus, *PHASES))]
+    assert metas[0] == metas[1]
+    # One that is not over can be made longer.
+    loop.train(phased(corpus, folder, (first, dataclasses.replace(second, steps=22))))
+    assert steps_in(folder)[-1] == 42
+    config = phased(corpus, folder, (shorter[0], dataclasses.replace(longer, steps=34)))
+    loop.train(config, reset_carry=True)
+    epochs = resolve_phases(config, whole)[1].stream.epoch(42)
+    assert f"they begin {epochs:.2f} epochs into the text" in capfd.readouterr().err
+
+
+def test_what_an_earlier_version_began_in_another_way_is_not_gone_on_with(
+    corpus: Path, straight: Path, tmp_path: Path
+) -> None:
+    """It began the second phase at shard starts, and its origin says nothing of places."""
+    folder = copy_until(straight, 30, tmp_path / "run")
+    origin = resolved(corpus, *PHASES)[1].stream.origin
+    assert origin.places
+    file = folder / FOLDER / "30" / ITEM / FILE
+    content = json.loads(file.read_bytes())
+    content["meta"]["origin"] = list(origin[:3])
+    digest.write_json(file, content)
+    with pytest.raises(UserError, match=r"an earlier version began this phase differently"):
+        loop.train(phased(corpus, folder))
+
+
+@pytest.mark.slow
+def test_old_rows_keep_their_state_where_nothing_is_learned(corpus: Path, tmp_path: Path) -> None:
+    """At a rate that changes no parameter, they end as in a run whose rows never changed.
+
+    One byte after the border: a model that has learned nothing forgets within a few.
+    """
+    still = Optimizer(learning_rate=1e-30, decay_steps=1000)
+
+    def end(*phases: Phase) -> Any:
+        folder = tmp_path / str(len(phases))
+        loop.train(phased(corpus, folder, phases, optimizer=still))
+        return final_state(folder, phases[-1].batch)
+
+    before, alone = end(Phase(steps=21, batch=4, window=1))
+    after, more = end(Phase(steps=20, batch=4, window=1), Phase(steps=1, batch=8, window=1))
+    changes = jax.tree.map(lambda x, y: float(np.abs(x - y).max()), before.params, after.params)
+    assert max(jax.tree.leaves(changes)) < 1e-28
+    for old, new in zip(alone, more, strict=True):
+        # A product of four rows may add up in another order than one of eight.
+        assert_close(new[::2], old, terms=2 * 48 + 16)
+        assert np.abs(new[1::2] - old).max() > 0.1 * np.abs(old).max()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("begin", [0, 20])
+def test_on_two_devices_it_learns_the_same(
+    begin: int, corpus: Path, straight: Path, tmp_path: Path
+) -> None:
+    """From the first step, or from a checkpoint at the border that one device has written."""
+    folder = tmp_path / "run"
+    if begin:
+        copy_until(straight, begin, folder)
+    loop.train(phased(corpus, folder, devices=Devices(count=2)))
+    lines, expected = lines_without_time(folder), lines_without_time(straight)
+    for line, other in zip(lines, expected, strict=True):
+        assert (line["step"], line["bytes_seen"]) == (other["step"], other["bytes_seen"])
+        assert_close(line["bpc"], other["bpc"], line["step"] * TERMS)
+    (_, carry), (_, alone) = final_state(folder, 12), final_state(straight, 12)
+    for found, wanted in zip(carry, alone, strict=True):
+        assert_close(found, wanted, 60 * TERMS)
+
+
+@pytest.mark.slow
+def test_phases_and_all_options_killed_and_resumed(
+    rated_corpus: Path, tmp_path: Path, command_environment: dict[str, str]
+) -> None:
+    """From 8 rows to 16, so that the carry goes through; β2 follows each phase's own batch."""
+    long = (Phase(steps=200, batch=8, window=32), Phase(steps=200, batch=16, window=8))
+
+    def make(out: Path) -> Config:
+        options = {"model__layers": 2, "model__rating_head": True, "train__dropout": 0.2}
+        muon = {"optimizer__name": "muon", "optimizer__b2_half_life": 20e3}
+        config = phased(rated_corpus, out, long, **options, **muon, train__micro_batches=2)
+        return vary(config, train__keep_checkpoints=2, train__eval_every=20)
+
+    finish(start(make(tmp_path / "calm"), tmp_path / "c", command_environment))
+    config = make(tmp_path / "run")
+    for step in (100, 195, 210):
+        process = start(config, tmp_path, command_environment)
+        wait_for_step(process, tmp_path / "run", step)
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=300)
+    finish(start(config, tmp_path, command_environment))
+    assert_same_run(tmp_path / "run", tmp_path / "calm", long[-1].batch)
 
 
 def test_each_phase_has_the_rate_of_its_own_batch() -> None:
@@ -80,136 +277,10 @@ def test_each_phase_has_the_rate_of_its_own_batch() -> None:
     segments = [Segment(0, 100, 8, 50.0), Segment(100, 200, 64, 6.0)]
     first, second = schedule.rates(chosen, segments)
     assert [float(first(n)) for n in (0, 9, 99)] == pytest.approx([1e-4, 1e-3, 1e-3])
-    assert float(second(150)) == pytest.approx(8e-3)
     # A phase that begins within the warm-up goes on with it.
-    assert float(second(4)) == pytest.approx(4e-3)
+    assert [float(second(n)) for n in (4, 150)] == pytest.approx([4e-3, 8e-3])
     capped = dataclasses.replace(chosen, learning_rate_cap=3e-3)
     assert float(schedule.rates(capped, segments)[1](150)) == pytest.approx(3e-3)
-
-
-def test_a_schedule_and_a_plan_are_of_the_phases(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "phases.py").write_text(
-        "from mlstm_jax.config import *\n"
-        "config = Config(model=Model(hidden=64), phases=(Phase(steps=900, batch=8, window=64), "
-        "Phase(steps=100, batch=64, window=128)), optimizer=Optimizer(learning_rate=1e-3, "
-        "scaling='linear', base_batch=8, schedule='constant'))\n"
-    )
-    cli.main(["schedule", str(tmp_path / "phases.py"), "--corpus-bytes", "512000"])
-    said = capsys.readouterr().out
-    assert "1,000 updates, 2.50 epochs" in said  # 0.9 and 1.6 of 512,000 bytes
-    assert "updates 0 to 900: batch 8, 1,000 updates per epoch, peak 0.001" in said
-    assert "updates 900 to 1,000: batch 64, 62 updates per epoch, peak 0.008" in said
-    rates = {line.split()[0]: line.split()[-1] for line in said.splitlines() if "e-03" in line}
-    assert (rates["800"], rates["900"], rates["1,000"]) == ("1.000e-03", "8.000e-03", "8.000e-03")
-
-    machine = Path(__file__).parents[2] / "configs/machines/h200.json"
-    bf16 = ["--precision.compute", "bf16"]
-    options = ["--machine", str(machine), "--gpus", "1", "2", "--json", str(tmp_path / "plan.json")]
-    cli.main(["plan", str(tmp_path / "phases.py"), *options, "--price", "2", *bf16])
-    said = capsys.readouterr().out
-    rows = json.loads((tmp_path / "plan.json").read_text())["rows"]
-    assert [(row["devices"], row["phase"], row["batch"]) for row in rows] == [
-        (1, 1, 8),
-        (1, 2, 64),
-        (2, 1, 8),
-        (2, 2, 64),
-    ]
-    for row, steps in zip(rows, (900, 100, 900, 100), strict=True):
-        assert row["hours"] == pytest.approx(row["seconds_per_iteration"] * steps / 3600)
-    total = sum(row["hours"] for row in rows[:2])
-    assert f"1 all phases: {total:.2f} hours" in said
-    # So small a model takes less than a millisecond a step, and that is said in digits.
-    assert rows[0]["seconds_per_iteration"] < 5e-4
-    assert f"{rows[0]['seconds_per_iteration']:.2g}" in said
-    assert " 0.000 " not in said.splitlines()[4]
-
-
-@pytest.mark.parametrize("stop", [pytest.param(20, marks=pytest.mark.slow), 30])
-def test_phases_go_on_in_their_middle_and_at_their_border(
-    stop: int, corpus: Path, straight: Path, tmp_path: Path
-) -> None:
-    first = (Phase(steps=stop, batch=16, window=8),)
-    loop.train(phased(corpus, tmp_path / "run", first))
-    loop.train(phased(corpus, tmp_path / "run"))
-    assert lines_without_time(tmp_path / "run") == lines_without_time(straight)
-    assert_same_run(tmp_path / "run", straight)
-
-
-def test_a_past_phase_cannot_change(corpus: Path, straight: Path, tmp_path: Path) -> None:
-    other = (Phase(steps=30, batch=16, window=8), Phase(steps=60, batch=16, window=32))
-    before = (straight / "metrics.jsonl").read_bytes()
-    with pytest.raises(UserError, match="rows are batch 8, window 32"):
-        loop.train(phased(corpus, straight, other))
-    assert (straight / "metrics.jsonl").read_bytes() == before
-
-
-def test_a_phase_that_has_ended_cannot_change_its_length(
-    corpus: Path, straight: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The rows would be the same, and the state of one place go on with the text of another."""
-    shutil.copytree(straight, tmp_path / "run")
-    other = (Phase(steps=20, batch=16, window=8), Phase(steps=60, batch=8, window=32))
-    config = phased(corpus, tmp_path / "run", other)
-    message = r"phases before the checkpoint have changed.*`reset_carry`"
-    with pytest.raises(UserError, match=message):
-        loop.train(config)
-    loop.train(config, reset_carry=True)
-    said = capfd.readouterr().err
-    epochs = resolve_phases(config, open_corpus(corpus))[1].stream.epoch(60)
-    assert f"they begin {epochs:.2f} epochs into the text" in said
-    # One that is not over yet can.
-    longer = (PHASES[0], dataclasses.replace(PHASES[1], steps=40))
-    shutil.copytree(straight, tmp_path / "longer")
-    loop.train(phased(corpus, tmp_path / "longer", longer))
-
-
-@pytest.mark.slow
-def test_muon_goes_on_through_a_phase_with_another_batch(corpus: Path, tmp_path: Path) -> None:
-    """β2 follows the phase's own batch, and the state is the same one."""
-
-    def muon(out: str, *phases: Phase) -> Config:
-        config = phased(corpus, tmp_path / out, *([phases] if phases else []))
-        chosen = dataclasses.replace(config.optimizer, name="muon", b2_half_life=20e3)
-        return dataclasses.replace(config, optimizer=chosen)
-
-    loop.train(muon("whole"))
-    loop.train(muon("parts", PHASES[0]))
-    loop.train(muon("parts"))
-    assert_same_run(tmp_path / "parts", tmp_path / "whole")
-
-
-@pytest.mark.slow
-def test_phases_and_all_options_killed_and_resumed(
-    rated_corpus: Path, tmp_path: Path, command_environment: dict[str, str]
-) -> None:
-    """From 8 rows to 16, so that the carry goes through, too."""
-    long = tuple(dataclasses.replace(phase, steps=200) for phase in reversed(PHASES))
-
-    def make(out: Path) -> Config:
-        config = phased(rated_corpus, out, long)
-        return dataclasses.replace(
-            config,
-            model=dataclasses.replace(config.model, layers=2, rating_head=True),
-            data=dataclasses.replace(config.data, shuffle_shards=True),
-            optimizer=dataclasses.replace(config.optimizer, name="muon", b2_half_life=20e3),
-            train=dataclasses.replace(config.train, dropout=0.2),
-        )
-
-    process = start(make(tmp_path / "calm"), tmp_path / "c", command_environment)
-    text, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, text.decode()
-    config = make(tmp_path / "run")
-    for step in (100, 195, 210):
-        process = start(config, tmp_path, command_environment)
-        wait_for_step(process, tmp_path / "run", step)
-        process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=300)
-    process = start(config, tmp_path, command_environment)
-    text, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, text.decode()
-    assert_same_run(tmp_path / "run", tmp_path / "calm", long[-1].batch)
 
 
 def test_a_phase_can_begin_a_schedule_of_its_own() -> None:
@@ -237,30 +308,38 @@ def test_a_phase_can_begin_a_schedule_of_its_own() -> None:
     assert "linear until 300" in text
 
 
-def test_a_run_follows_the_schedules_of_its_phases(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_schedule_and_a_plan_are_of_the_phases(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    changes, real = [], optimizer.with_updates_of
+    (tmp_path / "phases.py").write_text(
+        "from mlstm_jax.config import *\n"
+        "config = Config(model=Model(hidden=64), phases=(Phase(steps=900, batch=8, window=64), "
+        "Phase(steps=100, batch=64, window=128)), optimizer=Optimizer(learning_rate=1e-3, "
+        "scaling='linear', base_batch=8, schedule='constant'))\n"
+    )
+    cli.main(["schedule", str(tmp_path / "phases.py"), "--corpus-bytes", "512000"])
+    said = capsys.readouterr().out
+    assert "1,000 updates, 2.50 epochs" in said  # 0.9 and 1.6 of 512,000 bytes
+    assert "updates 0 to 900: batch 8, 1,000 updates per epoch, peak 0.001" in said
+    assert "updates 900 to 1,000: batch 64, 62 updates per epoch, peak 0.008" in said
+    rates = {line.split()[0]: line.split()[-1] for line in said.splitlines() if "e-03" in line}
+    assert (rates["800"], rates["900"], rates["1,000"]) == ("1.000e-03", "8.000e-03", "8.000e-03")
 
-    def seen(chosen: Optimizer, state: Any, before: int | None, now: int) -> Any:
-        changes.append((before, now))
-        return real(chosen, state, before, now)
-
-    monkeypatch.setattr(optimizer, "with_updates_of", seen)
-    own = Phase(steps=10, batch=8, window=8, learning_rate=2e-3, warmup_steps=5)
-    config = phased(corpus, tmp_path / "run", (Phase(steps=10, batch=16, window=8), own))
-    loop.train(dataclasses.replace(config, train=dataclasses.replace(config.train, log_every=1)))
-    lines = metrics.read_metrics(tmp_path / "run/metrics.jsonl")
-    rates = [line["learning_rate"] for line in lines if line["kind"] == "train"]
-    assert rates[9] == pytest.approx(5e-3 * (1 - 9 / 1000))
-    # Half the rows of base_batch; update 14 is the last of the warm-up, and 20 would be zero.
-    assert rates[10] == pytest.approx(1e-3 / 5)
-    assert rates[14] == pytest.approx(1e-3)
-    assert rates[19] == pytest.approx(1e-3 / 5)
-    # Adam is told of the bytes of its updates, also where a session begins with the second phase.
-    shutil.rmtree(tmp_path / "run/checkpoints/20")
-    loop.train(dataclasses.replace(config, train=dataclasses.replace(config.train, log_every=1)))
-    assert changes == [(None, 128), (128, 64), (128, 64)]
+    machine = Path(__file__).parents[2] / "configs/machines/h200.json"
+    options = ["--machine", str(machine), "--gpus", "1", "2", "--json", str(tmp_path / "plan.json")]
+    options += ["--price", "2", "--precision.compute", "bf16"]
+    cli.main(["plan", str(tmp_path / "phases.py"), *options])
+    said = capsys.readouterr().out
+    rows = json.loads((tmp_path / "plan.json").read_text())["rows"]
+    expected = [(n, phase, batch) for n in (1, 2) for phase, batch in ((1, 8), (2, 64))]
+    assert [(row["devices"], row["phase"], row["batch"]) for row in rows] == expected
+    for row, steps in zip(rows, (900, 100, 900, 100), strict=True):
+        assert row["hours"] == pytest.approx(row["seconds_per_iteration"] * steps / 3600)
+    assert f"1 all phases: {rows[0]['hours'] + rows[1]['hours']:.2f} hours" in said
+    # So small a model takes less than a millisecond a step, and that is said in digits.
+    assert rows[0]["seconds_per_iteration"] < 5e-4
+    assert f"{rows[0]['seconds_per_iteration']:.2g}" in said
+    assert " 0.000 " not in said.splitlines()[4]
 
 
 @pytest.mark.parametrize(
@@ -271,6 +350,8 @@ def test_a_run_follows_the_schedules_of_its_phases(
         ({"learning_rate": 1e-3, "warmup_steps": 30}, "phases.warmup_steps is 30"),
     ],
 )
-def test_a_phase_without_sense_is_refused(fields: dict[str, float], message: str) -> None:
+def test_a_phase_whose_rates_make_no_sense_is_refused(
+    fields: dict[str, float], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         Phase(steps=30, batch=8, window=8, **fields)
