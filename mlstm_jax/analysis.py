@@ -194,8 +194,8 @@ def critical_batch(rows: npt.ArrayLike, updates: npt.ArrayLike) -> float:
         return float(residuals.var())
 
     bounds = np.log(batches.min() / 1e3), np.log(batches.max() * 1e3)
-    found = minimize_scalar(error, bounds=bounds, method="bounded").x
-    return float("inf") if found > bounds[1] - 0.1 else float(np.exp(found))
+    minimum = minimize_scalar(error, bounds=bounds, method="bounded").x
+    return float("inf") if minimum > bounds[1] - 0.1 else float(np.exp(minimum))
 
 
 def plot(

@@ -184,14 +184,14 @@ def _explain_short(name: str, rest: Sequence[str], options: Collection[str]) -> 
         if not word.startswith("--") or not short or short in known:
             continue
         last = {option: option.rpartition(".")[2] for option in known}
-        found = [
+        near = [
             f"--{option}"
             for option, end in last.items()
             if short == "".join(part[0] for part in end.split("-"))
             or (len(short) > 1 and end.startswith(short))
         ]
-        if found:
-            asked = question(sorted(found, key=len)[:2])
+        if near:
+            asked = question(sorted(near, key=len)[:2])
             terminal.show(f"mlstm-jax {name}: unknown option --{short}{asked}", file=sys.stderr)
 
 

@@ -42,9 +42,9 @@ def of_arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, int]:
     return {name: of_array(array) for name, array in arrays.items()}
 
 
-def require_arrays(what: str, found: Mapping[str, int], sums: Mapping[str, int]) -> None:
+def require_arrays(what: str, actual: Mapping[str, int], sums: Mapping[str, int]) -> None:
     """Raise Wrong, with `what` they belong to, unless arrays have these checksums."""
-    wrong = [name for name in {**found, **sums} if found.get(name) != sums.get(name)]
+    wrong = [name for name in {**actual, **sums} if actual.get(name) != sums.get(name)]
     if wrong:
         raise Wrong(f"{', '.join(wrong[:3])} of {what} does not match its checksum")
 

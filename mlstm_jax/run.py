@@ -129,10 +129,10 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
     environment.local_devices()  # what JAX lacks is said before the weights are read
     name, folder = folder, shipped.model(folder)
     if folder.is_file() and folder.suffix in (".safetensors", ".npz"):
-        found = weights.load_weights(folder)
-        made = Config(out=str(folder), model=found.model)
-        model = LanguageModel(found.model, made.precision)
-        return Run(folder, made, 0, found.cleaning, model, found.params)
+        imported = weights.load_weights(folder)
+        default = Config(out=str(folder), model=imported.model)
+        model = LanguageModel(imported.model, default.precision)
+        return Run(folder, default, 0, imported.cleaning, model, imported.params)
     config = read_config(folder)
     if config is None:
         if (folder / "manifest.json").is_file():
@@ -156,13 +156,13 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
                 f"checkpoint {checkpoint}: {folder} has weights and no checkpoints; "
                 "leave the option out."
             )
-        found = weights.load_weights(folder / WEIGHTS)
-        if found.model != config.model:
+        imported = weights.load_weights(folder / WEIGHTS)
+        if imported.model != config.model:
             raise UserError(
                 f"{folder}: config.json and {WEIGHTS} are from different models; import it again."
             )
-        model = LanguageModel(found.model, config.precision)
-        return Run(folder, config, 0, found.cleaning, model, found.params)
+        model = LanguageModel(imported.model, config.precision)
+        return Run(folder, config, 0, imported.cleaning, model, imported.params)
     if not (folder / "checkpoints").is_dir():
         raise UserError(
             f"{folder} has no checkpoint: train the run for longer, or give another run (those in "

@@ -24,7 +24,7 @@ _COLOUR = re.compile("\x1b\\[[0-9;]*m")
 
 def printable(text: object) -> str:
     r"""Return a text with escapes, such as \x1b or \u202e, but keep newlines and tabs."""
-    return _STEERS.sub(lambda found: ascii(found[0])[1:-1], str(text))
+    return _STEERS.sub(lambda match: ascii(match[0])[1:-1], str(text))
 
 
 def one_line(text: object) -> str:

@@ -52,13 +52,13 @@ def _place(path: Path, error: Exception) -> str:
 
 def _explained(error: Exception) -> str:
     """Return an error's type and message; for an unknown field, similar names."""
-    found = _UNKNOWN_FIELD.match(str(error)) if isinstance(error, TypeError) else None
+    match = _UNKNOWN_FIELD.match(str(error)) if isinstance(error, TypeError) else None
     # The class is a name of the file, or of a module that it calls.
     frames = [frame.f_globals for frame, _ in traceback.walk_tb(error.__traceback__)]
-    kinds = [names[found["kind"]] for names in frames if found and found["kind"] in names]
+    kinds = [names[match["kind"]] for names in frames if match and match["kind"] in names]
     kind = kinds[-1] if kinds else None
-    if not found or not dataclasses.is_dataclass(kind):
+    if not match or not dataclasses.is_dataclass(kind):
         return f"{type(error).__name__}: {error}"
     names = [field.name for field in dataclasses.fields(kind)]
-    near = question(nearest(found["field"], names)) or f"; its fields are {', '.join(names)}."
-    return f"{found['kind']} has no field {found['field']!r}{near}"
+    near = question(nearest(match["field"], names)) or f"; its fields are {', '.join(names)}."
+    return f"{match['kind']} has no field {match['field']!r}{near}"

@@ -126,14 +126,14 @@ def as_texts(
     if is_table or isinstance(texts, (Mapping, Set)) or not isinstance(texts, Iterable):
         hint = ", such as one column of the table" if is_table else ""
         raise UserError(f"{name} has type {kind}, but it must be a list of texts{hint}.")
-    found = list(texts)
-    wrong = next((n for n, text in enumerate(found) if not isinstance(text, str)), None)
+    result = list(texts)
+    wrong = next((n for n, text in enumerate(result) if not isinstance(text, str)), None)
     if wrong is not None:
         raise UserError(
-            f"{name}[{wrong}] has type {type(found[wrong]).__name__}, but it must be a str; leave "
+            f"{name}[{wrong}] has type {type(result[wrong]).__name__}, but it must be a str; leave "
             'missing texts out, or give "".'
         )
-    return found
+    return result
 
 
 def as_labelled(

@@ -77,5 +77,5 @@ def inspect(
     require(batch >= 1, "batch", batch, "at least 1")
     require(window >= 1, "window", window, "at least 1")
     opened = open_corpus(Path(corpus), verify=verify)
-    found = summarise(opened, batch=batch, window=window, samples=max(0, samples))
-    return found | ({"checksums": "all agree"} if verify else {})
+    report = summarise(opened, batch=batch, window=window, samples=max(0, samples))
+    return report | ({"checksums": "all agree"} if verify else {})

@@ -95,8 +95,8 @@ class Features(TransformerMixin, BaseEstimator):
         known = getattr(self, "_from_path", None)
         if known is None or known[0] != self.model:
             known = self._from_path = (self.model, load(self.model))
-        found: TrainedModel = known[1]
-        return found
+        model: TrainedModel = known[1]
+        return model
 
     def __sklearn_is_fitted__(self) -> bool:
         return True

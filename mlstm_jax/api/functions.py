@@ -237,8 +237,8 @@ def import_weights(
         "unirep": unirep.read_unirep,
         "mlstm": weights.load_weights,
     }
-    found = readers[kind](Path(source))
-    write_imported(Path(out), found)
-    for one in found.notes:
+    imported = readers[kind](Path(source))
+    write_imported(Path(out), imported)
+    for one in imported.notes:
         note(one)
     return load(out)

@@ -63,10 +63,10 @@ class ReadingModel:
     @property
     def parameters(self) -> Mapping[str, NDArray[np.float32]]:
         """The float32 arrays by name, which cannot be written; docs/weights.md lists them."""
-        found = {name: array.view() for name, array in weights.flatten(self._run.params).items()}
-        for array in found.values():
+        arrays = {name: array.view() for name, array in weights.flatten(self._run.params).items()}
+        for array in arrays.values():
             array.flags.writeable = False
-        return found
+        return arrays
 
     @property
     def flax(self) -> tuple[LanguageModel, Parameters]:
@@ -132,10 +132,12 @@ class ReadingModel:
             ValueError: `texts` is a single string or has an item that is not a string, or the
                 state does not exist.
         """
-        found = as_texts(texts, text_column=text_column)
+        strings = as_texts(texts, text_column=text_column)
         require(batch_size >= 1, "batch_size", batch_size, "at least 1")
         name = "encode" if show_progress else None
-        return self._read(found, state, all_layers=all_layers, rows=batch_size, name=name).features
+        return self._read(
+            strings, state, all_layers=all_layers, rows=batch_size, name=name
+        ).features
 
     @public
     def bits_per_character(
@@ -150,9 +152,9 @@ class ReadingModel:
         Raises:
             ValueError: `texts` is a single string, or there is no byte to score.
         """
-        found = as_texts(texts, text_column=text_column)
+        strings = as_texts(texts, text_column=text_column)
         name = "score" if show_progress else None
-        read = self._read(found, None, all_layers=False, rows=None, name=name, score=True)
+        read = self._read(strings, None, all_layers=False, rows=None, name=name, score=True)
         if not read.scored_N.any():
             raise UserError("texts have no byte to score; give longer texts.")
         return float(read.nats_N.sum() / np.log(2) / read.scored_N.sum())
@@ -278,10 +280,10 @@ class ReadingModel:
         if classifier is None and (classifier := shipped.classifier(self.path)) is None:
             raise UserError("this model comes with no classifier; give one that `transfer` made.")
         chosen, about = self._classifier(classifier)
-        found = as_texts(texts, text_column=text_column or about.text_column)
+        strings = as_texts(texts, text_column=text_column or about.text_column)
         name = "classify" if show_progress else None
         read = self._read(
-            found,
+            strings,
             about.state,
             all_layers=about.all_layers,
             rows=None,
@@ -290,11 +292,11 @@ class ReadingModel:
         )
         note_unlike(about, read)
         rows = chosen.probabilities(read.features).tolist()
-        blank = [not clean(text, self._run.cleaning) for text in found]
+        blank = [not clean(text, self._run.cleaning) for text in strings]
         if any(blank):
             note(
-                f"{sum(blank):,} of {len(found):,} texts are blank and get no label, the first is "
-                f"number {blank.index(True) + 1:,}."
+                f"{sum(blank):,} of {len(strings):,} texts are blank and get no label, the first "
+                f"is number {blank.index(True) + 1:,}."
             )
         return [
             {} if is_blank else dict(zip(chosen.classes, row, strict=True))

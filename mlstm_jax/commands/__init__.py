@@ -175,9 +175,9 @@ def as_options(text: str, own: Mapping[str, str] = MappingProxyType({})) -> str:
     """
     parts = text.split("`")
     for place in range(1, len(parts), 2):
-        if found := _NAME.fullmatch(parts[place]):
-            value = found[2].removeprefix("=").removeprefix("True")
-            parts[place] = own.get(found[1]) or _option(found[1])
+        if match := _NAME.fullmatch(parts[place]):
+            value = match[2].removeprefix("=").removeprefix("True")
+            parts[place] = own.get(match[1]) or _option(match[1])
             parts[place] += f" {value}" if value else ""
         else:  # such as a command
             parts[place] = f"`{parts[place]}`"
@@ -207,14 +207,14 @@ def _api() -> Any:
 
 def _docs(function: Callable[..., Any]) -> dict[str, str]:
     """Return the help of each argument; "see `name`" is that of another method of the model."""
-    found = {}
+    docs = {}
     for one in parse_docstring(inspect.getdoc(function) or "").params:
         text = " ".join((one.description or "").split())
         other = re.match(r"see `(\w+)`", text)
         if other and (method := getattr(_api().TrainedModel, other[1], None)):
             text = _docs(method)[one.arg_name] + text[other.end() :].removeprefix(".")
-        found[one.arg_name] = text
-    return found
+        docs[one.arg_name] = text
+    return docs
 
 
 def _parsed(one: Parameter, name: str | None, *, positional: bool) -> Parameter:

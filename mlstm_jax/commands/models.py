@@ -111,15 +111,15 @@ def _held(text: str) -> tuple[int, float]:
 def _byte(text: str) -> bytes:
     """Return the byte of a character or an escape sequence; b"" for an empty text."""
     try:
-        found = text.encode("latin-1").decode("unicode_escape").encode("latin-1")
+        code = text.encode("latin-1").decode("unicode_escape").encode("latin-1")
     except UnicodeError:
-        found = b"??"
-    if len(found) > 1:
+        code = b"??"
+    if len(code) > 1:
         raise UserError(
             f"--stop {text!r} is not a single byte; give a character, or an escape like \\n or "
             "\\x02."
         )
-    return found
+    return code
 
 
 @command(TrainedModel.heatmap)
@@ -141,11 +141,11 @@ def heatmap(
             call.arguments["text"] = file.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             raise UserError(f"{file}: cannot be read: {error.strerror}") from error
-    found = call()
-    missing = write(out, found)
+    heat = call()
+    missing = write(out, heat)
     show(
-        f"{out}: {len(found.texts):,} characters, {found.name} from {found.values.min():.3f} to "
-        f"{found.values.max():.3f}"
+        f"{out}: {len(heat.texts):,} characters, {heat.name} from {heat.values.min():.3f} to "
+        f"{heat.values.max():.3f}"
     )
     if missing:
         show(
@@ -213,10 +213,11 @@ def import_(call: Call) -> None:
     files is executed.
     """
     model = call()
-    config, found = model.config, as_weights(model._run)
+    config, imported = model.config, as_weights(model._run)
     show(
         f"{call.arguments['out']}: {config.model.layers} x {config.model.hidden}-d, "
-        f"{parameter_count(config):,} parameters, cleaning {found.cleaning}, from {found.source}"
+        f"{parameter_count(config):,} parameters, cleaning {imported.cleaning}, "
+        f"from {imported.source}"
     )
 
 

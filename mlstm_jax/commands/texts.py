@@ -52,16 +52,16 @@ def features(
     if out.suffix != ".npz":
         raise UserError(f"--out {out} does not end in .npz; give such a name.")
     output.require_file(out, texts, overwrite=overwrite)
-    found = read_texts(texts, call.arguments["text_column"])
+    strings = read_texts(texts, call.arguments["text_column"])
     every = call.arguments["all_layers"]
     featurizer = Featurizer(call.run, states=state, all_layers=every, units=units)
     started = time.monotonic()
-    values = featurizer(found, "features")
+    values = featurizer(strings, "features")
     seconds = time.monotonic() - started
     write_features(out, values, featurizer)
     show(
-        f"{out}: {len(found):,} texts x {values.shape[1]} features, {len(found) / seconds:,.0f} "
-        f"texts/s ({call.run.origin})"
+        f"{out}: {len(strings):,} texts x {values.shape[1]} features, "
+        f"{len(strings) / seconds:,.0f} texts/s ({call.run.origin})"
     )
 
 
@@ -95,8 +95,8 @@ def transfer(
         return f"the same command resumes with the features in {out / 'features'}" if kept else ""
 
     with interruptible(signal.SIGINT, note=resumes):
-        found = call.model.transfer_each(call.arguments.pop("state"), **call.arguments)
-    for one in found.values():
+        transferred = call.model.transfer_each(call.arguments.pop("state"), **call.arguments)
+    for one in transferred.values():
         assert one.folder
         show((one.folder / REPORT).read_text(encoding="utf-8"))
         show(f"in {one.folder}: {', '.join(sorted(path.name for path in one.folder.iterdir()))}")
@@ -114,12 +114,12 @@ def finetune(
     require_files(train, valid, test)
     columns_of(call.arguments["label_column"], call.arguments["label_columns"])
     output.require_folder(out)
-    found = call()
-    shown = ", ".join(f"{name} {100 * score:.1f}" for name, score in found.accuracy.items())
-    for name, scores in found.labels.items():
+    tuned = call()
+    shown = ", ".join(f"{name} {100 * score:.1f}" for name, score in tuned.accuracy.items())
+    for name, scores in tuned.labels.items():
         show("\n".join(["", f"{name}, % except of thresholds and numbers:", *label_table(scores)]))
-    what = "macro F1" if found.labels else "accuracy"
-    step = f"{found.run.step:,}"
+    what = "macro F1" if tuned.labels else "accuracy"
+    step = f"{tuned.run.step:,}"
     show(f"\n{what}, %: {shown} (step {step})\nin {out}: run/, classifier/, report.json")
 
 
@@ -151,7 +151,7 @@ def classify(
     # Standard input can be read only once, and the table has the texts, too.
     read = read_texts(texts, call.arguments["text_column"] or about.text_column)
     call.arguments["texts"] = read
-    found = call()
+    classified = call()
     # A file or another program gets labels unchanged; for a terminal they are escaped.
     to_people = not out and sys.stdout.isatty()
     names = [one_line(name) for name in chosen.classes] if to_people else chosen.classes
@@ -161,7 +161,7 @@ def classify(
         # Python quotes a carriage return within a field only if lines end with one.
         writer = csv.writer(_Lines(file), lineterminator="\r\n")
         writer.writerow(header)
-        for number, (text, by_name) in enumerate(zip(read, found, strict=True), 1):
+        for number, (text, by_name) in enumerate(zip(read, classified, strict=True), 1):
             shown, row = one_line(text) if to_people else text, list(by_name.values())
             if not row:
                 given: list[object] = [""] * (len(header) - 2)

@@ -40,8 +40,8 @@ class ConfigCommand(Command):
         kind = Annotated[Config, arg(name="")]
         given = self.parameters["config"].replace(annotation=kind, default=default)
         self.parameters["config"] = given
-        found = super().parse(rest, program)
-        return found | {"config": dataclasses.replace(found["config"], phases=phases)}
+        parsed = super().parse(rest, program)
+        return parsed | {"config": dataclasses.replace(parsed["config"], phases=phases)}
 
     def options(self) -> dict[str, str]:
         """Return the option of each field and argument: data.batch, --data.batch."""
@@ -159,11 +159,11 @@ def plan(
             rows = compiling.with_compiled_memory(
                 rows, config, machine, lambda done: progress.update(done, "programs")
             )
-    found = {"machine": machine.name, "rows": as_json(rows)}
+    document = {"machine": machine.name, "rows": as_json(rows)}
     show(as_options(format_plan(config, machine, rows, size)))
     if json_:
         with output.write_errors(json_):
-            output.write_text(json_, json.dumps(found, indent=2) + "\n")
+            output.write_text(json_, json.dumps(document, indent=2) + "\n")
 
 
 @_of_config(functions.schedule, devices="gpus")

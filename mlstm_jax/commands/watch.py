@@ -63,13 +63,13 @@ def table(runs: tuple[Path, ...]) -> "Table":
     """Return the table of all runs in these folders."""
     from rich.table import Table
 
-    made = Table(box=None, header_style="bold")
+    table = Table(box=None, header_style="bold")
     for name in ("run", "step", "epoch", "train bpc", "valid bpc", "rate", "scale", "kB/s", ""):
         is_text = name in ("run", "")
-        made.add_column(name, justify="left" if is_text else "right", no_wrap=not is_text)
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=not is_text)
     for name, folder in _folders(runs).items():
-        made.add_row(one_line(name), *_row(folder))
-    return made
+        table.add_row(one_line(name), *_row(folder))
+    return table
 
 
 def _row(folder: Path) -> list[str]:

@@ -125,15 +125,15 @@ def _read(numbered: tuple[int, Source], recipe: Recipe, digits: int) -> Iterator
     seen: Counter[str] = Counter()
     rated = False
     try:
-        for found in read_source(source, recipe):
-            if isinstance(found, Reject):
-                yield TaggedOutput(_REJECTS, list(found))
+        for record in read_source(source, recipe):
+            if isinstance(record, Reject):
+                yield TaggedOutput(_REJECTS, list(record))
                 continue
-            text = clean(found.text, recipe.cleaning) if found else b""
-            seen["text" if text else "blank" if found else "none"] += 1
-            if found and text:
-                rating = math.nan if found.rating is None else found.rating
-                rated = rated or found.rating is not None
+            text = clean(record.text, recipe.cleaning) if record else b""
+            seen["text" if text else "blank" if record else "none"] += 1
+            if record and text:
+                rating = math.nan if record.rating is None else record.rating
+                rated = rated or record.rating is not None
                 yield order_key(text, recipe.seed, recipe.dedupe)[:digits], (text, rating)
         if not seen["text"]:
             raise UserError(f"{source}: no text is left after cleaning; leave it out.")
@@ -151,9 +151,9 @@ def _write_part(group: tuple[str, Iterable[CleanDocument]], recipe: Recipe, fold
     digits, documents = group
     kept = list(in_order(documents, recipe.seed, recipe.dedupe))
     ratings = np.array([rating for _, rating in kept], np.float64)
-    made = Path(folder) / f"{digits}.npz"
+    part = Path(folder) / f"{digits}.npz"
     suffix = f".{uuid.uuid4().hex}.partial"
-    with output.atomic_file(made, suffix) as partial, partial.open("wb") as file:
+    with output.atomic_file(part, suffix) as partial, partial.open("wb") as file:
         np.savez(
             file,
             text=np.frombuffer(b"".join(text for text, _ in kept), np.uint8),

@@ -48,14 +48,14 @@ def read_parquet(source: Source, recipe: Recipe) -> Iterator[Document | Reject |
                 raise UserError(f"{source}: cannot be read as Parquet: {why}") from error
     bad: Reject | None = None
     good = done
-    for row, found in enumerate(_read_bytes(source, recipe), 1):
+    for row, record in enumerate(_read_bytes(source, recipe), 1):
         if row <= done:
             continue
-        if isinstance(found, Reject):
-            bad = bad or found
+        if isinstance(record, Reject):
+            bad = bad or record
         else:
             good += 1
-        yield found
+        yield record
     if bad and not good:
         raise UserError(bad.message)
 

@@ -49,12 +49,12 @@ def read_and_sort(
 
     for split, source in every:
         seen: Counter[str] = Counter()
-        for found in _read(source, recipe, advance):
-            if isinstance(found, Reject):
-                rejects.add(found)
+        for item in _read(source, recipe, advance):
+            if isinstance(item, Reject):
+                rejects.add(item)
                 continue
-            seen["without" if found is None else "text" if found[0] else "blank"] += 1
-            rated = rated or (found is not None and not isnan(found[1]))
+            seen["without" if item is None else "text" if item[0] else "blank"] += 1
+            rated = rated or (item is not None and not isnan(item[1]))
         if not seen["text"]:
             raise UserError(f"{source}: no text is left after cleaning; leave it out.")
         sizes[split] += seen["text"]
@@ -70,10 +70,10 @@ def read_and_sort(
 
 def _again(source: Source, recipe: Recipe, expected: int) -> Iterator[CleanDocument]:
     count = 0
-    for found in _read(source, recipe, lambda count: None):
-        if found and not isinstance(found, Reject) and found[0]:
+    for document in _read(source, recipe, lambda count: None):
+        if document and not isinstance(document, Reject) and document[0]:
             count += 1
-            yield found
+            yield document
     if count != expected:
         raise UserError(f"{source}: changed while it was being read; run prepare again.")
 
@@ -86,12 +86,12 @@ def _read(
         for text in _as_it_is(source, recipe.document or "line", on_read):
             yield text, nan
         return
-    for found in read_source(source, recipe, on_read):
-        if found is None or isinstance(found, Reject):
-            yield found
+    for record in read_source(source, recipe, on_read):
+        if record is None or isinstance(record, Reject):
+            yield record
         else:
-            rating = nan if found.rating is None else found.rating
-            yield clean(found.text, recipe.cleaning), rating
+            rating = nan if record.rating is None else record.rating
+            yield clean(record.text, recipe.cleaning), rating
 
 
 def _as_it_is(source: Source, document: Unit, on_read: OnRead) -> Iterator[bytes]:
@@ -121,10 +121,10 @@ def _as_it_is(source: Source, document: Unit, on_read: OnRead) -> Iterator[bytes
         yield b"".join(parts)
 
 
-def check_apart(found: Mapping[str, Sequence[Source]]) -> None:
+def check_apart(sources_of: Mapping[str, Sequence[Source]]) -> None:
     """Raise UserError if two splits have a file in common."""
     split_of: dict[tuple[str, ...], str] = {}
-    for split, sources in found.items():
+    for split, sources in sources_of.items():
         for source in sources:
             other = split_of.setdefault(source.place, split)
             if other != split:

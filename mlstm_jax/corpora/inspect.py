@@ -176,31 +176,31 @@ def _line(text: str) -> str:
     return shown if len(shown) <= 100 else f"{shown[:100]} …"
 
 
-def advice(made: Corpus, sources: Sequence[str], document: Unit | None) -> Iterator[str]:
+def advice(corpus: Corpus, sources: Sequence[str], document: Unit | None) -> Iterator[str]:
     """Yield notes on a corpus, one line each; often there are none.
 
     Args:
-        made: the corpus.
+        corpus: the corpus.
         sources: its sources, as passed to `find_sources`.
         document: the requested unit of a document in a text file; None: no request.
 
     Raises:
         UserError: a split's files do not match the manifest.
     """
-    manifest = made.manifest
+    manifest = corpus.manifest
     if manifest.rejected:
         counts = ", ".join(f"{count:,} {kind}" for kind, count in manifest.rejected.items())
-        yield f"skipped, and listed in {made.path}.rejects.jsonl: {counts}."
+        yield f"skipped, and listed in {corpus.path}.rejects.jsonl: {counts}."
         if any("gzip" in kind for kind in manifest.rejected):
             yield "the rest of a damaged gzip file is lost; fetch or create the file again."
-    train = made.split("train")
+    train = corpus.split("train")
     share = _markup_share(train)
     if share >= _MUCH_MARKUP:
         yield (
             f"{share:.0%} of the train split's bytes are in tags such as <p>, so it looks like "
             "HTML or XML; if that is not intended, extract the text first."
         )
-    others = passed_over(sources, without=(made.path.resolve(),))
+    others = passed_over(sources, without=(corpus.path.resolve(),))
     if others:
         names = ", ".join(path.name for path in others[:_MOST_NAMED])
         yield (

@@ -52,11 +52,11 @@ def read_documents(source: Source, recipe: Recipe) -> list[Document | None]:
     """
     rejects = Rejects()
     documents: list[Document | None] = []
-    for found in read_source(source, recipe):
-        if isinstance(found, Reject):
-            rejects.add(found)
-        if not isinstance(found, Reject) or not found.is_note:
-            documents.append(None if isinstance(found, Reject) else found)
+    for record in read_source(source, recipe):
+        if isinstance(record, Reject):
+            rejects.add(record)
+        if not isinstance(record, Reject) or not record.is_note:
+            documents.append(None if isinstance(record, Reject) else record)
     rejects.check(len(documents), MAX_REJECT_FRACTION)
     for text in rejects.notes():
         note(text)

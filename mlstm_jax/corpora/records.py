@@ -105,10 +105,10 @@ class _Object(dict[str, object]):
 
 
 def _object_of(pairs: list[tuple[str, object]]) -> _Object:
-    made = _Object(pairs)
-    if len(made) < len(pairs):
-        made.twice = frozenset(name for name, n in Counter(k for k, _ in pairs).items() if n > 1)
-    return made
+    result = _Object(pairs)
+    if len(result) < len(pairs):
+        result.twice = frozenset(name for name, n in Counter(k for k, _ in pairs).items() if n > 1)
+    return result
 
 
 def json_records(

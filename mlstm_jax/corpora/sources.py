@@ -86,12 +86,12 @@ def find_sources(names: Sequence[str], without: Collection[Path] = ()) -> list[S
         UserError: a file does not exist or is of an unknown kind, a folder or pattern has no file,
             or something in it should be read and cannot be.
     """
-    found: dict[Source, None] = {}
+    sources: dict[Source, None] = {}
     for name in names:
         if (source := Source(name)) == STDIN:
             raise UserError("-: prepare reads files; write standard input to a file first.")
         if not source.is_file:
-            found[source] = None
+            sources[source] = None
             continue
         if not name:
             raise UserError("a source is an empty string, ''; name a file, or . for this folder.")
@@ -110,9 +110,9 @@ def find_sources(names: Sequence[str], without: Collection[Path] = ()) -> list[S
         for file in files:
             check_source(Source(str(file)))
             # DuckDB would expand a leading ~ to a home folder.
-            found[Source(str(file.absolute() if str(file)[0] == "~" else file))] = None
+            sources[Source(str(file.absolute() if str(file)[0] == "~" else file))] = None
     # A file with two names is read once.
-    return list({source.place: source for source in found}.values())
+    return list({source.place: source for source in sources}.values())
 
 
 def passed_over(names: Sequence[str], without: Collection[Path] = ()) -> list[Path]:

@@ -63,9 +63,9 @@ class CheckedBytes:
 
     def _read(self, start: int, stop: int) -> NDArray[np.uint8]:
         self._check(np.arange(start // BLOCK, -(-stop // BLOCK)))
-        found = np.empty(stop - start, np.uint8)
-        self._fill(found.data, start)
-        return found
+        buffer = np.empty(stop - start, np.uint8)
+        self._fill(buffer.data, start)
+        return buffer
 
     def _check(self, blocks: NDArray[np.int64]) -> None:
         if self._is_checked[blocks].all():
@@ -88,11 +88,11 @@ class CheckedBytes:
             )
         self._is_checked[number] = True
 
-    def _fill(self, found: memoryview, start: int) -> None:
+    def _fill(self, buffer: memoryview, start: int) -> None:
         """Read bytes from `start` until `found` is full."""
-        while found:
+        while buffer:
             try:
-                count = os.preadv(self._file, [found], start)
+                count = os.preadv(self._file, [buffer], start)
             except OSError as error:
                 raise UserError(
                     f"{self._path}: cannot be read: {error.strerror}; check the disk or the file "
@@ -104,4 +104,4 @@ class CheckedBytes:
                     f"{start:,}, not {self._size:,}; copy the corpus again, or run prepare "
                     "again."
                 )
-            found, start = found[count:], start + count
+            buffer, start = buffer[count:], start + count

@@ -337,8 +337,8 @@ def _greet(connection: Connection, greeting: Greeting) -> None:
 
 def _hint(host: str) -> str:
     """Return a hint if the coordinator's name resolves to this machine itself, else ""."""
-    found = loopback_of(host)
-    if not found:
+    loopback = loopback_of(host)
+    if not loopback:
         return ""
-    name = f"{host} is" if host == found else f"{host} resolves to {found} here, which is"
+    name = f"{host} is" if host == loopback else f"{host} resolves to {loopback} here, which is"
     return f" {name} this machine itself, so process 0 would have to run on it, too."

@@ -100,9 +100,9 @@ def read_arrays(
     return {name: _load(arrays[name], dtype) for name in shapes}
 
 
-def check_names(where: str, found: Collection[str], wanted: Collection[str]) -> None:
+def check_names(where: str, actual: Collection[str], wanted: Collection[str]) -> None:
     """Raise UserError unless the names are the wanted ones; it names the first few differences."""
-    missing, extra = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
+    missing, extra = sorted(set(wanted) - set(actual)), sorted(set(actual) - set(wanted))
     if missing or extra:
         raise UserError(
             f"{where}: "
@@ -289,9 +289,9 @@ def npz(path: Path, metadata: str) -> Iterator[tuple[str | None, dict[str, Array
         members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
         if len(members) != len(archive.infolist()):
             raise UserError(f"{path}: cannot be read (two arrays have the same name).")
-        found = {name: _member(path, archive, name, member) for name, member in members.items()}
-        about = found.pop(metadata, None)
-        yield None if about is None else _text(about), found
+        arrays = {name: _member(path, archive, name, member) for name, member in members.items()}
+        about = arrays.pop(metadata, None)
+        yield None if about is None else _text(about), arrays
 
 
 def _member(path: Path, archive: zipfile.ZipFile, name: str, member: zipfile.ZipInfo) -> Array:

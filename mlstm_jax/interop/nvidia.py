@@ -30,8 +30,8 @@ _MATRICES = (("wx", "w_ih"), ("wh", "w_hh"), ("wmx", "w_mih"), ("wmh", "w_mhh"))
 
 def read_nvidia(path: Path) -> ModelWeights:
     """Read a .pt file; a UserError names the tensor that is missing or has another shape."""
-    found = _load(path)
-    wanted = _Wanted(path, found)
+    stored = _load(path)
+    wanted = _Wanted(path, stored)
     vocabulary, width = wanted.find("encoder.encoder.weight", "encoder.weight").sizes(2)
     if vocabulary not in (VOCABULARY, VOCABULARY + 1):
         raise UserError(
@@ -42,12 +42,12 @@ def read_nvidia(path: Path) -> ModelWeights:
     wanted.add("embedding", (vocabulary, width), "encoder.encoder.weight", "encoder.weight")
     wanted.add("decoder", (vocabulary, hidden), "decoder.weight")
     wanted.add("bias", (vocabulary,), "decoder.bias")
-    numbers = [re.search(r"\brnns\.([0-9]+)\.", name) for name in found]
+    numbers = [re.search(r"\brnns\.([0-9]+)\.", name) for name in stored]
     layers = arrays.count_layers(str(path), {match[1] for match in numbers if match})
     if not layers:
         raise UserError(
             f"{path}: has no rnns.0, the first mLSTM layer; its tensors are "
-            f"{arrays.preview(found)}."
+            f"{arrays.preview(stored)}."
         )
     for layer in range(layers):
         _add_layer(wanted, layer, hidden if layer else width, hidden)
@@ -84,7 +84,7 @@ def _add_layer(wanted: "_Wanted", layer: int, inputs: int, hidden: int) -> None:
 def _layer(
     path: Path, tensors: Mapping[str, NDArray[np.float32]], layer: int, hidden: int
 ) -> dict[str, NDArray[np.float32]]:
-    made = {}
+    parameters = {}
     for ours, theirs in _MATRICES:
         folded = tensors.get(f"{layer}/{ours}")
         if folded is not None:
@@ -93,12 +93,12 @@ def _layer(
             v_OI, g_O = tensors[f"{layer}/{ours}_v"], tensors[f"{layer}/{ours}_g"].reshape(-1)
         if ours in ("wx", "wh"):
             v_OI, g_O = _reorder(v_OI), _reorder(g_O)
-        made[f"{ours}_v"], made[f"{ours}_g"] = np.ascontiguousarray(v_OI.T), g_O
+        parameters[f"{ours}_v"], parameters[f"{ours}_g"] = np.ascontiguousarray(v_OI.T), g_O
     b_G = np.zeros(4 * hidden)
     for name in ("b_ih", "b_hh"):
         b_G += tensors.get(f"{layer}/{name}", 0.0)
-    made["b"] = _reorder(_checked(path, f"rnns.{layer}.b_ih", b_G))
-    return made
+    parameters["b"] = _reorder(_checked(path, f"rnns.{layer}.b_ih", b_G))
+    return parameters
 
 
 def _norms(rows: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -123,14 +123,14 @@ def _reorder(rows: NDArray[np.float32]) -> NDArray[np.float32]:
 class _Wanted:
     """The tensors to read from a file, by our names; theirs are found by the end of the name."""
 
-    def __init__(self, path: Path, found: Mapping[str, Array]) -> None:
-        self._path, self._found = path, found
+    def __init__(self, path: Path, stored: Mapping[str, Array]) -> None:
+        self._path, self._stored = path, stored
         self._arrays: dict[str, Array] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
 
     def _named(self, end: str) -> Array | None:
-        names = [name for name in self._found if name == end or name.endswith("." + end)]
-        return self._found[min(names, key=len)] if names else None
+        names = [name for name in self._stored if name == end or name.endswith("." + end)]
+        return self._stored[min(names, key=len)] if names else None
 
     def has(self, end: str) -> bool:
         return self._named(end) is not None
@@ -141,7 +141,7 @@ class _Wanted:
             array = self._named(end)
             if array is not None:
                 return array
-        raise UserError(f"{self._path}: has no {ends[0]}; it has {arrays.preview(self._found)}.")
+        raise UserError(f"{self._path}: has no {ends[0]}; it has {arrays.preview(self._stored)}.")
 
     def add(self, name: str, shape: tuple[int, ...], *ends: str) -> None:
         self._arrays[name], self._shapes[name] = self.find(*ends), shape
@@ -180,7 +180,7 @@ def _load(path: Path) -> dict[str, Array]:
             f"{path}: is not a file of tensors only ({arrays.reason(error)}). Save only the "
             "model's state_dict() where it was trained, and import that file."
         ) from error
-    found: dict[str, Array] = {}
+    stored: dict[str, Array] = {}
     # A loop with a count, not recursion: dicts may contain each other, or one a thousand times.
     waiting, seen = [("", content)], 0
     while waiting:
@@ -193,8 +193,8 @@ def _load(path: Path) -> dict[str, Array]:
                 for name in islice(value, arrays.MOST_ARRAYS)
             ]
         elif isinstance(value, torch.Tensor):
-            found[prefix] = _array(f"{path}: {arrays.brief(prefix)}", value)
-    return found
+            stored[prefix] = _array(f"{path}: {arrays.brief(prefix)}", value)
+    return stored
 
 
 def _array(where: str, tensor: Any) -> Array:

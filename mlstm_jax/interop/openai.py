@@ -40,10 +40,10 @@ def read_openai(folder: Path) -> ModelWeights:
         (VOCABULARY,),
     ]
     names = [path.name for path in paths]
-    found = arrays.read_arrays(
+    values = arrays.read_arrays(
         str(folder), dict(zip(names, files, strict=True)), dict(zip(names, shapes, strict=True))
     )
-    tensors = list(found.values())
+    tensors = list(values.values())
     layer = {
         "wx_v": tensors[1],
         "wh_v": np.concatenate(tensors[2:6], axis=1),

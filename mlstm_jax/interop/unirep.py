@@ -35,17 +35,19 @@ def read_unirep(folder: Path) -> ModelWeights:
             f"{folder}: is not a folder; give the one that contains embed_matrix:0.npy."
         )
     files = {path.name: path for path in folder.glob("*.npy")}
-    found = {"embed_matrix": _array(folder, files, "embed_matrix")}
+    files_of = {"embed_matrix": _array(folder, files, "embed_matrix")}
     stacked = [re.match(r"rnn_mlstm_stack_mlstm_stack([0-9]+)_", name) for name in files]
     layers = arrays.count_layers(str(folder), {match[1] for match in stacked if match})
     prefixes = [f"rnn_mlstm_stack_mlstm_stack{k}_mlstm_stack{k}_" for k in range(layers)]
     prefixes = prefixes or ["rnn_mlstm_mlstm_"]
     for prefix in prefixes:
-        found |= {prefix + name: _array(folder, files, prefix + name) for name in _NAMES.values()}
+        files_of |= {
+            prefix + name: _array(folder, files, prefix + name) for name in _NAMES.values()
+        }
     for name in ("fully_connected_weights", "fully_connected_biases"):
-        found[name] = _array(folder, files, name)
-    _, width = found["embed_matrix"].sizes(2)
-    (hidden,) = found[f"{prefixes[0]}gmh"].sizes(1)
+        files_of[name] = _array(folder, files, name)
+    _, width = files_of["embed_matrix"].sizes(2)
+    (hidden,) = files_of[f"{prefixes[0]}gmh"].sizes(1)
     shapes: dict[str, tuple[int, ...]] = {
         "embed_matrix": (len(_TOKENS) + 1, width),
         "fully_connected_weights": (hidden, len(_TOKENS)),
@@ -64,7 +66,7 @@ def read_unirep(folder: Path) -> ModelWeights:
             prefix + "gmx": (hidden,),
             prefix + "gmh": (hidden,),
         }
-    used = {one for name in found for one in _names(name)}
+    used = {one for name in files_of for one in _names(name)}
     unread = [name for name in files if name not in used]
     notes: tuple[str, ...] = ()
     if unread:
@@ -73,20 +75,20 @@ def read_unirep(folder: Path) -> ModelWeights:
             f"{arrays.preview(unread)}. To fit a new head on the mean of h, use "
             "`mlstm-jax transfer --state mean_h`.",
         )
-    made = arrays.read_arrays(str(folder), found, shapes)
+    values = arrays.read_arrays(str(folder), files_of, shapes)
     params: dict[str, Any] = {
-        f"layer_{layer}": {ours: made[prefix + theirs] for ours, theirs in _NAMES.items()}
+        f"layer_{layer}": {ours: values[prefix + theirs] for ours, theirs in _NAMES.items()}
         for layer, prefix in enumerate(prefixes)
     }
 
-    embedding = made["embed_matrix"]
+    embedding = values["embed_matrix"]
     embedding_VE = np.tile(embedding[:1], (VOCABULARY, 1))
     embedding_VE[_TOKENS] = embedding[1:]
     embedding_VE[[ord(letter) for letter in AMBIGUOUS]] = embedding_VE[ord("X")]
     kernel_HV = np.zeros((hidden, VOCABULARY), np.float32)
-    kernel_HV[:, _TOKENS] = made["fully_connected_weights"]
+    kernel_HV[:, _TOKENS] = values["fully_connected_weights"]
     bias_V = np.full(VOCABULARY, NEVER, np.float32)
-    bias_V[_TOKENS] = made["fully_connected_biases"]
+    bias_V[_TOKENS] = values["fully_connected_biases"]
     params |= {"embedding": embedding_VE, "decoder_kernel": kernel_HV, "decoder_bias": bias_V}
     model = config.Model(hidden=hidden, embedding=width, layers=len(prefixes))
     return ModelWeights(model, "protein", params, "churchlab/UniRep", notes)

@@ -147,13 +147,13 @@ def load_weights(path: Path) -> ModelWeights:
     kinds = {".safetensors": arrays.safetensors, ".npz": arrays.npz}
     if path.suffix not in kinds:
         raise UserError(f"{path}: a model file must be a .safetensors or an .npz file.")
-    with kinds[path.suffix](path, _KEY) as (text, found):
+    with kinds[path.suffix](path, _KEY) as (text, stored):
         if text is None:
             raise UserError(
                 f"{path}: has no {_KEY!r} metadata, so it is not a model of this program."
             )
         about = _about(path, text)
-        params = unflatten(arrays.read_arrays(str(path), found, expected_shapes(about.model)))
+        params = unflatten(arrays.read_arrays(str(path), stored, expected_shapes(about.model)))
     if about.fingerprint not in (None, fingerprint(params)):
         raise UserError(
             f"{path}: its arrays do not match its fingerprint, so they changed after it was "

@@ -180,8 +180,8 @@ class Architecture(Sizes, ABC):
 
     def named_states(self, carry: Tree) -> dict[str, Any]:
         """Return the states of a `reading_carry` by their names in `states`, [B, L, H]."""
-        found: dict[str, Any] = carry._asdict()
-        return found
+        states: dict[str, Any] = carry._asdict()
+        return states
 
     def reading_carry(self, rows: int, cell: Any) -> Tree:
         """Return the carry at the start of a text that is read without training; see init_carry."""

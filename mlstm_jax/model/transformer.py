@@ -141,8 +141,8 @@ class Layer(linen.Module):
             dense(name, read, hidden).astype(compute).reshape(heads)
             for name in ("query", "key", "value")
         )
-        found = jax.nn.dot_product_attention(query, key, value, **seen).reshape(x_BTH.shape)
-        branch = dense("out", found, hidden, ending)
+        attended = jax.nn.dot_product_attention(query, key, value, **seen).reshape(x_BTH.shape)
+        branch = dense("out", attended, hidden, ending)
         if dropout_B2TH is not None:
             branch = branch * dropout_B2TH[:, 0]
         x_BTH = x_BTH + branch

@@ -142,11 +142,11 @@ def _require_same_inputs(run_folder: Path, config: Config) -> None:
         return
     corpus = open_corpus(Path(config.data.corpus))
     start = None if config.train.start_from is None else _fingerprint(config.train.start_from)
-    for name, found in inputs(corpus, start).items():
-        if found != before.get(name, found):
+    for name, value in inputs(corpus, start).items():
+        if value != before.get(name, value):
             raise UserError(
                 f"{run_folder} contains a run with another {name}: its fingerprint was "
-                f"{str(before[name])[:12]}…, and is {str(found)[:12]}… now; use another `out`, or "
+                f"{str(before[name])[:12]}…, and is {str(value)[:12]}… now; use another `out`, or "
                 "remove the folder."
             )
 

@@ -139,25 +139,25 @@ def load_classifier(folder: Path) -> tuple[Classifier, Description]:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
     rows = 1 if len(file.classes) == 2 and not labels else len(file.classes)
     path = folder / "classifier.safetensors"
-    with arrays.safetensors(path, "") as (_, found):
-        wanted = {"weights", "intercepts"} | (found.keys() & {"deviations"})
-        arrays.check_names(str(path), found, wanted)
-        _, width = found["weights"].sizes(2)
+    with arrays.safetensors(path, "") as (_, stored):
+        wanted = {"weights", "intercepts"} | (stored.keys() & {"deviations"})
+        arrays.check_names(str(path), stored, wanted)
+        _, width = stored["weights"].sizes(2)
         shapes: dict[str, tuple[int, ...]] = {"weights": (rows, width), "intercepts": (rows,)}
-        if "deviations" in found:
+        if "deviations" in stored:
             shapes["deviations"] = (rows, width) if labels else (width,)
-        made = arrays.read_arrays(str(path), found, shapes, np.float64)
+        loaded = arrays.read_arrays(str(path), stored, shapes, np.float64)
     try:
-        digest.require_arrays(path.name, digest.of_arrays(made), file.arrays)
+        digest.require_arrays(path.name, digest.of_arrays(loaded), file.arrays)
     except fields.Wrong as error:
         raise UserError(f"{path}: is damaged ({error}); restore it, or create it again.") from error
     classifier = Classifier(
-        made["weights"],
-        made["intercepts"],
+        loaded["weights"],
+        loaded["intercepts"],
         file.classes,
         [_infinite(one.C) for one in labels] or _infinite(file.C),
         file.softmax,
-        made.get("deviations"),
+        loaded.get("deviations"),
         [one.threshold for one in labels] or None,
     )
     about = Description(file.state, file.all_layers, file.model, file.text_column, file.familiar)

@@ -101,10 +101,10 @@ class Classifier(NamedTuple):
 
         Of several labels: 1 for yes and 0 for no, [texts, K].
         """
-        found = self.probabilities(features)
+        probabilities = self.probabilities(features)
         if self.thresholds:
-            return (found >= np.array([self.thresholds])).astype(np.int64)
-        return found.argmax(axis=1)
+            return (probabilities >= np.array([self.thresholds])).astype(np.int64)
+        return probabilities.argmax(axis=1)
 
     def score(self, examples: Examples) -> float:
         """Return the fraction of texts that it classifies correctly, or the macro F1 of labels."""

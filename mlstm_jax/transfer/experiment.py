@@ -84,8 +84,8 @@ class Result:
         from scipy.stats import binomtest
 
         count = self.texts["test"]
-        found = binomtest(round(self.test * count), count).proportion_ci(method="wilson")
-        return float(found.low), float(found.high)
+        bounds = binomtest(round(self.test * count), count).proportion_ci(method="wilson")
+        return float(bounds.low), float(bounds.high)
 
     def __repr__(self) -> str:
         count, kind = f"{self.texts['test']:,} texts", "labels" if self.labels else "classes"
@@ -267,8 +267,8 @@ def measure_baseline(
         if valid is None:
             fewest = min(Counter(train.labels).values())
             folds = StratifiedKFold(min(3, fewest))
-            found = cross_val_score(model(C), *train[:2], cv=folds, error_score="raise")
-            return float(found.mean())
+            scores = cross_val_score(model(C), *train[:2], cv=folds, error_score="raise")
+            return float(scores.mean())
         return float(model(C).fit(*train[:2]).score(*valid[:2]))
 
     def fit_yes(texts: Any, answers: thresholds.BinaryLabels, C: float) -> Fitted:

@@ -79,8 +79,8 @@ def write_corpus(
         )
         with durable(folder / corpus.MANIFEST) as file:
             file.write(manifest.to_json().encode())
-        made = corpus.open_corpus(folder)
-        if out.exists() and corpus.open_corpus(out).identity != made.identity:
+        written = corpus.open_corpus(folder)
+        if out.exists() and corpus.open_corpus(out).identity != written.identity:
             raise UserError(
                 f"{out} holds other texts or labels than those given now; resume with the same "
                 "files, or choose another folder with `out`."

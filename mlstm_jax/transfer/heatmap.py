@@ -111,9 +111,9 @@ def score_heat(
     cleaned, values_T = running_score(reader, classifier, about, text, label)
     heading = f"score of {one_line(label)}"
     name = f"log-odds of {one_line(label)}"
-    made = _heatmap(reader, cleaned, values_T, scale, heading.capitalize(), name)
-    largest = float(np.abs(made.values[word_ends(made.texts)]).max())
-    return made._replace(by_word=True, scale=scale or largest or 1.0)
+    heat = _heatmap(reader, cleaned, values_T, scale, heading.capitalize(), name)
+    largest = float(np.abs(heat.values[word_ends(heat.texts)]).max())
+    return heat._replace(by_word=True, scale=scale or largest or 1.0)
 
 
 def running_score(
@@ -177,15 +177,15 @@ def _require_text(text: str, scale: float | None) -> None:
 def _heatmap(
     reader: Reader, text: bytes, values_T: Any, scale: float | None, heading: str, name: str
 ) -> Heatmap:
-    found = characters(text)
-    values = values_T[[one.end for one in found]]
+    every = characters(text)
+    values = values_T[[one.end for one in every]]
     # In a long text a few outliers would make all other characters white.
     largest = float(np.percentile(np.abs(values), 99, method="higher"))
-    texts, title = [one.text for one in found], one_line(reader.run.name)
+    texts, title = [one.text for one in every], one_line(reader.run.name)
     return Heatmap(texts, values, scale or largest or 1.0, heading, name, title)
 
 
-def write(path: Path, made: Heat) -> str:
+def write(path: Path, heat: Heat) -> str:
     """Write an .html page or a .png picture; UserError for another suffix.
 
     Returns the characters of a picture that no font on this machine has; "" if there are none.
@@ -193,10 +193,10 @@ def write(path: Path, made: Heat) -> str:
     require_suffix(path)
     with output.write_errors(path):
         if path.suffix.lower() == ".html":
-            output.write_text(path, as_html(made))
+            output.write_text(path, as_html(heat))
             return ""
         with output.atomic_file(path, ".partial.png") as partial:
-            return draw(partial, made)
+            return draw(partial, heat)
 
 
 def require_suffix(path: Path) -> None:

@@ -77,76 +77,76 @@ def word_ends(texts: list[str]) -> list[int]:
     return [n for n, (text, then) in enumerate(pairs) if then.isspace() and not text.isspace()]
 
 
-def curve_limit(made: Heat) -> float:
+def curve_limit(heat: Heat) -> float:
     """Return the largest absolute value that the curve shows."""
-    if made.by_word:
-        return 1.25 * made.scale
-    return max(made.scale, float(np.abs(made.values).max()))
+    if heat.by_word:
+        return 1.25 * heat.scale
+    return max(heat.scale, float(np.abs(heat.values).max()))
 
 
-def as_html(made: Heat) -> str:
+def as_html(heat: Heat) -> str:
     """Return a self-contained page with text, scale and curve; no script and no other file."""
     return f"""<!DOCTYPE html>
 <html lang="en">
 <meta charset="utf-8">
-<title>{html.escape(f"{made.name}, {made.title}")}</title>
+<title>{html.escape(f"{heat.name}, {heat.title}")}</title>
 <style>body {{ background: #fff }} .heat {{ margin: 2rem auto }}</style>
-{as_part(made)}
+{as_part(heat)}
 </html>
 """
 
 
-def as_part(made: Heat) -> str:
+def as_part(heat: Heat) -> str:
     """Return what the page shows as a part of another page, whose own style it does not change."""
     spans = []
-    for text, value in zip(made.texts, made.values.tolist(), strict=True):
-        back = colour(value, made.scale)
+    for text, value in zip(heat.texts, heat.values.tolist(), strict=True):
+        back = colour(value, heat.scale)
         red, green, blue = back
         mark = html.escape(shown(text))
         spans.append(
             f'<span style="background:rgb({red},{green},{blue});color:{ink(back)}" '
             f'title="{value:.3f}">{mark}</span>'
         )
-    if made.by_word:
-        spans = _with_values(spans, made)
+    if heat.by_word:
+        spans = _with_values(spans, heat)
     stops = ", ".join(
-        "rgb({},{},{})".format(*colour(made.scale * share, made.scale))
+        "rgb({},{},{})".format(*colour(heat.scale * share, heat.scale))
         for share in np.linspace(-1, 1, 9)
     )
-    low, high = f"−{made.scale:.3g}", f"{made.scale:.3g}"
+    low, high = f"−{heat.scale:.3g}", f"{heat.scale:.3g}"
     return f"""<style>{_STYLE}</style>
 <div class="heat">
-<h1>{html.escape(made.heading)}</h1>
-<p>After each character: {html.escape(made.name)}, by {html.escape(made.title)}.</p>
+<h1>{html.escape(heat.heading)}</h1>
+<p>After each character: {html.escape(heat.name)}, by {html.escape(heat.title)}.</p>
 <div class="scale" style="background: linear-gradient(to right, {stops})"></div>
 <div class="ends"><span>{low}</span><span>0</span><span>{high}</span></div>
 <p class="text">{"".join(spans)}</p>
-{_curve(made)}
+{_curve(heat)}
 </div>"""
 
 
-def _with_values(spans: list[str], made: Heat) -> list[str]:
+def _with_values(spans: list[str], heat: Heat) -> list[str]:
     """Return the spans in words, each with the value after its last character above it."""
-    found: list[str] = []
+    pieces: list[str] = []
     word: list[str] = []
-    ends = set(word_ends(made.texts))
+    ends = set(word_ends(heat.texts))
     for number, span in enumerate(spans):
-        if made.texts[number].isspace():
-            found.append(span)
+        if heat.texts[number].isspace():
+            pieces.append(span)
             continue
         word.append(span)
         if number in ends:
-            value = f"{made.values[number]:+.1f}".replace("-", "−")
-            found.append(f"<ruby>{''.join(word)}<rt>{value}</rt></ruby>")
+            value = f"{heat.values[number]:+.1f}".replace("-", "−")
+            pieces.append(f"<ruby>{''.join(word)}<rt>{value}</rt></ruby>")
             word = []
-    return found
+    return pieces
 
 
-def _curve(made: Heat) -> str:
+def _curve(heat: Heat) -> str:
     width, height = _CURVE
-    limit = curve_limit(made)
-    across = np.linspace(0, width, len(made.values))
-    down = height / 2 - np.clip(made.values / limit, -1, 1) * (height / 2 - 6)
+    limit = curve_limit(heat)
+    across = np.linspace(0, width, len(heat.values))
+    down = height / 2 - np.clip(heat.values / limit, -1, 1) * (height / 2 - 6)
     points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, down, strict=True))
     return (
         f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="the value along the text">'
@@ -159,7 +159,7 @@ def _curve(made: Heat) -> str:
 
 def places(texts: list[str]) -> list[tuple[int, int]]:
     """Return the row and column of each character of a picture; lines break between words."""
-    found: list[tuple[int, int]] = []
+    result: list[tuple[int, int]] = []
     row = column = 0
     for number, text in enumerate(texts):
         is_start = text != " " and (not number or texts[number - 1] in " \n")
@@ -176,11 +176,11 @@ def places(texts: list[str]) -> list[tuple[int, int]]:
         # A space may go past the end of a line, rather than start the next one.
         if column + wide > _COLUMNS + (text == " "):
             row, column = row + 1, 0
-        found.append((row, column))
+        result.append((row, column))
         column += wide
         if text == "\n" and number:
             row, column = row + 1, 0
-    return found
+    return result
 
 
 def _fonts(marks: set[str]) -> tuple[list[str], str]:
@@ -207,7 +207,7 @@ def _fonts(marks: set[str]) -> tuple[list[str], str]:
     return families, "".join(sorted(missing))
 
 
-def draw(path: Path, made: Heat) -> str:
+def draw(path: Path, heat: Heat) -> str:
     """Write a .png; return the characters that no font on this machine has."""
     try:
         from matplotlib.cm import ScalarMappable
@@ -218,17 +218,17 @@ def draw(path: Path, made: Heat) -> str:
         raise UserError(
             "a .png needs matplotlib: pip install 'mlstm-jax[plot]', or write an .html file"
         ) from error
-    found = places(made.texts)
-    lines = found[-1][0] + 1
-    marks = [mark if len(mark) == 1 else "�" for mark in map(shown, made.texts)]
+    cells = places(heat.texts)
+    lines = cells[-1][0] + 1
+    marks = [mark if len(mark) == 1 else "�" for mark in map(shown, heat.texts)]
     families, missing = _fonts(set(marks))
     text_height = 0.28 * lines
     figure = Figure(figsize=(12, text_height + 2.8), layout="constrained")
     # A fixed height for the scale: in proportion to one line of text it would be unreadable.
     axes, bar, curve = figure.subplots(3, 1, height_ratios=[text_height, 0.15, 1.4])
     axes.set(xlim=(0, _COLUMNS + 1), ylim=(lines, 0), xticks=[], yticks=[])
-    for (row, column), mark, value in zip(found, marks, made.values.tolist(), strict=True):
-        back = colour(value, made.scale)
+    for (row, column), mark, value in zip(cells, marks, heat.values.tolist(), strict=True):
+        back = colour(value, heat.scale)
         wide = cell_len(mark) or 1
         axes.add_patch(_cell(column, row, wide, tuple(part / 255 for part in back)))
         if mark.strip():
@@ -237,17 +237,17 @@ def draw(path: Path, made: Heat) -> str:
                 ha="center", va="center", fontsize=9, family=families, parse_math=False,
             )  # fmt: skip
     # A dollar sign must not start a formula.
-    axes.set_title(f"{made.name}, {made.title}", parse_math=False)
+    axes.set_title(f"{heat.name}, {heat.title}", parse_math=False)
     ends = [tuple(part / 255 for part in colour(v, 1)) for v in (-1, 0, 1)]
     scale = ScalarMappable(
-        Normalize(-made.scale, made.scale), LinearSegmentedColormap.from_list("heat", ends)
+        Normalize(-heat.scale, heat.scale), LinearSegmentedColormap.from_list("heat", ends)
     )
     figure.colorbar(scale, cax=bar, orientation="horizontal", label="value")
-    curve.plot(made.values, color="black", lw=1)
+    curve.plot(heat.values, color="black", lw=1)
     curve.axhline(0, color="gray", lw=0.6)
-    curve.set(xlim=(0, max(1, len(made.values) - 1)), xlabel="characters", ylabel="value")
-    if made.by_word:
-        curve.set_ylim(-curve_limit(made), curve_limit(made))
+    curve.set(xlim=(0, max(1, len(heat.values) - 1)), xlabel="characters", ylabel="value")
+    if heat.by_word:
+        curve.set_ylim(-curve_limit(heat), curve_limit(heat))
     curve.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.savefig(path, dpi=110)
     return missing

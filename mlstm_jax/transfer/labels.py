@@ -187,14 +187,14 @@ def usable(
     return {**kept, "train": train, part: held}, {**names, part: name}
 
 
-def hold_out(found: Labelled) -> tuple[Labelled, Labelled]:
+def hold_out(texts: Labelled) -> tuple[Labelled, Labelled]:
     """Return four fifths and a fifth of the texts, with about a fifth of each class.
 
     The choice depends on the texts and labels, not on their order. Equal texts stay together, and
     one text of each class stays in the larger part.
     """
     labels_of: dict[str, set[Any]] = {}
-    for text, label in zip(found.texts, found.labels, strict=True):
+    for text, label in zip(texts.texts, texts.labels, strict=True):
         labels_of.setdefault(text, set()).add(label)
 
     def place(text: str) -> tuple[list[Any], bytes]:
@@ -204,13 +204,13 @@ def hold_out(found: Labelled) -> tuple[Labelled, Labelled]:
     held = {
         text
         for before, text in list(itertools.pairwise(sorted(labels_of, key=place)))[1::5]
-        if found.columns or labels_of[before] == labels_of[text]
+        if texts.columns or labels_of[before] == labels_of[text]
     }
 
     places = {is_held: list[int]() for is_held in (False, True)}
-    for number, text in enumerate(found.texts):
+    for number, text in enumerate(texts.texts):
         places[text in held].append(number)
-    return found.select(places[False]), found.select(places[True])
+    return texts.select(places[False]), texts.select(places[True])
 
 
 def of_classes(texts: list[str], values: Sequence[object], places: Sequence[str]) -> Labelled:
@@ -263,13 +263,13 @@ def _yes_or_no(value: Any) -> int | None:
 
 
 def require_task(
-    path: Path | str, found: Labelled, task: Task | None = None, *, thresholds: bool = False
+    path: Path | str, labelled: Labelled, task: Task | None = None, *, thresholds: bool = False
 ) -> Task:
     """Return the task of labelled texts, if a classifier can be fitted to it, or measured on it.
 
     Args:
         path: what messages call the texts.
-        found: the texts.
+        labelled: the texts.
         task: of the training texts, whose classes or labels `found` must have; None: these are the
             training texts.
         thresholds: thresholds of several labels are chosen on them.
@@ -278,9 +278,9 @@ def require_task(
         UserError: there are fewer than two classes, unknown ones, or almost as many as texts; or a
             label has one value only, and has to be learned from the texts, or a threshold chosen.
     """
-    task, is_train = task or found.task, task is None
+    task, is_train = task or labelled.task, task is None
     if task.several:
-        for name, column in zip(task.names, zip(*found.labels, strict=True), strict=True):
+        for name, column in zip(task.names, zip(*labelled.labels, strict=True), strict=True):
             known = sorted({int(value) for value in column} - {MISSING})
             if len(known) < 2 and (is_train or thresholds):
                 has = f"{known[0]} in every text that has it" if known else "missing in every text"
@@ -289,10 +289,10 @@ def require_task(
                     f"{path}: the label {name!r} is {has}, but {why} needs both 1 and 0; add such "
                     "texts, or leave the column out of `label_columns`."
                 )
-        if not any(1 in row for row in found.labels):
+        if not any(1 in row for row in labelled.labels):
             raise UserError(f"{path}: every label is 0 or missing in every text; add texts with 1.")
     elif not is_train:
-        if unknown := [label for label in found.task.names if label not in task.names]:
+        if unknown := [label for label in labelled.task.names if label not in task.names]:
             near = question(nearest(unknown[0], task.names))
             raise UserError(
                 f"{path} has the label {unknown[0]!r}, which the training texts do not have; "
@@ -303,11 +303,11 @@ def require_task(
         raise UserError(
             f"{path} has only the label {', '.join(task.names)}; a classifier needs at least two."
         )
-    elif len(task.names) > max(100, len(found.texts) // 2):
+    elif len(task.names) > max(100, len(labelled.texts) // 2):
         shown = ", ".join(task.names[:_SHOWN])
         raise UserError(
             f"{path} has {len(task.names):,} different labels ({shown}, ...) for "
-            f"{len(found.texts):,} texts; is `label_column` right?"
+            f"{len(labelled.texts):,} texts; is `label_column` right?"
         )
     else:
         _note_alike(path, task.names)

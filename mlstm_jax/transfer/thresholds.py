@@ -155,15 +155,15 @@ def measure(
     for k, (label, threshold) in enumerate(zip(labels, thresholds, strict=True)):
         yes, answers = _known(yes_NK[:, k], answers_NK, k)
         positives = int(answers.sum())
-        found: list[float | None] = [None] * len(MEASURES)
+        values: list[float | None] = [None] * len(MEASURES)
         if positives:
             precision, recall, f1, _ = precision_recall_fscore_support(
                 answers, yes >= threshold, average="binary", zero_division=0
             )
             area = average_precision_score(answers, yes)
             all_yes = 2 * positives / (len(answers) + positives)
-            found = [float(one) for one in (f1, precision, recall, area, all_yes)]
-        scores.append(LabelScore(label, threshold, len(answers), positives, *found))
+            values = [float(one) for one in (f1, precision, recall, area, all_yes)]
+        scores.append(LabelScore(label, threshold, len(answers), positives, *values))
     return scores
 
 

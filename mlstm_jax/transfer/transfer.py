@@ -83,8 +83,8 @@ def transfer(
             require_task(names[name], texts[name], task, thresholds=name == "valid")
     model = fingerprint(run.params)
     featurizer = Featurizer(run, states=states, all_layers=all_layers)
-    found = _features(kept, featurizer, model, texts, is_begun=is_begun, loud=show_progress)
-    made = {}
+    features = _features(kept, featurizer, model, texts, is_begun=is_begun, loud=show_progress)
+    experiments = {}
     for one in states:
         chosen = featurizer.columns_of(one)
         examples = {
@@ -92,7 +92,7 @@ def transfer(
                 values[:, chosen] if len(states) > 1 else values,
                 task.codes(texts[name].labels),
             )
-            for name, values in found.items()
+            for name, values in features.items()
         }
         parts = experiment.parts_of(task)
         with ProgressLine(f"classifier of {one}", parts, quiet=not show_progress) as progress:
@@ -113,8 +113,8 @@ def transfer(
             (folder / report.REPORT).unlink(missing_ok=True)
             classifier_file.save(folder, classifier, about)
             report.write(folder, result, run.name)
-        made[one] = Transferred(classifier, about, result, folder)
-    return made
+        experiments[one] = Transferred(classifier, about, result, folder)
+    return experiments
 
 
 def _folders(out: Path, states: Sequence[FeatureState]) -> dict[FeatureState, Path]:
@@ -152,27 +152,27 @@ def _features(
             keys[name] = features_key(model, featurizer, part.texts)
             before[name] = read_features(kept / f"{name}.npz", keys[name])
         # Features are saved before all else: other files without them are from another call.
-        if is_begun and any(found is None for found in before.values()):
+        if is_begun and any(saved is None for saved in before.values()):
             raise UserError(
                 f"{kept.parent} exists, but its features are of other texts, states or parameters; "
                 "repeat the command that created it, or choose another folder with `out`."
             )
         with output.write_errors(kept.parent):
             kept.mkdir(parents=True, exist_ok=True)
-    made: dict[str, Features] = {}
+    features: dict[str, Features] = {}
     read_now, started = 0, time.monotonic()
     for name, part in texts.items():
-        found = before.get(name)
-        if found is None:
-            found = featurizer(part.texts, f"features of {name}" if loud else None)
+        saved = before.get(name)
+        if saved is None:
+            saved = featurizer(part.texts, f"features of {name}" if loud else None)
             if kept is not None:
                 # Save now: they are most of the work, and a later step may fail.
-                write_features(kept / f"{name}.npz", found, featurizer, keys[name])
+                write_features(kept / f"{name}.npz", saved, featurizer, keys[name])
             read_now += len(part.texts)
-        made[name] = found
+        features[name] = saved
     if loud and read_now:
         rate = read_now / (time.monotonic() - started)
         show(f"features of {read_now:,} texts: {rate:,.1f} texts/s", file=sys.stderr)
     if loud and kept and read_now < sum(len(part.texts) for part in texts.values()):
         show(f"reusing the features of the same texts in {kept}", file=sys.stderr)
-    return made
+    return features

@@ -78,9 +78,9 @@ def make_app(viewer: Viewer, hosts: set[str] | None) -> Any:
                     raise BadRequest(f"the request is not JSON ({error}).") from error
                 if not isinstance(asked, dict):
                     raise BadRequest("the request must be a JSON object.")
-                found = await run_in_threadpool(method, asked)
+                result = await run_in_threadpool(method, asked)
                 try:
-                    return reply(found)
+                    return reply(result)
                 except ValueError as error:  # JSON has no inf or NaN
                     message = "the model computes inf or NaN here; its weights are too large."
                     raise BadRequest(message, 422) from error
