@@ -21,8 +21,7 @@ if environment.CACHE not in os.environ:
 # Most of a small program's time is LLVM's. `make test-portable` sets XLA_FLAGS, and so has programs
 # that are optimized as a user's are.
 os.environ.setdefault(
-    "XLA_FLAGS",
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+    "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 )
 environment.cache_programs()
 environment.without_gpus()

@@ -43,19 +43,10 @@ SMALL = {
     "verbatim": "{run} --corpus {corpus} --samples 4 --temperatures 1",
 }
 # They measure whole commands, or choose how JAX starts.
-OWN_PROCESS = {
-    "data",
-    "gpu_check",
-    "gpu_program",
-    "reading",
-    "scaling",
-    "start",
-}
+OWN_PROCESS = {"data", "gpu_check", "gpu_program", "reading", "scaling", "start"}
 QUICK = {"data", "verbatim"}
 # `make test-gpu` starts these.
-ON_A_GPU = {
-    *("features", "gpu", "gpu_check", "gpu_report", "products", "recurrence", "train_step"),
-}
+ON_A_GPU = {*("features", "gpu", "gpu_check", "gpu_report", "products", "recurrence", "train_step")}
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
@@ -90,17 +81,9 @@ def started(script: str, words: list[str], environment: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize(
-    "script",
-    [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in SMALL],
+    "script", [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in SMALL]
 )
-def test_a_script_in_small(
-    script: str,
-    corpus: Path,
-    run_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    command_environment: dict[str, str],
-) -> None:
+def test_a_script_in_small(script, corpus, run_folder, tmp_path, monkeypatch, command_environment):
     if script == "gpu_program":
         try:
             require()
@@ -180,9 +163,7 @@ CHECKS = {
 @pytest.mark.slow
 @pytest.mark.numeric
 @pytest.mark.parametrize("name", ["autodiff", "torch"])
-def test_what_is_compared_computes_the_same(
-    name: str, monkeypatch: pytest.MonkeyPatch, random: np.random.Generator
-) -> None:
+def test_what_is_compared_computes_the_same(name, monkeypatch, random):
     monkeypatch.syspath_prepend(FOLDER)
     import baselines
     import recurrence as benchmark

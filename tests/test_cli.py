@@ -38,32 +38,37 @@ def call(tmp_path: Path, command_environment: dict[str, str]):
     return run
 
 
-def test_help_of_everything(call, capsys: pytest.CaptureFixture[str]) -> None:
-    overview = call("mlstm-jax", "--help").stdout
+def test_help_of_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["--help"])
+    overview = capsys.readouterr().out
     for command in COMMANDS:
         assert f"\n  {command} " in overview
         with pytest.raises(SystemExit) as stop:
             cli.main([command, "--help"])
         assert not stop.value.code
-        assert "usage" in capsys.readouterr().out.lower()
-    assert call("mlstm-jax", "--version").stdout == f"mlstm-jax {mlstm_jax.__version__}\n"
-    text = call(sys.executable, REPOSITORY / "train.py", "--help").stdout
-    for words in ("--optimizer.learning-rate", "--data.window", "Paper: 256", "--resume"):
-        assert words in text
+        text = capsys.readouterr().out
+        assert "usage" in text.lower()
+        if command == "train":
+            for words in ("--optimizer.learning-rate", "--data.window", "Paper: 256", "--resume"):
+                assert words in text
+    cli.main(["--version"])
+    assert capsys.readouterr().out == f"mlstm-jax {mlstm_jax.__version__}\n"
 
 
-def test_from_text_to_a_score_and_a_sentence(call, text_file: Path, tmp_path: Path) -> None:
-    made = call("mlstm-jax", "prepare", text_file, "--out", "corpus", "--split", "20,1,1")
-    assert "3,000 records" in made.stdout
-    assert "agree" in call("mlstm-jax", "inspect", "corpus", "--verify").stdout
+def test_from_text_to_a_score_and_a_sentence(call, text_file, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def said(line: str) -> str:
+        cli.main(line.split())
+        return capsys.readouterr().out
+
+    assert "3,000 records" in said(f"prepare {text_file} --out corpus --split 20,1,1")
+    assert "agree" in said("inspect corpus --verify")
     options = "--model.hidden 32 --data.corpus corpus --data.batch 8 --data.window 16 --out run"
     steps = "--train.steps 40 --train.eval-every 20 --devices.virtual-cpu 2"
-    trained = call("mlstm-jax", "train", *options.split(), *steps.split())
+    trained = call(sys.executable, REPOSITORY / "train.py", *options.split(), *steps.split())
     assert "on 2 cpu device(s)" in trained.stderr
     assert "gzip -9" in trained.stdout
-
-    refused = call("mlstm-jax", "evaluate", "run", "--json", "none/score.json", code=2)
-    assert "--json none/score.json: the folder none does not exist" in refused.stderr
     (tmp_path / "sweep.py").write_text(
         "from mlstm_jax.config import *\n"
         "model, data = Model(hidden=32), Data(corpus='corpus', batch=8, window=16)\n"
@@ -72,19 +77,25 @@ def test_from_text_to_a_score_and_a_sentence(call, text_file: Path, tmp_path: Pa
     )
     assert "on 2 cpu device(s)" in call("mlstm-jax", "sweep", "sweep.py", "--out", "s").stderr
 
-    call("mlstm-jax", "evaluate", "run", "--json", "score.json")
-    score = json.loads((tmp_path / "score.json").read_text())
-    manifest = json.loads((tmp_path / "corpus/manifest.json").read_text())
+    said("evaluate run --json score.json")
+    score = json.loads(Path("score.json").read_text())
+    manifest = json.loads(Path("corpus/manifest.json").read_text())
     assert score["bytes_scored"] == manifest["splits"]["test"]["bytes"] - 16
     assert 1 < score["bpc"] < 8
-    sentence = call("mlstm-jax", "generate", "run", "--prompt", "the ", "--bytes", "40").stdout
-    assert sentence.startswith("the ")
+    sentence = said("generate run --prompt the --bytes 40")
+    assert sentence.startswith("the")
     assert len(sentence) > 20
 
-    with (tmp_path / "corpus/train.bin").open("r+b") as file:
-        file.write(b"X")
-    damaged = call("mlstm-jax", "inspect", "corpus", "--verify", code=2)
-    assert "train.bin" in damaged.stderr
+    for line, message in (
+        ("evaluate run --json none/score.json", "--json none/score.json: the folder none does"),
+        ("inspect corpus --verify", "train.bin"),
+    ):
+        with Path("corpus/train.bin").open("r+b") as file:
+            file.write(b"X")
+        with pytest.raises(SystemExit) as stop:
+            cli.main(line.split())
+        assert stop.value.code == 2
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -120,35 +131,34 @@ def test_from_text_to_a_score_and_a_sentence(call, text_file: Path, tmp_path: Pa
         ("plan --machine h200 --price -3", "--price is -3.0, but it must be at least"),
         ("plan --machine absent --json no/x.json", "--json no/x.json: the folder no"),
         ("sweep model --out x", "did you mean models"),
+        ("train --out loop/run --data.corpus c", "loop/run: cannot"),
+        ("inspect x.csv", "x.csv: a file, not a corpus; make one with `mlstm-jax prepare"),
+        ("train --data.corpus x.csv", "`mlstm-jax prepare x.csv --out corpora/x`"),
+        ("inspect .", "prepare SOURCE --out FOLDER`"),
+        ("classify a a x.csv --out no/x", "no/x: the folder no does not"),
     ],
 )
 def test_a_mistake_gets_a_message_and_exit_code_2(
-    line: str,
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    line, message, corpus, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "c").symlink_to(corpus)
+    (tmp_path / "x.csv").write_text("text\na\n")
+    (tmp_path / "a").mkdir()
+    before = sorted(tmp_path.rglob("*"))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop:
         cli.main(line.split())
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_mistake_in_a_process_of_its_own(call) -> None:
-    assert "absent is not a run folder" in call("mlstm-jax", "generate", "absent", code=2).stderr
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_closed_pipe_prints_no_error_at_exit(command_environment: dict[str, str]) -> None:
     reading, closed = os.pipe()
     os.close(reading)
     done = subprocess.run(
-        ["mlstm-jax", "--version"],
-        env=command_environment,
-        stdout=closed,
-        stderr=subprocess.PIPE,
+        ["mlstm-jax", "--version"], env=command_environment, stdout=closed, stderr=subprocess.PIPE
     )
     os.close(closed)
     assert (done.returncode, done.stderr) == (0, b"")
@@ -159,7 +169,7 @@ def test_a_closed_pipe_prints_no_error_at_exit(command_environment: dict[str, st
     [
         ("mlstm-jax configs >/dev/full", 1, "configs: standard output: cannot be written"),
         ("PYTHONUNBUFFERED=1 mlstm-jax --help >/dev/full", 1, "jax: standard output: cannot"),
-        ("mlstm-jax train --help >/dev/full", 1, "train: standard output: cannot be written"),
+        ("mlstm-jax inspect --help >/dev/full", 1, "inspect: standard output: cannot be written"),
         ("mlstm-jax configs >&-", 1, "standard output: cannot be written: Bad file"),
         ("mlstm-jax configs >&- 2>&-", 1, ""),
         ("mlstm-jax configs <&- 2>&- >/dev/null", 0, ""),
@@ -174,22 +184,10 @@ def test_a_closed_pipe_prints_no_error_at_exit(command_environment: dict[str, st
             1,
             "could not be written to runs/quickstart (OSError: [Errno 24] Too many open files",
         ),
-        ("ln -s loop loop; mlstm-jax train --out loop/run --data.corpus c", 2, "loop/run: cannot"),
-        (
-            "mlstm-jax inspect x.csv",
-            2,
-            "x.csv: a file, not a corpus; make one with `mlstm-jax prepare",
-        ),
-        ("mlstm-jax train --data.corpus x.csv", 2, "`mlstm-jax prepare x.csv --out corpora/x`"),
-        ("mlstm-jax inspect .", 2, "prepare SOURCE --out FOLDER`"),
-        ("mkdir a; mlstm-jax classify a a x.csv --out no/x", 2, "no/x: the folder no does not"),
     ],
 )
-def test_streams_and_folders_that_cannot_be_written(
-    line: str, code: int, told: str, corpus: Path, call, tmp_path: Path
-) -> None:
+def test_what_cannot_be_written_is_told(line, code, told, corpus, call, tmp_path):
     (tmp_path / "c").symlink_to(corpus)
-    (tmp_path / "x.csv").write_text("text\na\n")
     assert told in call("bash", "-c", line, code=code).stderr
 
 
@@ -204,12 +202,7 @@ def test_streams_and_folders_that_cannot_be_written(
         (RuntimeError("a bug"), None),
     ],
 )
-def test_an_error_of_the_system_is_one_line_and_a_bug_is_not(
-    error: Exception,
-    told: str | None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_error_of_the_system_is_one_line_and_a_bug_is_not(error, told, monkeypatch, capsys):
     def run(words: list[str], program: str | None) -> None:
         raise error
 
@@ -223,15 +216,17 @@ def test_an_error_of_the_system_is_one_line_and_a_bug_is_not(
         assert told in said
 
 
-def test_help_and_preparing_text_import_no_jax(call) -> None:
-    modules = "mlstm_jax.cli, mlstm_jax.commands.corpora"
-    call(sys.executable, "-c", f"import {modules}, sys; assert 'jax' not in sys.modules")
-
-
-def test_a_config_does_not_start_jax(call) -> None:
-    """So that the number of virtual devices can be set after it has been read."""
+def test_what_is_imported_late(call) -> None:
+    """Text needs no JAX, training nothing of the data's, and a config starts no JAX: after it has
+    been read, the number of virtual devices can be set."""
     program = """
-import mlstm_jax.quickstart, mlstm_jax.training.loop, mlstm_jax.transfer.features
+import sys
+import mlstm_jax.cli, mlstm_jax.commands.corpora
+assert "jax" not in sys.modules
+import mlstm_jax.training.loop, mlstm_jax.transfer.labels, mlstm_jax.commands.training
+needless = {"duckdb", "tensorflow_datasets", "apache_beam", "sklearn", "matplotlib"}
+assert not sys.modules.keys() & needless
+import mlstm_jax.quickstart, mlstm_jax.transfer.features
 from mlstm_jax import environment
 from mlstm_jax.config import Devices
 assert not environment.has_started()
@@ -241,9 +236,3 @@ assert jax.device_count() == 3
 assert environment.has_started()
 """
     call(sys.executable, "-c", program)
-
-
-def test_training_imports_nothing_that_only_the_data_need(call) -> None:
-    modules = "mlstm_jax.training.loop, mlstm_jax.transfer.labels, mlstm_jax.commands.training"
-    needless = ["duckdb", "tensorflow_datasets", "apache_beam", "sklearn", "matplotlib"]
-    call(sys.executable, "-c", f"import {modules}, sys; assert not sys.modules.keys() & {needless}")

@@ -102,20 +102,14 @@ def test_a_config_option_without_a_value_is_refused(words: list[str]) -> None:
         (lambda: Train(label_weight=float("inf")), "train.label_weight is inf"),
         (lambda: Phase(steps=2**31, batch=1, window=1), "phases.steps is 2147483648"),
         *(
-            (
-                partial(Optimizer, **{name: float("inf")}),
-                f"optimizer.{name} is inf, but it must be",
-            )
+            (partial(Optimizer, **{name: float("inf")}), f"optimizer.{name} is inf, but it must be")
             for name in (
                 *("learning_rate", "learning_rate_cap", "power", "warmup_epochs", "b2_half_life"),
                 *("eps", "clip_norm", "weight_decay", "weight_decay_bytes", "muon_learning_rate"),
                 "trust_coefficient",
             )
         ),
-        (
-            lambda: Optimizer(clip_norm=float("nan")),
-            "optimizer.clip_norm is nan, but it must be",
-        ),
+        (lambda: Optimizer(clip_norm=float("nan")), "optimizer.clip_norm is nan, but it must be"),
         (lambda: Optimizer(decay_steps=2**31), "optimizer.decay_steps is 2147483648"),
         (lambda: Optimizer(warmup_steps=2**31), "optimizer.warmup_steps is 2147483648"),
         (lambda: Train(rollback_factor=1.0), "train.rollback_factor is 1.0"),

@@ -121,9 +121,7 @@ def damaged(content: bytes, draw: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(300, marks=pytest.mark.slow)])
-def test_damage_is_refused_or_changes_nothing(
-    count: int, written: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damage_is_refused_or_changes_nothing(count, written, monkeypatch):
     monkeypatch.setattr(checkpoint, "PAUSES", ())
     draw, outcomes = random.Random(count), Counter()
     groups: dict[str, list[Path]] = {}  # run/checkpoints, run/config.json, ...

@@ -43,9 +43,7 @@ def end(process: subprocess.Popen[str]) -> list[str]:
     return said.splitlines()
 
 
-def test_a_program_is_compiled_once_a_machine(
-    tmp_path: Path, command_environment: dict[str, str]
-) -> None:
+def test_a_program_is_compiled_once_a_machine(tmp_path, command_environment):
     """Several processes begin at once, and all write; a later one compiles nothing."""
     together = [begin(tmp_path, command_environment) for _ in range(3)]
     first = [end(process) for process in together]
@@ -71,9 +69,7 @@ def test_where_there_is_no_cache(tmp_path: Path, command_environment: dict[str, 
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770])
-def test_a_folder_that_others_may_write_in_is_not_used(
-    mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_others_may_write_in_is_not_used(mode, tmp_path, monkeypatch):
     monkeypatch.setenv(environment.CACHE, str(tmp_path))
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
     monkeypatch.delitem(sys.modules, "jax")
@@ -94,9 +90,7 @@ def test_a_folder_that_others_may_write_in_is_not_used(
         ("ulimit -v 600000;", "(ulimit -v) is 0.6 GB"),
     ],
 )
-def test_what_jax_lacks_to_start_is_said(
-    shell: str, words: str, command_environment: dict[str, str]
-) -> None:
+def test_what_jax_lacks_to_start_is_said(shell, words, command_environment):
     line = f"{shell} {sys.executable} -m mlstm_jax generate reviews-768 --bytes 1"
     done = subprocess.run(
         ["bash", "-c", line], env=command_environment, capture_output=True, text=True, check=False
@@ -119,13 +113,7 @@ def test_what_jax_lacks_to_start_is_said(
         ("0::/a\n", {}, None),
     ],
 )
-def test_the_limits_of_control_groups_are_read(
-    own: str,
-    limits: dict[str, str],
-    least: float | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_limits_of_control_groups_are_read(own, limits, least, tmp_path, monkeypatch):
     (tmp_path / "own").write_text(own)
     for name, text in limits.items():
         (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import mlstm_jax
-from mlstm_jax.run import Run
 from tests.transfer.conftest import run
 
 __all__ = ["run"]
@@ -31,8 +30,8 @@ def nonsense(seed: int, words: int = 300) -> bytes:
 
 
 def test_dynamic_evaluation_learns_and_scores_no_byte_with_parameters_that_have_read_it(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    run, tmp_path, capsys
+):
     example = load_example("dynamic_evaluation")
     evaluation = example.DynamicEvaluation(mlstm_jax.load(run.folder))
     text, place, window = nonsense(0), 150, evaluation.window

@@ -43,9 +43,7 @@ def test_nothing_is_left_where_it_can_be_made(tmp_path: Path) -> None:
         "configs small_512 --out x.py",
     ],
 )
-def test_a_file_is_replaced_on_request_alone(
-    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_is_replaced_on_request_alone(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     file = Path(words.split()[-1])
     file.write_text("mine")

@@ -37,9 +37,7 @@ def test_the_split_that_is_advised_is_large_enough(prepare: Prepare, tmp_path: P
     assert "so add more text" in prepare(path, "--split", "8,1,1")
 
 
-def test_wrapped_prose_and_files_of_no_known_kind_are_told(
-    prepare: Prepare, tmp_path: Path
-) -> None:
+def test_wrapped_prose_and_files_of_no_known_kind_are_told(prepare, tmp_path):
     folder = tmp_path / "in"
     folder.mkdir()
     line = "where prose is wrapped at some seventy bytes, a line ends anywhere {}\n"

@@ -38,9 +38,7 @@ def test_a_name_is_that_of_its_own_kind() -> None:
         config.load_file("puri_fig5")
 
 
-def test_a_file_goes_before_a_name_and_a_name_before_a_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_goes_before_a_name_and_a_name_before_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("small_512").mkdir()
     assert shipped.find(Path("small_512"), "config") == FOLDER / "small_512.py"
@@ -58,9 +56,7 @@ def test_the_list_has_every_file_with_what_it_is(capsys: pytest.CaptureFixture[s
     assert shown["reviews-768"].startswith("English reviews")
 
 
-def test_a_file_is_printed_and_copied_but_replaces_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_is_printed_and_copied_but_replaces_none(tmp_path, capsys):
     text = (FOLDER / "small_512.py").read_text()
     assert call(capsys, "configs", "small_512") == text
     copies = [tmp_path / "small_512.py", tmp_path / "mine.py"]
@@ -78,9 +74,7 @@ def test_a_file_is_printed_and_copied_but_replaces_none(
     assert copies[0].read_text() == "mine"
 
 
-def test_a_config_or_sweep_that_is_copied_out_still_loads(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_config_or_sweep_that_is_copied_out_still_loads(tmp_path, capsys):
     """Some vary a config that ships, and must find it from any folder."""
     for kind, load in (("sweep", sweep.load_sweep), ("config", config.load_file)):
         for name in shipped.files(kind):

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -47,13 +48,27 @@ def test_what_would_steer_becomes_an_escape() -> None:
     assert terminal.printable("\x00\udc80\u2066") == r"\x00\udc80\u2066"
 
 
-@pytest.fixture
-def in_terminal(tmp_path: Path, command_environment: dict[str, str]) -> Callable[..., str]:
-    """Run the command with a terminal for its output, and return all that it wrote."""
+PROGRAM = """
+import json, sys
+from mlstm_jax import cli
+for words in json.loads(sys.argv[1]):
+    code = 0
+    try:
+        cli.main(words)
+    except SystemExit as stop:
+        code = stop.code
+    print(f"exit {code}", flush=True)
+"""
 
-    def call(*words: object, code: int = 0) -> str:
+
+@pytest.fixture
+def in_terminal(tmp_path: Path, command_environment: dict[str, str]) -> Callable[..., list]:
+    """Run commands in one process with a terminal for its output; return what each wrote, and its
+    exit code."""
+
+    def call(*lines: list[str]) -> list[tuple[str, int]]:
         ours, theirs = pty.openpty()
-        command = [str(Path(sys.executable).parent / "mlstm-jax"), *map(str, words)]
+        command = [sys.executable, "-c", PROGRAM, json.dumps(lines)]
         process = subprocess.Popen(
             command, cwd=tmp_path, env=command_environment, stdout=theirs, stderr=theirs
         )
@@ -63,8 +78,9 @@ def in_terminal(tmp_path: Path, command_environment: dict[str, str]) -> Callable
             while piece := os.read(ours, 1 << 16):
                 written += piece
         os.close(ours)
-        assert process.wait(timeout=120) == code, written.decode()
-        return written.decode().replace("\r\n", "\n")  # which the terminal made
+        assert process.wait(timeout=120) == 0, written.decode()
+        text = written.decode().replace("\r\n", "\n")  # which the terminal made
+        return [(said, int(code)) for said, code in re.findall(r"(?s)(.*?)exit (\d)\n", text)]
 
     return call
 
@@ -82,21 +98,8 @@ def hostile_run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_a_terminal_gets_escapes_and_a_pipe_the_text(
-    hostile_run: Path, in_terminal: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["generate", str(hostile_run), "--prompt", "a\x1bb\nc\t", "--bytes", "3"]
-    assert in_terminal(*words) == "a\\x1bb\nc\t" + r"\x1b" * 3 + "\n"
-    cli.main(words)
-    assert capsys.readouterr().out == "a\x1bb\nc\t\x1b\x1b\x1b\n"
-
-
-def test_labels_are_escaped_in_a_terminal_alone(
-    hostile_run: Path,
-    tmp_path: Path,
-    in_terminal: Callable[..., str],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_terminal_gets_escapes_and_a_pipe_the_text(hostile_run, tmp_path, in_terminal, capsys):
+    """Of what a model writes, of labels, and in messages of commands and of the parser."""
     classes = [HOSTILE, "a\nb"]
     made = classify.Classifier(np.ones((1, 2)), np.zeros(1), classes, 1.0)
     fingerprint = weights.fingerprint(run.load_run(hostile_run).params)
@@ -104,12 +107,21 @@ def test_labels_are_escaped_in_a_terminal_alone(
     about = classifier_file.Description("c", False, fingerprint, None)
     classifier_file.save(tmp_path / "dir", made, about)
     (tmp_path / "a.txt").write_text("one\ntwo\n")
-    words = ["classify", str(hostile_run), str(tmp_path / "dir"), str(tmp_path / "a.txt")]
-    written = in_terminal(*words)
-    assert f"label,p({SHOWN}),p(a\\nb)" in written
-    cli.main(words)
+    write = ["generate", str(hostile_run), "--prompt", "a\x1bb\nc\t", "--bytes", "3"]
+    label = ["classify", str(hostile_run), str(tmp_path / "dir"), str(tmp_path / "a.txt")]
+    wrong = ["inspect", f"{HOSTILE}\nmlstm-jax: all is well"]
+    unparsed = ["generate", "run", "--bytes", HOSTILE]
+    written, labelled, *messages = in_terminal(write, label, wrong, unparsed)
+    assert written == ("a\\x1bb\nc\t" + r"\x1b" * 3 + "\n", 0)
+    assert f"label,p({SHOWN}),p(a\\nb)" in labelled[0]
+    for said, code in messages:
+        assert code == 2
+        assert is_one_message(said)
+    cli.main(write)
+    assert capsys.readouterr().out == "a\x1bb\nc\t\x1b\x1b\x1b\n"
+    cli.main(label)
     assert HOSTILE in capsys.readouterr().out
-    cli.main([*words, "--out", str(tmp_path / "out.csv")])
+    cli.main([*label, "--out", str(tmp_path / "out.csv")])
     assert HOSTILE.encode() in (tmp_path / "out.csv").read_bytes()
 
 
@@ -118,16 +130,17 @@ def test_a_corpus_is_shown_with_escapes(tmp_path: Path, in_terminal: Callable[..
     source = tmp_path / f"{HOSTILE}\nforged.jsonl"
     texts = [f"{HOSTILE} text {n}" for n in range(50)]
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    out = tmp_path / "corpus"
-    written = in_terminal("prepare", source, "--out", out, "--split", "8,1,1", "--clean", "none")
-    assert f"{SHOWN}\\nforged.jsonl" in written
-    assert "\x1b]0;" not in written  # sequences of another kind move its progress bar
-    assert "\u202e" not in written
-    written = in_terminal("inspect", out)
-    assert not steers(written)
-    assert f"{SHOWN}\\nforged.jsonl" in written
-    assert SHOWN.replace("\\r", " ") in written
-    data = json.loads(in_terminal("inspect", out, "--json"))
+    out = str(tmp_path / "corpus")
+    prepare = ["prepare", str(source), "--out", out, "--split", "8,1,1", "--clean", "none"]
+    commands = prepare, ["inspect", out], ["inspect", out, "--json"]
+    (prepared, _), (shown, _), (as_json, _) = in_terminal(*commands)
+    assert f"{SHOWN}\\nforged.jsonl" in prepared
+    assert "\x1b]0;" not in prepared  # sequences of another kind move its progress bar
+    assert "\u202e" not in prepared
+    assert not steers(shown)
+    assert f"{SHOWN}\\nforged.jsonl" in shown
+    assert SHOWN.replace("\\r", " ") in shown
+    data = json.loads(as_json)
     assert data["sources"][0]["name"] == source.name
     assert HOSTILE in data["samples"][0]
 
@@ -135,19 +148,6 @@ def test_a_corpus_is_shown_with_escapes(tmp_path: Path, in_terminal: Callable[..
 def is_one_message(written: str) -> bool:
     found = r"\x1b[2J" in written and "\nmlstm-jax: all is well" not in written
     return found and not steers(written)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["inspect", f"{HOSTILE}\nmlstm-jax: all is well"],
-        ["generate", "run", "--bytes", HOSTILE],  # what the parser itself says
-    ],
-)
-def test_a_message_in_a_terminal_is_one_message(
-    words: list[str], in_terminal: Callable[..., str]
-) -> None:
-    assert is_one_message(in_terminal(*words, code=2))
 
 
 @pytest.mark.parametrize(
@@ -168,9 +168,7 @@ def test_a_message_is_one_message(words: list[str], capsys: pytest.CaptureFixtur
     assert is_one_message(capsys.readouterr().err)
 
 
-def test_the_error_of_a_label_is_one_message(
-    hostile_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_error_of_a_label_is_one_message(hostile_run, tmp_path, capsys):
     words = ["transfer", str(hostile_run), "--label-column", "label", "--out", str(tmp_path / "o")]
     for name, labels in (("train", ("a", f"{HOSTILE}\nmlstm-jax: ok")), ("test", ("a", "b"))):
         lines = [json.dumps({"text": "t", "label": label}) + "\n" for label in labels]
@@ -185,9 +183,7 @@ def test_the_error_of_a_label_is_one_message(
     assert "\nmlstm-jax: ok" not in written
 
 
-def test_an_import_tells_its_source_with_escapes(
-    hostile_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_import_tells_its_source_with_escapes(hostile_run, tmp_path, capsys):
     cli.main(["export", str(hostile_run), "--out", str(tmp_path / "m.npz")])
     cli.main(["import", "mlstm", str(tmp_path / "m.npz"), "--out", str(tmp_path / "again")])
     written = capsys.readouterr().out
@@ -202,35 +198,27 @@ def test_a_progress_line_says_nothing_that_steers(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err == f"changed: {SHOWN}\n"
 
 
+@pytest.mark.parametrize(
+    ("of_bytes", "steps", "first", "second"),
+    [
+        (False, 101, 1, "train 11/101    0:02:15 left"),  # 90 steps of 1.5 s
+        (True, 3_000_000, 500_000, "train 1.5/3.0 MB  66.7 kB/s  0:00:22 left"),  # 1.5 MB
+    ],
+)
 def test_the_time_left_does_not_count_what_compiles(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    now = iter([0.0, 60.0, 75.0])  # the start, the first step, ten more
+    of_bytes, steps, first, second, monkeypatch, capsys
+):
+    now = iter([0.0, 60.0, 75.0])  # the start, the first step, more
     monkeypatch.setattr("time.monotonic", lambda: next(now))
-    with ProgressLine("train", 101) as progress:
-        progress.update(1, "")
-        progress.update(11, "")
-    first, second = capsys.readouterr().err.splitlines()
-    assert "left" not in first
-    assert second.endswith("0:02:15 left")  # 90 steps of 1.5 s
+    with ProgressLine("train", steps, of_bytes=of_bytes) as progress:
+        for more in (first, 1_000_000 if of_bytes else 10):
+            progress.advance(more)
+    before, after = capsys.readouterr().err.splitlines()
+    assert "left" not in before
+    assert after == second
 
 
-def test_bytes_that_are_read_are_shown_with_their_rate(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    now = iter([0.0, 60.0, 75.0])
-    monkeypatch.setattr("time.monotonic", lambda: next(now))
-    with ProgressLine("classify", 3_000_000, of_bytes=True) as progress:
-        progress.advance(500_000)
-        progress.advance(1_000_000)
-    assert capsys.readouterr().err.splitlines()[1] == (
-        "classify 1.5/3.0 MB  66.7 kB/s  0:00:22 left"  # 1.5 MB
-    )
-
-
-def test_a_picture_of_a_run_in_an_odd_folder(
-    hostile_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_picture_of_a_run_in_an_odd_folder(hostile_run, tmp_path, capsys):
     """A dollar begins no formula, a lone surrogate of a file name ends no page."""
     odd = tmp_path / "run $\\frac{ \udcff\x1b"
     hostile_run.rename(odd)
@@ -243,19 +231,14 @@ def test_a_picture_of_a_run_in_an_odd_folder(
     assert ">\u241b</span>" in page  # the symbol for escape
 
 
-def write_labelled(path: Path, random: np.random.Generator, names: list[str]) -> None:
-    lines = [{"text": f"word {n % 7} text", "label": names[n % len(names)]} for n in range(60)]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def test_a_report_of_odd_labels(
-    tmp_path: Path, random: np.random.Generator, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_of_odd_labels(tmp_path, random, capsys):
     write_openai(tmp_path / "o", random)
     cli.main(["import", "openai", str(tmp_path / "o"), "--out", str(tmp_path / "run")])
     names = [HOSTILE, "$\\frac{", "a|b\nc", "lone \ud800", "<img src=x> *b* [c](d) `e` R&B"]
     for name in ("train", "test"):
-        write_labelled(tmp_path / f"{name}.jsonl", random, names)
+        lines = [{"text": f"word {n % 7} text", "label": names[n % 5]} for n in range(60)]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (tmp_path / f"{name}.jsonl").write_text(text)
     words = ["transfer", str(tmp_path / "run"), "--out", str(tmp_path / "out")]
     words += ["--label-column", "label"]
     words += ["--train", str(tmp_path / "train.jsonl"), "--test", str(tmp_path / "test.jsonl")]

@@ -48,9 +48,7 @@ def test_what_each_run_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert rows[4] == ["new"]
 
 
-def test_a_run_that_went_on_after_it_had_been_interrupted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_went_on_after_it_had_been_interrupted(tmp_path, capsys):
     write(tmp_path / "run", {"kind": "event", "step": 5, "event": "interrupted"}, train(10))
     cli.main(["watch", str(tmp_path / "run")])
     assert "interrupted" not in capsys.readouterr().out
@@ -63,9 +61,7 @@ def test_a_folder_without_runs_is_named(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("name", ["x[/y]", "[red]a", "a:warning:"])
-def test_a_name_is_shown_as_it_is(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_name_is_shown_as_it_is(name, tmp_path, capsys):
     write(tmp_path / name / "b", train(10))
     cli.main(["watch", str(tmp_path / name.partition("/")[0])])
     assert f" {name}/b " in capsys.readouterr().out

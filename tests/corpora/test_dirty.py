@@ -78,9 +78,7 @@ def same(found: list[CleanDocument], wanted: list[CleanDocument]) -> None:
         ("a.txt", b"caf\xe9\n", "not UTF-8", ", line 11", "byte 0xe9"),
     ],
 )
-def test_each_kind_is_counted_placed_and_left_out(
-    tmp_path: Path, name: str, content: bytes, kind: str, place: str, message: str
-) -> None:
+def test_each_kind_is_counted_placed_and_left_out(tmp_path, name, content, kind, place, message):
     lines = list(GOOD)
     if ".csv" in name:
         lines = [b"rating,text\n", *(b'%d,"long\n %d"\n' % (i % 5, i) for i in range(5))]
@@ -171,9 +169,7 @@ _RATINGS = [
 @pytest.mark.parametrize("cleaning", ["radford", "none", "protein"])
 @pytest.mark.parametrize("dedupe", ["exact", "normalized", "none"])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_sql_does_what_python_does(
-    tmp_path: Path, cleaning: str, dedupe: str, threads: int
-) -> None:
+def test_sql_does_what_python_does(tmp_path, cleaning, dedupe, threads):
     generator = random.Random(f"{cleaning} {dedupe}")
     value = _values(generator)
     records = [

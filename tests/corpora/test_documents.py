@@ -10,7 +10,6 @@ import re
 import sys
 import warnings
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
@@ -53,9 +52,7 @@ def lines(*records: object) -> str:
     ],
 )
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_every_kind_of_file_gives_the_same_documents(
-    tmp_path: Path, name: str, content: str, suffix: str
-) -> None:
+def test_every_kind_of_file_gives_the_same_documents(tmp_path, name, content, suffix):
     assert texts(write(tmp_path / (name + suffix), content)) == ["café", "日本"]
 
 
@@ -150,11 +147,7 @@ def test_the_bytes_read_add_up_to_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (
-            "a.odt",
-            "x",
-            r"unknown kind \(\.odt\); known kinds are \.json, .*\.txt, each also",
-        ),
+        ("a.odt", "x", r"unknown kind \(\.odt\); known kinds are \.json, .*\.txt, each also"),
         ("README", "x", r"unknown kind \(its name has no suffix\)"),
         (
             "a.jsonl",
@@ -198,9 +191,7 @@ def test_the_bytes_read_add_up_to_the_file(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named_with_the_reason(
-    tmp_path: Path, name: str, content: str | bytes, message: str
-) -> None:
+def test_a_file_that_cannot_be_used_is_named_with_the_reason(tmp_path, name, content, message):
     source = write(tmp_path / name, content)
     with pytest.raises(UserError, match=f"(?s){name}.*{message}"):
         documents(source)
@@ -215,9 +206,7 @@ def test_a_file_that_cannot_be_used_is_named_with_the_reason(
         ("a.csv", "text|label\none, two|1\n", "|"),
     ],
 )
-def test_the_delimiter_with_which_the_header_has_a_text(
-    tmp_path: Path, name: str, content: str, delimiter: str
-) -> None:
+def test_the_delimiter_with_which_the_header_has_a_text(tmp_path, name, content, delimiter):
     source = write(tmp_path / name, content)
     with pytest.warns(Note, match=rf"a\..sv: read with the delimiter {re.escape(repr(delimiter))}"):
         assert texts(source) == ["one, two"]
@@ -238,9 +227,7 @@ def test_the_delimiter_with_which_the_header_has_a_text(
         ('"text"\t"n"\n"a"\t"1"\n', ["a"]),
     ],
 )
-def test_fields_separated_by_tabs_are_quoted_if_the_file_shows_it(
-    tmp_path: Path, content: str, expected: list[str]
-) -> None:
+def test_fields_separated_by_tabs_are_quoted_if_the_file_shows_it(tmp_path, content, expected):
     assert texts(write(tmp_path / "a.tsv", content)) == expected
 
 
@@ -248,9 +235,7 @@ def test_fields_separated_by_tabs_are_quoted_if_the_file_shows_it(
     ("quoting", "expected"), [("yes", ["begins\t1\nends"]), ("no", ['"begins', 'ends"'])]
 )
 @pytest.mark.parametrize("suffix", ["tsv", "csv"])
-def test_records_that_a_quote_may_have_joined_are_noted(
-    tmp_path: Path, suffix: str, quoting: str, expected: list[str]
-) -> None:
+def test_records_that_a_quote_may_have_joined_are_noted(tmp_path, suffix, quoting, expected):
     content = 'text\tn\n"begins\t1\nends"\t2\n'
     if suffix == "csv":
         content = content.replace("\t", ",")
@@ -271,9 +256,7 @@ def test_lines_with_tabs_in_a_text_file_are_noted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl.gz"])
-def test_a_line_has_a_largest_length(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_line_has_a_largest_length(tmp_path, monkeypatch, name):
     monkeypatch.setattr(readers, "LONGEST_LINE", 100)
     source = write(tmp_path / name, f"{'x' * 98}\n\n" + "x" * 101)
     with pytest.raises(UserError, match=rf"{name}, line 3: is longer than 100 bytes"):
@@ -284,9 +267,7 @@ def test_a_line_has_a_largest_length(
     ("data", "expected"),
     [(b"one\ntwo", ["one", "two"]), (b'{"text": "a"}\n{"text": null}\n', ["a", None])],
 )
-def test_standard_input(
-    monkeypatch: pytest.MonkeyPatch, data: bytes, expected: list[str | None]
-) -> None:
+def test_standard_input(monkeypatch, data, expected):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(data))))
     assert texts(STDIN) == expected
 
@@ -306,9 +287,7 @@ def test_unreadable_records_are_skipped_as_prepare_skips_them(tmp_path: Path) ->
 
 @pytest.mark.parametrize("delimiter", [",", "\t"])
 @pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
-def test_what_pythons_csv_writes_is_read_as_it_reads_it(
-    tmp_path: Path, delimiter: str, quoting: Literal[0, 1]
-) -> None:
+def test_what_pythons_csv_writes_is_read_as_it_reads_it(tmp_path, delimiter, quoting):
     pieces = ["a", "b ", '"', '""', "\n", "\r\n", "é", "'", delimiter]
     for seed in range(60):
         generator = random.Random(seed)

@@ -12,7 +12,7 @@ import pytest
 
 from mlstm_jax import cli
 from mlstm_jax.corpora import given_splits
-from mlstm_jax.corpora.documents import Unit, clean
+from mlstm_jax.corpora.documents import clean
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.data.corpus import SPLITS, SplitName, open_corpus
 from mlstm_jax.errors import UserError
@@ -32,9 +32,7 @@ def some_bytes(seed: int, count: int) -> bytes:
 
 
 @pytest.mark.parametrize("document", [None, "line", "paragraph", "file"])
-def test_without_cleaning_text_files_are_kept_byte_for_byte(
-    tmp_path: Path, document: Unit | None
-) -> None:
+def test_without_cleaning_text_files_are_kept_byte_for_byte(tmp_path, document):
     sources: dict[SplitName, list[str]] = {}
     texts: dict[SplitName, bytes] = {}
     for seed, name in enumerate(SPLITS):
@@ -95,10 +93,7 @@ def test_a_corpus_of_given_splits_is_the_same_each_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["--train", "a.txt", "--valid", "./a.txt"],
-            r"a.txt: is named for --valid and",
-        ),
+        (["--train", "a.txt", "--valid", "./a.txt"], r"a.txt: is named for --valid and"),
         (["a.txt", "--test", "b.txt"], r"a.txt: belongs to no split; name it"),
         (["--train", "a.txt", "--seed", "3"], "--seed: splits given with"),
         (["--train", "a.txt", "--split", "8,1,1"], "--split: splits given with"),
@@ -110,12 +105,8 @@ def test_a_corpus_of_given_splits_is_the_same_each_time(tmp_path: Path) -> None:
     ],
 )
 def test_what_does_not_suit_given_splits_is_refused(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    message: str,
-) -> None:
+    tmp_path, monkeypatch, capsys, arguments, message
+):
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b"):
         Path(f"{name}.txt").write_text("one\ntwo\n")
@@ -130,9 +121,7 @@ def test_what_does_not_suit_given_splits_is_refused(
     assert sorted(Path().iterdir()) == there
 
 
-def test_a_file_that_changes_while_it_is_read_makes_no_corpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_changes_while_it_is_read_makes_no_corpus(tmp_path, monkeypatch):
     source, out = tmp_path / "a.txt", tmp_path / "out"
     source.write_text("one\ntwo\nthree\n")
     again = given_splits._again

@@ -67,9 +67,7 @@ def test_inspect_as_json(made: Path, capsys: pytest.CaptureFixture[str]) -> None
         ("so good<br /> that I would, if a < b > c, buy it again and then once more {}", None),
     ],
 )
-def test_prepare_says_how_much_looks_like_markup(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, share: str | None
-) -> None:
+def test_prepare_says_how_much_looks_like_markup(tmp_path, capsys, line, share):
     (tmp_path / "page.txt").write_text("".join(line.format(n) + "\n" for n in range(100)))
     cli.main(["prepare", f"{tmp_path}/page.txt", "--out", f"{tmp_path}/out"])
     told = capsys.readouterr().out

@@ -108,9 +108,7 @@ def test_a_signal_that_a_callback_swallows_comes_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_transfer_says_that_it_resumes_if_it_has_kept_features(
-    kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_transfer_says_that_it_resumes_if_it_has_kept_features(kept, tmp_path, monkeypatch, capsys):
     (tmp_path / "a.csv").write_text("text,label\ngood,1\nbad,0\n")
 
     def stop(*_: object) -> None:
@@ -163,14 +161,7 @@ def stopping(function: Callable, number: signal.Signals) -> Callable:
         (os, "rename"),
     ],
 )
-def test_one_line_and_nothing_left(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    number: signal.Signals,
-    where: object,
-    name: str,
-) -> None:
+def test_one_line_and_nothing_left(tmp_path, monkeypatch, capsys, number, where, name):
     lines = [f"review {i} é &amp;\n".encode() for i in range(40)]
     (tmp_path / "a.txt").write_bytes(b"".join([*lines, b"caf\xe9\n", b"\xe9\n"]))
     out = tmp_path / "corpora" / "out"

@@ -19,7 +19,7 @@ from mlstm_jax import cli
 from mlstm_jax.corpora import prepare as module
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.corpora.prepare import prepare
-from mlstm_jax.data.corpus import SPLITS, Dedupe, differing, open_corpus
+from mlstm_jax.data.corpus import SPLITS, differing, open_corpus
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import UserError
 from mlstm_jax.output import remove_leftovers
@@ -106,9 +106,7 @@ def test_counts_of_duplicates_and_of_records_without_text(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("dedupe", "expected"), [("exact", [2.0, 3.0]), ("none", [2.0, 4.0, np.nan, 3.0, 3.0])]
 )
-def test_of_duplicates_the_lowest_rating_is_kept(
-    tmp_path: Path, dedupe: Dedupe, expected: list[float]
-) -> None:
+def test_of_duplicates_the_lowest_rating_is_kept(tmp_path, dedupe, expected):
     ratings = [("one", None), ("two", 3), ("one", 4), ("one", 2), ("two", 3)]
     records = [{"text": text, "rating": rating} for text, rating in ratings]
     source = reviews(tmp_path / "a.jsonl", records)
@@ -150,9 +148,7 @@ def test_no_cleaning_joins_documents_by_newlines(tmp_path: Path) -> None:
         ((0.45, 0.45, 0.1), (5, 4, 1)),
     ],
 )
-def test_split_is_by_number_of_documents(
-    tmp_path: Path, split: tuple[float, float, float], expected: tuple[int, int, int]
-) -> None:
+def test_split_is_by_number_of_documents(tmp_path, split, expected):
     source, out = reviews(tmp_path / "a.jsonl", some(10)), tmp_path / "out"
     prepare([source], out, split=split)
     manifest = open_corpus(out).manifest
@@ -256,9 +252,7 @@ def test_what_is_there_is_replaced_only_when_told_and_ours(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("full")])
 @pytest.mark.parametrize("there", [False, True])
-def test_an_exception_midway_leaves_all_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, there: bool
-) -> None:
+def test_an_exception_midway_leaves_all_as_it_was(tmp_path, monkeypatch, error, there):
     source, out = reviews(tmp_path / "a.jsonl", some(9)), tmp_path / "out"
     if there:
         prepare([source], out)
@@ -279,9 +273,7 @@ def test_an_exception_midway_leaves_all_as_it_was(
     assert not there or contents(out) == before
 
 
-def test_a_failed_rename_puts_the_old_corpus_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_rename_puts_the_old_corpus_back(tmp_path, monkeypatch):
     source, out = reviews(tmp_path / "a.jsonl", some(9)), tmp_path / "out"
     prepare([source], out)
     before, rename = contents(out), os.rename
@@ -320,9 +312,7 @@ def test_a_prepare_that_is_killed_leaves_no_corpus_and_the_next_tidies(tmp_path:
 
 
 @pytest.mark.parametrize("overwritten", [True, False])
-def test_killed_while_the_old_corpus_is_removed_none_of_it_comes_back(
-    tmp_path: Path, overwritten: bool
-) -> None:
+def test_killed_while_the_old_corpus_is_removed_none_of_it_comes_back(tmp_path, overwritten):
     source, out = reviews(tmp_path / "a.jsonl", some(9)), tmp_path / "out"
     prepare([source], out)
     if not overwritten:  # The next to tidy up is killed, not the one that overwrites.
@@ -349,9 +339,7 @@ def test_killed_while_the_old_corpus_is_removed_none_of_it_comes_back(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("there", [False, True])
-def test_ten_kills_at_random_moments_leave_the_old_corpus_or_none(
-    tmp_path: Path, there: bool
-) -> None:
+def test_ten_kills_at_random_moments_leave_the_old_corpus_or_none(tmp_path, there):
     generator = random.Random(there)
     words = [f"{generator.getrandbits(64):x}" for _ in range(5000)]
     sources = []

@@ -241,9 +241,7 @@ def test_what_cannot_be_read_in_a_folder_is_named(tmp_path: Path) -> None:
     assert len(find_sources([str(folder)])) == 3
 
 
-def test_a_subfolder_that_cannot_be_read_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_subfolder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     write_layouts(tmp_path / "in/secret")
     (tmp_path / "in/.hidden").mkdir()
     scandir = os.scandir
@@ -282,9 +280,7 @@ def test_links_to_folders_are_followed_and_each_folder_read_once(tmp_path: Path)
         (os.fsdecode(b"caf\xe9.parquet"), r"parquet: its name is not UTF-8, .*; rename it"),
     ],
 )
-def test_names_that_cannot_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, message: str
-) -> None:
+def test_names_that_cannot_be(tmp_path, monkeypatch, source, message):
     monkeypatch.chdir(tmp_path)
     os.symlink("loop.jsonl", "loop.jsonl")
     os.mkdir("hollow")
@@ -315,9 +311,7 @@ def test_folders_that_cannot_be(tmp_path: Path, argument: str, name: str, messag
 
 
 @pytest.mark.parametrize("name", ["~t.parquet", "~t.jsonl", "~t.csv"])
-def test_a_tilde_in_front_is_part_of_the_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_tilde_in_front_is_part_of_the_name(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     if name.endswith("parquet"):
         write_parquet(tmp_path / name, "SELECT 'good ' || i AS text FROM range(3) t(i)")

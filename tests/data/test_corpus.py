@@ -119,9 +119,7 @@ def test_other_offsets_or_ratings_are_refused(folder: Path, name: str) -> None:
         open_corpus(folder).split("valid")
 
 
-def test_each_block_is_checked_when_it_is_first_read(
-    tmp_path: Path, random: np.random.Generator
-) -> None:
+def test_each_block_is_checked_when_it_is_first_read(tmp_path, random):
     """Of three blocks the middle one is damaged: only what touches it is refused."""
     data = random.integers(0, 256, 2 * digest.BLOCK + 100, np.uint8)
     sums, path = digest.of_blocks(data.data), tmp_path / "train.bin"

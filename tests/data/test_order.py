@@ -36,9 +36,7 @@ def left_of(order: Order, row: int, step: int) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("growth", [1, 2, 3, 8])
 @pytest.mark.parametrize("new_window", [WINDOW, 3, 20])
-def test_what_is_left_is_shared_out_in_reading_order(
-    growth: int, new_window: int, random: np.random.Generator
-) -> None:
+def test_what_is_left_is_shared_out_in_reading_order(growth, new_window, random):
     for step in (1, 7, 20, 35, 50):
         order = make_order(random)
         if step >= order.windows:

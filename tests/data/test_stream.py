@@ -303,9 +303,7 @@ def test_own_targets_count_the_first_byte_of_a_shard(split: Split) -> None:
     assert usual.bytes_seen(usual.steps_per_epoch) == len(split.bytes) - 8
 
 
-def test_several_labels_are_each_where_one_would_be(
-    split: Split, random: np.random.Generator
-) -> None:
+def test_several_labels_are_each_where_one_would_be(split, random):
     count = len(split.offsets) - 1
     labels_DK = random.choice(np.array([0, 1, np.nan], np.float32), (count, 3))
     options = {"batch": 4, "window": 48, "shards": 8, "labels": "classes"}

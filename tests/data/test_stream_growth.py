@@ -84,9 +84,7 @@ def read(streams: Sequence[TrainStream], parts: Sequence[Rows], epochs: int) -> 
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("first", [1, 30, 67, 400], ids="first={}".format)
-def test_every_byte_is_read_once_an_epoch_whoever_reads_it(
-    split: Split, first: int, shuffle: bool
-) -> None:
+def test_every_byte_is_read_once_an_epoch_whoever_reads_it(split, first, shuffle):
     """Whether rows change in the first epoch or, after 400 steps, in a later one."""
     window = 128 if first == 400 else 16
     parts = (Rows(first, 2, window), *GROWING[1:])

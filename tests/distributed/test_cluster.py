@@ -134,12 +134,8 @@ TERMS = 8 * 16 + 2 * (2 * 24 + 8)
 @pytest.mark.parametrize(("processes", "devices"), [(2, 2), (1, 4), (4, 1)])
 @pytest.mark.slow
 def test_processes_and_devices_do_not_change_what_is_learned(
-    processes: int,
-    devices: int,
-    corpus: Path,
-    tmp_path: Path,
-    command_environment: dict[str, str],
-) -> None:
+    processes, devices, corpus, tmp_path, command_environment
+):
     """As one device of one process after 20 steps; and all replicas are the same to the bit."""
     alone = replicas(corpus, tmp_path, command_environment, 1, 1)[0]
     several = replicas(corpus, tmp_path, command_environment, processes, devices)
@@ -156,19 +152,14 @@ def test_processes_and_devices_do_not_change_what_is_learned(
 
 @pytest.mark.slow
 def test_a_run_moves_to_other_numbers_of_devices_and_processes(
-    corpus: Path, undisturbed: Path, tmp_path: Path, command_environment: dict[str, str]
-) -> None:
+    corpus, undisturbed, tmp_path, command_environment
+):
     """4 devices → 2 → 1 → 2 processes of 2: the metrics are those of a run that stayed."""
     config = runs.make_config(corpus, tmp_path / "run")
     for step, processes, devices in ((60, 1, 4), (120, 1, 2), (180, 1, 1), (300, 2, 2)):
         started: list[Process] = []
         spawn_all(
-            started,
-            config,
-            tmp_path,
-            command_environment,
-            processes=processes,
-            count=devices,
+            started, config, tmp_path, command_environment, processes=processes, count=devices
         )
         if step < 300:
             runs.wait_for_step(started[0], tmp_path / "run", step)
@@ -185,9 +176,7 @@ def test_a_run_moves_to_other_numbers_of_devices_and_processes(
 
 
 @pytest.mark.slow
-def test_rows_grow_in_several_processes_as_in_one(
-    corpus: Path, tmp_path: Path, command_environment: dict[str, str]
-) -> None:
+def test_rows_grow_in_several_processes_as_in_one(corpus, tmp_path, command_environment):
     """4 rows become 8; also from a checkpoint at the border that another number has written."""
     phases = (Phase(steps=30, batch=4, window=16), Phase(steps=30, batch=8, window=16))
     base = runs.make_config(corpus, tmp_path)
@@ -227,14 +216,8 @@ def test_rows_grow_in_several_processes_as_in_one(
     ],
 )
 def test_when_one_is_lost_the_other_ends_and_says_so(
-    victim: int,
-    number: signal.Signals,
-    message: str,
-    corpus: Path,
-    tmp_path: Path,
-    command_environment: dict[str, str],
-    started: list[Process],
-) -> None:
+    victim, number, message, corpus, tmp_path, command_environment, started
+):
     config = runs.make_config(corpus, tmp_path / "run")
     options = ("--distributed.heartbeat-timeout-seconds", "3", "--train.steps", "100000")
     running = spawn_all(started, config, tmp_path, command_environment, *options)
@@ -248,12 +231,8 @@ def test_when_one_is_lost_the_other_ends_and_says_so(
 
 @pytest.mark.slow
 def test_a_signal_to_one_stops_all_at_one_step(
-    corpus: Path,
-    undisturbed: Path,
-    tmp_path: Path,
-    command_environment: dict[str, str],
-    started: list[Process],
-) -> None:
+    corpus, undisturbed, tmp_path, command_environment, started
+):
     config = runs.make_config(corpus, tmp_path / "run")
     running = spawn_all(started, config, tmp_path, command_environment)
     runs.wait_for_step(running[0], tmp_path / "run", 25)
@@ -270,9 +249,7 @@ def test_a_signal_to_one_stops_all_at_one_step(
 
 
 @pytest.mark.slow
-def test_a_stuck_process_is_ended_by_its_watchdog(
-    corpus: Path, tmp_path: Path, command_environment: dict[str, str], started: list[Process]
-) -> None:
+def test_a_stuck_process_is_ended_by_its_watchdog(corpus, tmp_path, command_environment, started):
     config = runs.make_config(corpus, tmp_path / "run")
     options = ("--train.watchdog-seconds", "20", "--train.steps", "100000")
     running = spawn_all(started, config, tmp_path, command_environment, *options)
@@ -308,9 +285,7 @@ def refused(
     return texts
 
 
-def test_another_config_on_one_process_is_named(
-    corpus: Path, tmp_path: Path, command_environment: dict[str, str], started: list[Process]
-) -> None:
+def test_another_config_on_one_process_is_named(corpus, tmp_path, command_environment, started):
     configs = [
         runs.make_config(corpus, tmp_path / "run", optimizer=Optimizer(learning_rate=rate))
         for rate in (1e-3, 2e-3)
@@ -323,12 +298,8 @@ def test_another_config_on_one_process_is_named(
 
 @pytest.mark.slow
 def test_another_start_on_one_process_is_named(
-    corpus: Path,
-    tmp_path: Path,
-    random: np.random.Generator,
-    command_environment: dict[str, str],
-    started: list[Process],
-) -> None:
+    corpus, tmp_path, random, command_environment, started
+):
     places = [tmp_path / "one", tmp_path / "two"]
     for place in places:
         write_openai(place, random)
@@ -346,17 +317,15 @@ def test_another_start_on_one_process_is_named(
         assert "Give every process the same parameters to start from." in text
 
 
-def test_no_corpus_on_one_process_ends_all(
-    corpus: Path, tmp_path: Path, command_environment: dict[str, str], started: list[Process]
-) -> None:
+def test_no_corpus_on_one_process_ends_all(corpus, tmp_path, command_environment, started):
     configs = [runs.make_config(path, tmp_path / "run") for path in (corpus, tmp_path / "none")]
     for text in refused(*configs, tmp_path, command_environment, started):
         assert "none: there is no such folder" in text
 
 
 def test_another_number_of_devices_on_one_process_is_named(
-    corpus: Path, tmp_path: Path, command_environment: dict[str, str], started: list[Process]
-) -> None:
+    corpus, tmp_path, command_environment, started
+):
     address = free_address()
     for index in (0, 1):
         spawn(
@@ -376,8 +345,8 @@ def test_another_number_of_devices_on_one_process_is_named(
 
 @pytest.mark.slow
 def test_killed_five_times_it_ends_as_if_never_killed(
-    corpus: Path, tmp_path: Path, command_environment: dict[str, str], started: list[Process]
-) -> None:
+    corpus, tmp_path, command_environment, started
+):
     config = runs.make_config(corpus, tmp_path / "calm")
     texts = end(spawn_all(started, config, tmp_path / "c", command_environment), timeout=300)
     assert [process.returncode for process in started] == [0, 0], "\n".join(texts)

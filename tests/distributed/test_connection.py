@@ -55,9 +55,7 @@ def test_a_message_that_drips_has_no_more_time(ends: tuple[Connection, socket.so
         thread.join()
 
 
-def test_a_long_message_passes_and_one_that_is_too_long_is_the_senders_error(
-    ends: tuple[Connection, socket.socket],
-) -> None:
+def test_a_long_message_passes_and_one_that_is_too_long_is_the_senders_error(ends):
     here, there = ends
     value = "a" * (connection.LONGEST - 1000)
     sender = threading.Thread(target=Connection(there, 0, "node1").send, kwargs={"value": value})
@@ -69,9 +67,7 @@ def test_a_long_message_passes_and_one_that_is_too_long_is_the_senders_error(
 
 
 @pytest.mark.parametrize("line", [b"[" * 200_000, b"3", b"NaN", b"\xff", b"1" * 5000, b""])
-def test_what_is_no_message_is_an_error_of_values(
-    ends: tuple[Connection, socket.socket], line: bytes
-) -> None:
+def test_what_is_no_message_is_an_error_of_values(ends, line):
     here, there = ends
     there.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     there.sendall(line + b"\n")

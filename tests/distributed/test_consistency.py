@@ -73,9 +73,7 @@ def require_equal(values: list[dict[str, Any]]) -> tuple[list[str], int]:
         ("place", ""),
     ],
 )
-def test_another_config_or_corpus_is_named_and_another_place_is_not(
-    differs: str, message: str
-) -> None:
+def test_another_config_or_corpus_is_named_and_another_place_is_not(differs, message):
     corpora: list[Any] = [SimpleNamespace(identity=32 * letter) for letter in ("a", "b")]
     configs = {"config": {"optimizer__learning_rate": 0.25}, "place": {"data__corpus": "elsewhere"}}
 
@@ -123,9 +121,7 @@ def test_what_is_equal_in_python_is_no_difference(other: dict[str, Any]) -> None
     ("elsewhere", "found", "named"),
     [(True, "", False), (False, "127.0.1.1", False), (True, "127.0.1.1", True)],
 )
-def test_cpus_that_gloo_cannot_join_are_named(
-    elsewhere: bool, found: str, named: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cpus_that_gloo_cannot_join_are_named(elsewhere, found, named, monkeypatch):
     monkeypatch.setattr(cluster, "loopback_of", lambda host: found)
     first: Any = SimpleNamespace(is_elsewhere=False, host="node1")
     first.gather = lambda value: [value, [elsewhere, "node2", ""]]

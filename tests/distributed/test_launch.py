@@ -7,7 +7,6 @@ import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -101,13 +100,7 @@ START: dict[str, Callable[[str], list[Call]]] = {
         for path in sorted(LAUNCH.iterdir())
     ],
 )
-def test_a_file_of_launch_starts_a_run(
-    name: str,
-    corpus: Path,
-    tmp_path: Path,
-    command_environment: dict[str, str],
-    started: list[Any],
-) -> None:
+def test_a_file_of_launch_starts_a_run(name, corpus, tmp_path, command_environment, started):
     for stub, text in STUBS.items():
         (tmp_path / stub).write_text(f"#!/usr/bin/env bash\n{text}\n")
         (tmp_path / stub).chmod(0o755)

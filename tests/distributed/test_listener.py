@@ -61,9 +61,7 @@ def test_what_is_meant_as_loopback_stays_so(name: str, addresses: str, hosts: Ho
     assert hosts(name, addresses) == addresses.split()
 
 
-def test_a_name_that_means_loopback_here_alone_is_listened_at_beyond(
-    hosts: Hosts, outward: str
-) -> None:
+def test_a_name_that_means_loopback_here_alone_is_listened_at_beyond(hosts, outward):
     """As Debian's /etc/hosts has it; localhost's other processes still find it."""
     assert hosts("node1", "127.0.1.1") == ["127.0.1.1", outward]
 
@@ -80,9 +78,7 @@ def test_addresses_that_are_not_of_this_machine_are_passed_over(hosts: Hosts) ->
         hosts("node1", "203.0.113.1")
 
 
-def test_without_a_default_route_there_is_loopback(
-    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_default_route_there_is_loopback(hosts, monkeypatch):
     def connect(*_: object) -> None:
         raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
 

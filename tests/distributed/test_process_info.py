@@ -28,9 +28,7 @@ JOB = {"JOB_COMPLETION_INDEX": "5"}
         (Distributed(processes=1), SRUN, (0, 1)),
     ],
 )
-def test_the_launcher_says_which_process_this_is(
-    distributed: Distributed, environment: dict[str, str], expected: tuple[int, int]
-) -> None:
+def test_the_launcher_says_which_process_this_is(distributed, environment, expected):
     this = process_info(distributed, environment)
     assert (this.index, this.processes) == expected
 
@@ -47,9 +45,7 @@ def test_the_launcher_says_which_process_this_is(
         (Distributed(coordinator="a:1", processes=2), JOB, "distributed.index is 5"),
     ],
 )
-def test_what_a_launcher_does_not_say_is_asked_for(
-    distributed: Distributed, environment: dict[str, str], message: str
-) -> None:
+def test_what_a_launcher_does_not_say_is_asked_for(distributed, environment, message):
     with pytest.raises(UserError, match=message):
         process_info(distributed, environment)
 
@@ -64,9 +60,7 @@ def test_what_a_launcher_does_not_say_is_asked_for(
         ("OMPI_COMM_WORLD_RANK", MPIRUN),
     ],
 )
-def test_a_launchers_number_that_is_none_is_named(
-    name: str, others: dict[str, str], text: str
-) -> None:
+def test_a_launchers_number_that_is_none_is_named(name, others, text):
     with pytest.raises(UserError, match=f"{name} is .*, but it must be a whole number"):
         process_info(HEAD, others | {name: text})
 
@@ -88,10 +82,7 @@ def slurm(
 
 
 def mpi(tasks: int, rank: int, gpus: str | None = None) -> dict[str, str]:
-    found = {
-        "OMPI_COMM_WORLD_LOCAL_SIZE": str(tasks),
-        "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
-    }
+    found = {"OMPI_COMM_WORLD_LOCAL_SIZE": str(tasks), "OMPI_COMM_WORLD_LOCAL_RANK": str(rank)}
     return found if gpus is None else found | {"CUDA_VISIBLE_DEVICES": gpus}
 
 
@@ -131,9 +122,7 @@ def mpi(tasks: int, rank: int, gpus: str | None = None) -> dict[str, str]:
         (slurm("4", 3, gpus="0,1", JAX_PLATFORMS="cpu"), None),
     ],
 )
-def test_which_gpus_are_a_processs_own(
-    environment: dict[str, str], expected: list[int] | None
-) -> None:
+def test_which_gpus_are_a_processs_own(environment, expected):
     assert local_device_ids(environment) == expected
 
 

@@ -178,9 +178,7 @@ def test_a_process_that_dies_while_it_waits_may_come_back(start: Start, address:
     assert_met(first, start(1, 3), start(2, 3))
 
 
-def test_a_process_that_is_killed_last_is_waited_for(
-    start: Start, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_is_killed_last_is_waited_for(start, address, monkeypatch):
     """All have been there, but not at one time: the greeting and the end are read together."""
     closed, take = threading.Event(), Connection.take
     monkeypatch.setattr(
@@ -241,9 +239,7 @@ def test_strangers_are_disconnected_and_delay_nobody(start: Start, address: str)
 
 
 @pytest.mark.parametrize("count", [20, 600])
-def test_silent_clients_delay_nobody(
-    count: int, start: Start, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_clients_delay_nobody(count, start, address, monkeypatch):
     """The processes meet long before the clients have to greet; with many, the oldest lose."""
     monkeypatch.setattr(rendezvous, "_GREETING_SECONDS", 100 * PATIENCE)
     first = start(0)
@@ -253,9 +249,7 @@ def test_silent_clients_delay_nobody(
         assert_met(first, start(1))
 
 
-def test_one_that_drips_cannot_hold_the_start_beyond_its_time(
-    start: Start, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_drips_cannot_hold_the_start_beyond_its_time(start, address, monkeypatch):
     monkeypatch.setattr(rendezvous, "_GREETING_SECONDS", 100 * PATIENCE)
     first = start(0, seconds=1)
     with connect(address) as client, contextlib.suppress(OSError):
@@ -325,12 +319,9 @@ def test_no_refusal_ends_with_success(start: Start, secret: str, message: str) -
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [{}, {"processes": 3}, {"proof": [1]}, {"proof": "\ud800"}, {"proof": "é" * 64}],
+    "fields", [{}, {"processes": 3}, {"proof": [1]}, {"proof": "\ud800"}, {"proof": "é" * 64}]
 )
-def test_a_stranger_without_the_secret_cannot_end_a_start(
-    start: Start, address: str, fields: dict[str, object]
-) -> None:
+def test_a_stranger_without_the_secret_cannot_end_a_start(start, address, fields):
     first = start(0, secret="our own")
     with connect(address) as stranger, contextlib.suppress(ConnectionError):
         stranger.sendall(greeting(stranger, **fields))
@@ -338,9 +329,7 @@ def test_a_stranger_without_the_secret_cannot_end_a_start(
     assert_met(first, start(1, secret="our own\n"))
 
 
-def test_a_proof_is_of_one_connection_only(
-    start: Start, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_proof_is_of_one_connection_only(start, address, monkeypatch):
     monkeypatch.setenv("MLSTM_JAX_SECRET", "our own")
     first = start(0, 3, secret="our own")
     with connect(address) as client, connect(address) as stranger:
@@ -398,9 +387,7 @@ def run_first(address: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], 
         b" " * (17 << 20),
     ],
 )
-def test_nonsense_in_a_run_ends_it_with_a_name(
-    run_first: Callable[[int], Any], address: str, line: bytes
-) -> None:
+def test_nonsense_in_a_run_ends_it_with_a_name(run_first, address, line):
     ending = run_first(2)
     with connect(address) as peer:
         peer.sendall(greeting(peer))
@@ -413,9 +400,7 @@ def test_nonsense_in_a_run_ends_it_with_a_name(
     assert code == 1
 
 
-def test_values_that_nobody_asked_for_end_a_run(
-    run_first: Callable[[int], Any], address: str
-) -> None:
+def test_values_that_nobody_asked_for_end_a_run(run_first, address):
     """Each value is taken before the next; more would fill the memory."""
     ending = run_first(3)
     with connect(address) as one, connect(address) as two:
@@ -427,9 +412,7 @@ def test_values_that_nobody_asked_for_end_a_run(
     assert "process 2 (node2) sent something that is not a message of this run" in ending()[1]
 
 
-def test_a_killed_process_is_named_in_a_run(
-    address: str, command_environment: dict[str, str]
-) -> None:
+def test_a_killed_process_is_named_in_a_run(address, command_environment):
     first, second = (
         subprocess.Popen(
             [

@@ -27,12 +27,7 @@ def initial(model: LanguageModel) -> dict:
 
 
 def make(
-    compute: str = "fp32",
-    kind: str = "mlstm",
-    *,
-    hidden: int = 5,
-    layers: int = 2,
-    **model: object,
+    compute: str = "fp32", kind: str = "mlstm", *, hidden: int = 5, layers: int = 2, **model: object
 ) -> tuple[LanguageModel, dict]:
     sizes = Architecture.kinds[kind](hidden=hidden, embedding=3, layers=layers, **model)
     built = LanguageModel(sizes, config.Precision(compute=compute))
@@ -57,12 +52,9 @@ def mean_loss(model: LanguageModel, params: dict, batch: np.ndarray, carry: Carr
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"),
-    [*((kind, {}) for kind in KINDS), ("lstm", {"weight_norm": True})],
+    ("kind", "options"), [*((kind, {}) for kind in KINDS), ("lstm", {"weight_norm": True})]
 )
-def test_forward_and_gradient_agree_with_float64(
-    kind: str, options: dict, random: np.random.Generator
-) -> None:
+def test_forward_and_gradient_agree_with_float64(kind, options, random):
     model, params = make(kind=kind, **options)
     batch = random.integers(0, 256, (3, 8), dtype=np.uint8)
     carry = random_carry(random, 3, model)
@@ -87,9 +79,7 @@ def test_forward_and_gradient_agree_with_float64(
 @pytest.mark.parametrize("compute", ["fp32", "bf16", FP16])
 @pytest.mark.parametrize("layers", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_carried_windows_are_one_long_window(
-    compute: str, layers: int, kind: str, random: np.random.Generator
-) -> None:
+def test_two_carried_windows_are_one_long_window(compute, layers, kind, random):
     model, params = make(compute, kind, hidden=32, layers=layers)
     bytes_BT = random.integers(0, 256, (4, 24), dtype=np.uint8)
     carry = random_carry(random, 4, model)
@@ -106,9 +96,7 @@ def test_two_carried_windows_are_one_long_window(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_does_not_see_its_neighbours_or_the_future(
-    kind: str, random: np.random.Generator
-) -> None:
+def test_a_row_does_not_see_its_neighbours_or_the_future(kind, random):
     model, params = make(kind=kind)
     bytes_BT = random.integers(0, 256, (2, 9), dtype=np.uint8)
     changed = bytes_BT.copy()
@@ -123,9 +111,7 @@ def test_a_row_does_not_see_its_neighbours_or_the_future(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_padding_holds_the_state_and_states_are_the_carry_after_each_byte(
-    kind: str, random: np.random.Generator
-) -> None:
+def test_padding_holds_the_state_and_states_are_the_carry_after_each_byte(kind, random):
     model, params = make(kind=kind)
     bytes_BT = random.integers(0, 256, (2, 6), dtype=np.uint8)
     carry = random_carry(random, 2, model)
@@ -142,9 +128,7 @@ def test_padding_holds_the_state_and_states_are_the_carry_after_each_byte(
 
 @pytest.mark.parametrize("compute", ["bf16", FP16])
 @pytest.mark.parametrize("kind", KINDS)
-def test_half_precision_gradient_is_near_float32(
-    compute: str, kind: str, random: np.random.Generator
-) -> None:
+def test_half_precision_gradient_is_near_float32(compute, kind, random):
     batch = random.integers(0, 256, (8, 65), dtype=np.uint8)
     exact_model, params = make(kind=kind, hidden=64, layers=1)
     half_model, _ = make(compute, kind, hidden=64, layers=1)

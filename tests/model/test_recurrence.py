@@ -126,13 +126,7 @@ def terms_of(t: int, b: int, h: int, inputs: int | None = None) -> int:
         ],
     ),
 )
-def test_gradient_agrees_with_the_reference(
-    compute: str,
-    inputs: int | None,
-    recompute_every: int | None,
-    sizes: tuple[int, int, int],
-    random: np.random.Generator,
-) -> None:
+def test_gradient_agrees_with_the_reference(compute, inputs, recompute_every, sizes, random):
     t, b, h = sizes
     given = arguments(random, t, b, h, inputs=inputs)
     direction = directions(random, given)
@@ -155,9 +149,7 @@ def test_float32_gradient_is_that_of_float64(random: np.random.Generator) -> Non
 @pytest.mark.parametrize(
     "compute", ["bfloat16", pytest.param("float16", marks=[pytest.mark.slow, pytest.mark.fp16])]
 )
-def test_half_precision_weight_gradients_are_nearer_to_float64_than_jax_s(
-    compute: str, random: np.random.Generator
-) -> None:
+def test_half_precision_weight_gradients_are_nearer_to_float64_than_jax_s(compute, random):
     """256 steps: JAX adds each to a sum in the compute type, ours are one sum in float32."""
     given = arguments(random, 256, 8, 64)
     direction = directions(random, given)
@@ -182,12 +174,7 @@ def test_half_precision_weight_gradients_are_nearer_to_float64_than_jax_s(
         ],
     ),
 )
-def test_forward_is_the_same_to_the_bit_in_every_mode(
-    compute: str,
-    inputs: int | None,
-    recompute_every: int | None,
-    random: np.random.Generator,
-) -> None:
+def test_forward_is_the_same_to_the_bit_in_every_mode(compute, inputs, recompute_every, random):
     """Plain; as under a gradient, where it saves; and two carried windows, which are one."""
     given = arguments(random, 10, 3, 12, inputs=inputs)
     carry, sequence, weights = given
@@ -210,9 +197,7 @@ def test_forward_is_the_same_to_the_bit_in_every_mode(
 
 
 @pytest.mark.parametrize("recompute_every", [None, 4])
-def test_a_held_cell_stays_and_passes_its_gradient_on(
-    recompute_every: int | None, random: np.random.Generator
-) -> None:
+def test_a_held_cell_stays_and_passes_its_gradient_on(recompute_every, random):
     given = arguments(random, 9, 2, 5)
     padding_mask_TB = np.zeros((9, 2), bool)
     padding_mask_TB[4:, 1] = True
@@ -277,9 +262,7 @@ def products(jaxpr: Any) -> Iterator[tuple[Any, Any]]:
 @pytest.mark.parametrize(
     "compute", ["float32", "bfloat16", pytest.param("float16", marks=pytest.mark.fp16)]
 )
-def test_every_product_has_operands_of_the_compute_type(
-    compute: str, inputs: int | None, recompute_every: int | None, random: np.random.Generator
-) -> None:
+def test_every_product_has_operands_of_the_compute_type(compute, inputs, recompute_every, random):
     given = arguments(random, 8, 2, 4, inputs=inputs)
     direction = directions(random, given)
     jaxpr = jax.make_jaxpr(
@@ -298,9 +281,7 @@ def temporary_bytes(function: Any, *given: Any) -> int:
 
 
 @pytest.mark.parametrize("inputs", [None, 16])
-def test_memory_without_a_gradient_does_not_grow_with_the_window(
-    inputs: int | None, random: np.random.Generator
-) -> None:
+def test_memory_without_a_gradient_does_not_grow_with_the_window(inputs, random):
     def forward(*given: Any) -> Any:
         return recurrence(*given, jnp.float32)
 
@@ -328,8 +309,8 @@ def test_recomputing_takes_a_fraction_of_the_memory(random: np.random.Generator)
     ),
 )
 def test_separate_and_stacked_loops_give_the_same_gradient(
-    random: np.random.Generator, compute: str, inputs: int | None, recompute_every: int | None
-) -> None:
+    random, compute, inputs, recompute_every
+):
     """What is kept are the same numbers; sums of two programs may differ in their last place."""
     given = arguments(random, 12, 3, 16, inputs=inputs)
     padding_mask_TB = random.random((12, 3)) < 0.2
@@ -337,12 +318,7 @@ def test_separate_and_stacked_loops_give_the_same_gradient(
     direction = directions(random, given)
     separate, stacked = (
         gradients(
-            recurrence,
-            given,
-            compute,
-            direction,
-            recompute_every=recompute_every,
-            loops=loops,
+            recurrence, given, compute, direction, recompute_every=recompute_every, loops=loops
         )
         for loops in (SEPARATE, STACKED)
     )
@@ -361,19 +337,11 @@ def test_separate_and_stacked_loops_give_the_same_gradient(
         pytest.param("float32", None, 3, (5, 3, 256), False, marks=pytest.mark.slow),
         pytest.param("bfloat16", None, None, (5, 1, 256), True, marks=pytest.mark.slow),
         pytest.param(
-            *("float16", None, None, (4, 2, 130), True),
-            marks=[pytest.mark.slow, pytest.mark.fp16],
+            *("float16", None, None, (4, 2, 130), True), marks=[pytest.mark.slow, pytest.mark.fp16]
         ),
     ],
 )
-def test_our_own_kernels_compute_the_same(
-    random: np.random.Generator,
-    compute: str,
-    inputs: int | None,
-    recompute_every: int | None,
-    sizes: tuple[int, int, int],
-    is_held: bool,
-) -> None:
+def test_our_own_kernels_compute_the_same(random, compute, inputs, recompute_every, sizes, is_held):
     """Pallas's interpreter runs them here, whatever the processor."""
     t, b, h = sizes
     given = arguments(random, t, b, h, inputs=inputs)
@@ -397,9 +365,7 @@ def test_our_own_kernels_compute_the_same(
     assert_close((last, h_TBH), (exact_last, exact_h_TBH), 4 * t * h, compute)
 
 
-def test_a_cell_in_the_compute_type_keeps_it_in_our_own_kernels(
-    random: np.random.Generator,
-) -> None:
+def test_a_cell_in_the_compute_type_keeps_it_in_our_own_kernels(random):
     carry, sequence, weights = arguments(random, 3, 2, 8)
     given = Carry(carry.h, jnp.asarray(carry.c, jnp.bfloat16)), sequence, weights
     direction = directions(random, given)
@@ -419,9 +385,7 @@ def test_a_cell_in_the_compute_type_keeps_it_in_our_own_kernels(
         (64, (9, 0), "model.hidden of 128"),
     ],
 )
-def test_our_own_kernels_say_what_they_need(
-    hidden: int, capability: tuple[int, int] | None, message: str
-) -> None:
+def test_our_own_kernels_say_what_they_need(hidden, capability, message):
     with pytest.raises(UserError, match=message):
         require_gpu(hidden, capability)
     require_gpu(128, (9, 0))

@@ -86,9 +86,7 @@ def test_a_byte_sees_those_before_it_only(random: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("split", [(9,), (4, 5), (1,) * 9, (5, 3, 1)])
-def test_a_text_is_read_in_windows_as_in_one(
-    split: tuple[int, ...], random: np.random.Generator
-) -> None:
+def test_a_text_is_read_in_windows_as_in_one(split, random):
     """As long as it has no more bytes than the model has positions; rows may end early."""
     model, params = small("transformer")
     bytes_BT = random.integers(0, 256, (2, 9), dtype=np.uint8)

@@ -52,9 +52,7 @@ def paper(hidden: int = 4096, rows: int = 256) -> Config:
         ("dgx1_v100", 8192, 96, LARGE),
     ],
 )
-def test_the_papers_seconds_per_iteration(
-    machine: str, hidden: int, rows: int, published: dict[int, list[float]]
-) -> None:
+def test_the_papers_seconds_per_iteration(machine, hidden, rows, published):
     described = load_machine(MACHINES / f"{machine}.json")
     made = plan.plan(paper(hidden, rows), described, list(published), 38.8e9)
     for row in made:
@@ -223,9 +221,7 @@ def test_muon_costs_what_the_compiler_counts(decoder: bool) -> None:
         ("model:gru --data.window 128", "muon-learning-rate 0.12", "with mLSTMs, not with"),
     ],
 )
-def test_what_is_recommended_is_what_the_docs_say(
-    words: str, options: str, notes: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_recommended_is_what_the_docs_say(words, options, notes, capsys):
     command = ["schedule", *words.split(), "--corpus-bytes", "49e6"]
     cli.main([*command, "--recommend"])
     pasted, _, noted = capsys.readouterr().out.partition("\n\n")[2].partition("\n\n")
