@@ -12,7 +12,6 @@ import pytest
 
 from mlstm_jax import run
 from mlstm_jax.checkpoints import checkpoint
-from mlstm_jax.config import Transformer
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.data.corpus import SPLITS, open_corpus
 from mlstm_jax.data.evaluation_stream import EvaluationStream
@@ -73,9 +72,8 @@ def written(rated_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
     """A folder of each kind, as the commands write it."""
     folder = tmp_path_factory.mktemp("damage")
     prepare([str(rated_corpus.parent / "rated.jsonl")], folder / "corpus", split=(6, 1, 1))
-    train = short(steps=20, epochs=None, eval_every=10, checkpoint_every=10)
-    model = Transformer(hidden=16, heads=2, layers=1, embedding=16)
-    loop.train(make_config(folder / "corpus", folder / "run", train=train, model=model))
+    train = short(steps=10, epochs=None, eval_every=10, checkpoint_every=10)
+    loop.train(make_config(folder / "corpus", folder / "run", train=train))
     loaded, draw = run.load_run(folder / "run"), np.random.default_rng(0)
     for suffix in ("safetensors", "npz"):
         (folder / suffix).mkdir()
@@ -120,7 +118,7 @@ def damaged(content: bytes, draw: random.Random) -> bytes:
     return bytes(changed)
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [40, pytest.param(300, marks=pytest.mark.slow)])
 def test_damage_is_refused_or_changes_nothing(count, written, monkeypatch):
     monkeypatch.setattr(checkpoint, "PAUSES", ())
     draw, outcomes = random.Random(count), Counter()
