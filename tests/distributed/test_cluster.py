@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,97 +34,68 @@ def free_address() -> str:
         return f"127.0.0.1:{server.getsockname()[1]}"
 
 
-def end(processes: list[Process], timeout: float = 120) -> list[str]:
-    """Wait for all to end; return what each has written."""
-    return [process.communicate(timeout=timeout)[0].decode() for process in processes]
+class Launcher:
+    """Starts the processes of runs, as a user would."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self.folder, self.environment = folder, environment
+        self.started: list[Process] = []
+
+    def call(self, *words: object, **environment: str) -> Process:
+        surroundings = self.environment | environment
+        pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        started = subprocess.Popen([str(word) for word in words], env=surroundings, **pipe)  # type: ignore[call-overload]
+        self.started.append(started)
+        return self.started[-1]
+
+    def train(
+        self,
+        configs: Sequence[Config],
+        *options: str,
+        count: int = 1,
+        environments: Sequence[dict[str, str]] = ({}, {}, {}, {}),
+    ) -> list[Process]:
+        """Start one run, of a process for each config, of so many devices each."""
+        self.started, address = [], free_address()
+        for index, config in enumerate(configs):
+            file = self.folder / f"config{index}.py"
+            file.write_text(f"from mlstm_jax.config import *\nconfig = {config!r}\n")
+            words = ["--distributed.coordinator", address, "--distributed.index", index]
+            words += ["--distributed.processes", len(configs), "--devices.virtual-cpu", count]
+            command = Path(sys.executable).parent / "mlstm-jax"
+            self.call(command, "train", file, *words, *options, **environments[index])
+        return self.started
+
+    def ended(self, *codes: int) -> list[str]:
+        """Wait for all to end, with one of these exit codes; return what each has written."""
+        texts = [process.communicate(timeout=300)[0].decode() for process in self.started]
+        assert {process.returncode for process in self.started} <= {*codes}, "\n".join(texts)
+        return texts
 
 
 @pytest.fixture
-def started() -> Any:
-    """A list of processes, none of which outlives the test."""
-    processes: list[Process] = []
-    yield processes
-    for process in processes:
-        if process.poll() is None:
-            process.kill()
+def launcher(tmp_path: Path, command_environment: dict[str, str]) -> Iterator[Launcher]:
+    """None of what it has started outlives the test."""
+    launcher = Launcher(tmp_path, command_environment)
+    yield launcher
+    for process in launcher.started:
+        process.kill()
         if process.stdout and not process.stdout.closed:
             process.communicate()
-
-
-def spawn(
-    started: list[Process],
-    config: Config,
-    folder: Path,
-    environment: dict[str, str],
-    *options: str,
-    index: int = 0,
-    processes: int = 2,
-    address: str,
-    count: int = 1,
-) -> Process:
-    """Start one of several processes of a run, as a user would."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "config.py"
-    if not file.exists():
-        file.write_text(f"from mlstm_jax.config import *\nconfig = {config!r}\n")
-    words = ["--distributed.coordinator", address, "--distributed.processes", str(processes)]
-    words += ["--distributed.index", str(index), "--devices.virtual-cpu", str(count)]
-    command = [str(Path(sys.executable).parent / "mlstm-jax"), "train", str(file), *words, *options]
-    started.append(
-        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    )
-    return started[-1]
-
-
-def spawn_all(
-    started: list[Process],
-    config: Config,
-    folder: Path,
-    environment: dict[str, str],
-    *options: str,
-    processes: int = 2,
-    count: int = 1,
-) -> list[Process]:
-    address = free_address()
-    return [
-        spawn(
-            started,
-            config,
-            folder,
-            environment,
-            *options,
-            index=index,
-            processes=processes,
-            address=address,
-            count=count,
-        )
-        for index in range(processes)
-    ]
 
 
 # --- what they compute
 
 
-def replicas(
-    corpus: Path, folder: Path, environment: dict[str, str], processes: int, devices: int
-) -> list[Any]:
+def replicas(corpus: Path, launcher: Launcher, processes: int, devices: int) -> list[Any]:
     """Train a few steps in so many processes of so many devices, and return what they held."""
-    address = free_address()
+    launcher.started, address = [], free_address()
+    folder = launcher.folder
     files = [folder / f"{processes}x{devices}-{index}.npz" for index in range(processes)]
-    running = [
-        subprocess.Popen(
-            [
-                *(sys.executable, "-m", "tests.training.worker"),
-                *(str(corpus), str(file), address, str(processes), str(index), str(devices)),
-            ],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        for index, file in enumerate(files)
-    ]
-    texts = end(running)
-    assert [process.returncode for process in running] == [0] * processes, "\n".join(texts)
+    for index, file in enumerate(files):
+        sizes = address, processes, index, devices
+        launcher.call(sys.executable, "-m", "tests.training.worker", corpus, file, *sizes)
+    launcher.ended(0)
     return [np.load(file) for file in files]
 
 
@@ -133,12 +105,10 @@ TERMS = 8 * 16 + 2 * (2 * 24 + 8)
 
 @pytest.mark.parametrize(("processes", "devices"), [(2, 2), (1, 4), (4, 1)])
 @pytest.mark.slow
-def test_processes_and_devices_do_not_change_what_is_learned(
-    processes, devices, corpus, tmp_path, command_environment
-):
+def test_processes_and_devices_do_not_change_what_is_learned(processes, devices, corpus, launcher):
     """As one device of one process after 20 steps; and all replicas are the same to the bit."""
-    alone = replicas(corpus, tmp_path, command_environment, 1, 1)[0]
-    several = replicas(corpus, tmp_path, command_environment, processes, devices)
+    alone = replicas(corpus, launcher, 1, 1)[0]
+    several = replicas(corpus, launcher, processes, devices)
     rows = np.concatenate([process["rows"] for process in several])
     np.testing.assert_array_equal(rows, np.arange(8))
     for process in several:
@@ -152,20 +122,16 @@ def test_processes_and_devices_do_not_change_what_is_learned(
 
 @pytest.mark.slow
 def test_a_run_moves_to_other_numbers_of_devices_and_processes(
-    corpus, undisturbed, tmp_path, command_environment
+    corpus, undisturbed, tmp_path, launcher
 ):
     """4 devices → 2 → 1 → 2 processes of 2: the metrics are those of a run that stayed."""
     config = runs.make_config(corpus, tmp_path / "run")
     for step, processes, devices in ((60, 1, 4), (120, 1, 2), (180, 1, 1), (300, 2, 2)):
-        started: list[Process] = []
-        spawn_all(
-            started, config, tmp_path, command_environment, processes=processes, count=devices
-        )
+        (first, *_) = launcher.train([config] * processes, count=devices)
         if step < 300:
-            runs.wait_for_step(started[0], tmp_path / "run", step)
-            started[0].send_signal(signal.SIGTERM)
-        texts = end(started)
-        assert [process.returncode for process in started] == [0] * processes, "\n".join(texts)
+            runs.wait_for_step(first, tmp_path / "run", step)
+            first.send_signal(signal.SIGTERM)
+        launcher.ended(0)
     lines, expected = map(runs.lines_without_time, (tmp_path / "run", undisturbed))
     assert len(lines) == len(expected)
     for line, other in zip(lines, expected, strict=True):
@@ -176,7 +142,7 @@ def test_a_run_moves_to_other_numbers_of_devices_and_processes(
 
 
 @pytest.mark.slow
-def test_rows_grow_in_several_processes_as_in_one(corpus, tmp_path, command_environment):
+def test_rows_grow_in_several_processes_as_in_one(corpus, tmp_path, launcher) -> None:
     """4 rows become 8; also from a checkpoint at the border that another number has written."""
     phases = (Phase(steps=30, batch=4, window=16), Phase(steps=30, batch=8, window=16))
     base = runs.make_config(corpus, tmp_path)
@@ -188,11 +154,8 @@ def test_rows_grow_in_several_processes_as_in_one(corpus, tmp_path, command_envi
         if began:  # It is as if it had been stopped at the border.
             for step in (40, 50, 60):
                 shutil.rmtree(folder / FOLDER / str(step))
-        started: list[Process] = []
-        config = dataclasses.replace(base, out=str(folder))
-        spawn_all(started, config, tmp_path / name, command_environment, processes=processes)
-        texts = end(started)
-        assert [process.returncode for process in started] == [0] * processes, "\n".join(texts)
+        launcher.train([dataclasses.replace(base, out=str(folder))] * processes)
+        texts = launcher.ended(0)
         assert ("resuming at step 30" in texts[0]) == began
         if name == "one" and not began:
             expected = runs.lines_without_time(folder)
@@ -216,29 +179,26 @@ def test_rows_grow_in_several_processes_as_in_one(corpus, tmp_path, command_envi
     ],
 )
 def test_when_one_is_lost_the_other_ends_and_says_so(
-    victim, number, message, corpus, tmp_path, command_environment, started
+    victim, number, message, corpus, tmp_path, launcher
 ):
     config = runs.make_config(corpus, tmp_path / "run")
     options = ("--distributed.heartbeat-timeout-seconds", "3", "--train.steps", "100000")
-    running = spawn_all(started, config, tmp_path, command_environment, *options)
+    running = launcher.train([config] * 2, *options)
     runs.wait_for_step(running[0], tmp_path / "run", 25)
     running[victim].send_signal(number)
-    text = end([running[1 - victim]], timeout=120)[0]
+    text = running[1 - victim].communicate(timeout=120)[0].decode()
     assert running[1 - victim].returncode in (1, -signal.SIGABRT)
     assert re.search(message, text), text
     assert "start all processes again with the same command" in text
 
 
 @pytest.mark.slow
-def test_a_signal_to_one_stops_all_at_one_step(
-    corpus, undisturbed, tmp_path, command_environment, started
-):
+def test_a_signal_to_one_stops_all_at_one_step(corpus, tmp_path, launcher) -> None:
     config = runs.make_config(corpus, tmp_path / "run")
-    running = spawn_all(started, config, tmp_path, command_environment)
+    running = launcher.train([config] * 2)
     runs.wait_for_step(running[0], tmp_path / "run", 25)
     running[1].send_signal(signal.SIGTERM)
-    texts = end(running)
-    assert [process.returncode for process in running] == [0, 0], "\n".join(texts)
+    texts = launcher.ended(0)
     last = metrics.read_metrics(tmp_path / "run/metrics.jsonl")[-1]
     assert (last["event"], last["signal"]) == ("interrupted", "SIGTERM")
     for text in texts:
@@ -249,15 +209,15 @@ def test_a_signal_to_one_stops_all_at_one_step(
 
 
 @pytest.mark.slow
-def test_a_stuck_process_is_ended_by_its_watchdog(corpus, tmp_path, command_environment, started):
+def test_a_stuck_process_is_ended_by_its_watchdog(corpus, tmp_path, launcher) -> None:
     config = runs.make_config(corpus, tmp_path / "run")
     options = ("--train.watchdog-seconds", "20", "--train.steps", "100000")
-    running = spawn_all(started, config, tmp_path, command_environment, *options)
+    running = launcher.train([config] * 2, *options)
     runs.wait_for_step(running[0], tmp_path / "run", 25)
     # Its heartbeat may be 60 s late, so that process 0 waits for it, in an all-reduce or in the
     # barrier of a checkpoint.
     running[1].send_signal(signal.SIGSTOP)
-    text = end([running[0]], timeout=300)[0]
+    text = running[0].communicate(timeout=300)[0].decode()
     assert running[0].returncode == 1
     expected = r"no progress for 20 s while the (devices compute|checkpoint of) step"
     assert re.search(expected, text), text
@@ -268,38 +228,24 @@ def test_a_stuck_process_is_ended_by_its_watchdog(corpus, tmp_path, command_envi
 # --- what keeps them from starting
 
 
-def refused(
-    first: Config,
-    second: Config,
-    tmp_path: Path,
-    environment: dict[str, str],
-    started: list[Process],
-    **place: int,
-) -> list[str]:
-    address = free_address()
-    spawn(started, first, tmp_path / "a", environment, address=address)
-    spawn(started, second, tmp_path / "b", environment, address=address, **{"index": 1} | place)
-    texts = end(started)
-    assert [process.returncode for process in started] == [2, 2], "\n".join(texts)
-    assert not (tmp_path / "run/metrics.jsonl").exists()
+def refused(launcher: Launcher, *configs: Config, **options: Any) -> list[str]:
+    launcher.train(configs, **options)
+    texts = launcher.ended(2)
+    assert not (launcher.folder / "run/metrics.jsonl").exists()
     return texts
 
 
-def test_another_config_on_one_process_is_named(corpus, tmp_path, command_environment, started):
-    configs = [
-        runs.make_config(corpus, tmp_path / "run", optimizer=Optimizer(learning_rate=rate))
-        for rate in (1e-3, 2e-3)
-    ]
-    for text in refused(*configs, tmp_path, command_environment, started):
+def test_another_config_on_one_process_is_named(corpus, tmp_path, launcher) -> None:
+    rates = [Optimizer(learning_rate=rate) for rate in (1e-3, 2e-3)]
+    configs = [runs.make_config(corpus, tmp_path / "run", optimizer=rate) for rate in rates]
+    for text in refused(launcher, *configs):
         assert not (tmp_path / "run").exists()
         assert "optimizer.learning_rate is 0.002 on process 1" in text
         assert "but 0.001 on process 0" in text
 
 
 @pytest.mark.slow
-def test_another_start_on_one_process_is_named(
-    corpus, tmp_path, random, command_environment, started
-):
+def test_another_start_on_one_process_is_named(corpus, tmp_path, random, launcher) -> None:
     places = [tmp_path / "one", tmp_path / "two"]
     for place in places:
         write_openai(place, random)
@@ -311,70 +257,52 @@ def test_another_start_on_one_process_is_named(
         )
         for place in places
     ]
-    for text in refused(*configs, tmp_path, command_environment, started):
+    for text in refused(launcher, *configs):
         assert "the fingerprint of train.start_from's parameters is" in text
         assert "on process 1" in text
         assert "Give every process the same parameters to start from." in text
 
 
-def test_no_corpus_on_one_process_ends_all(corpus, tmp_path, command_environment, started):
+def test_no_corpus_on_one_process_ends_all(corpus, tmp_path, launcher) -> None:
     configs = [runs.make_config(path, tmp_path / "run") for path in (corpus, tmp_path / "none")]
-    for text in refused(*configs, tmp_path, command_environment, started):
+    for text in refused(launcher, *configs):
         assert "none: there is no such folder" in text
 
 
-def test_another_number_of_devices_on_one_process_is_named(
-    corpus, tmp_path, command_environment, started
-):
-    address = free_address()
-    for index in (0, 1):
-        spawn(
-            started,
-            runs.make_config(corpus, tmp_path / "run", devices=Devices(virtual_cpu=2)),
-            tmp_path,
-            # All have to agree on --devices.virtual-cpu; this is as if one GPU were gone.
-            command_environment | {"JAX_NUM_CPU_DEVICES": str(2 - index)},
-            "--devices.virtual-cpu",
-            "None",
-            index=index,
-            address=address,
-        )
-    for text in end(started):
+def test_another_number_of_devices_on_one_process_is_named(corpus, tmp_path, launcher) -> None:
+    config = runs.make_config(corpus, tmp_path / "run", devices=Devices(virtual_cpu=2))
+    # All have to agree on --devices.virtual-cpu; this is as if one GPU were gone.
+    environments = [{"JAX_NUM_CPU_DEVICES": str(number)} for number in (2, 1)]
+    for text in refused(launcher, config, config, count="None", environments=environments):
         assert "number of devices is 1 on process 1" in text
 
 
 @pytest.mark.slow
-def test_killed_five_times_it_ends_as_if_never_killed(
-    corpus, tmp_path, command_environment, started
-):
-    config = runs.make_config(corpus, tmp_path / "calm")
-    texts = end(spawn_all(started, config, tmp_path / "c", command_environment), timeout=300)
-    assert [process.returncode for process in started] == [0, 0], "\n".join(texts)
-
+def test_killed_five_times_it_ends_as_if_never_killed(corpus, tmp_path, launcher) -> None:
+    launcher.train([runs.make_config(corpus, tmp_path / "calm")] * 2)
+    launcher.ended(0)
     config = runs.make_config(corpus, tmp_path / "run")
     random = np.random.default_rng()
     seconds = []
     # One that is killed before the others have met it is missed for so long.
     patience = ("--distributed.timeout-seconds", "10")
     for kill in itertools.count():
-        running = spawn_all(started, config, tmp_path / "k", command_environment, *patience)
+        running = launcher.train([config] * 2, *patience)
         if kill < 5:
             # From the start of the processes to the last step.
             time.sleep(random.uniform(0, 4 + 1.3 * kill))
         else:
-            end(running, timeout=300)
+            launcher.ended(0)
         victim = int(random.integers(2))
         if running[victim].poll() is None:
             running[victim].send_signal(signal.SIGKILL)
             killed = time.monotonic()
-            text = end([running[1 - victim]], timeout=300)[0]
+            text = running[1 - victim].communicate(timeout=300)[0].decode()
             seconds.append(time.monotonic() - killed)
             running[victim].communicate()
             print(f"kill {kill}: process {victim}, the other ended after {seconds[-1]:.2f} s")
             assert running[1 - victim].returncode != 0, text
         else:
-            texts = end(running)
-            assert [process.returncode for process in running] == [0, 0], "\n".join(texts)
             break
     assert kill >= 5
     runs.assert_same_run(tmp_path / "run", tmp_path / "calm")

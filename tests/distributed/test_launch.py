@@ -4,7 +4,6 @@ import json
 import os
 import re
 import socket
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,10 +11,10 @@ import pytest
 
 from mlstm_jax import shipped
 from mlstm_jax.config import Config
-from tests.distributed.test_cluster import end, free_address, started
+from tests.distributed.test_cluster import free_address, launcher
 from tests.training import runs
 
-__all__ = ["started"]
+__all__ = ["launcher"]
 
 LAUNCH = Path(__file__).parents[2] / "launch"
 # As each launcher does on one machine: so many processes, each told its number, and all awaited.
@@ -100,20 +99,17 @@ START: dict[str, Callable[[str], list[Call]]] = {
         for path in sorted(LAUNCH.iterdir())
     ],
 )
-def test_a_file_of_launch_starts_a_run(name, corpus, tmp_path, command_environment, started):
+def test_a_file_of_launch_starts_a_run(name, corpus, tmp_path, launcher) -> None:
     for stub, text in STUBS.items():
         (tmp_path / stub).write_text(f"#!/usr/bin/env bash\n{text}\n")
         (tmp_path / stub).chmod(0o755)
-    path = f"{tmp_path}{os.pathsep}{command_environment['PATH']}"
+    path = f"{tmp_path}{os.pathsep}{launcher.environment['PATH']}"
     train = runs.short(steps=2, epochs=None, eval_every=2, checkpoint_every=2)
     config: Config = runs.make_config(corpus, tmp_path / "run", train=train)
     file = tmp_path / "config.py"
     file.write_text(f"from mlstm_jax.config import *\nconfig = {config!r}\n")
     for words, own in START[name](str(file)):
-        environment = command_environment | own | {"PATH": path}
-        pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        started.append(subprocess.Popen(words, env=environment, **pipe))  # type: ignore[call-overload]
-    said = "\n".join(end(started))
-    assert [process.returncode for process in started] == [0] * len(started), said
+        launcher.call(*words, **own, PATH=path)
+    said = "\n".join(launcher.ended(0))
     assert json.loads((tmp_path / "run/environment.json").read_text())["processes"] == 2
     assert re.search(r"training 2 steps.* on 2 cpu device", said), said
