@@ -14,10 +14,11 @@ from mlstm_jax import output
 from mlstm_jax import quickstart as first
 from mlstm_jax.api import functions
 from mlstm_jax.commands import Call, Command, as_options, command
-from mlstm_jax.config import Config
+from mlstm_jax.config import Config, load_file, vary
 from mlstm_jax.config import text as config_text
 from mlstm_jax.distributed.process_info import process_info
 from mlstm_jax.errors import UserError
+from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.planning import compile as compiling
 from mlstm_jax.planning.plan import as_json, format_plan, recommend
 from mlstm_jax.progress import ProgressLine
@@ -34,7 +35,7 @@ class ConfigCommand(Command):
 
     def parse(self, words: Sequence[str], program: str) -> dict[str, Any]:
         """Return the arguments; the config is that of its file, with the options of the line."""
-        default, rest = config_text.take_file(words, first.config)
+        default, rest = _take_file(words, first.config)
         # A command line cannot express a list of phases; they come only from the file.
         phases, default = default.phases, dataclasses.replace(default, phases=())
         kind = Annotated[Config, arg(name="")]
@@ -60,7 +61,7 @@ class Quickstart(ConfigCommand):
 
     def parse(self, words: Sequence[str], program: str) -> dict[str, Any]:
         """Return the arguments; UserError if the words name a config."""
-        named, _ = config_text.split_config(words)
+        named, _ = _split_config(words)
         if named is not None:
             other = f"`mlstm-jax train {named}`"
             raise UserError(f"quickstart always uses its own config; train another with {other}.")
@@ -194,3 +195,63 @@ def schedule(
     if plot:
         plot_schedule(drawn, plot)
         show(f"plotted: {plot}")
+
+
+def _split_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the config that a command line names, or None, and the rest of the line.
+
+    The config is the first word, ``CONFIG``, or follows ``--config`` anywhere.
+    """
+    rest, named = list(arguments), []
+    if rest and not rest[0].startswith("-"):
+        named.append(rest.pop(0))
+    while (at := next((i for i, word in enumerate(rest) if _is_config(word)), None)) is not None:
+        option, equals, value = rest.pop(at).partition("=")
+        if not equals:
+            if at == len(rest) or rest[at].startswith("-"):
+                raise UserError(f"{option} needs the name of a shipped config or a file.")
+            value = rest.pop(at)
+        named.append(value)
+    if len(named) > 1:
+        raise UserError(f"give only one config, not {' and '.join(named)}.")
+    return (named[0] if named else None), rest
+
+
+def _is_config(word: str) -> bool:
+    return word == "--config" or word.startswith("--config=")
+
+
+def _take_file(arguments: Sequence[str], default: Config) -> tuple[Config, list[str]]:
+    """Return the config that a command line starts from, and the rest of it.
+
+    A word ``model:lstm`` anywhere replaces the config's kind of model; the new one has the sizes
+    that the config changed, and else its own defaults.
+    """
+    kinds, words = Architecture.kinds, [word for word in arguments if word.startswith("model:")]
+    named, rest = _split_config([word for word in arguments if word not in words])
+    config = default if named is None else load_file(Path(named))
+    for word in words:
+        kind = kinds.get(word.removeprefix("model:"))
+        if kind is None or len(words) > 1:
+            known = ", ".join(f"model:{name}" for name in sorted(kinds))
+            raise UserError(f"{' and '.join(words)}: choose one model of {known}.")
+        if kind is not type(config.model):
+            shared = [field.name for field in dataclasses.fields(Architecture)]
+            sizes = {name: getattr(config.model, name) for name in shared}
+            usual = vars(type(config.model)())
+            changed = {name: value for name, value in sizes.items() if value != usual[name]}
+            config = dataclasses.replace(config, model=kind(**changed))
+    for option in (word.partition("=")[0] for word in rest if word.startswith("--model.")):
+        field = option.removeprefix("--model.").removeprefix("no-").replace("-", "_")
+        of = [f"model:{name}" for name, kind in kinds.items() if field in kind.__dataclass_fields__]
+        if of and config.model.cli_name not in of:
+            raise UserError(
+                f"{option} is an option of {', '.join(of)}, not of {config.model.cli_name}; leave "
+                f"it out, or choose {of[0]}."
+            )
+    options = {word.partition("=")[0].replace("_", "-") for word in rest}
+    if {"--data.batch", "--data.batch-per-device"} <= options:
+        raise UserError("--data.batch and --data.batch-per-device: give only one of them.")
+    if "--data.batch" in options:
+        config = vary(config, data__batch_per_device=None)
+    return config, rest

@@ -1,14 +1,13 @@
-"""Configs as text: JSON in a run folder, the command line, and the differences between two."""
+"""Configs as text: JSON in a run folder, and the differences between two."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlstm_jax import digest, fields
-from mlstm_jax.config import Config, load_file, vary
+from mlstm_jax.config import Config
 from mlstm_jax.errors import UserError
-from mlstm_jax.model.architecture import Architecture
 
 # The shapes and types of the state depend on these; a run cannot resume with another value.
 _FIXED_IN_A_RUN = (
@@ -49,68 +48,8 @@ def load_json(path: Path) -> Config:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def split_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Return the config that a command line names, or None, and the rest of the line.
-
-    The config is the first word, ``CONFIG``, or follows ``--config`` anywhere.
-    """
-    rest, named = list(arguments), []
-    if rest and not rest[0].startswith("-"):
-        named.append(rest.pop(0))
-    while (at := next((i for i, word in enumerate(rest) if _is_config(word)), None)) is not None:
-        option, equals, value = rest.pop(at).partition("=")
-        if not equals:
-            if at == len(rest) or rest[at].startswith("-"):
-                raise UserError(f"{option} needs the name of a shipped config or a file.")
-            value = rest.pop(at)
-        named.append(value)
-    if len(named) > 1:
-        raise UserError(f"give only one config, not {' and '.join(named)}.")
-    return (named[0] if named else None), rest
-
-
-def _is_config(word: str) -> bool:
-    return word == "--config" or word.startswith("--config=")
-
-
-def take_file(arguments: Sequence[str], default: Config) -> tuple[Config, list[str]]:
-    """Return the config that a command line starts from, and the rest of it.
-
-    A word ``model:lstm`` anywhere replaces the config's kind of model; the new one has the sizes
-    that the config changed, and else its own defaults.
-    """
-    kinds, words = Architecture.kinds, [word for word in arguments if word.startswith("model:")]
-    named, rest = split_config([word for word in arguments if word not in words])
-    config = default if named is None else load_file(Path(named))
-    for word in words:
-        kind = kinds.get(word.removeprefix("model:"))
-        if kind is None or len(words) > 1:
-            known = ", ".join(f"model:{name}" for name in sorted(kinds))
-            raise UserError(f"{' and '.join(words)}: choose one model of {known}.")
-        if kind is not type(config.model):
-            shared = [field.name for field in dataclasses.fields(Architecture)]
-            sizes = {name: getattr(config.model, name) for name in shared}
-            usual = vars(type(config.model)())
-            changed = {name: value for name, value in sizes.items() if value != usual[name]}
-            config = dataclasses.replace(config, model=kind(**changed))
-    for option in (word.partition("=")[0] for word in rest if word.startswith("--model.")):
-        field = option.removeprefix("--model.").removeprefix("no-").replace("-", "_")
-        of = [f"model:{name}" for name, kind in kinds.items() if field in kind.__dataclass_fields__]
-        if of and config.model.cli_name not in of:
-            raise UserError(
-                f"{option} is an option of {', '.join(of)}, not of {config.model.cli_name}; leave "
-                f"it out, or choose {of[0]}."
-            )
-    options = {word.partition("=")[0].replace("_", "-") for word in rest}
-    if {"--data.batch", "--data.batch-per-device"} <= options:
-        raise UserError("--data.batch and --data.batch-per-device: give only one of them.")
-    if "--data.batch" in options:
-        config = vary(config, data__batch_per_device=None)
-    return config, rest
-
-
 def flatten(config: Config) -> dict[str, Any]:
-    """Return every field by its dotted name, as on the command line."""
+    """Return every field by its dotted name."""
 
     def walk(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(value, dict):
