@@ -1,7 +1,10 @@
 """Corpora, training, sweeps and plans in Python."""
 
+import contextlib
+import io
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,64 +30,61 @@ def test_a_corpus_of_files(text_file: Path, tmp_path: Path) -> None:
         mlstm.prepare(text_file, tmp_path / "corpus")
 
 
-def test_training_gives_a_model_and_its_metrics(corpus: Path, tmp_path: Path) -> None:
-    pandas = pytest.importorskip("pandas")
+@pytest.fixture(scope="module")
+def trained(
+    corpus: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[mlstm.TrainedModel, list[dict[str, Any]]]:
+    """A model, trained without a word and without a watchdog, and the lines of its callback."""
     lines: list[dict[str, Any]] = []
-    config = small(corpus, tmp_path / "run")
+
+    def note(line: dict[str, Any]) -> None:
+        time.sleep(0.5 if line["kind"] == "eval" else 0)
+        lines.append(line)
+
+    config = small(corpus, tmp_path_factory.mktemp("trained") / "run", watchdog_seconds=0.2)
     handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
-    model = mlstm.train(config, callbacks=[lines.append], show_progress=False)
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as said:
+        patch.setattr(os, "_exit", lambda code: pytest.fail("os._exit"))
+        model = mlstm.train(config, callbacks=[note], show_progress=False)
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert said.getvalue() == ""
+    return model, lines
+
+
+def test_training_gives_a_model_and_its_metrics(trained: Any) -> None:
+    pandas = pytest.importorskip("pandas")
+    model, lines = trained
     assert isinstance(model.metrics, pandas.DataFrame)
     assert [line["step"] for line in lines if line["kind"] == "eval"] == [3, 6]
     assert lines == model._lines()
     assert model.evaluate("valid").bpc == pytest.approx(lines[-2]["bpc"], rel=1e-5)
     assert model.step in (3, 6)
-    # Trained on, from where it was.
-    longer = mlstm.vary(config, train__steps=9)
-    assert mlstm.train(longer, show_progress=False, resume=True)._lines()[-1]["step"] == 9
 
 
-def test_progress_can_be_silent(
-    corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    mlstm.train(small(corpus, tmp_path / "run"), show_progress=False)
-    assert capfd.readouterr().err == ""
-
-
-def test_an_error_in_a_callback_ends_the_training(corpus: Path, tmp_path: Path) -> None:
-    def stop(line: dict[str, Any]) -> None:
-        if line["kind"] == "eval":
-            raise RuntimeError("enough")
-
-    with pytest.raises(RuntimeError, match="enough"):
-        mlstm.train(small(corpus, tmp_path / "run"), callbacks=[stop], show_progress=False)
-    # It resumes.
-    done = mlstm.train(small(corpus, tmp_path / "run"), show_progress=False)
-    assert done._lines()[-1]["step"] == 6
-
-
-def test_a_library_ends_no_process(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No watchdog runs, and several processes, whose loss ends the others, must be asked for."""
-    monkeypatch.setattr(os, "_exit", lambda code: pytest.fail("os._exit"))
-    config = small(corpus, tmp_path / "run", watchdog_seconds=0.2)
-
-    def wait(line: dict[str, Any]) -> None:
-        import time
-
-        time.sleep(0.5 if line["kind"] == "eval" else 0)
-
-    mlstm.train(config, callbacks=[wait], show_progress=False)
+def test_several_processes_need_a_process_of_their_own(tmp_path: Path) -> None:
+    """Their loss would end this one."""
     several = Distributed(coordinator="localhost:1", processes=2, index=1)
     cluster = mlstm.Config(out=str(tmp_path / "two"), distributed=several)
     with pytest.raises(ValueError, match="Train with owns_process=True"):
         loop.train(cluster)
 
 
+def test_an_error_in_a_callback_ends_the_training(corpus: Path, tmp_path: Path) -> None:
+    def stop(line: dict[str, Any]) -> None:
+        if line["kind"] == "eval" and line["step"] == 6:
+            raise RuntimeError("enough")
+
+    config = small(corpus, tmp_path / "run", checkpoint_every=3)
+    with pytest.raises(RuntimeError, match="enough"):
+        mlstm.train(config, callbacks=[stop], show_progress=False)
+    # It resumes.
+    longer = mlstm.vary(config, train__steps=9)
+    assert mlstm.train(longer, show_progress=False, resume=True)._lines()[-1]["step"] == 9
+
+
 def test_a_sweep_of_a_dict(corpus: Path, tmp_path: Path) -> None:
     base = small(corpus, tmp_path / "x")
-    runs = {(str(batch), "only"): mlstm.vary(base, data__batch=batch) for batch in (4, 8)}
+    runs = {(str(seed), "only"): mlstm.vary(base, data__seed=seed) for seed in (4, 8)}
     begun: list[tuple[int, int, tuple[str, str]]] = []
     found = mlstm.sweep(runs, tmp_path / "out", on_begin=lambda *args: begun.append(args))
     assert [one.status for one in found] == ["done", "done"]
@@ -103,13 +103,13 @@ def test_a_plan(corpus: Path) -> None:
         mlstm.plan(config, machine, devices=(0,))
 
 
-def test_curves_are_drawn_while_a_run_trains(corpus: Path, tmp_path: Path) -> None:
+def test_curves_are_drawn_again_and_again(trained: Any) -> None:
     pytest.importorskip("pandas")
     pytest.importorskip("matplotlib")
-    model = mlstm.train(small(corpus, tmp_path / "run"), show_progress=False)
+    model, _ = trained
     figures: list[Any] = []
-    mlstm.plot_metrics([tmp_path / "run"], live_seconds=3.0, on_draw=figures.append)
+    mlstm.plot_metrics([model.path], live_seconds=2.0, on_draw=figures.append)
     assert len(figures) >= 2
     assert len(model.plot("step").axes) == 5
     with pytest.raises(ValueError, match="x is 'hours'"):
-        mlstm.plot_metrics([tmp_path / "run"], x="hours")  # type: ignore[arg-type]
+        mlstm.plot_metrics([model.path], x="hours")  # type: ignore[arg-type]

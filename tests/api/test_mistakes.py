@@ -13,11 +13,6 @@ from mlstm_jax.errors import Note, UserError
 NAN = float("nan")
 TEXTS = [f"{word} {n}" for n in range(9) for word in ("good", "bad")]
 LABELS = [1, 0] * 9
-READERS: dict[str, Callable[[mlstm.TrainedModel, Any], object]] = {
-    "encode": lambda model, texts: model.encode(texts),
-    "bits_per_character": lambda model, texts: model.bits_per_character(texts),
-    "Features": lambda model, texts: mlstm.Features(model).fit_transform(texts),
-}
 
 
 @pytest.fixture(scope="module")
@@ -26,17 +21,32 @@ def classifier(model: mlstm.TrainedModel) -> Any:
 
 
 @pytest.mark.parametrize(
-    "texts",
-    ["one", b"x", ["a", None], ["a", b"b"], ["a", NAN], ["a", 3], np.array([["a"]]),
-     np.array("a"), np.array([b"a"]), {"a"}, {"a": "b"}, None, 5],
+    ("texts", "message"),
+    [
+        ("one", r"texts is a single str; give a list of texts, \[text\]"),
+        (b"x", "texts is a single bytes"),
+        (["a", 3], r"texts\[1\] has type int"),
+        (["a", NAN], r"texts\[1\] has type float"),
+        (np.array([["a"]]), "type ndarray, .*such as one column of the table"),
+        (np.array("a"), "type ndarray"),
+        (np.array([b"a"]), r"texts\[0\] has type bytes_"),
+        ({"a"}, "texts has type set"),
+        ({"a": "b"}, "texts has type dict, but it must be a list of texts"),
+        (None, "texts has type NoneType"),
+    ],
     ids=repr,
-)  # fmt: skip
+)
 def test_what_is_no_list_of_texts_is_refused(
-    model: mlstm.TrainedModel, classifier: Any, texts: Any
+    model: mlstm.TrainedModel, classifier: Any, texts: Any, message: str
 ) -> None:
-    for read in [*READERS.values(), lambda m, t: m.classify(t, classifier)]:
-        with pytest.raises(UserError, match=r"^texts"):
-            read(model, texts)
+    for read in (
+        model.encode,
+        model.bits_per_character,
+        mlstm.Features(model).fit_transform,
+        lambda texts: model.classify(texts, classifier),
+    ):
+        with pytest.raises(UserError, match=message):
+            read(texts)
 
 
 def test_texts_come_in_any_list_or_file(
@@ -66,55 +76,67 @@ def test_texts_come_in_any_list_or_file(
         assert model.classify([two[0], " ", two[1]], classifier) == [answers[0], {}, answers[1]]
 
 
+Call = Callable[[mlstm.TrainedModel, Path], object]
+
+
+def refused(method: str, given: dict[str, Any], **mistakes: Any) -> Any:
+    """Calls of a method of the model, each with one argument that must be refused, and its name."""
+    for name, values in mistakes.items():
+        for value in values:
+            yield name, lambda m, p, one=given | {name: value}: getattr(m, method)(**one)
+
+
 @pytest.mark.parametrize(
-    ("name", "call"),
+    ("message", "call"),
     [
-        *(
-            (name, lambda m, p, one={name: value}: m.generate(**one))
-            for name, values in {
-                "bytes": (-1, 1.5, True, "3"),
-                "seed": (-1, 2**40),
-                "temperature": (NAN, -1, None),
-                "top_k": (0, 1.5),
-                "top_p": (0, NAN, "x"),
-                "set_unit": (
-                    {9999: 1}, {-1: 1}, {0: NAN}, {True: 1}, {"3": 1}, {3: "a"}, [3], "3=1",
-                ),
-                "stop": ("ab", b"a", None),
-                "prompt": (None, b"x", 3),
-            }.items()
-            for value in values
+        *refused(
+            "generate", {}, bytes=(-1, 1.5, True, "3"), seed=(-1, 2**40), top_k=(0, 1.5),
+            temperature=(NAN, -1, None), top_p=(0, NAN, "x"), stop=("ab", b"a", None),
+            set_unit=({9999: 1}, {-1: 1}, {0: NAN}, {True: 1}, {"3": 1}, {3: "a"}, [3], "3=1"),
+            prompt=(None, b"x", 3),
         ),
-        *(
-            (name, lambda m, p, one={"unit": 1, name: value}: m.heatmap("a", **one))
-            for name, values in {
-                "unit": (-1, 64, True),
-                "layer": (2, "x"),
-                "state": ("x", "c+mean_h", 3),
-                "scale": (0, -1, NAN, "0"),
-            }.items()
-            for value in values
+        *refused(
+            "heatmap", {"text": "a", "unit": 1}, unit=(-1, 64, True, 1.5), layer=(2, "x"),
+            state=("x", "c+mean_h", 3), scale=(0, -1, NAN, "0"), label=("good",), text=("", None),
         ),
-        ("score", lambda m, p: m.heatmap("a", score=3)),
-        ("label", lambda m, p: m.heatmap("a", score="x", label=3)),
-        ("classifier", lambda m, p: m.classify(["a"], 3)),
-        ("split", lambda m, p: m.evaluate("dev")),
-        ("corpus", lambda m, p: m.evaluate("test", corpus=3)),
-        ("state", lambda m, p: m.encode(["a"], "mean")),
-        ("batch_size", lambda m, p: m.encode(["a"], batch_size=0)),
-        *(
-            ("train", lambda m, p, train=train: m.transfer(train))
-            for train in (
+        *refused(
+            "transfer", {"test": (TEXTS, LABELS)}, train=(
                 None, 3, [("a", 1)], (TEXTS, LABELS, LABELS), (TEXTS, None), (TEXTS, 1),
                 (TEXTS, "ab" * 9), ("a", [1]), (TEXTS, [*LABELS, 1]), (TEXTS, [None] * 18),
-                ([], []),
-                (["a", None], [1, 0]), (TEXTS, {1: LABELS}), (TEXTS, {"a": 3}), "none.csv",
-            )
+                ([], []), (["a", None], [1, 0]), (TEXTS, {1: LABELS}), (TEXTS, {"a": 3}),
+            ),
         ),
-        ("test", lambda m, p: m.transfer((TEXTS, LABELS), (["a"], [7]))),
-        ("test", lambda m, p: m.transfer((TEXTS, LABELS), ([], []))),
-        ("label_columns", lambda m, p: m.transfer((TEXTS, LABELS), label_columns=3)),
-        ("out", lambda m, p: m.transfer((TEXTS, LABELS), out=3)),
+        *refused(
+            "transfer", {"train": (TEXTS, LABELS)}, label_columns=(3,), out=(3,),
+            test=((["a"], [7]), ([], [])),
+        ),
+        ("unit 64 does not exist: the model has units 0 to 63", lambda m, p: m.heatmap("a", 64)),
+        ("label is for `score`; leave it out", lambda m, p: m.heatmap("a", 1, label="good")),
+        ("layer is for `unit`; leave it out", lambda m, p: m.heatmap("a", score="x", layer=1)),
+        ("give either `unit` or `score`", lambda m, p: m.heatmap("a")),
+        (r"heat\.txt: a heat map is an", lambda m, p: m.heatmap("a", 1).save(p / "heat.txt")),
+        ("score", lambda m, p: m.heatmap("a", score=3)),
+        ("label", lambda m, p: m.heatmap("a", score="x", label=3)),
+        ("^bytes is 5.5, but it must be an integer", lambda m, p: m.generate(bytes=5.5)),
+        ("^top_k is 0, but it must be 1 or more", lambda m, p: m.generate(top_k=0)),
+        ("^stop is b'ab', but it must be a single byte", lambda m, p: m.generate(stop="ab")),
+        (r"prompt is \['a'\], but it must be a str", lambda m, p: m.generate(["a"])),
+        ("classifier", lambda m, p: m.classify(["a"], 3)),
+        ("split is 'dev', but it must be one of 'train'", lambda m, p: m.evaluate("dev")),
+        ("corpus", lambda m, p: m.evaluate("test", corpus=3)),
+        ("state is 'mean', but it must be one of 'c', 'h'", lambda m, p: m.encode(["a"], "mean")),
+        ("batch_size is 0, but .* at least 1", lambda m, p: m.encode(["a"], batch_size=0)),
+        ("batch_size is 0", lambda m, p: mlstm.Features(m, batch_size=0).fit(["a"])),
+        ("state is 'cc', but it must", lambda m, p: mlstm.Features(m, state="cc").fit(["a"])),
+        ("model has type int", lambda m, p: mlstm.Features(3).fit(["a"])),
+        (r"^none\.csv", lambda m, p: m.transfer("none.csv")),
+        ("train has 1 texts, but 2 labels", lambda m, p: m.transfer((["a"], [1, 2]))),
+        ("only the label 1", lambda m, p: m.transfer((["a", "b"], [1, 1]), (["a"], [1]))),
+        (r"\[1\], text 1: the label is empty", lambda m, p: m.transfer((["a", "b"], [1, None]))),
+        ("text 0: the label is empty", lambda m, p: m.transfer((["a"], [np.nan]))),
+        ("neither a string nor a number", lambda m, p: m.transfer((["a"], [[1]]))),
+        (r"text 0: the label 'joy' is array\(\[1\]\)",
+         lambda m, p: m.transfer((["a"], {"joy": np.array([[1]])}))),
         ("out", lambda m, p: m.finetune((TEXTS, LABELS), out=None)),
         ("options", lambda m, p: m.finetune((TEXTS, LABELS), out=p / "x", options=3)),
         *(
@@ -127,9 +149,12 @@ def test_texts_come_in_any_list_or_file(
         ("out", lambda m, p: m.export(3)),
         ("dtype", lambda m, p: m.export(p / "x.npz", "int8")),
         ("path", lambda m, p: mlstm.load(None)),
+        ("none is not a run folder", lambda m, p: mlstm.load(Path("none"))),
         ("checkpoint", lambda m, p: mlstm.load(m.path, 3.5)),
-        ("config", lambda m, p: mlstm.train(3)),
+        ("config is 3, but it must be a Config, a str or a Path", lambda m, p: mlstm.train(3)),
+        ("smal_512 .* did you mean small_512", lambda m, p: mlstm.train("smal_512")),
         ("callbacks", lambda m, p: mlstm.train(m.config, callbacks=3)),
+        ("has 3, but each must be a func", lambda m, p: mlstm.train(m.config, callbacks=[3])),
         ("runs", lambda m, p: mlstm.sweep(3, p / "x")),
         ("runs", lambda m, p: mlstm.sweep({"a": m.config}, p / "x")),
         ("runs", lambda m, p: mlstm.sweep({("a", "b"): 3}, p / "x")),
@@ -139,19 +164,24 @@ def test_texts_come_in_any_list_or_file(
         ("corpus_bytes", lambda m, p: mlstm.plan(m.config, "h200", corpus_bytes=NAN)),
         ("corpus_bytes", lambda m, p: mlstm.plan(m.config, "h200", corpus_bytes=-1)),
         ("machine", lambda m, p: mlstm.plan(m.config, 3)),
+        ("did you mean small_512", lambda m, p: mlstm.plan("smal_512", "h200")),
         ("sources", lambda m, p: mlstm.prepare(3, p / "x")),
         ("sources", lambda m, p: mlstm.prepare({"train": 3}, p / "x")),
         ("out", lambda m, p: mlstm.prepare("a.csv", None)),
         ("options", lambda m, p: mlstm.prepare("a.csv", p / "x", 3)),
         ("runs", lambda m, p: mlstm.plot_metrics("runs/x")),
+        ("runs is empty", lambda m, p: mlstm.plot_metrics([])),
         ("live_seconds", lambda m, p: mlstm.plot_metrics(["x"], live_seconds="x")),
         ("config", lambda m, p: mlstm.vary(3, a=1)),
+        ("no field 'dat'; did you mean", lambda m, p: mlstm.vary(m.config, dat__batch=1)),
+        ("no field 'bacth'; did you mean", lambda m, p: mlstm.vary(m.config, data__bacth=1)),
     ],
 )  # fmt: skip
 def test_a_mistake_names_the_argument_and_leaves_nothing(
-    name: str, call: Callable[..., object], model: mlstm.TrainedModel, tmp_path: Path
+    message: str, call: Call, model: mlstm.TrainedModel, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match=rf"\b{name}\b|^none\.csv") as error:
+    pattern = rf"\b{message}\b" if message.isidentifier() else message
+    with pytest.raises(UserError, match=pattern) as error:
         call(model, tmp_path)
     assert "--" not in str(error.value)
     assert not list(tmp_path.iterdir())
