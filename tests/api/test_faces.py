@@ -28,7 +28,8 @@ def files(tmp_path_factory: pytest.TempPathFactory, model: mlstm.TrainedModel) -
     folder = tmp_path_factory.mktemp("files")
     rows = [{"text": text, "label": label} for text, label in zip(TEXTS, LABELS, strict=True)]
     (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    model.transfer(folder / "a.jsonl", out=folder / "known", state="mean_h")
+    a = folder / "a.jsonl"
+    model.transfer(a, valid=a, out=folder / "known", state="mean_h")
     return folder
 
 
@@ -62,8 +63,9 @@ SAME: list[tuple[str, str | None, Callable[[mlstm.TrainedModel, Path, Path], Any
     ("classify MODEL IN/known IN/a.jsonl --out OUT/c.csv", "c.csv",
      lambda m, i, o: [[f"{p:.4f}" for p in row.values()]
                       for row in m.classify(i / "a.jsonl", i / "known")]),
-    ("transfer MODEL --train IN/a.jsonl --state mean_h --out OUT/t", "t/classifier.safetensors",
-     lambda m, i, o: (m.transfer(i / "a.jsonl", out=o, state="mean_h").folder
+    ("transfer MODEL --train IN/a.jsonl --valid IN/a.jsonl --state h --out OUT/t",
+     "t/classifier.safetensors",
+     lambda m, i, o: (m.transfer(i / "a.jsonl", valid=i / "a.jsonl", out=o, state="h").folder
                       / "classifier.safetensors").read_bytes()),
     ("heatmap MODEL --unit 3 --text my --scale 1 --out OUT/h.html", "h.html",
      lambda m, i, o: saved(m.heatmap("my", 3, scale=1.0), o / "h.html")),

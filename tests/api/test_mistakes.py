@@ -17,7 +17,7 @@ LABELS = [1, 0] * 9
 
 @pytest.fixture(scope="module")
 def classifier(model: mlstm.TrainedModel) -> Any:
-    return model.transfer((TEXTS, LABELS), (TEXTS, LABELS))
+    return model.transfer(*[(TEXTS, LABELS)] * 3)
 
 
 @pytest.mark.parametrize(

@@ -300,7 +300,7 @@ def test_transfer_and_classify_from_the_outside(
     capsys: pytest.CaptureFixture[str],
     refused: Callable[..., str],
 ) -> None:
-    train, test = (write_reviews(tmp_path / f"{n}.csv", random, n) for n in (300, 100))
+    train, test = (write_reviews(tmp_path / f"{n}.csv", random, n) for n in (150, 100))
     out = tmp_path / "out"
     with train.open("a") as file:  # Nothing is learned from what `classify` gives no label.
         file.write("fine, \nfair,&nbsp;\n")
@@ -308,7 +308,7 @@ def test_transfer_and_classify_from_the_outside(
     command += ["--out", str(out)]
     cli.main(command)
     said, noted = capsys.readouterr()
-    assert re.findall(r"note: .*300\.csv: 1 of 30. records have no text", noted) == 2 * [ANY]
+    assert re.findall(r"note: .*150\.csv: 1 of 15. records have no text", noted) == 2 * [ANY]
     result = json.loads((out / "report.json").read_text())
     assert (result["classes"], result["state"]) == (["fair", "fine", "poor"], "c")
     assert result["test"] > 0.9
@@ -316,7 +316,7 @@ def test_transfer_and_classify_from_the_outside(
     assert result["baseline"]["test"] > 0.9
     assert np.sum(result["confusion"]) == 100
     assert np.trace(result["confusion"]) == pytest.approx(100 * result["test"])
-    assert result["learning_curve"][-1]["examples"] == 300
+    assert result["learning_curve"][-1]["examples"] == 150
     assert result["learning_curve"][-1]["mean"] == pytest.approx(result["test"])
     assert list(result["top_units"]) == ["1", "2", "5", "10", "50"]
     assert 1 > result["best_unit_test"] >= result["majority"] - 0.05
@@ -399,7 +399,8 @@ def test_texts_without_words_have_a_report_without_tfidf(
             lines.append(f"{text},{number % 2}")
         (tmp_path / f"{name}.csv").write_text("\n".join(lines))
     out, test = tmp_path / "out", tmp_path / "test.csv"
-    command = ["transfer", str(run.folder), "--out", str(out), "--all-layers", "--test", str(test)]
+    command = ["transfer", str(run.folder), "--out", str(out), "--all-layers"]
+    command += ["--valid", str(test), "--test", str(test)]
     command += ["--train", str(tmp_path / "train.csv"), "--state", "mean_h", "c", "c+mean_h"]
     cli.main(command)
     said = capsys.readouterr().out
@@ -438,7 +439,7 @@ def test_texts_without_words_have_a_report_without_tfidf(
 
 def test_texts_that_are_all_the_same_have_a_report(run: Run, tmp_path: Path) -> None:
     path, out = tmp_path / "same.csv", tmp_path / "out"
-    path.write_text("text,label\n" + "same text,0\nsame text,1\n" * 12)
+    path.write_text("text,label\n" + "same text,0\nsame text,1\n" * 6)
     paths = ["--train", str(path), "--test", str(path), "--out", str(out)]
     cli.main(["transfer", str(run.folder), *paths])
     assert json.loads((out / "report.json").read_text())["test"] == 0.5
