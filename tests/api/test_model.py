@@ -46,9 +46,7 @@ def test_encode_gives_the_features(model: mlstm.TrainedModel, run: Run) -> None:
 
 
 def test_a_second_call_compiles_nothing(
-    model: mlstm.TrainedModel,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    model: mlstm.TrainedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of texts of other lengths, in the same number of rows."""
     model.encode(["another text " * 65] * 8)
@@ -196,3 +194,5 @@ def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) 
     assert np.isfinite(list(text.values())).all()
     with pytest.raises(ValueError, match="comes with no classifier"):
         model.classify(test[0])
+    with pytest.raises(ValueError, match="was created with other parameters"):
+        mlstm.load("reviews-768").classify(["a"], tmp_path / "out")

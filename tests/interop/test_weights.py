@@ -474,21 +474,19 @@ def test_imported_weights_have_no_corpus_and_one_checkpoint(
     assert "has weights and no checkpoints" in error
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_a_damaged_export_is_refused(tmp_path: Path, random: np.random.Generator) -> None:
+    write_openai(tmp_path / "o", random)
+    path = tmp_path / "m.safetensors"
+    changes: list[tuple[Callable[[Any], Any], str]] = [
         (lambda w: w.params["layer_0"].pop("b"), "is missing layer_0/b"),
         (lambda w: w.params.update(more=w.params["embedding"]), "has the unexpected more"),
         (lambda w: w.params["embedding"].fill(np.nan), "embedding must be finite"),
-    ],
-)
-def test_a_damaged_export_is_refused(
-    change: Callable[[Any], Any], message: str, tmp_path: Path, found: weights.ModelWeights
-) -> None:
-    change(found)
-    weights.save(tmp_path / "m.safetensors", found)
-    with pytest.raises(UserError, match=message):
-        weights.load_weights(tmp_path / "m.safetensors")
-    (tmp_path / "cut.npz").write_bytes((tmp_path / "m.safetensors").read_bytes()[:100])
+    ]
+    for change, message in changes:
+        change(made := openai.read_openai(tmp_path / "o"))
+        weights.save(path, made)
+        with pytest.raises(UserError, match=message):
+            weights.load_weights(path)
+    (tmp_path / "cut.npz").write_bytes(path.read_bytes()[:100])
     with pytest.raises(UserError, match="cannot be read"):
         weights.load_weights(tmp_path / "cut.npz")

@@ -53,17 +53,14 @@ def make(random: np.random.Generator, count: int, classes: int = 2) -> Examples:
     return Examples(values, labels)
 
 
-@pytest.mark.parametrize("classes", [2, 3])
-@pytest.mark.parametrize("validated", [True, False])
+@pytest.mark.parametrize(("classes", "validated"), [(2, True), (3, True), (3, False)])
 def test_the_units_that_know_are_found(
     classes: int, validated: bool, random: np.random.Generator
 ) -> None:
-    names = NAMES[classes]
     valid = make(random, 100, classes) if validated else None
-    found, score = classify.choose(make(random, 400, classes), valid, Task(names))
+    found, score = classify.choose(make(random, 400, classes), valid, Task(NAMES[classes]))
     test = make(random, 400, classes)
-    assert found.score(test) > 0.95
-    assert score > 0.95
+    assert min(found.score(test), score) > 0.95
     telling = [18] if classes == 2 else [17, 18, 19]
     assert sorted(found.ranking[: len(telling)].tolist()) == telling
     assert found.nonzero < 40
@@ -155,11 +152,11 @@ def test_a_classifier_of_a_stranger_is_checked(
         classifier_file.load_classifier(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, "[]", "{", "\xff"])
-def test_a_description_that_is_no_json_is_refused(text: str, tmp_path: Path) -> None:
-    (tmp_path / "classifier.json").write_text(text, encoding="latin-1")
-    with pytest.raises(UserError, match="the classifier cannot be read"):
-        classifier_file.load_classifier(tmp_path)
+def test_a_description_that_is_no_json_is_refused(tmp_path: Path) -> None:
+    for text in (b"[" * 100_000, b"[]", b"{", b"\xff"):
+        (tmp_path / "classifier.json").write_bytes(text)
+        with pytest.raises(UserError, match="the classifier cannot be read"):
+            classifier_file.load_classifier(tmp_path)
 
 
 def test_a_subset_has_every_class(random: np.random.Generator) -> None:
@@ -172,39 +169,40 @@ def test_a_subset_has_every_class(random: np.random.Generator) -> None:
         np.testing.assert_array_equal(labels[few.features[:, 0].astype(int)], few.labels)
 
 
-def test_labels_are_read_and_checked(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text("label,sentence\n10,good\n9,bad\n,none\n")
-    with pytest.raises(UserError, match="the label of record 3, in 'label', is empty"):
-        read_labelled(path, None, "label")
-    with pytest.raises(UserError, match=r"no record has a label in 'stars'.*`label_column`"):
-        read_labelled(path, None, "stars")
-    path.write_text("label,sentence\n10,good\n9,bad\n")
-    found = read_labelled(path, None, "label")
-    assert (found.texts, found.labels, found.task.names) == (
-        ["good", "bad"],
-        ["10", "9"],
-        ["9", "10"],
-    )
-    with pytest.raises(UserError, match="has the label '10', which the training texts do not have"):
-        require_task(path, found, Task(["9", "8"]))
-    path.write_text("label,sentence\n1,good\n1,bad\n")
-    with pytest.raises(UserError, match="has only the label 1"):
-        require_task(path, read_labelled(path, None, "label"))
+@pytest.mark.parametrize(
+    ("content", "column", "message"),
+    [
+        ("label,sentence\n10,good\n,none\n", "label", "label of record 2, in 'label', is empty"),
+        ("label,sentence\n10,good\n", "stars", r"has a label in 'stars'.*`label_column`"),
+        ("text,Label\ngood,1\n", "label", r"label in 'label'; .* did you mean Label\?"),
+        ("label,sentence\n1,good\n1,bad\n", "label", "has only the label 1"),
+        ("n,text\n" + "".join(f"{n},text\n" for n in range(300)), "n", "300 different labels"),
+    ],
+)
+def test_bad_labels_are_named(tmp_path: Path, content: str, column: str, message: str) -> None:
+    (tmp_path / "a.csv").write_text(content)
+    with pytest.raises(UserError, match=message):
+        require_task("t", read_labelled(tmp_path / "a.csv", None, column))
+
+
+def test_a_file_without_labels_is_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("good\t1\n")
+    with pytest.raises(UserError, match=r"a\.txt: a \.txt file has texts, but no labels"):
+        read_labelled(tmp_path / "a.txt", None)
+
+
+def test_labels_are_strings_in_the_order_of_numbers(tmp_path: Path) -> None:
     lines = tmp_path / "b.jsonl"
     records = [{"text": "a", "kind": 1.0}, {"text": "b", "kind": "neg"}, {"text": "c", "kind": 2}]
     lines.write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert read_labelled(lines, None, "kind").labels == ["1", "neg", "2"]
-    records[1]["kind"] = float("nan")  # as pandas writes a missing number
-    lines.write_text("".join(json.dumps(record) + "\n" for record in records))
-    with pytest.raises(UserError, match="the label of record 2, in 'kind', is empty"):
+    assert read_labelled(lines, None, "kind") == Labelled(["a", "b", "c"], ["1", "neg", "2"])
+    lines.write_text('{"text": "a", "kind": NaN}\n{"text": "b", "kind": 1}')  # as pandas writes
+    with pytest.raises(UserError, match="the label of record 1, in 'kind', is empty"):
         read_labelled(lines, None, "kind")
     words = Labelled(["a text"] * 7, ["nan", "2", "inf", "1", "3", "10", "-1"])
     assert words.task.names == ["-1", "1", "2", "3", "10", "inf", "nan"]
-    many = "".join(f"{n},a text\n" for n in range(300))
-    path.write_text("label,sentence\n" + many)
-    with pytest.raises(UserError, match="300 different labels"):
-        require_task(path, read_labelled(path, None, "label"))
+    with pytest.raises(UserError, match="label '10', which the training texts do not have"):
+        require_task("t", words, Task(["-1", "1", "2", "3"]))
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.parquet", "memory"])
@@ -255,25 +253,16 @@ def test_labels_of_every_type() -> None:
         (["pos", "Pos", "neg"], "'Pos', 'pos' differ only"),
         (["so so", "soso", "x"], "'so so', 'soso' differ only"),
         (["01", "1", "2"], "'01', '1' differ only"),
-        (["1", "2", "one"], None),
     ],
 )
-def test_labels_that_differ_in_little_are_noted(names: list[str], told: str | None) -> None:
+def test_labels_that_differ_in_little_are_noted(names: list[str], told: str) -> None:
     found = Labelled(["a text"] * 3, names)
-    with warnings.catch_warnings() if told is None else pytest.warns(Note, match=told):
+    with pytest.warns(Note, match=told):
         assert require_task("t", found).names == sorted(names)
-    if told:
-        with pytest.raises(UserError, match=r"has the label .*; did you mean "):
-            require_task("t", found, Task([names[0], names[2]]))
-
-
-def test_a_file_without_labels_is_named_as_such(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("good\t1\n")
-    with pytest.raises(UserError, match=r"a\.txt: a \.txt file has texts, but no labels"):
-        read_labelled(tmp_path / "a.txt", None)
-    (tmp_path / "a.csv").write_text("text,Label\ngood,1\n")
-    with pytest.raises(UserError, match=r"label in 'label'; .* did you mean Label\?"):
-        read_labelled(tmp_path / "a.csv", None)
+    with pytest.raises(UserError, match=r"has the label .*; did you mean "):
+        require_task("t", found, Task([names[0], names[2]]))
+    with warnings.catch_warnings(action="error"):
+        require_task("t", Labelled(["a text"] * 3, ["1", "2", "one"]))
 
 
 def write_reviews(path: Path, random: np.random.Generator, count: int) -> Path:
@@ -300,7 +289,7 @@ def test_transfer_and_classify_from_the_outside(
     capsys: pytest.CaptureFixture[str],
     refused: Callable[..., str],
 ) -> None:
-    train, test = (write_reviews(tmp_path / f"{n}.csv", random, n) for n in (150, 100))
+    train, test = (write_reviews(tmp_path / f"{n}.csv", random, n) for n in (90, 100))
     out = tmp_path / "out"
     with train.open("a") as file:  # Nothing is learned from what `classify` gives no label.
         file.write("fine, \nfair,&nbsp;\n")
@@ -308,7 +297,7 @@ def test_transfer_and_classify_from_the_outside(
     command += ["--out", str(out)]
     cli.main(command)
     said, noted = capsys.readouterr()
-    assert re.findall(r"note: .*150\.csv: 1 of 15. records have no text", noted) == 2 * [ANY]
+    assert re.findall(r"note: .*90\.csv: 1 of 9. records have no text", noted) == 2 * [ANY]
     result = json.loads((out / "report.json").read_text())
     assert (result["classes"], result["state"]) == (["fair", "fine", "poor"], "c")
     assert result["test"] > 0.9
@@ -316,7 +305,7 @@ def test_transfer_and_classify_from_the_outside(
     assert result["baseline"]["test"] > 0.9
     assert np.sum(result["confusion"]) == 100
     assert np.trace(result["confusion"]) == pytest.approx(100 * result["test"])
-    assert result["learning_curve"][-1]["examples"] == 150
+    assert result["learning_curve"][-1]["examples"] == 90
     assert result["learning_curve"][-1]["mean"] == pytest.approx(result["test"])
     assert list(result["top_units"]) == ["1", "2", "5", "10", "50"]
     assert 1 > result["best_unit_test"] >= result["majority"] - 0.05

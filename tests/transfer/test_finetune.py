@@ -42,31 +42,26 @@ from tests.transfer.test_classify import COLUMNS, write_reviews
 pytestmark = pytest.mark.numeric
 
 
+def first_parameters(config: Config) -> dict[str, Any]:
+    model = LanguageModel(config.model, config.precision)
+    tx = optimizer.build(Optimizer(), config.model, lambda count: 0.0)
+    initial = initial_parameters(config)
+    given, _ = begin.load_start(Cluster(Distributed()), config, initial, required=True)
+    return begin.fresh_state(config, model, tx, given).params
+
+
 def test_a_run_starts_from_the_parameters_of_another(run: Run) -> None:
-    config = Config(
-        model=dataclasses.replace(run.config.model, classes=3),
-        train=Train(start_from=str(run.folder)),
-    )
-    tx = optimizer.build(Optimizer(), run.config.model, lambda count: 0.0)
-
-    def first_parameters(config: Config) -> dict[str, np.ndarray]:
-        model = type(run.model)(config.model, config.precision)
-        initial = initial_parameters(config)
-        given, _ = begin.load_start(Cluster(Distributed()), config, initial, required=True)
-        fresh = begin.fresh_state(config, model, tx, given)
-        assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(fresh.params))
-        return fresh.params
-
+    model = dataclasses.replace(run.config.model, classes=3)
+    config = Config(model=model, train=Train(start_from=str(run.folder)))
     params = first_parameters(config)
+    assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(params))
     np.testing.assert_array_equal(params["embedding"], run.params["embedding"])
     np.testing.assert_array_equal(params["layer_1"]["wh_v"], run.params["layer_1"]["wh_v"])
     assert params["label_kernel"].shape == (64, 3)
-    narrow = dataclasses.replace(config.model, hidden=32)
-    with pytest.raises(UserError, match="has the shape"):
-        first_parameters(dataclasses.replace(config, model=narrow))
-    shallow = dataclasses.replace(config.model, layers=1)
-    with pytest.raises(UserError, match="which this run lacks"):
-        first_parameters(dataclasses.replace(config, model=shallow))
+    for change, message in (({"hidden": 32}, "has the shape"), ({"layers": 1}, "this run lacks")):
+        other = dataclasses.replace(config, model=dataclasses.replace(model, **change))
+        with pytest.raises(UserError, match=message):
+            first_parameters(other)
 
 
 def test_a_start_from_other_positions_names_them() -> None:

@@ -1,6 +1,7 @@
 """A classifier's score along a text: as a heat map, and on the page (test_view.py)."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -31,13 +32,7 @@ def classifier_of(width: int, classes: int = 2, **fields: object) -> Classifier:
 
 @pytest.mark.parametrize(
     ("classes", "fields"),
-    [
-        (2, {}),
-        (3, {}),
-        (3, {"softmax": True}),
-        (2, {"thresholds": [0.2, 0.7]}),
-        (3, {"thresholds": [0.2, 0.7, 0.5]}),
-    ],
+    [(2, {}), (3, {}), (3, {"softmax": True}), (3, {"thresholds": [0.2, 0.7, 0.5]})],
 )
 def test_scores_are_the_log_odds_of_what_is_answered(classes: int, fields: dict) -> None:
     classifier = classifier_of(8, classes, **fields)
@@ -55,8 +50,9 @@ def test_scores_are_the_log_odds_of_what_is_answered(classes: int, fields: dict)
     np.testing.assert_allclose(scores, expected, atol=1e-8)
 
 
-@pytest.mark.parametrize("state", ["c", "h", "mean_h", "c+mean_h"])
-@pytest.mark.parametrize("all_layers", [False, True])
+@pytest.mark.parametrize(
+    ("state", "all_layers"), [("c", False), ("h", True), ("mean_h", False), ("c+mean_h", True)]
+)
 def test_the_last_score_is_the_classifiers_own(
     run: Run, state: FeatureState, all_layers: bool
 ) -> None:
@@ -95,7 +91,7 @@ def test_a_page_has_the_score_after_each_word() -> None:
 
 
 def test_it_is_drawn_from_the_command_line(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Callable[..., str]
 ) -> None:
     about = classifier_file.Description("c", False, fingerprint(run.params), None)
     classifier_file.save(tmp_path, classifier_of(64), about)
@@ -107,34 +103,24 @@ def test_it_is_drawn_from_the_command_line(
     cli.main([*command, "--label", "negative", "--out", str(tmp_path / "b.html")])
     assert "Score of negative" in (tmp_path / "b.html").read_text(encoding="utf-8")
 
-    def refused(*options: str) -> str:
-        out = str(tmp_path / "no.html")
-        with pytest.raises(SystemExit) as stop:
-            cli.main(["heatmap", str(run.folder), "--text", TEXT, "--out", out, *options])
-        assert stop.value.code == 2
-        assert not (tmp_path / "no.html").exists()
-        return capsys.readouterr().err
-
-    score = ["--score", str(tmp_path)]
-    assert "give either --unit or --score" in refused()
-    assert "give either --unit or --score" in refused("--unit", "0", *score)
-    assert "--state is for --unit" in refused("--state", "h", *score)
-    assert "--label is for --score" in refused("--unit", "0", "--label", "positive")
-    assert "the text is empty" in refused(*score, "--text", "&nbsp;")
-    assert "no class or label 'positiv'; did you mean positive?" in refused(
-        *score, "--label", "positiv"
-    )
+    out, score = tmp_path / "no.html", ["--score", tmp_path]
+    command = ["heatmap", run.folder, "--text", TEXT, "--out", out]
+    for options, message in (
+        ([], "give either --unit or --score"),
+        (["--unit", "0", *score], "give either --unit or --score"),
+        ([*score, "--state", "h"], "--state is for --unit"),
+        (["--unit", "0", "--label", "positive"], "--label is for --score"),
+        ([*score, "--text", "&nbsp;"], "the text is empty"),
+        ([*score, "--label", "positiv"], "no class or label 'positiv'; did you mean positive?"),
+    ):
+        assert message in refused(*command, *options)
     classifier_file.save(tmp_path, classifier_of(64), about._replace(model="other"))
-    assert "was created with other parameters" in refused(*score)
+    assert "was created with other parameters" in refused(*command, *score)
+    assert not out.exists()
 
 
-@pytest.mark.parametrize(
-    ("state", "all_layers", "width"), [("c", False, 64), ("c+mean_h", True, 256)]
-)
-def test_a_classifier_of_another_width_is_refused(
-    run: Run, state: FeatureState, all_layers: bool, width: int
-) -> None:
-    about = classifier_file.Description(state, all_layers, fingerprint(run.params), None)
-    classifier_file.require_model("mine", classifier_of(width), about, run, run.folder)
-    with pytest.raises(UserError, match=f"mine reads 8 features, but .* has {width}; create"):
+def test_a_classifier_of_another_width_is_refused(run: Run) -> None:
+    about = classifier_file.Description("c+mean_h", True, fingerprint(run.params), None)
+    classifier_file.require_model("mine", classifier_of(256), about, run, run.folder)
+    with pytest.raises(UserError, match=r"mine reads 8 features, but .* has 256; create"):
         classifier_file.require_model("mine", classifier_of(8), about, run, run.folder)

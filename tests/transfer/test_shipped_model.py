@@ -4,13 +4,14 @@ import csv
 import json
 import re
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import mlstm_jax as mlstm
-from mlstm_jax import cli, digest, shipped
+from mlstm_jax import cli, shipped
 from mlstm_jax.errors import Note
 from mlstm_jax.run import Run, load_run
 from mlstm_jax.transfer.classifier_file import load_classifier
@@ -148,24 +149,8 @@ def test_what_to_give_instead_is_said(
     words: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refused: Callable[..., str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("new.txt").write_text(GOOD[0])
-    with pytest.raises(SystemExit, match="2"):
-        cli.main(command)
-    assert re.search(words, capsys.readouterr().err)
-
-
-def test_a_classifier_of_another_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="was created with other parameters"):
-        mlstm.load(NAME).classify(["a"], _classifier_of_another(tmp_path))
-
-
-def _classifier_of_another(folder: Path) -> Path:
-    ours = shipped.model(Path(f"{NAME}/sentiment"))
-    about = json.loads((ours / "classifier.json").read_text())
-    digest.write_json(folder / "classifier.json", about | {"model": "0" * 64})
-    arrays = (ours / "classifier.safetensors").read_bytes()
-    (folder / "classifier.safetensors").write_bytes(arrays)
-    return folder
+    assert re.search(words, refused(*command))

@@ -130,8 +130,7 @@ def test_it_answers_as_the_library_does(page: str, run: Run, classifier: Path) -
     assert written["text"] == pieces[0].decode("utf-8", "replace")
 
 
-@pytest.mark.parametrize("state", ["mean_h", "c+mean_h"])
-@pytest.mark.parametrize("all_layers", [False, True])
+@pytest.mark.parametrize(("state", "all_layers"), [("mean_h", False), ("c+mean_h", True)])
 def test_a_classifier_on_the_mean_of_h_is_shown_as_it_reads(
     run: Run, state: FeatureState, all_layers: bool
 ) -> None:
