@@ -140,6 +140,8 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
                 f"{folder} is a corpus, not a run; train on it with `mlstm-jax train CONFIG.py "
                 f"--data.corpus {folder} --out runs/mine`, and give that run."
             )
+        if (folder / "run" / "config.json").is_file():  # of a fine-tuning
+            raise UserError(f"{folder} is not a run folder, but holds one; give {folder}/run.")
         ours = shipped.files("model")
         # A hub's name is OWNER/MODEL.
         is_hub = len(name.parts) == 2 and not name.parent.exists() and name.parent.name not in ours
