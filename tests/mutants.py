@@ -1,0 +1,127 @@
+"""Break the package in one place at a time, and count the breaks that the tests catch.
+
+    python tests/mutants.py [--count 40] [--seed 0]
+
+Each break is one operator, condition or number, drawn at random over all modules. The tests of the
+module's folder run first, then those of the faces, in a copy of the checkout. It takes about a
+minute a break. Some breaks change nothing that anybody could see: look at those that are not caught.
+"""
+
+import argparse
+import ast
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = "mlstm_jax"
+SWAPS: dict[type[ast.AST], str] = {
+    ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
+    ast.In: "not in", ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is",
+    ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.And: "or", ast.Or: "and",
+}  # fmt: skip
+# Tests that a module has besides those of its own folder.
+ALSO = {
+    "checkpoints": ["training/test_loop.py", "training/test_faults.py"],
+    "commands": ["api", "planning", "transfer", "training/test_sweep.py"],
+    "config": ["training"],
+    "data": ["training"],
+    "view": ["transfer/test_view.py"],
+}
+
+
+class Break(NamedTuple):
+    """A line with something else in one place."""
+
+    path: Path
+    line: int
+    old: str
+    new: str
+
+
+def breaks(path: Path) -> Iterator[Break]:
+    """Yield every possible break of a module, of those that fit on one line."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+
+    def between(left: ast.expr, right: ast.expr, new: str) -> Iterator[Break]:
+        if left.end_lineno == right.lineno:
+            raw = lines[right.lineno - 1].encode()
+            start, end = left.end_col_offset or 0, right.col_offset
+            gap = raw[start:end].decode()
+            if "(" not in gap and ")" not in gap:
+                line = raw[:start].decode() + f" {new} " + raw[end:].decode()
+                yield Break(path, right.lineno, lines[right.lineno - 1], line)
+
+    for node in ast.walk(ast.parse("\n".join(lines))):
+        if isinstance(node, ast.Compare) and len(node.ops) == 1:
+            yield from between(node.left, node.comparators[0], SWAPS[type(node.ops[0])])
+        elif isinstance(node, ast.BinOp) and type(node.op) in SWAPS:
+            yield from between(node.left, node.right, SWAPS[type(node.op)])
+        elif isinstance(node, ast.BoolOp):
+            yield from between(*node.values[:2], SWAPS[type(node.op)])
+        elif isinstance(node, ast.Constant) and type(node.value) in (int, bool):
+            line, raw = lines[node.lineno - 1], lines[node.lineno - 1].encode()
+            new = str(not node.value if isinstance(node.value, bool) else node.value + 1)
+            end = node.end_col_offset
+            whole = raw[: node.col_offset].decode() + new + raw[end:].decode()
+            yield Break(path, node.lineno, line, whole)
+
+
+def tests_of(module: Path) -> list[str]:
+    """Return what to run, in this order."""
+    folder = module.parts[1] if len(module.parts) > 2 else ""
+    own = [f"tests/{name}" for name in (folder, *ALSO.get(folder, []))]
+    faces = ["tests/api", *(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/test_*.py"))]
+    return list(dict.fromkeys(name for name in (*own[bool(not folder) :], *faces)
+                              if (ROOT / name).exists()))  # fmt: skip
+
+
+def is_caught(copy: Path, one: Break) -> bool:
+    """Run the tests with one break, in the copy."""
+    module = one.path.relative_to(ROOT)
+    target, original = copy / module, one.path.read_text(encoding="utf-8")
+    lines = original.splitlines(keepends=True)
+    lines[one.line - 1] = one.new + "\n"
+    target.write_text("".join(lines), encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-n", "2"]
+    environment = os.environ | {"PYTHONPATH": str(copy)}
+    try:
+        run = subprocess.run(
+            [*command, *tests_of(module)],
+            cwd=copy, env=environment, capture_output=True, timeout=1200, check=False,
+        )  # fmt: skip
+        return run.returncode != 0
+    except subprocess.TimeoutExpired:
+        return True
+    finally:
+        target.write_text(original, encoding="utf-8")
+
+
+def main() -> None:
+    """Break, test, restore."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    every = [one for path in sorted((ROOT / PACKAGE).rglob("*.py")) for one in breaks(path)]
+    chosen = random.Random(options.seed).sample(every, options.count)
+    caught = 0
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = Path(scratch) / "copy"
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv*", "runs"))
+        for one in chosen:
+            is_one = is_caught(copy, one)
+            caught += is_one
+            place = f"{one.path.relative_to(ROOT)}:{one.line}"
+            print(f"{'caught' if is_one else 'NOT CAUGHT'}  {place}  {one.new.strip()}", flush=True)
+    print(f"{caught} of {len(chosen)} breaks are caught")
+
+
+if __name__ == "__main__":
+    main()
