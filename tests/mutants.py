@@ -4,7 +4,7 @@
 
 Each break is one operator, condition or number, drawn at random over all modules. The tests of the
 module's folder run first, then those of the faces, in a copy of the checkout. It takes about a
-minute a break. Some breaks change nothing that anybody could see: look at those that are not caught.
+minute a break. Some breaks change nothing that anybody could see: look at those not caught.
 """
 
 import argparse
