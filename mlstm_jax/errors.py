@@ -11,7 +11,7 @@ class KnownError(Exception):
     """An error whose message states what happened and what to do.
 
     It names an argument or a field in backquotes, or as its first word; the command shows those of
-    its own as options (`cli.as_options`).
+    its own as options (`commands.as_options`).
 
     Attributes:
         exit_code: exit code of the command.

@@ -176,8 +176,9 @@ class TrainedModel(ReadingModel):
         place = f"The run is in {self.path}: config.json, metrics.jsonl, checkpoints/" + (
             ", tensorboard/." if (self.path / "tensorboard").is_dir() else "."
         )
-        if self.config.model.masked:
-            of = f"masked bytes of {len(split.bytes):,} validation bytes{whose}"
+        objective = self.config.model.objective
+        if objective != "next-byte":
+            of = f"{objective.replace('-', ' ')} of {len(split.bytes):,} validation bytes{whose}"
             return f"Bits per byte over the {of}: {score.bpc:.3f} (step {self.step:,})\n\n{place}"
         text = split.bytes[:_MOST_BYTES].tobytes()
         others = compressed_bpc(text)

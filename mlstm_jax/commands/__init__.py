@@ -61,7 +61,7 @@ class Call:
 
     @property
     def run(self) -> "Run":
-        """What the model is of, for the lower floors."""
+        """What the model is of, for the lower layers."""
         return self.model._run
 
     def __call__(self) -> Any:

@@ -114,7 +114,7 @@ def resolve_batch(config: Config, device_count: int) -> Config:
     """
     model, objective = config.model.for_windows(longest_window(config)), config.train.objective
     if objective is not None:
-        model = dataclasses.replace(model, masked=objective == "masked-bytes")
+        model = dataclasses.replace(model, objective=objective)
     config = dataclasses.replace(config, model=model)
     _require_fit(config)
     data = config.data

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from mlstm_jax.errors import require
 from mlstm_jax.fields import Between, Checked, Count, Fraction, Positive
+from mlstm_jax.model.architecture import ObjectiveName
 
 # JAX builds its keys from the last 32 bits, so two larger seeds could give the same key.
 MOST_SEED = 2**32 - 1
@@ -157,7 +158,7 @@ class Train(Checked, section="train"):
     # What the model learns to predict: the next byte; or some bytes of a window, most of which are
     # masked (Devlin et al. 2018), for features and labels. Unset: masked bytes with model:bert, and
     # otherwise the next byte. A Transformer of masked bytes sees a whole window.
-    objective: Literal["next-byte", "masked-bytes"] | None = None
+    objective: ObjectiveName | None = None
     # Keep the state of every k-th byte of a window for the backward pass, and recompute the others.
     # This saves memory, so that a larger model or batch fits; a step takes about a quarter longer.
     # 16 to 64 are good values; unset: keep everything.

@@ -89,7 +89,7 @@ class CheckedBytes:
         self._is_checked[number] = True
 
     def _fill(self, buffer: memoryview, start: int) -> None:
-        """Read bytes from `start` until `found` is full."""
+        """Read bytes from `start` until `buffer` is full."""
         while buffer:
             try:
                 count = os.preadv(self._file, [buffer], start)

@@ -26,6 +26,8 @@ Tree = Any  # of arrays
 VOCABULARY = 256
 Size = Annotated[int, Between(1, 2**20)]
 Layers = Annotated[int, Between(1, 1000)]
+# What is predicted in a window, by the name of its function in training/objective.py.
+ObjectiveName = Literal["next-byte", "masked-bytes"]
 
 
 class Carry(NamedTuple):
@@ -95,8 +97,8 @@ class Architecture(Sizes, ABC):
     # Number of labels to predict in the same way, each yes or no, from a corpus with so many
     # ratings, 1, 0 or none, for each document. `mlstm-jax finetune` sets it. 0: no such labels.
     yes_no: int = 0
-    # Whether the model reads and predicts masked bytes; `train.objective` sets it.
-    masked: bool = False
+    # What the model learns to predict; `train.objective` sets it.
+    objective: ObjectiveName = "next-byte"
 
     # Every kind by its name in a config.json and on the command line; a JSON without one means
     # `default_kind`.
@@ -129,6 +131,11 @@ class Architecture(Sizes, ABC):
         return f"model:{self.title.lower()}"
 
     @property
+    def masked(self) -> bool:
+        """Whether the model reads and predicts masked bytes."""
+        return self.objective == "masked-bytes"
+
+    @property
     def symbols(self) -> int:
         """The symbols that it reads: the bytes, and after them the mask."""
         return VOCABULARY + self.masked
@@ -155,10 +162,10 @@ class Architecture(Sizes, ABC):
 
     def require_next_byte(self, task: str) -> None:
         """Raise UserError if this model does not predict the next byte."""
-        if self.masked:
+        if self.objective != "next-byte":
             raise UserError(
-                f"{task} needs a model that predicts the next byte, and {self.cli_name} predicts "
-                f"masked bytes; use a run of another kind, such as model:{self.default_kind}."
+                f"{task} needs a model that predicts the next byte, and this {self.cli_name} was "
+                f"trained with train.objective {self.objective}; use a run with next-byte."
             )
 
     def init_carry(self, rows: int, cell: Any) -> Tree:

@@ -34,6 +34,7 @@ from mlstm_jax.fields import Between
 from mlstm_jax.model.architecture import (
     Architecture,
     Layers,
+    ObjectiveName,
     Products,
     ReadOptions,
     Size,
@@ -322,7 +323,7 @@ class BERT(Transformer, title="BERT"):
 
     kind: Literal["bert"] = field(default="bert", init=False)  # type: ignore[assignment]
 
-    masked: bool = True
+    objective: ObjectiveName = "masked-bytes"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,6 +1,6 @@
 """The loss: what a model reads of a window, which symbols it must predict, and their cross-entropy.
 
-An objective is one function here, a line in `OBJECTIVES` and a word of `train.objective`. The loss
+An objective is one function here, a line in `OBJECTIVES` and a name of `ObjectiveName`. The loss
 is the mean over all positions of weight · cross-entropy.
 """
 
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from mlstm_jax.model.architecture import VOCABULARY, Architecture
+from mlstm_jax.model.architecture import VOCABULARY, Architecture, ObjectiveName
 
 Array = jax.Array
 
@@ -65,12 +65,12 @@ def masked_bytes(inputs_BT: Any, targets_BT: Any, counted_BT: Any, key_B: Array)
     return Targets(read_BT, inputs_BT, weight_BT)
 
 
-OBJECTIVES: dict[str, Objective] = {"next-byte": next_byte, "masked-bytes": masked_bytes}
+OBJECTIVES: dict[ObjectiveName, Objective] = {"next-byte": next_byte, "masked-bytes": masked_bytes}
 
 
 def objective_of(model: Architecture) -> Objective:
     """Return the objective that a model learns."""
-    return OBJECTIVES["masked-bytes" if model.masked else "next-byte"]
+    return OBJECTIVES[model.objective]
 
 
 def row_keys(seed: int | Array, use: int, step: Array, row_B: Any) -> Array:
@@ -96,24 +96,24 @@ def weighted(nats_BT: Array, weight_BT: Array) -> Array:
     return jnp.where(weight_BT > 0, nats_BT * weight_BT, 0)
 
 
-def label_losses(found_BTK: Array | None, labels_BT: Any) -> tuple[Array, Array]:
+def label_losses(outputs_BTK: Array | None, labels_BT: Any) -> tuple[Array, Array]:
     """Return the loss of the labels and their number, both as means over all bytes.
 
     One output per byte is a rating, with a squared error; several are the logits of classes. Labels
     [B, T, K] are several of yes or no, 1 or 0: the loss of a document is the mean cross-entropy of
     those that it has (NaN: missing), so each document with a label counts the same.
     """
-    if found_BTK is None or labels_BT is None:
+    if outputs_BTK is None or labels_BT is None:
         return jnp.float32(0), jnp.float32(0)
     known_BT = ~jnp.isnan(labels_BT)
     labels_BT = jnp.where(known_BT, labels_BT, 0)
     if labels_BT.ndim == 3:
-        nats_BTK = optax.sigmoid_binary_cross_entropy(found_BTK, labels_BT)
+        nats_BTK = optax.sigmoid_binary_cross_entropy(outputs_BTK, labels_BT)
         count_BT = jnp.sum(known_BT, axis=-1)
         loss_BT = jnp.sum(jnp.where(known_BT, nats_BTK, 0), axis=-1) / jnp.maximum(count_BT, 1)
         known_BT = count_BT > 0
-    elif found_BTK.shape[-1] == 1:
-        loss_BT = (found_BTK[..., 0] - labels_BT) ** 2
+    elif outputs_BTK.shape[-1] == 1:
+        loss_BT = (outputs_BTK[..., 0] - labels_BT) ** 2
     else:
-        loss_BT = cross_entropy(found_BTK, labels_BT)
+        loss_BT = cross_entropy(outputs_BTK, labels_BT)
     return jnp.mean(jnp.where(known_BT, loss_BT, 0)), jnp.mean(known_BT, dtype=jnp.float32)

@@ -270,8 +270,8 @@ def require_task(
     Args:
         path: what messages call the texts.
         labelled: the texts.
-        task: of the training texts, whose classes or labels `found` must have; None: these are the
-            training texts.
+        task: of the training texts, whose classes or labels `labelled` must have; None: these are
+            the training texts.
         thresholds: thresholds of several labels are chosen on them.
 
     Raises:

@@ -107,7 +107,7 @@ class Viewer:
         last_H = trace.values_TH[-1]
         active = np.argsort(-np.abs(last_H))[:_SHOWN]
         unit = self._checked(_field(request, "unit", int, int(active[0])))
-        predicts = not self._run.config.model.masked
+        predicts = self._run.config.model.objective == "next-byte"
         likeliest = np.argsort(-trace.next_V)[: _SHOWN if predicts else 0]
         return {
             "state": state,

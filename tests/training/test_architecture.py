@@ -182,5 +182,5 @@ def test_the_fields_of_an_mlstm_keep_their_order() -> None:
     fields = [one.name for one in dataclasses.fields(Model)]
     assert fields == [
         *("hidden", "embedding", "layers", "embedding_std", "recurrent_init", "recurrent_gain"),
-        *("rating_head", "classes", "yes_no", "masked"),
+        *("rating_head", "classes", "yes_no", "objective"),
     ]
