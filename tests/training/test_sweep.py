@@ -1,6 +1,8 @@
 """A sweep: its runs, what is not run twice, and its table."""
 
+import contextlib
 import csv
+import io
 import json
 import shutil
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 import mlstm_jax as mlstm
 from mlstm_jax import cli
 from mlstm_jax import config as configs
-from mlstm_jax.config import Config, Phase, Transformer, resolve_batch, vary
+from mlstm_jax.config import Config, Devices, Phase, Transformer, resolve_batch, vary
 from mlstm_jax.config import text as config_text
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.errors import UserError
@@ -23,73 +25,105 @@ SPECS = sorted([*ROOT.glob("configs/sweeps/*.py"), *ROOT.glob("results/*/sweep*.
 
 def write_spec(path: Path, corpus: Path, **fields: object) -> Path:
     train = short(steps=12, epochs=None, eval_every=6, divergence_steps=3)
-    base = make_config(corpus, Path("runs/x"), train=train)
+    base = make_config(corpus, Path("runs/x"), train=train, devices=Devices(count=1))
     path.write_text(
         "from mlstm_jax.config import *\n"
         f"base = vary({base!r}, **{fields!r})\n"
         "rules = {'tame': {}, 'wild': {'optimizer__learning_rate': 3.0, "
         "'optimizer__decay_steps': 10**6}}\n"
-        "runs = {(str(b), name): vary(base, data__batch=b, **rule) for b in (8,) "
-        "for name, rule in rules.items()}\n"
+        "runs = {('8', name): vary(base, data__batch=8, **rule) for name, rule in rules.items()}\n"
     )
     return path
 
 
-def test_a_sweep_ends_with_a_table_and_runs_nothing_twice(
-    corpus: Path, text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    spec, out = write_spec(tmp_path / "spec.py", corpus), tmp_path / "out"
-    cli.main(["sweep", str(spec), "--out", str(out)])
-    first = capsys.readouterr()
-    assert "2 of 2: 8 / wild" in first.err
-    lines = (out / "table.md").read_text().splitlines()
-    assert lines[0] == "| | tame | wild |"
-    assert [line.split(" | ")[-1] for line in lines[2:]] == ["Div |"]
+def run_sweep(spec: Path, out: Path, *options: str) -> str:
+    """Run the command; return what it shows on standard error."""
+    with contextlib.redirect_stderr(io.StringIO()) as shown, contextlib.suppress(SystemExit):
+        cli.main(["sweep", str(spec), "--out", str(out), *options])
+    return shown.getvalue()
+
+
+@pytest.fixture(scope="module")
+def swept(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
+    """A specification, a folder of its runs, and what was shown."""
+    folder = tmp_path_factory.mktemp("swept")
+    spec = write_spec(folder / "spec.py", corpus)
+    return spec, folder / "out", run_sweep(spec, folder / "out")
+
+
+@pytest.fixture
+def out(swept: tuple[Path, Path, str], tmp_path: Path) -> Path:
+    """A copy of the folder."""
+    return Path(shutil.copytree(swept[1], tmp_path / "out"))
+
+
+def test_a_sweep_ends_with_a_table(swept: tuple[Path, Path, str]) -> None:
+    _, out, shown = swept
+    assert "2 of 2: 8 / wild" in shown
+    title, _, line = (out / "table.md").read_text().splitlines()
     with (out / "table.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["row"], row["column"]) for row in rows] == [("8", "tame"), ("8", "wild")]
-    assert [row["status"] for row in rows] == ["done", "diverged"]
-    assert lines[2].split(" | ")[1] == f"{float(rows[0]['bpc']):.3f}"
-    assert rows[0]["batch"] == "8"
-    assert rows[0]["steps"] == "12"
+        tame, wild = csv.DictReader(file)
+    assert title == "| | tame | wild |"
+    assert line == f"| 8 | {float(tame['bpc']):.3f} | Div |"
+    assert [(row["row"], row["column"]) for row in (tame, wild)] == [("8", "tame"), ("8", "wild")]
+    assert [row["status"] for row in (tame, wild)] == ["done", "diverged"]
+    assert (tame["batch"], tame["steps"]) == ("8", "12")
 
-    before = (out / "8/tame/metrics.jsonl").read_bytes()
-    cli.main(["sweep", str(spec), "--out", str(out)])
-    assert "of 2" not in capsys.readouterr().err
-    assert (out / "8/tame/metrics.jsonl").read_bytes() == before
 
-    # One that was stopped goes on; one of another specification is not touched.
-    metrics = (out / "8/tame/metrics.jsonl").read_text().splitlines(keepends=True)
-    (out / "8/tame/metrics.jsonl").write_text("".join(metrics[:-1]))
-    cli.main(["sweep", str(spec), "--out", str(out), "--table-only"])
+def test_a_sweep_runs_nothing_twice_and_goes_on_with_what_was_stopped(
+    swept: tuple[Path, Path, str], out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec, table, log = swept[0], (out / "table.md").read_text(), out / "8/tame/metrics.jsonl"
+    before = log.read_text()
+    assert "of 2" not in run_sweep(spec, out)
+    assert log.read_text() == before
+    log.write_text("".join(before.splitlines(keepends=True)[:-1]))
+    run_sweep(spec, out, "--table-only")
     assert "| 8 | … | Div |" in capsys.readouterr().out
-    cli.main(["sweep", str(spec), "--out", str(out)])
-    assert "1 of 1: 8 / tame" in capsys.readouterr().err
-    assert (out / "table.md").read_text().splitlines() == lines
+    assert "1 of 1: 8 / tame" in run_sweep(spec, out)
+    assert (out / "table.md").read_text() == table
     # One that is being made longer is not finished.
     assert sweep.result(("8", "tame"), out / "8/tame").status == "done"
-    finished = (out / "8/tame/metrics.jsonl").read_text()
     more = [{"kind": "event", "step": 12, "event": "resumed"}]
     more += [{"kind": "train", "step": 13, "bytes_per_second": None, "learning_rate": 0.1}]
-    with (out / "8/tame/metrics.jsonl").open("a") as file:
+    with log.open("a") as file:
         file.writelines(
             json.dumps({"epoch": 1.0, "bpc": None, "seconds": 1.0} | line) + "\n" for line in more
         )
     assert sweep.result(("8", "tame"), out / "8/tame").status == "unfinished"
-    (out / "8/tame/metrics.jsonl").write_text(finished)
-    write_spec(tmp_path / "other.py", corpus, train__seed=1)
-    with pytest.raises(SystemExit):
-        cli.main(["sweep", str(tmp_path / "other.py"), "--out", str(out)])
-    assert "contains a run with another config (train.seed: 0 → 1)" in capsys.readouterr().err
-    # Nor one that read another corpus, though it lies at the same place.
+
+
+def test_a_sweep_leaves_other_configs_and_corpora_alone(
+    corpus: Path, text_file: Path, out: Path, tmp_path: Path
+) -> None:
+    other = write_spec(tmp_path / "other.py", corpus, train__seed=1)
+    assert "contains a run with another config (train.seed: 0 → 1)" in run_sweep(other, out)
+    # The same corpus at another place; then another one there.
     again = tmp_path / "again"
     shutil.copytree(corpus, again)
     same = write_spec(tmp_path / "same.py", again)
-    cli.main(["sweep", str(same), "--out", str(out)])
+    assert not run_sweep(same, out)
     prepare([str(text_file)], again, split=(20, 1, 1), seed=5, overwrite=True)
-    with pytest.raises(SystemExit):
-        cli.main(["sweep", str(same), "--out", str(out)])
-    assert "8/tame contains a run with another corpus" in capsys.readouterr().err
+    assert "8/tame contains a run with another corpus" in run_sweep(same, out)
+
+
+def test_two_processes_share_a_sweep(
+    swept: tuple[Path, Path, str],
+    out: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = swept[0]
+    shutil.rmtree(out / "8/tame")
+    ((_, held),) = sweep.pending(sweep.load_sweep(spec), out)
+    with run_folder.lock(held, resume=False):
+        assert "left to other processes: 8 / tame" in run_sweep(spec, out)
+    assert "| 8 | … | Div |" in capsys.readouterr().out
+    assert "1 of 1: 8 / tame" in run_sweep(spec, out)
+    # What this process saw before another had trained them is not trained again.
+    stale = list(sweep.load_sweep(spec).items())
+    monkeypatch.setattr(sweep, "pending", lambda runs, out: iter(stale))
+    assert "of 2" not in run_sweep(spec, out)
 
 
 def test_the_table_has_the_rows_of_the_last_phase(tmp_path: Path) -> None:
@@ -128,49 +162,12 @@ def test_one_process_has_one_number_of_virtual_devices(
     assert sweep.sweep({}, tmp_path / "none") == mlstm.sweep({}, tmp_path / "none") == []
 
 
-def test_two_processes_share_a_sweep(
-    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    spec, out = write_spec(tmp_path / "spec.py", corpus), tmp_path / "out"
-    (_, held), *_ = sweep.pending(sweep.load_sweep(spec), out)
-    with run_folder.lock(held, resume=False):
-        cli.main(["sweep", str(spec), "--out", str(out)])
-    shown = capsys.readouterr()
-    assert "left to other processes: 8 / tame" in shown.err
-    assert "| 8 | … | Div |" in shown.out
-    cli.main(["sweep", str(spec), "--out", str(out)])
-    assert "1 of 1: 8 / tame" in capsys.readouterr().err
-
-
-def test_a_run_that_another_process_has_trained_since_is_not_trained_again(
-    corpus: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    spec, out = write_spec(tmp_path / "spec.py", corpus), tmp_path / "out"
-    cli.main(["sweep", str(spec), "--out", str(out)])
-    capsys.readouterr()
-    # What this process saw before the other had trained them.
-    stale = list(sweep.load_sweep(spec).items())
-    monkeypatch.setattr(sweep, "pending", lambda runs, out: iter(stale))
-    cli.main(["sweep", str(spec), "--out", str(out)])
-    assert "of 2" not in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "runs = {}",
-        "runs = {'a': 3}",
-        "from mlstm_jax.config import Config\nruns = {('a/b', 'c'): Config()}",
-    ],
-)
-def test_a_file_without_runs_is_named(text: str, tmp_path: Path) -> None:
-    (tmp_path / "spec.py").write_text(text)
-    with pytest.raises(UserError, match=r"spec\.py sets no `runs"):
-        sweep.load_sweep(tmp_path / "spec.py")
+def test_a_file_without_runs_is_named(tmp_path: Path) -> None:
+    config = "from mlstm_jax.config import Config\n"
+    for text in ("", "runs = {}", "runs = {'a': 3}", config + "runs = {('a/b', 'c'): Config()}"):
+        (tmp_path / "spec.py").write_text(text)
+        with pytest.raises(UserError, match=r"spec\.py sets no `runs"):
+            sweep.load_sweep(tmp_path / "spec.py")
     with pytest.raises(UserError, match="does not exist"):
         sweep.load_sweep(tmp_path / "none.py")
 
