@@ -4,7 +4,7 @@ import math
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ def test_what_is_kept(
     assert kept(steps, scores, newest, reach) == expected
 
 
-@pytest.mark.parametrize("every", [1, 7, 20, 99, 100, 101, 250])
+@pytest.mark.parametrize("every", [1, 7, 99, 100, 101, 250])
 def test_there_is_always_one_from_before_a_divergence_that_is_found(every: int) -> None:
     """At each step of a run: one at least `reach` older than the newest, once there could be."""
     reach, there = 100, set[int]()
@@ -74,6 +74,11 @@ def test_a_score_that_is_not_finite_is_none() -> None:
     assert best({1: math.nan}) is None
 
 
+def draw_like(tree: Any) -> Any:
+    random = np.random.default_rng(0)
+    return jax.tree.map(lambda x: random.normal(size=x.shape).astype(x.dtype), tree)
+
+
 class Saved:
     """A small state and carry, and a folder to save them in."""
 
@@ -83,31 +88,36 @@ class Saved:
         config = Config(model=Model(hidden=16, embedding=8, layers=2))
         model = LanguageModel(config.model, config.precision)
         tx = optimizer.build(config.optimizer, config.model, lambda count: 0.0)
-        random = np.random.default_rng(0)
-        fresh = fresh_state(config, model, tx, None)
-        self.state: TrainState = jax.tree.map(
-            lambda x: random.normal(size=x.shape).astype(x.dtype), fresh
-        )
-        self.carry = jax.tree.map(
-            lambda x: random.normal(size=x.shape).astype(x.dtype), model.init_carry(8)
-        )
+        self.state: TrainState = draw_like(fresh_state(config, model, tx, None))
+        self.carry = draw_like(model.init_carry(8))
 
     def save(self, checkpoints: Checkpoints, step: int, bpc: float | None = None) -> None:
         rows = self.devices.join_rows(with_sums(self.carry))
         checkpoints.save(step, self.state, rows, ABOUT._replace(bpc=bpc))
 
     def restore(self, step: int, devices: Parallel | None = None) -> tuple[Any, Any]:
-        checkpoints = Checkpoints(self.folder, read_only=True)
-        try:
-            devices = devices or self.devices
+        devices = devices or self.devices
+        with closing(Checkpoints(self.folder, read_only=True)) as checkpoints:
             shapes = devices.abstract_rows(self.carry)
             state, rows = checkpoints.restore(step, self.state, shapes)
-            return state, devices.own_rows(rows)
-        finally:
-            checkpoints.close()
+        return state, devices.own_rows(rows)
 
     def assert_restored(self, restored: Any) -> None:
         jax.tree.map(np.testing.assert_array_equal, restored, (self.state, self.carry))
+
+    def is_damaged(self) -> bool:
+        """Whether the checkpoint is refused; otherwise it is restored as it was saved."""
+        try:
+            self.assert_restored(self.restore(40))
+        except Damaged:
+            return True
+        return False
+
+    def copy(self, folder: Path) -> "Saved":
+        shutil.copytree(self.folder, folder)
+        made = Saved.__new__(Saved)
+        made.__dict__.update(self.__dict__, folder=folder)
+        return made
 
 
 @pytest.fixture(scope="module")
@@ -120,60 +130,46 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     return made
 
 
-def copy(saved: Saved, folder: Path) -> Saved:
-    shutil.copytree(saved.folder, folder)
-    made = Saved.__new__(Saved)
-    made.__dict__.update(saved.__dict__, folder=folder)
-    return made
-
-
 def test_what_was_saved_is_restored_on_any_number_of_devices(saved: Saved) -> None:
     for count in (4, 2, 1):
         saved.assert_restored(saved.restore(40, Parallel(jax.local_devices()[:count])))
-
-
-def delete(path: Path) -> None:
-    path.unlink()
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
 
 
 def halve(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def overwrite(path: Path) -> None:
-    path.write_bytes(b"\xff" * path.stat().st_size)
+HARMS = {
+    "empty": lambda path: path.write_bytes(b""),
+    "overwrite": lambda path: path.write_bytes(b"\xff" * path.stat().st_size),
+    "delete": Path.unlink,
+    "halve": halve,
+}
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("delete", "halve")]
 
 
-@pytest.mark.parametrize(
-    "harm",
-    [*(pytest.param(one, marks=pytest.mark.slow) for one in (delete, halve)), empty, overwrite],
-)
+@pytest.mark.parametrize("harm", ["empty", "overwrite", *SLOW])
 def test_a_checkpoint_is_restored_as_it_was_or_is_damaged(
-    harm: Callable[[Path], None], saved: Saved, tmp_path: Path
+    harm: str, saved: Saved, tmp_path: Path
 ) -> None:
     """Whichever of its files is harmed, and however: nothing else is raised or read."""
     root = saved.folder / "checkpoints/40"
     files = [path.relative_to(root) for path in root.rglob("*") if path.is_file()]
     assert len(files) > 10
-    found = []
+    found = set()
     for number, file in enumerate(sorted(files)):
-        harmed = copy(saved, tmp_path / str(number))
-        harm(harmed.folder / "checkpoints/40" / file)
-        try:
-            harmed.assert_restored(harmed.restore(40))
-        except Damaged:
-            found.append(file.parts[0])
-    assert {"params", "state", "carry", "meta"} <= set(found)
+        harmed = saved.copy(tmp_path / str(number))
+        HARMS[harm](harmed.folder / "checkpoints/40" / file)
+        if harmed.is_damaged():
+            found.add(file.parts[0])
+    assert {"params", "state", "carry", "meta"} <= found
 
 
-def flips(saved: Saved, folder: Path, count: int) -> int:
-    """Flip a bit of a checkpoint's files so many times, each alone; return how many were found."""
+@pytest.mark.parametrize("count", [24, pytest.param(150, marks=pytest.mark.slow)])
+def test_a_flipped_bit_is_found(count: int, saved: Saved, tmp_path: Path) -> None:
+    """Or it changes no array: what is restored is what was saved. Each bit is flipped alone."""
     random = np.random.default_rng(0)
-    harmed = copy(saved, folder)
+    harmed = saved.copy(tmp_path / "run")
     root = harmed.folder / "checkpoints/40"
     large = [path for path in sorted(root.rglob("d/*")) if path.stat().st_size > 1000]
     assert len(large) >= 3  # of parameters, state and carry
@@ -184,34 +180,18 @@ def flips(saved: Saved, folder: Path, count: int) -> int:
         changed = bytearray(whole)
         changed[random.integers(len(whole))] ^= 1 << int(random.integers(8))
         path.write_bytes(changed)
-        try:
-            harmed.assert_restored(harmed.restore(40))
-        except Damaged:
-            found += 1
+        found += harmed.is_damaged()
         path.write_bytes(whole)
-    return found
-
-
-def test_a_flipped_bit_is_found(saved: Saved, tmp_path: Path) -> None:
-    """Or it changes no array: what is restored is what was saved."""
-    # Most bytes are of arrays, but how many of these few flips hit one is chance.
-    assert flips(saved, tmp_path / "run", 24) >= 4
-
-
-@pytest.mark.slow
-def test_many_flipped_bits_are_found(saved: Saved, tmp_path: Path) -> None:
-    found = flips(saved, tmp_path / "run", 150)
-    print(f"of 150 flipped bits {found} were found; the others changed no array")
-    # `flips` asserts the law. About half of a checkpoint's bits are of arrays, more or fewer as
-    # Orbax packs them; with a quarter found, the test has tried what it says.
-    assert found > 37
+    # About half of a checkpoint's bits are of arrays, more or fewer as Orbax packs them; how many
+    # of a few flips hit one is chance.
+    assert found > count / 6
 
 
 def test_a_file_that_is_out_of_reach_for_a_moment_is_read_later(
     saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint, "PAUSES", (0.5, 5.0))
-    away = copy(saved, tmp_path / "run")
+    away = saved.copy(tmp_path / "run")
     root = away.folder / "checkpoints/40"
     shutil.move(root / "params", tmp_path / "params")
 
@@ -250,7 +230,7 @@ def test_a_score_that_is_nan_does_not_drive_the_best_away(tmp_path: Path) -> Non
 
 
 def test_what_is_set_aside_is_kept_whole_and_makes_room(saved: Saved, tmp_path: Path) -> None:
-    moved = copy(saved, tmp_path / "run")
+    moved = saved.copy(tmp_path / "run")
     for target in ("40", "40-2"):
         checkpoints = Checkpoints(moved.folder)
         assert checkpoints.set_aside([40]) == [moved.folder / "set-aside" / target]

@@ -4,8 +4,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,12 +31,6 @@ class Machine:
     def set_hosts(self, **addresses: str) -> None:
         lines = [f"{address} {name}\n" for name, address in addresses.items()]
         self.hosts.write_text("127.0.0.1 localhost\n" + "".join(lines))
-
-    def start(self, environment: dict[str, str], *words: str) -> subprocess.Popen[bytes]:
-        command = [*self.prefix, *words]
-        return subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
 
 
 def ip(words: str) -> None:
@@ -71,10 +66,18 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machine
             subprocess.run(["ip", "netns", "del", machine.name], capture_output=True)
 
 
-def end(processes: Sequence[subprocess.Popen[bytes]], timeout: float = 60) -> list[str]:
-    """Wait for all to end; return what each has written."""
+def run_on(
+    where: Sequence[Machine], environment: dict[str, str], words: Callable[[int], Sequence[str]]
+) -> tuple[list[int], list[str]]:
+    """Run a command on each of these machines; return exit codes and what they have written."""
+    pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    processes = [
+        subprocess.Popen([*machine.prefix, *words(index)], env=environment, **pipe)
+        for index, machine in enumerate(where)
+    ]
     try:
-        return [process.communicate(timeout=timeout)[0].decode() for process in processes]
+        texts = [process.communicate(timeout=200)[0].decode() for process in processes]
+        return [process.returncode for process in processes], texts
     finally:
         for process in processes:
             process.kill()
@@ -84,15 +87,8 @@ def meet(
     environment: dict[str, str], at: str, where: Sequence[Machine], seconds: float = 20
 ) -> list[str]:
     """Start one process on each of these machines; return what they write."""
-    processes = [
-        machine.start(
-            environment,
-            *(sys.executable, "-m", "tests.distributed.meeting"),
-            *(at, str(len(where)), str(index), str(seconds)),
-        )
-        for index, machine in enumerate(where)
-    ]
-    return end(processes)
+    python = (sys.executable, "-m", "tests.distributed.meeting", at, str(len(where)))
+    return run_on(where, environment, lambda index: [*python, str(index), str(seconds)])[1]
 
 
 def test_a_name_that_debian_gives_loopback_is_reached_from_elsewhere(
@@ -143,23 +139,16 @@ def test_a_link_local_address_is_met_with_its_zone(
 
 def train(
     environment: dict[str, str], at: str, machines: Sequence[Machine], corpus: Path, folder: Path
-) -> tuple[list[int], str]:
-    """Train one run on these machines, as a user would; return exit codes and what was written."""
+) -> tuple[list[int], list[str]]:
+    """Train one run on these machines, as a user would."""
     few = Train(steps=20, log_every=5, eval_every=20)
-    config = runs.make_config(corpus, folder / "run", train=few)
     file = folder / "config.py"
+    config = runs.make_config(corpus, folder / "run", train=few)
     file.write_text(f"from mlstm_jax.config import *\nconfig = {config!r}\n")
-    processes = [
-        machine.start(
-            environment,
-            *(str(Path(sys.executable).parent / "mlstm-jax"), "train", str(file)),
-            *("--distributed.coordinator", f"{at}:{PORT}", "--devices.virtual-cpu", "1"),
-            *("--distributed.processes", str(len(machines)), "--distributed.index", str(index)),
-        )
-        for index, machine in enumerate(machines)
-    ]
-    texts = end(processes, timeout=200)
-    return [process.returncode for process in processes], "\n".join(texts)
+    command = [str(Path(sys.executable).parent / "mlstm-jax"), "train", str(file)]
+    command += ["--distributed.coordinator", f"{at}:{PORT}", "--devices.virtual-cpu", "1"]
+    command += ["--distributed.processes", str(len(machines)), "--distributed.index"]
+    return run_on(machines, environment, lambda index: [*command, str(index)])
 
 
 @pytest.mark.slow
@@ -177,8 +166,8 @@ def test_two_machines_train_one_run(
     b.set_hosts(**{"node1": A, own: B})
     # As of a site's proxy, which knows nothing of these machines.
     environment = command_environment | {"http_proxy": "http://127.0.0.1:9"}
-    codes, text = train(environment, at, machines, corpus, tmp_path)
-    assert codes == [0, 0], text
+    codes, texts = train(environment, at, machines, corpus, tmp_path)
+    assert codes == [0, 0], texts
 
 
 @pytest.mark.slow
@@ -192,7 +181,7 @@ def test_cpus_whose_machine_has_no_outward_name_are_named(
     own = os.uname().nodename
     a.set_hosts(**{"node1": "127.0.1.1", own: "127.0.1.1"})
     b.set_hosts(**{"node1": A, own: B})
-    codes, text = train(command_environment, "node1", machines, corpus, tmp_path)
-    assert codes == [2, 2], text
-    assert f"{own}, the machine of process 0, resolves its own name to 127.0.1.1" in text
-    assert "Traceback" not in text
+    codes, texts = train(command_environment, "node1", machines, corpus, tmp_path)
+    assert codes == [2, 2], texts
+    assert f"{own}, the machine of process 0, resolves its own name to 127.0.1.1" in "".join(texts)
+    assert "Traceback" not in "".join(texts)

@@ -49,13 +49,14 @@ def test_without_tensorboard_there_are_the_lines_alone(
         ({"kind": "event", "step": 2, "event": None}, "line 2 has event None"),
         *(
             ({"kind": "train", "step": 2, **LINE, name: value}, f"line 2 has {name} ")
-            for name, value in (
-                *(("step", value) for value in (None, -1, 1.0, True, 10**400)),
-                *(("seconds", value) for value in (None, "2", [], float("nan"), 10**400)),
-                ("bpc", "3"),
-                ("learning_rate", None),
-                ("loss_scale", {}),
-            )
+            for name, values in {
+                "step": (None, -1, 1.0, True, 10**400),
+                "seconds": (None, "2", [], float("nan"), -(10**400)),
+                "bpc": ("3",),
+                "learning_rate": (None,),
+                "loss_scale": ({},),
+            }.items()
+            for value in values
         ),
     ],
 )

@@ -1,6 +1,5 @@
 """Muon against its equations in NumPy, over devices, and what it does under weight norm."""
 
-import functools
 from typing import Any
 
 import jax
@@ -71,26 +70,23 @@ def test_muon_against_its_equations(random: np.random.Generator, decoder: bool) 
     params, gradients = draw(random), [draw(random) for _ in range(3)]
     state, expected_state = tested.init(params), adam.init(params)
     momentum = jax.tree.map(lambda x: np.zeros(x.shape), params)
+    update, by_adam = jax.jit(tested.update), jax.jit(adam.update)
     for gradient in gradients:
-        updates, state = jax.jit(tested.update)(gradient, state, params)
-        others, expected_state = adam.update(gradient, expected_state, params)
+        updates, state = update(gradient, state, params)
+        others, expected_state = by_adam(gradient, expected_state, params)
         momentum = jax.tree.map(lambda m, g: 0.8 * m + g, momentum, gradient)
         nesterov = jax.tree.map(lambda m, g: np.float64(g) + 0.8 * m, momentum, gradient)
-        for path, is_matrix in jax.tree_util.tree_leaves_with_path(
-            muon.of_names(
-                lambda name: name.endswith("_v") or (decoder and name == "decoder_kernel")
-            )(params)
-        ):
-            get = functools.partial(functools.reduce, lambda tree, key: tree[key.key], path)
-            if is_matrix:
-                orthogonal = exact_update(path[-1].key, get(nesterov))
-                expected = -0.05 * (orthogonal + 0.1 * np.float64(get(params)))
-                assert_close(np.asarray(get(updates)), expected, TERMS)
-            else:
-                # Only the decoder decays.
-                decay = 0.1 if path[-1].key == "decoder_kernel" else 0.0
-                expected = get(others) - 0.01 * decay * np.float64(get(params))
-                assert_close(np.asarray(get(updates)), np.asarray(expected), 12)
+
+        def expected(path: Any, param: Any, nesterov: Any, other: Any) -> Any:
+            name = path[-1].key
+            if name.endswith("_v") or (decoder and name == "decoder_kernel"):
+                return -0.05 * (exact_update(name, nesterov) + 0.1 * np.float64(param))
+            # Only the decoder decays.
+            decay = 0.1 if name == "decoder_kernel" else 0.0
+            return np.asarray(other) - 0.01 * decay * np.float64(param)
+
+        exact = jax.tree_util.tree_map_with_path(expected, params, nesterov, others)
+        assert_close(updates, exact, TERMS)
         params = optax.apply_updates(params, updates)
 
 
@@ -115,7 +111,7 @@ def test_newton_schulz_in_bf16(random: np.random.Generator) -> None:
     assert optimizer.muon_type("fp16") == optimizer.muon_type("fp32") == np.float32
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("count", [1, 4])
 def test_devices_share_the_matrices_out(count: int, random: np.random.Generator) -> None:
     options = Optimizer(name="muon")
     params, gradient = draw(random), draw(random)
@@ -157,14 +153,14 @@ def test_an_update_turns_each_column_by_the_rate_over_its_norm(
     v = random.uniform(-1, 1, (h, h)).astype(np.float32) / np.float32(np.sqrt(h))
     gain = np.ones(h, np.float32)
     target = random.normal(size=(h, h)).astype(np.float32)
-    gradient = jax.grad(lambda v: (weight_norm(v, gain) * target).sum())(v)
+    gradient = jax.jit(jax.grad(lambda v: (weight_norm(v, gain) * target).sum()))(v)
     # The gradient has no part along a column of V, whatever it is of.
     along = (np.asarray(gradient) * v).sum(0)
     scale = np.linalg.norm(gradient, axis=0) * np.linalg.norm(v, axis=0)
     assert_close(along / scale, np.zeros(h), h)
 
     step = muon.orthogonalise(5, np.float32, None, Model().matrices)
-    made, _ = step.update({"wmh_v": gradient}, step.init(None))
+    made, _ = jax.jit(step.update)({"wmh_v": gradient}, step.init(None))
     o = np.asarray(made["wmh_v"])
     # Newton-Schulz leaves singular values between 0.68 and 1.13 (Jordan et al. 2024).
     assert np.linalg.svd(o)[1].min() > 0.6
@@ -191,9 +187,9 @@ def test_the_half_life_of_the_second_moment() -> None:
     bytes_read, kept = 4 * 512 * 64, []
     for rows in (16, 512):
         adam = optimizer.build(options, Model(), lambda n: 1.0, update_bytes=rows * 64)
-        state = adam.init({"b": np.zeros(1, np.float32)})
+        state, update = adam.init({"b": np.zeros(1, np.float32)}), jax.jit(adam.update)
         for n in range(bytes_read // (rows * 64)):
-            _, state = adam.update({"b": np.full(1, float(n == 0), np.float32)}, state)
+            _, state = update({"b": np.full(1, float(n == 0), np.float32)}, state)
         first = optax.tree.get(state, "nu")["b"] / (1 - 2 ** (-rows * 64 / 709_783))
         # Read since: all but the first update's.
         kept.append(np.asarray(first) * 2 ** ((bytes_read - rows * 64) / 709_783))
@@ -202,14 +198,9 @@ def test_the_half_life_of_the_second_moment() -> None:
 
 def test_decay_by_text_is_the_same_at_any_batch() -> None:
     """Without a gradient a weight shrinks by the same factor over the same text: e^(−η λ n)."""
-    options = Optimizer(
-        name="muon",
-        learning_rate=0.04,
-        muon_learning_rate=0.08,
-        weight_decay=0.01,
-        weight_decay_bytes=65_536,
-    )
-    for rows, updates in ((16, 4096), (1024, 64)):
+    rates = {"learning_rate": 0.04, "muon_learning_rate": 0.08}
+    options = Optimizer(name="muon", **rates, weight_decay=0.01, weight_decay_bytes=65_536)
+    for rows, updates in ((64, 1024), (1024, 64)):
         step = optimizer.build(options, Model(), lambda n: 0.04, update_bytes=rows * 64)
         params = {"layer_0/wh_v": np.ones((2, 8)), "decoder_kernel": np.ones((2, 2)), "b": 1.0}
         params = jax.tree.map(np.float32, params)

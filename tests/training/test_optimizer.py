@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,18 +22,17 @@ TERMS = 55 + 15 + 12
 
 
 @pytest.mark.parametrize(
-    ("scaling", "batch", "cap", "expected"),
+    ("chosen", "batch", "expected"),
     [
-        ("none", 2048, None, 5e-4),
-        ("linear", 2048, None, 8e-3),
-        ("linear", 2048, 3e-3, 3e-3),
-        ("sqrt", 2048, None, 2e-3),
-        ("sqrt", 128, None, 5e-4),
+        ({"scaling": "none"}, 2048, 5e-4),
+        ({"scaling": "linear"}, 2048, 8e-3),
+        ({"scaling": "linear", "learning_rate_cap": 3e-3}, 2048, 3e-3),
+        ({"scaling": "sqrt"}, 2048, 2e-3),
+        ({"scaling": "sqrt"}, 128, 5e-4),
     ],
 )
-def test_peak_rate(scaling: str, batch: int, cap: float | None, expected: float) -> None:
-    chosen = Optimizer(scaling=scaling, learning_rate_cap=cap)
-    assert schedule.resolve(chosen, batch, 100, 10).peak == pytest.approx(expected)
+def test_peak_rate(chosen: dict, batch: int, expected: float) -> None:
+    assert schedule.resolve(Optimizer(**chosen), batch, 100, 10).peak == pytest.approx(expected)
 
 
 def test_adam_goes_on_when_the_bytes_of_an_update_change() -> None:
@@ -58,31 +58,25 @@ def test_adam_goes_on_when_the_bytes_of_an_update_change() -> None:
 OPERATIONS = 8
 
 
-def test_rate_falls_linearly_to_zero_and_stays() -> None:
-    rate = schedule.learning_rate(Optimizer(learning_rate=3e-3, decay_steps=100_000), 256, 500)
-    found = [rate(n) for n in (0, 50_000, 100_000, 120_000)]
-    assert_close(np.array(found), np.array([3e-3, 1.5e-3, 0, 0]), OPERATIONS)
-    whole_run = schedule.learning_rate(Optimizer(learning_rate=1.0), 256, 500)
-    assert_close(np.array([whole_run(125), whole_run(500)]), np.array([0.75, 0]), OPERATIONS)
-
-
-def rates(steps: int, *at: int, epoch: int = 10, batch: int = 128, **chosen: object) -> np.ndarray:
-    rate = schedule.learning_rate(Optimizer(learning_rate=1.0, **chosen), batch, steps, epoch)
+def rates(steps: int, *at: int, **chosen: Any) -> np.ndarray:
+    rate = schedule.learning_rate(Optimizer(**{"learning_rate": 1.0} | chosen), 128, steps, 10)
     return np.array([float(rate(n)) for n in at])
 
 
 @pytest.mark.parametrize(
     ("name", "half", "end"),
-    [
-        ("linear", 0.5, 0),
-        ("cosine", 0.5, 0),
-        ("polynomial", 0.25, 0),
-        ("constant", 1, 1),
-    ],
+    [("linear", 0.5, 0), ("cosine", 0.5, 0), ("polynomial", 0.25, 0), ("constant", 1, 1)],
 )
 def test_shapes_of_decay_after_a_warm_up(name: str, half: float, end: float) -> None:
     found = rates(120, 0, 9, 19, 20, 70, 120, 200, schedule=name, warmup_steps=20)
     assert_close(found, np.array([1 / 20, 0.5, 1, 1, half, end, end]), OPERATIONS)
+
+
+def test_a_rate_without_a_warm_up_falls_to_zero_and_stays() -> None:
+    found = rates(500, 0, 50_000, 100_000, 120_000, learning_rate=3e-3, decay_steps=100_000)
+    assert_close(found, np.array([3e-3, 1.5e-3, 0, 0]), OPERATIONS)
+    assert_close(rates(500, 125, 500), np.array([0.75, 0]), OPERATIONS)
+    assert rates(10, 0, 1, warmup_steps=1) == pytest.approx([1, 1])
 
 
 def test_the_slanted_triangle() -> None:
@@ -90,11 +84,7 @@ def test_the_slanted_triangle() -> None:
     assert_close(found, np.array([0.01, 0.5, 1, 1, (1 + 1 / 32) / 2, 1 / 32]), OPERATIONS)
 
 
-def test_a_warm_up_of_one_update_is_the_peak() -> None:
-    assert rates(10, 0, 1, warmup_steps=1) == pytest.approx([1, 1])
-
-
-@pytest.mark.parametrize("batch", [128, 512, 2048, 8192])
+@pytest.mark.parametrize("batch", [128, 8192])
 def test_legw_keeps_the_updates_of_the_warm_up(batch: int) -> None:
     """√k the rate and k the epochs; an epoch has 1/k of the updates."""
     chosen = Optimizer(scaling="legw", warmup_epochs=0.25)
@@ -142,13 +132,14 @@ MATRICES = [("layer_0", "wh_v"), ("decoder_kernel",)]
 @pytest.mark.parametrize(
     ("name", "chosen"),
     [
+        ("adam", {"clip_norm": 0.5}),
         ("adamw", {"weight_decay": 0.1}),
         ("lamb", {"weight_decay": 0.1, "eps": 1e-6}),
         ("lamb", {"clip_norm": None}),
         ("lars", {"weight_decay": 0.1, "trust_coefficient": 0.02}),
     ],
 )
-def test_the_others_against_their_equations(
+def test_optimizers_against_their_equations(
     name: str, chosen: dict, random: np.random.Generator
 ) -> None:
     """Few steps in float64 NumPy; decay and trust ratio on the matrices alone."""
@@ -163,21 +154,21 @@ def test_the_others_against_their_equations(
         )
 
     params = draw()
-    state = tested.init(params)
+    state, update = tested.init(params), jax.jit(tested.update)
     exact = {path: np.float64(leaf) for path, leaf in flat(params).items()}
-    first = dict.fromkeys(exact, 0.0)
-    second = dict(first)
+    first, second = dict.fromkeys(exact, 0.0), dict.fromkeys(exact, 0.0)
     for n in range(5):
         gradient = draw()
-        updates, state = tested.update(gradient, state, params)
-        params = jax.tree.map(lambda w, u: w + u, params, updates)
+        updates, state = update(gradient, state, params)
+        params = jax.tree.map(np.add, params, updates)
 
         g = {path: np.float64(leaf) for path, leaf in flat(gradient).items()}
         norm = np.sqrt(sum((leaf**2).sum() for leaf in g.values()))
         shrink = 1 if options.clip_norm is None else min(1, options.clip_norm / norm)
         rate = 0.01 * (1 - n / 10)
         for path, w in exact.items():
-            decay = options.weight_decay * w if path in MATRICES else 0
+            decays = name != "adam" and path in MATRICES
+            decay = options.weight_decay * w if decays else 0
             step = shrink * g[path]
             if name == "lars":
                 step = step + decay
@@ -190,10 +181,10 @@ def test_the_others_against_their_equations(
             first[path] = 0.9 * first[path] + 0.1 * step
             second[path] = 0.999 * second[path] + 0.001 * step**2
             m, v = first[path] / (1 - 0.9 ** (n + 1)), second[path] / (1 - 0.999 ** (n + 1))
-            update = m / (np.sqrt(v) + options.eps) + decay
+            step = m / (np.sqrt(v) + options.eps) + decay
             if name == "lamb" and path in MATRICES:
-                update = update * np.linalg.norm(w) / np.linalg.norm(update)
-            exact[path] = w - rate * update
+                step = step * np.linalg.norm(w) / np.linalg.norm(step)
+            exact[path] = w - rate * step
         for path, leaf in flat(params).items():
             assert_close(leaf, exact[path], (n + 1) * TERMS)
 
@@ -204,38 +195,17 @@ def flat(tree: dict) -> dict[tuple[str, ...], np.ndarray]:
 
 
 def test_the_trust_ratio_turns_v_alike_whatever_its_norm(random: np.random.Generator) -> None:
-    """With weight normalisation W hangs on the direction of V alone, and dV on 1 / ‖V‖."""
+    """With weight normalisation W depends on the direction of V alone, and dV on 1 / ‖V‖."""
     lamb = Optimizer(name="lamb", learning_rate=0.01)
     tested = optimizer.build(lamb, Model(), schedule.learning_rate(lamb, 128, 10))
     v, g = (random.normal(size=(3, 5)).astype(np.float32) for _ in range(2))
 
     def angle(size: float) -> float:
         params = {"wh_v": v * size}
-        updates, _ = tested.update({"wh_v": g / size}, tested.init(params), params)
+        updates, _ = jax.jit(tested.update)({"wh_v": g / size}, tested.init(params), params)
         along = np.float64(v) / np.linalg.norm(np.float64(v))
         after = np.float64(params["wh_v"]) + np.float64(updates["wh_v"])
         part = (after * along).sum()
         return float(np.arctan2(np.linalg.norm(after - part * along), part))
 
     assert angle(8.0) == pytest.approx(angle(1.0), rel=bound(TERMS))
-
-
-@pytest.mark.parametrize("clip", [None, 0.5])
-def test_adam_against_its_equations(clip: float | None, random: np.random.Generator) -> None:
-    chosen = Optimizer(learning_rate=0.01, clip_norm=clip)
-    tx = optimizer.build(chosen, Model(), schedule.learning_rate(chosen, 128, 10))
-    params = {"a": random.normal(size=(3, 2)).astype(np.float32)}
-    state = tx.init(params)
-    w, m, v = np.float64(params["a"]), 0.0, 0.0
-    for n in range(6):
-        gradient = random.normal(size=(3, 2)).astype(np.float32)
-        updates, state = tx.update({"a": gradient}, state, params)
-        params = {"a": params["a"] + updates["a"]}
-
-        g = np.float64(gradient)
-        if clip is not None:
-            g = g * min(1, clip / np.linalg.norm(g))
-        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
-        corrected = m / (1 - 0.9 ** (n + 1)), v / (1 - 0.999 ** (n + 1))
-        w = w - 0.01 * (1 - n / 10) * corrected[0] / (np.sqrt(corrected[1]) + 1e-8)
-        assert_close(params["a"], w, (n + 1) * TERMS)

@@ -41,44 +41,29 @@ def mapped(devices: int) -> Any:
     )
 
 
-@pytest.mark.parametrize("least", [1, 8 * 32 * 4, 1 << 20])
-def test_the_sums_are_those_of_one_piece(least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_parts_are_pieces_in_the_order_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the sums of one piece to the bit; one device has nothing in pieces."""
     trees = make_trees(4)
     expected = jax.pmap(lambda x: jax.lax.psum(x, AXIS), axis_name=AXIS)(trees)
-    monkeypatch.setattr(parallel, "LEAST_BYTES", least)
-    jax.tree.map(np.testing.assert_array_equal, mapped(4)(*trees), expected)
+    for least, barriers in ((1, 3), (8 * 32 * 4, 2), (1 << 20, 0)):
+        monkeypatch.setattr(parallel, "LEAST_BYTES", least)
+        jax.tree.map(np.testing.assert_array_equal, mapped(4)(*trees), expected)
+        program = str(jax.make_jaxpr(mapped(4))(*trees))
+        assert program.count("optimization_barrier") == barriers
+        pieces = [
+            re.findall(r"f32\[([0-9,]*)\]", line.split("=")[0])
+            for line in program.splitlines()
+            if "= psum" in line
+        ]
+        if barriers == 2:
+            assert pieces[:2] == [["8,32"], ["8,64"]]
+            last = [shape for piece in pieces[2:] for shape in piece]
+            assert sorted(last) == ["", "", "16", "8,16"]
+        program = str(jax.make_jaxpr(mapped(1))(*make_trees(1)))
+        assert "optimization_barrier" not in program
 
 
-def test_large_parts_are_pieces_in_the_order_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "LEAST_BYTES", 8 * 32 * 4)
-    program = str(jax.make_jaxpr(mapped(4))(*make_trees(4)))
-    pieces = [
-        re.findall(r"f32\[([0-9,]*)\]", line.split("=")[0])
-        for line in program.splitlines()
-        if "= psum" in line
-    ]
-    assert pieces[:2] == [["8,32"], ["8,64"]]
-    assert sorted(shape for piece in pieces[2:] for shape in piece) == ["", "", "16", "8,16"]
-    assert program.count("optimization_barrier") == 2
-
-
-def test_one_device_has_nothing_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "LEAST_BYTES", 1)
-    assert "optimization_barrier" not in str(jax.make_jaxpr(mapped(1))(*make_trees(1)))
-
-
-TYPES = [np.float32, np.int32, np.uint32, jnp.bfloat16, np.float16, np.uint8]
-
-
-def tree(random: np.random.Generator) -> Any:
-    return {
-        "matrix": random.normal(size=(7, 5)).astype(np.float32),
-        "half": random.normal(size=9).astype(jnp.bfloat16),
-        "count": np.int32(3),
-    }
-
-
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, jnp.bfloat16, np.uint8])
 def test_every_bit_of_every_type_counts(dtype: Any, random: np.random.Generator) -> None:
     array = random.integers(0, 2, (3, 4)).astype(dtype)
     folded = jax.jit(fold)
@@ -98,20 +83,17 @@ def test_places_and_order_count(random: np.random.Generator) -> None:
 
 def test_a_device_that_differs_by_a_bit_is_named(random: np.random.Generator) -> None:
     devices = Parallel(jax.local_devices()[:4])
-    state = devices.replicate(tree(random))
+    matrix = random.normal(size=(7, 5)).astype(np.float32)
+    half = random.normal(size=9).astype(jnp.bfloat16)
+    state = devices.replicate({"matrix": matrix, "half": half, "count": np.int32(3)})
     require_equal = make_comparison(Cluster(Distributed()), devices)
     with jax.transfer_guard("disallow"):
         require_equal(7, state)
     shards = [np.array(shard.data) for shard in state["matrix"].addressable_shards]
     shards[2].reshape(-1).view(np.uint32)[13] ^= 1
-    odd = jax.make_array_from_single_device_arrays(
-        state["matrix"].shape,
-        state["matrix"].sharding,
-        [
-            jax.device_put(shard, device)
-            for shard, device in zip(shards, devices.local, strict=True)
-        ],
-    )
+    placed = list(map(jax.device_put, shards, devices.local))
+    whole = state["matrix"]
+    odd = jax.make_array_from_single_device_arrays(whole.shape, whole.sharding, placed)
     with pytest.raises(ReplicasDiffer, match=r"at step 7 .* of device 2 of process 0 \(") as found:
         require_equal(7, state | {"matrix": odd})
     assert "device 1" not in str(found.value)

@@ -1,5 +1,6 @@
 """What is checked before a run: the folder's lock, where the file system has none, and memory."""
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -14,37 +15,31 @@ from mlstm_jax.training import loop, run_folder
 from tests.training.runs import make_config
 
 
-@pytest.fixture
-def flock_fails(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(
+    "number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.EACCES, errno.EPERM, errno.EIO]
+)
+def test_a_file_system_without_locks_is_warned_of_but_a_refused_lock_may_be_another_s(
+    number: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     def flock(*_: object) -> None:
-        raise OSError(request.param, os.strerror(request.param))
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-
-
-@pytest.mark.usefixtures("flock_fails")
-@pytest.mark.parametrize(
-    "flock_fails", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP], indirect=True
-)
-def test_a_file_system_without_locks_is_warned_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with run_folder.lock(Config(out=str(tmp_path / "run")), resume=False):
-        assert (tmp_path / "run/config.json").is_file()
-    said = capsys.readouterr().err
-    assert f"the file system of {tmp_path / 'run'} has no locks" in said
-    assert "make sure that no other run trains" in said
-
-
-@pytest.mark.usefixtures("flock_fails")
-@pytest.mark.parametrize("flock_fails", [errno.EACCES, errno.EPERM, errno.EIO], indirect=True)
-def test_a_lock_that_is_refused_may_be_held_by_another(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    has_locks = number not in (errno.ENOSYS, errno.EOPNOTSUPP)
+    message = r"cannot be locked .* Another process may be training"
     with (
-        pytest.raises(UserError, match=r"cannot be locked .* Another process may be training"),
-        run_folder.lock(Config(out=str(tmp_path / "run")), resume=False),
+        pytest.raises(UserError, match=message) if has_locks else contextlib.nullcontext(),
+        run_folder.lock(Config(out=str(folder)), resume=False),
     ):
-        pass
-    assert not (tmp_path / "run/config.json").exists()
+        assert (folder / "config.json").is_file()
+    assert (folder / "config.json").exists() != has_locks
+    said = capsys.readouterr().err
+    assert (f"the file system of {folder} has no locks" in said) != has_locks
+    assert ("make sure that no other run trains" in said) != has_locks
 
 
 def test_a_transformer_that_resumes_keeps_its_positions(tmp_path: Path) -> None:
