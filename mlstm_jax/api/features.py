@@ -26,7 +26,7 @@ class Features(TransformerMixin, BaseEstimator):
         model: a `TrainedModel`, or what `load` takes.
         state: see `TrainedModel.encode`.
         all_layers: see `TrainedModel.encode`.
-        batch_size: texts read at a time.
+        batch_size: see `TrainedModel.encode`.
         show_progress: on standard error.
     """
 
@@ -36,7 +36,7 @@ class Features(TransformerMixin, BaseEstimator):
         *,
         state: FeatureState = "mean_h",
         all_layers: bool = False,
-        batch_size: int = 64,
+        batch_size: int | None = None,
         show_progress: bool = False,
     ) -> None:
         # scikit-learn requires that arguments are stored unchanged and checked in `fit`.
@@ -59,8 +59,9 @@ class Features(TransformerMixin, BaseEstimator):
             as_texts(texts, files=False)
         states = ", ".join(map(repr, STATE_NAMES))
         require(self.state in STATE_NAMES, "state", self.state, f"one of {states}")
-        is_count = isinstance(self.batch_size, Integral) and self.batch_size >= 1
-        require(is_count, "batch_size", self.batch_size, "an integer of at least 1")
+        size = self.batch_size
+        is_count = size is None or (isinstance(size, Integral) and size >= 1)
+        require(is_count, "batch_size", size, "an integer of at least 1")
         self._loaded()
         return self
 

@@ -106,7 +106,7 @@ class ReadingModel:
         state: FeatureState = "mean_h",
         *,
         all_layers: bool = False,
-        batch_size: int = 64,
+        batch_size: int | None = None,
         text_column: str | None = None,
         show_progress: bool = False,
     ) -> NDArray[np.float32]:
@@ -121,7 +121,8 @@ class ReadingModel:
                 all bytes, which predicted sentiment better than c in our tests (docs/transfer.md);
                 or "c+mean_h", first all of c and then all of mean_h.
             all_layers: use every layer, the lowest first; otherwise only the top one.
-            batch_size: texts read at a time, over all devices.
+            batch_size: texts read at a time, over all devices, at most; unset: 256 for each
+                device, or 64 of a model other than an mLSTM.
             text_column: field or column of the text in a file; unset: text, sentence, ...
             show_progress: on standard error.
 
@@ -133,7 +134,7 @@ class ReadingModel:
                 state does not exist.
         """
         strings = as_texts(texts, text_column=text_column)
-        require(batch_size >= 1, "batch_size", batch_size, "at least 1")
+        require(batch_size is None or batch_size >= 1, "batch_size", batch_size, "at least 1")
         name = "encode" if show_progress else None
         return self._read(
             strings, state, all_layers=all_layers, rows=batch_size, name=name

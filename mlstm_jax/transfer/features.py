@@ -102,8 +102,7 @@ class Featurizer:
             all_layers: keep every layer, the lowest first; otherwise only the top layer.
             units: keep only these of each layer; unset: all.
             devices: unset: all of this process.
-            rows: texts read at a time, rounded up to a multiple of the number of devices; unset:
-                64 for each device.
+            rows: see `TextReader`.
             score: also sum the loss of each text, of a model that predicts the next byte.
 
         Raises:

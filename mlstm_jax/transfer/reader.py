@@ -1,9 +1,10 @@
 """Texts of any length, read by one model: the loop over windows that all who read texts share.
 
 Each row of a window reads one text from a zero state. A row whose text ends is given the next text
-at once, the longest first; when fewer texts are left than rows, the rest is read in fewer rows. So
-a call costs what its bytes cost. Rows and windows have a few sizes only, and one compiled program
-serves each. What a window computes of the parameters alone is computed once for a model.
+at once, the longest first; when fewer texts are left than rows, the rest is read in fewer rows.
+Rows and windows have a few sizes only, and one compiled program serves each; a call begins with as
+many rows as cost it least. So it costs what its bytes cost. What a window computes of the
+parameters alone is computed once for a model.
 
 A text's state depends on that text alone, up to rounding: rows do not mix, and two windows give bit
 for bit what one long window gives; but a product of another number of rows adds in another order.
@@ -39,10 +40,12 @@ STATE_NAMES: dict[FeatureState, str] = {
 
 S = TypeVar("S", bound=FeatureState)
 
-# Rows of the programs, on each device. On a CPU a product of few rows is bound by reading the
-# weights: 8 rows cost 3 times one row, and 64 rows 7 times (768 units).
-ROWS = (1, 8, 64)
+ROWS = (1, 8, 32, 64, 256)  # of the programs, on each device
 _WINDOWS = (16, 128)
+# A step of n rows costs about as much as n + 4 (GPUs: n + 176) rows would without the time to read
+# the weights: on two cores of an EPYC 8, 64 and 256 rows cost 3, 18 and 67 times one row in fp32,
+# and 2, 10 and 37 times in bf16 (768 units).
+_WEIGHTS_COST = {"cpu": 4, "gpu": 176}
 _MOST_PADDING = 1 / 8  # of a window's bytes; else the window is a short one
 
 
@@ -136,6 +139,30 @@ def turns(texts: Sequence[bytes], sizes: Sequence[int], widths: Sequence[int]) -
         text_B[ended], place_B = -1, place_B + width
 
 
+def cheapest_rows(
+    texts: Sequence[bytes], sizes: Sequence[int], widths: Sequence[int], weights_cost: float
+) -> Sequence[int]:
+    """Return the sizes up to the number of rows with which reading the texts costs least.
+
+    Many rows multiply faster, but wait for the longest texts. Only sizes of at least a sixteenth of
+    the texts are tried: of more texts the schedule itself would take time.
+    """
+    last = len(sizes) - 1
+    tried = [
+        sizes[: n + 1]
+        for n, size in enumerate(sizes)
+        if (n == 0 or sizes[n - 1] < len(texts)) and (n == last or size * 16 >= len(texts))
+    ]
+    if len(tried) == 1:
+        return tried[0]
+
+    def cost(sizes: Sequence[int]) -> float:
+        windows = (turn.window.bytes_BT.shape for turn in turns(texts, sizes, widths))
+        return sum((rows + weights_cost) * (width - 1) for rows, width in windows)
+
+    return min(tried, key=cost)
+
+
 class Reached(NamedTuple):
     """What a row knows of its text so far."""
 
@@ -212,14 +239,19 @@ class TextReader:
         Args:
             run: a trained model.
             devices: each reads as many rows.
-            rows: the most texts at a time; unset: 64 for each device.
+            rows: the most texts at a time; unset: 256 for each device, or 64 of
+                a model other than an mLSTM.
             mean: sum h over the bytes of each text.
             score: sum the loss of each text, of a model that predicts the next byte.
             trail: also return `Trail`.
         """
         self._model, self._devices = run.model, devices
-        most = ROWS[-1] if rows is None else -(-rows // devices.count)
+        # 256 rows of an mLSTM were measured to be faster; those of others would take more memory.
+        usual = ROWS[-1 if run.config.model.has_own_loops else -2]
+        most = usual if rows is None else -(-rows // devices.count)
         self._sizes = [size * devices.count for size in (*(n for n in ROWS if n < most), most)]
+        platform = devices.devices[0].platform
+        self._weights_cost = _WEIGHTS_COST.get(platform, _WEIGHTS_COST["gpu"]) * devices.count
         self._widths = sorted({run.config.model.reading_window(width) for width in _WINDOWS})
         self._weights = devices.replicate((run.params, run.model.ready(run.params)))
         self._step = _program(run.model, devices, mean=mean, score=score, trail=trail)
@@ -228,7 +260,8 @@ class TextReader:
         """Read texts: yield each turn, and on the devices the state and the trail after it."""
         state: Any = None
         before: tuple[Turn, Reached, Trail | None] | None = None
-        for turn in turns(texts, self._sizes, self._widths):
+        sizes = cheapest_rows(texts, self._sizes, self._widths, self._weights_cost)
+        for turn in turns(texts, sizes, self._widths):
             if state is None:
                 rows = len(turn.window.counts_B3)
                 sums = np.zeros((rows, *self._model.model.shape), np.float32)

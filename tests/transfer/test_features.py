@@ -12,7 +12,7 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.run import Run
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer.features import Featurizer, State, features, units_of
-from mlstm_jax.transfer.reader import turns
+from mlstm_jax.transfer.reader import cheapest_rows, turns
 from tests.tolerance import assert_close
 
 pytestmark = pytest.mark.numeric
@@ -41,7 +41,7 @@ def test_features_are_the_state_after_the_text(run: Run, state: State) -> None:
 
 @pytest.mark.parametrize("state", ["c", "mean_h"])
 def test_features_do_not_depend_on_batch_mates_order_or_calls(run: Run, state: State) -> None:
-    """Up to rounding: a text is read in 1, 8 or 64 rows, whose products add in other orders."""
+    """Up to rounding: products of other numbers of rows add in other orders."""
     read = Featurizer(run, states=(state,), devices=one_device())
     together = read(TEXTS * 30)
     assert_close(together, np.tile(read(TEXTS), (30, 1)), TERMS)
@@ -84,6 +84,22 @@ def test_every_byte_of_a_text_is_read_once_in_its_row(lengths: list[int]) -> Non
     )
     # The end of a long text is read alone, not with 63 empty rows.
     assert cells <= 2 * read + 64 * 2 * 16 + 8 * 16
+
+
+@pytest.mark.parametrize(
+    ("lengths", "most"),
+    [
+        ([], 1),
+        ([90], 1),
+        ([90] * 9, 8),
+        ([90] * 64, 64),
+        ([1000, *[20] * 63], 8),  # a long text would keep 64 rows waiting
+        ([90] * 1000, 256),
+    ],
+)
+def test_reading_begins_with_the_rows_that_cost_least(lengths: list[int], most: int) -> None:
+    texts, sizes = [bytes(n) for n in lengths], (1, 8, 32, 64, 256)
+    assert cheapest_rows(texts, sizes, (16, 128), 4)[-1] == most
 
 
 def test_features_are_the_same_on_more_devices(run: Run) -> None:
