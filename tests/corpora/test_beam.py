@@ -11,8 +11,8 @@ from mlstm_jax.data.corpus import Dedupe
 from mlstm_jax.errors import UserError
 
 from .test_dirty import GOOD, damaged_parquet
-from .test_prepare import contents
 from .test_sources import write_layouts, write_parquet
+from .written import contents
 
 pytest.importorskip("apache_beam")
 

@@ -5,7 +5,6 @@ import json
 import random
 import sys
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 
 import duckdb
@@ -15,18 +14,11 @@ from mlstm_jax.corpora.documents import CleanDocument, Recipe, Reject, clean, in
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.corpora.readers import read_file
 from mlstm_jax.corpora.sources import Source
-from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import UserError
 
+from .written import rated
+
 GOOD = [b'{"text": "good %d", "rating": %d}\n' % (i, i % 5) for i in range(20)]
-
-
-def train_documents(folder: Path) -> list[CleanDocument]:
-    split = open_corpus(folder).split("train")
-    cuts = [int(offset) for offset in split.offsets]
-    texts = [split.bytes[a:b].tobytes() for a, b in pairwise(cuts)]
-    ratings = split.ratings if split.ratings is not None else [float("nan")] * len(texts)
-    return [(text, float(rating)) for text, rating in zip(texts, ratings, strict=True)]
 
 
 def expected(sources: list[Path], recipe: Recipe) -> list[CleanDocument]:
@@ -79,16 +71,13 @@ def same(found: list[CleanDocument], wanted: list[CleanDocument]) -> None:
     ],
 )
 def test_each_kind_is_counted_placed_and_left_out(tmp_path, name, content, kind, place, message):
-    lines = list(GOOD)
+    lines, before = list(GOOD), 10
     if ".csv" in name:
         lines = [b"rating,text\n", *(b'%d,"long\n %d"\n' % (i % 5, i) for i in range(5))]
-        lines += [b"%d,good %d\n" % (i % 5, i) for i in range(15)]
-        data = b"".join([*lines[:6], content, *lines[6:]])
+        lines, before = [*lines, *(b"%d,good %d\n" % (i % 5, i) for i in range(15))], 6
     elif name == "a.txt":
         lines = [b"good %d\n" % i for i in range(20)]
-        data = b"".join([*lines[:10], content, *lines[10:]])
-    else:
-        data = b"".join([*lines[:10], content, *lines[10:]])
+    data = b"".join([*lines[:before], content, *lines[before:]])
     path = tmp_path / name
     if path.suffix == ".gz":
         whole = gzip.compress(b"".join(b'{"text": "%d"}\n' % i**9 for i in range(3000)))
@@ -110,7 +99,7 @@ def test_each_kind_is_counted_placed_and_left_out(tmp_path, name, content, kind,
     assert reject["kind"] == kind
     assert reject["place"].startswith(f"{path}{place}")
     assert message in reject["message"]
-    same(train_documents(out), expected([Path(s) for s in sources], Recipe()))
+    same(rated(out), expected([Path(s) for s in sources], Recipe()))
     kept = manifest.splits["train"].documents
     assert kept == 50 if path.suffix != ".gz" else 500 < kept < 3030
     # With nothing to reject the file of an earlier time is not left to mislead.
@@ -133,7 +122,7 @@ def test_a_stray_quote_does_not_swallow_what_follows(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("\n".join(rows))
     prepare([str(path)], tmp_path / "out", split=(1, 0, 0))
-    found = {text for text, _ in train_documents(tmp_path / "out")}
+    found = {text for text, _ in rated(tmp_path / "out")}
     assert found == {b"\n good "} | {b"\n good %d " % n for n in range(3, 3000)}
 
 
@@ -141,7 +130,7 @@ def test_what_python_reads_and_duckdb_does_not_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"text": "marked"}\n{"text": "half \\ud800 \\u0000"}\n')
     assert prepare([str(path)], tmp_path / "out", split=(1, 0, 0)).rejected == {}
-    found = {text for text, _ in train_documents(tmp_path / "out")}
+    found = {text for text, _ in rated(tmp_path / "out")}
     assert found == {b"\n marked ", b"\n half ? \0 "}
 
 
@@ -195,7 +184,7 @@ def test_sql_does_what_python_does(tmp_path, cleaning, dedupe, threads):
     )
     wanted = expected([jsonl, table], recipe)
     assert len(wanted) > 500
-    same(train_documents(tmp_path / "out"), wanted)
+    same(rated(tmp_path / "out"), wanted)
 
 
 def test_a_gzip_whose_checksum_is_wrong_is_damaged(tmp_path: Path) -> None:
@@ -279,7 +268,7 @@ def test_a_text_of_a_parquet_file_that_is_not_utf8_is_one_reject(tmp_path: Path)
         prepare([str(path)], out, max_reject_fraction=0.0001)
     manifest = prepare([str(path)], out, split=(1, 0, 0))
     assert (manifest.records, manifest.rejected) == (9_998, {"not UTF-8": 2})
-    assert sorted(train_documents(out)) == sorted(
+    assert sorted(rated(out)) == sorted(
         (f"\n good {i} é ".encode(), i % 5) for i in range(10_000) if i not in (1234, 9999)
     )
     first = (tmp_path / "out.rejects.jsonl").read_text().splitlines()[0]
@@ -293,7 +282,7 @@ def test_a_parquet_file_of_few_texts_is_no_other(tmp_path: Path) -> None:
     out = tmp_path / "out"
     manifest = prepare([str(path)], out, split=(1, 0, 0), max_reject_fraction=0.02)
     assert (manifest.splits["train"].documents, manifest.rejected) == (49, {"not UTF-8": 60})
-    assert {round(rating, 3) for _, rating in train_documents(out)} == {4.0, 4.1}
+    assert {round(rating, 3) for _, rating in rated(out)} == {4.0, 4.1}
     damaged_parquet(path, "SELECT 'bad' AS text FROM range(3)", b"bad")
     with pytest.raises(UserError, match=r"a\.parquet, row 1: not UTF-8 text \(byte 0xff\)"):
         prepare([str(path)], tmp_path / "more", max_reject_fraction=1)

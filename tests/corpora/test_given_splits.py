@@ -1,27 +1,20 @@
 """Splits that come as files: all of their documents, in their order, byte for byte if asked for."""
 
 import gzip
-import json
 import random
 import re
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mlstm_jax import cli
 from mlstm_jax.corpora import given_splits
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.data.corpus import SPLITS, SplitName, open_corpus
 from mlstm_jax.errors import UserError
 
-
-def documents(folder: Path, split: SplitName) -> list[bytes]:
-    opened = open_corpus(folder, verify=True).split(split)
-    data, cuts = opened.bytes[:].tobytes(), [int(offset) for offset in opened.offsets]
-    return [data[a:b] for a, b in pairwise(cuts)]
+from .written import contents, documents, jsonl
 
 
 def some_bytes(seed: int, count: int) -> bytes:
@@ -58,17 +51,11 @@ def test_without_cleaning_text_files_are_kept_byte_for_byte(tmp_path, document):
 
 
 def test_records_keep_their_order_their_copies_and_their_ratings(tmp_path: Path) -> None:
-    def write(name: str, texts: list[str]) -> list[str]:
-        path = tmp_path / f"{name}.jsonl"
-        lines = [json.dumps({"text": t, "rating": len(t)}) for t in texts]
-        path.write_text("\n".join([*lines, '{"text": " "}', "{}"]) + "\n")
-        return [str(path)]
-
     texts = {"train": ["b", "aa", "b", "B "], "test": ["b", "zzz"]}
-    sources: dict[SplitName, list[str]] = {
-        "train": write("a", texts["train"]),
-        "test": write("b", texts["test"]),
-    }
+    sources: dict[SplitName, list[str]] = {}
+    for name in texts:
+        records = [{"text": text, "rating": len(text)} for text in texts[name]]
+        sources[name] = [jsonl(tmp_path / f"{name}.jsonl", [*records, {"text": " "}, {}])]
     manifest = prepare(sources, tmp_path / "out")
     assert (manifest.records, manifest.blank, manifest.without_text) == (10, 2, 2)
     assert (manifest.duplicates, manifest.dedupe) == (0, "none")
@@ -85,7 +72,7 @@ def test_a_corpus_of_given_splits_is_the_same_each_time(tmp_path: Path) -> None:
     folders = [tmp_path / "one", tmp_path / "two"]
     for folder in folders:
         prepare({"train": [str(tmp_path / "a.txt")]}, folder, clean="none")
-    first, second = ({p.name: p.read_bytes() for p in folder.iterdir()} for folder in folders)
+    first, second = map(contents, folders)
     assert first == second
     assert open_corpus(folders[0]).manifest == open_corpus(folders[1]).manifest
 
@@ -105,7 +92,7 @@ def test_a_corpus_of_given_splits_is_the_same_each_time(tmp_path: Path) -> None:
     ],
 )
 def test_what_does_not_suit_given_splits_is_refused(
-    tmp_path, monkeypatch, capsys, arguments, message
+    arguments, message, tmp_path, monkeypatch, refused
 ):
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b"):
@@ -113,11 +100,7 @@ def test_what_does_not_suit_given_splits_is_refused(
     Path("empty.txt").touch()
     Path("cut.txt.gz").write_bytes(gzip.compress(some_bytes(1, 3000))[:-20])
     there = sorted(Path().iterdir())
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(["prepare", *arguments, "--clean", "none", "--out", "out"])
-    assert stopped.value.code == 2
-
-    assert re.search(message, capsys.readouterr().err)
+    assert re.search(message, refused("prepare", *arguments, "--clean", "none", "--out", "out"))
     assert sorted(Path().iterdir()) == there
 
 

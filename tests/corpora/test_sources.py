@@ -13,8 +13,9 @@ import pytest
 
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.corpora.sources import Source, find_sources, passed_over
-from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import UserError
+
+from .written import rated
 
 # The three layouts in which McAuley's group has published Amazon's reviews.
 LAYOUTS = {
@@ -50,10 +51,7 @@ def found_names(*names: str) -> list[str]:
 
 
 def texts(folder: Path) -> dict[str, float]:
-    split = open_corpus(folder).split("train")
-    assert split.ratings is not None
-    found = split.bytes[:].tobytes().decode().split(" \n ")
-    return {t.strip(): float(r) for t, r in zip(found, split.ratings, strict=True)}
+    return {text.decode().strip(): rating for text, rating in rated(folder)}
 
 
 def test_all_three_layouts_of_mcauley_and_parquet(tmp_path: Path) -> None:
@@ -87,10 +85,7 @@ def test_the_kind_of_a_source() -> None:
     assert {name: Source(name).kind for name in kinds} == kinds
     assert [name for name in kinds if not Source(name).is_file] == ["tfds:a/b:train", "pydoc:"]
     assert [name for name in kinds if Source(name).is_gzip] == ["A.TXT.GZ", "a.gz"]
-
-
-def test_a_source_can_be_sent_to_the_workers_of_beam() -> None:
-    assert pickle.loads(pickle.dumps(Source("a.txt"))) == Source("a.txt")
+    assert pickle.loads(pickle.dumps(Source("a.txt"))) == Source("a.txt")  # to workers of Beam
 
 
 def test_one_file_named_twice_is_read_once(tmp_path: Path) -> None:
@@ -149,9 +144,12 @@ def test_temporary_files_elsewhere_are_gone_after(tmp_path: Path) -> None:
     # Of a process that was killed; no process has so high a number.
     left = temp / ".out.partial-4999999" / "scratch"
     left.mkdir(parents=True)
-    prepare([str(path)], tmp_path / "out", temp_dir=temp)
-    assert list(temp.iterdir()) == []
-    assert {p.name for p in tmp_path.iterdir()} == {"a.txt", "out", "temp"}
+    for place in (temp, tmp_path):
+        prepare([str(path)], tmp_path / "out", temp_dir=place, overwrite=True)
+        assert list(temp.iterdir()) == []
+        assert {p.name for p in tmp_path.iterdir()} == {"a.txt", "out", "temp"}
+    with pytest.raises(UserError, match=r"temp_dir .*none: is not a writable folder; name another"):
+        prepare([str(path)], tmp_path / "more", temp_dir=tmp_path / "none")
 
 
 def test_a_memory_limit_that_is_no_size_or_too_low(tmp_path: Path) -> None:
@@ -205,14 +203,6 @@ def test_folder_names_are_no_columns(tmp_path: Path) -> None:
     (folder / "b.jsonl").write_text('{"text": "lines", "rating": 4}\n')
     prepare([str(tmp_path / "rating=1")], tmp_path / "out", split=(1, 0, 0))
     assert texts(tmp_path / "out") == {"parquet": 5.0, "lines": 4.0}
-
-
-def test_temporary_files_in_the_folder_of_the_corpus(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
-    prepare([str(tmp_path / "a.txt")], tmp_path / "out", temp_dir=tmp_path)
-    assert {p.name for p in tmp_path.iterdir()} == {"a.txt", "out"}
-    with pytest.raises(UserError, match=r"temp_dir .*none: is not a writable folder; name another"):
-        prepare([str(tmp_path / "a.txt")], tmp_path / "more", temp_dir=tmp_path / "none")
 
 
 def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:

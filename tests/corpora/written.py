@@ -1,0 +1,29 @@
+"""What the tests write as sources, and read from corpora."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+from mlstm_jax.data.corpus import SplitName, open_corpus
+
+
+def jsonl(path: Path, records: list[dict[str, object]]) -> str:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return str(path)
+
+
+def documents(folder: Path, name: SplitName = "train") -> list[bytes]:
+    split = open_corpus(folder, verify=True).split(name)
+    data, cuts = split.bytes[:].tobytes(), [int(offset) for offset in split.offsets]
+    return [data[a:b] for a, b in pairwise(cuts)]
+
+
+def rated(folder: Path) -> list[tuple[bytes, float]]:
+    """The documents for training with their ratings; NaN for none."""
+    texts, ratings = documents(folder), open_corpus(folder).split("train").ratings
+    known = [float("nan")] * len(texts) if ratings is None else map(float, ratings)
+    return list(zip(texts, known, strict=True))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
