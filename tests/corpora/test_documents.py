@@ -86,10 +86,10 @@ def test_fields_by_name_and_by_default(tmp_path: Path) -> None:
     assert named == [Document("named", 3.5)]
 
 
-@pytest.mark.parametrize("rating", ["good", None, True, [5], "", "nan", 1e39, 10**400, "inf"])
-def test_what_is_not_a_number_is_no_rating(tmp_path: Path, rating: object) -> None:
-    source = write(tmp_path / "a.jsonl", lines({"text": "t", "rating": rating}))
-    assert documents(source) == [Document("t", None)]
+def test_what_is_not_a_number_is_no_rating(tmp_path: Path) -> None:
+    ratings = ["good", None, True, [5], "", "nan", 1e39, 10**400, "inf"]
+    source = write(tmp_path / "a.jsonl", lines(*({"text": "t", "rating": one} for one in ratings)))
+    assert documents(source) == [Document("t", None)] * len(ratings)
 
 
 def test_csv_fields_may_be_long_and_hold_newlines_and_quotes(tmp_path: Path) -> None:
@@ -156,17 +156,12 @@ def test_the_bytes_read_add_up_to_the_file(tmp_path: Path) -> None:
         ),
         ("a.jsonl", '{"text": "t"}\n\n{"text": \n', r"line 3: not JSON .*'{\"text\":'"),
         ("a.jsonl", "[" * 100_000, r"line 1: not JSON"),
-        ("a.jsonl", '{"text": "t"}\n["t"]\n', r"line 2: \[\"t\"\] is not a record"),
         ("a.json", '[{"text": "t"}, 5]', r"element 2 of its array: 5 is not a record"),
         ("a.json", '[{"text": "t"},\n}]', r"line 2: not JSON"),
-        ("a.txt", b"fine\ncaf\xe9 x\n", r"line 2: not UTF-8 text \(byte 0xe9\); convert"),
-        ("a.csv", b"text\nfine\ncaf\xe9\n", r"line 3: not UTF-8"),
         ("a.txt", b"fine\nPK\0\1", r"line 2: has a NUL byte, so it is a binary file"),
         ("a.csv", "id,body\n1,t\n", r"no column text or .*columns are id, body\. .*`text_column`"),
         ("a.csv", 'n,text\n1,"a"\n2,"b\n3,c\n', r"line 3: not CSV .*quote is stray or not closed"),
-        ("a.csv", 'n,text\n1,"a"b\n', r"line 2: not CSV"),
         ("a.csv", "n,text\n1,a\n2\n", r"line 3: 1 columns where the header has 2"),
-        ("a.csv", "n,text\n1,well, no\n", r"line 2: 3 columns where the header has 2"),
         ("a.csv", "", r"contains no text"),
         ("a.txt", " \n\n", r"contains no text"),
         ("a.csv", "text\n \n", r"none of its 1 records has text in text or .*: it is blank in 1"),
@@ -231,22 +226,13 @@ def test_fields_separated_by_tabs_are_quoted_if_the_file_shows_it(tmp_path, cont
     assert texts(write(tmp_path / "a.tsv", content)) == expected
 
 
-@pytest.mark.parametrize(
-    ("quoting", "expected"), [("yes", ["begins\t1\nends"]), ("no", ['"begins', 'ends"'])]
-)
-@pytest.mark.parametrize("suffix", ["tsv", "csv"])
-def test_records_that_a_quote_may_have_joined_are_noted(tmp_path, suffix, quoting, expected):
-    content = 'text\tn\n"begins\t1\nends"\t2\n'
-    if suffix == "csv":
-        content = content.replace("\t", ",")
-        expected = [one.replace("\t", ",") for one in expected]
+@pytest.mark.parametrize(("suffix", "delimiter"), [("tsv", "\t"), ("csv", ",")])
+def test_records_that_a_quote_may_have_joined_are_noted(tmp_path, suffix, delimiter):
+    content = 'text\tn\n"begins\t1\nends"\t2\n'.replace("\t", delimiter)
     source = write(tmp_path / f"a.{suffix}", content)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        assert texts(source, quoting=quoting) == expected
-    assert [f"a.{suffix}, lines 2 to 3: a field" in str(one.message) for one in told] == [True] * (
-        quoting == "yes"
-    )
+    with pytest.warns(Note, match=rf"a\.{suffix}, lines 2 to 3: a field"):
+        assert texts(source, quoting="yes") == [f"begins{delimiter}1\nends"]
+    assert texts(source, quoting="no") == ['"begins', 'ends"']
 
 
 def test_lines_with_tabs_in_a_text_file_are_noted(tmp_path: Path) -> None:
@@ -316,18 +302,15 @@ def test_counts_are_those_of_pythons_csv(name: str) -> None:
 
 def test_a_field_that_was_named_and_is_not_there(tmp_path: Path) -> None:
     table = write(tmp_path / "a.csv", "text,rating\nt,1\n")
-    with pytest.raises(UserError, match=r"no column body; its columns are text, rating"):
-        documents(table, text_column="body")
     records = write(tmp_path / "a.jsonl", lines({"text": "t"}))
-    with pytest.raises(UserError, match=r"has text in body; the fields seen are text\."):
-        documents(records, text_column="body")
-
-
-def test_a_file_that_is_not_there_or_is_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"none\.txt: there is no such file"):
-        documents(Source(f"{tmp_path}/none.txt"))
-    with pytest.raises(UserError, match=r"is a folder; name the files in it"):
-        documents(Source(str(tmp_path)))
+    for source, message in (
+        (table, r"no column body; its columns are text, rating"),
+        (records, r"has text in body; the fields seen are text\."),
+        (Source(f"{tmp_path}/none.txt"), r"none\.txt: there is no such file"),
+        (Source(str(tmp_path)), r"is a folder; name the files in it"),
+    ):
+        with pytest.raises(UserError, match=message):
+            documents(source, text_column="body")
 
 
 def test_gzip_that_is_not_or_is_cut_short_or_damaged(tmp_path: Path) -> None:

@@ -1,13 +1,9 @@
 """A prepare that is told to stop says so in one line, and leaves nothing behind."""
 
-import json
 import os
-import random
-import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -49,24 +45,34 @@ def test_whatever_a_library_makes_of_it_the_signal_is_the_reason(number: signal.
     assert told.value.exit_code == 128 + number
 
 
+def run_program(folder: Path, text: str, *words: object) -> tuple[int, str]:
+    """Run a program in a process of its own, as `python -m` does; return its exit code and errors.
+
+    `python -m` looks at what was noted, as a file's `sys.exit` does not.
+    """
+    (folder / "program.py").write_text(text)
+    path = os.pathsep.join([str(folder), str(REPOSITORY)])
+    command = [sys.executable, "-m", "program", *map(str, words)]
+    surroundings = os.environ | {"PYTHONPATH": path}
+    done = subprocess.run(command, env=surroundings, capture_output=True, text=True)
+    assert done.stdout == ""
+    return done.returncode, done.stderr
+
+
 def test_the_exit_code_is_the_signals_when_it_comes_in_code_that_c_runs(tmp_path: Path) -> None:
-    """Of `python -m`, which looks at what was noted; a file's `sys.exit` does not."""
-    (tmp_path / "program.py").write_text(
-        "import ctypes, signal, sys\n"
-        "from mlstm_jax.guard import Interrupted, interruptible\n"
-        "run = ctypes.pythonapi.PyRun_String\n"
-        "run.restype, found = ctypes.py_object, ctypes.py_object\n"
-        "run.argtypes = [ctypes.c_char_p, ctypes.c_int, found, found]\n"
-        "try:\n"
-        "    with interruptible(signal.SIGTERM):\n"
-        "        run(b'import signal; signal.raise_signal(signal.SIGTERM)', 257, {}, {})\n"
-        "except Interrupted as error:\n"
-        "    sys.exit(error.exit_code)\n"
-    )
-    path = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
-    command = [sys.executable, "-m", "program"]
-    made = subprocess.run(command, env=os.environ | {"PYTHONPATH": path})
-    assert made.returncode == 128 + signal.SIGTERM
+    program = """
+import ctypes, signal, sys
+from mlstm_jax.guard import Interrupted, interruptible
+run = ctypes.pythonapi.PyRun_String
+run.restype, found = ctypes.py_object, ctypes.py_object
+run.argtypes = [ctypes.c_char_p, ctypes.c_int, found, found]
+try:
+    with interruptible(signal.SIGTERM):
+        run(b'import signal; signal.raise_signal(signal.SIGTERM)', 257, {}, {})
+except Interrupted as error:
+    sys.exit(error.exit_code)
+"""
+    assert run_program(tmp_path, program)[0] == 128 + signal.SIGTERM
 
 
 def test_a_second_signal_does_not_end_the_tidying_up() -> None:
@@ -87,24 +93,19 @@ def test_a_second_signal_does_not_end_the_tidying_up() -> None:
 
 def test_a_signal_that_a_callback_swallows_comes_again(tmp_path: Path) -> None:
     """As in the garbage collector's callback that JAX installs, where an exception is ignored."""
-    (tmp_path / "program.py").write_text(
-        "import gc, signal, time\n"
-        "from mlstm_jax import cli\n"
-        "def work(words, program):\n"
-        "    gc.callbacks.append(lambda *_: signal.raise_signal(signal.SIGINT))\n"
-        "    gc.collect()\n"
-        "    gc.callbacks.clear()\n"
-        "    time.sleep(5)\n"
-        "cli.run = work\n"
-        "cli.main()\n"
-    )
-    made = subprocess.run(
-        [sys.executable, tmp_path / "program.py", "generate"],
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-    )
-    assert (made.returncode, made.stderr) == (130, "mlstm-jax generate: interrupted by SIGINT.\n")
+    program = """
+import gc, signal, time
+from mlstm_jax import cli
+def work(words, program):
+    gc.callbacks.append(lambda *_: signal.raise_signal(signal.SIGINT))
+    gc.collect()
+    gc.callbacks.clear()
+    time.sleep(5)
+cli.run = work
+cli.main()
+"""
+    told = "mlstm-jax generate: interrupted by SIGINT.\n"
+    assert run_program(tmp_path, program, "generate") == (130, told)
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -180,66 +181,17 @@ def test_one_line_and_nothing_left(tmp_path, monkeypatch, capsys, number, where,
 def test_what_duckdb_calls_its_leaks_is_not_shown(tmp_path: Path) -> None:
     """They come when the interpreter is finalised: rarely by themselves, here always."""
     (tmp_path / "a.txt").write_text("review é &amp;\n")
-    (tmp_path / "program.py").write_text(
-        "import ctypes, signal\n"
-        "from mlstm_jax import cli\n"
-        "from mlstm_jax.corpora import duckdb_stage\n"
-        "def read(stage):\n"
-        "    ctypes.pythonapi.Py_IncRef(ctypes.py_object(stage._con))\n"
-        "    signal.raise_signal(signal.SIGTERM)\n"
-        "duckdb_stage.Stage.read = read\n"
-        "cli.main()\n"
-    )
-    command = [sys.executable, tmp_path / "program.py", "prepare", tmp_path / "a.txt"]
-    made = subprocess.run(
-        [*command, "--out", tmp_path / "out"],
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-    )
+    program = """
+import ctypes, signal
+from mlstm_jax import cli
+from mlstm_jax.corpora import duckdb_stage
+def read(stage):
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(stage._con))
+    signal.raise_signal(signal.SIGTERM)
+duckdb_stage.Stage.read = read
+cli.main()
+"""
     told = "mlstm-jax prepare: interrupted by SIGTERM; no temporary files are left.\n"
-    assert (made.returncode, made.stdout, made.stderr) == (128 + signal.SIGTERM, "", told)
+    words = "prepare", tmp_path / "a.txt", "--out", tmp_path / "out"
+    assert run_program(tmp_path, program, *words) == (128 + signal.SIGTERM, told)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_sixteen_signals_at_random_moments(tmp_path: Path, command_environment: dict) -> None:
-    generator = random.Random(1)
-    words = [f"{generator.getrandbits(64):x}" for _ in range(5000)]
-    texts = [" ".join(generator.choices(words, k=60)) + " é" * (i % 2) for i in range(20_000)]
-    folder, out = tmp_path / "in", tmp_path / "corpora" / "out"
-    folder.mkdir()
-    (folder / "a.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts[::2]))
-    (folder / "b.txt").write_text("".join(f"{text}\n" for text in texts[1::2]), encoding="utf-8")
-    command = [sys.executable, "-m", "mlstm_jax", "prepare", folder, "--out", out]
-
-    def start() -> subprocess.Popen:
-        return subprocess.Popen(
-            command,
-            cwd=REPOSITORY,
-            env=command_environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    begun = time.monotonic()
-    assert not start().communicate()[1]
-    duration = time.monotonic() - begun
-    stopped = 0
-    for n in range(16):
-        shutil.rmtree(out.parent)
-        out.parent.mkdir()
-        process, number = start(), SIGNALS[n % 2]
-        while process.poll() is None and not list(out.parent.iterdir()):
-            time.sleep(0.005)  # not before it works
-        time.sleep(generator.uniform(0, 0.5) * duration)
-        process.send_signal(number)
-        told = process.communicate()[1]
-        if out.exists():  # It was done before.
-            assert {path.name for path in out.parent.iterdir()} == {"out"}
-            continue
-        stopped += 1
-        assert (process.returncode, told.count("\n")) == (128 + number, 1), told
-        assert not list(out.parent.iterdir())
-    assert stopped > 4

@@ -5,6 +5,7 @@ import math
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -288,30 +289,38 @@ def test_killed_while_the_old_corpus_is_removed_none_of_it_comes_back(tmp_path, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("there", [False, True])
-def test_ten_kills_at_random_moments_leave_the_old_corpus_or_none(tmp_path, there):
-    generator = random.Random(there)
+def test_kills_and_signals_at_random_moments_leave_the_old_corpus_or_none(
+    tmp_path: Path, there: bool
+) -> None:
+    generator, out = random.Random(there), tmp_path / "corpora/out"
     words = [f"{generator.getrandbits(64):x}" for _ in range(5000)]
     sources = []
     for name in ("old", "new"):
         records = [{"text": " ".join(generator.choices(words, k=80))} for _ in range(20_000)]
         sources.append(jsonl(tmp_path / f"{name}.jsonl", records))
-    out = tmp_path / "corpora/out"
     old = prepare([sources[0]], out) if there else None
+    (tmp_path / "temp").mkdir()
     command = [sys.executable, "-m", "mlstm_jax", "prepare", sources[1], "--out", out]
     command += ["--overwrite", "--temp-dir", tmp_path / "temp"]
-    (tmp_path / "temp").mkdir()
-    begun = time.monotonic()
-    whole = tmp_path / "corpora/whole"
-    subprocess.run([*command[:6], whole], cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
-    duration = time.monotonic() - begun
-    new = open_corpus(whole).manifest
-    left, removed = 0, not there
-    for _ in range(10):
-        process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
+    quiet = {"cwd": REPOSITORY, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+
+    def left() -> list[Path]:
+        return [*out.parent.glob(".out.*"), *(tmp_path / "temp").glob("*")]
+
+    begun, whole = time.monotonic(), tmp_path / "corpora/whole"
+    subprocess.run([*command[:6], whole], check=True, **quiet)
+    duration, new = time.monotonic() - begun, open_corpus(whole).manifest
+    killed, removed = 0, not there
+    for number in [signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGINT] * 4:
+        process = subprocess.Popen(command, text=True, **quiet)
         time.sleep(generator.uniform(0.3, 1) * duration)
-        process.kill()
-        process.wait()
-        left += bool(list(out.parent.glob(".out.*")) or list((tmp_path / "temp").glob("*")))
+        process.send_signal(number)
+        told = process.communicate()[1]
+        if number == signal.SIGKILL:
+            killed += bool(left())
+        elif process.returncode:  # It is told in one line, and nothing is left.
+            assert (process.returncode, told.count("\n")) == (128 + number, 1), told
+            assert not left()
         if out.exists():
             found = open_corpus(out)
             assert differing(found) == []
@@ -321,11 +330,11 @@ def test_ten_kills_at_random_moments_leave_the_old_corpus_or_none(tmp_path, ther
                 removed = True
         else:
             assert removed or list(out.parent.glob(".out.*.old"))
-    assert left > 3
-    subprocess.run(command, cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
+    assert killed > 3
+    subprocess.run(command, check=True, **quiet)
     assert open_corpus(out).manifest == new
     assert sorted(path.name for path in out.parent.iterdir()) == ["out", "whole"]
-    assert list((tmp_path / "temp").iterdir()) == []
+    assert not left()
 
 
 def test_a_kill_between_the_two_renames_loses_nothing(tmp_path: Path, capfd) -> None:

@@ -108,16 +108,27 @@ def test_one_file_named_twice_is_read_once(tmp_path: Path) -> None:
         ("bad.parquet", r"bad\.parquet: cannot be read as Parquet"),
         ("columns.parquet", r"no column text or .*its columns are id, body.*`text_column`"),
         ("numbers.parquet", r"its column text is INTEGER, not text"),
+        ("", r"a source is an empty string, ''; name a file, or \. for this folder"),
+        ("loop.jsonl", r"loop\.jsonl: Too many levels of symbolic links; check the name"),
+        ("x" * 256 + ".txt", r"x\.txt: File name too long; check the name"),
+        ("x" * 256 + "*.txt", r"x\*\.txt: File name too long; check the name"),
+        ("hollow", r"hollow: all files of a known kind in this folder are empty, such as .*a\.txt"),
+        (os.fsdecode(b"caf\xe9.parquet"), r"parquet: its name is not UTF-8, .*; rename it"),
     ],
 )
-def test_sources_that_cannot_be(tmp_path: Path, source: str, message: str) -> None:
-    (tmp_path / "empty").mkdir()
+def test_sources_that_cannot_be(tmp_path, monkeypatch, source, message):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("empty", "hollow"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "loop.jsonl").symlink_to("loop.jsonl")
+    for name in ("hollow/a.txt", os.fsdecode(b"caf\xe9.parquet")):
+        Path(name).touch()
     (tmp_path / "a.zip").write_bytes(b"PK")
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 and no more")
     write_parquet(tmp_path / "columns.parquet", "SELECT 1 AS id, 'x' AS body")
     write_parquet(tmp_path / "numbers.parquet", "SELECT 1 AS text")
     with pytest.raises(UserError, match=message):
-        prepare([f"{tmp_path}/{source}"], tmp_path / "out")
+        prepare([source], tmp_path / "out")
     assert not list(tmp_path.glob("*out*"))
 
 
@@ -259,45 +270,21 @@ def test_links_to_folders_are_followed_and_each_folder_read_once(tmp_path: Path)
         assert sorted(found_names(str(source))) == wanted
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("", r"a source is an empty string, ''; name a file, or \. for this folder"),
-        ("loop.jsonl", r"loop\.jsonl: Too many levels of symbolic links; check the name"),
-        ("x" * 256 + ".txt", r"x\.txt: File name too long; check the name"),
-        ("x" * 256 + "*.txt", r"x\*\.txt: File name too long; check the name"),
-        ("hollow", r"hollow: all files of a known kind in this folder are empty, such as .*a\.txt"),
-        (os.fsdecode(b"caf\xe9.parquet"), r"parquet: its name is not UTF-8, .*; rename it"),
-    ],
-)
-def test_names_that_cannot_be(tmp_path, monkeypatch, source, message):
-    monkeypatch.chdir(tmp_path)
-    os.symlink("loop.jsonl", "loop.jsonl")
-    os.mkdir("hollow")
-    Path("hollow/a.txt").touch()
-    Path(os.fsdecode(b"caf\xe9.parquet")).touch()
-    with pytest.raises(UserError, match=message):
-        prepare([source], tmp_path / "out")
-
-
 @pytest.mark.parametrize("argument", ["out", "temp_dir"])
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
+def test_folders_that_cannot_be(tmp_path: Path, argument: str) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
+    for name, message in (
         ("loop", "leads back to itself|Too many levels"),
         ("x" * 240, "File name too long"),
         ("none/" + "x" * 256, "File name too long"),
         (os.fsdecode(b"caf\xe9"), "name is not UTF-8"),
-    ],
-)
-def test_folders_that_cannot_be(tmp_path: Path, argument: str, name: str, message: str) -> None:
-    (tmp_path / "loop").symlink_to("loop")
-    (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
-    out = tmp_path / (name if argument == "out" else "out")
-    temp = tmp_path / name if argument == "temp_dir" else None
-    with pytest.raises(UserError, match=rf"{argument} .*({message}).*; name another folder"):
-        prepare([str(tmp_path / "a.txt")], out, temp_dir=temp)
-    assert {p.name for p in tmp_path.iterdir()} == {"a.txt", "loop"}
+    ):
+        out = tmp_path / (name if argument == "out" else "out")
+        temp = tmp_path / name if argument == "temp_dir" else None
+        with pytest.raises(UserError, match=rf"{argument} .*({message}).*; name another folder"):
+            prepare([str(tmp_path / "a.txt")], out, temp_dir=temp)
+        assert {p.name for p in tmp_path.iterdir()} == {"a.txt", "loop"}
 
 
 @pytest.mark.parametrize("name", ["~t.parquet", "~t.jsonl", "~t.csv"])
