@@ -32,12 +32,17 @@ def test_scikit_learns_own_checks(model: mlstm.TrainedModel) -> None:
     assert passed >= {one["check_name"] for one in of_texts if one["status"] == "passed"} > set()
 
 
-def test_a_pipeline_from_texts_to_labels(model: mlstm.TrainedModel) -> None:
-    classifier = make_pipeline(mlstm.Features(model), LogisticRegression()).fit(TEXTS, LABELS)
-    assert classifier.score(TEXTS, LABELS) > 0.9
-    np.testing.assert_array_equal(
-        mlstm.Features(model, state="c").fit_transform(TEXTS), model.encode(TEXTS, "c")
-    )
+def test_a_pipeline_from_texts_to_labels(model: mlstm.TrainedModel, tmp_path: Path) -> None:
+    """It is kept in a file, and its clones share the model."""
+    features = mlstm.Features(model, state="c")
+    np.testing.assert_array_equal(features.fit_transform(TEXTS), model.encode(TEXTS, "c"))
+    assert clone(features).model is model
+    assert clone(features).get_params() == features.get_params()
+    pipeline = make_pipeline(mlstm.Features(model), LogisticRegression()).fit(TEXTS, LABELS)
+    assert pipeline.score(TEXTS, LABELS) > 0.9
+    joblib.dump(pipeline, tmp_path / "pipeline.joblib")
+    again = joblib.load(tmp_path / "pipeline.joblib")
+    np.testing.assert_array_equal(again.predict_proba(TEXTS), pipeline.predict_proba(TEXTS))
 
 
 def test_texts_that_come_only_once(model: mlstm.TrainedModel) -> None:
@@ -54,30 +59,13 @@ def test_a_grid_search_chooses_the_state(model: mlstm.TrainedModel) -> None:
     assert search.fit(TEXTS, LABELS).best_score_ > 0.8
 
 
-def test_clones_share_the_model(model: mlstm.TrainedModel) -> None:
-    first = mlstm.Features(model, state="h", all_layers=True)
-    again = clone(first)
-    assert again.model is model
-    assert again.get_params() == first.get_params()
-
-
-def test_it_is_kept_in_a_file(model: mlstm.TrainedModel, tmp_path: Path) -> None:
-    pipeline = make_pipeline(mlstm.Features(model), LogisticRegression()).fit(TEXTS, LABELS)
-    joblib.dump(pipeline, tmp_path / "pipeline.joblib")
-    again = joblib.load(tmp_path / "pipeline.joblib")
-    np.testing.assert_array_equal(again.predict_proba(TEXTS), pipeline.predict_proba(TEXTS))
-
-
 def test_names_and_data_frames(model: mlstm.TrainedModel) -> None:
     pandas = pytest.importorskip("pandas")
     features = mlstm.Features(model, all_layers=True).set_output(transform="pandas")
     table = features.fit_transform(TEXTS[:3])
     assert isinstance(table, pandas.DataFrame)
-    assert [*table.columns[:2], table.columns[-1]] == [
-        "layer0_mean_h_0",
-        "layer0_mean_h_1",
-        "layer1_mean_h_63",
-    ]
+    ends = [*table.columns[:2], table.columns[-1]]
+    assert ends == ["layer0_mean_h_0", "layer0_mean_h_1", "layer1_mean_h_63"]
     assert mlstm.Features(model, state="c").get_feature_names_out()[5] == "c_5"
     both = mlstm.Features(model, state="c+mean_h").fit(TEXTS)
     assert both.get_feature_names_out()[[5, 64 + 5]].tolist() == ["c_5", "mean_h_5"]

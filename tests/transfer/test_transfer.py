@@ -140,14 +140,10 @@ def test_text_cut_inside_a_character_is_joined() -> None:
         ({"bytes": 2**30, "samples": 3}, "must be 0 to 715,827,882 with `samples` 3"),
         ({"samples": 0}, "samples is 0"),
         ({"samples": 10**9}, "samples is 1000000000, but it must be 1 to 1,000"),
-        ({"temperature": float("nan")}, "temperature is nan"),
         ({"temperature": 1e39}, r"temperature is 1e\+39, but it must be 0 or more, and finite"),
-        ({"top_k": 0}, "top_k is 0"),
-        ({"top_p": 1.5}, "top_p is 1.5"),
         ({"held": {10**30: 1.0}}, "set_unit 10+: the model has units 0 to 63"),
         ({"held": {3: float("nan")}}, "set_unit 3=nan: the value must be finite in float32"),
         ({"held": {3: 1e39}}, r"set_unit 3=1e\+39: the value must be finite in float32"),
-        ({"seed": -1}, "seed is -1, but it must be 0 to 4,294,967,295"),
         ({"seed": 2**32}, "seed is 4294967296, but it must be 0 to 4,294,967,295"),
     ],
 )
@@ -162,10 +158,10 @@ def test_seeds_to_the_last_draw_different_texts(run: Run) -> None:
     assert len(set(drawn)) == len(seeds)
 
 
-@pytest.mark.parametrize("wanted", ["\u00b2", "9" * 5000, "+1", "1_0", "-1"])
-def test_a_checkpoint_that_is_none_is_named(run: Run, wanted: str) -> None:
-    with pytest.raises(UserError, match="has checkpoints at 300; give one of these steps"):
-        load_run(run.folder, wanted)
+def test_a_checkpoint_that_is_none_is_named(run: Run) -> None:
+    for wanted in ("\u00b2", "9" * 5000, "+1", "1_0", "-1"):
+        with pytest.raises(UserError, match="has checkpoints at 300; give one of these steps"):
+            load_run(run.folder, wanted)
 
 
 def test_generate_from_the_command_line(
@@ -288,22 +284,6 @@ def test_a_longer_text_is_read_as_a_short_one(run: Run) -> None:
     assert part.next_V[text[70]] > 0.1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--unit", "64", "--text", "a"], "--unit 64 does not exist"),
-        (["--unit", "1", "--layer", "2", "--text", "a"], "--layer 2 does not exist: the model has"),
-        (["--unit", "1"], "the text is empty"),
-        (["--unit", "1", "--text", "a", "--scale", "0"], "--scale is 0"),
-        (["--unit", "1", "--text", "a", "--out", "x.gif"], "an .html or .png file"),
-    ],
-)
-def test_a_heat_map_of_nothing_is_refused(
-    run: Run, arguments: list[str], message: str, refused: Callable[..., str]
-) -> None:
-    assert message in refused("heatmap", run.folder, "--out", "x.html", *arguments)
-
-
 def test_characters_of_damaged_text() -> None:
     found = characters("é日".encode() + b"\xffa\xe6\x97")
     assert [one.text for one in found] == ["é", "日", "�", "a", "�", "�"]
@@ -362,27 +342,22 @@ def test_a_split_of_another_preparation_is_not_taken_for_one_that_was_not_traine
     assert "not the training corpus" in load(folder).report(own)
 
 
-def test_a_run_needs_checkpoints(run: Run, tmp_path: Path) -> None:
+def test_a_run_needs_checkpoints_and_its_own_config(run: Run, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a run folder"):
         load_run(tmp_path)
-    (tmp_path / "config.json").write_text((run.folder / "config.json").read_text())
-    with pytest.raises(UserError, match="has no checkpoint"):
-        load_run(tmp_path)
-    digest.write_json(tmp_path / "config.json", {"model": {"hiden": 3}})
+    file, text = tmp_path / "config.json", (run.folder / "config.json").read_text()
+    for whole in (text, json.dumps(json.loads(text), sort_keys=True)):
+        file.write_text(whole)
+        with pytest.raises(UserError, match="has no checkpoint"):
+            load_run(tmp_path)
+    digest.write_json(file, {"model": {"hiden": 3}})
     with pytest.raises(UserError, match=r"config\.json is not the config"):
         load_run(tmp_path)
-
-
-def test_a_config_that_was_edited_is_refused(run: Run, tmp_path: Path) -> None:
-    text = (run.folder / "config.json").read_text()
     edits = ('"batch": ', '"batch": 1'), ('"crc32": "', '"crc32": "0'), ("crc32", "crc33")
     for old, new in edits:
-        (tmp_path / "config.json").write_text(text.replace(old, new))
+        file.write_text(text.replace(old, new))
         with pytest.raises(UserError, match=r"config\.json is not .*crc32.*options of `mlstm-jax"):
             load_run(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(json.loads(text), sort_keys=True))
-    with pytest.raises(UserError, match="has no checkpoint"):
-        load_run(tmp_path)
 
 
 def test_a_config_of_another_model_is_refused(
@@ -398,14 +373,8 @@ def test_a_config_of_another_model_is_refused(
             load_run(copy)
 
 
-def test_run_says_what_it_was_trained_on(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_says_what_it_was_trained_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run.cleaning == "radford"
     monkeypatch.chdir(run.folder)
     assert run.name == dataclasses.replace(run, folder=Path()).name == "run, step 300"
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs/weights.safetensors").touch()
-    theirs = dataclasses.replace(run, folder=tmp_path / "theirs", step=0)
-    assert theirs.name == "theirs, imported"
-    assert dataclasses.asdict(run.config)["model"]["layers"] == 2
+    assert run.config.model.layers == 2
