@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import math
 import re
 import resource
 import signal
@@ -39,6 +40,7 @@ from mlstm_jax.transfer.labels import (
 )
 
 NAMES = {2: ["0", "1"], 3: ["bad", "good", "so so"]}
+LABEL = {"C": 1, "threshold": 0.5}
 ABOUT = Description("c", False, "abc", None)
 COLUMNS = ["--text-column", "review", "--label-column", "verdict"]
 
@@ -106,6 +108,12 @@ def test_a_classifier_is_kept_without_pickle(tmp_path: Path, random: np.random.G
     assert also == ABOUT
     assert (again.classes, again.C) == (found.classes, 0.25)
     np.testing.assert_array_equal(again.weights_KD, found.weights_KD)
+    # As before there were labels.
+    assert again.thresholds is None
+    assert list(json.loads((tmp_path / "classifier.json").read_text())) == [
+        *("format", "classes", "C", "softmax", "state", "all_layers", "model", "text_column"),
+        *("arrays", "crc32"),
+    ]
     (tmp_path / "classifier.safetensors").write_bytes(b"no")
     with pytest.raises(UserError, match="cannot be read"):
         classifier_file.load_classifier(tmp_path)
@@ -135,6 +143,11 @@ def test_a_classifier_is_kept_without_pickle(tmp_path: Path, random: np.random.G
         ({"weights": np.zeros((3, 4), int)}, "weights must be finite floating-point numbers"),
         ({"other": np.zeros(3)}, "has the unexpected other"),
         ({"intercepts": np.ones(3)}, r"intercepts.* of classifier\.safetensors does not match"),
+        ({"labels": [LABEL] * 2}, "labels must be one for each of classes"),
+        ({"labels": [LABEL | {"threshold": 1.5}] * 3}, r"threshold is 1\.5, but it must be from 0"),
+        ({"labels": [LABEL | {"threshold": math.nan}] * 3}, "threshold is nan, but it must be"),
+        ({"labels": [{"C": 1}] * 3}, r"labels\[0\]\.threshold is missing"),
+        ({"labels": [LABEL] * 3}, r"deviations has the shape \(4,\), but must have \(3, 4\)"),
     ],
 )
 def test_a_classifier_of_a_stranger_is_checked(

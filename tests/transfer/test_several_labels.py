@@ -262,37 +262,6 @@ def test_the_page_shows_what_is_a_yes(run: Run, transferred: Path) -> None:
     assert said == {True, False}
 
 
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        ([{"C": 1, "threshold": 0.5}] * 2, "labels must be one for each of classes"),
-        ([{"C": 1, "threshold": 1.5}] * 3, r"threshold is 1\.5, but it must be from 0 to"),
-        ([{"C": 1, "threshold": float("nan")}] * 3, "threshold is nan, but it must be"),
-        ([{"C": 1}] * 3, r"labels\[0\]\.threshold is missing"),
-        (None, r"deviations has the shape \(3, 64\), but must have \(64,\)"),
-    ],
-)
-def test_labels_of_a_strangers_classifier_are_checked(
-    labels: Any, message: str, transferred: Path, tmp_path: Path
-) -> None:
-    for name in ("classifier.json", "classifier.safetensors"):
-        shutil.copy(transferred / name, tmp_path)
-    about = json.loads((tmp_path / "classifier.json").read_text())
-    digest.write_json(tmp_path / "classifier.json", about | {"labels": labels})
-    with pytest.raises(UserError, match=message):
-        classifier_file.load_classifier(tmp_path)
-
-
-def test_a_classifier_of_classes_has_no_fields_of_labels(tmp_path: Path) -> None:
-    made = classify.Classifier(np.ones((1, 5)), np.zeros(1), ["no", "yes"], 0.5)
-    classifier_file.save(tmp_path, made, classifier_file.Description("c", False, "abc", None))
-    assert list(json.loads((tmp_path / "classifier.json").read_text())) == [
-        *("format", "classes", "C", "softmax", "state", "all_layers", "model", "text_column"),
-        *("arrays", "crc32"),
-    ]
-    assert classifier_file.load_classifier(tmp_path)[0].thresholds is None
-
-
 def test_the_corpus_has_the_labels_of_each_text(files: dict[str, Path], tmp_path: Path) -> None:
     train, valid = (read_labelled(files[name], None, NAMES) for name in ("train", "valid"))
     for _ in range(2):  # the same bytes, or the second would be refused
