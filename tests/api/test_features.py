@@ -45,7 +45,7 @@ def test_a_pipeline_from_texts_to_labels(model: mlstm.TrainedModel, tmp_path: Pa
     np.testing.assert_array_equal(again.predict_proba(TEXTS), pipeline.predict_proba(TEXTS))
 
 
-def test_texts_that_come_only_once(model: mlstm.TrainedModel) -> None:
+def test_a_generator_of_texts_is_read_once(model: mlstm.TrainedModel) -> None:
     found = mlstm.Features(model).fit_transform(text for text in TEXTS[:3])
     np.testing.assert_array_equal(found, model.encode(TEXTS[:3]))
 

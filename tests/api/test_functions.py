@@ -103,7 +103,7 @@ def test_a_plan(corpus: Path) -> None:
         mlstm.plan(config, machine, devices=(0,))
 
 
-def test_curves_are_drawn_again_and_again(trained: Any) -> None:
+def test_curves_are_redrawn_live(trained: Any) -> None:
     pytest.importorskip("pandas")
     pytest.importorskip("matplotlib")
     model, _ = trained

@@ -36,7 +36,7 @@ def classifier(model: mlstm.TrainedModel) -> Any:
     ],
     ids=repr,
 )
-def test_what_is_no_list_of_texts_is_refused(
+def test_only_lists_of_texts_are_read(
     model: mlstm.TrainedModel, classifier: Any, texts: Any, message: str
 ) -> None:
     for read in (

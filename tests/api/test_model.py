@@ -24,7 +24,7 @@ TEXTS = ["my guitar is good 1.", "", "that strap sounds bad 12.", "the café wor
 TERMS = 3 * 64
 
 
-def test_what_is_loaded_can_be_read_in_a_few_lines(model: mlstm.TrainedModel) -> None:
+def test_a_model_is_shown_in_a_few_lines(model: mlstm.TrainedModel) -> None:
     lines = repr(model).splitlines()
     assert len(lines) == 3
     assert "2 x 64 units" in lines[1]

@@ -173,7 +173,7 @@ def test_many_unknown_names_make_a_short_message(exported: Any) -> None:
     assert len(str(error.value)) < 300
 
 
-def test_what_is_no_file_is_not_waited_for(folder: Path, tmp_path: Path) -> None:
+def test_a_pipe_is_refused_without_waiting(folder: Path, tmp_path: Path) -> None:
     (folder / "3.npy").unlink()
     for name in ("o/3.npy", "m.npz", "m.safetensors"):
         os.mkfifo(tmp_path / name)
@@ -253,7 +253,7 @@ def zipped() -> bytes:
     ],
     ids=lambda content: repr(content[8:30]),
 )
-def test_a_npy_that_is_none_is_named(content: bytes, folder: Path) -> None:
+def test_an_invalid_npy_is_named(content: bytes, folder: Path) -> None:
     (folder / "12.npy").write_bytes(content)
     with pytest.raises(UserError, match=r"12\.npy: is not a \.npy file of numbers"):
         openai.read_openai(folder)
@@ -275,7 +275,7 @@ def test_any_float_in_any_order_is_imported(kind: str, order: Any, folder: Path)
 
 
 @pytest.mark.parametrize("kind", ["i4", "c8", "?", "S4", "f4,f4"])
-def test_what_is_no_float_is_refused(kind: str, folder: Path) -> None:
+def test_only_floats_are_imported(kind: str, folder: Path) -> None:
     np.save(folder / "12.npy", np.zeros(7, kind))
     with pytest.raises(UserError, match=r"12\.npy must be finite floating-point numbers, not"):
         openai.read_openai(folder)
@@ -345,7 +345,7 @@ def test_a_state_dict_claims_no_more_than_it_holds(state_dict: Any, tmp_path: Pa
         nvidia.read_nvidia(tmp_path / "b.pt")
 
 
-def test_dicts_within_one_another_end(state_dict: Any) -> None:
+def test_nested_and_circular_dicts_are_refused(state_dict: Any) -> None:
     import torch
 
     path, doubled = state_dict

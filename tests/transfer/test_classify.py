@@ -56,7 +56,7 @@ def make(random: np.random.Generator, count: int, classes: int = 2) -> Examples:
 
 
 @pytest.mark.parametrize(("classes", "validated"), [(2, True), (3, True), (3, False)])
-def test_the_units_that_know_are_found(
+def test_informative_units_rank_first(
     classes: int, validated: bool, random: np.random.Generator
 ) -> None:
     valid = make(random, 100, classes) if validated else None
@@ -70,7 +70,7 @@ def test_the_units_that_know_are_found(
     np.testing.assert_allclose(found.probabilities(test.features).sum(axis=1), 1)
 
 
-def test_the_best_unit_alone_is_the_one_that_tells(random: np.random.Generator) -> None:
+def test_the_best_unit_separates_the_classes(random: np.random.Generator) -> None:
     data = make(random, 400)
     data.features[:, 18] *= 1e-3  # small, and so of little weight
     data.features[:, 3] = 7  # never moves
@@ -150,7 +150,7 @@ def test_a_classifier_is_kept_without_pickle(tmp_path: Path, random: np.random.G
         ({"labels": [LABEL] * 3}, r"deviations has the shape \(4,\), but must have \(3, 4\)"),
     ],
 )
-def test_a_classifier_of_a_stranger_is_checked(
+def test_an_invalid_classifier_is_refused(
     change: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     found = Classifier(np.ones((3, 4)), np.zeros(3), NAMES[3], 1.0, deviations_D=np.ones(4))
@@ -268,7 +268,7 @@ def test_labels_of_every_type() -> None:
         (["01", "1", "2"], "'01', '1' differ only"),
     ],
 )
-def test_labels_that_differ_in_little_are_noted(names: list[str], told: str) -> None:
+def test_labels_that_differ_only_in_form_are_noted(names: list[str], told: str) -> None:
     found = Labelled(["a text"] * 3, names)
     with pytest.warns(Note, match=told):
         assert require_task("t", found).names == sorted(names)
@@ -509,7 +509,7 @@ def test_features_of_another_reading_or_other_units_have_another_key(run: Run) -
     assert keys[0] == features_key("abc", Featurizer(run), ["a"])
 
 
-def test_a_classifier_that_cannot_be_written_whole_is_none(
+def test_a_half_written_classifier_is_not_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = Classifier(np.ones((1, 3)), np.ones(1), ["no", "yes"], 1.0)
@@ -541,7 +541,7 @@ cli.main(sys.argv[1:])
 
 
 @pytest.mark.slow
-def test_what_was_killed_between_two_states_goes_on(
+def test_a_transfer_killed_between_two_states_resumes(
     run: Run,
     tmp_path: Path,
     random: np.random.Generator,

@@ -75,7 +75,7 @@ def test_a_score_after_each_character_is_of_what_was_read(untrained: Run) -> Non
     assert_close(made.values[made.texts.index(" ", 3)], classifier.scores(features)[0, 1], ulps)
 
 
-def test_a_state_that_it_has_not_is_refused(untrained: Run) -> None:
+def test_an_unknown_state_is_refused(untrained: Run) -> None:
     kind = untrained.config.model
     if "c" in kind.states:
         for state in ("x", "h+c"):

@@ -90,7 +90,7 @@ def test_a_page_has_the_score_after_each_word() -> None:
     assert "<rt>" not in as_html(made._replace(by_word=False))
 
 
-def test_it_is_drawn_from_the_command_line(
+def test_the_command_draws_a_score(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Callable[..., str]
 ) -> None:
     about = classifier_file.Description("c", False, fingerprint(run.params), None)

@@ -198,7 +198,7 @@ def test_a_label_of_one_value_in_validation_has_no_threshold(
         require_task("t", Labelled(["a", "b"], [(-1, 0, 0), (0, 0, 0)], NAMES), task)
 
 
-def test_what_is_a_yes_and_a_no() -> None:
+def test_values_that_mean_yes_no_and_missing() -> None:
     yes, no = ["1", "1.0", "TRUE", "true", True, np.float64(1), np.int8(1)], ["0", "False", 0.0]
     missing = ["", "nan", None, float("nan")]
     values = [*yes, *no, *missing]

@@ -66,7 +66,7 @@ UNLIKE = [
 ]
 
 
-def test_it_says_when_texts_are_unlike_those_that_it_knows(
+def test_it_notes_texts_unlike_its_training_texts(
     model: mlstm.TrainedModel,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -131,7 +131,7 @@ def test_a_folder_of_ones_own_goes_before_it(
         found.classify(["a"])
 
 
-def test_a_name_that_is_nearly_right_is_suggested() -> None:
+def test_a_similar_name_is_suggested() -> None:
     with pytest.raises(ValueError, match=r"reviews-76 is not a run folder.*did you mean reviews-7"):
         mlstm.load("reviews-76")
 
@@ -144,7 +144,7 @@ def test_a_name_that_is_nearly_right_is_suggested() -> None:
         (["generate", "openai/gpt2"], "openai/gpt2 is not a run folder.*Hugging Face hub"),
     ],
 )
-def test_what_to_give_instead_is_said(
+def test_refusals_say_what_to_give_instead(
     command: list[str],
     words: str,
     tmp_path: Path,

@@ -61,7 +61,7 @@ def test_a_sample_depends_on_its_number_alone_and_ends_by_itself(run: Run) -> No
         assert len({len(text) for text in stopped}) > 1
 
 
-def test_draws_are_from_the_likeliest_alone(random: np.random.Generator) -> None:
+def test_draws_are_from_the_top_k_and_top_p(random: np.random.Generator) -> None:
     """Against the definitions in NumPy, over many draws from one distribution."""
     logits = random.normal(size=256).astype(np.float32) * 6
     falling = np.argsort(-logits)
@@ -158,7 +158,7 @@ def test_seeds_to_the_last_draw_different_texts(run: Run) -> None:
     assert len(set(drawn)) == len(seeds)
 
 
-def test_a_checkpoint_that_is_none_is_named(run: Run) -> None:
+def test_an_invalid_checkpoint_is_named(run: Run) -> None:
     for wanted in ("\u00b2", "9" * 5000, "+1", "1_0", "-1"):
         with pytest.raises(UserError, match="has checkpoints at 300; give one of these steps"):
             load_run(run.folder, wanted)
@@ -228,7 +228,7 @@ def test_a_heat_map_shows_what_units_were_ranked_by(run: Run, states: Any, layer
         assert {"c": "cell state c", "h": "character: h of", "mean_h": "mean of h"}[state] in page
 
 
-def test_every_colour_can_be_read_upon() -> None:
+def test_text_is_readable_on_every_colour() -> None:
     """Contrast as of WCAG 2.2: of all shades, from full blue over white to full orange."""
 
     def luminance(part_C: Iterable[float]) -> float:
@@ -256,7 +256,7 @@ def test_a_picture_breaks_lines_between_words() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_characters_without_a_font_are_said_once(
+def test_characters_without_a_font_are_returned(
     run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = heat(Reader(run), "good \U00012345 \x02 and \U0001f3b8", 3)
@@ -290,7 +290,7 @@ def test_characters_of_damaged_text() -> None:
     assert [one.end for one in found] == [1, 4, 5, 6, 7, 8]
 
 
-def test_no_length_of_a_prompt_or_text_is_compiled_for(run: Run) -> None:
+def test_texts_of_all_lengths_share_their_programs(run: Run) -> None:
     compiled: list[str] = []
 
     def note(event: str, seconds: float, **about: Any) -> None:

@@ -184,7 +184,7 @@ def test_a_classifier_on_the_mean_of_h_is_shown_as_it_reads(
         ("etc/passwd", {}, 404, "/etc/passwd does not exist"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_bad_requests_are_refused(
     page: str, path: str, body: Any, status: int, message: str
 ) -> None:
     found = ask(page + path, body)
@@ -221,7 +221,7 @@ def test_a_request_is_answered_whatever_it_is(page: str) -> None:
     assert seen == {200, 400}
 
 
-def test_values_that_are_no_numbers_are_said(run: Run) -> None:
+def test_inf_and_nan_are_reported(run: Run) -> None:
     """Weights that are finite, and what is made of them is not."""
     large = jax.tree.map(lambda array: np.full_like(array, 1e38), run.params)
     with serving(dataclasses.replace(run, params=large)) as address:
@@ -248,7 +248,7 @@ def test_a_page_by_ipv6(run: Run) -> None:
 
 
 @pytest.mark.parametrize("host", ["", "[]", "é" * 70, "192.0.2.1", "2001:db8::1"])
-def test_a_host_that_is_not_this_one_is_named(host: str) -> None:
+def test_a_host_of_another_machine_is_named(host: str) -> None:
     with pytest.raises(
         UserError, match="cannot listen on" if host.strip("[]") else "host is empty"
     ):
@@ -266,7 +266,7 @@ _GET = b"GET /view.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
         *((sent, 0) for sent in (b"", _POST, _POST + b"\r\n{", _GET, _GET + _POST)),
     ],
 )
-def test_clients_that_the_page_waits_for_keep_no_place(
+def test_slow_clients_are_disconnected(
     run: Run, monkeypatch: pytest.MonkeyPatch, sent: bytes, left: int
 ) -> None:
     """Those beyond the limit are disconnected at once, and the others after some time."""
@@ -288,7 +288,7 @@ def test_clients_that_the_page_waits_for_keep_no_place(
     assert open_ >= left - 1  # the client that asked took a place, too
 
 
-def test_a_client_that_does_not_read_keeps_no_place(
+def test_a_client_that_reads_nothing_is_disconnected(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It asks for 4 MB, and is disconnected before it has them."""
@@ -318,7 +318,7 @@ def _is_closed(client: socket.socket) -> bool:
     return False
 
 
-def test_any_name_reaches_a_page_for_all() -> None:
+def test_a_page_on_all_addresses_takes_any_host_name() -> None:
     for host in ("0.0.0.0", "::"):
         try:
             address = server.bind(host, 0)
@@ -354,7 +354,7 @@ def test_a_taken_port_is_named(page: str, run: Run, refused: Callable[..., str])
 
 
 @pytest.mark.filterwarnings("ignore")  # of the browser's driver
-def test_in_a_browser(page: str) -> None:
+def test_the_page_in_a_browser(page: str) -> None:
     """One types, and sees; every request stays on this machine."""
     sync_api = pytest.importorskip("playwright.sync_api")
     with browser() as chromium:
