@@ -76,12 +76,6 @@ def test_a_config_is_named_first_or_as_an_option(words: list[str]) -> None:
     assert (config.out, config.data.batch) == ("runs/small_512", 64)
 
 
-@pytest.mark.parametrize("words", [["--config"], ["--config", "--resume"]], ids=" ".join)
-def test_a_config_option_without_a_value_is_refused(words: list[str]) -> None:
-    with pytest.raises(UserError, match="--config needs the name"):
-        parse(words)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -116,6 +110,16 @@ def test_a_config_option_without_a_value_is_refused(words: list[str]) -> None:
         (lambda: Distributed(coordinator="node1"), "must be HOST:PORT, such as node1:8476"),
         (lambda: Distributed(coordinator="[::1]:0"), "distributed.coordinator is '[::1]:0'"),
         (lambda: Distributed(processes=2, index=2), "distributed.index is 2, but it must be below"),
+        (lambda: Data(batch="3"), "data.batch is '3', but it must be a whole number"),  # type: ignore[arg-type]
+        (lambda: Data(batch=True), "data.batch is True, but it must be a whole number"),
+        (lambda: Data(shuffle_shards=1), "must be true or false"),  # type: ignore[arg-type]
+        (lambda: Optimizer(learning_rate="1e-3"), "must be a number"),  # type: ignore[arg-type]
+        (lambda: Optimizer(name="adm"), "must be one of adam, adamw, lamb"),  # type: ignore[arg-type]
+        (lambda: Model(hidden=None), "model.hidden is None"),  # type: ignore[arg-type]
+        (lambda: Train(steps=1.5), "train.steps is 1.5"),  # type: ignore[arg-type]
+        (lambda: Config(data="corpora/mine"), "data is 'corpora/mine', but it must be a Data"),  # type: ignore[arg-type]
+        (lambda: Config(phases=[Phase(steps=1, batch=1, window=1)]), "must be a tuple of Phase"),  # type: ignore[arg-type]
+        (lambda: vary(Config(), data__batch="3"), "data.batch is '3'"),
     ],
 )
 def test_a_bad_value_is_named(make: object, message: str) -> None:
@@ -273,6 +277,8 @@ def test_without_a_word_it_is_the_configs_model() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--config"], "--config needs the name"),
+        (["--config", "--resume"], "--config needs the name"),
         (["model:rnn"], "model:rnn: choose one model of model:"),
         (["model:lstm", "model:mlstm"], "model:lstm and model:mlstm: choose one model of"),
         (
@@ -288,19 +294,30 @@ def test_a_choice_that_does_not_exist_is_refused(words: list[str], message: str)
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("kind", CELLS)
+RECOMPUTING = {"train": Train(recompute_every=16)}
+PALLAS = {"devices": Devices(kernels="pallas")}
+ROUNDED_CELL = {"precision": Precision(cell="compute")}
+
+
 @pytest.mark.parametrize(
-    ("sections", "message"),
+    ("kind", "sections", "message"),
     [
-        ({"train": Train(recompute_every=16)}, "train.recompute_every is 16, but it must be unset"),
-        ({"devices": Devices(kernels="pallas")}, "devices.kernels is 'pallas', but it must be xla"),
+        *(
+            (kind, sections, f"{message} for model:{kind}; use it with model:mlstm")
+            for kind in CELLS
+            for sections, message in (
+                (RECOMPUTING, "train.recompute_every is 16, but it must be unset"),
+                (PALLAS, "devices.kernels is 'pallas', but it must be xla"),
+            )
+        ),
+        ("gru", ROUNDED_CELL, "precision.cell is 'compute', but it must be fp32"),
     ],
 )
-def test_what_only_the_mlstm_has_is_refused(kind: str, sections: dict, message: str) -> None:
+def test_what_a_kind_of_model_lacks_is_refused(kind: str, sections: dict, message: str) -> None:
     configs.resolve_batch(Config(**sections), 1)
     with pytest.raises(UserError) as error:
         configs.resolve_batch(Config(model=Architecture.kinds[kind](), **sections), 1)
-    assert f"{message} for model:{kind}; use it with model:mlstm" in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize("kind", ["bert", "transformer"])
@@ -322,33 +339,6 @@ def test_a_run_keeps_its_kind_of_model() -> None:
     found = config_text.differences(old, new)
     assert found.forbidden == ["model: model:mlstm → model:lstm"]
     assert found.resets_carry == ["data.batch: 128 → 64"]
-
-
-def test_a_gru_has_no_cell_state_to_round() -> None:
-    config = Config(model=configs.GRU(), precision=Precision(cell="compute"))
-    with pytest.raises(UserError, match=r"precision\.cell is 'compute', but it must be fp32"):
-        configs.resolve_batch(config, 1)
-    configs.resolve_batch(dataclasses.replace(config, model=configs.LSTM()), 1)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Data(batch="3"), r"data\.batch is '3', but it must be a whole number"),  # type: ignore[arg-type]
-        (lambda: Data(batch=True), "data.batch is True, but it must be a whole number"),
-        (lambda: Data(shuffle_shards=1), "must be true or false"),  # type: ignore[arg-type]
-        (lambda: Optimizer(learning_rate="1e-3"), "must be a number"),  # type: ignore[arg-type]
-        (lambda: Optimizer(name="adm"), "must be one of adam, adamw, lamb"),  # type: ignore[arg-type]
-        (lambda: Model(hidden=None), "model.hidden is None"),  # type: ignore[arg-type]
-        (lambda: Train(steps=1.5), "train.steps is 1.5"),  # type: ignore[arg-type]
-        (lambda: Config(data="corpora/mine"), "data is 'corpora/mine', but it must be a Data"),  # type: ignore[arg-type]
-        (lambda: Config(phases=[Phase(steps=1, batch=1, window=1)]), "must be a tuple of Phase"),  # type: ignore[arg-type]
-        (lambda: vary(Config(), data__batch="3"), "data.batch is '3'"),
-    ],
-)
-def test_a_value_of_another_type_is_named_at_once(make: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        make()
 
 
 def test_a_subclass_of_a_number_is_a_number() -> None:

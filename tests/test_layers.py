@@ -1,6 +1,7 @@
 """Imports point downwards: no module imports one of a layer above its own."""
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
@@ -54,6 +55,7 @@ def imports(path: Path) -> Iterator[str]:
             yield from (a.name for a in node.names if a.name.startswith("mlstm_jax."))
 
 
+@functools.cache
 def graph() -> dict[str, set[str]]:
     """The modules that each module imports; without the public names of the package itself."""
     modules = {

@@ -56,7 +56,7 @@ def test_the_list_has_every_file_with_what_it_is(capsys: pytest.CaptureFixture[s
     assert shown["reviews-768"].startswith("English reviews")
 
 
-def test_a_file_is_printed_and_copied_but_replaces_none(tmp_path, capsys):
+def test_a_file_is_printed_and_copied_but_replaces_none(tmp_path, capsys, refused) -> None:
     text = (FOLDER / "small_512.py").read_text()
     assert call(capsys, "configs", "small_512") == text
     copies = [tmp_path / "small_512.py", tmp_path / "mine.py"]
@@ -64,13 +64,8 @@ def test_a_file_is_printed_and_copied_but_replaces_none(tmp_path, capsys):
         assert call(capsys, "configs", "small_512", "--out", str(out)) == f"written: {copy}\n"
         assert copy.read_text() == text
     copies[0].write_text("mine")
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["configs", "small_512", "--out", str(tmp_path)])
-    assert stop.value.code == 2
-    assert (
-        f"{copies[0]} exists; choose another file, or replace it with --overwrite"
-        in capsys.readouterr().err
-    )
+    told = f"{copies[0]} exists; choose another file, or replace it with --overwrite"
+    assert told in refused("configs", "small_512", "--out", tmp_path)
     assert copies[0].read_text() == "mine"
 
 

@@ -161,23 +161,17 @@ def is_one_message(written: str) -> bool:
         ["plan", f"--{HOSTILE}"],
     ],
 )
-def test_a_message_is_one_message(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        cli.main(words)
-    assert stop.value.code == 2
-    assert is_one_message(capsys.readouterr().err)
+def test_a_message_is_one_message(words: list[str], refused: Callable[..., str]) -> None:
+    assert is_one_message(refused(*words))
 
 
-def test_the_error_of_a_label_is_one_message(hostile_run, tmp_path, capsys):
+def test_the_error_of_a_label_is_one_message(hostile_run, tmp_path, refused) -> None:
     words = ["transfer", str(hostile_run), "--label-column", "label", "--out", str(tmp_path / "o")]
     for name, labels in (("train", ("a", f"{HOSTILE}\nmlstm-jax: ok")), ("test", ("a", "b"))):
         lines = [json.dumps({"text": "t", "label": label}) + "\n" for label in labels]
         (tmp_path / f"{name}.jsonl").write_text("".join(lines))
         words += [f"--{name}", str(tmp_path / f"{name}.jsonl")]
-    with pytest.raises(SystemExit) as stop:
-        cli.main(words)
-    assert stop.value.code == 2
-    written = capsys.readouterr().err
+    written = refused(*words)
     assert SHOWN in written
     assert not steers(written)
     assert "\nmlstm-jax: ok" not in written

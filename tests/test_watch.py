@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -54,10 +55,8 @@ def test_a_run_that_went_on_after_it_had_been_interrupted(tmp_path, capsys):
     assert "interrupted" not in capsys.readouterr().out
 
 
-def test_a_folder_without_runs_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["watch", str(tmp_path)])
-    assert "holds no run" in capsys.readouterr().err
+def test_a_folder_without_runs_is_named(tmp_path: Path, refused: Callable[..., str]) -> None:
+    assert "holds no run" in refused("watch", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["x[/y]", "[red]a", "a:warning:"])
