@@ -18,7 +18,6 @@ from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import ModelWeights
 from mlstm_jax.progress import ProgressLine
 from mlstm_jax.transfer import classifier_file, classify
-from tests.interop.test_weights import write_openai
 
 # It clears the screen, sets the title, deletes a line, and turns the direction.
 HOSTILE = "\x1b[2J\x1b]0;title\x07\x9b2K\r\x7f\u202e"
@@ -225,15 +224,13 @@ def test_a_picture_of_a_run_in_an_odd_folder(hostile_run, tmp_path, capsys):
     assert ">\u241b</span>" in page  # the symbol for escape
 
 
-def test_a_report_of_odd_labels(tmp_path, random, capsys):
-    write_openai(tmp_path / "o", random)
-    cli.main(["import", "openai", str(tmp_path / "o"), "--out", str(tmp_path / "run")])
+def test_a_report_of_odd_labels(hostile_run, tmp_path, capsys) -> None:
     names = [HOSTILE, "$\\frac{", "a|b\nc", "lone \ud800", "<img src=x> *b* [c](d) `e` R&B"]
     for name in ("train", "test"):
         lines = [{"text": f"word {n % 7} text", "label": names[n % 5]} for n in range(60)]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (tmp_path / f"{name}.jsonl").write_text(text)
-    words = ["transfer", str(tmp_path / "run"), "--out", str(tmp_path / "out")]
+    words = ["transfer", str(hostile_run), "--out", str(tmp_path / "out")]
     words += ["--label-column", "label"]
     words += ["--train", str(tmp_path / "train.jsonl"), "--test", str(tmp_path / "test.jsonl")]
     capsys.readouterr()
