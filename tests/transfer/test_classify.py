@@ -489,6 +489,9 @@ def test_a_fifth_is_held_out_by_content(random: np.random.Generator) -> None:
     order = random.permutation(len(found.texts))
     shuffled = Labelled([found.texts[n] for n in order], [found.labels[n] for n in order])
     assert set(hold_out(shuffled)[1].texts) == set(held.texts)
+    for more in range(5):  # wherever it is among the others
+        some = Labelled([*map(str, range(90 + more)), "rare"], ["a"] * (90 + more) + ["c"])
+        assert "rare" not in hold_out(some)[1].texts
     with pytest.raises(UserError, match=r"^x has 2 texts, too few to hold out a fifth; .* `test`"):
         usable({"train": Labelled(["a", "b"], ["a", "b"])}, {"train": "x"}, "none", "test")
 
