@@ -217,7 +217,9 @@ class TrainedModel(ReadingModel):
         """Fit L1 logistic regression to the frozen features of texts, and measure it.
 
         This follows the protocol of Puri et al. 2018, section VI, with TF-IDF as a baseline. For
-        your own pipeline use `Features`.
+        your own pipeline use `Features`. With a model of the package and a state that has mean_h,
+        the log-odds of its own classifier are one more feature, so that a few labels do not make
+        worse what it can do without any.
 
         Args:
             train: texts with labels: a .csv, .tsv, .json, .jsonl or .parquet file, or in Python a
@@ -276,9 +278,10 @@ class TrainedModel(ReadingModel):
         texts, names = as_labelled(
             {"train": train, "test": test, "valid": valid}, text_column, label_column, label_columns
         )
-        folder = None if out is None else Path(out)
+        folder, place = None if out is None else Path(out), shipped.classifier(self.path)
+        own = self._classifier(place) if place else None
         return run_transfer(
-            self._run, texts, names, folder, states=states, text_column=text_column, **how
+            self._run, texts, names, folder, states=states, text_column=text_column, own=own, **how
         )
 
     @public

@@ -9,6 +9,9 @@ classifier is saved as numbers and names (classifier_file.py).
 # Paper: unscaled features. Here each feature is divided by its standard deviation for the fit, and
 the weights are then converted back to unscaled features. The cell state of a small model has a
 standard deviation of about 0.1, so the same values of C would shrink all of its weights to zero.
+# Paper: no prior. A model of the package comes with a classifier. Its log-odds are one more feature
+of the fit, which the penalty hardly shrinks: few labels find no weights among a thousand features,
+and without this would make worse what the model can do without any.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,6 +26,7 @@ from mlstm_jax.transfer.labels import Task
 from mlstm_jax.transfer.thresholds import Fitted, LabelScore
 
 _SHOWN = 10  # names of classes
+_PRIOR_SCALE = 10
 
 CS = tuple(2.0**power for power in range(-8, 1))
 
@@ -34,6 +38,17 @@ class Examples(NamedTuple):
 
     features: Features
     labels: Labels
+
+
+class Prior(NamedTuple):
+    """Log-odds, features · weights + intercept, that are a feature of a fit themselves."""
+
+    weights_D: NDArray[np.float64]
+    intercept: float
+
+    def column(self, features: Any) -> Any:
+        """Return the feature, [texts, 1]; the larger its numbers, the less it is shrunk."""
+        return _PRIOR_SCALE * (features @ self.weights_D[:, None] + self.intercept)
 
 
 def named(names: Sequence[str], kind: str) -> str:
@@ -139,31 +154,37 @@ class Classifier(NamedTuple):
         return np.abs(self.weights_KD * (1 if self.deviations_D is None else self.deviations_D))
 
 
-def _pipeline(classes: int, C: float) -> Any:
+def _pipeline(classes: int, C: float, prior: Prior | None) -> Any:
     """Return the unfitted estimator; more than two classes are classified one against the rest."""
     # l1_ratio=1 is the L1 penalty; the seed fixes the order of liblinear's coordinates.
     # Importing scikit-learn takes a second, and applying a classifier does not need it.
     from sklearn.linear_model import LogisticRegression
     from sklearn.multiclass import OneVsRestClassifier
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
+    from sklearn.pipeline import make_pipeline, make_union
+    from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
     logistic = LogisticRegression(
         l1_ratio=1.0, C=C, solver="liblinear", random_state=0, max_iter=1000
     )
-    # StandardScaler gives a constant feature the scale 1.
-    return make_pipeline(
-        StandardScaler(), logistic if classes == 2 else OneVsRestClassifier(logistic)
-    )
+    inputs = StandardScaler()  # gives a constant feature the scale 1
+    if prior:
+        inputs = make_union(inputs, FunctionTransformer(prior.column))
+    return make_pipeline(inputs, logistic if classes == 2 else OneVsRestClassifier(logistic))
 
 
-def fit(examples: Examples, classes: list[str], C: float) -> Classifier:
-    """Fit a classifier; every class must occur."""
+def fit(examples: Examples, classes: list[str], C: float, prior: Prior | None = None) -> Classifier:
+    """Fit a classifier; every class must occur. With a prior it is linear in the features, too."""
     values = examples.features.astype(np.float64)
-    scaler, logistic = _pipeline(len(classes), C).fit(values, examples.labels)
+    inputs, logistic = _pipeline(len(classes), C, prior).fit(values, examples.labels)
+    scaler = inputs.transformer_list[0][1] if prior else inputs
     fitted = [logistic] if len(classes) == 2 else logistic.estimators_
-    weights_KD = np.concatenate([one.coef_ for one in fitted]) / scaler.scale_
+    coefficients_KD = np.concatenate([one.coef_ for one in fitted])
+    weights_KD = coefficients_KD[:, : values.shape[1]] / scaler.scale_
     intercepts_K = np.concatenate([one.intercept_ for one in fitted]) - weights_KD @ scaler.mean_
+    if prior:
+        slope_K = _PRIOR_SCALE * coefficients_KD[:, -1]
+        weights_KD += slope_K[:, None] * prior.weights_D
+        intercepts_K += slope_K * prior.intercept
     return Classifier(weights_KD, intercepts_K, classes, C, deviations_D=scaler.scale_)
 
 
@@ -171,6 +192,7 @@ def choose(
     train: Examples,
     valid: Examples | None,
     task: Task,
+    prior: Prior | None = None,
     on_fit: Callable[[int], None] = lambda count: None,
 ) -> tuple[Classifier, float]:
     """Return the classifier of the best C, and its accuracy on validation data.
@@ -181,23 +203,28 @@ def choose(
         train: examples to fit.
         valid: examples to choose on; None: five-fold cross-validation of `train`.
         task: what to predict.
+        prior: one more feature.
         on_fit: called with the number of values of C tried so far, or of labels done.
     """
     if task.several:
-        return _choose_several(train, valid, task.names, on_fit)
+        return _choose_several(train, valid, task.names, prior, on_fit)
     classes, scores = task.names, []
     for count, C in enumerate(CS, 1):
-        scores.append(_score(train, valid, classes, C))
+        scores.append(_score(train, valid, classes, C, prior))
         on_fit(count)
     best = int(np.argmax(scores))  # of equal scores the smallest C: the fewest weights
-    return fit(train, classes, CS[best]), scores[best]
+    return fit(train, classes, CS[best], prior), scores[best]
 
 
 def _choose_several(
-    train: Examples, valid: Examples | None, names: list[str], on_fit: Callable[[int], None]
+    train: Examples,
+    valid: Examples | None,
+    names: list[str],
+    prior: Prior | None,
+    on_fit: Callable[[int], None],
 ) -> tuple[Classifier, float]:
     def fit_yes(features: Features, labels: Labels, C: float) -> Fitted:
-        fitted = fit(Examples(features, labels), ["0", "1"], C)
+        fitted = fit(Examples(features, labels), ["0", "1"], C, prior)
         return Fitted(fitted, lambda inputs: fitted.probabilities(inputs)[:, 1])
 
     chosen = thresholds.choose(fit_yes, CS, train, valid, names, on_fit)
@@ -213,31 +240,39 @@ def _choose_several(
     return classifier, float(np.mean([one.f1 for one in chosen]))
 
 
-def best_C(draws: Sequence[Examples], valid: Examples | None, classes: list[str]) -> float:
+def best_C(
+    draws: Sequence[Examples],
+    valid: Examples | None,
+    classes: list[str],
+    prior: Prior | None = None,
+) -> float:
     """Return the best C over draws of the same number of examples, of every second value of `CS`.
 
     Without validation data each draw is cross-validated, except those with a single example of some
     class. If no draw can be cross-validated, return the weakest penalty: with a strong one, few
-    examples would leave no nonzero weights.
+    examples would leave no nonzero weights. With a prior, return the strongest.
     """
     if valid is None:
         draws = [draw for draw in draws if np.bincount(draw.labels).min() > 1]
     if not draws:
-        return CS[-1]
+        return CS[0] if prior else CS[-1]
     tried = CS[::2]
-    scores = [sum(_score(draw, valid, classes, C) for draw in draws) for C in tried]
+    scores = [sum(_score(draw, valid, classes, C, prior) for draw in draws) for C in tried]
     return tried[int(np.argmax(scores))]
 
 
-def _score(train: Examples, valid: Examples | None, classes: list[str], C: float) -> float:
+def _score(
+    train: Examples, valid: Examples | None, classes: list[str], C: float, prior: Prior | None
+) -> float:
     """Return the accuracy on validation data, or without such data by cross-validation."""
     if valid is not None:
-        return fit(train, classes, C).score(valid)
+        return fit(train, classes, C, prior).score(valid)
     from sklearn.model_selection import cross_val_score
 
     folds = thresholds.folds(train.labels, [f"class {name!r}" for name in classes])
     values = train.features.astype(np.float64)
-    return float(cross_val_score(_pipeline(len(classes), C), values, train.labels, cv=folds).mean())
+    estimator = _pipeline(len(classes), C, prior)
+    return float(cross_val_score(estimator, values, train.labels, cv=folds).mean())
 
 
 def _rows(examples: Examples, chosen: Any) -> Examples:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mlstm_jax.transfer import classify, thresholds
-from mlstm_jax.transfer.classify import CS, Classifier, Examples
+from mlstm_jax.transfer.classify import CS, Classifier, Examples, Prior
 from mlstm_jax.transfer.features import Unit
 from mlstm_jax.transfer.labels import Labelled, Task
 from mlstm_jax.transfer.reader import FeatureState
@@ -61,6 +61,7 @@ class Result:
     # Test accuracy of always predicting the most common class of train; or of always saying yes.
     majority: float
     nonzero: int  # features with a nonzero weight after L1
+    has_prior: bool  # whether the log-odds of the model's own classifier were a feature
     units: list[Unit]  # by |weight|, the largest first
     baseline: Baseline | None  # None: it cannot be fitted
     baseline_failure: str | None  # why it cannot be fitted
@@ -105,6 +106,7 @@ def run(
     task: Task,
     state: FeatureState,
     columns: list[Unit],
+    prior: Prior | None = None,
     on_part: Callable[[int, str], None] = lambda number, name: None,
 ) -> tuple[Classifier, Result]:
     """Fit and measure; return the classifier of all features and the results.
@@ -115,19 +117,20 @@ def run(
         task: what to predict.
         state: which state or states of the units the features are.
         columns: what each feature is.
+        prior: log-odds that are one more feature.
         on_part: called with the number of parts done, see `parts_of`, and the name of the next
             part.
     """
     parts = parts_of(task)
     fits, each = (parts - 1, "label") if task.several else (parts - 3, "C")
     chosen, valid_score = classify.choose(
-        train, valid, task, lambda n: on_part(n, f"{each} {n} of {fits}")
+        train, valid, task, prior, lambda n: on_part(n, f"{each} {n} of {fits}")
     )
     units = [columns[column] for column in chosen.ranking]
     if task.several:
         more, always = _of_labels(chosen, test, columns)
     else:
-        more, always = _of_classes(chosen, train, valid, test, columns, on_part)
+        more, always = _of_classes(chosen, train, valid, test, columns, prior, on_part)
     on_part(parts - 1, "TF-IDF")
     tfidf, failure = measure_baseline(*texts, task)
     sizes = {name: len(part.texts) if part else 0 for name, part in zip(PARTS, texts, strict=True)}
@@ -142,6 +145,7 @@ def run(
         test=chosen.score(test),
         majority=always,
         nonzero=chosen.nonzero,
+        has_prior=prior is not None,
         units=units[: max(TOP_UNITS)],
         baseline=tfidf,
         baseline_failure=failure,
@@ -166,6 +170,7 @@ def _of_classes(
     valid: Examples | None,
     test: Examples,
     columns: list[Unit],
+    prior: Prior | None,
     on_part: Callable[[int, str], None],
 ) -> tuple[dict[str, Any], float]:
     """Return what is measured of classes only, and the accuracy of the most common class."""
@@ -180,7 +185,7 @@ def _of_classes(
     top = {k: accuracy_of(units[:k].tolist()) for k in TOP_UNITS if k <= len(units)}
     best = _best_unit(train)
     on_part(fits + 1, "accuracy by labelled examples")
-    curve = _learning_curve(train, valid, test, chosen)
+    curve = _learning_curve(train, valid, test, chosen, prior)
     confusion = np.zeros((len(classes), len(classes)), int)
     np.add.at(confusion, (test.labels, chosen.predict(test.features)), 1)
     commonest = int(np.bincount(train.labels).argmax())
@@ -212,7 +217,11 @@ def _best_unit(train: Examples) -> int:
 
 
 def _learning_curve(
-    train: Examples, valid: Examples | None, test: Examples, chosen: Classifier
+    train: Examples,
+    valid: Examples | None,
+    test: Examples,
+    chosen: Classifier,
+    prior: Prior | None,
 ) -> list[dict[str, float]]:
     """Return the test accuracy by number of examples, with the best C for each number."""
     classes, total = chosen.classes, len(train.labels)
@@ -220,8 +229,8 @@ def _learning_curve(
     curve = []
     for count in [n for n in _CURVE if len(classes) <= n < total]:
         draws = [classify.subset(train, count, seed) for seed in range(_DRAWS)]
-        C = classify.best_C(draws, valid, classes)
-        scores = [classify.fit(draw, classes, C).score(test) for draw in draws]
+        C = classify.best_C(draws, valid, classes, prior)
+        scores = [classify.fit(draw, classes, C, prior).score(test) for draw in draws]
         curve.append(_point(count, C, scores))
     return [*curve, _point(total, chosen.C, [chosen.score(test)])]
 

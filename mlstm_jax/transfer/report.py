@@ -65,6 +65,10 @@ def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
                 "",
             )
         ),
+        *(
+            ("The log-odds of the model's own classifier are one more feature.", "")
+            * result.has_prior
+        ),
         f"{penalty}{result.nonzero} of {result.features} features have a nonzero weight. "
         f"Largest first: {', '.join(map(str, result.units[:10]))}.",
         "",

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from mlstm_jax import output
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import fingerprint
@@ -17,11 +19,12 @@ from mlstm_jax.run import Run
 from mlstm_jax.terminal import show
 from mlstm_jax.transfer import classifier_file, experiment, report
 from mlstm_jax.transfer.classifier_file import Description
-from mlstm_jax.transfer.classify import Classifier, Examples
+from mlstm_jax.transfer.classify import Classifier, Examples, Prior
 from mlstm_jax.transfer.experiment import Result
 from mlstm_jax.transfer.features import (
     Features,
     Featurizer,
+    Unit,
     features_key,
     read_features,
     units_of,
@@ -53,6 +56,7 @@ def transfer(
     states: Sequence[FeatureState] | None = None,
     all_layers: bool = False,
     text_column: str | None = None,
+    own: tuple[Classifier, Description] | None = None,
     show_progress: bool = False,
 ) -> dict[FeatureState, Transferred]:
     """Fit a classifier to the features of each state, and measure it.
@@ -67,6 +71,8 @@ def transfer(
         states: see `states_of`.
         all_layers: use every layer, not only the top one.
         text_column: of the texts' files; `classify` reads the same column.
+        own: the classifier that comes with the model: its log-odds are one more feature with every
+            state that has its features.
         show_progress: on standard error.
 
     Raises:
@@ -94,6 +100,7 @@ def transfer(
             )
             for name, values in features.items()
         }
+        units = units_of(run.config.model, one, all_layers=all_layers)
         parts = experiment.parts_of(task)
         with ProgressLine(f"classifier of {one}", parts, quiet=not show_progress) as progress:
             classifier, result = experiment.run(
@@ -103,7 +110,8 @@ def transfer(
                 (texts["train"], texts.get("valid"), texts["test"]),
                 task,
                 one,
-                units_of(run.config.model, one, all_layers=all_layers),
+                units,
+                _prior(own, units) if own else None,
                 progress.update,
             )
         about = Description(one, all_layers, model, text_column)
@@ -115,6 +123,17 @@ def transfer(
             report.write(folder, result, run.name)
         experiments[one] = Transferred(classifier, about, result, folder)
     return experiments
+
+
+def _prior(own: tuple[Classifier, Description], units: Sequence[Unit]) -> Prior | None:
+    """Return a classifier's log-odds as a function of these features; None if some are missing."""
+    classifier, about = own
+    places = [place for place, unit in enumerate(units) if unit.state == about.state]
+    if len(classifier.classes) != 2 or len(places) != classifier.weights_KD.shape[1]:
+        return None
+    weights_D = np.zeros(len(units))
+    weights_D[places] = classifier.weights_KD[0]
+    return Prior(weights_D, float(classifier.intercepts_K[0]))
 
 
 def _folders(out: Path, states: Sequence[FeatureState]) -> dict[FeatureState, Path]:

@@ -101,6 +101,28 @@ def test_probabilities_are_scikit_learns(random: np.random.Generator) -> None:
     assert found.ranking[0] == 18
 
 
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_prior_says_what_few_labels_cannot(classes: int, random: np.random.Generator) -> None:
+    """Its direction is dense: ten examples do not show it. Its sign is learned."""
+    weights_D = random.normal(size=40)
+
+    def examples(count: int) -> Examples:
+        values = random.normal(size=(count, 40)).astype(np.float32)
+        return Examples(values, np.digitize(values @ weights_D, [0, 4][: classes - 1]))
+
+    few, test, names = examples(10 * classes), examples(500), NAMES[classes]
+    is_first = test.labels == 0
+    for prior in (classify.Prior(weights_D, 0.25), classify.Prior(-weights_D, 0)):
+        found = classify.fit(few, names, classify.CS[0], prior)
+        assert ((found.scores(test.features)[:, 0] > 0) == is_first).mean() > 0.9
+        # The classifier is linear in the features, and has scikit-learn's probabilities.
+        wide, seen = few.features.astype(np.float64), test.features.astype(np.float64)
+        theirs = classify._pipeline(classes, 0.5, prior).fit(wide, few.labels).predict_proba(seen)
+        ours = classify.fit(few, names, 0.5, prior).probabilities(test.features)
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9)
+    assert classify.fit(few, names, 0.5).score(test) < 0.8
+
+
 def test_a_classifier_is_kept_without_pickle(tmp_path: Path, random: np.random.Generator) -> None:
     found = classify.fit(make(random, 200, 3), NAMES[3], 0.25)
     classifier_file.save(tmp_path, found, ABOUT)

@@ -58,6 +58,17 @@ def test_it_comes_with_a_classifier(model: mlstm.TrainedModel) -> None:
     assert heat.values[-1] < 0 < model.heatmap(GOOD[0], score=f"{NAME}/sentiment").values[-1]
 
 
+def test_four_labels_do_not_make_worse_what_it_knows_without_any(
+    model: mlstm.TrainedModel,
+) -> None:
+    labels = ["up", "up", "down", "down"]
+    fresh = ["The best guitar I ever had.", "Moving and funny.", "Awful.", "A terrible plot."]
+    train, test = (GOOD + BAD, labels), (fresh, labels)
+    with_prior = model.transfer(train, test, state="mean_h")
+    assert (with_prior.result.has_prior, with_prior.result.test) == (True, 1)
+    assert not model.transfer(train, test, state="c").result.has_prior
+
+
 # Invented, as GOOD and BAD are.
 UNLIKE = [
     "这部电影非常精彩，演员的表演令人感动，我强烈推荐给大家。",
