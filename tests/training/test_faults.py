@@ -377,35 +377,38 @@ def test_a_folder_that_cannot_be_made_is_named(corpus: Path, tmp_path: Path) -> 
         loop.train(config_of(corpus, tmp_path / "file/run", 20))
 
 
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ((), "There is no checkpoint yet: the same command starts over"),
+        ((20, 100), "The same command resumes from the checkpoint of step 100"),
+    ],
+)
 def test_the_watchdog_says_what_a_restart_will_do(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    steps: tuple[int, ...], expected: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for steps, expected in (
-        ([], "There is no checkpoint yet: the same command starts over"),
-        ([20, 100], "The same command resumes from the checkpoint of step 100"),
-    ):
-        for step in steps:
-            (tmp_path / f"checkpoints/{step}").mkdir(parents=True)
-        ended: list[BaseException] = []
-        bitten = threading.Event()
+    for step in steps:
+        (tmp_path / f"checkpoints/{step}").mkdir(parents=True)
+    ended: list[BaseException] = []
+    bitten = threading.Event()
 
-        def stop(error: BaseException, ended=ended, bitten=bitten) -> None:
-            ended.append(error)
-            bitten.set()
+    def stop(error: BaseException) -> None:
+        ended.append(error)
+        bitten.set()
 
-        def stuck(bitten=bitten) -> None:
-            assert bitten.wait(60)
+    def stuck() -> None:
+        assert bitten.wait(60)
 
-        with Watchdog(0.1, stop, 3, meta.resume_advice) as watchdog:
-            watchdog.folder = tmp_path
-            watchdog.beat("nothing happens")
-            # The newest of the threads: of more than 100, faulthandler leaves out the oldest.
-            thread = threading.Thread(target=stuck)
-            thread.start()
-            thread.join()
-        assert "while nothing happens" in str(ended[0])
-        assert expected in str(ended[0])
-        assert "in stuck" in (tmp_path / "stacks-3.txt").read_text()
+    with Watchdog(0.1, stop, 3, meta.resume_advice) as watchdog:
+        watchdog.folder = tmp_path
+        watchdog.beat("nothing happens")
+        # The newest of the threads: of more than 100, faulthandler leaves out the oldest.
+        thread = threading.Thread(target=stuck)
+        thread.start()
+        thread.join()
+    assert "while nothing happens" in str(ended[0])
+    assert expected in str(ended[0])
+    assert "in stuck" in (tmp_path / "stacks-3.txt").read_text()
     assert "most recent call first" in capfd.readouterr().err
 
 

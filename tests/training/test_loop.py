@@ -310,25 +310,16 @@ def test_a_run_with_deterministic_kernels(
     assert flags == "--xla_dump_to= --xla_gpu_deterministic_ops=true"
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({}, {"XLA_CLIENT_MEM_FRACTION": "0.92"}),
-        ({"XLA_CLIENT_MEM_FRACTION": "0.5"}, {"XLA_CLIENT_MEM_FRACTION": "0.5"}),
-        ({"XLA_PYTHON_CLIENT_MEM_FRACTION": ".5"}, {"XLA_PYTHON_CLIENT_MEM_FRACTION": ".5"}),
-    ],
-)
-def test_a_run_takes_the_memory_that_a_plan_counts_with(
-    given: dict[str, str], expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_takes_the_memory_that_a_plan_counts_with(monkeypatch: pytest.MonkeyPatch) -> None:
     """JAX refuses to start where both names are set."""
-    names = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
-    for name in names:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    environment.prepare(Devices())
-    assert {name: os.environ[name] for name in names if name in os.environ} == expected
+    new, old = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
+    for given, expected in (({}, {new: "0.92"}), ({new: "0.5"}, {new: "0.5"}), ({old: ".5"},) * 2):
+        for name in (new, old):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        environment.prepare(Devices())
+        assert {name: os.environ[name] for name in (new, old) if name in os.environ} == expected
 
 
 def test_length_of_a_run() -> None:

@@ -11,7 +11,6 @@ import pytest
 
 import mlstm_jax as mlstm
 from mlstm_jax import cli
-from mlstm_jax import config as configs
 from mlstm_jax.config import Config, Devices, Phase, Transformer, resolve_batch, vary
 from mlstm_jax.config import text as config_text
 from mlstm_jax.corpora.prepare import prepare
@@ -197,11 +196,3 @@ def test_the_rates_of_the_papers_fig_5() -> None:
             for one in configs_of_rule
         ]
         assert found == pytest.approx(rates, rel=0.03)
-
-
-def test_fields_of_a_section_change_together() -> None:
-    changed = configs.vary(
-        Config(), out="x", optimizer__scaling="legw", optimizer__warmup_epochs=0.1, data__batch=8
-    )
-    assert (changed.out, changed.data.batch) == ("x", 8)
-    assert (changed.optimizer.scaling, changed.optimizer.warmup_epochs) == ("legw", 0.1)
