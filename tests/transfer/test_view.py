@@ -255,14 +255,16 @@ def test_a_host_of_another_machine_is_named(host: str) -> None:
         server.bind(host, 0)
 
 
-_POST = b"POST /read HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n"
+# Without the right type it would be answered, and uvicorn itself ends what it has answered.
+_POST = b"POST /read HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+_POST += b"Content-Length: 50\r\n"
 _GET = b"GET /view.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest.mark.parametrize(
     ("sent", "left"),
     [
-        *((sent, 10) for sent in (b"", _POST + b"\r\n{", _GET)),
+        *((sent, 10) for sent in (b"", _POST + b"\r\n{")),
         *((sent, 0) for sent in (b"", _POST, _POST + b"\r\n{", _GET, _GET + _POST)),
     ],
 )
