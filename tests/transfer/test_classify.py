@@ -614,7 +614,7 @@ def test_C_is_chosen_for_the_number_of_examples(random: np.random.Generator) -> 
     few = classify.subset(train, 20, 0)
     strong = classify.fit(train, NAMES[2], classify.CS[0])
     assert classify.fit(few, NAMES[2], strong.C).score(test) < 0.6
-    curve = experiment._learning_curve(train, make(random, 200), test, strong)
+    curve = experiment._learning_curve(train, make(random, 200), test, strong, None)
     by_count = {point["examples"]: point for point in curve}
     assert by_count[20]["C"] > strong.C
     assert by_count[20]["mean"] > 0.8
