@@ -11,12 +11,13 @@
 `mlstm-jax import` also creates a run folder, with only config.json and weights.safetensors.
 """
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -32,9 +33,11 @@ from mlstm_jax.errors import UserError, nearest, question
 from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import ModelWeights
 from mlstm_jax.model.language_model import LanguageModel, Parameters, unknown_bytes
+from mlstm_jax.model.ops import Compute
 
 WEIGHTS = "weights.safetensors"
 _PIECE = 1 << 20  # bytes
+_LEAST_BF16_UNITS = 256  # with 64 or 128 the products are not most of the time
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class Run:
     model: LanguageModel
     params: Parameters = field(repr=False)  # NumPy, float32
     corpus: str | None = None  # identity of the corpus it was trained on; None if imported
+    batch_model: LanguageModel | None = None  # reads several rows; unset: `model` does
 
     @property
     def name(self) -> str:
@@ -177,6 +181,23 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
         params = checkpoints.restore_params(step, shapes)
         about = checkpoints.meta(step)
         return Run(folder, config, step, about.cleaning, model, params, about.corpus)
+
+
+def with_compute(run: Run, compute: Compute | Literal["auto"]) -> Run:
+    """Return a run that reads texts with products of a type.
+
+    auto: that of the config; but instead of fp32, several rows of an mLSTM are read in bf16 where
+    the CPU multiplies it faster. One row is not: there the time is that of reading the weights.
+    """
+    model, precision = run.config.model, run.config.precision
+    if compute != "auto":
+        precision = dataclasses.replace(precision, compute=compute)
+        return dataclasses.replace(run, model=LanguageModel(model, precision))
+    large = model.has_own_loops and model.hidden >= _LEAST_BF16_UNITS
+    if precision.compute != "fp32" or not large or not environment.multiplies_bf16_faster():
+        return run
+    precision = dataclasses.replace(precision, compute="bf16", cell="fp32")
+    return dataclasses.replace(run, batch_model=LanguageModel(model, precision))
 
 
 def initial_parameters(config: Config) -> Callable[[], Parameters] | None:

@@ -16,6 +16,7 @@ from mlstm_jax.config import Devices
 from mlstm_jax.data.corpus import SplitName
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop import weights
+from mlstm_jax.model.ops import Compute
 from mlstm_jax.progress import ProgressLine
 from mlstm_jax.training import metrics, parallel
 from mlstm_jax.training.evaluation import Evaluator, Score, corpus_of
@@ -50,17 +51,17 @@ class TrainedModel(ReadingModel):
 
     Attributes:
         path: what it was loaded from.
-        checkpoint: the argument of `load`: "best", "latest" or a step.
+        checkpoint, compute: the arguments of `load`.
         step: of the checkpoint; 0 for imported weights.
         config: of the run that trained it.
     """
 
-    def __reduce__(self) -> tuple[Any, tuple[str, str]]:
+    def __reduce__(self) -> tuple[Any, tuple[str, str, str]]:
         # Store the step: if training continues, the best checkpoint may change.
         step = self.checkpoint if self._run.imported else str(self.step)
         # A model of the package is found by its name in any environment.
         path = self.path.name if shipped.is_ours(self.path) else self.path.resolve()
-        return load, (str(path), step)
+        return load, (str(path), step, self.compute)
 
     @public
     def export(
@@ -148,7 +149,11 @@ class TrainedModel(ReadingModel):
         evaluator = self._kept(
             (scored.identity, split),
             lambda: Evaluator(
-                self._run.model, scored.split(split), self.config.data.window, devices, scored.stop
+                self._run.batch_model or self._run.model,
+                scored.split(split),
+                self.config.data.window,
+                devices,
+                scored.stop,
             ),
         )
         size, steps = evaluator.stream.scored, evaluator.stream.steps
@@ -338,16 +343,21 @@ class TrainedModel(ReadingModel):
 
 
 @public
-def load(path: str | Path, checkpoint: str | int = "best") -> TrainedModel:
+def load(
+    path: str | Path, checkpoint: str | int = "best", compute: Compute | Literal["auto"] = "auto"
+) -> TrainedModel:
     """Load a trained model.
 
     Args:
         path: run folder, trained or imported, or a model of the package, such as reviews-768; or a
             .safetensors or .npz that `export` wrote.
         checkpoint: best (by validation bits per character), latest, or a step.
+        compute: type of the products in reading texts; auto: that of the run's config, but bf16
+            instead of fp32 for several texts at a time where the CPU multiplies it faster.
 
     Raises:
         ValueError: the model or the checkpoint does not exist.
         OSError: the checkpoint is damaged.
     """
-    return TrainedModel(runs.load_run(Path(path), str(checkpoint)), str(checkpoint))
+    run = runs.with_compute(runs.load_run(Path(path), str(checkpoint)), compute)
+    return TrainedModel(run, str(checkpoint), compute)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from mlstm_jax.corpora.documents import clean
 from mlstm_jax.errors import UserError, note, require
 from mlstm_jax.interop import weights
 from mlstm_jax.model.language_model import LanguageModel, Parameters
+from mlstm_jax.model.ops import Compute
 from mlstm_jax.run import Run
 from mlstm_jax.transfer.classifier_file import (
     Description,
@@ -35,9 +36,11 @@ STATES = tuple(STATE_NAMES)
 class ReadingModel:
     """What a model is, and what it does with texts; `TrainedModel` adds data sets."""
 
-    def __init__(self, run: Run, checkpoint: str = "best") -> None:
+    def __init__(
+        self, run: Run, checkpoint: str = "best", compute: Compute | Literal["auto"] = "auto"
+    ) -> None:
         """Wrap a run in memory. Use `load` instead."""
-        self._run, self.checkpoint = run, checkpoint
+        self._run, self.checkpoint, self.compute = run, checkpoint, compute
         self._readers: dict[object, Any] = {}
 
     @property
@@ -82,7 +85,8 @@ class ReadingModel:
         return (
             f"{type(self).__name__}({str(self.path)!r}, checkpoint={self.checkpoint!r})\n"
             f"  {model.title}, {model.layers} x {model.hidden} units, {count:,} parameters, "
-            f"{self.config.precision.compute}\n"
+            f"{self._run.model.precision.compute}"
+            f"{', several texts in bf16' if self._run.batch_model else ''}\n"
             f"  {self._run.origin}, "
             f"texts cleaned as {self._run.cleaning}"
         )

@@ -39,6 +39,7 @@ _BY_NAME = Parameter.KEYWORD_ONLY
 # A name of an argument or a field, and perhaps its value.
 _NAME = re.compile(r"([a-z][a-z0-9_]*(?:\.[a-z][a-z0-9_]*)*)(=\S+|)")
 
+_WITHOUT_COMPUTE = ("export", "finetune")  # read no texts with the model that they load
 # Arguments of the API that only Python has; a command shows progress and owns its process.
 _OF_PYTHON = ("self", "callbacks", "on_begin", "show_progress", "owns_process", "batch_size")
 
@@ -57,7 +58,8 @@ class Call:
     def model(self) -> "TrainedModel":
         """The model of RUN and --checkpoint; loaded when it is first used."""
         own = "checkpoint" in self.arguments  # of the result
-        return _api().load(self.given["run"], "best" if own else self.given["checkpoint"])
+        checkpoint = "best" if own else self.given["checkpoint"]
+        return _api().load(self.given["run"], checkpoint, self.given.get("compute", "auto"))
 
     @property
     def run(self) -> "Run":
@@ -102,7 +104,9 @@ class Command:
                 theirs["run"] = Parameter("run", _BY_NAME, annotation=RunFolder)
                 best = Parameter("checkpoint", _BY_NAME, annotation=str, default="best")
                 theirs.setdefault("checkpoint", best)
-                docs = {"run": loads["path"], "checkpoint": loads["checkpoint"]} | docs
+                if function.__name__ not in _WITHOUT_COMPUTE:
+                    theirs["compute"] = inspect.signature(_api().load).parameters["compute"]
+                docs = {"run": loads["path"], **loads} | docs
         order = dict.fromkeys(["run"] * ("run" in theirs) + [n for n in own if n in theirs])
         names_in_order = [*order, *(n for n in theirs if n not in order), *own]
         chosen = {n: own.get(n) or theirs[n] for n in names_in_order if n not in _OF_PYTHON}

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import jax
+import jax.numpy as jnp
 from flax import linen
 
 from mlstm_jax.fields import Positive
 from mlstm_jax.model.architecture import Carry, Products, ReadOptions, Recurrent, Sizes
-from mlstm_jax.model.mlstm_step import LayerWeights, Sequence
+from mlstm_jax.model.mlstm_step import LayerWeights, Sequence, rounded
 from mlstm_jax.model.ops import column_norms, matmul, uniform, weight_norm
 from mlstm_jax.model.recurrence import (
     SEPARATE,
@@ -93,7 +94,7 @@ class MLSTM(Recurrent, _Initial, title="mLSTM"):
         ), bytes_TB
 
     def ready(self, params: Any, compute: Any) -> list[LayerWeights]:
-        """Return the matrices of all layers, normalised, and the tables of the first."""
+        """Return the rounded matrices of all layers, normalised, and the tables of the first."""
         layers = []
         for layer in range(self.layers):
             one = params[f"layer_{layer}"]
@@ -102,9 +103,11 @@ class MLSTM(Recurrent, _Initial, title="mLSTM"):
                 for name in ("wmx", "wx", "wmh", "wh")
             )
             weights = LayerWeights(wmx_IH=wmx, wx_IG=wx, wmh_HH=wmh, wh_HG=wh, b_G=one["b"])
+            x = wmx
             if layer == 0:
-                weights, _ = self.first_input(weights, params["embedding"], wmx, compute)
-            layers.append(weights)
+                x = jnp.zeros((), jnp.int32)  # bytes
+                weights, _ = self.first_input(weights, params["embedding"], x, compute)
+            layers.append(rounded(weights, x, compute))
         return layers
 
     def read_layer(

@@ -253,8 +253,15 @@ class TextReader:
         platform = devices.devices[0].platform
         self._weights_cost = _WEIGHTS_COST.get(platform, _WEIGHTS_COST["gpu"]) * devices.count
         self._widths = sorted({run.config.model.reading_window(width) for width in _WINDOWS})
-        self._weights = devices.replicate((run.params, run.model.ready(run.params)))
-        self._step = _program(run.model, devices, mean=mean, score=score, trail=trail)
+        params = devices.replicate(run.params)
+
+        def prepare(model: LanguageModel) -> tuple[Any, Any]:
+            step = _program(model, devices, mean=mean, score=score, trail=trail)
+            return step, (params, devices.replicate(model.ready(run.params)))
+
+        self._one_row = self._rows = prepare(run.model)
+        if run.batch_model and most > 1:
+            self._rows = prepare(run.batch_model)
 
     def read(self, texts: Sequence[bytes]) -> Iterator[tuple[Turn, Reached, Trail | None]]:
         """Read texts: yield each turn, and on the devices the state and the trail after it."""
@@ -262,16 +269,17 @@ class TextReader:
         before: tuple[Turn, Reached, Trail | None] | None = None
         sizes = cheapest_rows(texts, self._sizes, self._widths, self._weights_cost)
         for turn in turns(texts, sizes, self._widths):
+            rows = len(turn.window.counts_B3)
             if state is None:
-                rows = len(turn.window.counts_B3)
                 sums = np.zeros((rows, *self._model.model.shape), np.float32)
                 start = Reached(self._model.reading_carry(rows), sums, np.zeros(rows, np.float32))
                 state = self._devices.split_rows(start)
             elif turn.kept_B is not None:
                 kept = jax.tree.map(lambda x: x[turn.kept_B], self.fetch(state))  # noqa: B023
                 state = self._devices.split_rows(kept)
-            state, trail = self._step(
-                self._weights, state, Window(*self._devices.split_rows(tuple(turn.window)))
+            step, weights = self._rows if rows > self._devices.count else self._one_row
+            state, trail = step(
+                weights, state, Window(*self._devices.split_rows(tuple(turn.window)))
             )
             if before:  # it is copied while the next turn is computed
                 yield before

@@ -1,15 +1,16 @@
 """Features: the state after a text, whatever it is read with."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-from mlstm_jax import cli
+from mlstm_jax import cli, environment
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.errors import UserError
-from mlstm_jax.run import Run
+from mlstm_jax.run import Run, load_run, with_compute
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer.features import Featurizer, State, features, units_of
 from mlstm_jax.transfer.reader import cheapest_rows, turns
@@ -100,6 +101,41 @@ def test_every_byte_of_a_text_is_read_once_in_its_row(lengths: list[int]) -> Non
 def test_reading_begins_with_the_rows_that_cost_least(lengths: list[int], most: int) -> None:
     texts, sizes = [bytes(n) for n in lengths], (1, 8, 32, 64, 256)
     assert cheapest_rows(texts, sizes, (16, 128), 4)[-1] == most
+
+
+def test_several_rows_can_be_read_in_bf16_while_one_stays_fp32(run: Run) -> None:
+    in_bf16 = with_compute(run, "bf16").model
+    mixed, exact = (
+        Featurizer(one, states=("c", "mean_h"), devices=one_device())
+        for one in (replace(run, batch_model=in_bf16), run)
+    )
+    assert mixed.reading != exact.reading  # features on disk are of one or the other
+    np.testing.assert_array_equal(mixed(TEXTS[:1]), exact(TEXTS[:1]))
+    several, expected = mixed(TEXTS * 4), exact(TEXTS * 4)
+    assert np.abs(several - expected).max() > 0
+    assert_close(several, expected, TERMS, "bfloat16")
+
+
+def test_auto_reads_small_models_and_those_of_other_types_as_they_are(run: Run) -> None:
+    assert with_compute(run, "auto") is run
+    ours = load_run(Path("reviews-768"))
+    assert bool(with_compute(ours, "auto").batch_model) == environment.multiplies_bf16_faster()
+    fixed = with_compute(ours, "fp32")
+    assert (fixed.batch_model, fixed.model) == (None, ours.model)
+
+
+def test_the_gain_of_bf16_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
+    path = tmp_path / f"bf16_{environment.versions()['jaxlib']}"
+    measure = environment.multiplies_bf16_faster.__wrapped__
+    measured = measure()
+    assert measured == (float(path.read_text()) >= 1.2)
+    for kept, answer in (("1.19", False), ("1.2", True)):
+        path.write_text(kept)
+        assert measure() == answer
+    path.write_text("damaged")
+    measure()
+    assert float(path.read_text()) > 0
 
 
 def test_features_are_the_same_on_more_devices(run: Run) -> None:
