@@ -210,7 +210,8 @@ class ReadingModel:
         self, prompt: str, *, set_unit: Mapping[int, float], **how: Any
     ) -> Iterator[list[bytes]]:
         """Yield the bytes of one or several samples as they are drawn; see `generate`."""
-        return run_generate(self._run, prompt, held=dict(set_unit), **how)
+        reader = self._kept("read", lambda: Reader(self._run))
+        return run_generate(self._run, prompt, held=dict(set_unit), reader=reader, **how)
 
     @public
     def heatmap(

@@ -103,9 +103,8 @@ class MLSTM(Recurrent, _Initial, title="mLSTM"):
                 for name in ("wmx", "wx", "wmh", "wh")
             )
             weights = LayerWeights(wmx_IH=wmx, wx_IG=wx, wmh_HH=wmh, wh_HG=wh, b_G=one["b"])
-            x = wmx
+            x = wmx if layer else jnp.zeros((), jnp.int32)  # bytes
             if layer == 0:
-                x = jnp.zeros((), jnp.int32)  # bytes
                 weights, _ = self.first_input(weights, params["embedding"], x, compute)
             layers.append(rounded(weights, x, compute))
         return layers

@@ -122,9 +122,8 @@ class Featurizer:
         self._states = tuple(
             dict.fromkeys(part for state in states for part in single_states(state))
         )
-        self.reading = [str(run.cleaning)]
-        for reader in (run.model, run.batch_model):
-            self.reading += [reader.precision.compute, reader.precision.cell] if reader else []
+        precision, several = run.model.precision, ("bf16",) if run.batch_model else ()
+        self.reading = str(run.cleaning), precision.compute, precision.cell, *several
         self._layers = slice(0 if all_layers else layers - 1, layers)
         self._units = np.arange(hidden) if units is None else np.array(units)
         layers_kept = np.arange(layers, dtype=np.int32)[self._layers]

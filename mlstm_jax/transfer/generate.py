@@ -22,7 +22,7 @@ from mlstm_jax.config import MOST_SEED
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import UserError
-from mlstm_jax.model.language_model import NEVER, VOCABULARY, Carry, LanguageModel, Parameters
+from mlstm_jax.model.language_model import NEVER, VOCABULARY, Carry, LanguageModel
 from mlstm_jax.run import Run, require_known
 from mlstm_jax.transfer.reader import Reader
 
@@ -52,14 +52,20 @@ class Held(NamedTuple):
         return carry._replace(c=carry.c.at[:, -1].set(top_BH.astype(carry.c.dtype)))
 
 
+def _least_kept(logits_V: jax.Array, how: Sampling) -> jax.Array:
+    falling_V = -jnp.sort(-logits_V)
+    before_V = jnp.cumsum(jax.nn.softmax(falling_V)) - jax.nn.softmax(falling_V)
+    kept = jnp.minimum(how.top_k, jnp.sum(before_V < how.top_p))
+    return falling_V[jnp.maximum(kept, 1) - 1]
+
+
 def _sample(key: jax.Array, logits_V: jax.Array, how: Sampling) -> jax.Array:
     # At a high temperature even a byte without a symbol would become likely.
     logits_V = jnp.where(logits_V > NEVER / 2, logits_V, -jnp.inf)
     logits_V = logits_V / jnp.maximum(how.temperature, 1e-6)
-    falling_V = -jnp.sort(-logits_V)
-    before_V = jnp.cumsum(jax.nn.softmax(falling_V)) - jax.nn.softmax(falling_V)
-    kept = jnp.minimum(how.top_k, jnp.sum(before_V < how.top_p))
-    least = falling_V[jnp.maximum(kept, 1) - 1]
+    # A CPU sorts for longer than it takes to do all the rest.
+    is_cut = (how.top_k < VOCABULARY) | (how.top_p <= 1)
+    least = jax.lax.cond(is_cut, _least_kept, lambda *_: jnp.float32(-jnp.inf), logits_V, how)
     drawn = jax.random.categorical(key, jnp.where(logits_V >= least, logits_V, -jnp.inf))
     return jnp.where(how.temperature > 0, drawn, jnp.argmax(logits_V)).astype(jnp.uint8)
 
@@ -67,8 +73,7 @@ def _sample(key: jax.Array, logits_V: jax.Array, how: Sampling) -> jax.Array:
 @partial(jax.jit, static_argnums=0)
 def _generate_block(
     model: LanguageModel,
-    params: Parameters,
-    ready: Any,
+    weights: Any,
     carry: Carry,
     logits_BV: jax.Array,
     keys_B: jax.Array,
@@ -76,6 +81,8 @@ def _generate_block(
     how: Sampling,
     held: Held,
 ) -> tuple[Carry, jax.Array, jax.Array]:
+    params, ready = jax.tree.map(lambda x: x[0], weights)
+
     def step(
         state: tuple[Carry, jax.Array], at: jax.Array
     ) -> tuple[tuple[Carry, jax.Array], jax.Array]:
@@ -117,6 +124,7 @@ def generate(
     samples: int = 1,
     held: Mapping[int, float] | None = None,
     stop: bytes = b"",
+    reader: Reader | None = None,
 ) -> Iterator[list[bytes]]:
     """Yield continuations of a prompt in pieces: each time, the next piece of every sample.
 
@@ -133,6 +141,7 @@ def generate(
         samples: how many texts, up to 1,000.
         held: units of the top layer's c, and the values that they are set to before every byte.
         stop: one byte that ends a text; it is not part of the text.
+        reader: of this run, which has its weights ready.
 
     Raises:
         UserError: a value is out of range.
@@ -175,9 +184,9 @@ def generate(
     is_held_H[list(held)], values_H[list(held)] = True, list(held.values())
     fixed = Held(jnp.asarray(is_held_H), jnp.asarray(values_H))
 
-    params, ready = jax.device_put((run.params, run.model.ready(run.params)))
     # All samples share the prompt, so one row reads it.
-    reached = Reader(run)(read)
+    reader = reader or Reader(run)
+    reached = reader(read)
     once = jax.tree.map(jnp.asarray, (reached.carry, reached.logits_V[None]))
     carry, logits_BV = jax.tree.map(lambda x: jnp.repeat(x, samples, axis=0), once)
     key = jax.random.key(seed, impl="threefry2x32")
@@ -185,7 +194,7 @@ def generate(
     ended = [False] * samples
     for first in range(0, bytes, _BLOCK):
         carry, logits_BV, drawn_TB = _generate_block(
-            run.model, params, ready, carry, logits_BV, keys_B, jnp.int32(first), how, fixed
+            run.model, reader.weights, carry, logits_BV, keys_B, jnp.int32(first), how, fixed
         )
         pieces = []
         for sample, row in enumerate(np.asarray(drawn_TB)[: bytes - first].T):

@@ -147,20 +147,14 @@ def cheapest_rows(
     Many rows multiply faster, but wait for the longest texts. Only sizes of at least a sixteenth of
     the texts are tried: of more texts the schedule itself would take time.
     """
-    last = len(sizes) - 1
-    tried = [
-        sizes[: n + 1]
-        for n, size in enumerate(sizes)
-        if (n == 0 or sizes[n - 1] < len(texts)) and (n == last or size * 16 >= len(texts))
-    ]
-    if len(tried) == 1:
-        return tried[0]
 
-    def cost(sizes: Sequence[int]) -> float:
-        windows = (turn.window.bytes_BT.shape for turn in turns(texts, sizes, widths))
+    def cost(tried: Sequence[int]) -> float:
+        windows = (turn.window.bytes_BT.shape for turn in turns(texts, tried, widths))
         return sum((rows + weights_cost) * (width - 1) for rows, width in windows)
 
-    return min(tried, key=cost)
+    enough = next((n for n, size in enumerate(sizes, 1) if size >= len(texts)), len(sizes))
+    tried = [sizes[:n] for n in range(1, enough + 1) if sizes[n - 1] * 16 >= len(texts)]
+    return min(tried, key=cost) if len(tried) > 1 else sizes[:enough]
 
 
 class Reached(NamedTuple):
@@ -259,7 +253,7 @@ class TextReader:
             step = _program(model, devices, mean=mean, score=score, trail=trail)
             return step, (params, devices.replicate(model.ready(run.params)))
 
-        self._one_row = self._rows = prepare(run.model)
+        self.one_row = self._rows = prepare(run.model)
         if run.batch_model and most > 1:
             self._rows = prepare(run.batch_model)
 
@@ -277,7 +271,7 @@ class TextReader:
             elif turn.kept_B is not None:
                 kept = jax.tree.map(lambda x: x[turn.kept_B], self.fetch(state))  # noqa: B023
                 state = self._devices.split_rows(kept)
-            step, weights = self._rows if rows > self._devices.count else self._one_row
+            step, weights = self._rows if rows > self._devices.count else self.one_row
             state, trail = step(
                 weights, state, Window(*self._devices.split_rows(tuple(turn.window)))
             )
@@ -327,6 +321,7 @@ class Reader:
         self._reader = TextReader(
             run, device, 1, score=not run.config.model.bidirectional, trail=True
         )
+        self.weights = self._reader.one_row[1]  # [1, ...]
         self._last = b""
         self._traces: dict[object, Trace] = {}
 
