@@ -1,0 +1,141 @@
+"""Measure classifiers of few labels, on sentences of SST and on reviews of IMDB that are not read.
+
+    python results/few_labels/few_labels.py sst/ imdb/train.jsonl.gz results/few_labels/table.csv
+
+Labels are drawn from SST's training part, or from every ninth of IMDB's labelled reviews; the tests
+are SST's 1,821 sentences and 1,000 of every tenth. C is cross-validated on the labels alone.
+"""
+
+import csv
+import gzip
+import json
+import sys
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV, StratifiedKFold
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+import mlstm_jax as mlstm
+from mlstm_jax.transfer import classify
+from mlstm_jax.transfer.classify import Classifier, Examples, Prior
+from mlstm_jax.transfer.labels import Task
+
+WORDS_CS = [1.0, 4.0, 16.0, 64.0]
+STATES_CS = [1e-4, 3e-4, 1e-3, 3e-3]
+COUNTS = (10, 20, 50, 100, 200, 500, 1000, 2000)
+NAMES = ["negative", "positive"]
+
+
+def of_sst(folder: Path, part: str) -> tuple[list[str], list[str]]:
+    """Return sentences and labels."""
+    with (folder / f"{part}_binary_sent.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [row["sentence"] for row in rows], [NAMES[int(row["label"])] for row in rows]
+
+
+def of_imdb(file: Path, number: int, count: int) -> tuple[list[str], list[str]]:
+    """Return every tenth review from `number` on, and its label."""
+    with gzip.open(file, "rt", encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines][number::10][:count]
+    return [row["text"] for row in rows], [NAMES[int(row["label"])] for row in rows]
+
+
+def words(C: float) -> Any:
+    """Return the unfitted classifier of word counts."""
+    counts = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
+    return make_pipeline(counts, LogisticRegression(C=C, max_iter=1000))
+
+
+def states(C: float) -> Any:
+    """Return the unfitted classifier of states, with an L2 penalty, which many labels allow."""
+    return make_pipeline(StandardScaler(), LogisticRegression(C=C, max_iter=1000))
+
+
+def of_few(
+    own: Classifier, train: Examples, test: Examples, texts: list[str], tests: list[str]
+) -> Iterator[tuple[int, str, list[float]]]:
+    """Yield the number of labels, the classifier, and the test accuracy of each draw."""
+    width = own.weights_KD.shape[1]
+    weights_D = np.concatenate([np.zeros(width), own.weights_KD[0]])
+    prior = Prior(weights_D, float(own.intercepts_K[0]))
+    mean_h = Examples(test.features[:, width:], test.labels)
+    yield 0, "the classifier in the box", [own.score(mean_h)]
+    places = Examples(np.arange(len(texts), dtype=np.float32)[:, None], train.labels)
+    for count in COUNTS:
+        scores = defaultdict[str, list[float]](list)
+        for seed in range(10 if count < 500 else 3):
+            draw = classify.subset(train, count, seed)
+            for name, one in (("states", None), ("states and the classifier in the box", prior)):
+                C = classify.best_C([draw], None, NAMES, one)
+                fitted = classify.fit(draw, NAMES, C, one)
+                scores[name].append(fitted.score(test))
+            drawn = [texts[int(n)] for n in classify.subset(places, count, seed).features[:, 0]]
+            fold = StratifiedKFold(min(5, *np.bincount(draw.labels)), shuffle=True, random_state=0)
+            by_words = words(4.0)
+            if fold.n_splits > 1:
+                grid = {"logisticregression__C": WORDS_CS}
+                by_words = GridSearchCV(by_words, grid, cv=fold)
+            yes = by_words.fit(drawn, draw.labels).predict_proba(tests)[:, 1]
+            scores["word counts"].append(float(((yes > 0.5) == test.labels).mean()))
+            both = yes + fitted.probabilities(test.features)[:, 1]
+            scores["all three: the mean of both probabilities"].append(
+                float(((both > 1) == test.labels).mean())
+            )
+        for name, reached in scores.items():
+            yield count, name, reached
+
+
+def of_all(
+    parts: list[tuple[Examples, list[str]]],
+) -> Iterator[tuple[int, str, list[float]]]:
+    """Yield the same with all labels; C is chosen on validation texts."""
+    (train, texts), (valid, valid_texts), (test, tests) = parts
+    yes = np.zeros(len(tests))
+    for name, make, Cs, inputs in (
+        ("states", states, STATES_CS, [part.features for part, _ in parts]),
+        ("word counts", words, WORDS_CS, [texts, valid_texts, tests]),
+    ):
+        fitted = [make(C).fit(inputs[0], train.labels) for C in Cs]
+        best = max(fitted, key=lambda one: one.score(inputs[1], valid.labels))
+        yield len(texts), name, [float(best.score(inputs[2], test.labels))]
+        yes += best.predict_proba(inputs[2])[:, 1]
+    both = float(((yes > 1) == test.labels).mean())
+    yield len(texts), "states and words: the mean of both probabilities", [both]
+
+
+def main(sst: Path, imdb: Path, out: Path) -> None:
+    """Write the table as it grows."""
+    warnings.filterwarnings("ignore")
+    model, task = mlstm.load("reviews-768"), Task(NAMES)
+    own, _ = model._classifier(f"{model.path}/sentiment")
+
+    def examples(part: tuple[list[str], list[str]]) -> tuple[Examples, list[str]]:
+        return Examples(model.encode(part[0], state="c+mean_h"), task.codes(part[1])), part[0]
+
+    with out.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(("texts", "labels", "classifier", "draws", "mean", "deviation", "least"))
+
+        def write(name: str, rows: Iterator[tuple[int, str, list[float]]]) -> None:
+            for count, kind, reached in rows:
+                numbers = np.mean(reached), np.std(reached), min(reached)
+                table.writerow((name, count, kind, len(reached), *(f"{x:.4f}" for x in numbers)))
+                file.flush()
+
+        train, valid, test = (examples(of_sst(sst, name)) for name in ("train", "dev", "test"))
+        write("SST", of_all([train, valid, test]))
+        write("SST", of_few(own, train[0], test[0], train[1], test[1]))
+        train, test = (examples(of_imdb(imdb, *part)) for part in ((8, 2500), (9, 1000)))
+        write("IMDB", of_few(own, train[0], test[0], train[1], test[1]))
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:4]))
