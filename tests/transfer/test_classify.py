@@ -24,7 +24,7 @@ from safetensors.numpy import load_file, save_file
 
 from mlstm_jax import cli, digest
 from mlstm_jax.errors import KnownError, Note, UserError
-from mlstm_jax.run import Run
+from mlstm_jax.run import Run, with_compute
 from mlstm_jax.transfer import classifier_file, classify, experiment
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier, Examples
@@ -519,15 +519,13 @@ def test_a_fifth_is_held_out_by_content(random: np.random.Generator) -> None:
 
 
 def test_features_of_another_reading_or_other_units_have_another_key(run: Run) -> None:
-    half = dataclasses.replace(run.config.precision, compute="bf16")
-    in_bf16 = dataclasses.replace(run, config=dataclasses.replace(run.config, precision=half))
     readers = [
         Featurizer(run),
         Featurizer(run, states=["h"]),
         Featurizer(run, units=[1, 2]),
         Featurizer(run, units=[1, 3]),
         Featurizer(dataclasses.replace(run, cleaning="none")),
-        Featurizer(in_bf16),
+        Featurizer(with_compute(run, "bf16")),
     ]
     keys = [features_key("abc", reader, ["a"]) for reader in readers]
     assert len(set(keys)) == len(keys)
