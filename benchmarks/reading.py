@@ -2,10 +2,11 @@
 
     python benchmarks/reading.py --short sst.csv --long imdb.jsonl.gz --other CHECKOUT --json o
 
-Each version of the package runs in a process of its own, and their rounds alternate: this checkout,
-the one named by --other, and, where torch is installed, the same model written as a simple loop in
-PyTorch. A TF-IDF pipeline (fit and predict) stands beside them. The case "one long" is a text that
-repeats "ab "; versions that differ by a factor of the rows can be given a shorter one.
+Each version runs in a process of its own, and their rounds alternate: this checkout with each
+--compute, the checkout named by --other, and, where torch is installed, the same model written as a
+simple loop in PyTorch, in fp32 and bf16. Cases of more than 200 kB are read once. A TF-IDF pipeline
+(fit and predict) stands beside them. The case "one long" is a text that repeats "ab "; versions
+that differ by a factor of the rows can be given a shorter one.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 MODEL = "reviews-768"
+MUCH = 200_000  # bytes
 SENTENCE = (
     "A stirring, funny and finally transporting re-imagining of Beauty and the Beast, of the film."
 )
@@ -32,9 +34,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--counts", type=int, nargs=3, default=[64, 1000, 200], metavar="N")
     parser.add_argument("--bytes", type=int, default=300_000, help="of the one long text")
     parser.add_argument("--other", type=Path, help="another checkout to measure in the same rounds")
+    parser.add_argument("--compute", nargs="+", default=["fp32", "auto"], help="of this checkout")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the results here")
-    parser.add_argument("--worker", choices=("package", "torch"), help=argparse.SUPPRESS)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)  # kind, and type of products
     return parser.parse_args()
 
 
@@ -58,7 +61,7 @@ def make_cases(arguments: argparse.Namespace) -> dict[str, list[str]]:
     }
 
 
-def torch_reader() -> Any:
+def torch_reader(compute: str) -> Any:
     """Return a function of texts: the model's equations as a loop over padded batches of 64."""
     import numpy as np
     import torch
@@ -68,6 +71,9 @@ def torch_reader() -> Any:
     model = mlstm_jax.load(MODEL)
     (weights,) = model.flax[0].ready(model.flax[1])
     mx, x, mh, wh, b = (torch.from_numpy(np.array(w)) for w in weights)
+    torch.set_num_threads(1)  # its threads wait busily, which on a shared core is most of the time
+    kind = torch.bfloat16 if compute == "bf16" else torch.float32
+    mh, wh = mh.to(kind), wh.to(kind)
 
     @torch.inference_mode()
     def read(texts: list[str]) -> Any:
@@ -80,7 +86,8 @@ def torch_reader() -> Any:
                 bytes_BT[row, : len(text)] = torch.tensor(list(text))
             h = c = sums = torch.zeros(len(part), mh.shape[0])
             for t, now in enumerate(bytes_BT.T):
-                z = x[now] + (mx[now] * (h @ mh)) @ wh + b
+                m = mx[now] * (h.to(kind) @ mh).float()
+                z = x[now] + (m.to(kind) @ wh).float() + b
                 i, f, o, u = z.chunk(4, dim=1)
                 c = f.sigmoid() * c + i.sigmoid() * u.tanh()
                 h = o.sigmoid() * c.tanh()
@@ -92,12 +99,13 @@ def torch_reader() -> Any:
 def worker(arguments: argparse.Namespace) -> None:
     """Read the cases that standard input names; answer each with its CPU seconds."""
     cases = make_cases(arguments)
-    if arguments.worker == "torch":
-        read = torch_reader()
+    kind, _, compute = arguments.worker.partition(" ")
+    if kind == "torch":
+        read = torch_reader(compute)
     else:
         import mlstm_jax
 
-        read = mlstm_jax.load(MODEL).encode
+        read = mlstm_jax.load(MODEL, **({"compute": compute} if compute else {})).encode
     for line in sys.stdin:
         started = time.process_time()
         read(cases[line.strip()])
@@ -128,11 +136,11 @@ def main() -> None:
     from measure import machine
 
     here = Path(__file__).parents[1]
-    versions = {"here": ("package", here)}
+    versions = {f"here {compute}": (f"package {compute}", here) for compute in arguments.compute}
     if arguments.other:
         versions["other"] = ("package", arguments.other)
     if find_spec("torch"):
-        versions["torch"] = ("torch", here)
+        versions |= {kind: (kind, here) for kind in ("torch fp32", "torch bf16")}
     workers = {
         name: subprocess.Popen(
             [sys.executable, __file__, *sys.argv[1:], "--worker", kind],
@@ -153,15 +161,16 @@ def main() -> None:
 
     rows = []
     for case, texts in make_cases(arguments).items():
-        for name in workers:
-            measure(name, case)  # compiles
+        size = sum(len(text.encode()) for text in texts)
+        if size < MUCH:
+            for name in workers:
+                measure(name, case)  # compiles
         seconds: dict[str, list[float]] = {name: [] for name in workers}
-        for number in range(arguments.rounds):
+        for number in range(arguments.rounds if size < MUCH else 1):
             for name in list(workers)[:: 1 if number % 2 else -1]:
                 seconds[name].append(measure(name, case))
         if len(texts) > 1:
             seconds["tfidf"] = [tfidf(texts) for _ in range(arguments.rounds)]
-        size = sum(len(text.encode()) for text in texts)
         median = {name: statistics.median(values) for name, values in seconds.items()}
         rows.append({"case": case, "bytes": size, "median": median, "cpu_seconds": seconds})
         print(f"{case}, {size:,} bytes: {', '.join(f'{k} {v:.3f} s' for k, v in median.items())}")
