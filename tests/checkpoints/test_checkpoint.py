@@ -265,3 +265,7 @@ def test_checksums_see_type_shape_place_and_every_bit() -> None:
         digest.require_arrays("params", checkpoint.of_tree({"a": {"b": array}}), {"a/b": 1})
     with pytest.raises(ValueError, match="c of params"):
         digest.require_arrays("params", {}, {"c": 1})
+    on_device, sums = jax.device_put((rows, whole))
+    checkpoint._require_rows(on_device, sums)
+    with pytest.raises(ValueError, match="a row of carry does not match its checksum"):
+        checkpoint._require_rows(on_device, sums.at[2].add(1))
