@@ -146,14 +146,11 @@ class TrainedModel(ReadingModel):
         """
         scored = corpus_of(self._run, None if corpus is None else Path(corpus), split).corpus
         devices = self._kept("devices", lambda: parallel.local(Devices()))
+        model = self._run.batch_model or self._run.model
         evaluator = self._kept(
             (scored.identity, split),
             lambda: Evaluator(
-                self._run.batch_model or self._run.model,
-                scored.split(split),
-                self.config.data.window,
-                devices,
-                scored.stop,
+                model, scored.split(split), self.config.data.window, devices, scored.stop
             ),
         )
         size, steps = evaluator.stream.scored, evaluator.stream.steps

@@ -233,8 +233,7 @@ class TextReader:
         Args:
             run: a trained model.
             devices: each reads as many rows.
-            rows: the most texts at a time; unset: 256 for each device, or 64 of
-                a model other than an mLSTM.
+            rows: the most texts at a time; unset: 256 for each device, 64 if it is no mLSTM.
             mean: sum h over the bytes of each text.
             score: sum the loss of each text, of a model that predicts the next byte.
             trail: also return `Trail`.
@@ -244,8 +243,8 @@ class TextReader:
         usual = ROWS[-1 if run.config.model.has_own_loops else -2]
         most = usual if rows is None else -(-rows // devices.count)
         self._sizes = [size * devices.count for size in (*(n for n in ROWS if n < most), most)]
-        platform = devices.devices[0].platform
-        self._weights_cost = _WEIGHTS_COST.get(platform, _WEIGHTS_COST["gpu"]) * devices.count
+        kind = "cpu" if devices.devices[0].platform == "cpu" else "gpu"
+        self._weights_cost = _WEIGHTS_COST[kind] * devices.count
         self._widths = sorted({run.config.model.reading_window(width) for width in _WINDOWS})
         params = devices.replicate(run.params)
 
