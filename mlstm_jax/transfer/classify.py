@@ -9,9 +9,10 @@ classifier is saved as numbers and names (classifier_file.py).
 # Paper: unscaled features. Here each feature is divided by its standard deviation for the fit, and
 the weights are then converted back to unscaled features. The cell state of a small model has a
 standard deviation of about 0.1, so the same values of C would shrink all of its weights to zero.
-# Paper: no prior. A model of the package comes with a classifier. Its log-odds are one more feature
-of the fit, which the penalty hardly shrinks: few labels find no weights among a thousand features,
-and without this would make worse what the model can do without any.
+# Paper: no prior. A model of the package comes with a classifier. Where there are fewer labels than
+features, its log-odds are one more feature, which the penalty hardly shrinks: so few labels find no
+weights, and without this would make worse what the model can do without any
+(results/few_labels/).
 """
 
 from collections.abc import Callable, Sequence
@@ -49,6 +50,10 @@ class Prior(NamedTuple):
     def column(self, features: Any) -> Any:
         """Return the feature, [texts, 1]; the larger its numbers, the less it is shrunk."""
         return _PRIOR_SCALE * (features @ self.weights_D[:, None] + self.intercept)
+
+    def of(self, examples: Examples) -> "Prior | None":
+        """Return the prior for as many examples; None if they are as many as their features."""
+        return self if len(examples.labels) < len(self.weights_D) else None
 
 
 def named(names: Sequence[str], kind: str) -> str:

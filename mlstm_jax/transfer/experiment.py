@@ -121,10 +121,10 @@ def run(
         on_part: called with the number of parts done, see `parts_of`, and the name of the next
             part.
     """
-    parts = parts_of(task)
+    parts, used = parts_of(task), prior and prior.of(train)
     fits, each = (parts - 1, "label") if task.several else (parts - 3, "C")
     chosen, valid_score = classify.choose(
-        train, valid, task, prior, lambda n: on_part(n, f"{each} {n} of {fits}")
+        train, valid, task, used, lambda n: on_part(n, f"{each} {n} of {fits}")
     )
     units = [columns[column] for column in chosen.ranking]
     if task.several:
@@ -145,7 +145,7 @@ def run(
         test=chosen.score(test),
         majority=always,
         nonzero=chosen.nonzero,
-        has_prior=prior is not None,
+        has_prior=used is not None,
         units=units[: max(TOP_UNITS)],
         baseline=tfidf,
         baseline_failure=failure,
@@ -229,8 +229,9 @@ def _learning_curve(
     curve = []
     for count in [n for n in _CURVE if len(classes) <= n < total]:
         draws = [classify.subset(train, count, seed) for seed in range(_DRAWS)]
-        C = classify.best_C(draws, valid, classes, prior)
-        scores = [classify.fit(draw, classes, C, prior).score(test) for draw in draws]
+        used = prior and prior.of(draws[0])
+        C = classify.best_C(draws, valid, classes, used)
+        scores = [classify.fit(draw, classes, C, used).score(test) for draw in draws]
         curve.append(_point(count, C, scores))
     return [*curve, _point(total, chosen.C, [chosen.score(test)])]
 

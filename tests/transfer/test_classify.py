@@ -121,6 +121,8 @@ def test_a_prior_says_what_few_labels_cannot(classes: int, random: np.random.Gen
         ours = classify.fit(few, names, 0.5, prior).probabilities(test.features)
         np.testing.assert_allclose(ours, theirs, rtol=1e-9)
     assert classify.fit(few, names, 0.5).score(test) < 0.8
+    # As many examples as features need none.
+    assert (prior.of(examples(39)), prior.of(examples(40))) == (prior, None)
 
 
 def test_a_classifier_is_kept_without_pickle(tmp_path: Path, random: np.random.Generator) -> None:
