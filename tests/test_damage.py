@@ -24,7 +24,14 @@ from mlstm_jax.training.run_folder import inputs_of
 from mlstm_jax.transfer import classifier_file
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.features import Featurizer, read_features, write_features
+from tests.training.conftest import collected
 from tests.training.runs import final_state, make_config, short
+
+__all__ = ["collected"]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.usefixtures("collected"),
+]
 
 Read = Callable[[], Any]
 
