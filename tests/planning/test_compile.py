@@ -215,11 +215,12 @@ def reading_programs() -> dict[str, Compiled]:
     how = generate.Sampling(*(np.float32(1), np.int32(256), np.float32(2)))  # type: ignore[arg-type]
     logits_BV, keys = np.zeros((64, 256), np.float32), np.zeros((64, 2), np.uint32)
 
-    def block(params: Any, carry: Any, logits_BV: Any, keys: Any) -> Any:
+    def block(weights: Any, carry: Any, logits_BV: Any, keys: Any) -> Any:
         keys_B = jax.random.wrap_key_data(keys, impl="threefry2x32")
+        of_device = jax.tree.map(lambda x: x[None], weights)
         first = jnp.int32(0)
         return generate._generate_block(
-            model, params, None, carry, logits_BV, keys_B, first, how, held
+            model, of_device, carry, logits_BV, keys_B, first, how, held
         )
 
     return {
@@ -232,7 +233,7 @@ def reading_programs() -> dict[str, Compiled]:
             ((params, ready), sums, window),
             donate=(1,),
         ),
-        "generation": compile_program(machine, block, (params, carry, logits_BV, keys)),
+        "generation": compile_program(machine, block, ((params, ready), carry, logits_BV, keys)),
     }
 
 
