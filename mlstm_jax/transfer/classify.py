@@ -28,6 +28,7 @@ from mlstm_jax.transfer.thresholds import Fitted, LabelScore
 
 _SHOWN = 10  # names of classes
 _PRIOR_SCALE = 10
+_FEW = 50  # examples; the accuracy on fewer is too noisy
 
 CS = tuple(2.0**power for power in range(-8, 1))
 
@@ -199,37 +200,31 @@ def choose(
     task: Task,
     prior: Prior | None = None,
     on_fit: Callable[[int], None] = lambda count: None,
-) -> tuple[Classifier, float]:
-    """Return the classifier of the best C, and its accuracy on validation data.
+) -> tuple[Classifier, float, Prior | None]:
+    """Return the best classifier, its accuracy on validation data, and the prior that it has.
 
-    Of several labels: with the best C and threshold of each, and the macro F1.
+    Of several labels: with the best C and threshold of each, the macro F1, and no prior.
 
     Args:
         train: examples to fit.
         valid: examples to choose on; None: five-fold cross-validation of `train`.
         task: what to predict.
-        prior: one more feature.
+        prior: one more feature, unless it is better without; see `best_fit`.
         on_fit: called with the number of values of C tried so far, or of labels done.
     """
     if task.several:
-        return _choose_several(train, valid, task.names, prior, on_fit)
-    classes, scores = task.names, []
-    for count, C in enumerate(CS, 1):
-        scores.append(_score(train, valid, classes, C, prior))
-        on_fit(count)
-    best = int(np.argmax(scores))  # of equal scores the smallest C: the fewest weights
-    return fit(train, classes, CS[best], prior), scores[best]
+        return *_choose_several(train, valid, task.names, on_fit), None
+    if valid is None:
+        _folds(train, task.names)  # raises an error where there are none
+    C, used, score = best_fit([train], valid, task.names, prior, CS, on_fit)
+    return fit(train, task.names, C, used), score, used
 
 
 def _choose_several(
-    train: Examples,
-    valid: Examples | None,
-    names: list[str],
-    prior: Prior | None,
-    on_fit: Callable[[int], None],
+    train: Examples, valid: Examples | None, names: list[str], on_fit: Callable[[int], None]
 ) -> tuple[Classifier, float]:
     def fit_yes(features: Features, labels: Labels, C: float) -> Fitted:
-        fitted = fit(Examples(features, labels), ["0", "1"], C, prior)
+        fitted = fit(Examples(features, labels), ["0", "1"], C)
         return Fitted(fitted, lambda inputs: fitted.probabilities(inputs)[:, 1])
 
     chosen = thresholds.choose(fit_yes, CS, train, valid, names, on_fit)
@@ -245,25 +240,37 @@ def _choose_several(
     return classifier, float(np.mean([one.f1 for one in chosen]))
 
 
-def best_C(
+def best_fit(
     draws: Sequence[Examples],
     valid: Examples | None,
     classes: list[str],
     prior: Prior | None = None,
-) -> float:
-    """Return the best C over draws of the same number of examples, of every second value of `CS`.
+    Cs: Sequence[float] = CS[::2],
+    on_fit: Callable[[int], None] = lambda count: None,
+) -> tuple[float, Prior | None, float]:
+    """Return the best C over draws of the same number of examples, the prior or None, the score.
 
     Without validation data each draw is cross-validated, except those with a single example of some
     class. If no draw can be cross-validated, return the weakest penalty: with a strong one, few
     examples would leave no nonzero weights. With a prior, return the strongest.
+
+    A prior stays where nothing is better without it. Few examples cannot tell: there it stays.
     """
+    prior = prior and prior.of(draws[0])
+    can_tell = valid is not None or len(draws[0].labels) >= _FEW
     if valid is None:
         draws = [draw for draw in draws if np.bincount(draw.labels).min() > 1]
     if not draws:
-        return CS[0] if prior else CS[-1]
-    tried = CS[::2]
-    scores = [sum(_score(draw, valid, classes, C, prior) for draw in draws) for C in tried]
-    return tried[int(np.argmax(scores))]
+        return CS[0] if prior else CS[-1], prior, np.nan
+    scores = {}
+    for count, C in enumerate(Cs, 1):
+        for one in (prior, None) if prior and can_tell else (prior,):
+            each = [_score(draw, valid, classes, C, one) for draw in draws]
+            scores[C, one is None] = float(np.mean(each))
+        on_fit(count)
+    # Of equal scores the smallest C: the fewest weights.
+    best, without = max(scores, key=lambda key: scores[key])
+    return best, None if without else prior, scores[best, without]
 
 
 def _score(
@@ -274,10 +281,13 @@ def _score(
         return fit(train, classes, C, prior).score(valid)
     from sklearn.model_selection import cross_val_score
 
-    folds = thresholds.folds(train.labels, [f"class {name!r}" for name in classes])
-    values = train.features.astype(np.float64)
+    folds, values = _folds(train, classes), train.features.astype(np.float64)
     estimator = _pipeline(len(classes), C, prior)
     return float(cross_val_score(estimator, values, train.labels, cv=folds).mean())
+
+
+def _folds(examples: Examples, classes: list[str]) -> Any:
+    return thresholds.folds(examples.labels, [f"class {name!r}" for name in classes])
 
 
 def _rows(examples: Examples, chosen: Any) -> Examples:

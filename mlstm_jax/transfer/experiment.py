@@ -121,10 +121,10 @@ def run(
         on_part: called with the number of parts done, see `parts_of`, and the name of the next
             part.
     """
-    parts, used = parts_of(task), prior and prior.of(train)
+    parts = parts_of(task)
     fits, each = (parts - 1, "label") if task.several else (parts - 3, "C")
-    chosen, valid_score = classify.choose(
-        train, valid, task, used, lambda n: on_part(n, f"{each} {n} of {fits}")
+    chosen, valid_score, used = classify.choose(
+        train, valid, task, prior, lambda n: on_part(n, f"{each} {n} of {fits}")
     )
     units = [columns[column] for column in chosen.ranking]
     if task.several:
@@ -229,8 +229,7 @@ def _learning_curve(
     curve = []
     for count in [n for n in _CURVE if len(classes) <= n < total]:
         draws = [classify.subset(train, count, seed) for seed in range(_DRAWS)]
-        used = prior and prior.of(draws[0])
-        C = classify.best_C(draws, valid, classes, used)
+        C, used, _ = classify.best_fit(draws, valid, classes, prior)
         scores = [classify.fit(draw, classes, C, used).score(test) for draw in draws]
         curve.append(_point(count, C, scores))
     return [*curve, _point(total, chosen.C, [chosen.score(test)])]

@@ -30,7 +30,7 @@ from mlstm_jax.transfer.labels import Task
 
 WORDS_CS = [1.0, 4.0, 16.0, 64.0]
 STATES_CS = [1e-4, 3e-4, 1e-3, 3e-3]
-COUNTS = (10, 20, 50, 100, 200, 500, 1000, 2000)
+COUNTS = (10, 20, 50, 100, 200, 500, 1000)
 NAMES = ["negative", "positive"]
 
 
@@ -74,8 +74,8 @@ def of_few(
         for seed in range(10 if count < 500 else 3):
             draw = classify.subset(train, count, seed)
             for name, one in (("states", None), ("states and the classifier in the box", prior)):
-                C = classify.best_C([draw], None, NAMES, one)
-                fitted = classify.fit(draw, NAMES, C, one)
+                C, used, _ = classify.best_fit([draw], None, NAMES, one)
+                fitted = classify.fit(draw, NAMES, C, used)
                 scores[name].append(fitted.score(test))
             drawn = [texts[int(n)] for n in classify.subset(places, count, seed).features[:, 0]]
             fold = StratifiedKFold(min(5, *np.bincount(draw.labels)), shuffle=True, random_state=0)

@@ -60,7 +60,7 @@ def test_informative_units_rank_first(
     classes: int, validated: bool, random: np.random.Generator
 ) -> None:
     valid = make(random, 100, classes) if validated else None
-    found, score = classify.choose(make(random, 400, classes), valid, Task(NAMES[classes]))
+    found, score, _ = classify.choose(make(random, 400, classes), valid, Task(NAMES[classes]))
     test = make(random, 400, classes)
     assert min(found.score(test), score) > 0.95
     telling = [18] if classes == 2 else [17, 18, 19]
@@ -121,8 +121,36 @@ def test_a_prior_says_what_few_labels_cannot(classes: int, random: np.random.Gen
         ours = classify.fit(few, names, 0.5, prior).probabilities(test.features)
         np.testing.assert_allclose(ours, theirs, rtol=1e-9)
     assert classify.fit(few, names, 0.5).score(test) < 0.8
-    # As many examples as features need none.
-    assert (prior.of(examples(39)), prior.of(examples(40))) == (prior, None)
+
+
+@pytest.mark.parametrize(
+    ("count", "validated", "gain", "stays"),
+    [
+        (60, True, 0.0, True),
+        (60, True, 0.1, False),
+        (60, False, 0.1, False),
+        (40, True, 0.1, False),
+        (40, False, 0.1, True),  # cross-validation of so few cannot tell
+        (80, True, 0.0, False),  # as many as features
+    ],
+)
+def test_a_prior_stays_where_nothing_is_better_without_it(
+    count: int,
+    validated: bool,
+    gain: float,
+    stays: bool,
+    random: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def score(train: Examples, valid: Any, classes: Any, C: float, prior: Any) -> float:
+        return 0.8 - abs(C - 0.25) + (gain if prior is None else 0)
+
+    monkeypatch.setattr(classify, "_score", score)
+    prior, train = classify.Prior(np.ones(80), 0.0), make(random, count)
+    wide = Examples(np.tile(train.features, 2), train.labels)
+    C, used, best = classify.best_fit([wide], wide if validated else None, NAMES[2], prior)
+    assert (C, used) == (0.25, prior if stays else None)
+    assert best == pytest.approx(0.8 + (0 if stays else gain))
 
 
 def test_a_classifier_is_kept_without_pickle(tmp_path: Path, random: np.random.Generator) -> None:
@@ -621,4 +649,4 @@ def test_C_is_chosen_for_the_number_of_examples(random: np.random.Generator) -> 
     assert by_count[3000]["C"] == strong.C
     # One example of a class cannot be cross-validated.
     one = Examples(train.features[:3], np.array([0, 0, 1]))
-    assert classify.best_C([one], None, NAMES[2]) == classify.CS[-1]
+    assert classify.best_fit([one], None, NAMES[2])[0] == classify.CS[-1]
