@@ -220,8 +220,9 @@ class TrainedModel(ReadingModel):
 
         This follows the protocol of Puri et al. 2018, section VI, with TF-IDF as a baseline. For
         your own pipeline use `Features`. With a model of the package, a state that has mean_h, and
-        fewer labels than features, the log-odds of its own classifier are one more feature, so that
-        a few labels do not make worse what it can do without any.
+        fewer labels than features, the log-odds of its own classifier are one more feature unless
+        held-out texts are better without, so that a few labels do not make worse what it can do
+        without any.
 
         Args:
             train: texts with labels: a .csv, .tsv, .json, .jsonl or .parquet file, or in Python a
