@@ -196,3 +196,10 @@ def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) 
         model.classify(test[0])
     with pytest.raises(ValueError, match="was created with other parameters"):
         mlstm.load("reviews-768").classify(["a"], tmp_path / "out")
+
+
+def test_a_folder_of_finetune_names_the_run_in_it(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.json").touch()
+    with pytest.raises(ValueError, match=r"not a run folder, but holds one; give .*/run\."):
+        mlstm.load(tmp_path)
