@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from mlstm_jax.api.model import TrainedModel, load
     from mlstm_jax.api.plots import plot_metrics
     from mlstm_jax.config import Config, vary
-    from mlstm_jax.corpora.prepare import PrepareOptions
+    from mlstm_jax.corpora.options import PrepareOptions
     from mlstm_jax.transfer.finetune import FinetuneOptions
 
 # What the package gives, and where it is: read when it is asked for, so that `import mlstm_jax`
@@ -70,7 +70,7 @@ _PUBLIC = {
     "Config": "config",
     "Features": "api.features",
     "FinetuneOptions": "transfer.finetune",
-    "PrepareOptions": "corpora.prepare",
+    "PrepareOptions": "corpora.options",
     "TrainedModel": "api.model",
     "import_weights": "api.functions",
     "inspect": "api.corpora",

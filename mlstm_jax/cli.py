@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from mlstm_jax import __version__, environment, terminal
+from mlstm_jax import __version__, environment, programs, terminal
 from mlstm_jax.errors import KnownError, Note, explained, nearest, question
 from mlstm_jax.guard import Interrupted, interruptible
 
@@ -122,7 +122,7 @@ def run(words: Sequence[str], program: str | None) -> None:
     if name in _ON_CPU:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     else:
-        environment.cache_programs()
+        programs.cache_programs()
     from mlstm_jax.commands import as_options
 
     command = _command(name)
@@ -155,7 +155,7 @@ def _usage(program: str) -> str:
         "",
         f"{program} COMMAND --help explains the options of a command.",
         "Compiled programs are cached in ~/.cache/mlstm_jax, at most 1 GB per type of processor.",
-        f"Set {environment.CACHE} to another folder, or to an empty value to turn the cache off.",
+        f"Set {programs.CACHE} to another folder, or to an empty value to turn the cache off.",
     ]
     return "\n".join(lines)
 

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from mlstm_jax import __version__, environment, output, shipped
+from mlstm_jax import __version__, environment, output, programs, shipped
 from mlstm_jax.checkpoints.checkpoint import Checkpoints
 from mlstm_jax.config import Config
 from mlstm_jax.config import text as config_text
@@ -194,7 +194,7 @@ def with_compute(run: Run, compute: Compute | Literal["auto"]) -> Run:
         precision = dataclasses.replace(precision, compute=compute)
         return dataclasses.replace(run, model=LanguageModel(model, precision))
     large = model.has_own_loops and model.hidden >= _LEAST_BF16_UNITS
-    if precision.compute != "fp32" or not large or not environment.multiplies_bf16_faster():
+    if precision.compute != "fp32" or not large or not programs.multiplies_bf16_faster():
         return run
     precision = dataclasses.replace(precision, compute="bf16", cell="fp32")
     return dataclasses.replace(run, batch_model=LanguageModel(model, precision))

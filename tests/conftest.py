@@ -10,20 +10,20 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from mlstm_jax import environment
+from mlstm_jax import environment, programs
 from mlstm_jax.config import Devices
 
 # Before jax is imported. All processes of a session, those that tests start among them, share the
 # programs that they compile; the first makes the folder, and removes it.
-if environment.CACHE not in os.environ:
-    os.environ[environment.CACHE] = tempfile.mkdtemp(prefix="mlstm-jax-tests-")
-    atexit.register(shutil.rmtree, os.environ[environment.CACHE], ignore_errors=True)
+if programs.CACHE not in os.environ:
+    os.environ[programs.CACHE] = tempfile.mkdtemp(prefix="mlstm-jax-tests-")
+    atexit.register(shutil.rmtree, os.environ[programs.CACHE], ignore_errors=True)
 # Most of a small program's time is LLVM's. `make test-portable` sets XLA_FLAGS, and so has programs
 # that are optimized as a user's are.
 os.environ.setdefault(
     "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 )
-environment.cache_programs()
+programs.cache_programs()
 environment.without_gpus()
 environment.prepare(Devices(virtual_cpu=4))
 

@@ -20,7 +20,7 @@ LAYERS = [
     {"training"},
     {"run"},
     {"interop", "checkpoints"},
-    {"distributed", "environment"},
+    {"distributed", "programs", "environment"},
     {"corpora"},
     {"data"},
     {"config", "user_python"},

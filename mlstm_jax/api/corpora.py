@@ -6,7 +6,7 @@ from typing import Any
 
 from mlstm_jax.api.arguments import public
 from mlstm_jax.corpora.inspect import summarise
-from mlstm_jax.corpora.prepare import PrepareOptions
+from mlstm_jax.corpora.options import PrepareOptions
 from mlstm_jax.corpora.prepare import prepare as run_prepare
 from mlstm_jax.data.corpus import Corpus, SplitName, open_corpus
 from mlstm_jax.errors import require

@@ -27,7 +27,8 @@ from mlstm_jax.transfer.features import Featurizer, Reading
 from mlstm_jax.transfer.generate import as_text
 from mlstm_jax.transfer.generate import generate as run_generate
 from mlstm_jax.transfer.heatmap import Heatmap, heat, score_heat
-from mlstm_jax.transfer.reader import STATE_NAMES, FeatureState, Reader, State
+from mlstm_jax.transfer.reader import STATE_NAMES, FeatureState, State
+from mlstm_jax.transfer.trace import Reader
 from mlstm_jax.transfer.transfer import Transferred
 
 STATES = tuple(STATE_NAMES)

@@ -6,23 +6,27 @@ byte of the result. The folder is complete or absent, whenever the program stops
 """
 
 import dataclasses
-import math
 import os
-import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from mlstm_jax.corpora import beam_engine, given_splits
-from mlstm_jax.corpora.documents import CleanDocument, Quoting, Recipe, Unit
-from mlstm_jax.corpora.records import MAX_REJECT_FRACTION, Rejects, check_rejects_file
-from mlstm_jax.corpora.sources import PYDOC, Source, find_sources
+from mlstm_jax.corpora.documents import CleanDocument, Recipe
+from mlstm_jax.corpora.options import (
+    DEFAULTS,
+    PrepareOptions,
+    SplitWeights,
+    check_given,
+    check_options,
+)
+from mlstm_jax.corpora.records import Rejects, check_rejects_file
+from mlstm_jax.corpora.sources import Source, find_sources
 from mlstm_jax.corpora.writer import (
     Report,
     SortedDocuments,
@@ -33,70 +37,13 @@ from mlstm_jax.corpora.writer import (
     write_split,
 )
 from mlstm_jax.data import corpus
-from mlstm_jax.data.corpus import SPLITS, Cleaning, Dedupe, Manifest, SplitManifest, SplitName
+from mlstm_jax.data.corpus import SPLITS, Manifest, SplitManifest, SplitName
 from mlstm_jax.errors import UserError, note
-from mlstm_jax.fields import Between, require_valid
 from mlstm_jax.output import atomic_directory, partial_folder, remove_leftovers
 from mlstm_jax.progress import ProgressLine
 
 # The order of writing: the first documents become the test split.
 _ORDER: tuple[SplitName, ...] = ("test", "valid", "train")
-# DuckDB itself sets no limit.
-_MOST_THREADS = 256
-
-Engine = Literal["duckdb", "beam"]
-SplitWeights = tuple[float, float, float]
-
-SPLIT: SplitWeights = (1000, 1, 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrepareOptions:
-    """How to make a corpus.
-
-    Attributes:
-        text_column: column or field of the text; unset: the first non-null of text, reviewText,
-            review_body, sentence and content.
-        rating_column: column or field of a rating to keep; unset: the first non-null of rating,
-            overall, star_rating and stars.
-        document: what one document of a text file is; unset: a line.
-        quoting: whether the fields of .csv and .tsv files may be in quotes: yes or no; unset: yes
-            if commas separate them, and with tabs if the file shows it.
-        split: weights of train, valid and test, in documents, such as 8,1,1 or 0.8,0.1,0.1; 0,0,1
-            makes only a test set. Valid and test get at least one document each unless their
-            weight is 0.
-        seed: seed of the document order, which depends only on the seed and the documents.
-        clean: radford: unescape HTML, newlines to spaces, strip, pad; none: keep the text;
-            protein: read amino acid sequences as UniRep does.
-        dedupe: keep one of several equal documents. normalized: ignore differences in case
-            and white space; exact: compare bytes; none: keep all. Paper: duplicates removed.
-            Unset: normalized, or none if the splits are given.
-        memory_limit: limit for DuckDB, which reads and sorts; add a few hundred MB for the rest.
-        threads: threads of DuckDB; unset: all cores.
-        temp_dir: folder for temporary files, about twice the text; unset: next to the corpus.
-        max_reject_fraction: largest fraction of unreadable records, which are listed in
-            OUT.rejects.jsonl; above it, no corpus is written.
-        engine: beam: run as an Apache Beam pipeline, for clusters; the corpus is the same.
-        beam_options: options for Beam and its runner, such as "--runner=FlinkRunner".
-    """
-
-    text_column: str | None = None
-    rating_column: str | None = None
-    document: Unit | None = None
-    quoting: Quoting | None = None
-    split: SplitWeights = SPLIT
-    seed: int = 0
-    clean: Cleaning = "radford"
-    dedupe: Dedupe | None = None
-    memory_limit: str = "4GB"
-    threads: Annotated[int, Between(1, _MOST_THREADS)] | None = None
-    temp_dir: Path | None = None
-    max_reject_fraction: Annotated[float, Between(0, 1)] = MAX_REJECT_FRACTION
-    engine: Engine = "duckdb"
-    beam_options: str = ""
-
-
-DEFAULTS = PrepareOptions()
 
 
 class Stages:
@@ -164,7 +111,7 @@ def prepare(
     if isinstance(options.temp_dir, str):
         options = dataclasses.replace(options, temp_dir=Path(options.temp_dir))
     names = [*chain(*sources.values())] if isinstance(sources, Mapping) else list(sources)
-    _check_options(names, options)
+    check_options(names, options)
     # So that the temporary folder goes next to it, even for "." or a link.
     out = resolved("out", out)
     temp_dir = options.temp_dir
@@ -172,7 +119,7 @@ def prepare(
         temp_dir = resolved("temp_dir", temp_dir)
     given = sources if isinstance(sources, Mapping) else {}
     if given:
-        _check_given(given, options)
+        check_given(given, options)
     recipe = Recipe(
         options.text_column,
         options.rating_column,
@@ -340,51 +287,3 @@ def _sizes(documents: int, split: SplitWeights) -> dict[str, int]:
             "change `split`."
         )
     return {"test": test, "valid": valid, "train": documents - valid - test}
-
-
-def _check_options(sources: Sequence[str], options: PrepareOptions) -> None:
-    """Raise UserError unless the sources and options of `prepare` make sense."""
-    require_valid(options)
-    if not sources:
-        raise UserError(f"no source given; name text files, or {PYDOC}")
-    for option, field in (
-        ("text_column", options.text_column),
-        ("rating_column", options.rating_column),
-    ):
-        if field == "":
-            raise UserError(f"{option} '': names no column; name one, or leave the option out.")
-    split = options.split
-    if len(split) != 3 or not 0 < sum(split) < math.inf or min(split) < 0:
-        raise UserError(
-            f"split {','.join(map(str, split))}: must be three weights, train, valid and test, "
-            "none negative, at least one above 0; such as 1000,1,1 or 0.8,0.1,0.1, or 0,0,1 for a "
-            "test set only"
-        )
-    limit = options.memory_limit
-    if not re.fullmatch(r"[0-9]+(\.[0-9]+)? ?[KMGT]i?B", limit, re.IGNORECASE):
-        raise UserError(f"memory_limit is {limit!r}, but it must be a size such as 4GB or 500MB.")
-    if options.engine != "beam" and options.beam_options:
-        raise UserError("beam_options needs `engine` beam; add it.")
-    try:
-        shlex.split(options.beam_options)
-    except ValueError as error:
-        raise UserError(f"beam_options {options.beam_options!r}: {error}.") from error
-
-
-def _check_given(sources: Mapping[SplitName, Sequence[str]], options: PrepareOptions) -> None:
-    """Raise UserError unless the options suit given splits."""
-    unknown = sources.keys() - set(SPLITS)
-    if unknown:
-        raise UserError(f"{min(unknown)!r} is not a split; the splits are {', '.join(SPLITS)}.")
-    for option, is_other in (
-        ("split", options.split != SPLIT),
-        ("dedupe", options.dedupe not in (None, "none")),
-        ("seed", options.seed != 0),
-        ("engine", options.engine != "duckdb"),
-    ):
-        if is_other:
-            raise UserError(
-                f"{option}: splits given with `train`, `valid` and `test` are kept unchanged, all "
-                "documents in their order; leave the option out, or name the files without their "
-                "splits."
-            )

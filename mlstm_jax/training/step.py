@@ -163,31 +163,25 @@ def _gradient_of_rows(
     return Gradient(gradient, Means(loss, square, *more), after)
 
 
-def _gradient(
-    config: Config,
-    model: LanguageModel,
+def _accumulated(
+    of_rows: Callable[[Carry, Batch, Array], Gradient],
+    count: int,
     params: Parameters,
-    scale: Array,
-    step: Array,
-    carry: Carry,
-    batch: Batch,
-    row_B: Array,
+    rows: tuple[Carry, Batch, Array],
 ) -> Gradient:
-    """Return the gradient over all rows, computed one micro-batch at a time."""
-    of_rows = functools.partial(_gradient_of_rows, config, model, params, scale, step)
-    count = config.train.micro_batches
+    """Return the gradient over all rows, computed in so many micro-batches, one at a time."""
     if count == 1:
-        return of_rows(carry, batch, row_B)
+        return of_rows(*rows)
 
     def split(x: Array) -> Array:
         return x.reshape(count, -1, *x.shape[1:])
 
-    def add(sums: Any, rows: tuple[Carry, Batch, Array]) -> tuple[Any, Carry]:
-        gradient, means, after = of_rows(*rows)
+    def add(sums: Any, some: tuple[Carry, Batch, Array]) -> tuple[Any, Carry]:
+        gradient, means, after = of_rows(*some)
         return jax.tree.map(lambda a, b: a + b / count, sums, (gradient, means)), after
 
     zeros = (jax.tree.map(jnp.zeros_like, params), Means(*[jnp.float32(0)] * 4))
-    means, after = jax.lax.scan(add, zeros, jax.tree.map(split, (carry, batch, row_B)))
+    means, after = jax.lax.scan(add, zeros, jax.tree.map(split, rows))
     return Gradient(*means, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), after))
 
 
@@ -214,7 +208,10 @@ def make_train_step(
         carry = reset(carry, batch.reset_B)
         rows = batch.inputs_BT.shape[0]
         row_B = jax.lax.axis_index(axis_name) * rows + jnp.arange(rows)
-        local = _gradient(config, model, state.params, scale, state.step, carry, batch, row_B)
+        of_rows = functools.partial(
+            _gradient_of_rows, config, model, state.params, scale, state.step
+        )
+        local = _accumulated(of_rows, micro_batches, state.params, (carry, batch, row_B))
         after, devices = local.after, jax.lax.axis_size(axis_name)
         shares, means = jax.tree.map(lambda x: x / devices, (local.gradient, local.means))
         shares = jax.tree.map(lambda share: share.astype(reduce_type), shares)

@@ -24,7 +24,7 @@ from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import NEVER, VOCABULARY, Carry, LanguageModel
 from mlstm_jax.run import Run, require_known
-from mlstm_jax.transfer.reader import Reader
+from mlstm_jax.transfer.trace import Reader
 
 _BLOCK = 64
 _MOST_DRAWN = 2**31 - 1  # bytes; the place of each is an int32 of the device

@@ -19,7 +19,8 @@ from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.generate import prompt_bytes
 from mlstm_jax.transfer.heatmap_drawing import Heat, as_html, as_part, draw, word_ends
-from mlstm_jax.transfer.reader import Reader, State, characters, single_states, states_of
+from mlstm_jax.transfer.reader import State, single_states, states_of
+from mlstm_jax.transfer.trace import Reader, characters
 
 _STATES: dict[State, str] = {
     "c": "cell state c",

@@ -187,14 +187,14 @@ def usable(
     return {**kept, "train": train, part: held}, {**names, part: name}
 
 
-def hold_out(texts: Labelled) -> tuple[Labelled, Labelled]:
+def hold_out(labelled: Labelled) -> tuple[Labelled, Labelled]:
     """Return four fifths and a fifth of the texts, with about a fifth of each class.
 
     The choice depends on the texts and labels, not on their order. Equal texts stay together, and
     one text of each class stays in the larger part.
     """
     labels_of: dict[str, set[Any]] = {}
-    for text, label in zip(texts.texts, texts.labels, strict=True):
+    for text, label in zip(labelled.texts, labelled.labels, strict=True):
         labels_of.setdefault(text, set()).add(label)
 
     def place(text: str) -> tuple[list[Any], bytes]:
@@ -204,13 +204,13 @@ def hold_out(texts: Labelled) -> tuple[Labelled, Labelled]:
     held = {
         text
         for before, text in list(itertools.pairwise(sorted(labels_of, key=place)))[1::5]
-        if texts.columns or labels_of[before] == labels_of[text]
+        if labelled.columns or labels_of[before] == labels_of[text]
     }
 
     places = {is_held: list[int]() for is_held in (False, True)}
-    for number, text in enumerate(texts.texts):
+    for number, text in enumerate(labelled.texts):
         places[text in held].append(number)
-    return texts.select(places[False]), texts.select(places[True])
+    return labelled.select(places[False]), labelled.select(places[True])
 
 
 def of_classes(texts: list[str], values: Sequence[object], places: Sequence[str]) -> Labelled:

@@ -14,7 +14,8 @@ from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.features import units_of
 from mlstm_jax.transfer.generate import as_text, generate, prompt_bytes
 from mlstm_jax.transfer.heatmap import running_score
-from mlstm_jax.transfer.reader import Reader, State, characters, single_states, states_of
+from mlstm_jax.transfer.reader import State, single_states, states_of
+from mlstm_jax.transfer.trace import Reader, characters
 
 MOST_BYTES = 20_000  # of a text
 _MOST_GENERATED = 2000

@@ -24,7 +24,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import mlstm_jax as mlstm
+from mlstm_jax import shipped
 from mlstm_jax.transfer import classify
+from mlstm_jax.transfer.classifier_file import load_classifier
 from mlstm_jax.transfer.classify import Classifier, Examples, Prior
 from mlstm_jax.transfer.labels import Task
 
@@ -115,7 +117,7 @@ def main(sst: Path, imdb: Path, out: Path) -> None:
     """Write the table as it grows."""
     warnings.filterwarnings("ignore")
     model, task = mlstm.load("reviews-768"), Task(NAMES)
-    own, _ = model._classifier(f"{model.path}/sentiment")
+    own, _ = load_classifier(shipped.model(Path("reviews-768/sentiment")))
 
     def examples(part: tuple[list[str], list[str]]) -> tuple[Examples, list[str]]:
         return Examples(model.encode(part[0], state="c+mean_h"), task.codes(part[1])), part[0]

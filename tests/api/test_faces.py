@@ -14,7 +14,7 @@ import pytest
 import mlstm_jax as mlstm
 from mlstm_jax import cli
 from mlstm_jax.commands import as_options
-from mlstm_jax.corpora.prepare import PrepareOptions
+from mlstm_jax.corpora.options import PrepareOptions
 from mlstm_jax.errors import UserError
 from mlstm_jax.planning.machine import load_machine
 

@@ -11,7 +11,9 @@ PROBE = """
 import logging, os, signal, sys, threading
 def state():
     return (
-        dict(os.environ), sys.unraisablehook, sys.excepthook, threading.active_count(),
+        # scikit-learn sets variables of OpenMP.
+        {name: os.environ[name] for name in os.environ if not name.startswith("KMP_")},
+        sys.unraisablehook, sys.excepthook, threading.active_count(),
         [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)],
         {name: logging.getLogger(name).level for name in ("", "absl", "asyncio", "jax")},
     )

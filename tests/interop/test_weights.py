@@ -15,7 +15,7 @@ import pytest
 
 import mlstm_jax as mlstm
 from mlstm_jax import cli, digest, run
-from mlstm_jax.corpora.prepare import PrepareOptions
+from mlstm_jax.corpora.options import PrepareOptions
 from mlstm_jax.data.corpus import SPLITS
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.interop import nvidia, openai, unirep, weights

@@ -6,7 +6,7 @@ Run as ``python -m tests.training.worker CORPUS OUT.npz COORDINATOR PROCESSES IN
 import sys
 from pathlib import Path
 
-from mlstm_jax import environment
+from mlstm_jax import environment, programs
 from mlstm_jax.config import Config, Data, Devices, Distributed, Model, Optimizer, Train
 
 STEPS = 20
@@ -26,7 +26,7 @@ def main(corpus: str, out: str, coordinator: str, processes: str, index: str, de
             index=int(index),
         ),
     )
-    environment.cache_programs()
+    programs.cache_programs()
     environment.prepare(config.devices)
 
     import jax

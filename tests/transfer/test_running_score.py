@@ -16,7 +16,7 @@ from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.features import FeatureState, Featurizer
 from mlstm_jax.transfer.heatmap import score_heat
 from mlstm_jax.transfer.heatmap_drawing import Heat, as_html
-from mlstm_jax.transfer.reader import Reader
+from mlstm_jax.transfer.trace import Reader
 from tests.tolerance import bound
 
 TEXT = "my café is good, but 5 < 6 & bad"

@@ -24,7 +24,7 @@ from mlstm_jax.run import Run, load_run
 from mlstm_jax.transfer.generate import Sampling, _sample, as_text, generate, prompt_bytes
 from mlstm_jax.transfer.heatmap import heat, write
 from mlstm_jax.transfer.heatmap_drawing import as_html, colour, ink, places
-from mlstm_jax.transfer.reader import Reader, characters
+from mlstm_jax.transfer.trace import Reader, characters
 from tests.tolerance import assert_close, bound
 
 pytestmark = pytest.mark.numeric

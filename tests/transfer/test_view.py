@@ -30,7 +30,7 @@ from mlstm_jax.transfer import classifier_file, classify
 from mlstm_jax.transfer.features import FeatureState, Featurizer
 from mlstm_jax.transfer.generate import generate
 from mlstm_jax.transfer.heatmap import heat, score_heat
-from mlstm_jax.transfer.reader import Reader
+from mlstm_jax.transfer.trace import Reader
 from mlstm_jax.view import server
 from mlstm_jax.view.viewer import Viewer
 from tests.tolerance import bound

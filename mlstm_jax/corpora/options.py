@@ -1,0 +1,121 @@
+"""The options of `prepare`, and which of them go together."""
+
+import math
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from mlstm_jax.corpora.documents import Quoting, Unit
+from mlstm_jax.corpora.records import MAX_REJECT_FRACTION
+from mlstm_jax.corpora.sources import PYDOC
+from mlstm_jax.data.corpus import SPLITS, Cleaning, Dedupe, SplitName
+from mlstm_jax.errors import UserError
+from mlstm_jax.fields import Between, require_valid
+
+# DuckDB itself sets no limit.
+_MOST_THREADS = 256
+
+Engine = Literal["duckdb", "beam"]
+SplitWeights = tuple[float, float, float]
+
+SPLIT: SplitWeights = (1000, 1, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareOptions:
+    """How to make a corpus.
+
+    Attributes:
+        text_column: column or field of the text; unset: the first non-null of text, reviewText,
+            review_body, sentence and content.
+        rating_column: column or field of a rating to keep; unset: the first non-null of rating,
+            overall, star_rating and stars.
+        document: what one document of a text file is; unset: a line.
+        quoting: whether the fields of .csv and .tsv files may be in quotes: yes or no; unset: yes
+            if commas separate them, and with tabs if the file shows it.
+        split: weights of train, valid and test, in documents, such as 8,1,1 or 0.8,0.1,0.1; 0,0,1
+            makes only a test set. Valid and test get at least one document each unless their
+            weight is 0.
+        seed: seed of the document order, which depends only on the seed and the documents.
+        clean: radford: unescape HTML, newlines to spaces, strip, pad; none: keep the text;
+            protein: read amino acid sequences as UniRep does.
+        dedupe: keep one of several equal documents. normalized: ignore differences in case
+            and white space; exact: compare bytes; none: keep all. Paper: duplicates removed.
+            Unset: normalized, or none if the splits are given.
+        memory_limit: limit for DuckDB, which reads and sorts; add a few hundred MB for the rest.
+        threads: threads of DuckDB; unset: all cores.
+        temp_dir: folder for temporary files, about twice the text; unset: next to the corpus.
+        max_reject_fraction: largest fraction of unreadable records, which are listed in
+            OUT.rejects.jsonl; above it, no corpus is written.
+        engine: beam: run as an Apache Beam pipeline, for clusters; the corpus is the same.
+        beam_options: options for Beam and its runner, such as "--runner=FlinkRunner".
+    """
+
+    text_column: str | None = None
+    rating_column: str | None = None
+    document: Unit | None = None
+    quoting: Quoting | None = None
+    split: SplitWeights = SPLIT
+    seed: int = 0
+    clean: Cleaning = "radford"
+    dedupe: Dedupe | None = None
+    memory_limit: str = "4GB"
+    threads: Annotated[int, Between(1, _MOST_THREADS)] | None = None
+    temp_dir: Path | None = None
+    max_reject_fraction: Annotated[float, Between(0, 1)] = MAX_REJECT_FRACTION
+    engine: Engine = "duckdb"
+    beam_options: str = ""
+
+
+DEFAULTS = PrepareOptions()
+
+
+def check_options(sources: Sequence[str], options: PrepareOptions) -> None:
+    """Raise UserError unless the sources and options of `prepare` make sense."""
+    require_valid(options)
+    if not sources:
+        raise UserError(f"no source given; name text files, or {PYDOC}")
+    for option, field in (
+        ("text_column", options.text_column),
+        ("rating_column", options.rating_column),
+    ):
+        if field == "":
+            raise UserError(f"{option} '': names no column; name one, or leave the option out.")
+    split = options.split
+    if len(split) != 3 or not 0 < sum(split) < math.inf or min(split) < 0:
+        raise UserError(
+            f"split {','.join(map(str, split))}: must be three weights, train, valid and test, "
+            "none negative, at least one above 0; such as 1000,1,1 or 0.8,0.1,0.1, or 0,0,1 for a "
+            "test set only"
+        )
+    limit = options.memory_limit
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)? ?[KMGT]i?B", limit, re.IGNORECASE):
+        raise UserError(f"memory_limit is {limit!r}, but it must be a size such as 4GB or 500MB.")
+    if options.engine != "beam" and options.beam_options:
+        raise UserError("beam_options needs `engine` beam; add it.")
+    try:
+        shlex.split(options.beam_options)
+    except ValueError as error:
+        raise UserError(f"beam_options {options.beam_options!r}: {error}.") from error
+
+
+def check_given(sources: Mapping[SplitName, Sequence[str]], options: PrepareOptions) -> None:
+    """Raise UserError unless the options suit given splits."""
+    unknown = sources.keys() - set(SPLITS)
+    if unknown:
+        raise UserError(f"{min(unknown)!r} is not a split; the splits are {', '.join(SPLITS)}.")
+    for option, is_other in (
+        ("split", options.split != SPLIT),
+        ("dedupe", options.dedupe not in (None, "none")),
+        ("seed", options.seed != 0),
+        ("engine", options.engine != "duckdb"),
+    ):
+        if is_other:
+            raise UserError(
+                f"{option}: splits given with `train`, `valid` and `test` are kept unchanged, all "
+                "documents in their order; leave the option out, or name the files without their "
+                "splits."
+            )
