@@ -1,9 +1,20 @@
 """The objectives: what is asked of a window."""
 
+from typing import get_args
+
 import jax
 import numpy as np
 
-from mlstm_jax.training.objective import MASK, OBJECTIVES, Targets, masked_bytes, row_keys
+from mlstm_jax.config import Config, Model, Train, resolve_batch
+from mlstm_jax.model.architecture import ObjectiveName
+from mlstm_jax.training.objective import (
+    MASK,
+    OBJECTIVES,
+    Targets,
+    masked_bytes,
+    objective_of,
+    row_keys,
+)
 
 ROWS, SIZE = 64, 200
 
@@ -66,3 +77,10 @@ def test_what_is_masked_depends_on_seed_step_and_row_only() -> None:
     _, _, later = ask(step=4)
     assert (np.asarray(later.weight_BT > 0) != (asked.weight_BT > 0)).any(axis=1).all()
     assert len({tuple(row) for row in np.asarray(asked.weight_BT > 0)}) == ROWS
+
+
+def test_a_model_learns_the_objective_that_it_names() -> None:
+    assert set(OBJECTIVES) == set(get_args(ObjectiveName))
+    for name, objective in OBJECTIVES.items():
+        config = Config(model=Model(hidden=8), train=Train(objective=name))
+        assert objective_of(resolve_batch(config, 1).model) is objective
