@@ -37,6 +37,7 @@ from mlstm_jax.model.ops import Compute
 
 WEIGHTS = "weights.safetensors"
 _PIECE = 1 << 20  # bytes
+ReadingCompute = Literal["auto", Compute]
 _LEAST_BF16_UNITS = 256  # with 64 or 128 the products are not most of the time
 
 
@@ -183,7 +184,7 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
         return Run(folder, config, step, about.cleaning, model, params, about.corpus)
 
 
-def with_compute(run: Run, compute: Compute | Literal["auto"]) -> Run:
+def with_compute(run: Run, compute: ReadingCompute) -> Run:
     """Return a run that reads texts with products of a type.
 
     auto: that of the config; but instead of fp32, several rows of an mLSTM are read in bf16 where

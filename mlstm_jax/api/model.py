@@ -16,7 +16,6 @@ from mlstm_jax.config import Devices
 from mlstm_jax.data.corpus import SplitName
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop import weights
-from mlstm_jax.model.ops import Compute
 from mlstm_jax.progress import ProgressLine
 from mlstm_jax.training import metrics, parallel
 from mlstm_jax.training.evaluation import Evaluator, Score, corpus_of
@@ -342,7 +341,7 @@ class TrainedModel(ReadingModel):
 
 @public
 def load(
-    path: str | Path, checkpoint: str | int = "best", compute: Compute | Literal["auto"] = "auto"
+    path: str | Path, checkpoint: str | int = "best", compute: runs.ReadingCompute = "auto"
 ) -> TrainedModel:
     """Load a trained model.
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +14,7 @@ from mlstm_jax.corpora.documents import clean
 from mlstm_jax.errors import UserError, note, require
 from mlstm_jax.interop import weights
 from mlstm_jax.model.language_model import LanguageModel, Parameters
-from mlstm_jax.model.ops import Compute
-from mlstm_jax.run import Run
+from mlstm_jax.run import ReadingCompute, Run
 from mlstm_jax.transfer.classifier_file import (
     Description,
     load_classifier,
@@ -38,7 +37,7 @@ class ReadingModel:
     """What a model is, and what it does with texts; `TrainedModel` adds data sets."""
 
     def __init__(
-        self, run: Run, checkpoint: str = "best", compute: Compute | Literal["auto"] = "auto"
+        self, run: Run, checkpoint: str = "best", compute: ReadingCompute = "auto"
     ) -> None:
         """Wrap a run in memory. Use `load` instead."""
         self._run, self.checkpoint, self.compute = run, checkpoint, compute
