@@ -11,8 +11,8 @@ from mlstm_jax.model.recurrence import (
     LayerWeights,
     Loops,
     Outputs,
-    Sequence,
 )
+from mlstm_jax.model.time_loops import Sequence
 
 Array = jax.Array
 

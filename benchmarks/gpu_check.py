@@ -59,9 +59,9 @@ from mlstm_jax.model.recurrence import (  # noqa: E402
     Carry,
     LayerWeights,
     Loops,
-    Sequence,
     recurrence,
 )
+from mlstm_jax.model.time_loops import Sequence  # noqa: E402
 from mlstm_jax.training import loop, metrics, optimizer, parallel, schedule  # noqa: E402
 from mlstm_jax.training.begin import fresh_state  # noqa: E402
 from mlstm_jax.training.parallel import Parallel  # noqa: E402

@@ -26,9 +26,9 @@ from mlstm_jax.model.recurrence import (
     Carry,
     LayerWeights,
     Loops,
-    Sequence,
     recurrence,
 )
+from mlstm_jax.model.time_loops import Sequence
 
 EMBEDDING = 64
 # The same choice as the model's.

@@ -44,24 +44,29 @@ def mlstm(p: Tree, x: np.ndarray, state: Tree) -> Tree:
     return {"c": c, "h": sigmoid(o) * np.tanh(c)}
 
 
-def dense(gate: Tree, x: np.ndarray) -> np.ndarray:
-    """A product of a gate as flax names it, with a bias if it has one."""
-    if "kernel_v" in gate:
-        gate = {**gate, "kernel": normalise(gate["kernel_v"], gate["kernel_g"])}
-    return x @ gate["kernel"] + gate.get("bias", 0)
+def dense(p: Tree, x: np.ndarray) -> np.ndarray:
+    """A product, with a bias if it has one."""
+    return x @ p["kernel"] + p.get("bias", 0)
+
+
+def matrix(p: Tree, name: str) -> np.ndarray:
+    """A matrix of a layer, normalised if it has a gain."""
+    return normalise(p[f"{name}_v"], p[f"{name}_g"]) if f"{name}_v" in p else p[name]
 
 
 def lstm(p: Tree, x: np.ndarray, state: Tree) -> Tree:
-    cell = p["cell"]
-    i, f, g, o = (dense(cell[f"i{n}"], x) + dense(cell[f"h{n}"], state["h"]) for n in "ifgo")
+    z = x @ matrix(p, "wx") + state["h"] @ matrix(p, "wh") + p["b"]
+    i, f, g, o = np.split(z, 4, axis=1)
     c = sigmoid(f) * state["c"] + sigmoid(i) * np.tanh(g)
     return {"c": c, "h": sigmoid(o) * np.tanh(c)}
 
 
 def gru(p: Tree, x: np.ndarray, state: Tree) -> Tree:
-    cell, h = p["cell"], state["h"]
-    r, z = (sigmoid(dense(cell[f"i{n}"], x) + dense(cell[f"h{n}"], h)) for n in "rz")
-    n = np.tanh(dense(cell["in"], x) + r * dense(cell["hn"], h))
+    h, (b_nh, b_r, b_z, b_nx) = state["h"], np.split(p["b"], 4)
+    xr, xz, xn = np.split(x @ matrix(p, "wx"), 3, axis=1)
+    hn, hr, hz = np.split(h @ matrix(p, "wh"), 3, axis=1)
+    r, z = sigmoid(xr + hr + b_r), sigmoid(xz + hz + b_z)
+    n = np.tanh(xn + b_nx + r * (hn + b_nh))
     return {"h": (1 - z) * n + z * h}
 
 

@@ -34,6 +34,7 @@ from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import ModelWeights
 from mlstm_jax.model.language_model import LanguageModel, Parameters, unknown_bytes
 from mlstm_jax.model.ops import Compute
+from mlstm_jax.model.recurrent import Recurrent
 
 WEIGHTS = "weights.safetensors"
 _PIECE = 1 << 20  # bytes
@@ -187,14 +188,15 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
 def with_compute(run: Run, compute: ReadingCompute) -> Run:
     """Return a run that reads texts with products of a type.
 
-    auto: that of the config; but instead of fp32, several rows of an mLSTM are read in bf16 where
-    the CPU multiplies it faster. One row is not: there the time is that of reading the weights.
+    auto: that of the config; but instead of fp32, several rows of a recurrent model are read in
+    bf16 where the CPU multiplies it faster. One row is not: there the time is that of reading the
+    weights.
     """
     model, precision = run.config.model, run.config.precision
     if compute != "auto":
         precision = dataclasses.replace(precision, compute=compute)
         return dataclasses.replace(run, model=LanguageModel(model, precision))
-    large = model.has_own_loops and model.hidden >= _LEAST_BF16_UNITS
+    large = isinstance(model, Recurrent) and model.hidden >= _LEAST_BF16_UNITS
     if precision.compute != "fp32" or not large or not programs.multiplies_bf16_faster():
         return run
     precision = dataclasses.replace(precision, compute="bf16", cell="fp32")

@@ -28,7 +28,7 @@ from mlstm_jax.config import (
 from mlstm_jax.config import text as config_text
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
-from mlstm_jax.model.flax_cells import FlaxCell
+from mlstm_jax.model.gated_cells import GatedCell
 
 FOLDER = Path(__file__).parent.parent / "configs"
 
@@ -245,14 +245,13 @@ def test_json_gives_back_any_config() -> None:
     assert config_text.from_json(digest.to_json({}), Path("x")) == Config()
 
 
-# Those that flax's cells make; each has the fields of `Architecture`, and weight_norm.
 CELLS = sorted(set(Architecture.kinds) - {"mlstm"})
 
 
 @pytest.mark.parametrize("kind", CELLS)
 def test_a_word_chooses_the_model_and_the_sizes_stay(kind: str) -> None:
     own = Architecture.kinds[kind]
-    option, value = ("weight_norm", True) if issubclass(own, FlaxCell) else ("heads", 2)
+    option, value = ("weight_norm", True) if issubclass(own, GatedCell) else ("heads", 2)
     option_words = [f"--model.{option}".replace("_", "-"), *([] if value is True else [str(value)])]
     for words in (
         ["small_512", f"model:{kind}", *option_words, "--train.steps", "3"],
@@ -302,13 +301,15 @@ ROUNDED_CELL = {"precision": Precision(cell="compute")}
 @pytest.mark.parametrize(
     ("kind", "sections", "message"),
     [
+        ("bert", RECOMPUTING, "train.recompute_every is 16, but it must be unset for model:bert"),
         *(
-            (kind, sections, f"{message} for model:{kind}; use it with model:mlstm")
-            for kind in CELLS
-            for sections, message in (
-                (RECOMPUTING, "train.recompute_every is 16, but it must be unset"),
-                (PALLAS, "devices.kernels is 'pallas', but it must be xla"),
+            (
+                kind,
+                PALLAS,
+                f"devices.kernels is 'pallas', but it must be xla for model:{kind}; use "
+                "it with model:mlstm",
             )
+            for kind in CELLS
         ),
         ("gru", ROUNDED_CELL, "precision.cell is 'compute', but it must be fp32"),
     ],

@@ -24,9 +24,10 @@ from mlstm_jax.config.sections import (
 from mlstm_jax.errors import UserError, nearest, question, require
 from mlstm_jax.fields import Checked
 from mlstm_jax.model.architecture import Architecture
-from mlstm_jax.model.flax_cells import GRU, LSTM
+from mlstm_jax.model.gated_cells import GRU, LSTM
 from mlstm_jax.model.mlstm import MLSTM
 from mlstm_jax.model.ops import Compute, Precision
+from mlstm_jax.model.recurrent import Recurrent
 from mlstm_jax.model.transformer import BERT, Transformer
 
 Model = MLSTM
@@ -87,11 +88,11 @@ class Config(Checked):
 def _require_fit(config: Config) -> None:
     """Raise UserError if a field is for another kind of model."""
     model, every, cell = config.model, config.train.recompute_every, config.precision.cell
-    if not model.has_own_loops:
-        rule = f"for {model.cli_name}; use it with {MLSTM().cli_name}"
-        require(every is None, "train.recompute_every", every, f"unset {rule}")
-        kernels = config.devices.kernels
-        require(kernels == "xla", "devices.kernels", kernels, f"xla {rule}")
+    rule = f"unset for {model.cli_name}; use it with a recurrent model"
+    require(every is None or isinstance(model, Recurrent), "train.recompute_every", every, rule)
+    kernels = config.devices.kernels
+    rule = f"xla for {model.cli_name}; use it with {MLSTM().cli_name}"
+    require(kernels == "xla" or isinstance(model, MLSTM), "devices.kernels", kernels, rule)
     longest = model.longest_window
     windows = [("phases.window", phase.window) for phase in config.phases]
     for name, window in windows or [("data.window", config.data.window)]:

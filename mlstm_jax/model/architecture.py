@@ -6,16 +6,14 @@ the checkpoints take the carry as a tree, features and generation ask for states
 optimizers for matrices, the plan for products and memory. `LanguageModel` (language_model.py) joins
 its body with what all models share: the embedding, the decoder and the label heads.
 
-A kind is one file here and one line in config/__init__.py. Recurrent kinds derive from `Recurrent`,
-which stacks their layers.
+A kind is one file here and one line in config/__init__.py. Recurrent kinds derive from `Recurrent`
+(recurrent.py), which stacks their layers.
 """
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from mlstm_jax.errors import UserError, require
@@ -107,9 +105,6 @@ class Architecture(Sizes, ABC):
     title: ClassVar[str] = ""
     # The states that can be shown; features use the first unless told otherwise.
     states: ClassVar[tuple[str, ...]] = ("c", "h")
-    # Whether the loops over time and their gradient are this package's own, not JAX's: for
-    # devices.kernels and train.recompute_every.
-    has_own_loops: ClassVar[bool] = False
 
     def __init_subclass__(cls, title: str = "") -> None:
         if title:
@@ -216,7 +211,7 @@ class Architecture(Sizes, ABC):
         Returns:
             The carry after the window; the output [T, B, H] in the compute type; and the states
             after each byte, a tree for `named_states`, [B, T, L, H], or the sum of h over the
-            bytes, of a model with own loops, float32 [B, L, H]; or None unless `options.states`.
+            bytes, of a `Recurrent` model, float32 [B, L, H]; or None unless `options.states`.
         """
 
     def matrices(self, name: str) -> int:
@@ -252,65 +247,3 @@ class Architecture(Sizes, ABC):
             width: bytes of a number of the compute type.
             cell: bytes of a number of c.
         """
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recurrent(Architecture):
-    """A stack of recurrent layers, each of which reads the states of the layer below."""
-
-    @abstractmethod
-    def layer_weights(self, name: str, inputs: int) -> Tree:
-        """Create a layer's parameters; return what `read_layer` needs, computed once per window.
-
-        Args:
-            name: of the layer in the tree of parameters.
-            inputs: width I of the layer's input.
-        """
-
-    @abstractmethod
-    def first_input(
-        self, weights: Tree, embedding_VE: Any, bytes_TB: Any, compute: Any
-    ) -> tuple[Tree, Any]:
-        """Return the weights of the first layer, and its input; an upper layer reads [T, B, H]."""
-
-    @abstractmethod
-    def read_layer(
-        self, weights: Tree, before: Tree, x: Any, padding_mask_TB: Any, options: ReadOptions
-    ) -> tuple[Tree, Any, Tree]:
-        """Read a window with one layer.
-
-        Args:
-            weights: of this layer.
-            before: its carry before the window, [B, ...].
-            x: its input.
-            padding_mask_TB: see `Window`.
-            options: see `ReadOptions`.
-
-        Returns:
-            The carry after the window; the output [T, B, H] in the compute type; and the carry
-            after each byte, [T, B, ...], or the sum of h, [B, H]; or None unless `options.states`.
-        """
-
-    def read(self, window: Window, options: ReadOptions) -> tuple[Tree, Any, Tree]:
-        """Read a window with all layers."""
-        x, ends, states = window.bytes_TB, [], []
-        for layer in range(self.layers):
-            if window.ready is not None:
-                weights = window.ready[layer]
-            else:
-                inputs = self.hidden if layer else self.embedding
-                weights = self.layer_weights(f"layer_{layer}", inputs)
-                if layer == 0:
-                    weights, x = self.first_input(weights, window.embedding_VE, x, options.compute)
-            before = jax.tree.map(lambda part: part[:, layer], window.carry)  # noqa: B023
-            after, x, steps = self.read_layer(weights, before, x, window.padding_mask_TB, options)
-            ends.append(after)
-            states.append(steps)
-            if window.dropout_B is not None:
-                x = x * window.dropout_B[None, :, layer].astype(x.dtype)
-        carry = jax.tree.map(lambda *layers: jnp.stack(layers, axis=1), *ends)
-        if not options.states:
-            return carry, x, None
-        if options.states == "sum":
-            return carry, x, jnp.stack(states, axis=1)
-        return carry, x, jax.tree.map(lambda *layers: jnp.stack(layers, 2).swapaxes(0, 1), *states)

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from mlstm_jax.model.architecture import VOCABULARY, Architecture, ReadOptions, Window
 from mlstm_jax.model.ops import Precision, matmul, uniform
 from mlstm_jax.model.recurrence import Loops
+from mlstm_jax.model.recurrent import Recurrent
 
 Array = jax.Array
 Parameters = Any  # A tree of float32 arrays, as in the docstring above.
@@ -140,7 +141,7 @@ class LanguageModel(linen.Module):
         ready: Any,
     ) -> ModelOutput:
         model = self.model
-        sums_later = return_states == "sum" and not model.has_own_loops
+        sums_later = return_states == "sum" and not isinstance(model, Recurrent)
         options = ReadOptions(
             self.compute, sums_later or return_states, self.recompute_every, self.loops
         )

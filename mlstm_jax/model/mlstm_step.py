@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from mlstm_jax.model.architecture import Carry
 from mlstm_jax.model.ops import dot, is_bytes, project
+from mlstm_jax.model.time_loops import Sequence
 
 Array = jax.Array
 
@@ -73,17 +74,6 @@ def step_gradient(
         u=dc * i * (1 - u * u),
     )
     return StepGradient(dz, dc * f, held_h)
-
-
-class Sequence(NamedTuple):
-    """The inputs that change from step to step.
-
-    x is the bytes, int32 [T, B], or the states of the layer below, [T, B, I]. Where padding_mask_TB
-    (bool) is true, h and c do not change, and their gradient passes unchanged.
-    """
-
-    x: Array
-    padding_mask_TB: Array | None = None
 
 
 class LayerWeights(NamedTuple):

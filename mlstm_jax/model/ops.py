@@ -1,4 +1,4 @@
-"""Operations of all models: number types, products, byte tables, weight normalisation, buffers.
+"""Operations of all models: number types, products, byte tables, weight normalisation.
 
 **Products in mixed precision** have operands of the compute type and float32 sums, also backward.
 Every product of the model outside the recurrence is `matmul`. JAX's own derivative of a product
@@ -10,21 +10,19 @@ the weight gradient is one sum in float32 over all rows and steps (Puri et al. 2
 Salimans and Kingma 2016, as Puri et al. 2018 use it on the four matrices of the mLSTM. It is
 computed once per training step, outside the scan over time: inside, it would double the time of the
 gradient. This form keeps the gradient finite at a zero column; ``V / ‖V‖`` does not.
-
-**Time buffers** are arrays of all time steps, [T, ...], that a loop reads and writes one step at a
-time.
 """
 
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from mlstm_jax.errors import require
 from mlstm_jax.fields import Between, Checked, Count
+from mlstm_jax.model.time_loops import as_bits, of_bits, step_of
 
 try:
     # The only file that needs it. Without it `transposed` is xᵀ: the same numbers, more slowly.
@@ -33,7 +31,6 @@ except ImportError:
     with_layout_constraint = None  # type: ignore[assignment]
 
 Array = jax.Array
-Tree = TypeVar("Tree")
 
 EPSILON = 1e-12
 
@@ -147,47 +144,6 @@ def column_norms(v_IO: Array) -> Array:
     return jnp.sqrt(jnp.sum(v_IO.astype(jnp.float32) ** 2, axis=0))
 
 
-def step_of(buffers: Tree, t: Array) -> Tree:
-    """Return step t of every array of a tree, [T, ...] → [...]."""
-    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, t, keepdims=False), buffers)
-
-
-def empty_buffer(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
-    """Return a time buffer, [T, ...], that steps write with `put_step`; its elements are undefined.
-
-    Half types are stored as 16-bit integers: XLA for CPUs cannot write one step of a bfloat16
-    buffer without converting the whole buffer at every step. On other devices it is the same.
-    """
-    half = jnp.dtype(dtype).itemsize == 2
-    return jax.lax.empty(shape, jnp.uint16 if half else dtype)
-
-
-def put_step(buffer: Array, x: Array, t: Array) -> Array:
-    """Return a buffer with x as its step t; XLA writes it in place."""
-    return jax.lax.dynamic_update_index_in_dim(buffer, as_bits(x), t, 0)
-
-
-def put_side_by_side(buffer: Array, parts: list[Array], t: Array) -> Array:
-    """Return a buffer with `parts`, each [..., n], side by side in the last axis of step t.
-
-    XLA writes them in place.
-    """
-    for n, x in enumerate(parts):
-        place: tuple[Array | int, ...] = (t, *[0] * (x.ndim - 1), n * x.shape[-1])
-        buffer = jax.lax.dynamic_update_slice(buffer, as_bits(x)[None], place)
-    return buffer
-
-
-def as_bits(x: Array) -> Array:
-    """Return an array as it is stored in a buffer: half types as their bits, uint16."""
-    return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype.itemsize == 2 else x
-
-
-def of_bits(x: Array, dtype: jnp.dtype) -> Array:
-    """Return the array of type `dtype` that was passed to `as_bits`."""
-    return jax.lax.bitcast_convert_type(x, dtype) if x.dtype == jnp.uint16 else x
-
-
 def is_bytes(x: Array) -> bool:
     """Return whether x contains bytes, not states of the layer below."""
     return jnp.issubdtype(x.dtype, jnp.integer)
@@ -229,16 +185,11 @@ def _sum_rows_by_byte(bytes_TB: Array, dy_TBO: Array, rows: int) -> Array:
     return jax.lax.platform_dependent(bytes_TB, dy_TBO, cpu=scatter, default=product)
 
 
-def read_gradients(
-    x: Array, wmx_IH: Array, wx_IG: Array, dmx_TBH: Array, dz_TBG: Array
-) -> tuple[Array | None, Array, Array]:
-    """Return the gradients of x (None for bytes), Wmx and Wx."""
+def project_gradient(x: Array, w_IO: Array, dy_TBO: Array) -> tuple[Array | None, Array]:
+    """Return the gradients of x (None for bytes) and of w in ``project(x, w)``, both float32."""
     if is_bytes(x):
-        rows = wmx_IH.shape[0]
-        return None, _sum_rows_by_byte(x, dmx_TBH, rows), _sum_rows_by_byte(x, dz_TBG, rows)
-    dx_TBI = dot(dmx_TBH, wmx_IH.T) + dot(dz_TBG, wx_IG.T)
-    x_TBI = x.astype(wmx_IH.dtype)
-    return dx_TBI.astype(x.dtype), sum_rows(x_TBI, dmx_TBH), sum_rows(x_TBI, dz_TBG)
+        return None, _sum_rows_by_byte(x, dy_TBO, w_IO.shape[0])
+    return dot(dy_TBO, w_IO.T), sum_rows(x.astype(w_IO.dtype), dy_TBO)
 
 
 lookup.defvjp(

@@ -23,9 +23,10 @@ import jax.numpy as jnp
 
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Carry
-from mlstm_jax.model.mlstm_step import Gates, LayerWeights, Sequence, advance, step_gradient
+from mlstm_jax.model.mlstm_step import Gates, LayerWeights, advance, step_gradient
 from mlstm_jax.model.ops import dot, is_bytes, project
 from mlstm_jax.model.recurrence import Loops, Saved
+from mlstm_jax.model.time_loops import Sequence
 
 try:
     # The only file that imports Pallas, and below Mosaic. Without it devices.kernels cannot be

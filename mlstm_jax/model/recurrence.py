@@ -22,12 +22,10 @@ same with an explicit gradient, for three reasons:
 * It saves mh, the four gates, c and h; m, tanh(c_t) and the derivatives of σ are cheap to
   recompute.
 
-With `recompute_every` = k even these are kept for only k steps at a time.
-
 The two loops over time of a gradient are a value, `Loops`: `SEPARATE` and `STACKED` are XLA's, with
 equal numbers, and pallas.py has those of our own kernels.
 
-Arrays are time-major here and only here. h and c are float32 between steps (c optionally in the
+h and c are float32 between steps (c optionally in the
 compute type), and h is rounded to the compute type where it enters a product. Every product of the
 forward scan is over B rows for any T, so two carried windows give bit for bit the result of one
 long window. docs/performance.md has the gain from each choice.
@@ -44,23 +42,20 @@ from mlstm_jax.model.architecture import Carry
 from mlstm_jax.model.mlstm_step import (
     Gates,
     LayerWeights,
-    Sequence,
     layer_step,
     rounded,
     step_gradient,
 )
-from mlstm_jax.model.ops import (
+from mlstm_jax.model.ops import dot, is_bytes, project, project_gradient, sum_rows
+from mlstm_jax.model.time_loops import (
+    Sequence,
     as_bits,
-    dot,
     empty_buffer,
-    is_bytes,
     of_bits,
-    project,
     put_side_by_side,
     put_step,
-    read_gradients,
+    recomputed,
     step_of,
-    sum_rows,
 )
 
 Array = jax.Array
@@ -221,47 +216,6 @@ def recurrence_reference(
     return jax.lax.scan(step, carry, sequence)
 
 
-def recurrence_states(
-    carry: Carry, sequence: Sequence, weights: LayerWeights, compute: jnp.dtype
-) -> tuple[Carry, Carry]:
-    """Return the carry after the window and after every step, [T, B, H]; no gradient."""
-    weights = rounded(weights, sequence.x, compute)
-    window = sequence.x.shape[0]
-
-    def step(t: Array, before: tuple[Carry, Carry]) -> tuple[Carry, Carry]:
-        carry, steps = before
-        after, _ = layer_step(carry.h, carry, step_of(sequence, t), weights)
-        return after, jax.tree.map(lambda buffer, x: put_step(buffer, x, t), steps, after)
-
-    steps = jax.tree.map(lambda x: empty_buffer((window, *x.shape), x.dtype), carry)
-    last, steps = jax.lax.fori_loop(0, window, step, (carry, steps))
-    return last, jax.tree.map(lambda buffer, x: of_bits(buffer, x.dtype), steps, carry)
-
-
-def recurrence_sum(
-    carry: Carry, sequence: Sequence, weights: LayerWeights, compute: jnp.dtype
-) -> tuple[Carry, Array, Array]:
-    """Return the carry after the window, h at every step, [T, B, H], and its sum over the steps.
-
-    The sum is float32 [B, H], without those of the padding; no gradient.
-    """
-    weights = rounded(weights, sequence.x, compute)
-
-    def step(t: Array, before: tuple[Carry, Array, Array]) -> tuple[Carry, Array, Array]:
-        carry, h_TBH, sum_BH = before
-        now = step_of(sequence, t)
-        after, _ = layer_step(carry.h, carry, now, weights)
-        h_BH = after.h
-        if now.padding_mask_TB is not None:
-            h_BH = jnp.where(now.padding_mask_TB[:, None], 0, h_BH)
-        return after, put_step(h_TBH, after.h.astype(compute), t), sum_BH + h_BH
-
-    window, shape = sequence.x.shape[0], carry.h.shape
-    first = carry, empty_buffer((window, *shape), compute), jnp.zeros(shape, jnp.float32)
-    last, h_TBH, sum_BH = jax.lax.fori_loop(0, window, step, first)
-    return last, of_bits(h_TBH, compute), sum_BH
-
-
 def recurrence(
     carry: Carry,
     sequence: Sequence,
@@ -277,33 +231,18 @@ def recurrence(
         sequence: its input, T steps.
         weights: its matrices and bias.
         compute: operand type of every product.
-        recompute_every: keep the carry of every k-th step for the backward pass, and recompute the
-            steps between, k at a time. This saves memory and costs the time of a second forward
-            pass. Unset: keep everything.
+        recompute_every: see `recomputed`.
         loops: those of a gradient.
 
     Returns:
         The carry after the window, and h at every step [T, B, H] in the compute type. Gradients
         are float32; those of the weights are summed in float32. Without a gradient nothing is kept.
     """
-    window = sequence.x.shape[0]
-    if recompute_every is None or recompute_every >= window:
-        return _recurrence(carry, sequence, weights, compute, loops)
 
-    @jax.checkpoint
     def run(carry: Carry, sequence: Sequence) -> Outputs:
         return _recurrence(carry, sequence, weights, compute, loops)
 
-    # First a short run of the remainder, then full runs.
-    short = window % recompute_every
-    h = []
-    if short:
-        carry, first_h_TBH = run(carry, jax.tree.map(lambda x: x[:short], sequence))
-        h.append(first_h_TBH)
-    runs = jax.tree.map(lambda x: x[short:].reshape(-1, recompute_every, *x.shape[1:]), sequence)
-    carry, run_h = jax.lax.scan(run, carry, runs)
-    h.append(run_h.reshape(-1, *run_h.shape[2:]))
-    return carry, jnp.concatenate(h)
+    return recomputed(run, carry, sequence, recompute_every)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))
@@ -340,7 +279,11 @@ def _backward(
     before_h_TBH = jnp.concatenate([first.h.astype(compute)[None], h_TBH[:-1]])
     mx_TBH = project(sequence.x, weights.wmx_IH)
     m_TBH = (mx_TBH * mh_TBH.astype(jnp.float32)).astype(compute)
-    dx, dwmx_IH, dwx_IG = read_gradients(sequence.x, weights.wmx_IH, weights.wx_IG, dmx_TBH, dz_TBG)
+    dx_of_mx, dwmx_IH = project_gradient(sequence.x, weights.wmx_IH, dmx_TBH)
+    dx_of_z, dwx_IG = project_gradient(sequence.x, weights.wx_IG, dz_TBG)
+    dx = None
+    if dx_of_mx is not None and dx_of_z is not None:
+        dx = (dx_of_mx + dx_of_z).astype(sequence.x.dtype)
     # Each byte adds one row of the table and the bias, so the bias's gradient is the sum of the
     # table's gradient over its rows.
     b_G = (

@@ -81,7 +81,7 @@ def with_compiled_memory(
 
 def compile_step(config: Config, machine: Machine, devices: int) -> Compiled:
     """Compile a training step, as `compile_program` does; the batch is that of all `devices`."""
-    loops = STACKED if config.model.has_own_loops else None
+    loops = STACKED
     if config.devices.kernels == "pallas":
         _require_pallas(config, machine)
         loops = PALLAS

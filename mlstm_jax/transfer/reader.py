@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import Carry, LanguageModel
+from mlstm_jax.model.recurrent import Recurrent
 from mlstm_jax.run import Run
 from mlstm_jax.training.objective import cross_entropy
 from mlstm_jax.training.parallel import Parallel
@@ -233,14 +234,15 @@ class TextReader:
         Args:
             run: a trained model.
             devices: each reads as many rows.
-            rows: the most texts at a time; unset: 256 for each device, 64 if it is no mLSTM.
+            rows: the most texts at a time; unset: 256 for each device, 64 if it is a Transformer.
             mean: sum h over the bytes of each text.
             score: sum the loss of each text, of a model that predicts the next byte.
             trail: also return `Trail`.
         """
         self._model, self._devices = run.model, devices
-        # 256 rows of an mLSTM were measured to be faster; those of others would take more memory.
-        usual = ROWS[-1 if run.config.model.has_own_loops else -2]
+        # 256 rows of an mLSTM were measured to be faster; those of a Transformer would take more
+        # memory.
+        usual = ROWS[-1 if isinstance(run.config.model, Recurrent) else -2]
         most = usual if rows is None else -(-rows // devices.count)
         self._sizes = [size * devices.count for size in (*(n for n in ROWS if n < most), most)]
         kind = "cpu" if devices.devices[0].platform == "cpu" else "gpu"

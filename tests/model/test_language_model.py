@@ -134,6 +134,18 @@ def test_what_a_row_sees_and_where_its_state_is_held(
         np.testing.assert_array_equal(steps[0, 2], found[0])
 
 
+@pytest.mark.parametrize("kind", ["gru", "lstm"])  # the mLSTM: test_recurrence.py
+def test_recomputed_steps_give_the_same_gradient(kind: str, random: np.random.Generator) -> None:
+    model, params = make(kind=kind)
+    batch = random.integers(0, 256, (3, 8), dtype=np.uint8)
+    carry = random_carry(random, 3, model)
+    whole, parts = (
+        jax.jit(jax.grad(lambda p, m=m: mean_loss(m, p, batch, carry)))(params)
+        for m in (model, model.clone(recompute_every=3))
+    )
+    assert_close(parts, whole, terms=2 * (2 * 3 * 5 + 4) + batch.size)
+
+
 @pytest.mark.parametrize("compute", ["bf16", FP16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_half_precision_gradient_is_near_float32(compute, kind, random):

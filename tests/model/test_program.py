@@ -8,7 +8,8 @@ import pytest
 
 from benchmarks.compiled_program import Program, parse, places, products
 from mlstm_jax.model.ops import dot
-from mlstm_jax.model.recurrence import Carry, LayerWeights, Sequence, recurrence
+from mlstm_jax.model.recurrence import Carry, LayerWeights, recurrence
+from mlstm_jax.model.time_loops import Sequence
 
 T, B, H = 24, 8, 128
 

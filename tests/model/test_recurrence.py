@@ -18,10 +18,10 @@ from mlstm_jax.model.recurrence import (
     STACKED,
     Carry,
     LayerWeights,
-    Sequence,
     recurrence,
     recurrence_reference,
 )
+from mlstm_jax.model.time_loops import Sequence
 from tests.tolerance import assert_close, error
 
 pytestmark = pytest.mark.numeric

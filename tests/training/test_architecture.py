@@ -29,21 +29,13 @@ from mlstm_jax.config import (
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import expected_shapes
-from mlstm_jax.model.architecture import Architecture, Products, ReadOptions, Recurrent
+from mlstm_jax.model.architecture import Architecture, Products, ReadOptions, Window
 from mlstm_jax.model.language_model import LanguageModel
-from mlstm_jax.model.ops import lookup, matmul
+from mlstm_jax.model.ops import lookup
 from mlstm_jax.training import loop, parallel
 from mlstm_jax.training.evaluation import Evaluator
 from mlstm_jax.training.state import memory_bytes
 from tests.training.runs import copy_until, lines_of
-
-
-class Weights(linen.Module):
-    model: Architecture
-
-    @linen.compact
-    def __call__(self, inputs: int) -> jax.Array:
-        return self.param("w_v", linen.initializers.orthogonal(), (inputs, self.model.hidden))
 
 
 @pytest.fixture
@@ -51,29 +43,25 @@ def bigram() -> Iterator[type[Architecture]]:
     """A model that knows the last byte only: its carry is empty."""
 
     @dataclass(frozen=True, kw_only=True)
-    class Bigram(Recurrent, title="bigram"):
+    class Bigram(Architecture, title="bigram"):
         kind: Literal["bigram"] = field(default="bigram", init=False)
 
         def init_carry(self, rows: int, cell: Any) -> Any:
             return ()
 
-        def layer_weights(self, name: str, inputs: int) -> Any:
-            return Weights(self, name=name)(inputs)
-
-        def first_input(self, weights: Any, embedding_VE: Any, bytes_TB: Any, compute: Any) -> Any:
-            return weights, lookup(bytes_TB, embedding_VE).astype(compute)
-
-        def read_layer(
-            self, weights: Any, before: Any, x: Any, padding_mask_TB: Any, options: ReadOptions
-        ) -> Any:
-            x = jax.nn.gelu(matmul(x, weights, options.compute).astype(options.compute))
+        def read(self, window: Window, options: ReadOptions) -> Any:
+            x = lookup(window.bytes_TB, window.embedding_VE)
+            for layer in range(self.layers):
+                name, x = f"layer_{layer}", x.astype(options.compute)
+                dense = linen.Dense(self.hidden, dtype=options.compute, use_bias=False, name=name)
+                x = jax.nn.gelu(dense(x))
             return (), x, None
 
         def matrices(self, name: str) -> int:
-            return int(name.endswith("w_v")) or super().matrices(name)
+            return int(name.endswith("kernel"))
 
         def large(self, layer: int) -> list[str]:
-            return ["w_v"]
+            return ["kernel"]
 
         def products(self, layer: int) -> Products:
             return Products(0, 0, 6 * self.hidden * (self.hidden if layer else self.embedding))
