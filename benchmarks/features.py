@@ -27,7 +27,7 @@ from mlstm_jax.corpora.documents import clean
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.run import Run, load_run
 from mlstm_jax.transfer.features import Featurizer
-from mlstm_jax.transfer.labels import read_texts
+from mlstm_jax.transfer.labels import TextFile
 from mlstm_jax.transfer.reader import ROWS
 
 _WINDOW = 128
@@ -78,7 +78,9 @@ def invariance(run: Run, texts: list[str]) -> dict[str, float]:
 def main() -> None:
     """Measure, print and write."""
     arguments = parse_arguments()
-    texts = read_texts(arguments.texts, None) if arguments.texts else make_texts(arguments.count)
+    texts = make_texts(arguments.count)
+    if arguments.texts:
+        texts = [text for part in TextFile(arguments.texts, None, "none") for text in part]
     texts = texts[: arguments.count]
     if arguments.run:
         run = load_run(arguments.run)

@@ -43,15 +43,20 @@ def parse_arguments() -> argparse.Namespace:
 
 def make_cases(arguments: argparse.Namespace) -> dict[str, list[str]]:
     """Return the texts of each case by its name."""
-    from mlstm_jax.transfer.labels import read_texts
+    from mlstm_jax.corpora.documents import Recipe
+    from mlstm_jax.corpora.readers import read_documents
+    from mlstm_jax.corpora.sources import Source
+
+    def read_texts(path: Path) -> list[str]:
+        return [one.text if one else "" for one in read_documents(Source(str(path)), Recipe())]
 
     few, many, long = arguments.counts
     short_texts = [SENTENCE[:80], SENTENCE] * many
     long_texts = [SENTENCE * 12, SENTENCE * 20] * long
     if arguments.short:
-        short_texts = read_texts(arguments.short, None)
+        short_texts = read_texts(arguments.short)
     if arguments.long:
-        long_texts = read_texts(arguments.long, None)
+        long_texts = read_texts(arguments.long)
     return {
         "one sentence": [SENTENCE],
         f"{few} short": short_texts[:few],

@@ -26,7 +26,6 @@ from mlstm_jax.transfer.labels import (
     of_classes,
     of_columns,
     read_labelled,
-    read_texts,
 )
 
 # Texts in memory; or a file of them, of any kind that `prepare` reads, or Path("-").
@@ -106,19 +105,20 @@ def _words(kind: Any) -> str:
     return known.get(origin) or f"a {origin.__name__}"
 
 
-def as_texts(
-    texts: Texts, name: str = "texts", *, files: bool = True, text_column: str | None = None
-) -> list[str]:
-    """Return texts as a list; those of a file (see `read_texts`), if it is a `Path`.
+def as_texts(texts: Texts, name: str = "texts", *, files: bool = False) -> list[str]:
+    """Return texts in memory as a list.
+
+    Args:
+        texts: to check.
+        name: of the argument, for messages.
+        files: the argument may also be a `Path`.
 
     Raises:
         UserError: `texts` is a single string, which would be read letter by letter; or a table, a
             dict or a set, which would give other texts than those meant; or an item is not a
-            string; or a file cannot be read.
+            string.
     """
     kind = type(texts).__name__
-    if files and isinstance(texts, Path):
-        return read_texts(texts, text_column)
     if isinstance(texts, (str, bytes)):
         or_file = ", or Path(file)" if files else ""
         raise UserError(f"{name} is a single {kind}; give a list of texts, [text]{or_file}.")
@@ -159,7 +159,7 @@ def as_labelled(
         if isinstance(one, (str, Path)):
             texts[name], names[name] = read_labelled(Path(one), text_column, column), str(one)
             continue
-        some, labels = as_texts(one[0], f"{name}[0]", files=False), one[1]
+        some, labels = as_texts(one[0], f"{name}[0]"), one[1]
         several = _columns(name, labels, column)
         for values in several.values():
             if len(some) != len(values):

@@ -56,7 +56,7 @@ class Features(TransformerMixin, BaseEstimator):
             ValueError: the model or the state does not exist, or `texts` is a single string.
         """
         if not isinstance(texts, Iterator):
-            as_texts(texts, files=False)
+            as_texts(texts)
         states = ", ".join(map(repr, STATE_NAMES))
         require(self.state in STATE_NAMES, "state", self.state, f"one of {states}")
         size = self.batch_size
@@ -69,7 +69,7 @@ class Features(TransformerMixin, BaseEstimator):
     def transform(self, texts: Iterable[str]) -> NDArray[np.float32]:
         """Return float32 [texts, units]; after `set_output`, a table with the index of `texts`."""
         return self._loaded().encode(
-            as_texts(texts, files=False),
+            as_texts(texts),
             self.state,
             all_layers=self.all_layers,
             batch_size=self.batch_size,

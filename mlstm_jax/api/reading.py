@@ -1,6 +1,7 @@
 """A model that reads and writes texts: features, scores, classes, generated text, heat maps."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -10,7 +11,6 @@ from numpy.typing import NDArray
 from mlstm_jax import shipped
 from mlstm_jax.api.arguments import Texts, as_texts, public
 from mlstm_jax.config import Config
-from mlstm_jax.corpora.documents import clean
 from mlstm_jax.errors import UserError, note, require
 from mlstm_jax.interop import weights
 from mlstm_jax.model.language_model import LanguageModel, Parameters
@@ -18,19 +18,23 @@ from mlstm_jax.run import ReadingCompute, Run
 from mlstm_jax.transfer.classifier_file import (
     Description,
     load_classifier,
-    note_unlike,
     require_model,
 )
 from mlstm_jax.transfer.classify import Classifier
-from mlstm_jax.transfer.features import Featurizer, Reading
+from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.generate import as_text
 from mlstm_jax.transfer.generate import generate as run_generate
 from mlstm_jax.transfer.heatmap import Heatmap, heat, score_heat
+from mlstm_jax.transfer.labels import TextFile
 from mlstm_jax.transfer.reader import STATE_NAMES, FeatureState, State
 from mlstm_jax.transfer.trace import Reader
 from mlstm_jax.transfer.transfer import Transferred
 
 STATES = tuple(STATE_NAMES)
+_UNLIKE = (
+    "are unlike those that the classifier knows, such as in another language; do not rely on their "
+    "labels"
+)
 
 
 class ReadingModel:
@@ -137,12 +141,11 @@ class ReadingModel:
             ValueError: `texts` is a single string or has an item that is not a string, or the
                 state does not exist.
         """
-        strings = as_texts(texts, text_column=text_column)
         require(batch_size is None or batch_size >= 1, "batch_size", batch_size, "at least 1")
         name = "encode" if show_progress else None
-        return self._read(
-            strings, state, all_layers=all_layers, rows=batch_size, name=name
-        ).features
+        featurizer = self._featurizer(state, all_layers=all_layers, rows=batch_size)
+        found: NDArray[np.float32] = featurizer(self._texts(texts, text_column), name)
+        return found
 
     @public
     def bits_per_character(
@@ -157,12 +160,14 @@ class ReadingModel:
         Raises:
             ValueError: `texts` is a single string, or there is no byte to score.
         """
-        strings = as_texts(texts, text_column=text_column)
         name = "score" if show_progress else None
-        read = self._read(strings, None, all_layers=False, rows=None, name=name, score=True)
-        if not read.scored_N.any():
+        nats, scored = 0.0, 0
+        featurizer = self._featurizer(None, score=True)
+        for _, read in featurizer.read_each(self._texts(texts, text_column), name):
+            nats, scored = nats + float(read.nats_N.sum()), scored + int(read.scored_N.sum())
+        if not scored:
             raise UserError("texts have no byte to score; give longer texts.")
-        return float(read.nats_N.sum() / np.log(2) / read.scored_N.sum())
+        return nats / float(np.log(2)) / scored
 
     @public
     def generate(
@@ -283,52 +288,80 @@ class ReadingModel:
         Raises:
             ValueError: the classifier does not exist, or was created with other parameters.
         """
+        parts = self.classify_each(
+            texts, classifier, text_column=text_column, show_progress=show_progress
+        )
+        return [one for _, classified in parts for one in classified]
+
+    def classify_each(
+        self,
+        texts: Texts,
+        classifier: Transferred | str | Path | None,
+        *,
+        text_column: str | None,
+        show_progress: bool,
+    ) -> Iterator[tuple[Sequence[str], list[dict[str, float]]]]:
+        """Check the arguments of `classify`; yield texts, those of a file in parts, as it does."""
         if classifier is None and (classifier := shipped.classifier(self.path)) is None:
             raise UserError("this model comes with no classifier; give one that `transfer` made.")
         chosen, about = self._classifier(classifier)
-        strings = as_texts(texts, text_column=text_column or about.text_column)
-        name = "classify" if show_progress else None
-        read = self._read(
-            strings,
-            about.state,
-            all_layers=about.all_layers,
-            rows=None,
-            name=name,
-            score=bool(about.familiar),
+        strings = self._texts(texts, text_column or about.text_column)
+        featurizer = self._featurizer(
+            about.state, all_layers=about.all_layers, score=bool(about.familiar)
         )
-        note_unlike(about, read)
-        rows = chosen.probabilities(read.features).tolist()
-        blank = [not clean(text, self._run.cleaning) for text in strings]
-        if any(blank):
-            note(
-                f"{sum(blank):,} of {len(strings):,} texts are blank and get no label, the first "
-                f"is number {blank.index(True) + 1:,}."
-            )
-        return [
-            {} if is_blank else dict(zip(chosen.classes, row, strict=True))
-            for row, is_blank in zip(rows, blank, strict=True)
-        ]
+        read_each = featurizer.read_each(strings, "classify" if show_progress else None)
 
-    def _read(
+        def classified() -> Iterator[tuple[Sequence[str], list[dict[str, float]]]]:
+            count, firsts, counts = 0, dict[str, int](), Counter[str]()
+            for part, read in read_each:
+                blank_N = read.scored_N == 0  # every cleaning adds a byte to a text
+                marked = {"are blank and get no label": blank_N}
+                if about.familiar:
+                    marked[_UNLIKE] = about.familiar.is_unlike(read.nats_N, read.scored_N)
+                for what, is_marked_N in marked.items():
+                    if is_marked_N.any():
+                        firsts.setdefault(what, count + int(is_marked_N.argmax()) + 1)
+                        counts[what] += int(is_marked_N.sum())
+                count += len(part)
+                rows = chosen.probabilities(read.features).tolist()
+                yield (
+                    part,
+                    [
+                        {} if is_blank else dict(zip(chosen.classes, row, strict=True))
+                        for row, is_blank in zip(rows, blank_N, strict=True)
+                    ],
+                )
+            for what, first in firsts.items():
+                note(f"{counts[what]:,} of {count:,} texts, the first number {first:,}, {what}.")
+
+        return classified()
+
+    def _texts(self, texts: Texts, text_column: str | None) -> list[str] | TextFile:
+        """Return texts in memory as a list, or those of a file."""
+        if isinstance(texts, Path):
+            return TextFile(texts, text_column, self._run.cleaning)
+        return as_texts(texts, files=True)
+
+    def _featurizer(
         self,
-        texts: list[str],
         state: FeatureState | None,
         *,
-        all_layers: bool,
-        rows: int | None,
-        name: str | None,
+        all_layers: bool = False,
+        rows: int | None = None,
         score: bool = False,
-    ) -> Reading:
-        """Read texts, see `Featurizer`; show progress under a name, if there is one."""
-        states = state and (state,)
-        featurizer = self._kept(
+    ) -> Featurizer:
+        """Return the one of these arguments, with its compiled programs."""
+        made: Featurizer = self._kept(
             (state, all_layers, rows, score),
             lambda: Featurizer(
-                self._run, states=states, all_layers=all_layers, rows=rows, score=score
+                self._run,
+                states=state and (state,),
+                all_layers=all_layers,
+                rows=rows,
+                score=score,
             ),
         )
-        read: Reading = featurizer.read(texts, name)
-        return read
+        return made
 
     def _classifier(self, given: Transferred | str | Path) -> tuple[Classifier, Description]:
         """Return a classifier and its features; UserError unless it belongs to this model."""

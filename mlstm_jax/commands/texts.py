@@ -16,10 +16,11 @@ from mlstm_jax.api.model import TrainedModel
 from mlstm_jax.commands import Call, InputFile, command, require_files
 from mlstm_jax.errors import UserError
 from mlstm_jax.guard import interruptible
+from mlstm_jax.progress import rate
 from mlstm_jax.terminal import one_line, show
 from mlstm_jax.transfer.classifier_file import load_classifier
-from mlstm_jax.transfer.features import Featurizer, write_features
-from mlstm_jax.transfer.labels import columns_of, read_texts
+from mlstm_jax.transfer.features import Featurizer, write_parts
+from mlstm_jax.transfer.labels import TextFile, columns_of
 from mlstm_jax.transfer.reader import FeatureState
 from mlstm_jax.transfer.report import REPORT, label_table
 from mlstm_jax.transfer.transfer import require_out
@@ -52,16 +53,16 @@ def features(
     if out.suffix != ".npz":
         raise UserError(f"--out {out} does not end in .npz; give such a name.")
     output.require_file(out, texts, overwrite=overwrite)
-    strings = read_texts(texts, call.arguments["text_column"])
+    file = TextFile(texts, call.arguments["text_column"], call.run.cleaning)
     every = call.arguments["all_layers"]
     featurizer = Featurizer(call.run, states=state, all_layers=every, units=units)
     started = time.monotonic()
-    values = featurizer(strings, "features")
+    parts = (read.features for _, read in featurizer.read_each(file, "features"))
+    write_parts(out, file.count, parts, featurizer)
     seconds = time.monotonic() - started
-    write_features(out, values, featurizer)
     show(
-        f"{out}: {len(strings):,} texts x {values.shape[1]} features, "
-        f"{len(strings) / seconds:,.0f} texts/s ({call.run.origin})"
+        f"{out}: {file.count:,} texts x {featurizer.width} features, "
+        f"{file.count / seconds:,.0f} texts/s, {rate(file.size / seconds)} ({call.run.origin})"
     )
 
 
@@ -147,11 +148,8 @@ def classify(
     require_files(texts)
     if out:
         output.require_file(out, texts, overwrite=overwrite)
-    chosen, about = load_classifier(classifier)
-    # Standard input can be read only once, and the table has the texts, too.
-    read = read_texts(texts, call.arguments["text_column"] or about.text_column)
-    call.arguments["texts"] = read
-    classified = call()
+    chosen, _ = load_classifier(classifier)
+    parts = call.model.classify_each(**call.arguments)
     # A file or another program gets labels unchanged; for a terminal they are escaped.
     to_people = not out and sys.stdout.isatty()
     names = [one_line(name) for name in chosen.classes] if to_people else chosen.classes
@@ -161,17 +159,22 @@ def classify(
         # Python quotes a carriage return within a field only if lines end with one.
         writer = csv.writer(_Lines(file), lineterminator="\r\n")
         writer.writerow(header)
-        for number, (text, by_name) in enumerate(zip(read, classified, strict=True), 1):
-            shown, row = one_line(text) if to_people else text, list(by_name.values())
-            if not row:
-                given: list[object] = [""] * (len(header) - 2)
-            elif chosen.thresholds:
-                given = [int(p >= least) for p, least in zip(row, chosen.thresholds, strict=True)]
-            else:
-                given = [names[row.index(max(row))]]
-            writer.writerow([number, shown, *given, *(f"{p:.4f}" for p in row)])
+        number = 0
+        for strings, classified in parts:
+            for text, by_name in zip(strings, classified, strict=True):
+                number += 1
+                shown, row = one_line(text) if to_people else text, list(by_name.values())
+                given: list[object]
+                if not row:
+                    given = [""] * (len(header) - 2)
+                elif chosen.thresholds:
+                    given = [int(p >= t) for p, t in zip(row, chosen.thresholds, strict=True)]
+                else:
+                    given = [names[row.index(max(row))]]
+                writer.writerow([number, shown, *given, *(f"{p:.4f}" for p in row)])
+            file.flush()
     if out:
-        show(f"{out}: {len(read):,} texts")
+        show(f"{out}: {number:,} texts")
 
 
 def _column(label: str) -> str:

@@ -6,7 +6,6 @@ Only a newline ends a line, so that line numbers match an editor's.
 import gzip
 import io
 import json
-import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -30,7 +29,7 @@ from mlstm_jax.corpora.records import (
     reject,
     units,
 )
-from mlstm_jax.corpora.sources import FASTA, STDIN, Source, check_source
+from mlstm_jax.corpora.sources import FASTA, Source, check_source
 from mlstm_jax.corpora.tables import csv_records
 from mlstm_jax.errors import UserError, nearest, note, question
 
@@ -42,27 +41,30 @@ _GZIP_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error)
 NOT_TEXT = "text of another type"
 
 
-def read_documents(source: Source, recipe: Recipe) -> list[Document | None]:
-    """Return the documents of a source, in its order; None for a record without text, or a reject.
+def read_documents(
+    source: Source, recipe: Recipe, *, again: bool = False
+) -> Iterator[Document | None]:
+    """Yield the documents of a source, in its order; None for a record without text, or a reject.
 
-    Rejects are skipped as `prepare` does, and noted.
+    Rejects are skipped as `prepare` does, and noted at the end, unless it is read `again`.
 
     Raises:
         UserError: see `read_source`; or more than `MAX_REJECT_FRACTION` of the records are rejects.
     """
-    rejects = Rejects()
-    documents: list[Document | None] = []
+    rejects, count = Rejects(), 0
     for record in read_source(source, recipe):
         if isinstance(record, Reject):
             rejects.add(record)
         if not isinstance(record, Reject) or not record.is_note:
-            documents.append(None if isinstance(record, Reject) else record)
-    rejects.check(len(documents), MAX_REJECT_FRACTION)
+            count += 1
+            yield None if isinstance(record, Reject) else record
+    if again:
+        return
+    rejects.check(count, MAX_REJECT_FRACTION)
     for text in rejects.notes():
         note(text)
     if rejects:
         note(f"skipped, because they cannot be read:\n{rejects.describe()}")
-    return documents
 
 
 def read_source(
@@ -189,7 +191,7 @@ def _records(
             for text in units(numbered, recipe.document or "paragraph"):
                 yield text if isinstance(text, Reject) else (0, {column: text})
         return
-    with sys.stdin.buffer if source == STDIN else source.path.open("rb") as raw:
+    with source.open() as raw:
         file = _File(source, raw, recipe)
         if source.kind == "txt":
             tabs, texts = set[int](), 0

@@ -4,13 +4,15 @@ import errno
 import glob
 import io
 import os
+import shutil
 import stat
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import BinaryIO, cast
 
 from mlstm_jax.errors import UserError
 
@@ -27,6 +29,7 @@ class Source:
     """A file, `pydoc:`, `tfds:NAME[/CONFIG]:SPLIT`, or `-`, standard input."""
 
     name: str  # the path of a file
+    copy: BinaryIO | None = field(default=None, compare=False)  # of standard input
 
     def __str__(self) -> str:
         return self.name
@@ -58,7 +61,8 @@ class Source:
         """
         if self.name == "-":
             file = cast(io.BufferedReader, sys.stdin.buffer)
-            return "jsonl" if file.peek(1)[:1] == b"{" else "txt"
+            start = os.pread(self.copy.fileno(), 1, 0) if self.copy else file.peek(1)
+            return "jsonl" if start[:1] == b"{" else "txt"
         if not self.is_file:
             return self.name.partition(":")[0]
         suffix = (Path(self.path.stem) if self.is_gzip else self.path).suffix.lower()[1:]
@@ -68,6 +72,22 @@ class Source:
     def size(self) -> int:
         """The bytes of a file on disk; otherwise 0."""
         return self.path.stat().st_size if self.is_file else 0
+
+    def open(self) -> BinaryIO:
+        """Open the file, or standard input."""
+        if self.copy:
+            self.copy.seek(0)
+            return os.fdopen(os.dup(self.copy.fileno()), "rb")
+        return sys.stdin.buffer if self.name == "-" else self.path.open("rb")
+
+    def repeatable(self) -> "Source":
+        """Return a source to read many times: standard input as a `copy`, which is to be closed."""
+        if self.name != "-":
+            return self
+        copy = tempfile.TemporaryFile()  # noqa: SIM115
+        shutil.copyfileobj(sys.stdin.buffer, copy)
+        copy.flush()
+        return replace(self, copy=cast(BinaryIO, copy))
 
 
 STDIN = Source("-")

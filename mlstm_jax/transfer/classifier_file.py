@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax import digest, fields, output, shipped
-from mlstm_jax.errors import UserError, note, require
+from mlstm_jax.errors import UserError, require
 from mlstm_jax.interop import arrays
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.run import Run
 from mlstm_jax.transfer.classify import Classifier
-from mlstm_jax.transfer.features import Reading, units_of
+from mlstm_jax.transfer.features import units_of
 from mlstm_jax.transfer.reader import FeatureState
 
 FORMAT = 2
@@ -187,17 +187,4 @@ def require_model(
         raise UserError(
             f"{name} reads {reads} features, but {path} has {width}; create it again with "
             "`mlstm-jax transfer`."
-        )
-
-
-def note_unlike(about: Description, read: Reading) -> None:
-    """Note which texts are unlike those that a classifier knows."""
-    if not about.familiar:
-        return
-    unlike = np.flatnonzero(about.familiar.is_unlike(read.nats_N, read.scored_N))
-    if unlike.size:
-        note(
-            f"{unlike.size:,} of {len(read.scored_N):,} texts, the first number {unlike[0] + 1:,}, "
-            "are unlike those that the classifier knows, such as in another language; do not rely "
-            "on their labels."
         )

@@ -12,7 +12,8 @@ that a file of other texts or of another model is never reused by mistake; and t
 """
 
 import hashlib
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ from mlstm_jax.progress import ProgressLine
 from mlstm_jax.run import Run
 from mlstm_jax.training import parallel
 from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.transfer.labels import TextFile
 from mlstm_jax.transfer.reader import FeatureState, State, TextReader, single_states, states_of
 
 Features = NDArray[np.float32]
@@ -142,39 +144,53 @@ class Featurizer:
         places = [np.flatnonzero(self.state_of_column == part) for part in single_states(state)]
         return np.concatenate(places)
 
-    def __call__(self, texts: Sequence[str], progress: str | None = None) -> Features:
+    def __call__(self, texts: Sequence[str] | TextFile, progress: str | None = None) -> Features:
         """Return the features of texts, float32 [texts, width]; see `read`."""
         return self.read(texts, progress).features
 
-    def read(self, texts: Sequence[str], progress: str | None = None) -> Reading:
+    def read(self, texts: Sequence[str] | TextFile, progress: str | None = None) -> Reading:
         """Read texts.
 
         Args:
             texts: any number, of any length.
             progress: name of a progress line on standard error; unset: none.
         """
+        parts = [read for _, read in self.read_each(texts, progress)]
+        return (
+            parts[0] if len(parts) == 1 else Reading(*map(np.concatenate, zip(*parts, strict=True)))
+        )
+
+    def read_each(
+        self, texts: Sequence[str] | TextFile, progress: str | None = None
+    ) -> Iterator[tuple[Sequence[str], Reading]]:
+        """Read texts, those of a file in parts, and yield each part with what reading it gives."""
+        parts: Iterable[Sequence[str]] = texts if isinstance(texts, TextFile) else [texts]
+        size = 0
+        if isinstance(texts, TextFile):
+            size = texts.size
+        elif progress is not None:
+            size = sum(map(len, self._run.cleaned(texts)))
+        with ProgressLine(progress or "", size, of_bytes=True, quiet=progress is None) as line:
+            for part in parts:
+                yield part, self._read(part, line)
+
+    def _read(self, texts: Sequence[str], line: ProgressLine) -> Reading:
         cleaned, model = self._run.cleaned(texts), self._run.config.model
         length_N = np.array([len(text) for text in cleaned])
         result, nats_N = np.zeros((len(texts), self.width), np.float32), np.zeros(len(texts))
-        line = ProgressLine(
-            progress or "", int(length_N.sum()), of_bytes=True, quiet=progress is None
-        )
-        with line:
-            for turn, after, _ in self._reader.read(cleaned):
-                line.advance(turn.bytes)
-                if not turn.rows.size:
-                    continue
-                carry, sum_BLH, nats_B = jax.tree.map(
-                    lambda x: x[turn.rows],  # noqa: B023
-                    self._reader.fetch(after),
-                )
-                mean_BLH = sum_BLH / length_N[turn.texts][:, None, None]
-                reached = model.named_states(carry) | {"mean_h": mean_BLH}
-                kept = [
-                    reached[state][:, self._layers][:, :, self._units] for state in self._states
-                ]
-                values = [np.asarray(x, np.float32).reshape(len(turn.rows), -1) for x in kept]
-                result[turn.texts], nats_N[turn.texts] = np.concatenate(values, axis=1), nats_B
+        for turn, after, _ in self._reader.read(cleaned):
+            line.advance(turn.bytes)
+            if not turn.rows.size:
+                continue
+            carry, sum_BLH, nats_B = jax.tree.map(
+                lambda x: x[turn.rows],  # noqa: B023
+                self._reader.fetch(after),
+            )
+            mean_BLH = sum_BLH / length_N[turn.texts][:, None, None]
+            reached = model.named_states(carry) | {"mean_h": mean_BLH}
+            kept = [reached[state][:, self._layers][:, :, self._units] for state in self._states]
+            values = [np.asarray(x, np.float32).reshape(len(turn.rows), -1) for x in kept]
+            result[turn.texts], nats_N[turn.texts] = np.concatenate(values, axis=1), nats_B
         return Reading(result, nats_N, np.maximum(length_N - 1, 0))
 
 
@@ -188,20 +204,32 @@ def write_features(path: Path, found: Features, featurizer: Featurizer, key: str
     named: dict[str, Any] = {}
     if key:
         named = {"key": np.array(key), digest.FIELD: digest.of_array(found)}
+    write_parts(path, len(found), [found], featurizer, **named)
+
+
+def write_parts(
+    path: Path, count: int, parts: Iterable[Features], featurizer: Featurizer, **named: Any
+) -> None:
+    """Write the features of `count` texts as they come, as `np.savez` does, but atomically."""
+    named = {
+        "state": featurizer.state_of_column,
+        "layer": featurizer.layer_of_column,
+        "unit": featurizer.unit_of_column,
+        **named,
+    }
+    shape = {"descr": "<f4", "fortran_order": False, "shape": (count, featurizer.width)}
     with (
         output.write_errors(path),
         output.atomic_file(path) as partial,
-        partial.open("wb") as file,
+        zipfile.ZipFile(partial, "w") as file,
     ):
-        np.savez(
-            file,
-            allow_pickle=False,
-            features=found,
-            state=featurizer.state_of_column,
-            layer=featurizer.layer_of_column,
-            unit=featurizer.unit_of_column,
-            **named,
-        )
+        with file.open("features.npy", "w", force_zip64=True) as array:
+            np.lib.format.write_array_header_1_0(array, shape)
+            for part in parts:
+                array.write(part.astype("<f4", copy=False).tobytes())
+        for name, values in named.items():
+            with file.open(f"{name}.npy", "w") as array:
+                np.lib.format.write_array(array, np.asarray(values), allow_pickle=False)
 
 
 def features_key(model: str, featurizer: Featurizer, texts: Sequence[str]) -> str:

@@ -72,7 +72,7 @@ def test_texts_come_in_any_list_or_file(
     with pytest.raises(UserError, match=r"none\.csv: there is no such file"):
         model.encode(tmp_path / "none.csv")
     assert model.classify([], classifier) == []
-    with pytest.warns(Note, match="1 of 3 texts are blank and get no label, the first is number 2"):
+    with pytest.warns(Note, match="1 of 3 texts, the first number 2, are blank and get no label"):
         assert model.classify([two[0], " ", two[1]], classifier) == [answers[0], {}, answers[1]]
 
 

@@ -188,7 +188,7 @@ def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) 
     assert scored.name == "log-odds of 1"
     again = model.heatmap("my guitar is good", score=tmp_path / "out", label="1")
     np.testing.assert_array_equal(scored.values, again.values)
-    with pytest.warns(Note, match="1 of 2 texts are blank and get no label, the first is number 1"):
+    with pytest.warns(Note, match="1 of 2 texts, the first number 1, are blank and get no label"):
         blank, text = model.classify(["&nbsp;", test[0][0]], made)
     assert blank == {}
     assert np.isfinite(list(text.values())).all()

@@ -28,7 +28,7 @@ def write(path: Path, text: str | bytes) -> Source:
 
 
 def documents(source: Source, **options: object) -> list[Document | None]:
-    return read_documents(source, Recipe(**options))  # type: ignore[arg-type]
+    return list(read_documents(source, Recipe(**options)))  # type: ignore[arg-type]
 
 
 def texts(source: Source, **options: object) -> list[str | None]:

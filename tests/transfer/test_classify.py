@@ -406,7 +406,7 @@ def test_transfer_and_classify_from_the_outside(
     odd_command = ["classify", str(run.folder), str(out), str(odd), "--text-column", "text"]
     capsys.readouterr()
     cli.main([*odd_command, "--out", str(labelled), "--overwrite"])
-    blank = "2 of 5 texts are blank and get no label, the first is number 2"
+    blank = "2 of 5 texts, the first number 2, are blank and get no label"
     assert blank in capsys.readouterr().err
     assert b"\r\n" not in (before := labelled.read_bytes())
     found = answers_of(labelled)

@@ -1,5 +1,8 @@
 """Features: the state after a text, whatever it is read with."""
 
+import io
+import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +16,9 @@ from mlstm_jax.corpora.documents import clean
 from mlstm_jax.errors import UserError
 from mlstm_jax.run import Run, load_run, with_compute
 from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.transfer import labels
 from mlstm_jax.transfer.features import Featurizer, State, features, units_of
+from mlstm_jax.transfer.labels import TextFile
 from mlstm_jax.transfer.reader import cheapest_rows, turns
 from tests.tolerance import assert_close
 
@@ -50,6 +55,28 @@ def test_features_do_not_depend_on_batch_mates_order_or_calls(run: Run, state: S
     for number, text in enumerate(TEXTS):
         assert_close(read([text])[0], together[number], TERMS)
     np.testing.assert_array_equal(read(TEXTS * 30), together)
+
+
+def test_a_file_is_read_in_parts(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(labels, "_MOST_TEXTS", 3)
+    file, out = tmp_path / "texts.jsonl", tmp_path / "features.npz"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    source, expected = TextFile(file, None, run.cleaning), Featurizer(run)(TEXTS)
+    assert list(source) == [TEXTS[:3], TEXTS[3:]]
+    assert (source.count, source.size) == (5, sum(map(len, run.cleaned(TEXTS))))
+    assert_close(Featurizer(run)(source), expected, TERMS)
+    stdin = io.TextIOWrapper(io.BufferedReader(io.BytesIO(file.read_bytes())))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    cli.main(["features", str(run.folder), "-", "--out", str(out)])
+    with np.load(out) as written:
+        assert_close(written["features"], expected, TERMS)
+    monkeypatch.setattr(labels, "_MOST_TEXTS", 9)
+    monkeypatch.setattr(labels, "_MOST_CHARACTERS", 1000)
+    assert [len(part) for part in source] == [4, 1]
+    for changed in (TEXTS[1:], [*TEXTS, "more"]):
+        file.write_text("".join(json.dumps({"text": text}) + "\n" for text in changed))
+        with pytest.raises(UserError, match="has changed since"):
+            list(source)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import mlstm_jax as mlstm
 from mlstm_jax import cli, shipped
 from mlstm_jax.errors import Note
 from mlstm_jax.run import Run, load_run
+from mlstm_jax.transfer import labels
 from mlstm_jax.transfer.classifier_file import load_classifier
 from mlstm_jax.view.viewer import Viewer
 from tests.tolerance import bound
@@ -97,9 +98,10 @@ def test_it_notes_texts_unlike_its_training_texts(
     assert found[0] == pytest.approx(model.classify(GOOD[:1])[0], rel=limit)
     monkeypatch.chdir(tmp_path)
     Path("new.txt").write_text("\n".join(GOOD + UNLIKE))
+    monkeypatch.setattr(labels, "_MOST_TEXTS", 2)  # the notes are of all parts
     cli.main(["classify", NAME, f"{NAME}/sentiment", "new.txt"])
     written = capsys.readouterr()
-    assert len(written.out.splitlines()) == 6
+    assert [row.split(",")[0] for row in written.out.splitlines()] == ["record", *"12345"]
     assert "note: 3 of 5 texts, the first number 3, are unlike" in written.err
     viewer = Viewer(loaded, classifier, about)
     for text in like + UNLIKE:
