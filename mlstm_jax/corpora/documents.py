@@ -9,13 +9,14 @@ import hashlib
 import html
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import Literal, NamedTuple
 
 from mlstm_jax.data.corpus import Cleaning, Dedupe
+from mlstm_jax.fields import Wrong
 
 Unit = Literal["line", "paragraph", "file"]
 Quoting = Literal["yes", "no"]
@@ -90,16 +91,69 @@ def clean(text: str, cleaning: Cleaning) -> bytes:
     without white space and without a "*" at its end, with X for the ambiguous B, Z and J. The bytes
     are UTF-8; a lone surrogate, which has no UTF-8, becomes "?".
     """
+    before, kept, after = _pieces(_converted(text, cleaning), cleaning)
+    return _utf8(before + kept + after) if kept.strip() else b""
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", errors="replace")
+
+
+def _converted(text: str, cleaning: Cleaning) -> str:
+    """Replace characters; what `clean` does at the ends of a text comes after."""
     if cleaning == "radford":
         text = html.unescape(_LONG_REFERENCE.sub("\ufffd", text))
-        text = text.replace("\r\n", " ").replace("\n", " ").replace("\r", " ").strip()
-        padded = f"\n {text} "
-    elif cleaning == "protein":
-        text = "".join(text.split()).upper().removesuffix("*").translate(_AS_X)
-        padded = f"\x02{text}"
-    else:
-        padded = f"{text}\n"
-    return padded.encode("utf-8", errors="replace") if text.strip() else b""
+        return text.replace("\r\n", " ").replace("\n", " ").replace("\r", " ")
+    if cleaning == "protein":
+        return "".join(text.split()).upper().translate(_AS_X)
+    return text
+
+
+def _pieces(converted: str, cleaning: Cleaning) -> tuple[str, str, str]:
+    """Return what `clean` puts in front, what it keeps, and what it puts behind."""
+    if cleaning == "radford":
+        return "\n ", converted.strip(), " "
+    if cleaning == "protein":
+        return "\x02", converted.removesuffix("*"), ""
+    return "", converted, "\n"
+
+
+def cleaned_spans(text: str, spans: Sequence[tuple[int, int]], cleaning: Cleaning) -> list[int]:
+    """Return the index, in the cleaned bytes of a text, of the last byte of each span.
+
+    Args:
+        text: before cleaning.
+        spans: offsets of characters in it, (start, end).
+        cleaning: see `clean`.
+
+    Raises:
+        Wrong: an offset is not in the text, nothing is left of a span after cleaning, or its start
+            or end is inside characters that become one, such as "&amp;".
+    """
+    last = len(text)
+    for start, end in spans:
+        if not 0 <= start < end <= last:
+            raise Wrong(f"({start}, {end}) must have 0 <= start < end <= {last}, its characters")
+    cuts = sorted({0, *(offset for span in spans for offset in span), last})
+    parts = [_converted(text[a:b], cleaning) for a, b in pairwise(cuts)]
+    converted = _converted(text, cleaning)
+    if "".join(parts) != converted:
+        for start, end in spans:
+            for cut in (start, end):
+                if _converted(text[:cut], cleaning) + _converted(text[cut:], cleaning) != converted:
+                    raise Wrong(f"({start}, {end}) cuts characters that cleaning makes one")
+    before, kept, _ = _pieces(converted, cleaning)
+    # How many bytes there are up to each cut, of what is kept.
+    first = converted.index(kept)
+    place, size, sizes = -first, len(_utf8(before)), {}
+    for cut, part in zip(cuts, ["", *parts], strict=True):
+        begin, place = max(place, 0), place + len(part)
+        size += len(_utf8(kept[begin : max(place, 0)]))
+        sizes[cut] = size
+    for start, end in spans:
+        if sizes[start] == sizes[end]:
+            raise Wrong(f"({start}, {end}), {text[start:end]!r}, has no byte left after cleaning")
+    return [sizes[end] - 1 for _, end in spans]
 
 
 def normalized(text: str) -> str:

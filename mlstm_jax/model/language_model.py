@@ -26,6 +26,7 @@ from mlstm_jax.model.architecture import VOCABULARY, Architecture, ReadOptions, 
 from mlstm_jax.model.ops import Precision, matmul, uniform
 from mlstm_jax.model.recurrence import Loops
 from mlstm_jax.model.recurrent import Recurrent
+from mlstm_jax.model.time_loops import by_step, steps_read
 
 Array = jax.Array
 Parameters = Any  # A tree of float32 arrays, as in the docstring above.
@@ -125,7 +126,8 @@ class LanguageModel(linen.Module):
                 each unit's output to the next layer, the same for a whole window. The layer's own
                 state is not multiplied.
             return_states: also return the state after each byte, or the sum of h over the bytes
-                that are not padding; without a gradient.
+                that are not padding; without a gradient. With the state after each byte, no product
+                has a shape that depends on the length of the window.
             ready: what the method of this name returns, of the same parameters.
         """
         with self.product_precision():
@@ -161,7 +163,12 @@ class LanguageModel(linen.Module):
             states_BTLH = h_BTLH.sum(axis=1)
         kernel_HV = self.param("decoder_kernel", uniform(model.hidden), (model.hidden, VOCABULARY))
         bias_V = self.param("decoder_bias", linen.initializers.zeros, (VOCABULARY,))
-        logits_TBV = matmul(x, kernel_HV, self.compute) + bias_V[None, None, :]
+        if return_states is True:
+            steps = steps_read(x.shape[0], padding_mask_TB)
+            logits_TBV = by_step(lambda x_BH: matmul(x_BH, kernel_HV, self.compute), x, steps)
+        else:
+            logits_TBV = matmul(x, kernel_HV, self.compute)
+        logits_TBV = logits_TBV + bias_V[None, None, :]
         labels_BTK = None
         if model.labels:
             zeros = linen.initializers.zeros

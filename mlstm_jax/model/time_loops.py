@@ -68,10 +68,34 @@ def of_bits(x: Array, dtype: jnp.dtype) -> Array:
     return jax.lax.bitcast_convert_type(x, dtype) if x.dtype == jnp.uint16 else x
 
 
+def steps_read(window: int, padding_mask_TB: Array | None) -> Array | int:
+    """Return how many steps of a window come before those that are padding in all rows."""
+    if padding_mask_TB is None:
+        return window
+    return jnp.sum(~padding_mask_TB.all(axis=1), dtype=jnp.int32)
+
+
+def by_step(function: Callable[[Array], Array], x_TBH: Array, steps: Array | int) -> Array:
+    """Return a float32 function of the first steps of x, one at a time; no gradient.
+
+    A product of all steps at once would round a row otherwise in a window of another length.
+    """
+
+    def step(t: Array, buffer: Array) -> Array:
+        return put_step(buffer, function(step_of(x_TBH, t)), t)
+
+    shape = jax.eval_shape(function, x_TBH[0]).shape
+    buffer = jnp.zeros((x_TBH.shape[0], *shape), jnp.float32)
+    return jax.lax.fori_loop(0, steps, step, buffer)
+
+
 def all_states(
     step: Callable[[Tree, Sequence], Tree], carry: Tree, sequence: Sequence
 ) -> tuple[Tree, Tree]:
-    """Return the carry after the window and after every step, [T, B, H]; no gradient."""
+    """Return the carry after the window and after every step, [T, B, H]; no gradient.
+
+    Steps that are padding in all rows are not computed, and have no carry.
+    """
 
     def body(t: Array, before: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
         carry, steps = before
@@ -80,7 +104,8 @@ def all_states(
 
     window = sequence.x.shape[0]
     steps = jax.tree.map(lambda x: empty_buffer((window, *x.shape), x.dtype), carry)
-    last, steps = jax.lax.fori_loop(0, window, body, (carry, steps))
+    read = steps_read(window, sequence.padding_mask_TB)
+    last, steps = jax.lax.fori_loop(0, read, body, (carry, steps))
     return last, jax.tree.map(lambda buffer, x: of_bits(buffer, x.dtype), steps, carry)
 
 

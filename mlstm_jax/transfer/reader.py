@@ -89,6 +89,8 @@ class Turn(NamedTuple):
 
     window: Window
     kept_B: NDArray[np.intp] | None  # which rows of the turn before go on, if there are fewer now
+    text_B: NDArray[np.int64]  # which text each row reads; -1: none
+    place_B: NDArray[np.int64]  # where in it the window begins
     rows: NDArray[np.intp]  # whose text ends
     texts: NDArray[np.intp]  # which texts these are
 
@@ -136,7 +138,8 @@ def turns(texts: Sequence[bytes], sizes: Sequence[int], widths: Sequence[int]) -
         read_B, scored_B = np.clip(rest_B, 0, width), np.clip(rest_B - 1, 0, width)
         counts_B3 = np.stack([read_B, scored_B, starts_B], axis=1).astype(np.int32)
         ended = np.flatnonzero((text_B >= 0) & (rest_B <= width))
-        yield Turn(Window(bytes_BT, counts_B3), kept_B, ended, text_B[ended])
+        window = Window(bytes_BT, counts_B3)
+        yield Turn(window, kept_B, text_B.copy(), place_B, ended, text_B[ended])
         text_B[ended], place_B = -1, place_B + width
 
 
@@ -170,7 +173,7 @@ class Trail(NamedTuple):
     """What a window gives besides the state after it."""
 
     states: Carry  # after each byte
-    logits_BV: Any  # of the byte after the first row's last
+    logits_BTV: Any  # of the byte after each
 
 
 def _make_step(
@@ -198,7 +201,7 @@ def _make_step(
         after = Reached(read.carry, sum_BLH, nats_B)
         if not trail:
             return after, None
-        return after, Trail(read.states, read.logits_BTV[:, read_B[0] - 1])
+        return after, Trail(read.states, read.logits_BTV)
 
     return step
 
@@ -237,7 +240,7 @@ class TextReader:
             rows: the most texts at a time; unset: 256 for each device, 64 if it is a Transformer.
             mean: sum h over the bytes of each text.
             score: sum the loss of each text, of a model that predicts the next byte.
-            trail: also return `Trail`.
+            trail: also return `Trail`; one program reads texts of all lengths.
         """
         self._model, self._devices = run.model, devices
         # 256 rows of an mLSTM were measured to be faster; those of a Transformer would take more
@@ -247,7 +250,8 @@ class TextReader:
         self._sizes = [size * devices.count for size in (*(n for n in ROWS if n < most), most)]
         kind = "cpu" if devices.devices[0].platform == "cpu" else "gpu"
         self._weights_cost = _WEIGHTS_COST[kind] * devices.count
-        self._widths = sorted({run.config.model.reading_window(width) for width in _WINDOWS})
+        widths = _WINDOWS[-1:] if trail else _WINDOWS
+        self._widths = sorted({run.config.model.reading_window(width) for width in widths})
         params = devices.replicate(run.params)
 
         def prepare(model: LanguageModel) -> tuple[Any, Any]:
@@ -258,13 +262,20 @@ class TextReader:
         if run.batch_model and most > 1:
             self._rows = prepare(run.batch_model)
 
-    def read(self, texts: Sequence[bytes]) -> Iterator[tuple[Turn, Reached, Trail | None]]:
-        """Read texts: yield each turn, and on the devices the state and the trail after it."""
-        state: Any = None
+    def read(
+        self, texts: Sequence[bytes], state: Any = None
+    ) -> Iterator[tuple[Turn, Reached, Trail | None]]:
+        """Read texts: yield each turn, and on the devices the state and the trail after it.
+
+        With the state after an earlier text, a single text is read as its continuation.
+        """
+        goes_on = state is not None
         before: tuple[Turn, Reached, Trail | None] | None = None
         sizes = cheapest_rows(texts, self._sizes, self._widths, self._weights_cost)
         for turn in turns(texts, sizes, self._widths):
             rows = len(turn.window.counts_B3)
+            if goes_on:
+                turn.window.counts_B3[:, 2] = False
             if state is None:
                 sums = np.zeros((rows, *self._model.model.shape), np.float32)
                 start = Reached(self._model.reading_carry(rows), sums, np.zeros(rows, np.float32))

@@ -1,15 +1,18 @@
 """One text, read byte by byte: its states and what the model predicts, for pages and generation."""
 
-from typing import NamedTuple, cast
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from mlstm_jax.errors import UserError
+from mlstm_jax.model.architecture import VOCABULARY
 from mlstm_jax.model.language_model import Carry
 from mlstm_jax.run import Run, require_known
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.transfer.reader import State, TextReader, Trail, states_of
+from mlstm_jax.transfer.reader import State, TextReader, states_of
 
 
 class Trace(NamedTuple):
@@ -35,6 +38,77 @@ class Character(NamedTuple):
     end: int
 
 
+class Stream:
+    """Reads one text in pieces, as they come, from a zero state.
+
+    With a recurrent model on a CPU, all values are bit for bit those of the whole text, wherever it
+    is cut. Pieces are read as they are, without cleaning.
+
+    Attributes:
+        state: after the last byte, float32 [units]; zero before the first.
+        states: after each byte of the last piece, float32 [bytes, units].
+        scores: the log-probability, in nats, of each byte of the last piece, float32 [bytes]; the
+            first byte of the text, which nothing predicts, has none.
+    """
+
+    def __init__(self, run: Run, reader: TextReader, state: State | None, layer: int = -1) -> None:
+        """Use `ReadingModel.reader` instead."""
+        model = run.config.model
+        self._run, self._reader, self._layer = run, reader, layer
+        (self._state,) = states_of(model, state and (state,))
+        self._reached: Any = None
+        self._sum_LH, self._count = np.zeros(model.shape), 0
+        self.states = np.zeros((0, model.hidden), np.float32)
+        self.state = np.zeros(model.hidden, np.float32)
+        self.scores = np.zeros(0, np.float32)
+        self._logits_1V = np.zeros((0, VOCABULARY), np.float32)  # of the next byte
+
+    def feed(self, piece: bytes) -> Self:
+        """Read any number of bytes."""
+        if not isinstance(piece, bytes):
+            kind = type(piece).__name__
+            raise UserError(f"piece has type {kind}, but it must be bytes, such as text.encode().")
+        require_known(self._run.params, "reading", [("the text", piece)])
+        states, logits = [self.states[:0]], [self._logits_1V]
+        for turn, reached, trail in self._reader.read([piece], self._reached):
+            assert trail
+            self._reached = reached
+            carry, logits_BTV = self._reader.fetch((trail.states, trail.logits_BTV))
+            named = self._run.config.model.named_states(carry)
+            # In float64, one byte after another, so that cuts do not change it.
+            h_TLH = np.asarray(named["h"][0, : turn.bytes], np.float64)
+            sums_TLH = np.concatenate([self._sum_LH[None], h_TLH]).cumsum(axis=0)[1:]
+            count_T1 = np.arange(1, turn.bytes + 1)[:, None] + self._count
+            if self._state == "mean_h":
+                values_TH = sums_TLH[:, self._layer] / count_T1
+            else:
+                values_TH = named[self._state][0, : turn.bytes, self._layer]
+            self._sum_LH, self._count = sums_TLH[-1], int(count_T1[-1, 0])
+            states.append(np.asarray(values_TH, np.float32))
+            logits.append(logits_BTV[0, : turn.bytes])
+        self.states = np.concatenate(states)
+        if piece:
+            self.state = self.states[-1]
+        logits_TV = np.concatenate(logits)
+        self._logits_1V, logits_TV = logits_TV[-1:], logits_TV[:-1].astype(np.float64)
+        read_T = np.frombuffer(piece, np.uint8)[len(piece) - len(logits_TV) :]
+        with np.errstate(invalid="ignore"):  # of a model that has become inf or NaN
+            logits_TV -= logits_TV.max(axis=1, keepdims=True)
+            normaliser_T = np.log(np.exp(logits_TV).sum(axis=1))
+        scores_T = logits_TV[np.arange(len(read_T)), read_T] - normaliser_T
+        self.scores = scores_T.astype(np.float32)
+        return self
+
+    def trace(self, text: bytes) -> Trace:
+        """Return what is known after the first piece, `text`."""
+        carry = self._reader.fetch(self._reached.carry)
+        named = self._run.config.model.named_states(carry)
+        end_LH = {name: np.asarray(x[0], np.float32) for name, x in named.items()}
+        end_LH["mean_h"] = (self._sum_LH / self._count).astype(np.float32)
+        nats = -float(self.scores.sum(dtype=np.float64))
+        return Trace(text, self.states, carry, self._logits_1V[0], end_LH, nats)
+
+
 class Reader:
     """Reads one text at a time, byte by byte, with a model that is loaded once.
 
@@ -43,13 +117,14 @@ class Reader:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        device = Parallel(jax.local_devices()[:1])
-        self._reader = TextReader(
-            run, device, 1, score=not run.config.model.bidirectional, trail=True
-        )
+        self._reader = TextReader(run, Parallel(jax.local_devices()[:1]), 1, trail=True)
         self.weights = self._reader.one_row[1]  # [1, ...]
         self._last = b""
         self._traces: dict[object, Trace] = {}
+
+    def stream(self, state: State | None = None, layer: int = -1) -> Stream:
+        """Return a new stream, with the state of a layer (-1: the top)."""
+        return Stream(self.run, self._reader, state, layer)
 
     def __call__(self, text: bytes, state: State | None = None, layer: int = -1) -> Trace:
         """Read at least one byte from a zero state; trace a state of a layer (-1: the top).
@@ -59,31 +134,34 @@ class Reader:
         """
         if text != self._last:
             self._last, self._traces = text, {}
-        if (state, layer) in self._traces:
-            return self._traces[state, layer]
-        require_known(self.run.params, "reading", [("the text", text)])
-        model = self.run.config.model
-        (named,) = states_of(model, state and (state,))
-        pieces, sum_LH, at = [], np.zeros(model.shape), 0
-        for turn, reached, trail in self._reader.read([text]):  # noqa: B007
-            states = model.named_states(self._reader.fetch(cast(Trail, trail).states))
-            h_TLH = np.asarray(states["h"][0], np.float64)[: turn.bytes]
-            if named == "mean_h":
-                count_T1 = np.arange(at + 1, at + turn.bytes + 1)[:, None]
-                values_TH = (sum_LH[layer] + h_TLH[:, layer].cumsum(axis=0)) / count_T1
-            else:
-                values_TH = np.asarray(states[named][0, :, layer])[: turn.bytes]
-            sum_LH, at = sum_LH + h_TLH.sum(axis=0), at + turn.bytes
-            pieces.append(np.asarray(values_TH, np.float32))
-        carry, _, nats_B = self._reader.fetch(reached)
-        (logits_V,) = self._reader.fetch(cast(Trail, trail).logits_BV)
-        end_LH = {
-            name: np.asarray(x[0], np.float32) for name, x in model.named_states(carry).items()
-        }
-        end_LH["mean_h"] = (sum_LH / len(text)).astype(np.float32)
-        trace = Trace(text, np.concatenate(pieces), carry, logits_V, end_LH, float(nats_B[0]))
-        self._traces[state, layer] = trace
-        return trace
+        if (state, layer) not in self._traces:
+            self._traces[state, layer] = self.stream(state, layer).feed(text).trace(text)
+        return self._traces[state, layer]
+
+
+def states_at(
+    run: Run, reader: TextReader, texts: Sequence[bytes], places: Sequence[Any], state: str
+) -> list[NDArray[np.float32]]:
+    """Return a state of the top layer after some bytes of each text, float32 [places, units].
+
+    Args:
+        run: a trained model.
+        reader: of this run, with a trail; it reads several texts at a time.
+        texts: to read.
+        places: of each text, int [places], the indices of these bytes.
+        state: a name in `Architecture.states`.
+    """
+    model = run.config.model
+    found = [np.zeros((len(place), model.hidden), np.float32) for place in places]
+    for turn, _, trail in reader.read(texts):
+        assert trail
+        values_BTLH = reader.fetch(model.named_states(trail.states)[state])
+        for row in np.flatnonzero(turn.text_B >= 0):
+            text = turn.text_B[row]
+            here = places[text] - turn.place_B[row]
+            inside = (here >= 0) & (here < values_BTLH.shape[1])
+            found[text][inside] = values_BTLH[row, here[inside], -1]
+    return found
 
 
 def characters(text: bytes) -> list[Character]:

@@ -130,8 +130,7 @@ def test_what_a_row_sees_and_where_its_state_is_held(
     for found, there, started, steps in zip(held.carry, short, carry, held.states, strict=True):
         assert_close(found[0], there[0], terms=2 * 3 * 5)
         np.testing.assert_array_equal(found[1], started[1])
-        np.testing.assert_array_equal(steps[:, -1], found)
-        np.testing.assert_array_equal(steps[0, 2], found[0])
+        np.testing.assert_array_equal(steps[:, 2], found)  # of later bytes, which none reads, none
 
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])  # the mLSTM: test_recurrence.py

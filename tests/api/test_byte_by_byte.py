@@ -1,0 +1,174 @@
+"""A text byte by byte: states, log-probabilities, words, and a text that comes in pieces."""
+
+from itertools import pairwise
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import mlstm_jax as mlstm
+from mlstm_jax.corpora.documents import clean, cleaned_spans
+from mlstm_jax.errors import UserError
+from mlstm_jax.run import Run
+from tests.tolerance import assert_close, bound
+from tests.transfer.test_kinds import untrained
+
+__all__ = ["untrained"]
+
+pytestmark = pytest.mark.numeric
+
+TEXT = "my guitar is good, the café works very well as expected &amp; great. " * 9
+# The sums that a value passes through in a step: H, E and the gates' inputs, of two layers.
+TERMS = 2 * 3 * 64
+
+
+@pytest.fixture(scope="module")
+def read(run: Run) -> Any:
+    """The bytes of TEXT, and what the Flax module gives after each."""
+    text_T = np.frombuffer(clean(TEXT, run.cleaning), np.uint8)
+
+    @jax.jit
+    def apply(text_T: Any) -> Any:
+        return run.model.apply(
+            {"params": run.params}, text_T[None], run.model.init_carry(1), return_states=True
+        )
+
+    return text_T, apply(text_T)
+
+
+def test_states_are_those_of_each_byte(model: mlstm.TrainedModel, read: Any) -> None:
+    text_T, output = read
+    assert model.cleaned(TEXT) == text_T.tobytes()
+    c_TH, h_TH = (np.asarray(x[0, :, -1], np.float64) for x in (output.states.c, output.states.h))
+    mean_TH = h_TH.cumsum(axis=0) / np.arange(1, len(h_TH) + 1)[:, None]
+    for state, expected in (("c", c_TH), ("h", h_TH), ("mean_h", mean_TH)):
+        found = model.states(TEXT, state)
+        assert found.dtype == np.float32
+        assert_close(found, expected, TERMS)
+        assert_close(found[-1:], model.encode([TEXT], state), TERMS)
+    np.testing.assert_array_equal(model.states(TEXT), model.states(TEXT, "c"))
+    assert model.states(" ").shape == (0, 64)
+
+
+def test_log_probabilities_are_nats_of_each_byte_but_the_first(
+    model: mlstm.TrainedModel, read: Any
+) -> None:
+    text_T, output = read
+    logits_TV = np.asarray(output.logits_BTV[0], np.float64)[:-1]
+    shares_TV = np.exp(logits_TV - logits_TV.max(axis=1, keepdims=True))
+    shares_TV /= shares_TV.sum(axis=1, keepdims=True)
+    found = model.log_probabilities(TEXT)
+    expected = np.log(shares_TV[np.arange(len(text_T) - 1), text_T[1:]])
+    assert_close(found, expected, TERMS)
+    bits = -found.sum(dtype=np.float64) / np.log(2) / len(found)
+    assert bits == pytest.approx(model.bits_per_character([TEXT]), rel=bound(TERMS + len(found)))
+    assert model.log_probabilities("").shape == (0,)
+
+
+@pytest.mark.parametrize("state", ["c", "h", "mean_h"])
+def test_a_text_in_pieces_is_read_to_the_bit_as_the_whole(
+    model: mlstm.TrainedModel, state: Any, random: np.random.Generator
+) -> None:
+    """Byte by byte, and in random pieces, some of which are empty or longer than a window."""
+    text = model.cleaned(TEXT)
+    states, scores = model.states(TEXT, state), model.log_probabilities(TEXT)
+    cuts = [range(len(text) + 1)] + [
+        [0, *np.sort(random.integers(0, len(text), count)), len(text)] for count in (3, 9, 60)
+    ]
+    for places in cuts:
+        reader, found = model.reader(state), []
+        assert not reader.state.any()
+        for a, b in pairwise(places):
+            reader.feed(text[a:b])
+            found.append((reader.states, reader.scores))
+            if b:
+                np.testing.assert_array_equal(reader.state, states[b - 1])
+        for whole, pieces in zip((states, scores), zip(*found, strict=True), strict=True):
+            np.testing.assert_array_equal(np.concatenate(pieces), whole)
+
+
+def test_other_kinds_read_pieces(untrained: Run) -> None:
+    model = mlstm.TrainedModel(untrained)
+    text = b"\n my guitar is good "
+    if untrained.config.model.objective != "next-byte":
+        assert model.states("my guitar is good").shape == (len(text), model.hidden)
+        with pytest.raises(UserError, match="reading byte by byte needs a model that predicts"):
+            model.reader()
+        return
+    whole, reader = model.reader().feed(text), model.reader()
+    pieces = [reader.feed(text[n : n + 3]).states.copy() for n in range(0, len(text), 3)]
+    recurrent = untrained.config.model.title in ("LSTM", "GRU")
+    # A Transformer's products have other shapes for other pieces.
+    assert_close(np.concatenate(pieces), whole.states, 0 if recurrent else 4 * 64)
+
+
+def test_spans_are_the_states_after_the_last_byte_of_words(model: mlstm.TrainedModel) -> None:
+    """Found by other means: each word is in the cleaned text once."""
+    texts = [
+        "  \r\n the&#32;caf&eacute;\r\nworks &lt;very&gt; well.  ",
+        "no spans",
+        "日本 guitars, \ud800 cables\n",
+        "a longer text " * 12 + "with an end",
+    ]
+    words = [["the", "caf&eacute;", "works", "very", "well"], [], ["日本", "cables"], ["end", "an"]]
+    spans = [
+        [(text.index(word), text.index(word) + len(word)) for word in some]
+        for text, some in zip(texts, words, strict=True)
+    ]
+    spans[0].append((0, len(texts[0])))  # to the last character that cleaning keeps
+    words[0].append(".")
+    for state in (None, "h"):
+        found = model.spans(texts, spans, state)
+        assert [len(one) for one in found] == [6, 0, 2, 2]
+        for text, some, one in zip(texts, words, found, strict=True):
+            if not some:
+                continue
+            cleaned = [word.replace("&eacute;", "é").encode() for word in some]
+            ends = [model.cleaned(text).rindex(word) + len(word) - 1 for word in cleaned]
+            assert_close(one, model.states(text, state)[ends], TERMS)
+
+
+@pytest.mark.parametrize(
+    ("text", "span", "cleaning", "word"),
+    [
+        (" a b\n", (1, 2), "none", b" a"),
+        (" m kv*", (1, 2), "protein", b"\x02M"),
+        (" m kv*", (3, 4), "protein", b"\x02MK"),
+        (" m kv*", (4, 6), "protein", b"\x02MKV"),
+        ("x &amp;amp; y", (12, 13), "radford", b"\n x &amp; y"),
+    ],
+)
+def test_a_span_ends_where_its_last_byte_is(
+    text: str, span: Any, cleaning: Any, word: bytes
+) -> None:
+    (last,) = cleaned_spans(text, [span], cleaning)
+    assert clean(text, cleaning)[: last + 1] == word
+
+
+@pytest.mark.parametrize(
+    ("text", "span", "message"),
+    [
+        ("good", (2, 2), r"spans\[1\]: \(2, 2\) must have 0 <= start < end <= 4"),
+        ("good", (0, 5), r"\(0, 5\) must have"),
+        ("a &amp; b", (0, 4), r"\(0, 4\) cuts characters that cleaning makes one"),
+        ("a\r\nb", (2, 4), r"\(2, 4\) cuts characters"),
+        ("good  ", (4, 5), r"\(4, 5\), ' ', has no byte left after cleaning"),
+        (" ", (0, 1), "has no byte left"),
+        ("good", 3, r"spans\[1\] is \[3\], but it must be a list of pairs of integers"),
+        ("good", (0, 1, 2), "a list of pairs"),
+        ("good", (0, 1.5), "a list of pairs"),
+    ],
+)
+def test_wrong_spans_are_refused(
+    model: mlstm.TrainedModel, text: str, span: Any, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        model.spans(["other", text], [[], [span]])
+    with pytest.raises(UserError, match="spans has 1 lists, but texts has 2"):
+        model.spans(["other", text], [[]])
+
+
+def test_a_reader_takes_bytes_only(model: mlstm.TrainedModel) -> None:
+    with pytest.raises(UserError, match="piece has type str, but it must be bytes"):
+        model.reader().feed("text")  # type: ignore[arg-type]

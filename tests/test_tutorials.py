@@ -1,0 +1,52 @@
+"""The Python code of tutorials."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlstm_jax.run import Run
+from tests.transfer.conftest import run
+
+__all__ = ["run"]
+
+TUTORIALS = Path(__file__).parent.parent / "docs/tutorials"
+TAGS = ("DET", "NOUN", "VERB", "ADJ")
+
+
+def blocks(name: str) -> list[str]:
+    page = (TUTORIALS / f"{name}.md").read_text(encoding="utf-8")
+    return re.findall(r"(?s)```python\n(.*?)```", page)
+
+
+def test_byte_by_byte(
+    run: Run,
+    text_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A line of another kind surprises most, and words of a simple grammar are tagged."""
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    Path("runs/log").symlink_to(run.folder)
+    lines = text_file.read_text(encoding="utf-8").splitlines()[:60]
+    lines[40] = "kernel: Out of memory: Killed process 4242"
+    Path("today.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    words = [line.split()[:4] for line in lines if line != lines[40]]
+    rows = [[f"{w}\t{t}" for w, t in zip(one, TAGS, strict=True)] for one in words]
+    Path("tagged.tsv").write_text("\n\n".join("\n".join(one) for one in rows), encoding="utf-8")
+    surprise, tagger = blocks("byte_by_byte")
+    names: dict[str, Any] = {}
+    exec(surprise, names)
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first.endswith(f"bits per byte in line 41: {lines[40]}")
+    assert len(others) == 4
+    assert float(first.split()[0]) > 1.5 * float(others[0].split()[0])
+    exec(tagger, names)
+    assert capsys.readouterr().out.endswith("% of the words of 12 sentences\n")
+    # A tag that each word has alone: what is left is to read the right byte.
+    assert names["accuracy"] > 0.9
+    assert np.shape(names["vectors"][0]) == (4, 768)
