@@ -104,6 +104,17 @@ def test_two_carried_windows_are_one_long_window(kind, compute, layers, random):
     assert_close(jnp.concatenate([first, second], axis=1), whole, terms=32)
 
 
+def test_with_states_the_logits_of_a_short_window_are_those_of_a_long_one(random) -> None:
+    model, params = make(hidden=256, layers=1)
+    bytes_BT = random.integers(0, 256, (1, 128), dtype=np.uint8)
+
+    def read(length: int) -> Any:
+        carry, window = random_carry(np.random.default_rng(0), 1, model), bytes_BT[:, :length]
+        return applied(model)({"params": params}, window, carry, return_states=True).logits_BTV
+
+    np.testing.assert_array_equal(read(3), read(128)[:, :3])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_row_sees_and_where_its_state_is_held(
     kind: str, random: np.random.Generator
