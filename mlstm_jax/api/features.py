@@ -14,7 +14,7 @@ from mlstm_jax.api.arguments import as_texts, public
 from mlstm_jax.api.model import TrainedModel, load
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.transfer.features import units_of
-from mlstm_jax.transfer.reader import STATE_NAMES, FeatureState
+from mlstm_jax.transfer.reader import FeatureState, features_of
 
 
 class Features(TransformerMixin, BaseEstimator):
@@ -34,7 +34,7 @@ class Features(TransformerMixin, BaseEstimator):
         self,
         model: TrainedModel | str | Path,
         *,
-        state: FeatureState = "mean_h",
+        state: FeatureState | None = None,
         all_layers: bool = False,
         batch_size: int | None = None,
         show_progress: bool = False,
@@ -57,12 +57,10 @@ class Features(TransformerMixin, BaseEstimator):
         """
         if not isinstance(texts, Iterator):
             as_texts(texts)
-        states = ", ".join(map(repr, STATE_NAMES))
-        require(self.state in STATE_NAMES, "state", self.state, f"one of {states}")
         size = self.batch_size
         is_count = size is None or (isinstance(size, Integral) and size >= 1)
         require(is_count, "batch_size", size, "an integer of at least 1")
-        self._loaded()
+        self._states()
         return self
 
     @public
@@ -77,13 +75,18 @@ class Features(TransformerMixin, BaseEstimator):
         )
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
-        """Return "mean_h_0", ...; with all layers "layer0_mean_h_0", ..."""
-        units = units_of(self._loaded().config.model, self.state, all_layers=self.all_layers)
+        """Return "c_0", ..., "mean_h_0", ...; with all layers "layer0_c_0", ..."""
+        (state,) = self._states()
+        units = units_of(self._loaded().config.model, state, all_layers=self.all_layers)
         names = [
             (f"layer{one.layer}_" if self.all_layers else "") + f"{one.state}_{one.unit}"
             for one in units
         ]
         return np.array(names, dtype=object)
+
+    def _states(self) -> tuple[FeatureState, ...]:
+        asked = None if self.state is None else (self.state,)
+        return features_of(self._loaded().config.model, asked)
 
     def _loaded(self) -> TrainedModel:
         if isinstance(self.model, TrainedModel):

@@ -232,7 +232,7 @@ class TrainedModel(ReadingModel):
             valid: the same, to choose C on, the inverse strength of the L1 penalty, and the
                 thresholds of several labels; unset: cross-validation.
             out: folder for the features, the classifier, report.md, report.json and pictures.
-            state: see `encode`; unset: c, or h of a model that has no c.
+            state: see `encode`.
             all_layers: see `encode`.
             label_column: field or column of the label in files, a number or a string; unset: label.
             label_columns: fields or columns of several labels in files, each 1 (yes), 0 (no) or

@@ -119,7 +119,7 @@ class ReadingModel:
     def encode(
         self,
         texts: Texts,
-        state: FeatureState = "mean_h",
+        state: FeatureState | None = None,
         *,
         all_layers: bool = False,
         batch_size: int | None = None,
@@ -134,8 +134,8 @@ class ReadingModel:
                 text: not on other texts, their order or `batch_size`. A text that repeats a letter
                 for hundreds of bytes amplifies rounding, which differs between batch sizes.
             state: "c", the cell state, or "h" after the last byte; or "mean_h", the mean of h over
-                all bytes, which predicted sentiment better than c in our tests (docs/transfer.md);
-                or "c+mean_h", first all of c and then all of mean_h.
+                all bytes; or "c+mean_h", first all of c and then all of mean_h; unset: "c+mean_h",
+                which predicted sentiment best in our tests, or "mean_h" of a model that has no c.
             all_layers: use every layer, the lowest first; otherwise only the top one.
             batch_size: texts read at a time, over all devices, at most; unset: 256 for each
                 device, or 64 of a model other than an mLSTM.
@@ -143,7 +143,7 @@ class ReadingModel:
             show_progress: on standard error.
 
         Returns:
-            float32 [texts, H]; of all layers [texts, layers · H]; of both states twice as many.
+            float32 [texts, H]; of all layers [texts, layers · H]; of c+mean_h twice as many.
 
         Raises:
             ValueError: `texts` is a single string or has an item that is not a string, or the
@@ -170,7 +170,7 @@ class ReadingModel:
         """
         name = "score" if show_progress else None
         nats, scored = 0.0, 0
-        featurizer = self._featurizer(None, score=True)
+        featurizer = self._featurizer("h", score=True)
         for _, read in featurizer.read_each(self._texts(texts, text_column), name):
             nats, scored = nats + float(read.nats_N.sum()), scored + int(read.scored_N.sum())
         if not scored:

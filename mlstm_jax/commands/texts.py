@@ -45,7 +45,7 @@ def features(
         out: .npz file to write.
         state: c, the cell state, or h, after the last byte; mean_h, the mean of h over all bytes;
             or c+mean_h, first c and then mean_h; one or several, all in one pass over the texts,
-            each in the file only once; unset: c, or h of a model that has no c.
+            each in the file only once; unset: c+mean_h, or mean_h of a model that has no c.
         units: write only these units; unset: all.
         overwrite: replace OUT if it exists.
     """
@@ -85,10 +85,10 @@ def transfer(
     Args:
         state: c, the cell state, or h, after the last byte; mean_h, the mean of h over all bytes;
             or c+mean_h, first c and then mean_h; one or several, all in one pass over the texts;
-            unset: c, or h of a model that has no c.
+            unset: c+mean_h, or mean_h of a model that has no c.
     """
     require_files(train, valid, test)
-    require_out(out, state or ("c",))
+    require_out(out, state or ("c+mean_h",))
     columns_of(call.arguments["label_column"], call.arguments["label_columns"])
 
     def resumes() -> str:

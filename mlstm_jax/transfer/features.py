@@ -31,7 +31,7 @@ from mlstm_jax.run import Run
 from mlstm_jax.training import parallel
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer.labels import TextFile
-from mlstm_jax.transfer.reader import FeatureState, State, TextReader, single_states, states_of
+from mlstm_jax.transfer.reader import FeatureState, State, TextReader, features_of, single_states
 
 Features = NDArray[np.float32]
 
@@ -100,7 +100,7 @@ class Featurizer:
 
         Args:
             run: a trained model.
-            states: see `states_of`; columns are in the order of the states, each only once.
+            states: see `features_of`; columns are in the order of the states, each only once.
             all_layers: keep every layer, the lowest first; otherwise only the top layer.
             units: keep only these of each layer; unset: all.
             devices: unset: all of this process.
@@ -113,7 +113,7 @@ class Featurizer:
         """
         if score:
             run.config.model.require_next_byte("scoring a text")
-        states = states_of(run.config.model, states)
+        states = features_of(run.config.model, states)
         layers, hidden = run.config.model.shape
         wrong = [unit for unit in units or () if not 0 <= unit < hidden]
         if wrong:
@@ -195,7 +195,7 @@ class Featurizer:
 
 
 def features(run: Run, texts: Sequence[str]) -> Features:
-    """Return the state of the top layer after each text, float32 [texts, H]; see `states_of`."""
+    """Return the features of the top layer, float32 [texts, width]; see `features_of`."""
     return Featurizer(run)(texts)
 
 

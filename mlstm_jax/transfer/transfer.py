@@ -31,7 +31,7 @@ from mlstm_jax.transfer.features import (
     write_features,
 )
 from mlstm_jax.transfer.labels import Labelled, require_task, usable
-from mlstm_jax.transfer.reader import FeatureState, states_of
+from mlstm_jax.transfer.reader import FeatureState, features_of
 
 
 class Transferred(NamedTuple):
@@ -68,7 +68,7 @@ def transfer(
         names: what messages call each of them, such as its file.
         out: folder for the features, report.md, report.json, pictures and classifier; each of
             several states gets its own subfolder. Unset: nothing is written.
-        states: see `states_of`.
+        states: see `features_of`.
         all_layers: use every layer, not only the top one.
         text_column: of the texts' files; `classify` reads the same column.
         own: the classifier that comes with the model: its log-odds are one more feature with every
@@ -78,7 +78,7 @@ def transfer(
     Raises:
         UserError: the classes do not match, or `out` holds something else.
     """
-    states = states_of(run.config.model, states)
+    states = features_of(run.config.model, states)
     kept = None if out is None else out / "features"
     folders = _folders(out, states) if out else {}
     is_begun = out is not None and require_out(out, states)

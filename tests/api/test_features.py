@@ -38,7 +38,8 @@ def test_a_pipeline_from_texts_to_labels(model: mlstm.TrainedModel, tmp_path: Pa
     np.testing.assert_array_equal(features.fit_transform(TEXTS), model.encode(TEXTS, "c"))
     assert clone(features).model is model
     assert clone(features).get_params() == features.get_params()
-    pipeline = make_pipeline(mlstm.Features(model), LogisticRegression()).fit(TEXTS, LABELS)
+    logistic = LogisticRegression(max_iter=1000)
+    pipeline = make_pipeline(mlstm.Features(model), logistic).fit(TEXTS, LABELS)
     assert pipeline.score(TEXTS, LABELS) > 0.9
     joblib.dump(pipeline, tmp_path / "pipeline.joblib")
     again = joblib.load(tmp_path / "pipeline.joblib")
@@ -65,9 +66,9 @@ def test_names_and_data_frames(model: mlstm.TrainedModel) -> None:
     table = features.fit_transform(TEXTS[:3])
     assert isinstance(table, pandas.DataFrame)
     ends = [*table.columns[:2], table.columns[-1]]
-    assert ends == ["layer0_mean_h_0", "layer0_mean_h_1", "layer1_mean_h_63"]
+    assert ends == ["layer0_c_0", "layer0_c_1", "layer1_mean_h_63"]
     assert mlstm.Features(model, state="c").get_feature_names_out()[5] == "c_5"
-    both = mlstm.Features(model, state="c+mean_h").fit(TEXTS)
+    both = mlstm.Features(model).fit(TEXTS)
     assert both.get_feature_names_out()[[5, 64 + 5]].tolist() == ["c_5", "mean_h_5"]
     assert both.transform(TEXTS[:1]).shape == (1, 128)
 

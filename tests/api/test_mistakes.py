@@ -127,7 +127,7 @@ def refused(method: str, given: dict[str, Any], **mistakes: Any) -> Any:
         ("state is 'mean', but it must be one of 'c', 'h'", lambda m, p: m.encode(["a"], "mean")),
         ("batch_size is 0, but .* at least 1", lambda m, p: m.encode(["a"], batch_size=0)),
         ("batch_size is 0", lambda m, p: mlstm.Features(m, batch_size=0).fit(["a"])),
-        ("state is 'cc', but it must", lambda m, p: mlstm.Features(m, state="cc").fit(["a"])),
+        ("state 'cc' is not one of c, h", lambda m, p: mlstm.Features(m, state="cc").fit(["a"])),
         ("model has type int", lambda m, p: mlstm.Features(3).fit(["a"])),
         (r"^none\.csv", lambda m, p: m.transfer("none.csv")),
         ("train has 1 texts, but 2 labels", lambda m, p: m.transfer((["a"], [1, 2]))),

@@ -34,15 +34,15 @@ def test_a_model_is_shown_in_a_few_lines(model: mlstm.TrainedModel) -> None:
 
 def test_encode_gives_the_features(model: mlstm.TrainedModel, run: Run) -> None:
     found = model.encode(TEXTS)
-    assert found.shape == (4, 64)
+    assert found.shape == (4, 128)
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found[1], 0)
-    expected = Featurizer(run, states=("mean_h",))(TEXTS)
+    expected = Featurizer(run, states=("c+mean_h",))(TEXTS)
     assert_close(found, expected, TERMS)
     every = model.encode(TEXTS, "c", all_layers=True)
     assert every.shape == (4, 128)
     assert_close(every[:, 64:], model.encode(TEXTS, "c", batch_size=2), TERMS)
-    assert model.encode([]).shape == (0, 64)
+    assert model.encode([], "h").shape == (0, 64)
 
 
 def test_a_second_call_compiles_nothing(

@@ -22,6 +22,6 @@ def test_bars_heat_maps_and_figures_are_shown(model: mlstm.TrainedModel) -> None
     # A bar is drawn in place.
     assert any("application/vnd.jupyter.widget-view+json" in one.get("data", {}) for one in encoded)
     assert not [one for one in encoded if one.output_type == "stream" and "encode" in one.text]
-    assert encoded[-1].data["text/plain"] == "(400, 64)"
+    assert encoded[-1].data["text/plain"] == "(400, 128)"
     assert '<div class="heat">' in heat.data["text/html"]
     assert "image/png" in figure.data

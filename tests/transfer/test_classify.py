@@ -359,7 +359,7 @@ def test_transfer_and_classify_from_the_outside(
     with train.open("a") as file:  # Nothing is learned from what `classify` gives no label.
         file.write("fine, \nfair,&nbsp;\n")
     command = ["transfer", str(run.folder), "--train", str(train), "--test", str(test), *COLUMNS]
-    command += ["--out", str(out)]
+    command += ["--out", str(out), "--state", "c"]
     cli.main(command)
     said, noted = capsys.readouterr()
     assert re.findall(r"note: .*90\.csv: 1 of 9. records have no text", noted) == 2 * [ANY]

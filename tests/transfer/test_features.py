@@ -172,8 +172,8 @@ def test_features_are_the_same_on_more_devices(run: Run) -> None:
 
 
 def test_units_and_layers_are_columns_of_the_whole(run: Run) -> None:
-    whole = Featurizer(run, all_layers=True)
-    chosen = Featurizer(run, units=[40, 3])
+    whole = Featurizer(run, states=("c",), all_layers=True)
+    chosen = Featurizer(run, states=("c",), units=[40, 3])
     assert (whole.width, chosen.width) == (128, 2)
     np.testing.assert_array_equal(whole.unit_of_column[[0, 64, 127]], [0, 0, 63])
     np.testing.assert_array_equal(whole.layer_of_column[[0, 63, 64]], [0, 0, 1])
@@ -227,12 +227,12 @@ def test_the_command_keeps_the_places_of_records(
     source.write_text('review,x\nthe guitar is good,1\n"",2\nmy cable is bad,3\n')
     command = ["features", str(run.folder), str(source), "--out", str(out)]
     cli.main([*command, "--text-column", "review", "--units", "5", "9"])
-    assert "3 texts x 2 features" in capsys.readouterr().out
+    assert "3 texts x 4 features" in capsys.readouterr().out
     with np.load(out) as found:
         read = found["features"]
-        assert found["unit"].tolist() == [5, 9]
-        assert found["state"].tolist() == ["c", "c"]
-    expected = features(run, ["the guitar is good", "my cable is bad"])[:, [5, 9]]
+        assert found["unit"].tolist() == [5, 9, 5, 9]
+        assert found["state"].tolist() == ["c", "c", "mean_h", "mean_h"]
+    expected = features(run, ["the guitar is good", "my cable is bad"])[:, [5, 9, 64 + 5, 64 + 9]]
     np.testing.assert_array_equal(read[[0, 2]], expected)
     assert not read[1].any()
     for wrong in ("x.csv", str(tmp_path / "absent/x.npz")):

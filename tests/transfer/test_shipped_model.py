@@ -125,7 +125,7 @@ def test_commands_take_its_name(
     rows = list(csv.DictReader(Path("labels.csv").read_text().splitlines()))
     assert [row["label"] for row in rows] == ["positive"] * 2 + ["negative"] * 2
     cli.main(["features", NAME, "new.txt", "--out", "features.npz"])
-    assert np.load("features.npz")["features"].shape == (4, 768)
+    assert np.load("features.npz")["features"].shape == (4, 1536)
     cli.main(["export", NAME])
     assert Path(f"{NAME}.safetensors").is_file()
     capsys.readouterr()
