@@ -1,4 +1,4 @@
-"""Measure the CPU seconds of reading texts: mean_h features of a model of the package.
+"""Measure the CPU seconds of reading texts, mean_h features of a model of the package, and writing.
 
     python benchmarks/reading.py --short sst.csv --long imdb.jsonl.gz --other CHECKOUT --json o
 
@@ -6,7 +6,7 @@ Each version runs in a process of its own, and their rounds alternate: this chec
 --compute, the checkout named by --other, and, where torch is installed, the same model written as a
 simple loop in PyTorch, in fp32 and bf16. Cases of more than 200 kB are read once. A TF-IDF pipeline
 (fit and predict) stands beside them. The case "one long" is a text that repeats "ab "; versions
-that differ by a factor of the rows can be given a shorter one.
+that differ by a factor of the rows can be given a shorter one. Last, one text and 64 are generated.
 """
 
 import argparse
@@ -21,6 +21,8 @@ from typing import Any
 
 MODEL = "reviews-768"
 MUCH = 200_000  # bytes
+GENERATED = {"generate 1 text": 1, "generate 64 texts": 64}
+GENERATED_BYTES = 512  # of each text
 SENTENCE = (
     "A stirring, funny and finally transporting re-imagining of Beauty and the Beast, of the film."
 )
@@ -110,10 +112,14 @@ def worker(arguments: argparse.Namespace) -> None:
     else:
         import mlstm_jax
 
-        read = mlstm_jax.load(MODEL, **({"compute": compute} if compute else {})).encode
+        model = mlstm_jax.load(MODEL, **({"compute": compute} if compute else {}))
+        read = model.encode
     for line in sys.stdin:
-        started = time.process_time()
-        read(cases[line.strip()])
+        started, case = time.process_time(), line.strip()
+        if samples := GENERATED.get(case):
+            list(model.pieces("", bytes=GENERATED_BYTES, seed=0, set_unit={}, samples=samples))
+        else:
+            read(cases[case])
         print(time.process_time() - started, flush=True)
 
 
@@ -165,16 +171,19 @@ def main() -> None:
         return float(process.stdout.readline())
 
     rows = []
-    for case, texts in make_cases(arguments).items():
-        size = sum(len(text.encode()) for text in texts)
+    cases = make_cases(arguments)
+    sizes = {name: sum(len(text.encode()) for text in texts) for name, texts in cases.items()}
+    sizes |= {name: samples * GENERATED_BYTES for name, samples in GENERATED.items()}
+    for case, size in sizes.items():
+        names = [one for one in workers if case in cases or not one.startswith("torch")]
         if size < MUCH:
-            for name in workers:
+            for name in names:
                 measure(name, case)  # compiles
-        seconds: dict[str, list[float]] = {name: [] for name in workers}
+        seconds: dict[str, list[float]] = {name: [] for name in names}
         for number in range(arguments.rounds if size < MUCH else 1):
-            for name in list(workers)[:: 1 if number % 2 else -1]:
+            for name in names[:: 1 if number % 2 else -1]:
                 seconds[name].append(measure(name, case))
-        if len(texts) > 1:
+        if len(texts := cases.get(case, [])) > 1:
             seconds["tfidf"] = [tfidf(texts) for _ in range(arguments.rounds)]
         median = {name: statistics.median(values) for name, values in seconds.items()}
         rows.append({"case": case, "bytes": size, "median": median, "cpu_seconds": seconds})

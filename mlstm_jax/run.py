@@ -53,7 +53,9 @@ class Run:
     model: LanguageModel
     params: Parameters = field(repr=False)  # NumPy, float32
     corpus: str | None = None  # identity of the corpus it was trained on; None if imported
-    batch_model: LanguageModel | None = None  # reads several rows; unset: `model` does
+    batch_model: LanguageModel | None = (
+        None  # reads several rows, and generates; unset: `model` does
+    )
 
     @property
     def name(self) -> str:
@@ -189,8 +191,8 @@ def with_compute(run: Run, compute: ReadingCompute) -> Run:
     """Return a run that reads texts with products of a type.
 
     auto: that of the config; but instead of fp32, several rows of a recurrent model are read in
-    bf16 where the CPU multiplies it faster. One row is not: there the time is that of reading the
-    weights.
+    bf16 where the CPU multiplies it faster, and text is generated so. One row is not: there the
+    time is that of reading the weights.
     """
     model, precision = run.config.model, run.config.precision
     if compute != "auto":

@@ -350,7 +350,8 @@ def load(
             .safetensors or .npz that `export` wrote.
         checkpoint: best (by validation bits per character), latest, or a step.
         compute: type of the products in reading texts; auto: that of the run's config, but bf16
-            instead of fp32 for several texts at a time where the CPU multiplies it faster.
+            instead of fp32 for several texts at a time, and for generated text, where the CPU
+            multiplies it faster.
 
     Raises:
         ValueError: the model or the checkpoint does not exist.

@@ -1,5 +1,6 @@
 """One text, read byte by byte: its states and what the model predicts, for pages and generation."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import VOCABULARY
-from mlstm_jax.model.language_model import Carry
+from mlstm_jax.model.language_model import Carry, LanguageModel
 from mlstm_jax.run import Run, require_known
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer.reader import State, TextReader, states_of
@@ -117,10 +118,18 @@ class Reader:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self._reader = TextReader(run, Parallel(jax.local_devices()[:1]), 1, trail=True)
-        self.weights = self._reader.one_row[1]  # [1, ...]
+        self._device = Parallel(jax.local_devices()[:1])
+        self._reader = TextReader(run, self._device, 1, trail=True)
         self._last = b""
         self._traces: dict[object, Trace] = {}
+
+    @functools.cached_property
+    def writer(self) -> tuple[LanguageModel, Any]:
+        """The model that generates text, of any number of rows, and its weights [1, ...]."""
+        if (model := self.run.batch_model) is None:
+            return self.run.model, self._reader.one_row[1]
+        params = self.run.params
+        return model, self._device.replicate((params, model.ready(params)))
 
     def stream(self, state: State | None = None, layer: int = -1) -> Stream:
         """Return a new stream, with the state of a layer (-1: the top)."""
