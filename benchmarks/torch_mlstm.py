@@ -86,32 +86,67 @@ def weight_norm(v: Tensor, g: Tensor) -> Tensor:
     return v * (g * torch.rsqrt((v * v).sum(0).clamp_min(1e-12)))
 
 
-def train_step_case(point: Point, params: Any, data: Any) -> Iterator[Case]:
+def train_step_cases(point: Point, params: Any, data: Any) -> Iterator[Case]:
     """Yield a training step: weight norm, layer, decoder, loss, gradient, clipping, Adam.
 
+    "torch" is the mLSTM in eager PyTorch, "torch_lstm" is `nn.LSTM` with as many parameters, of
+    √(5/4) H units and without weight normalisation: what a user would pick instead.
     `params` is the tree of a LanguageModel with one layer; `data` are bytes and targets, [B, T].
     """
-    from torch.nn import functional
-
     flat = {**params, **params["layer_0"]}
     flat.pop("layer_0")
     tree = {name: to_torch(value).requires_grad_() for name, value in flat.items()}
-    leaves = list(tree.values())
-    adam = torch.optim.Adam(leaves, lr=5e-4)
-    bytes_TB, targets_TB = (to_torch(np.asarray(x, np.int32).T).long() for x in data)
     dtype = DTYPES[point.dtype]
     torch.backends.cuda.matmul.allow_tf32 = point.dtype == "tf32"
-    state = [torch.zeros(point.batch, point.hidden, device=DEVICE) for _ in range(2)]
 
-    def step() -> None:
+    def mlstm(bytes_TB: Tensor, h: Tensor, c: Tensor) -> Any:
         matrices = {
             name: weight_norm(tree[f"{name}_v"], tree[f"{name}_g"])
             for name in ("wmx", "wmh", "wx", "wh")
         }
         weights = {**matrices, "embedding": tree["embedding"], "b": tree["b"]}
-        h_TBH, h, c = layer(weights, bytes_TB, *state, dtype)
-        logits = (h_TBH.to(dtype) @ tree["decoder_kernel"].to(dtype)).float()
-        logits = logits + tree["decoder_bias"]
+        return layer(weights, bytes_TB, h, c, dtype)
+
+    zero = torch.zeros(point.batch, point.hidden, device=DEVICE)
+    decoder = tree["decoder_kernel"], tree["decoder_bias"]
+    yield _train_step("torch", point, data, mlstm, zero, decoder, list(tree.values()))
+
+    units = round((5 / 4) ** 0.5 * point.hidden)
+    embedding = torch.nn.Embedding(*tree["embedding"].shape, device=DEVICE)
+    cell = torch.nn.LSTM(embedding.embedding_dim, units, device=DEVICE)
+    output = torch.nn.Linear(units, 256, device=DEVICE)
+
+    def lstm(bytes_TB: Tensor, h: Tensor, c: Tensor) -> Any:
+        with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
+            h_TBH, (h, c) = cell(embedding(bytes_TB), (h[None], c[None]))
+        return h_TBH, h[0].float(), c[0].float()
+
+    leaves = [p for module in (embedding, cell, output) for p in module.parameters()]
+    zero = torch.zeros(point.batch, units, device=DEVICE)
+    decoder = output.weight.T, output.bias
+    yield _train_step("torch_lstm", point, data, lstm, zero, decoder, leaves)
+
+
+def _train_step(
+    name: str,
+    point: Point,
+    data: Any,
+    read: Callable[..., Any],
+    zero: Tensor,
+    decoder: tuple[Tensor, Tensor],
+    leaves: list[Tensor],
+) -> Case:
+    """Return the step of a layer, `read`: (bytes, h, c) → h of all steps, and the last h and c."""
+    from torch.nn import functional
+
+    adam = torch.optim.Adam(leaves, lr=5e-4)
+    bytes_TB, targets_TB = (to_torch(np.asarray(x, np.int32).T).long() for x in data)
+    kernel_HV, bias_V = decoder
+    state, dtype = [zero, zero], DTYPES[point.dtype]
+
+    def step() -> None:
+        h_TBH, h, c = read(bytes_TB, *state)
+        logits = (h_TBH.to(dtype) @ kernel_HV.to(dtype)).float() + bias_V
         loss = functional.cross_entropy(logits.flatten(0, 1), targets_TB.flatten())
         adam.zero_grad()
         loss.backward()
@@ -119,4 +154,4 @@ def train_step_case(point: Point, params: Any, data: Any) -> Iterator[Case]:
         adam.step()
         state[:] = [h.detach(), c.detach()]
 
-    yield Case("torch", "train_step", point.step_flops, finished(step), None)
+    return Case(name, "train_step", point.step_flops, finished(step), None)

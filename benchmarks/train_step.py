@@ -4,7 +4,8 @@
 
 "ours" is the step that `mlstm-jax train` runs, under pmap on one device; "autodiff" is the same
 step with the plain scan and JAX's gradient instead of the recurrence; "torch" is the same model and
-optimizer in eager PyTorch. It needs jax, flax, optax and numpy, and torch to measure it.
+optimizer in eager PyTorch, "torch_lstm" its `nn.LSTM` with as many parameters. It needs jax, flax,
+optax and numpy, and torch to measure it.
 """
 
 from collections.abc import Iterator
@@ -90,7 +91,7 @@ def cases(arguments: Any, point: Point) -> Iterator[Case]:
         params = jax.jit(model.init_parameters)(jax.random.key(0))
         batch = make_batch(point)
         data = (batch.inputs_BT, batch.targets_BT)
-        yield from torch_mlstm.train_step_case(point, params, data)
+        yield from torch_mlstm.train_step_cases(point, params, data)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ Parameters of a layer, all float32::
 A gate's Wx is at first normal(0, 1/√I), and its Wh orthogonal, as in Flax's cells.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -67,9 +68,10 @@ class GatedCell(Recurrent):
         """Return both matrices rounded, or with bytes only Wh."""
         return rounded(weights, x, compute)
 
-    def step(self, weights: GatedWeights, carry: Tree, now: Sequence) -> Tree:
-        """Return the carry after a step."""
-        return gated_step(self.advance, carry.h, carry, now, weights)[0]
+    def step(self, weights: GatedWeights, rows: int) -> Callable[[Tree, Sequence], Tree]:
+        """Return the function of the carry and the input to the carry after a step."""
+        advance = gated_step(self.advance, weights, rows)
+        return lambda carry, now: advance(carry.h, carry, now)[0]
 
     def run(
         self, weights: GatedWeights, carry: Tree, sequence: Sequence, options: ReadOptions

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from mlstm_jax.model.ops import dot, is_bytes, project, project_gradient, sum_rows
+from mlstm_jax.model.ops import is_bytes, project, project_gradient, sum_rows, times
 from mlstm_jax.model.time_loops import (
     Sequence,
     as_bits,
@@ -70,16 +70,24 @@ def _masked(advance: Advance, mask_B: Array | None, z_BZ: Array, carry: Carry) -
 
 
 def gated_step(
-    advance: Advance, rounded_h: Array, carry: Carry, now: Sequence, weights: GatedWeights
-) -> tuple[Carry, Array]:
-    """Return the new carry, and z; rounded_h is h in the type of the products."""
-    zh_BK, zx_BG = dot(rounded_h, weights.wh_HK), project(now.x, weights.wx_IG)
-    size = weights.b_Z.shape[0]
-    zh_BZ = jnp.pad(zh_BK, ((0, 0), (0, size - zh_BK.shape[1])))
-    zx_BZ = jnp.pad(zx_BG, ((0, 0), (size - zx_BG.shape[1], 0)))
-    z_BZ = zh_BZ + zx_BZ + weights.b_Z[None]
-    after = _masked(advance, now.padding_mask_TB, z_BZ, _float32(carry))
-    return jax.tree.map(lambda new, old: new.astype(old.dtype), after, carry), z_BZ
+    advance: Advance, weights: GatedWeights, rows: int
+) -> Callable[[Array, Carry, Sequence], tuple[Carry, Array]]:
+    """Return the function of one step of `rows` rows, with rounded matrices.
+
+    It takes h in the type of the products, the carry, and the input of the step; it returns the new
+    carry, and z.
+    """
+    times_wh, size = times(weights.wh_HK, rows), weights.b_Z.shape[0]
+
+    def step(rounded_h: Array, carry: Carry, now: Sequence) -> tuple[Carry, Array]:
+        zh_BK, zx_BG = times_wh(rounded_h), project(now.x, weights.wx_IG)
+        zh_BZ = jnp.pad(zh_BK, ((0, 0), (0, size - zh_BK.shape[1])))
+        zx_BZ = jnp.pad(zx_BG, ((0, 0), (size - zx_BG.shape[1], 0)))
+        z_BZ = zh_BZ + zx_BZ + weights.b_Z[None]
+        after = _masked(advance, now.padding_mask_TB, z_BZ, _float32(carry))
+        return jax.tree.map(lambda new, old: new.astype(old.dtype), after, carry), z_BZ
+
+    return step
 
 
 def _forward_loop(
@@ -87,10 +95,11 @@ def _forward_loop(
 ) -> tuple[Carry, Saved]:
     """Run the window with rounded matrices; return the new carry and what the loop back needs."""
     window, shape = sequence.x.shape[0], carry.h.shape
+    run = gated_step(advance, weights, shape[0])
 
     def step(t: Array, before: tuple[Array, Carry, Saved]) -> tuple[Array, Carry, Saved]:
         rounded_h, carry, saved = before
-        after, z_BZ = gated_step(advance, rounded_h, carry, step_of(sequence, t), weights)
+        after, z_BZ = run(rounded_h, carry, step_of(sequence, t))
         rounded_h = after.h.astype(compute)
         saved = Saved(
             put_step(saved.h_TBH, rounded_h, t),
@@ -121,8 +130,7 @@ def _backward_loop(
 ) -> tuple[Carry, Array]:
     """Return the cotangents of the carry before the window, and of z, [T, B, Z]."""
     window, columns = sequence.x.shape[0], weights.wh_HK.shape[1]
-    # Transpose once: on a CPU a product with a transposed right operand is a third slower.
-    wh_transposed = weights.wh_HK.T
+    times_wh = times(weights.wh_HK, first.h.shape[0], transposed=True)
     dh_bits = as_bits(dh_TBH)
 
     def step(k: Array, later: tuple[Carry, Array, Array]) -> tuple[Carry, Array, Array]:
@@ -138,7 +146,7 @@ def _backward_loop(
         _, back = jax.vjp(partial(_masked, advance, mask_B), z_BZ, _float32(before))
         dz_BZ, dcarry = back(dcarry)
         dz_BZ = dz_BZ.astype(compute)
-        dcarry = dcarry._replace(h=dcarry.h + dot(dz_BZ[:, :columns], wh_transposed))
+        dcarry = dcarry._replace(h=dcarry.h + times_wh(dz_BZ[:, :columns]))
         dz_TBZ = put_step(dz_TBZ, dz_BZ, t)
         # A step of z is read after dz of the later one has been written to the same buffer;
         # otherwise XLA would copy the buffer each time.

@@ -9,6 +9,7 @@ Parameters of a layer, all float32::
     b              [G]      zero
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -64,9 +65,10 @@ class MLSTM(Recurrent, _Initial, title="mLSTM"):
         """Return all matrices rounded, or with bytes those that are no tables."""
         return rounded(weights, x, compute)
 
-    def step(self, weights: LayerWeights, carry: Carry, now: Sequence) -> Carry:
-        """Return h and c after a step."""
-        return layer_step(carry.h, carry, now, weights)[0]
+    def step(self, weights: LayerWeights, rows: int) -> Callable[[Carry, Sequence], Carry]:
+        """Return the function of h and c, and of the input, to h and c after a step."""
+        advance = layer_step(weights, rows)
+        return lambda carry, now: advance(carry.h, carry, now)[0]
 
     def run(
         self, weights: LayerWeights, carry: Carry, sequence: Sequence, options: ReadOptions

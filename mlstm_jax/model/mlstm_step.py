@@ -4,13 +4,14 @@ The elementwise part is Krause et al. 2016, the LSTM around eqs. 10-12, on array
 float32. XLA's loops and the Pallas kernels both compute these lines.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from mlstm_jax.model.architecture import Carry
-from mlstm_jax.model.ops import dot, is_bytes, project
+from mlstm_jax.model.ops import is_bytes, project, times
 from mlstm_jax.model.time_loops import Sequence
 
 Array = jax.Array
@@ -95,17 +96,22 @@ def rounded(weights: LayerWeights, x: Array, compute: jnp.dtype) -> LayerWeights
 
 
 def layer_step(
-    rounded_h: Array, carry: Carry, now: Sequence, w: LayerWeights
-) -> tuple[Carry, tuple[Array, Gates]]:
-    """Return the new carry, and mh and the four gates after their nonlinearities, [B, H].
+    w: LayerWeights, rows: int
+) -> Callable[[Array, Carry, Sequence], tuple[Carry, tuple[Array, Gates]]]:
+    """Return the function of one step of `rows` rows, with rounded matrices.
 
-    rounded_h is h in the type of the products.
+    It takes h in the type of the products, the carry, and the input of the step; it returns the new
+    carry, and mh and the four gates after their nonlinearities, [B, H].
     """
-    mh = dot(rounded_h, w.wmh_HH)
-    m = project(now.x, w.wmx_IH) * mh
-    z_BG = project(now.x, w.wx_IG) + dot(m, w.wh_HG) + w.b_G[None]
-    padding_mask_B1 = None if now.padding_mask_TB is None else now.padding_mask_TB[:, None]
-    gates, h, c = advance(
-        tuple(jnp.split(z_BG, 4, axis=-1)), carry.h, carry.c.astype(jnp.float32), padding_mask_B1
-    )
-    return Carry(h=h, c=c.astype(carry.c.dtype)), (mh, gates)
+    times_wmh, times_wh = times(w.wmh_HH, rows), times(w.wh_HG, rows)
+
+    def step(rounded_h: Array, carry: Carry, now: Sequence) -> tuple[Carry, tuple[Array, Gates]]:
+        mh = times_wmh(rounded_h)
+        m = project(now.x, w.wmx_IH) * mh
+        z_BG = project(now.x, w.wx_IG) + times_wh(m) + w.b_G[None]
+        mask_B1 = None if now.padding_mask_TB is None else now.padding_mask_TB[:, None]
+        z = tuple(jnp.split(z_BG, 4, axis=-1))
+        gates, h, c = advance(z, carry.h, carry.c.astype(jnp.float32), mask_B1)
+        return Carry(h=h, c=c.astype(carry.c.dtype)), (mh, gates)
+
+    return step

@@ -13,6 +13,7 @@ gradient. This form keeps the gradient finite at a zero column; ``V / ‖V‖`` 
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -88,6 +89,32 @@ def transposed(x_RC: Array) -> Array:
 def dot(x: Array, w_IO: Array) -> Array:
     """Return ``x [..., I]`` times ``w [I, O]`` in w's type; float32 [..., O]."""
     return jnp.dot(x.astype(w_IO.dtype), w_IO, preferred_element_type=jnp.float32)
+
+
+def times(w_IO: Array, rows: int, *, transposed: bool = False) -> Callable[[Array], Array]:
+    """Return the product x → x W for x [rows, I], or x Wᵀ for x [rows, O]; float32, in W's type.
+
+    It is for a loop in which W does not change. XLA for CPUs copies the right operand of every
+    product into another order, which takes up to half of the time if that operand is large and the
+    rows are few. There this product is (Wᵀ xᵀ)ᵀ (docs/performance.md has the gain).
+    """
+    right = w_IO.T if transposed else w_IO
+    fewest, most = (16, 256) if transposed else (16, 96)
+    if w_IO.size < 2**18 * (1 if transposed else 4) or not fewest <= rows <= most:
+        return lambda x: dot(x, right)
+    left = w_IO if transposed else w_IO.T
+
+    def with_left(x: Array, left: Array, _: Array) -> Array:
+        x = x.astype(left.dtype)
+        sides = ((1,), (1,)), ((), ())
+        y = jax.lax.dot_general(left, x, sides, preferred_element_type=jnp.float32)
+        # Otherwise XLA would move the transposition into the product.
+        return jax.lax.optimization_barrier(y).T
+
+    def with_right(x: Array, _: Array, right: Array) -> Array:
+        return dot(x, right)
+
+    return lambda x: jax.lax.platform_dependent(x, left, right, cpu=with_left, default=with_right)
 
 
 def sum_rows(x: Array, dy: Array) -> Array:

@@ -46,7 +46,7 @@ from mlstm_jax.model.mlstm_step import (
     rounded,
     step_gradient,
 )
-from mlstm_jax.model.ops import dot, is_bytes, project, project_gradient, sum_rows
+from mlstm_jax.model.ops import is_bytes, project, project_gradient, sum_rows, times
 from mlstm_jax.model.time_loops import (
     Sequence,
     as_bits,
@@ -103,10 +103,11 @@ def _forward_loop(
 ) -> tuple[Carry, Saved]:
     """Run the window with rounded matrices; return the new carry and what the loop back needs."""
     window, shape = sequence.x.shape[0], carry.h.shape
+    advance = layer_step(weights, shape[0])
 
     def step(t: Array, before: tuple[Array, Carry, Saved]) -> tuple[Array, Carry, Saved]:
         rounded_h, carry, saved = before
-        after, (mh, gates) = layer_step(rounded_h, carry, step_of(sequence, t), weights)
+        after, (mh, gates) = advance(rounded_h, carry, step_of(sequence, t))
         rounded_h = after.h.astype(compute)
         parts = [x.astype(compute) for x in (mh, *gates)]
         saved = Saved(
@@ -150,8 +151,9 @@ def _backward_loop(
     """Run back through the window that `_forward_loop` ran from the carry `first`."""
     window, shape = sequence.x.shape[0], first.h.shape
     mx_TBH = None if is_bytes(sequence.x) else project(sequence.x, weights.wmx_IH)
-    # Transpose once: on a CPU a product with a transposed right operand is a third slower.
-    wmh_transposed, wh_transposed = weights.wmh_HH.T, weights.wh_HG.T
+    times_wmh, times_wh = (
+        times(w, shape[0], transposed=True) for w in (weights.wmh_HH, weights.wh_HG)
+    )
     dh_bits = as_bits(dh_TBH)
     gates_BG = None
     dz = empty_buffer((window, shape[0], 4 * shape[1]), compute)
@@ -174,9 +176,9 @@ def _backward_loop(
         mask_B1 = None if now.padding_mask_TB is None else now.padding_mask_TB[:, None]
         back = step_gradient(Gates(*gates), before_c, dh, dc, mask_B1)
         dz_BG = jnp.concatenate(back.z, axis=-1).astype(compute)
-        dm = dot(dz_BG, wh_transposed)
+        dm = times_wh(dz_BG)
         dmh, dmx = (dm * mx).astype(compute), (dm * mh).astype(compute)
-        dh = dot(dmh, wmh_transposed)
+        dh = times_wmh(dmh)
         if back.held_h is not None:
             dh = dh + back.held_h
         dz_TBG = put_step(dz_TBG, dz_BG, t)
@@ -207,10 +209,10 @@ def recurrence_reference(
     carry: Carry, sequence: Sequence, weights: LayerWeights, compute: jnp.dtype
 ) -> Outputs:
     """Run the equations with JAX's own gradient; arguments and results as in `recurrence`."""
-    weights = rounded(weights, sequence.x, compute)
+    advance = layer_step(rounded(weights, sequence.x, compute), carry.h.shape[0])
 
     def step(carry: Carry, now: Sequence) -> tuple[Carry, Array]:
-        carry, _ = layer_step(carry.h, carry, now, weights)
+        carry, _ = advance(carry.h, carry, now)
         return carry, carry.h.astype(compute)
 
     return jax.lax.scan(step, carry, sequence)

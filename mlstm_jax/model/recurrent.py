@@ -88,8 +88,11 @@ class Recurrent(Architecture):
         """Return the matrices of products in the compute type, for the input x."""
 
     @abstractmethod
-    def step(self, weights: Any, carry: Tree, now: Sequence) -> Tree:
-        """Return a layer's carry, [B, ...], after one step, with rounded weights."""
+    def step(self, weights: Any, rows: int) -> Callable[[Tree, Sequence], Tree]:
+        """Return the function of a layer's carry, [rows, ...], and a step's input to its next one.
+
+        The weights are rounded.
+        """
 
     @abstractmethod
     def run(
@@ -159,10 +162,7 @@ class Recurrent(Architecture):
         if not options.states:
             return *self.run(weights, before, sequence, options), None
         weights = self.rounded(weights, sequence.x, options.compute)
-
-        def step(carry: Tree, now: Sequence) -> Tree:
-            return self.step(weights, carry, now)
-
+        step = self.step(weights, before.h.shape[0])
         if options.states == "sum":
             return sum_of_h(step, before, sequence, options.compute)
         after, steps = all_states(step, before, sequence)

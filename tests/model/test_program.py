@@ -4,12 +4,14 @@ from functools import cache
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from benchmarks.compiled_program import Program, parse, places, products
-from mlstm_jax.model.ops import dot
+from mlstm_jax.model.ops import dot, times
 from mlstm_jax.model.recurrence import Carry, LayerWeights, recurrence
 from mlstm_jax.model.time_loops import Sequence
+from tests.tolerance import assert_close
 
 T, B, H = 24, 8, 128
 
@@ -28,6 +30,25 @@ def gradient(compute: str) -> Program:
     weights = LayerWeights(*(jnp.zeros(shape) for shape in shapes))
     compiled = jax.jit(jax.grad(total, argnums=2)).lower(*given, weights).compile()
     return parse(compiled.as_text())
+
+
+@pytest.mark.parametrize("rows", [8, 16, 300])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_a_product_of_a_loop_is_that_of_its_operands(
+    compute: str, transposed: bool, rows: int, random: np.random.Generator
+) -> None:
+    """With few rows and a large matrix, the matrix is the left operand on a CPU."""
+    w_IO = random.normal(size=(512, 2048)).astype(compute)
+    x = random.normal(size=(rows, 2048 if transposed else 512)).astype(compute)
+    product = jax.jit(lambda x, w: times(w, rows, transposed=transposed)(x))
+    exact = np.float64(x) @ (np.float64(w_IO).T if transposed else np.float64(w_IO))
+    # The operands are exact in their type, and the sums are float32.
+    assert_close(product(x, w_IO), exact, terms=x.shape[1])
+    program = parse(product.lower(x, w_IO).compile().as_text())
+    every = (one for part in program.computations.values() for one in part.values())
+    (found,) = (one for one in every if one.opcode == "dot")
+    assert found.arrays[0].shape[1 if rows == 16 else 0] == rows
 
 
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
