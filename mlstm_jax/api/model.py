@@ -19,6 +19,7 @@ from mlstm_jax.interop import weights
 from mlstm_jax.progress import ProgressLine
 from mlstm_jax.training import metrics, parallel
 from mlstm_jax.training.evaluation import Evaluator, Score, corpus_of
+from mlstm_jax.transfer import onnx_file
 from mlstm_jax.transfer.finetune import Finetuned, FinetuneOptions
 from mlstm_jax.transfer.finetune import finetune as run_finetune
 from mlstm_jax.transfer.reader import FeatureState
@@ -66,22 +67,27 @@ class TrainedModel(ReadingModel):
     def export(
         self,
         out: str | Path | None = None,
-        dtype: weights.Dtype = "float32",
+        dtype: Literal["float32", "float16", "int8"] = "float32",
         *,
-        format: Literal["safetensors", "npz"] | None = None,
+        format: Literal["safetensors", "npz", "onnx"] | None = None,
+        classifier: Transferred | str | Path | None = None,
         overwrite: bool = False,
     ) -> Path:
-        """Write the model as one .safetensors or .npz file that any program can read.
+        """Write the model as one .safetensors, .npz or .onnx file that other programs can read.
 
         Args:
             out: file to write; unset: the run's name, in the current folder.
-            dtype: float32, or float16 for half the size, with parameters rounded to 11 bits.
-            format: unset: the suffix of `out`, or safetensors.
+            dtype: float32; float16, not of onnx, for half the size, with parameters rounded to 11
+                bits; or int8, only of onnx, for matrices of 7 bits and a scale for each column.
+            format: unset: the suffix of `out`, or safetensors. onnx, of an mLSTM, needs the extra
+                `onnx`; the file is compared with JAX before it is written.
+            classifier: of onnx: what `transfer` returned, or its folder, for the output
+                `probabilities`.
             overwrite: replace an existing file.
 
         Raises:
-            ValueError: the path has another suffix, or exists; or a parameter is too large
-                for float16.
+            ValueError: the path has another suffix, or exists; the format does not have the dtype
+                or a classifier, or the model; or a parameter is too large for float16.
             OSError: it cannot be written.
         """
         ending = format or (Path(out).suffix.removeprefix(".") if out else "safetensors")
@@ -91,7 +97,17 @@ class TrainedModel(ReadingModel):
                 f"out {path} does not end in .{ending}, its `format`; change one of them."
             )
         output.require_file(path, overwrite=overwrite)
-        weights.save(path, runs.as_weights(self._run), dtype)
+        if ending != "onnx":
+            if dtype == "int8" or classifier is not None:
+                given = "dtype int8" if dtype == "int8" else "classifier"
+                raise UserError(f"{given} is for `format=onnx`, not for {ending}; change one.")
+            weights.save(path, runs.as_weights(self._run), dtype)
+        elif dtype == "float16":
+            raise UserError("dtype float16 is not for `format=onnx`; use float32 or int8.")
+        else:
+            chosen = None if classifier is None else self._classifier(classifier)
+            source = runs.as_weights(self._run).source
+            onnx_file.save(path, self._run, source, dtype, chosen)
         return path
 
     @property

@@ -17,7 +17,7 @@ from mlstm_jax.run import Run, as_weights, load_run
 from mlstm_jax.terminal import show
 from mlstm_jax.training.evaluation import corpus_of
 from mlstm_jax.training.state import parameter_count
-from mlstm_jax.transfer import classifier_file
+from mlstm_jax.transfer import classifier_file, onnx_file
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.generate import as_text
@@ -223,13 +223,17 @@ def import_(call: Call) -> None:
 
 @command(TrainedModel.export)
 def export(call: Call) -> None:
-    """Export a model as one file, .safetensors or .npz, that other programs can read.
+    """Export a model as one file, .safetensors, .npz or .onnx, that other programs can read.
 
     The arrays are named as in language_model.py and mlstm.py; the metadata hold the model's
-    sizes and the cleaning of its texts. `mlstm-jax import mlstm` reads the file.
+    sizes and the cleaning of its texts. `mlstm-jax import mlstm` reads the file. A program that
+    reads an .onnx file needs neither JAX nor this package (docs/onnx.md).
     """
     given = call.arguments
     if given["out"]:
         output.require_file(given["out"], overwrite=given["overwrite"])
     out, run = call(), call.given["run"]
     show(f"{out}: {out.stat().st_size:,} bytes, the model of {run}, {call.run.origin}")
+    if out.suffix == ".onnx":
+        about = onnx_file.read_about(out)
+        show(f"{about['versions']}: within {about['difference']:.1e} of JAX, by the largest value")

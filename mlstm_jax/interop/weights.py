@@ -116,7 +116,7 @@ def save(path: Path, weights: ModelWeights, dtype: Dtype = "float32") -> None:
     }
     text = json.dumps(digest.sealed(about), sort_keys=True)
     if path.suffix not in (".safetensors", ".npz"):
-        raise UserError(f"{path}: a model file must end in .safetensors or .npz; rename it.")
+        raise UserError(f"{path}: a model file must end in .safetensors, .npz or .onnx; rename it.")
     with output.write_errors(path), output.atomic_file(path) as partial:
         if path.suffix == ".safetensors":
             arrays.write_safetensors(partial, flat, {_KEY: text})

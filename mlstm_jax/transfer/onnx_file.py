@@ -1,0 +1,284 @@
+"""An mLSTM as an ONNX file, with its state as input and output, for programs without JAX.
+
+::
+
+    bytes    uint8 [B, T]     of any number of texts, each followed by padding of any value
+    lengths  int64 [B]        how many of them belong to each text
+    h, c     float32 [B, L, H]  before them; zero at the start of a text
+
+    logits   float32 [B, T, 256]  of the byte after each
+    h_after, c_after, mean_h  float32 [B, L, H]  after the last byte; the mean is over these bytes
+    probabilities  float32 [B, K]  of a classifier, for texts that begin and end in these bytes
+
+The metadata have one JSON text, `mlstm_jax`: cleaning, source, versions, and of a classifier its
+state, classes and thresholds. A layer is one step of an ONNX Scan over time, which takes any B and
+T. The matrices are folded: weight normalisation, and the tables of the first layer (mlstm.py).
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from mlstm_jax import __version__, output
+from mlstm_jax.errors import KnownError, UserError
+from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.model.ops import Precision
+from mlstm_jax.run import Run
+from mlstm_jax.transfer.classifier_file import Description
+from mlstm_jax.transfer.classify import Classifier
+from mlstm_jax.transfer.reader import single_states
+
+OPSET = 17  # with IR 8: onnxruntime since 1.12
+_IR = 8
+_MOST_BYTES = 2**31 - 2**20  # of a protobuf
+# Of the largest value of an output. An error in a matrix of 7 bits is 1/126 of its largest number.
+_TOLERANCES = {"float32": 1e-5, "int8": 0.5}
+# Cleaned, a text for every kind of cleaning.
+_TEXT = "ACDEFGHIKLMNPQRSTVWY" * 2
+
+_KEY = "mlstm_jax"
+Chosen = tuple[Classifier, Description]
+OnnxType = Literal["float32", "int8"]
+
+
+class _Nodes:
+    """Nodes of a graph and the constants that they use, which belong to the outer graph."""
+
+    def __init__(self, constants: dict[str, Any], dtype: OnnxType) -> None:
+        self.nodes: list[Any] = []
+        self._constants, self._dtype = constants, dtype
+
+    def constant(self, value: Any, kind: Any = np.float32) -> str:
+        """Return the name of a new constant."""
+        name = f"constant_{len(self._constants)}"
+        self._constants[name] = np.array(value, kind, order="C")
+        return name
+
+    def many(self, op: str, *inputs: str, outputs: int = 1, **attributes: Any) -> list[str]:
+        """Add a node; return the names of its outputs."""
+        from onnx import helper
+
+        # Unique in all graphs, as a name of the outer graph is seen in the inner.
+        names = [f"{op}_{id(self)}_{len(self.nodes)}_{n}" for n in range(outputs)]
+        self.nodes.append(helper.make_node(op, list(inputs), names, **attributes))
+        return names
+
+    def __call__(self, op: str, *inputs: str, **attributes: Any) -> str:
+        (name,) = self.many(op, *inputs, **attributes)
+        return name
+
+    def product(self, x: str, w_IO: NDArray[Any]) -> str:
+        """Return x W; in int8 with a scale for each column, and for all rows of x."""
+        if self._dtype == "float32":
+            return self("MatMul", x, self.constant(w_IO))
+        # Of 7 bits: AVX2 adds two products in 16 bits, which more would overflow.
+        scale_O = np.maximum(np.abs(w_IO).max(axis=0), 1e-30) / 63
+        quantised, scale, zero = self.many("DynamicQuantizeLinear", x, outputs=3)
+        whole = self.constant(np.rint(w_IO / scale_O), np.int8)
+        sums = self("Cast", self("MatMulInteger", quantised, whole, zero), to=1)
+        return self("Mul", sums, self("Mul", scale, self.constant(scale_O)))
+
+
+def _step(nodes: _Nodes, weights: Any, x: str, h: str, c: str, is_read_B1: str) -> tuple[str, str]:
+    """Add a step of a layer, see mlstm_step.py; return h and c after it."""
+    wmx, wx, wmh, wh, b = weights
+    if x == "byte":
+        mx = nodes("Gather", nodes.constant(wmx), x)
+        zx = nodes("Gather", nodes.constant(wx + b), x)
+    else:
+        mx, zx = nodes.product(x, wmx), nodes("Add", nodes.product(x, wx), nodes.constant(b))
+    m = nodes("Mul", mx, nodes.product(h, wmh))
+    z = nodes("Add", zx, nodes.product(m, wh))
+    hidden = wmh.shape[0]
+    sizes = nodes.constant([3 * hidden, hidden], np.int64)
+    sigmoids, update = nodes.many("Split", z, sizes, outputs=2, axis=-1)
+    i, f, o = nodes.many("Split", nodes("Sigmoid", sigmoids), outputs=3, axis=-1)
+    kept, new = nodes("Mul", f, c), nodes("Mul", i, nodes("Tanh", update))
+    after_c = nodes("Add", kept, new)
+    after_h = nodes("Mul", o, nodes("Tanh", after_c))
+    return nodes("Where", is_read_B1, after_h, h), nodes("Where", is_read_B1, after_c, c)
+
+
+def _model(run: Run, dtype: OnnxType, classifier: Chosen | None) -> Any:
+    """Return the ONNX model, see `save`."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    model, params = run.config.model, run.params
+    layers, hidden = model.shape
+    number, whole, byte = TensorProto.FLOAT, TensorProto.INT64, TensorProto.UINT8
+    constants: dict[str, Any] = {}
+
+    def value(name: str, kind: int, *shape: int | str) -> Any:
+        return helper.make_tensor_value_info(name, kind, shape)
+
+    body = _Nodes(constants, dtype)
+    is_read_B1 = body("Unsqueeze", "is_read", body.constant([-1], np.int64))
+    x, ends, every = "byte", [], range(layers)
+    for layer, weights in enumerate(LanguageModel(model, Precision()).ready(params)):
+        x, c = _step(body, weights, x, f"h_{layer}", f"c_{layer}", is_read_B1)
+        ends += [x, c]
+    scanned = [body("Identity", ends[2 * layer]) for layer in every]
+    carried = [f"{name}_{layer}" for layer in every for name in "hc"]
+    inner = helper.make_graph(
+        body.nodes,
+        "step",
+        [value(name, number, "B", hidden) for name in carried]
+        + [value("byte", TensorProto.INT32, "B"), value("is_read", TensorProto.BOOL, "B")],
+        [value(name, number, "B", hidden) for name in (*ends, *scanned)],
+    )
+
+    outer = _Nodes(constants, dtype)
+    zero, one = outer.constant(0, np.int64), outer.constant(1, np.int64)
+    axis = {axis: outer.constant([axis], np.int64) for axis in (-1, 1)}
+    place_T = outer("Range", zero, outer("Gather", outer("Shape", "bytes"), one), one)
+    is_read = outer("Less", place_T, outer("Unsqueeze", "lengths", axis[1]))
+    starts = [
+        outer("Gather", name, outer.constant(layer, np.int64), axis=1)
+        for layer in every
+        for name in "hc"
+    ]
+    after = outer.many(
+        "Scan", *starts, outer("Cast", "bytes", to=TensorProto.INT32), is_read,
+        outputs=3 * layers, body=inner, num_scan_inputs=2,
+        scan_input_axes=[1, 1], scan_output_axes=[1] * layers,
+    )  # fmt: skip
+    mask = outer("Unsqueeze", outer("Cast", is_read, to=number), axis[-1])
+    count = outer("Cast", outer("Max", outer("Unsqueeze", "lengths", axis[-1]), one), to=number)
+    states: dict[str, list[str]] = {"h": after[: 2 * layers : 2], "c": after[1 : 2 * layers : 2]}
+    states["mean_h"] = [
+        outer("Div", outer("ReduceSum", outer("Mul", h, mask), axis[1], keepdims=0), count)
+        for h in after[2 * layers :]
+    ]
+
+    def put(name: str, made: str) -> None:
+        outer.nodes.append(helper.make_node("Identity", [made], [name]))
+
+    logits = outer("MatMul", after[-1], outer.constant(params["decoder_kernel"]))
+    put("logits", outer("Add", logits, outer.constant(params["decoder_bias"])))
+    outputs = [value("logits", number, "B", "T", 256)]
+    for name, state in (("h_after", "h"), ("c_after", "c"), ("mean_h", "mean_h")):
+        stacked = [outer("Unsqueeze", x, axis[1]) for x in states[state]]
+        put(name, outer("Concat", *stacked, axis=1))
+        outputs.append(value(name, number, "B", layers, hidden))
+    if classifier:
+        chosen, reads = classifier
+        first = 0 if reads.all_layers else layers - 1
+        parts = [x for state in single_states(reads.state) for x in states[state][first:]]
+        features = outer("Concat", *parts, axis=1)
+        linear = outer("MatMul", features, outer.constant(chosen.weights_KD.T))
+        scores = outer("Add", linear, outer.constant(chosen.intercepts_K))
+        yes = outer("Softmax" if chosen.softmax else "Sigmoid", scores)
+        if not chosen.thresholds and len(chosen.classes) == 2:
+            yes = outer("Concat", outer("Sub", outer.constant(1), yes), yes, axis=1)
+        elif not chosen.thresholds:
+            yes = outer("Div", yes, outer("ReduceSum", yes, axis[1]))
+        put("probabilities", yes)
+        outputs.append(value("probabilities", number, "B", len(chosen.classes)))
+    inputs = [value("bytes", byte, "B", "T"), value("lengths", whole, "B")]
+    inputs += [value(name, number, "B", layers, hidden) for name in "hc"]
+    tensors = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+    return helper.make_model(
+        helper.make_graph(outer.nodes, "mlstm", inputs, outputs, tensors),
+        opset_imports=[helper.make_opsetid("", OPSET)], ir_version=_IR, producer_name="mlstm_jax",
+        producer_version=__version__,
+    )  # fmt: skip
+
+
+def _difference(run: Run, classifier: Chosen | None, file: bytes) -> float:
+    """Return the largest difference of an output from JAX's, by the output's largest value."""
+    import onnxruntime
+
+    model, (text,) = run.config.model, run.cleaned([_TEXT])
+    bytes_BT, lengths_B = np.frombuffer(text * 2, np.uint8).reshape(2, -1), [len(text), 13]
+    is_read_BT = np.arange(len(text))[None] < np.array(lengths_B)[:, None]
+    reader = LanguageModel(model, Precision())
+    read = jax.jit(lambda params, *given: reader.apply({"params": params}, *given, None, True))(
+        run.params, bytes_BT, reader.init_carry(2), ~is_read_BT
+    )
+    h_BTLH = np.where(is_read_BT[:, :, None, None], read.states.h, 0)
+    expected = {
+        "logits": np.where(is_read_BT[:, :, None], read.logits_BTV, 0),
+        "h_after": np.asarray(read.carry.h),
+        "c_after": np.asarray(read.carry.c),
+        "mean_h": h_BTLH.sum(axis=1) / np.array(lengths_B)[:, None, None],
+    }
+    if classifier:
+        chosen, about = classifier
+        named = {name.removesuffix("_after"): array for name, array in expected.items()}
+        first = 0 if about.all_layers else model.layers - 1
+        parts = [named[state][:, first:].reshape(2, -1) for state in single_states(about.state)]
+        expected["probabilities"] = chosen.probabilities(np.concatenate(parts, axis=1))
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    zero = np.zeros((2, *model.shape), np.float32)
+    given = {"bytes": bytes_BT, "lengths": np.array(lengths_B), "h": zero, "c": zero}
+    found = dict(zip(expected, session.run(list(expected), given), strict=True))
+    found["logits"] = np.where(is_read_BT[:, :, None], found["logits"], 0)
+    # A byte without a symbol has a logit of -10,000, which is no scale for the others.
+    for one in (found, expected):
+        one["logits"] = np.maximum(one["logits"], -100)
+    return max(
+        float(np.abs(found[name] - array).max() / np.abs(array).max())
+        for name, array in expected.items()
+    )
+
+
+def save(
+    path: Path,
+    run: Run,
+    source: str,
+    dtype: OnnxType = "float32",
+    classifier: Chosen | None = None,
+) -> None:
+    """Write an ONNX file atomically, after onnxruntime has given the same as JAX with it.
+
+    Args:
+        path: the file.
+        run: a trained model.
+        source: where the model comes from, for the metadata.
+        dtype: of the matrices in the loop over time.
+        classifier: of this model, for the output `probabilities`.
+
+    Raises:
+        UserError: the model is no mLSTM, is too large, or onnx or onnxruntime is not installed.
+        KnownError: onnxruntime computes something else, or the file cannot be written.
+    """
+    model = run.config.model
+    if model.title != "mLSTM":
+        raise UserError(f"format onnx is for an mLSTM, and this is {model.cli_name}.")
+    try:
+        import onnx
+        import onnxruntime
+    except ImportError as error:
+        raise UserError(f"format onnx needs {error.name}: pip install 'mlstm-jax[onnx]'") from error
+    size = 4 * sum(np.size(x) for x in jax.tree.leaves(run.params))
+    if size > _MOST_BYTES:
+        raise UserError(f"an ONNX file has at most 2 GiB, and the parameters have {size:,} bytes.")
+    made = _model(run, dtype, classifier)
+    largest = _difference(run, classifier, made.SerializeToString())
+    versions = f"opset {OPSET}, onnx {onnx.__version__}, onnxruntime {onnxruntime.__version__}"
+    if not largest <= _TOLERANCES[dtype]:
+        raise KnownError(
+            f"{path}: is not written: with {versions} its outputs differ from JAX's by "
+            f"{largest:.1e} of the largest value; try another version of onnxruntime."
+        )
+    about: dict[str, Any] = {"cleaning": run.cleaning, "source": source, "dtype": dtype}
+    about |= {"versions": versions, "difference": largest}
+    if classifier:
+        chosen, reads = classifier
+        about |= {"state": reads.state, "classes": chosen.classes, "thresholds": chosen.thresholds}
+    onnx.helper.set_model_props(made, {_KEY: json.dumps(about, sort_keys=True)})
+    with output.write_errors(path), output.atomic_file(path) as partial:
+        partial.write_bytes(made.SerializeToString())
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """Return the metadata of a file that `save` wrote."""
+    import onnx
+
+    (entry,) = onnx.load(path).metadata_props
+    about: dict[str, Any] = json.loads(entry.value)
+    return about

@@ -1,0 +1,189 @@
+"""ONNX files: their numbers beside JAX's, in any batch and in pieces; and a program without JAX."""
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlstm_jax as mlstm
+from mlstm_jax import cli
+from mlstm_jax.errors import KnownError, UserError
+from mlstm_jax.run import Run
+from mlstm_jax.transfer import onnx_file
+from mlstm_jax.transfer.classifier_file import load_classifier
+from tests.tolerance import assert_close, bound
+from tests.transfer.test_kinds import draw
+
+pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+TEXTS = ["my guitar is good", "the café works very well as expected &amp; great", "bad"]
+TERMS = 2 * 3 * 64
+OURS = Path("reviews-768/sentiment")
+
+
+@pytest.fixture(scope="module")
+def model(run: Run) -> mlstm.TrainedModel:
+    return mlstm.load(run.folder)
+
+
+def given(model: mlstm.TrainedModel, texts: list[bytes], **state: Any) -> dict[str, Any]:
+    """The inputs for some texts, with bytes of no text after each."""
+    bytes_BT = np.full((len(texts), max(map(len, texts)) + 2), 255, np.uint8)
+    for row, text in zip(bytes_BT, texts, strict=True):
+        row[: len(text)] = np.frombuffer(text, np.uint8)
+    zero = np.zeros((len(texts), *model.config.model.shape), np.float32)
+    lengths = np.array([len(text) for text in texts])
+    return {"bytes": bytes_BT, "lengths": lengths, "h": zero, "c": zero} | state
+
+
+def session_of(path: Path) -> Any:
+    return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_the_outputs_are_those_of_jax(
+    model: mlstm.TrainedModel, tmp_path: Path, dtype: Any
+) -> None:
+    session = session_of(model.export(tmp_path / "m.onnx", dtype))
+    texts = [model.cleaned(text) for text in TEXTS]
+    logits, h, c, mean_h = session.run(None, given(model, texts))
+    found = {"h": h, "c": c, "mean_h": mean_h}
+    # int8: an error of 1/126 of a column's largest number in each of the layers' matrices.
+    far = {"float32": lambda a, b: assert_close(a, b, TERMS), "int8": assert_near}[dtype]
+    for state, array in found.items():
+        far(array.reshape(3, -1), model.encode(TEXTS, state, all_layers=True))
+    for text, read, logits_TV in zip(TEXTS, texts, logits, strict=True):
+        shifted = np.exp(logits_TV[: len(read) - 1].astype(np.float64))
+        shares = shifted / shifted.sum(axis=1, keepdims=True)
+        nats = np.log(shares[np.arange(len(read) - 1), np.frombuffer(read, np.uint8)[1:]])
+        far(nats, model.log_probabilities(text))
+    if dtype == "int8":
+        return
+    # In pieces, with the state carried; the last has one byte.
+    (text,) = [read for read in texts if len(read) > 40]
+    state: dict[str, Any] = {}
+    for piece in (text[:30], text[30:-1], text[-1:]):
+        logits, h, c, _ = session.run(None, given(model, [piece], **state))
+        state = {"h": h, "c": c}
+    assert_close(state, {"h": found["h"][1:2], "c": found["c"][1:2]}, TERMS)
+
+
+def assert_near(found: Any, expected: Any) -> None:
+    assert np.abs(found - expected).max() < 0.1 * np.abs(expected).max()
+    assert np.abs(found - expected).max() > 1e-5 * np.abs(expected).max()
+
+
+LABELS = {
+    "two classes": (["good", "bad"] * 9, "c+mean_h", False),
+    "three classes": (["good", "bad", "fair"] * 6, "h", True),
+    "labels": ({"joy": [1, 0, None] * 6, "anger": [0, 1, 1] * 6}, "mean_h", False),
+}
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_probabilities_are_the_classifiers(
+    model: mlstm.TrainedModel, tmp_path: Path, kind: str
+) -> None:
+    labels, state, all_layers = LABELS[kind]
+    train = [f"{'my cable is ' * (n % 3)}{n}" for n in range(18)], labels
+    made = model.transfer(train, valid=train, state=state, all_layers=all_layers)
+    classifiers = [made.classifier]
+    if kind == "three classes":
+        classifiers.append(made.classifier._replace(softmax=True))
+    for classifier in classifiers:
+        path = tmp_path / "m.onnx"
+        onnx_file.save(path, model._run, "a test", classifier=(classifier, made.about))
+        texts = [model.cleaned(text) for text in TEXTS]
+        found = session_of(path).run(["probabilities"], given(model, texts))[0]
+        features = model.encode(TEXTS, state, all_layers=all_layers)
+        expected = classifier.probabilities(features)
+        # A score is a sum of features, each as exact as its own sums.
+        terms = TERMS * len(features[0])
+        assert_close(found, expected, terms)
+        about = onnx_file.read_about(path)
+        assert about["classes"] == classifier.classes
+        assert about["thresholds"] == classifier.thresholds
+
+
+def test_a_program_without_jax_labels_a_csv(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That of the page, where importing jax or this package fails."""
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs/onnx.md").read_text(encoding="utf-8")
+    line = re.search(r"(?m)^mlstm-jax (export .*)$", page)[1]
+    cli.main(line.split())
+    written = capsys.readouterr().out
+    assert f"opset 17, onnx {__import__('onnx').__version__}, onnxruntime " in written
+    blocked = "import sys; sys.modules.update(jax=None, mlstm_jax=None, scipy=None)\n"
+    program = re.search(r"(?s)```python\n(.*?)```", page)[1]
+    Path("label.py").write_text(blocked + program, encoding="utf-8")
+    texts = ["I loved it.", "A dull,\r\nstupid &quot;mess&quot; of a café. ", "It broke at once."]
+    with open("new.csv", "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([["text"], *([text] for text in texts)])
+    words = [sys.executable, "label.py", "reviews.onnx", "new.csv", "labels.csv"]
+    subprocess.run(words, check=True, timeout=60)
+    with open("labels.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["text"] for row in rows] == texts
+    assert [row["label"] for row in rows] == ["positive", "negative", "negative"]
+    model, (classifier, about) = mlstm.load("reviews-768"), load_classifier(OURS)
+    features = model.encode(texts, about.state)
+    # Of the log-odds: the rounding of three products over 768 units in each feature.
+    limit = bound(3 * 768) * np.abs(classifier.weights_KD).sum() * np.abs(features).max()
+    found = [np.log(float(row["positive"]) / float(row["negative"])) for row in rows]
+    np.testing.assert_allclose(found, classifier.scores(features)[:, 1], rtol=0, atol=limit)
+
+
+def test_what_is_not_the_same_as_jax_is_not_written(
+    model: mlstm.TrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = model._run.params | {"decoder_bias": model._run.params["decoder_bias"] + 1e-3}
+    other = mlstm.TrainedModel(model._run.__class__(**{**model._run.__dict__, "params": wrong}))
+    file = onnx_file._model(other._run, "float32", None)
+    monkeypatch.setattr(onnx_file, "_model", lambda *_: file)
+    with pytest.raises(KnownError, match=r"is not written: with opset 17, .* differ from JAX's"):
+        model.export(tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("out", "how", "message"),
+    [
+        ("m.npz", {"dtype": "int8"}, "dtype int8 is for `format=onnx`, not for npz"),
+        ("m.npz", {"classifier": "none"}, "classifier is for `format=onnx`"),
+        ("m.onnx", {"dtype": "float16"}, "dtype float16 is not for `format=onnx`"),
+        ("m.onnx", {"classifier": "none"}, "none has no classifier.json"),
+    ],
+)
+def test_what_a_format_does_not_have_is_refused(
+    model: mlstm.TrainedModel, tmp_path: Path, out: str, how: Any, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        model.export(tmp_path / out, **how)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["lstm", "transformer"])
+def test_other_kinds_are_refused(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(UserError, match=f"format onnx is for an mLSTM, and this is model:{kind}"):
+        onnx_file.save(tmp_path / "m.onnx", draw(kind), "a test")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_metadata_say_what_a_program_must_know(
+    model: mlstm.TrainedModel, tmp_path: Path
+) -> None:
+    session = session_of(model.export(tmp_path / "m.onnx", classifier=None))
+    about = json.loads(session.get_modelmeta().custom_metadata_map["mlstm_jax"])
+    assert about["cleaning"] == "radford"
+    assert about["source"].endswith("step 300")
+    assert 0 < about["difference"] < 1e-5
+    assert [one.name for one in session.get_outputs()] == ["logits", "h_after", "c_after", "mean_h"]
