@@ -105,7 +105,7 @@ clean:
 	@touch $@
 
 .venv/ready-test-all: .venv/ready
-	@echo "installing what every test needs, Beam and TFDS among it: about 970 MB more"
+	@echo "installing what every test needs, Beam and TFDS among it: about 980 MB more"
 	$(INSTALL) -e '.[test-all]'
 	@touch $@
 

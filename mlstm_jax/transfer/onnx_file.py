@@ -48,9 +48,9 @@ OnnxType = Literal["float32", "int8"]
 class _Nodes:
     """Nodes of a graph and the constants that they use, which belong to the outer graph."""
 
-    def __init__(self, constants: dict[str, Any], dtype: OnnxType) -> None:
+    def __init__(self, graph: str, constants: dict[str, Any], dtype: OnnxType) -> None:
         self.nodes: list[Any] = []
-        self._constants, self._dtype = constants, dtype
+        self._graph, self._constants, self._dtype = graph, constants, dtype
 
     def constant(self, value: Any, kind: Any = np.float32) -> str:
         """Return the name of a new constant."""
@@ -63,7 +63,7 @@ class _Nodes:
         from onnx import helper
 
         # Unique in all graphs, as a name of the outer graph is seen in the inner.
-        names = [f"{op}_{id(self)}_{len(self.nodes)}_{n}" for n in range(outputs)]
+        names = [f"{self._graph}_{len(self.nodes)}_{op}_{n}" for n in range(outputs)]
         self.nodes.append(helper.make_node(op, list(inputs), names, **attributes))
         return names
 
@@ -115,7 +115,7 @@ def _model(run: Run, dtype: OnnxType, classifier: Chosen | None) -> Any:
     def value(name: str, kind: int, *shape: int | str) -> Any:
         return helper.make_tensor_value_info(name, kind, shape)
 
-    body = _Nodes(constants, dtype)
+    body = _Nodes("step", constants, dtype)
     is_read_B1 = body("Unsqueeze", "is_read", body.constant([-1], np.int64))
     x, ends, every = "byte", [], range(layers)
     for layer, weights in enumerate(LanguageModel(model, Precision()).ready(params)):
@@ -131,7 +131,7 @@ def _model(run: Run, dtype: OnnxType, classifier: Chosen | None) -> Any:
         [value(name, number, "B", hidden) for name in (*ends, *scanned)],
     )
 
-    outer = _Nodes(constants, dtype)
+    outer = _Nodes("text", constants, dtype)
     zero, one = outer.constant(0, np.int64), outer.constant(1, np.int64)
     axis = {axis: outer.constant([axis], np.int64) for axis in (-1, 1)}
     place_T = outer("Range", zero, outer("Gather", outer("Shape", "bytes"), one), one)

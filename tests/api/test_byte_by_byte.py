@@ -18,7 +18,7 @@ __all__ = ["untrained"]
 
 pytestmark = pytest.mark.numeric
 
-TEXT = "my guitar is good, the café works very well as expected &amp; great. " * 9
+TEXT = "my guitar is good, the café works very well as expected &amp; great. " * 4
 # The sums that a value passes through in a step: H, E and the gates' inputs, of two layers.
 TERMS = 2 * 3 * 64
 

@@ -181,7 +181,9 @@ def test_other_kinds_are_refused(tmp_path: Path, kind: str) -> None:
 def test_the_metadata_say_what_a_program_must_know(
     model: mlstm.TrainedModel, tmp_path: Path
 ) -> None:
-    session = session_of(model.export(tmp_path / "m.onnx", classifier=None))
+    path = model.export(tmp_path / "m.onnx")
+    session, first = session_of(path), path.read_bytes()
+    assert model.export(path, overwrite=True).read_bytes() == first
     about = json.loads(session.get_modelmeta().custom_metadata_map["mlstm_jax"])
     assert about["cleaning"] == "radford"
     assert about["source"].endswith("step 300")
