@@ -6,9 +6,9 @@ Hardware:  CPU cores with AVX512_BF16, on each 2 to 13 minutes per run of 0.5 M 
            10 to 30 of 2 M
 
 Every run reads 6.1 MB in 750 updates of 32 windows of 256 bytes, with the optimizer of
-small_512.py and three rates of Muon. The models have 0.5 and 2.0 million parameters, within 5%. The
-mLSTM computes in bf16 and the others in fp32: the faster type of each on such a core. The mLSTM has
-weight normalisation; so have LSTM and GRU, which are better with it, but for those called "plain".
+small_512.py and three rates of Muon. The models have 0.5 and 2.0 million parameters, within 5%. All
+compute in bf16, the faster type on such a core. The mLSTM has weight normalisation; so have LSTM
+and GRU, which are better with it, but for those called "plain".
 """
 
 from mlstm_jax.config import (
@@ -28,9 +28,9 @@ from mlstm_jax.model.architecture import Architecture
 base = Config(
     data=Data(corpus="corpora/reviews", batch=32, window=256),
     optimizer=load_file("small_512").optimizer,
+    precision=Precision(compute="bf16"),
     train=Train(epochs=None, steps=750, micro_batches=2, eval_every=125, checkpoint_every=125),
 )
-PRECISION = {"mLSTM": Precision(compute="bf16")}
 # Of Muon, and of Adam for what Muon does not train.
 RECURRENT, ATTENTION = ((0.06, 0.12, 0.24), 16e-3), ((0.015, 0.03, 0.06), 4e-3)
 PLAIN = ((0.03, 0.06, 0.12), 16e-3)
@@ -58,7 +58,6 @@ runs = {
         model=model,
         optimizer__muon_learning_rate=rate,
         optimizer__learning_rate=others,
-        precision=PRECISION.get(name, Precision()),
     )
     for size, kinds in models.items()
     for name, (model, (rates, others)) in kinds.items()

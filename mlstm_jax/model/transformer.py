@@ -21,7 +21,9 @@ The sum x is float32; operands of products are of the compute type.
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import jax
@@ -41,6 +43,7 @@ from mlstm_jax.model.architecture import (
     Tree,
     Window,
 )
+from mlstm_jax.model.attention import attention
 from mlstm_jax.model.ops import lookup, matmul
 
 Array = jax.Array
@@ -123,8 +126,10 @@ class Layer(linen.Module):
     compute: Any
 
     @linen.compact
-    def __call__(self, x_BTH: Array, seen: dict[str, Any], dropout_B2TH: Array | None) -> Array:
-        """Return the sum after the layer; `seen` says to attention which bytes see which."""
+    def __call__(
+        self, x_BTH: Array, attend: Callable[..., Array], dropout_B2TH: Array | None
+    ) -> Array:
+        """Return the sum after the layer; `attend` takes queries, keys and values."""
         model, compute = self.model, self.compute
         rows, window, hidden = x_BTH.shape
         heads = rows, window, model.heads, hidden // model.heads
@@ -142,7 +147,7 @@ class Layer(linen.Module):
             dense(name, read, hidden).astype(compute).reshape(heads)
             for name in ("query", "key", "value")
         )
-        attended = jax.nn.dot_product_attention(query, key, value, **seen).reshape(x_BTH.shape)
+        attended = attend(query, key, value).reshape(x_BTH.shape)
         branch = dense("out", attended, hidden, ending)
         if dropout_B2TH is not None:
             branch = branch * dropout_B2TH[:, 0]
@@ -152,16 +157,6 @@ class Layer(linen.Module):
         if dropout_B2TH is not None:
             branch = branch * dropout_B2TH[:, 1]
         return x_BTH + branch
-
-
-def _has_flash(model: "Transformer", compute: Any) -> bool:
-    """Return whether cuDNN's attention can be used, which keeps no probabilities.
-
-    It takes half types, and heads of at most 128 units, a multiple of 8.
-    """
-    units = model.hidden // model.heads
-    fits = units <= 128 and units % 8 == 0
-    return jax.default_backend() == "gpu" and compute in (jnp.bfloat16, jnp.float16) and fits
 
 
 def _with_context(before: Context, bytes_BT: Array) -> tuple[Array, Array]:
@@ -262,24 +257,22 @@ class Transformer(Architecture, title="Transformer"):
             else size - jnp.sum(padding_mask_TB, axis=0, dtype=jnp.int32)
         )
         place_BT = None
-        seen: dict[str, Any] = {"is_causal": causal}
+        keys_BP = lengths_B = None
         if isinstance(before, Context):
             bytes_BT, first_B = _with_context(before, bytes_BT)
             place_BT = jnp.maximum(jnp.arange(bytes_BT.shape[1])[None] - first_B[:, None], 0)
             last_B = self.longest_window - size + (size if real_B is None else real_B)
-            key_BP = jnp.arange(self.longest_window)[None]
-            key_BP = (key_BP >= first_B[:, None]) & (key_BP < jnp.reshape(last_B, (-1, 1)))
-            seen["mask"] = key_BP[:, None, None]
-        elif not causal and real_B is not None:
-            seen["key_value_seq_lengths"] = real_B
-        if "mask" not in seen and _has_flash(self, options.compute):
-            seen["implementation"] = "cudnn"
+            keys_BP = jnp.arange(self.longest_window)[None]
+            keys_BP = (keys_BP >= first_B[:, None]) & (keys_BP < jnp.reshape(last_B, (-1, 1)))
+        elif not causal:
+            lengths_B = real_B
+        attend = partial(attention, causal=causal, keys_BS=keys_BP, lengths_B=lengths_B)
 
         x = Input(self, options.compute, name="input")(bytes_BT, window.embedding_VE, place_BT)
         states = []
         for layer in range(self.layers):
             dropout = None if window.dropout_B is None else window.dropout_B[:, layer]
-            x = Layer(self, options.compute, name=f"layer_{layer}")(x, seen, dropout)
+            x = Layer(self, options.compute, name=f"layer_{layer}")(x, attend, dropout)
             states.append(x)
         x = linen.LayerNorm(epsilon=1e-5, name="norm")(x)[:, -size:]
         output_TBH = x.astype(options.compute).swapaxes(0, 1)

@@ -1,5 +1,7 @@
 """The Transformer against NumPy in float64, and how it reads a text."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 from benchmarks import reference
 from mlstm_jax.config import Precision
+from mlstm_jax.model.attention import attention
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.transformer import Transformer
 from tests.model.test_language_model import applied, initial, make, mean_loss
@@ -153,3 +156,30 @@ def test_positions_start_as_waves_of_the_bytes_size() -> None:
     # cos² + sin² is 1 in each pair of units.
     assert_close(products[0, 0], np.float64(0.5**2 * 64), 64)
     assert products[0, 1] > 1.5 * abs(products[0, 50])
+
+
+@pytest.mark.parametrize("seen", ["causal", "causal, some keys", "some keys", "lengths"])
+def test_attention_is_that_of_jax(seen: str, random: np.random.Generator) -> None:
+    """Over more places than a block of queries has, with a gradient."""
+    rows, size, heads, units = 2, 150, 2, 4
+    given = random.normal(size=(3, rows, size, heads, units)).astype(np.float32)
+    direction = random.normal(size=given.shape[1:]).astype(np.float32)
+    keys_BS = random.random((rows, size)) < 0.7
+    keys_BS[:, 0] = True
+    keys = {"keys_BS": keys_BS} if "some" in seen else {}
+    mask = {"mask": keys_BS[:, None, None]} if keys else {}
+    if seen == "lengths":
+        keys, mask = (
+            {"lengths_B": np.array([150, 33])},
+            {"key_value_seq_lengths": np.array([150, 33])},
+        )
+    causal = "causal" in seen
+
+    def both(run: Callable[..., jax.Array], **how: object) -> tuple[jax.Array, jax.Array]:
+        value, back = jax.vjp(lambda x: run(*x, **how), given)
+        return value, back(direction)[0]
+
+    ours = both(attention, causal=causal, **keys)
+    # Scores over the units, probabilities and values over the keys, and the same backward.
+    terms = 2 * (2 * units + 3 * size)
+    assert_close(ours, both(jax.nn.dot_product_attention, is_causal=causal, **mask), terms)
