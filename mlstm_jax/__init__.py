@@ -56,7 +56,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from mlstm_jax.api.corpora import inspect, prepare
-    from mlstm_jax.api.features import Features
+    from mlstm_jax.api.features import Features, FineTuned
     from mlstm_jax.api.functions import import_weights, plan, schedule, sweep, train
     from mlstm_jax.api.model import TrainedModel, load
     from mlstm_jax.api.plots import plot_metrics
@@ -69,6 +69,7 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "Config": "config",
     "Features": "api.features",
+    "FineTuned": "api.features",
     "FinetuneOptions": "transfer.finetune",
     "PrepareOptions": "corpora.options",
     "TrainedModel": "api.model",
@@ -87,6 +88,7 @@ _PUBLIC = {
 __all__ = [
     "Config",
     "Features",
+    "FineTuned",
     "FinetuneOptions",
     "PrepareOptions",
     "TrainedModel",

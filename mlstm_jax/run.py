@@ -129,7 +129,7 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
     Args:
         folder: a run folder; a .safetensors or .npz file that `weights.save` wrote; or the name of
             a model that comes with the package.
-        checkpoint: "best" by validation BPC, "latest", or a step.
+        checkpoint: "best" by validation (see `Meta.score`), "latest", or a step.
 
     Raises:
         UserError: not a run folder, no complete checkpoint, or none of that step.

@@ -1,23 +1,56 @@
-"""Features of texts as a scikit-learn transformer."""
+"""A model in scikit-learn: features as a transformer, fine-tuning as a classifier."""
 
-from collections.abc import Iterable, Iterator
+import shutil
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
 from sklearn.utils import Tags
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted
 
-from mlstm_jax.api.arguments import as_texts, public
+from mlstm_jax.api.arguments import Examples, as_texts, public
 from mlstm_jax.api.model import TrainedModel, load
+from mlstm_jax.corpora.documents import label_of
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.transfer.features import units_of
+from mlstm_jax.transfer.finetune import FinetuneOptions
 from mlstm_jax.transfer.reader import FeatureState, features_of
 
 
-class Features(TransformerMixin, BaseEstimator):
+class _OfModel(BaseEstimator):
+    """An estimator of texts, with a `TrainedModel` or the path of one."""
+
+    model: TrainedModel | str | Path
+
+    def _loaded(self) -> TrainedModel:
+        if isinstance(self.model, TrainedModel):
+            return self.model
+        if not isinstance(self.model, (str, Path)):
+            raise UserError(
+                f"model has type {type(self.model).__name__}, but it must be a TrainedModel or a "
+                "path that `load` accepts."
+            )
+        known = getattr(self, "_from_path", None)
+        if known is None or known[0] != self.model:
+            known = self._from_path = (self.model, load(self.model))
+        model: TrainedModel = known[1]
+        return model
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.string = True
+        tags.input_tags.two_d_array = False
+        return tags
+
+
+class Features(TransformerMixin, _OfModel):
     """Transform texts to the state of a frozen model, in a `Pipeline` or a `GridSearchCV`.
 
     Fitting learns nothing: the model is already trained.
@@ -88,26 +121,88 @@ class Features(TransformerMixin, BaseEstimator):
         asked = None if self.state is None else (self.state,)
         return features_of(self._loaded().config.model, asked)
 
-    def _loaded(self) -> TrainedModel:
-        if isinstance(self.model, TrainedModel):
-            return self.model
-        if not isinstance(self.model, (str, Path)):
-            raise UserError(
-                f"model has type {type(self.model).__name__}, but it must be a TrainedModel or a "
-                "path that `load` accepts."
-            )
-        known = getattr(self, "_from_path", None)
-        if known is None or known[0] != self.model:
-            known = self._from_path = (self.model, load(self.model))
-        model: TrainedModel = known[1]
-        return model
-
     def __sklearn_is_fitted__(self) -> bool:
         return True
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.requires_fit = False
-        tags.input_tags.string = True
-        tags.input_tags.two_d_array = False
         return tags
+
+
+class FineTuned(ClassifierMixin, _OfModel):
+    """Classify texts with a model whose parameters are all fine-tuned; see `TrainedModel.finetune`.
+
+    Args:
+        model: a `TrainedModel`, or what `load` takes; it does not change.
+        out: see `TrainedModel.finetune`; unset: a temporary folder, which is deleted with this
+            object, so only one with `out` can be saved.
+        options: see `TrainedModel.finetune`.
+        show_progress: on standard error.
+
+    Attributes:
+        classes_: the classes, sorted.
+        tuned_: what `TrainedModel.finetune` returned.
+    """
+
+    def __init__(
+        self,
+        model: TrainedModel | str | Path,
+        *,
+        out: str | Path | None = None,
+        options: FinetuneOptions | None = None,
+        show_progress: bool = False,
+    ) -> None:
+        self.model = model
+        self.out = out
+        self.options = options
+        self.show_progress = show_progress
+
+    @public
+    def fit(
+        self, texts: Iterable[str], y: Sequence[object], valid: Examples | None = None
+    ) -> "FineTuned":
+        """Fine-tune the model; with `valid`, see `TrainedModel.finetune`.
+
+        Raises:
+            ValueError: see `TrainedModel.finetune`; or two classes differ only in how a number is
+                written.
+        """
+        check_classification_targets(y)
+        self.classes_, code_N = np.unique(np.asarray(y), return_inverse=True)
+        names = [label_of(value) for value in self.classes_.tolist()]
+        if len({*names}) < len(names):
+            raise UserError(f"y has the classes {self.classes_.tolist()}, some of which are equal.")
+        self._temporary, out = None, self.out
+        if out is None:
+            out = mkdtemp(prefix="finetuned-")
+            self._temporary = weakref.finalize(self, shutil.rmtree, out, ignore_errors=True)
+        self.tuned_ = self._loaded().finetune(
+            (as_texts(texts), [names[code] for code in code_N]),
+            valid,
+            out=out,
+            options=self.options,
+            show_progress=self.show_progress,
+        )
+        self._reader = load(self.tuned_.run.folder, self.tuned_.run.step)
+        self._columns = [self.tuned_.classifier.classes.index(str(name)) for name in names]
+        return self
+
+    @public
+    def predict_proba(self, texts: Iterable[str]) -> NDArray[np.float64]:
+        """Return the probability of each of `classes_`, [texts, classes]."""
+        check_is_fitted(self)
+        found = self._reader.encode(as_texts(texts), self.tuned_.about.state)
+        return self.tuned_.classifier.probabilities(found)[:, self._columns]
+
+    @public
+    def predict(self, texts: Iterable[str]) -> NDArray[Any]:
+        """Return the class of each text."""
+        best_N = self.predict_proba(texts).argmax(axis=1)
+        predicted: NDArray[Any] = self.classes_[best_N]
+        return predicted
+
+    def __getstate__(self) -> Any:
+        if getattr(self, "_temporary", None):
+            raise UserError("the model is in a temporary folder; to save it, fit with `out`.")
+        return super().__getstate__()

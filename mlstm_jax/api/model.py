@@ -322,19 +322,19 @@ class TrainedModel(ReadingModel):
 
         Args:
             train: see `transfer`.
-            valid: the same; its bits per character choose the checkpoint, thresholds of several
-                labels are chosen on it, and its accuracy is reported. Unset: a fifth of `train`, as
-                for `transfer`.
+            valid: the same; the loss of its labels, after each epoch, chooses the checkpoint,
+                thresholds of several labels are chosen on it, and its accuracy is reported. Unset:
+                a fifth of `train`, as for `transfer`.
             test: the same, to measure on.
             out: folder for corpus/, run/, classifier/ and report.json; the same call resumes in it.
             options: how to fine-tune; unset: three epochs.
             label_column: see `transfer`.
             label_columns: see `transfer`.
             text_column: see `transfer`.
-            checkpoint: of the finished run, for the classifier: best (by validation bits per
-                character), or latest.
+            checkpoint: of the finished run, for the classifier: best (by the loss of the
+                validation labels), or latest.
             owns_process: see `mlstm_jax.train`.
-            show_progress: show the progress of the features on standard error.
+            show_progress: on standard error.
 
         Raises:
             ValueError: a file cannot be read, the classes do not match, or `out` holds something
@@ -364,7 +364,8 @@ def load(
     Args:
         path: run folder, trained or imported, or a model of the package, such as reviews-768; or a
             .safetensors or .npz that `export` wrote.
-        checkpoint: best (by validation bits per character), latest, or a step.
+        checkpoint: best (by validation bits per character; of a run of `finetune`, by the loss of
+            the validation labels), latest, or a step.
         compute: type of the products in reading texts; auto: that of the run's config, but bf16
             instead of fp32 for several texts at a time, and for generated text, where the CPU
             multiplies it faster.

@@ -130,7 +130,7 @@ class Checkpoints:
         parts = {"params": state.params, "state": state._replace(params=())}
         sums = {name: of_tree(part) for name, part in parts.items()}
         items = parts | ({"carry": rows} if rows else {})
-        self._scores[step] = about.bpc
+        self._scores[step] = about.score
         with self._failure(step):
             begun = self._manager.save(
                 step,
@@ -182,7 +182,7 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def best(self) -> int | None:
-        """Return the step with the lowest validation BPC, or the newest if none was measured."""
+        """Return the step with the lowest `Meta.score`, or the newest if none was measured."""
         scores = {step: self._scores.get(step) for step in self.steps()}
         best = meta.best(scores)
         return self.latest() if best is None else best

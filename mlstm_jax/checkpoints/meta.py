@@ -32,6 +32,12 @@ class Meta(NamedTuple):
     start: str | None = None
     high_steps: int = 0  # latest steps in a row whose loss was above train.divergence_bpc
     bpc: float | None = None  # of the validation split, if it was measured at this step
+    label_loss: float | None = None  # the same
+
+    @property
+    def score(self) -> float | None:
+        """What chooses the best checkpoint: the loss of the labels, or without labels the BPC."""
+        return self.bpc if self.label_loss is None else self.label_loss
 
 
 def steps_in(folder: Path) -> list[int]:
@@ -49,8 +55,10 @@ def resume_advice(folder: Path) -> str:
 
 def seal(meta: Meta, sums: Sums) -> dict[str, Any]:
     """Return a checkpoint's JSON: its meta, the checksums of its arrays, and one of both."""
-    bpc = meta.bpc
-    values = meta._replace(bpc=bpc if bpc is None or math.isfinite(bpc) else None)._asdict()
+    values = meta._asdict()
+    for name in ("bpc", "label_loss"):
+        if values[name] is not None and not math.isfinite(values[name]):
+            values[name] = None
     return digest.sealed({"meta": values, "sums": sums})
 
 
@@ -65,9 +73,9 @@ def read_meta(folder: Path, step: int) -> tuple[Meta, Sums]:
 
 
 def score(folder: Path, step: int) -> float | None:
-    """Return the validation BPC at a step; None if there is none, or it cannot be read."""
+    """Return `Meta.score` of a step; None if there is none, or it cannot be read."""
     try:
-        return read_meta(folder, step)[0].bpc
+        return read_meta(folder, step)[0].score
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # The file is damaged; restoring the checkpoint will raise an error.
 
@@ -93,7 +101,7 @@ def kept(
 
     Args:
         steps: of the existing checkpoints.
-        scores: validation BPC by step, where it was measured.
+        scores: `Meta.score` by step, where it was measured.
         newest: number of newest checkpoints to keep.
         reach: number of steps within which a divergence is detected.
     """

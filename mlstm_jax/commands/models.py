@@ -175,7 +175,7 @@ def view(
         host: address to listen on; 127.0.0.1 and ::1 accept only this machine. The page has no
             login.
         port: 0 takes a free one.
-        checkpoint: best (by validation BPC), latest, or a step.
+        checkpoint: best (by validation), latest, or a step.
     """
     try:
         import starlette as _

@@ -189,8 +189,9 @@ class Train(Checked, section="train"):
     eval_every: Count = 1000
     # Steps between two checkpoints.
     checkpoint_every: Count = 1000
-    # Number of newest checkpoints to keep. The best by validation BPC is also kept, and one that is
-    # older than any divergence that can still be detected.
+    # Number of newest checkpoints to keep. The best by validation BPC (in `finetune`, by the loss
+    # of the labels) is also kept, and one that is older than any divergence that can still be
+    # detected.
     keep_checkpoints: Count = 2
     # What to do when the run diverges. stop: end with an error. rollback: resume from the last
     # checkpoint before the divergence, with the learning rate multiplied by `rollback_factor`. Both

@@ -35,6 +35,8 @@ class Score(NamedTuple):
     bpc: float  # bits per byte
     bytes_scored: int
     seconds: float
+    label_loss: float | None = None  # nats per document, where the run learns labels of documents
+    accuracy: float | None = None  # a fraction; of several labels of yes or no, their macro F1
 
 
 class Scored(NamedTuple):

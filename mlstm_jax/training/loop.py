@@ -38,6 +38,7 @@ def train(
     config: Config,
     *,
     initial: Callable[[], Parameters] | None = None,
+    score_labels: Callable[[Parameters], tuple[float, float]] | None = None,
     resume: bool = False,
     reset_carry: bool = False,
     callbacks: Sequence[Callable[[dict[str, Any]], None]] = (),
@@ -50,6 +51,8 @@ def train(
         config: what to train, and where.
         initial: reads the parameters that `config.train.start_from` names, when they are needed;
             see `run.initial_parameters`.
+        score_labels: returns the loss of the labels of validation texts, which then chooses the
+            best checkpoint, and their accuracy.
         resume: fail unless there is a run to resume.
         reset_carry: resume with other rows (batch, window, shards), each from a zero state.
         callbacks: called with each line of metrics.jsonl when it is written; only in process 0.
@@ -73,6 +76,7 @@ def train(
             stack,
             config,
             initial,
+            score_labels=score_labels,
             resume=resume,
             reset_carry=reset_carry,
             callbacks=callbacks,
@@ -193,6 +197,11 @@ def _train_phase(
                     score = session.evaluator(
                         state.params, lambda n: watchdog.beat(f"the devices score window {n}")
                     )
+                    if session.score_labels:
+                        watchdog.beat("the labels of the validation texts are predicted")
+                        with jax.transfer_guard("allow"):
+                            found = session.score_labels(devices.unreplicate(state.params))
+                        score = score._replace(label_loss=found[0], accuracy=found[1])
                     reporter.evaluation(step, score)
                 watchdog.beat(f"the checkpoint of step {step} is written")
                 session.require_equal_replicas(step, state)
@@ -200,6 +209,7 @@ def _train_phase(
                     start=session.start,
                     high_steps=reporter.high_steps,
                     bpc=score.bpc if score else None,
+                    label_loss=score.label_loss if score else None,
                 )
                 saved = devices.join_rows(with_sums(devices.fetch_rows(carry)))
                 # Orbax makes implicit transfers to the host.

@@ -165,6 +165,11 @@ class Reporter:
 
     def evaluation(self, step: int, score: Score) -> None:
         """Report the score of the validation split at `step`."""
+        labels, shown = {}, ""
+        if score.label_loss is not None:
+            labels = {"label_loss": score.label_loss, "accuracy": score.accuracy}
+            what = "macro F1" if self._config.model.yes_no else "accuracy"
+            shown = f"  label loss {score.label_loss:.3f}  {what} {score.accuracy:.3f}"
         self._log.write(
             "eval",
             step,
@@ -172,11 +177,13 @@ class Reporter:
             loss=score.loss,
             bpc=score.bpc,
             bytes_scored=score.bytes_scored,
+            **labels,
             evaluation_seconds=score.seconds,
             seconds=time.monotonic() - self._started,
         )
         self._progress.say(
             f"step {step}  epoch {self._stream.epoch(step):.2f}  validation bpc {score.bpc:.4f}"
+            + shown
         )
 
     def finished(self, step: int) -> None:

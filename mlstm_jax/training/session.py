@@ -47,6 +47,7 @@ class Session:
     corpus: Corpus
     model: LanguageModel
     evaluator: Evaluator
+    score_labels: Callable[[Parameters], tuple[float, float]] | None  # see `loop.train`
     checkpoints: Checkpoints
     require_equal_replicas: Callable[[int, Any], None]
     begin: ResumePoint
@@ -76,6 +77,7 @@ def set_up(
     config: Config,
     initial: Callable[[], Parameters] | None = None,
     *,
+    score_labels: Callable[[Parameters], tuple[float, float]] | None,
     resume: bool,
     reset_carry: bool,
     callbacks: Sequence[Callable[[dict[str, Any]], None]],
@@ -148,6 +150,7 @@ def set_up(
         corpus=corpus,
         model=model,
         evaluator=Evaluator(model, corpus.split("valid"), config.data.window, devices, corpus.stop),
+        score_labels=score_labels,
         checkpoints=checkpoints,
         require_equal_replicas=parallel.make_comparison(cluster, devices),
         begin=begin,

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from mlstm_jax.transfer import thresholds
 from mlstm_jax.transfer.features import Features
-from mlstm_jax.transfer.labels import Task
+from mlstm_jax.transfer.labels import MISSING, Task
 from mlstm_jax.transfer.thresholds import Fitted, LabelScore
 
 _SHOWN = 10  # names of classes
@@ -126,6 +126,15 @@ class Classifier(NamedTuple):
         if self.thresholds:
             return (probabilities >= np.array([self.thresholds])).astype(np.int64)
         return probabilities.argmax(axis=1)
+
+    def loss(self, examples: Examples) -> float:
+        """Return the mean cross-entropy of the labels that the texts have, nats."""
+        right, labels = self.probabilities(examples.features), examples.labels
+        if self.thresholds:
+            right = np.where(labels == 1, right, 1 - right)[labels != MISSING]
+        else:
+            right = right[np.arange(len(labels)), labels]
+        return float(-np.log(np.maximum(right, np.finfo(np.float64).tiny)).mean())
 
     def score(self, examples: Examples) -> float:
         """Return the fraction of texts that it classifies correctly, or the macro F1 of labels."""

@@ -6,7 +6,8 @@ document a linear head reads h of the top layer, and its cross-entropy (of sever
 over those that the document has) counts as `label_weight` bytes of the language model's loss.
 Howard and Ruder 2018 and Radford et al. 2018 keep that loss, too. A Transformer, which carries
 nothing, reads each document in windows of its own, and predicts the label in each; BERT's head
-reads the mean of h, and its other loss is that of masked bytes. The folder holds::
+reads the mean of h, and its other loss is that of masked bytes. After each epoch the loss of the
+validation labels, of a calibrated head, is measured; it chooses the checkpoint. The folder holds::
 
     corpus/        the texts, in the order they are read
     run/           a run folder like any other
@@ -33,6 +34,7 @@ from mlstm_jax.data.corpus import FORMAT_VERSION, Cleaning, Manifest
 from mlstm_jax.errors import UserError
 from mlstm_jax.fields import Between, Checked, Count, Fraction, Positive
 from mlstm_jax.interop.weights import fingerprint
+from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.output import atomic_directory
 from mlstm_jax.run import Run, initial_parameters, load_run
 from mlstm_jax.training.loop import train
@@ -144,15 +146,15 @@ def finetune(
 
     Args:
         run: the model to start from.
-        texts: train and valid, and optionally test. The bits per character of valid choose the
+        texts: train and valid, and optionally test. The loss of valid's labels chooses the
             checkpoint; thresholds of several labels are chosen on valid.
         names: what messages call each of them, such as its file.
         out: folder for corpus/, run/, classifier/ and report.json; the same call resumes in it.
         options: of the training.
-        checkpoint: of the finished run: best (by validation BPC), or latest.
+        checkpoint: of the finished run: best (by the loss of valid's labels), or latest.
         text_column: of the texts' files; `classify` reads the same column.
         owns_process: see `loop.train`.
-        show_progress: show the progress of the features on standard error.
+        show_progress: on standard error.
 
     Raises:
         UserError: the labels do not match, or `out` holds something else.
@@ -166,17 +168,32 @@ def finetune(
     out.mkdir(parents=True, exist_ok=True)
     write_corpus(out / "corpus", texts["train"], texts["valid"], task, run.cleaning)
     config = make_config(run, out, task, options)
-    trained = train(config, initial=initial_parameters(config), owns_process=owns_process)
-    tuned, state = load_run(trained, checkpoint), config.model.label_state
-    featurizer, examples = Featurizer(tuned, states=(state,)), {}
-    for name, table in texts.items():
-        read = featurizer(table.texts, f"features of {name}" if show_progress else None)
-        examples[name] = Examples(read, task.codes(table.labels))
-    classifier = head(tuned, task)
-    if task.several:
-        held_out = examples["valid"]
-        yes_NK = classifier.probabilities(held_out.features)
-        classifier = classifier._replace(thresholds=best_thresholds(held_out.labels, yes_NK))
+    state = config.model.label_state
+
+    def read(run: Run, *names: str, loud: bool = show_progress) -> dict[str, Examples]:
+        featurizer, found = Featurizer(run, states=(state,)), {}
+        for name in names:
+            values = featurizer(texts[name].texts, f"features of {name}" if loud else None)
+            found[name] = Examples(values, task.codes(texts[name].labels))
+        return found
+
+    def score_labels(params: Parameters) -> tuple[float, float]:
+        model = LanguageModel(config.model, config.precision)
+        now = dataclasses.replace(run, config=config, model=model, params=params, batch_model=None)
+        held_out = read(now, "valid", loud=False)["valid"]
+        classifier = calibrated(head(now, task), held_out)
+        return classifier.loss(held_out), classifier.score(held_out)
+
+    trained = train(
+        config,
+        initial=initial_parameters(config),
+        score_labels=score_labels,
+        quiet=not show_progress,
+        owns_process=owns_process,
+    )
+    tuned = load_run(trained, checkpoint)
+    examples = read(tuned, *texts)
+    classifier = calibrated(head(tuned, task), examples["valid"])
     about = Description(state, False, fingerprint(tuned.params), text_column)
     (out / "classifier").mkdir(exist_ok=True)
     save(out / "classifier", classifier, about)
@@ -239,6 +256,25 @@ def make_config(run: Run, out: Path, task: Task, options: FinetuneOptions) -> Co
             checkpoint_every=max(1, min(steps, 500)),
         ),
     )
+
+
+def calibrated(classifier: Classifier, valid: Examples) -> Classifier:
+    """Return a classifier as sure of itself as it may be, with thresholds of several labels.
+
+    Its scores are divided by the temperature of the smallest loss (Guo et al. 2017, arXiv
+    1706.04599), and classes stay the same. Without this the loss on held-out texts rises soon,
+    while accuracy still rises, too: it would choose a checkpoint that is too early.
+    """
+    weights_KD, intercepts_K = classifier.weights_KD, classifier.intercepts_K
+    tried = [
+        classifier._replace(weights_KD=weights_KD / t, intercepts_K=intercepts_K / t)
+        for t in 2.0 ** np.arange(0, 4.1, 0.25)
+    ]
+    classifier = min(tried, key=lambda one: one.loss(valid))
+    if not classifier.thresholds:
+        return classifier
+    yes_NK = classifier.probabilities(valid.features)
+    return classifier._replace(thresholds=best_thresholds(valid.labels, yes_NK))
 
 
 def head(run: Run, task: Task) -> Classifier:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 from sklearn.compose import ColumnTransformer
-from sklearn.exceptions import SkipTestWarning
+from sklearn.exceptions import NotFittedError, SkipTestWarning
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
@@ -108,3 +108,34 @@ def test_a_path_is_loaded_once(model: mlstm.TrainedModel, monkeypatch: pytest.Mo
     features = mlstm.Features(str(model.path)).fit(TEXTS)
     monkeypatch.setattr("mlstm_jax.api.features.load", lambda path: pytest.fail("loaded again"))
     np.testing.assert_array_equal(features.transform(TEXTS), model.encode(TEXTS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("classes", [("good", "bad"), (3, 12)])
+def test_a_model_is_fine_tuned_as_a_classifier(
+    model: mlstm.TrainedModel, tmp_path: Path, classes: tuple[Any, Any]
+) -> None:
+    labels = [classes[one] for one in LABELS]
+    options = mlstm.FinetuneOptions(epochs=20, batch=8, learning_rate=1e-2, window=32)
+    made = mlstm.FineTuned(model, options=options)
+    assert clone(made).get_params() == made.get_params()
+    with pytest.raises(NotFittedError):
+        made.predict(TEXTS)
+    assert made.fit(TEXTS, labels) is made
+    assert made.classes_.tolist() == sorted(classes)
+    shares = made.predict_proba(TEXTS)
+    np.testing.assert_array_equal(made.predict(TEXTS), made.classes_[shares.argmax(axis=1)])
+    assert made.score(TEXTS, labels) > 0.9
+    assert not shares.argmax(axis=1).all()
+    with pytest.raises(ValueError, match="fit with `out`"):
+        joblib.dump(made, tmp_path / "made.joblib")
+    kept = mlstm.FineTuned(model, out=tmp_path / "out", options=options).fit(TEXTS, labels)
+    joblib.dump(kept, tmp_path / "kept.joblib")
+    again = joblib.load(tmp_path / "kept.joblib")
+    np.testing.assert_array_equal(again.predict_proba(TEXTS), shares)
+
+
+def test_what_cannot_be_fine_tuned_is_refused(model: mlstm.TrainedModel) -> None:
+    for labels, message in ((["1", "1.0"], "some of which are equal"), ([0.5, 0.7], "continuous")):
+        with pytest.raises(ValueError, match=message):
+            mlstm.FineTuned(model).fit(["a", "b"], labels)

@@ -74,6 +74,11 @@ def test_a_score_that_is_not_finite_is_none() -> None:
     assert best({1: math.nan}) is None
 
 
+def test_the_loss_of_labels_is_the_score_where_there_is_one() -> None:
+    meta = Meta("", "radford", {}, Origin(), 0.0, 0, bpc=1.5)
+    assert (meta.score, meta._replace(label_loss=0.3).score) == (1.5, 0.3)
+
+
 def draw_like(tree: Any) -> Any:
     random = np.random.default_rng(0)
     return jax.tree.map(lambda x: random.normal(size=x.shape).astype(x.dtype), tree)

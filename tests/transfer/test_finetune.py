@@ -31,8 +31,10 @@ from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.run import Run, as_weights, initial_parameters, load_run, write_imported
 from mlstm_jax.training import begin, loop, optimizer
+from mlstm_jax.training.metrics import read_metrics
 from mlstm_jax.training.phases import train_stream
 from mlstm_jax.transfer import finetune
+from mlstm_jax.transfer.classify import Classifier, Examples
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.finetune import FinetuneOptions
 from mlstm_jax.transfer.labels import Labelled, Task
@@ -124,6 +126,27 @@ def test_the_head_is_a_classifier_of_h(
         finetune.head(tuned, Task(["a"], several=True))
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_a_classifier_that_is_too_sure_is_calibrated(
+    random: np.random.Generator, several: bool
+) -> None:
+    features = random.normal(size=(4000, 3)).astype(np.float32)
+    weights_KD = np.array([[1.0, -2.0, 0.5], [2.0, 0.0, 1.0]])[: 1 + several]
+    scores_NK = features @ weights_KD.T + 0.5
+    labels = (random.random(scores_NK.shape) < 1 / (1 + np.exp(-scores_NK))).astype(np.int64)
+    valid = Examples(features, labels if several else labels[:, 0])
+    right = Classifier(weights_KD, np.full(1 + several, 0.5), ["no", "yes"], 1.0)
+    if several:
+        right = right._replace(thresholds=[0.5, 0.5])
+    sure = right._replace(weights_KD=4 * weights_KD, intercepts_K=4 * right.intercepts_K)
+    found = finetune.calibrated(sure, valid)
+    # A step is a factor of 2^¼; the deviation of the best factor is about 0.03.
+    np.testing.assert_allclose(found.weights_KD, weights_KD, rtol=2**0.25 - 1)
+    assert found.loss(valid) < sure.loss(valid) - 0.3
+    unsure = right._replace(weights_KD=weights_KD / 4, intercepts_K=right.intercepts_K / 4)
+    np.testing.assert_array_equal(finetune.calibrated(unsure, valid).weights_KD, weights_KD / 4)
+
+
 @pytest.mark.slow
 def test_finetune_from_the_outside(
     run: Run,
@@ -138,16 +161,22 @@ def test_finetune_from_the_outside(
     out = tmp_path / "out"
     command = ["finetune", str(run.folder), "--train", str(train), "--valid", str(valid), *COLUMNS]
     command += ["--out", str(out), "--epochs", "5", "--batch", "16", "--window", "32"]
-    command += ["--label-weight", "100", "--learning-rate", "5e-3", "--checkpoint", "latest"]
+    command += ["--label-weight", "100", "--learning-rate", "5e-3"]
     cli.main(command)
-    assert re.search(r"train \d+/\d+  bpc \d\.\d{3}  label loss \d\.\d{3}", capsys.readouterr().err)
+    said = capsys.readouterr().err
+    assert re.search(r"train \d+/\d+  bpc \d\.\d{3}  label loss \d\.\d{3}", said)
+    assert re.search(r"validation bpc \d\.\d+  label loss \d\.\d{3}  accuracy \d\.\d{3}", said)
     result = json.loads((out / "report.json").read_text())
     assert result["classes"] == ["fair", "fine", "poor"]
     assert result["accuracy"]["valid"] > 0.9
-    tuned = load_run(out / "run", "latest")
+    tuned = load_run(out / "run")
     assert tuned.config.train.start_from == str(run.folder)
+    scores = [line for line in read_metrics(out / "run/metrics.jsonl") if line["kind"] == "eval"]
+    best = min(scores, key=lambda line: line["label_loss"])
+    assert (best["step"], best["accuracy"]) == (tuned.step, result["accuracy"]["valid"])
+    assert tuned.step == result["step"]
     classify = ["classify", str(out / "run"), str(out / "classifier"), str(valid)]
-    cli.main([*classify, "--checkpoint", "latest"])
+    cli.main(classify)
     labels = [row["label"] for row in csv.DictReader(capsys.readouterr().out.splitlines())]
     true = [line.split(",")[0] for line in valid.read_text().splitlines()[1:]]
     right = np.mean([a == b for a, b in zip(labels, true, strict=True)])

@@ -179,3 +179,15 @@ def test_refusals_say_what_to_give_instead(
     monkeypatch.chdir(tmp_path)
     Path("new.txt").write_text(GOOD[0])
     assert re.search(words, refused(*command))
+
+
+@pytest.mark.slow
+def test_it_can_be_fine_tuned(tmp_path: Path) -> None:
+    """It has a head of ratings, and reads several texts in another type than one."""
+    texts, labels = [*GOOD, *BAD] * 2, ["good"] * len(GOOD) + ["bad"] * len(BAD)
+    options = mlstm.FinetuneOptions(epochs=1, batch=4, window=16)
+    given = texts, labels * 2
+    tuned = mlstm.load(NAME).finetune(given, given, out=tmp_path / "out", options=options)
+    assert tuned.accuracy["valid"] == 1
+    found = mlstm.load(tmp_path / "out/run").classify(GOOD, tmp_path / "out/classifier")
+    assert all(one["good"] > 0.5 for one in found)
