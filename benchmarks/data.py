@@ -46,7 +46,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--files", type=int, default=4, help="number of files")
     parser.add_argument("--gzip", action="store_true", help="compress the files")
     parser.add_argument("--rounds", type=int, default=3, help="number of times to prepare")
-    parser.add_argument("--memory-limit", default="4GB", help="of prepare")
+    parser.add_argument("--memory-limit", help="of prepare; its default if unset")
     parser.add_argument("--threads", type=int, help="of prepare; all cores if unset")
     parser.add_argument("--engine", choices=["duckdb", "beam"], default="duckdb")
     parser.add_argument("--rows", type=int, default=32_768, help="global batch of the stream")
@@ -121,7 +121,9 @@ def prepare(arguments: argparse.Namespace, files: list[Path], out: Path) -> dict
     """Run `mlstm-jax prepare` once; return its seconds, peak memory and page faults."""
     shutil.rmtree(out, ignore_errors=True)
     command = [sys.executable, "-m", "mlstm_jax", "prepare", *map(str, files), "--out", str(out)]
-    command += ["--memory-limit", arguments.memory_limit, "--engine", arguments.engine]
+    command += ["--engine", arguments.engine]
+    if arguments.memory_limit:
+        command += ["--memory-limit", arguments.memory_limit]
     if arguments.threads:
         command += ["--threads", str(arguments.threads)]
     started = time.perf_counter()
@@ -138,6 +140,7 @@ def prepare(arguments: argparse.Namespace, files: list[Path], out: Path) -> dict
     process.returncode = 0
     return {
         "seconds": time.perf_counter() - started,
+        "cpu_seconds": used.ru_utime + used.ru_stime,
         "peak_rss_mb": used.ru_maxrss / 1e3,
         "major_page_faults": used.ru_majflt,
         "minor_page_faults": used.ru_minflt,
@@ -238,7 +241,9 @@ def main() -> None:
     }
     print(
         f"{size / 1e9:.2f} GB: prepared at {results['prepare_mb_per_s']:.1f} MB/s "
-        f"({min(rates):.1f} to {max(rates):.1f}), peak {results['prepare_peak_rss_mb']:.0f} MB; "
+        f"({min(rates):.1f} to {max(rates):.1f}), "
+        f"{statistics.median(one['cpu_seconds'] for one in rounds) / size * 1e8:.2f} CPU s per 100 "
+        f"MB, peak {results['prepare_peak_rss_mb']:.0f} MB; "
         f"read at {results['stream_mb_per_s']:.0f} MB/s"
     )
     if arguments.json:

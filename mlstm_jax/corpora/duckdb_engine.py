@@ -3,6 +3,7 @@
 If memory or disk space is too small, the error states what to do about it.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +26,7 @@ def read_and_sort(
     rejects: Rejects,
     scratch: Path,
     *,
-    memory_limit: str,
+    memory_limit: str | None,
     threads: int | None,
     report: Report,
 ) -> Iterator[SortedDocuments]:
@@ -34,8 +35,9 @@ def read_and_sort(
     Raises:
         UserError: a source cannot be used, or there is too little memory or disk.
     """
+    usual = 400 * min(max(threads or os.cpu_count() or 1, 2), 10)
     config: dict[str, Any] = {
-        "memory_limit": memory_limit,
+        "memory_limit": memory_limit or f"{usual}MB",
         "temp_directory": str(scratch / "spill"),
         "preserve_insertion_order": False,
         # Download nothing, not even an extension.

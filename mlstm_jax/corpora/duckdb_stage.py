@@ -14,8 +14,6 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from itertools import groupby
-from operator import itemgetter
 from threading import Event
 
 import duckdb
@@ -224,18 +222,18 @@ class Stage:
     def in_order(self) -> Iterator[CleanDocument]:
         """Yield the documents to keep, in the order of their keys."""
         self._ordered.execute(
-            f"SELECT key::VARCHAR, text, rating FROM documents WHERE kind = {TEXT} ORDER BY key"
+            "SELECT key::VARCHAR, encode(text), coalesce(rating, 'nan'::DOUBLE) FROM documents "
+            f"WHERE kind = {TEXT} ORDER BY key"
         )
         seed, dedupe = self._recipe.seed, self._recipe.dedupe
-        for _, rows in groupby(self._rows(), key=itemgetter(0)):
-            copies = [
-                (text.encode(), math.nan if rating is None else rating) for _, text, rating in rows
-            ]
-            yield from kept(copies, seed, dedupe)
-
-    def _rows(self) -> Iterator[tuple[str, str, float | None]]:
+        copies, last = list[CleanDocument](), None
         while rows := self._ordered.fetchmany(_ROWS_A_FETCH):
-            yield from rows
+            for key, text, rating in rows:
+                if key != last:
+                    yield from copies if len(copies) < 2 else kept(copies, seed, dedupe)
+                    copies, last = [], key
+                copies.append((text, rating))
+        yield from kept(copies, seed, dedupe)
 
 
 def _is_json_lines(source: Source, stop: Event) -> bool:

@@ -46,6 +46,7 @@ class PrepareOptions:
             and white space; exact: compare bytes; none: keep all. Paper: duplicates removed.
             Unset: normalized, or none if the splits are given.
         memory_limit: limit for DuckDB, which reads and sorts; add a few hundred MB for the rest.
+            Unset: 400 MB for each thread, from 800 MB to 4 GB.
         threads: threads of DuckDB; unset: all cores.
         temp_dir: folder for temporary files, about twice the text; unset: next to the corpus.
         max_reject_fraction: largest fraction of unreadable records, which are listed in
@@ -62,7 +63,7 @@ class PrepareOptions:
     seed: int = 0
     clean: Cleaning = "radford"
     dedupe: Dedupe | None = None
-    memory_limit: str = "4GB"
+    memory_limit: str | None = None
     threads: Annotated[int, Between(1, _MOST_THREADS)] | None = None
     temp_dir: Path | None = None
     max_reject_fraction: Annotated[float, Between(0, 1)] = MAX_REJECT_FRACTION
@@ -92,7 +93,7 @@ def check_options(sources: Sequence[str], options: PrepareOptions) -> None:
             "test set only"
         )
     limit = options.memory_limit
-    if not re.fullmatch(r"[0-9]+(\.[0-9]+)? ?[KMGT]i?B", limit, re.IGNORECASE):
+    if limit and not re.fullmatch(r"[0-9]+(\.[0-9]+)? ?[KMGT]i?B", limit, re.IGNORECASE):
         raise UserError(f"memory_limit is {limit!r}, but it must be a size such as 4GB or 500MB.")
     if options.engine != "beam" and options.beam_options:
         raise UserError("beam_options needs `engine` beam; add it.")

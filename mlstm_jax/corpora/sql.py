@@ -4,6 +4,7 @@ SQL processes plain ASCII text without "&"; for all other text it calls the func
 Tests compare the two.
 """
 
+import re
 from collections.abc import Sequence
 
 from mlstm_jax.corpora.documents import LARGEST_RATING, NUMBER, Recipe
@@ -33,21 +34,24 @@ def insert(rows: str, recipe: Recipe) -> str:
             "CASE WHEN contains(raw, chr(10)) OR contains(raw, chr(13)) THEN replace(replace("
             "replace(raw, chr(13)||chr(10), ' '), chr(10), ' '), chr(13), ' ') ELSE raw END"
         )
-        body, padded = _stripped("line"), "chr(10) || ' ' || body || ' '"
+        body, stripped, padded = _stripped("line"), "body", "chr(10) || ' ' || body || ' '"
     else:
-        line, body, padded = "raw", "raw", "body || chr(10)"
+        line, body, stripped, padded = "raw", "raw", _stripped("body"), "body || chr(10)"
     if recipe.cleaning == "protein":
         plain = "false"
     comparable = "text"
     if recipe.dedupe == "normalized":
-        # Few texts have such runs, and searching is faster than replacing.
+        # Few texts have such runs, and searching for strings is faster than for a pattern.
+        has_runs = " OR ".join(
+            f"contains(body, {one})" for one in ["'  '", *_SPACE.split("||")[:-1]]
+        )
         comparable = (
-            f"CASE WHEN plain THEN lower(CASE WHEN regexp_matches(body, {quoted(_RUN)}) "
+            f"CASE WHEN plain THEN lower(CASE WHEN {has_runs} "
             f"THEN regexp_replace(body, {quoted(_RUN)}, ' ', 'g') ELSE body END) "
             "ELSE py_normalized(text) END"
         )
         if recipe.cleaning == "none":
-            comparable = comparable.replace("body", f"({_stripped('body')})")
+            comparable = comparable.replace("body", f"({stripped})")
     return f"""
         INSERT INTO documents
         SELECT
@@ -61,7 +65,7 @@ def insert(rows: str, recipe: Recipe) -> str:
         FROM (
             SELECT *, CASE
                 WHEN NOT plain THEN py_clean(raw)
-                WHEN {_stripped("body")} <> '' THEN {padded} END AS text
+                WHEN {stripped} <> '' THEN {padded} END AS text
             FROM (
                 SELECT *, {body} AS body FROM (
                     SELECT *, {line} AS line FROM (
@@ -85,11 +89,9 @@ def json_rows(files: Sequence[Source], recipe: Recipe) -> str:
         each = (f"nullif(field[{n}]::VARCHAR, 'null')" for n in range(start + 1, end + 1))
         return f"coalesce({', '.join(each)}, NULL)"
 
-    # A name with % or _ may match others: Python then finds that no field occurs twice.
-    twice = " OR ".join(
-        f"names LIKE {quoted(f'%{_KEY_END}{name}{_KEY_END}%{_KEY_END}{name}{_KEY_END}%')}"
-        for name in fields
-    )
+    # One expression: DuckDB computes `names` again for each time that it is used.
+    keys = [re.escape(f"{_KEY_END}{name}{_KEY_END}") for name in fields]
+    twice = f"regexp_matches(names, {quoted('(?s)' + '|'.join(f'{key}.*{key}' for key in keys))})"
     names = ", ".join(quoted(unglobbed(file.name)) for file in files)
     return f"""
         SELECT source,
@@ -102,8 +104,8 @@ def json_rows(files: Sequence[Source], recipe: Recipe) -> str:
                 {first(0, split)} AS value, {first(split, len(fields))} AS mark
             FROM (
                 SELECT filename, json, json_extract(json, [{pointers}]) AS field,
-                    CASE WHEN json_type(json) = 'OBJECT' THEN {quoted(_KEY_END)} || array_to_string(
-                        json_keys(json), {quoted(2 * _KEY_END)}) || {quoted(_KEY_END)} END AS names
+                    {quoted(_KEY_END)} || array_to_string(json_keys(json), {quoted(2 * _KEY_END)})
+                        || {quoted(_KEY_END)} AS names
                 FROM read_ndjson_objects([{names}], filename = true, ignore_errors = true,
                         hive_partitioning = false)
             ) JOIN files USING (filename)
@@ -113,7 +115,7 @@ def json_rows(files: Sequence[Source], recipe: Recipe) -> str:
 def _stripped(column: str) -> str:
     """Return the SQL of str.strip for ASCII text; it is slow, so texts that need none skip it."""
     return (
-        f"CASE WHEN left({column}, 1) <= ' ' OR right({column}, 1) <= ' ' "
+        f"CASE WHEN {column}[1] <= ' ' OR {column}[-1] <= ' ' "
         f"THEN trim({column}, {_SPACE}) ELSE {column} END"
     )
 
