@@ -11,8 +11,7 @@ One layer (Krause et al. 2016, eqs. 10-12 and the LSTM around them; Puri et al. 
 
 Where x_t is a byte, Wmx and Wx are tables of 256 rows and x_t W is a lookup.
 
-`recurrence_reference` implements these lines with JAX's own gradient. `recurrence` computes the
-same with an explicit gradient, for three reasons:
+`recurrence` has an explicit gradient instead of JAX's own, for three reasons:
 
 * Reverse mode through `lax.scan` adds to the weight gradients at every step, one small product at
   a time, in the compute type. Here the backward scan computes only dz_t, dmh_t and dmx_t, and each
@@ -25,10 +24,10 @@ same with an explicit gradient, for three reasons:
 The two loops over time of a gradient are a value, `Loops`: `SEPARATE` and `STACKED` are XLA's, with
 equal numbers, and pallas.py has those of our own kernels.
 
-h and c are float32 between steps (c optionally in the
-compute type), and h is rounded to the compute type where it enters a product. Every product of the
-forward scan is over B rows for any T, so two carried windows give bit for bit the result of one
-long window. docs/performance.md has the gain from each choice.
+h and c are float32 between steps (c optionally in the compute type), and h is rounded to the
+compute type where it enters a product. Every product of the forward scan is over B rows for any T,
+so two carried windows give bit for bit the result of one long window. docs/performance.md has the
+gain from each choice.
 """
 
 from collections.abc import Callable
@@ -203,19 +202,6 @@ SEPARATE, STACKED = (
     Loops(partial(_forward_loop, stacked), partial(_backward_loop, stacked))
     for stacked in (False, True)
 )
-
-
-def recurrence_reference(
-    carry: Carry, sequence: Sequence, weights: LayerWeights, compute: jnp.dtype
-) -> Outputs:
-    """Run the equations with JAX's own gradient; arguments and results as in `recurrence`."""
-    advance = layer_step(rounded(weights, sequence.x, compute), carry.h.shape[0])
-
-    def step(carry: Carry, now: Sequence) -> tuple[Carry, Array]:
-        carry, _ = advance(carry.h, carry, now)
-        return carry, carry.h.astype(compute)
-
-    return jax.lax.scan(step, carry, sequence)
 
 
 def recurrence(

@@ -12,6 +12,7 @@ from jax.extend.core import subjaxprs
 
 from mlstm_jax.errors import UserError
 from mlstm_jax.model import pallas
+from mlstm_jax.model.mlstm_step import layer_step, rounded
 from mlstm_jax.model.pallas import INTERPRETED, require_gpu
 from mlstm_jax.model.recurrence import (
     SEPARATE,
@@ -19,7 +20,6 @@ from mlstm_jax.model.recurrence import (
     Carry,
     LayerWeights,
     recurrence,
-    recurrence_reference,
 )
 from mlstm_jax.model.time_loops import Sequence
 from tests.tolerance import assert_close, error
@@ -67,6 +67,19 @@ def directions(random: np.random.Generator, given: Arguments) -> tuple:
     shapes = carry.h.shape, carry.h.shape, (len(sequence.x), *carry.h.shape)
     dh, dc, dh_TBH = (random.normal(size=shape).astype(np.float32) for shape in shapes)
     return Carry(dh, dc), dh_TBH
+
+
+def recurrence_reference(
+    carry: Carry, sequence: Sequence, weights: LayerWeights, compute: jnp.dtype
+) -> tuple[Carry, jax.Array]:
+    """The equations with JAX's own gradient."""
+    advance = layer_step(rounded(weights, sequence.x, compute), carry.h.shape[0])
+
+    def step(carry: Carry, now: Sequence) -> tuple[Carry, jax.Array]:
+        carry, _ = advance(carry.h, carry, now)
+        return carry, carry.h.astype(compute)
+
+    return jax.lax.scan(step, carry, sequence)
 
 
 def gradients(
