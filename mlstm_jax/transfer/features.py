@@ -194,11 +194,6 @@ class Featurizer:
         return Reading(result, nats_N, np.maximum(length_N - 1, 0))
 
 
-def features(run: Run, texts: Sequence[str]) -> Features:
-    """Return the features of the top layer, float32 [texts, width]; see `features_of`."""
-    return Featurizer(run)(texts)
-
-
 def write_features(path: Path, found: Features, featurizer: Featurizer, key: str = "") -> None:
     """Write features atomically; KnownError if they cannot be written."""
     named: dict[str, Any] = {}

@@ -21,7 +21,7 @@ from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.interop import nvidia, openai, unirep, weights
 from mlstm_jax.training import run_folder
 from mlstm_jax.transfer import classifier_file, classify
-from mlstm_jax.transfer.features import features
+from mlstm_jax.transfer.features import Featurizer
 from tests.tolerance import assert_close
 
 E, H = 5, 7
@@ -215,7 +215,7 @@ def test_unirep(layers: int, end: str, tmp_path: Path, random: np.random.Generat
     found = unirep.read_unirep(tmp_path / "u")
     assert_same_model(found, forward, PROTEIN, tmp_path / "run")
     loaded = run.load_run(tmp_path / "run")
-    (row,) = features(loaded, ["mkx lbzjo\n"])
+    (row,) = Featurizer(loaded, states=("c",))(["mkx lbzjo\n"])
     assert_close(row, forward(PROTEIN)[0], terms_of(loaded, PROTEIN))
 
 

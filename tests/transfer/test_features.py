@@ -17,7 +17,7 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.run import Run, load_run, with_compute
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer import labels
-from mlstm_jax.transfer.features import Featurizer, State, features, units_of
+from mlstm_jax.transfer.features import Featurizer, State, units_of
 from mlstm_jax.transfer.labels import TextFile
 from mlstm_jax.transfer.reader import cheapest_rows, turns
 from tests.tolerance import assert_close
@@ -232,7 +232,7 @@ def test_the_command_keeps_the_places_of_records(
         read = found["features"]
         assert found["unit"].tolist() == [5, 9, 5, 9]
         assert found["state"].tolist() == ["c", "c", "mean_h", "mean_h"]
-    expected = features(run, ["the guitar is good", "my cable is bad"])[:, [5, 9, 64 + 5, 64 + 9]]
+    expected = Featurizer(run)(["the guitar is good", "my cable is bad"])[:, [5, 9, 69, 73]]
     np.testing.assert_array_equal(read[[0, 2]], expected)
     assert not read[1].any()
     for wrong in ("x.csv", str(tmp_path / "absent/x.npz")):
