@@ -228,7 +228,7 @@ def test_a_field_that_is_there_twice_matters_only_where_it_is_read(tmp_path: Pat
     )
     manifest = prepare([str(path)], tmp_path / "out", split=(1, 0, 0), max_reject_fraction=0.5)
     assert manifest.rejected == {"not a JSON object": 1}
-    for name in ("body", "b(o%d_y.*"):
+    for name in ("body", "bo+dy"):
         path.write_text(f'{{"text": "a", "{name}": "b", "{name}": "c"}}\n{{"text": "d"}}\n')
         message = re.escape(f"line 1: its field {name} occurs more than once")
         with pytest.raises(UserError, match=message):
