@@ -20,9 +20,10 @@ from mlstm_jax.progress import rate
 from mlstm_jax.terminal import one_line, show
 from mlstm_jax.transfer.classifier_file import load_classifier
 from mlstm_jax.transfer.features import Featurizer, write_parts
-from mlstm_jax.transfer.labels import TextFile, columns_of
+from mlstm_jax.transfer.labels import columns_of
 from mlstm_jax.transfer.reader import FeatureState
 from mlstm_jax.transfer.report import REPORT, label_table
+from mlstm_jax.transfer.text_file import TextFile
 from mlstm_jax.transfer.transfer import require_out
 
 

@@ -9,6 +9,7 @@ Parameters of a layer, all float32::
 A gate's Wx is at first normal(0, 1/√I), and its Wh orthogonal, as in Flax's cells.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -47,9 +48,9 @@ class GatedCell(Recurrent):
         return self.weight_norm
 
     @staticmethod
+    @abstractmethod
     def advance(z_BZ: Array, carry: Any) -> Any:
         """Return a layer's carry after a step; all arrays are float32."""
-        raise NotImplementedError
 
     def initial(self, inputs: int) -> dict[str, Matrix]:
         """Return one matrix for the input and one for h."""

@@ -30,8 +30,8 @@ from mlstm_jax.progress import ProgressLine
 from mlstm_jax.run import Run
 from mlstm_jax.training import parallel
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.transfer.labels import TextFile
 from mlstm_jax.transfer.reader import FeatureState, State, TextReader, features_of, single_states
+from mlstm_jax.transfer.text_file import TextFile
 
 Features = NDArray[np.float32]
 

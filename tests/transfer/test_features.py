@@ -16,10 +16,10 @@ from mlstm_jax.corpora.documents import clean
 from mlstm_jax.errors import UserError
 from mlstm_jax.run import Run, load_run, with_compute
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.transfer import labels
+from mlstm_jax.transfer import text_file
 from mlstm_jax.transfer.features import Featurizer, State, units_of
-from mlstm_jax.transfer.labels import TextFile
 from mlstm_jax.transfer.reader import cheapest_rows, turns
+from mlstm_jax.transfer.text_file import TextFile
 from tests.tolerance import assert_close
 
 pytestmark = pytest.mark.numeric
@@ -58,7 +58,7 @@ def test_features_do_not_depend_on_batch_mates_order_or_calls(run: Run, state: S
 
 
 def test_a_file_is_read_in_parts(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(labels, "_MOST_TEXTS", 3)
+    monkeypatch.setattr(text_file, "_MOST_TEXTS", 3)
     file, out = tmp_path / "texts.jsonl", tmp_path / "features.npz"
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     source, expected = TextFile(file, None, run.cleaning), Featurizer(run)(TEXTS)
@@ -70,8 +70,8 @@ def test_a_file_is_read_in_parts(run: Run, tmp_path: Path, monkeypatch: pytest.M
     cli.main(["features", str(run.folder), "-", "--out", str(out)])
     with np.load(out) as written:
         assert_close(written["features"], expected, TERMS)
-    monkeypatch.setattr(labels, "_MOST_TEXTS", 9)
-    monkeypatch.setattr(labels, "_MOST_CHARACTERS", 1000)
+    monkeypatch.setattr(text_file, "_MOST_TEXTS", 9)
+    monkeypatch.setattr(text_file, "_MOST_CHARACTERS", 1000)
     assert [len(part) for part in source] == [4, 1]
     for changed in (TEXTS[1:], [*TEXTS, "more"]):
         file.write_text("".join(json.dumps({"text": text}) + "\n" for text in changed))
