@@ -13,7 +13,7 @@ from mlstm_jax.api.model import TrainedModel, load
 from mlstm_jax.config import Config, load_file, resolve_batch
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import UserError, note, require
-from mlstm_jax.interop import nvidia, openai, unirep, weights
+from mlstm_jax.interop import npy_folders, nvidia, weights
 from mlstm_jax.planning.machine import Machine, load_machine, with_measured_rate
 from mlstm_jax.planning.plan import Row
 from mlstm_jax.planning.plan import plan as make_plan
@@ -232,9 +232,9 @@ def import_weights(
         ValueError: the files are not of this kind, or damaged; or `out` exists.
     """
     readers: dict[str, Callable[[Path], weights.ModelWeights]] = {
-        "openai": openai.read_openai,
+        "openai": npy_folders.read_openai,
         "nvidia": nvidia.read_nvidia,
-        "unirep": unirep.read_unirep,
+        "unirep": npy_folders.read_unirep,
         "mlstm": weights.load_weights,
     }
     imported = readers[kind](Path(source))

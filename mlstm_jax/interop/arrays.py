@@ -235,48 +235,35 @@ def npy(path: Path) -> Array:
         raise UserError(f"{path}: is missing; the folder must contain all files of the model.")
     try:
         with path.open("rb") as file:
-            header = _Header.read(file)
-        if header.offset + header.size > path.stat().st_size:
+            shape, dtype, size = _read_header(file)
+        if size > path.stat().st_size:
             raise ValueError("it is truncated")
     except Exception as error:  # NumPy raises many types for an invalid header
         raise UserError(f"{path}: is not a .npy file of numbers ({reason(error)}).") from error
-    load = partial(
-        np.memmap, path, header.dtype, "r", header.offset, header.shape, order=header.order
-    )
-    return Array(str(path), header.shape, str(header.dtype), header.dtype.kind == "f", load)
+    load = partial(np.load, path, mmap_mode="r", allow_pickle=False)
+    return Array(str(path), shape, str(dtype), dtype.kind == "f", load)
 
 
-class _Header(NamedTuple):
-    """The header of a .npy file."""
+def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+    """Return the shape and the type in the header of a .npy file, and the bytes of the whole file.
 
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    order: str
-    offset: int  # of the data
-
-    @property
-    def size(self) -> int:
-        """Bytes of the data."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    @classmethod
-    def read(cls, file: IO[bytes]) -> "_Header":
-        """Read a header; any exception means that it is invalid."""
-        # NumPy on its own would trust the length in the header, up to 4 GB.
-        start = io.BytesIO(file.read(_MOST_HEADER))
-        parsers = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }
-        version = np.lib.format.read_magic(start)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about headers of Python 2 and invalid escapes
-            shape, is_fortran, dtype = parsers[version](start)
-        if dtype.hasobject:
-            raise ValueError("it holds pickled objects")
-        if any(size < 0 for size in shape):
-            raise ValueError(f"its shape is {shape}")
-        return cls(shape, dtype, "F" if is_fortran else "C", start.tell())
+    Any exception means that the header is invalid.
+    """
+    # NumPy on its own would trust the length in the header, up to 4 GB.
+    start = io.BytesIO(file.read(_MOST_HEADER))
+    parsers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    version = np.lib.format.read_magic(start)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about headers of Python 2 and invalid escapes
+        shape, _, dtype = parsers[version](start)
+    if dtype.hasobject:
+        raise ValueError("it holds pickled objects")
+    if any(size < 0 for size in shape):
+        raise ValueError(f"its shape is {shape}")
+    return shape, dtype, start.tell() + math.prod(shape) * dtype.itemsize
 
 
 @contextmanager
@@ -298,19 +285,17 @@ def _member(path: Path, archive: zipfile.ZipFile, name: str, member: zipfile.Zip
     where = f"{path}: {brief(name)}"
     try:
         with archive.open(member) as file:
-            header = _Header.read(file)
-        if header.offset + header.size != member.file_size:
+            shape, dtype, size = _read_header(file)
+        if size != member.file_size:
             raise ValueError("its size is not the one in its header")
     except Exception as error:  # zipfile and NumPy raise many types
         raise UserError(f"{where}: cannot be read ({reason(error)}).") from error
 
     def load() -> NDArray[Any]:
         with archive.open(member) as file:
-            file.read(header.offset)
-            data = np.frombuffer(file.read(header.size), header.dtype)
-        return data.reshape(header.shape, order=header.order)  # type: ignore[call-overload]
+            return np.lib.format.read_array(file, allow_pickle=False)
 
-    return Array(where, header.shape, str(header.dtype), header.dtype.kind == "f", load)
+    return Array(where, shape, str(dtype), dtype.kind == "f", load)
 
 
 def _text(about: Array) -> str:

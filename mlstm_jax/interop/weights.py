@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 from numpy.typing import NDArray
 
 from mlstm_jax import digest, fields, output
@@ -46,15 +47,9 @@ class ModelWeights(NamedTuple):
     notes: tuple[str, ...] = ()  # on what was not imported; only shown
 
 
-def named(params: Parameters, prefix: str = "") -> dict[str, Any]:
+def named(params: Parameters) -> dict[str, Any]:
     """Return the leaves of a tree of parameters by name: `layer_0/wh_v`."""
-    flat: dict[str, Any] = {}
-    for name, value in params.items():
-        if isinstance(value, Mapping):
-            flat |= named(value, f"{prefix}{name}/")
-        else:
-            flat[f"{prefix}{name}"] = value
-    return flat
+    return flatten_dict(params, sep="/")
 
 
 def flatten(params: Parameters) -> Arrays:
@@ -65,14 +60,7 @@ def flatten(params: Parameters) -> Arrays:
 
 def unflatten(flat: Mapping[str, NDArray[Any]]) -> Parameters:
     """Undo `flatten`."""
-    params: dict[str, Any] = {}
-    for name, value in flat.items():
-        *folders, leaf = name.split("/")
-        tree = params
-        for folder in folders:
-            tree = tree.setdefault(folder, {})
-        tree[leaf] = value
-    return params
+    return unflatten_dict(dict(flat), sep="/")
 
 
 def fingerprint(params: Parameters) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from mlstm_jax.errors import KnownError
-from mlstm_jax.interop import nvidia, openai, unirep, weights
+from mlstm_jax.interop import npy_folders, nvidia, weights
 from mlstm_jax.interop.weights import ModelWeights
 from mlstm_jax.transfer import classifier_file, classify
 from tests.interop.test_weights import write_nvidia, write_openai, write_unirep
@@ -40,10 +40,10 @@ def make(kind: str, folder: Path) -> tuple[list[Path], Callable[[], object]]:
     generator = np.random.default_rng(0)
     if kind == "openai":
         write_openai(folder / "o", generator)
-        return sorted((folder / "o").iterdir()), lambda: openai.read_openai(folder / "o")
+        return sorted((folder / "o").iterdir()), lambda: npy_folders.read_openai(folder / "o")
     if kind == "unirep":
         write_unirep(folder / "u", generator, 2)
-        return sorted((folder / "u").iterdir()), lambda: unirep.read_unirep(folder / "u")
+        return sorted((folder / "u").iterdir()), lambda: npy_folders.read_unirep(folder / "u")
     if kind == "nvidia":
         write_nvidia(folder / "m.pt", generator, padding=1, folded=False)
         return [folder / "m.pt"], lambda: nvidia.read_nvidia(folder / "m.pt")
@@ -54,7 +54,7 @@ def make(kind: str, folder: Path) -> tuple[list[Path], Callable[[], object]]:
         return [folder / name for name in names], lambda: classifier_file.load_classifier(folder)
     write_openai(folder / "o", generator)
     path = folder / f"m.{kind}"
-    weights.save(path, openai.read_openai(folder / "o"))
+    weights.save(path, npy_folders.read_openai(folder / "o"))
     return [path], lambda: weights.load_weights(path)
 
 

@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 
 from mlstm_jax import config
 from mlstm_jax.errors import UserError
-from mlstm_jax.interop import nvidia, openai, unirep, weights
+from mlstm_jax.interop import npy_folders, nvidia, weights
 from mlstm_jax.interop.weights import ModelWeights
 from tests.interop.test_weights import write_nvidia, write_unirep
 
@@ -102,7 +102,7 @@ def test_shapes_of_files_are_checked_before_anything_is_read(folder: Path) -> No
     np.save(folder / "14.npy", np.zeros(5_000_000))
     message = r"14\.npy has the shape \(5000000,\), but must have"
     with at_most(5_000_000), pytest.raises(UserError, match=message):
-        openai.read_openai(folder)
+        npy_folders.read_openai(folder)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_pipe_is_refused_without_waiting(folder: Path, tmp_path: Path) -> None
 
     before = signal.signal(signal.SIGALRM, wake)
     try:
-        for call, name in ((openai.read_openai, "o"), (weights.load_weights, "m.npz"),
+        for call, name in ((npy_folders.read_openai, "o"), (weights.load_weights, "m.npz"),
                            (weights.load_weights, "m.safetensors")):  # fmt: skip
             signal.alarm(20)
             with pytest.raises(UserError, match=r"is missing|does not exist"):
@@ -195,7 +195,7 @@ def test_a_pipe_is_refused_without_waiting(folder: Path, tmp_path: Path) -> None
 
 def test_no_array_may_hold_nan(folder: Path, tmp_path: Path, random: np.random.Generator) -> None:
     write_unirep(tmp_path / "u", random, 2)
-    readers = {folder: openai.read_openai, tmp_path / "u": unirep.read_unirep}
+    readers = {folder: npy_folders.read_openai, tmp_path / "u": npy_folders.read_unirep}
     for path in (one for given in readers for one in sorted(given.iterdir())):
         before = path.read_bytes()
         array = np.load(path)
@@ -213,7 +213,7 @@ def test_a_stack_has_all_of_its_layers(tmp_path: Path, random: np.random.Generat
     (one,) = u.glob("*stack1_wmx:0.npy")
     os.link(one, u / one.name.replace("stack1", "stack10000000"))
     with pytest.raises(UserError, match="has layer 10000000, but a layer before it is missing"):
-        unirep.read_unirep(u)
+        npy_folders.read_unirep(u)
 
 
 # --- .npy
@@ -256,7 +256,7 @@ def zipped() -> bytes:
 def test_an_invalid_npy_is_named(content: bytes, folder: Path) -> None:
     (folder / "12.npy").write_bytes(content)
     with pytest.raises(UserError, match=r"12\.npy: is not a \.npy file of numbers"):
-        openai.read_openai(folder)
+        npy_folders.read_openai(folder)
 
 
 @pytest.mark.parametrize(
@@ -265,10 +265,10 @@ def test_an_invalid_npy_is_named(content: bytes, folder: Path) -> None:
 def test_any_float_in_any_order_is_imported(kind: str, order: Any, folder: Path) -> None:
     for path in folder.iterdir():  # to numbers that all of the types hold
         np.save(path, np.load(path).astype(np.float16).astype(np.float32))
-    expected = weights.flatten(openai.read_openai(folder).params)
+    expected = weights.flatten(npy_folders.read_openai(folder).params)
     for path in folder.iterdir():
         np.save(path, np.array(np.load(path), kind, order=order))
-    found = openai.read_openai(folder)
+    found = npy_folders.read_openai(folder)
     for name, array in weights.flatten(found.params).items():
         np.testing.assert_array_equal(array, expected[name])
     assert {array.dtype.str for array in found.params["layer_0"].values()} == {"<f4"}
@@ -278,7 +278,7 @@ def test_any_float_in_any_order_is_imported(kind: str, order: Any, folder: Path)
 def test_only_floats_are_imported(kind: str, folder: Path) -> None:
     np.save(folder / "12.npy", np.zeros(7, kind))
     with pytest.raises(UserError, match=r"12\.npy must be finite floating-point numbers, not"):
-        openai.read_openai(folder)
+        npy_folders.read_openai(folder)
 
 
 # --- .pt
