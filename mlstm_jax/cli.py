@@ -128,7 +128,7 @@ def run(words: Sequence[str], program: str | None) -> None:
     command = _command(name)
     options = command.options()
     try:
-        with terminal.quoting(rest), _notes():
+        with _notes():
             command(rest, program if program and name == "train" else f"mlstm-jax {name}")
     except KnownError as error:
         error.args = (as_options(str(error), options), *error.args[1:])

@@ -1,30 +1,45 @@
-"""Output for people: a character that would control the terminal is shown as an escape.
+"""Output for people: safe text, standard streams, and the progress of long operations.
 
-Corpora, labels, file names and generated text are untrusted. An escape sequence in them could clear
-the screen or set the window title; a direction mark could reverse a message.
+A character that would control the terminal is shown as an escape. Corpora, labels, file names and
+generated text are untrusted. An escape sequence in them could clear the screen or set the window
+title; a direction mark could reverse a message.
 """
 
 import errno
 import html
+import importlib.util
 import io
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
-from typing import Any, TextIO
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TextIO
 
 from mlstm_jax.errors import FileError, with_remedy
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
 
 # C0 except tab and newline; DEL and C1; Unicode line and direction marks; lone surrogates.
 _STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _MARKUP = re.compile(r"[\\`*_\[\]|~]")
 _COLOUR = re.compile("\x1b\\[[0-9;]*m")
 
+_SECONDS_BETWEEN_PLAIN_LINES = 10.0
+
 
 def printable(text: object) -> str:
     r"""Return a text with escapes, such as \x1b or \u202e, but keep newlines and tabs."""
     return _STEERS.sub(lambda match: ascii(match[0])[1:-1], str(text))
+
+
+def uncoloured(text: str) -> str:
+    """Return a library's coloured text without colours, and with escapes."""
+    return printable(_COLOUR.sub("", text))
 
 
 def one_line(text: object) -> str:
@@ -96,29 +111,122 @@ def open_streams() -> None:
         getattr(sys, name).reconfigure(errors="replace")
 
 
-class _Printable(io.TextIOBase):
-    """A stream, not a terminal, that passes on text with escapes."""
+def console(*, stderr: bool = False, width: int | None = None) -> "Console":
+    """Return a console that prints brackets and colons as they are: names and texts have them."""
+    from rich.console import Console  # not needed for --help
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        self._stream.write(printable(_COLOUR.sub("", text)))
-        return len(text)
-
-    def flush(self) -> None:
-        self._stream.flush()
+    return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
 
 
-@contextmanager
-def quoting(words: Sequence[str]) -> Iterator[None]:
-    """Keep standard error printable while it may repeat these words of a command line.
+class ProgressLine:
+    """Progress of `total` steps on standard error, unless `quiet`; a context manager.
 
-    The command line parser writes there directly, with colours. Nothing changes unless one of the
-    words needs escapes, so progress lines stay live.
+    `status` is shown until the first update. `of_bytes`: a step is a byte that is read.
     """
-    if all(printable(word) == word for word in words):
-        yield
-        return
-    with redirect_stderr(_Printable(sys.stderr)):
-        yield
+
+    def __init__(
+        self,
+        name: str,
+        total: int,
+        done: int = 0,
+        *,
+        status: str = "compiling",
+        of_bytes: bool = False,
+        quiet: bool = False,
+    ) -> None:
+        self._name, self._total, self._done, self._quiet = name, total, done, quiet
+        self._of_bytes = of_bytes
+        self._console = console(stderr=True)
+        # The first step includes compilation, so the estimate starts at the first update.
+        self._since: tuple[int, float] | None = None
+        self._printed = time.monotonic()
+        self._live: Progress | None = None
+        # In a notebook, rich updates a bar in place if there are widgets.
+        has_widgets = self._console.is_jupyter and importlib.util.find_spec("ipywidgets")
+        if not quiet and (sys.stderr.isatty() or has_widgets):
+            from rich import progress
+
+            self._live = progress.Progress(
+                progress.TextColumn("{task.description}", markup=False),
+                progress.BarColumn(bar_width=24),
+                progress.TextColumn("{task.fields[count]}"),
+                progress.TextColumn("{task.fields[status]}", markup=False),
+                progress.TimeElapsedColumn(),
+                progress.TimeRemainingColumn(elapsed_when_finished=False),
+                progress.TextColumn("left"),
+                console=self._console,
+            )
+            self._task = self._live.add_task(
+                name, total=total, completed=done, count=self._count(), status=status
+            )
+
+    def __enter__(self) -> "ProgressLine":
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._terminal():
+            if self._live:
+                self._live.stop()
+
+    def advance(self, steps: int) -> None:
+        """Add to the number of steps done."""
+        self.update(self._done + steps)
+
+    def update(self, step: int, status: str = "") -> None:
+        """Show the number of steps done, and `status` next to it; of bytes, their rate."""
+        self._done = step
+        if self._quiet:
+            return
+        with self._terminal():
+            now = time.monotonic()
+            first, started = self._since = self._since or (step, now)
+            speed = (step - first) / (now - started) if step > first and now > started else 0.0
+            if self._of_bytes and speed:
+                status = rate(speed)
+            if self._live:
+                self._live.update(self._task, completed=step, count=self._count(), status=status)
+            elif now - self._printed >= _SECONDS_BETWEEN_PLAIN_LINES:
+                self._printed = now
+                left = (
+                    f"  {timedelta(seconds=round((self._total - step) / speed))} left"
+                    if speed
+                    else ""
+                )
+                show(f"{self._name} {self._count()}  {status}{left}", file=sys.stderr)
+
+    def _count(self) -> str:
+        """Return the number of steps done, of all: 300/600, or 1.2/45.6 MB."""
+        if not self._of_bytes:
+            return f"{self._done}/{self._total}"
+        size, unit = _unit(self._total)
+        return f"{self._done / size:.1f}/{self._total / size:.1f} {unit}"
+
+    def say(self, text: str) -> None:
+        """Print a permanent line above the live line."""
+        with self._terminal():
+            if self._live:
+                self._console.print(printable(text), soft_wrap=True)
+            elif not self._quiet:
+                show(text, file=sys.stderr)
+
+    @contextmanager
+    def _terminal(self) -> Iterator[None]:
+        """Stop printing when the terminal is closed; the work continues."""
+        try:
+            yield
+        except OSError:
+            self._live, self._quiet = None, True
+
+
+def rate(bytes_per_second: float) -> str:
+    """Format a rate in decimal units."""
+    size, unit = _unit(bytes_per_second)
+    return f"{bytes_per_second / size:.{0 if unit == 'B' else 1}f} {unit}/s"
+
+
+def _unit(count: float) -> tuple[float, str]:
+    """Return the largest decimal unit of bytes that is not above `count`."""
+    units = (1e9, "GB"), (1e6, "MB"), (1e3, "kB")
+    return next(((size, unit) for size, unit in units if count >= size), (1.0, "B"))

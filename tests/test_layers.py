@@ -26,7 +26,7 @@ LAYERS = [
     {"config", "user_python"},
     {"model"},
     {"digest"},
-    {"fields", "guard", "output", "progress", "shipped"},
+    {"fields", "guard", "output", "shipped"},
     {"errors", "terminal"},
 ]
 

@@ -16,7 +16,7 @@ import pytest
 from mlstm_jax import cli, config, run, terminal
 from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import ModelWeights
-from mlstm_jax.progress import ProgressLine
+from mlstm_jax.terminal import ProgressLine
 from mlstm_jax.transfer import classifier_file, classify
 
 # It clears the screen, sets the title, deletes a line, and turns the direction.

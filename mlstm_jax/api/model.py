@@ -16,7 +16,7 @@ from mlstm_jax.config import Devices
 from mlstm_jax.data.corpus import SplitName
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop import weights
-from mlstm_jax.progress import ProgressLine
+from mlstm_jax.terminal import ProgressLine
 from mlstm_jax.training import metrics, parallel
 from mlstm_jax.training.evaluation import Evaluator, Score, corpus_of
 from mlstm_jax.transfer import onnx_file

@@ -24,6 +24,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
 
 from mlstm_jax.corpora.sources import Source, check_source
 from mlstm_jax.errors import UserError
+from mlstm_jax.terminal import printable, uncoloured
 
 if TYPE_CHECKING:
     from mlstm_jax.api.model import TrainedModel
@@ -145,7 +146,9 @@ class Command:
                 raise cause from None
             raise
         finally:
-            sys.stderr.write(said.getvalue())
+            # It may repeat words of the command line.
+            hostile = any(printable(word) != word for word in words)
+            sys.stderr.write(uncoloured(said.getvalue()) if hostile else said.getvalue())
 
     def __call__(self, words: Sequence[str], program: str) -> None:
         """Run the command."""

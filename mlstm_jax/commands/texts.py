@@ -16,8 +16,7 @@ from mlstm_jax.api.model import TrainedModel
 from mlstm_jax.commands import Call, InputFile, command, require_files
 from mlstm_jax.errors import UserError
 from mlstm_jax.guard import interruptible
-from mlstm_jax.progress import rate
-from mlstm_jax.terminal import one_line, show
+from mlstm_jax.terminal import one_line, rate, show
 from mlstm_jax.transfer.classifier_file import load_classifier
 from mlstm_jax.transfer.features import Featurizer, write_parts
 from mlstm_jax.transfer.labels import columns_of

@@ -22,8 +22,7 @@ from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.planning import compile as compiling
 from mlstm_jax.planning.plan import as_json, format_plan
 from mlstm_jax.planning.recommend import recommend
-from mlstm_jax.progress import ProgressLine
-from mlstm_jax.terminal import show
+from mlstm_jax.terminal import ProgressLine, show
 from mlstm_jax.training.schedule import plot as plot_schedule
 
 

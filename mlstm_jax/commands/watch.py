@@ -11,8 +11,7 @@ from tyro.conf import Positional, arg
 
 from mlstm_jax.commands import command
 from mlstm_jax.errors import UserError
-from mlstm_jax.progress import console
-from mlstm_jax.terminal import one_line
+from mlstm_jax.terminal import console, one_line
 from mlstm_jax.training.metrics import by_kind, read_metrics, runs_in
 
 if TYPE_CHECKING:

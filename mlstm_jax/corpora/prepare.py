@@ -40,7 +40,7 @@ from mlstm_jax.data import corpus
 from mlstm_jax.data.corpus import SPLITS, Manifest, SplitManifest, SplitName
 from mlstm_jax.errors import UserError, note
 from mlstm_jax.output import atomic_directory, partial_folder, remove_leftovers
-from mlstm_jax.progress import ProgressLine
+from mlstm_jax.terminal import ProgressLine
 
 # The order of writing: the first documents become the test split.
 _ORDER: tuple[SplitName, ...] = ("test", "valid", "train")

@@ -10,7 +10,7 @@ from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.errors import KnownError
-from mlstm_jax.progress import ProgressLine, rate
+from mlstm_jax.terminal import ProgressLine, rate
 from mlstm_jax.training.begin import ResumePoint
 from mlstm_jax.training.evaluation import Score
 from mlstm_jax.training.metrics import BITS_PER_NAT, MetricsLog, NullLog

@@ -24,7 +24,7 @@ from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.errors import UserError
 from mlstm_jax.model import pallas
 from mlstm_jax.model.language_model import LanguageModel, Parameters
-from mlstm_jax.progress import ProgressLine
+from mlstm_jax.terminal import ProgressLine
 from mlstm_jax.training import parallel, run_folder, schedule
 from mlstm_jax.training.begin import Beginning, ResumePoint
 from mlstm_jax.training.evaluation import Evaluator

@@ -26,8 +26,8 @@ from mlstm_jax import digest, output
 from mlstm_jax.config import Devices
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
-from mlstm_jax.progress import ProgressLine
 from mlstm_jax.run import Run
+from mlstm_jax.terminal import ProgressLine
 from mlstm_jax.training import parallel
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer.reader import FeatureState, State, TextReader, features_of, single_states

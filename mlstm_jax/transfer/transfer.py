@@ -14,9 +14,8 @@ import numpy as np
 from mlstm_jax import output
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import fingerprint
-from mlstm_jax.progress import ProgressLine
 from mlstm_jax.run import Run
-from mlstm_jax.terminal import show
+from mlstm_jax.terminal import ProgressLine, show
 from mlstm_jax.transfer import classifier_file, experiment, report
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier, Examples, Prior

@@ -63,7 +63,7 @@ def test_a_second_call_compiles_nothing(
 def test_progress_counts_the_bytes_that_are_read(
     model: mlstm.TrainedModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("mlstm_jax.progress._SECONDS_BETWEEN_PLAIN_LINES", 0.0)
+    monkeypatch.setattr("mlstm_jax.terminal._SECONDS_BETWEEN_PLAIN_LINES", 0.0)
     texts = ["a text of any length "] * 500  # 23 bytes after cleaning
     model.encode(texts, show_progress=True)
     assert "encode 11.5/11.5 kB" in capsys.readouterr().err
