@@ -66,11 +66,11 @@ def write_split(
     """
     sums: dict[str, str] = {}
     size = written = 0
-    ratings_name = corpus.ratings_file(name)
+    files = corpus.files_of(name)
     with (
-        _file(folder / corpus.bytes_file(name), sums) as data,
-        _file(folder / corpus.offsets_file(name), sums) as offsets,
-        _file(folder / ratings_name if rated else None, sums) as ratings,
+        _file(folder / files.bytes, sums) as data,
+        _file(folder / files.offsets, sums) as offsets,
+        _file(folder / files.ratings if rated else None, sums) as ratings,
     ):
         offsets.write(_npy_header(np.dtype(np.uint64), (count + 1,)))
         offsets.write(np.zeros(1, np.uint64).tobytes())

@@ -18,7 +18,7 @@ import json
 import reprlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,27 +39,20 @@ Dedupe = Literal["exact", "normalized", "none"]
 STOP = 3  # ETX, UniRep's stop token; not stored in a corpus
 
 
-def bytes_file(split: str) -> str:
-    """Return the name of the file with a split's bytes."""
-    return f"{split}.bin"
+class SplitFiles(NamedTuple):
+    """The names of a split's files."""
+
+    bytes: str
+    offsets: str
+    ratings: str
 
 
-def offsets_file(split: str) -> str:
-    """Return the name of the file with a split's document offsets."""
-    return f"{split}.offsets.npy"
+def files_of(split: str) -> SplitFiles:
+    """Return the names of the files of a split."""
+    return SplitFiles(f"{split}.bin", f"{split}.offsets.npy", f"{split}.ratings.npy")
 
 
-def ratings_file(split: str) -> str:
-    """Return the name of the file with a split's ratings."""
-    return f"{split}.ratings.npy"
-
-
-FILES = frozenset(
-    [
-        MANIFEST,
-        *(name(split) for split in SPLITS for name in (bytes_file, offsets_file, ratings_file)),
-    ]
-)
+FILES = frozenset([MANIFEST, *(name for split in SPLITS for name in files_of(split))])
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -124,7 +117,8 @@ class Manifest:
             if set(manifest.splits) != set(SPLITS):
                 raise fields.Wrong(f"splits must be {', '.join(SPLITS)}")
             for name, split in manifest.splits.items():
-                if not {bytes_file(name), offsets_file(name)} <= split.crc32.keys() <= FILES:
+                files = files_of(name)
+                if not {files.bytes, files.offsets} <= split.crc32.keys() <= FILES:
                     raise fields.Wrong(f"crc32 does not name the files of {name}")
         except fields.Wrong as error:
             raise UserError(
@@ -178,27 +172,26 @@ class Corpus:
         Raises:
             UserError: its files do not have the sizes or checksums in the manifest.
         """
-        expected = self.manifest.splits[name]
-        path = self.path / bytes_file(name)
+        expected, files = self.manifest.splits[name], files_of(name)
+        path = self.path / files.bytes
         try:
             if (size := path.stat().st_size) != expected.bytes:
                 raise OSError(f"{path.name} has {size:,} bytes, not {expected.bytes:,}")
             data = CheckedBytes(path, expected.crc32[path.name])
             offsets, ratings = (
-                _load(self.path / file(name), expected.crc32.get(file(name)))
-                for file in (offsets_file, ratings_file)
+                _load(self.path / file, expected.crc32.get(file)) for file in files[1:]
             )
         except OSError as error:
-            raise UserError(self._damaged(name, str(error))) from error
+            raise UserError(
+                f"{self.path}: the {name} split is truncated or damaged ({error}); run prepare "
+                "again."
+            ) from error
         assert offsets is not None
         return Split(name, data, offsets, ratings)
 
-    def _damaged(self, split: str, why: str) -> str:
-        return f"{self.path}: the {split} split is truncated or damaged ({why}); run prepare again."
-
 
 def _load(path: Path, sums: str | None) -> NDArray[Any] | None:
-    """Return the array of a .npy file that `corpus_writer` wrote, read-only; None if it has none.
+    """Return the array of a .npy file that corpora/writer.py wrote, read-only; None if it has none.
 
     Raises OSError if it cannot be read, or differs from its checksums.
     """
@@ -297,7 +290,7 @@ def format_corpus(corpus: Corpus) -> str:
     )
     width = max(len(row[0]) for row in rows)
     table = [f"{a:<{width}}  {b:>13}  {c:>15}".rstrip() for a, b, c in rows]
-    rated = any(ratings_file(name) in split.crc32 for name, split in manifest.splits.items())
+    rated = any(files_of(name).ratings in split.crc32 for name, split in manifest.splits.items())
     return "\n".join(
         [
             f"corpus {corpus.path}",

@@ -13,11 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from mlstm_jax.data.corpus import Corpus, Split, SplitName, open_corpus
-from mlstm_jax.data.evaluation_stream import (
-    EVALUATION_ROWS,
-    DocumentStream,
-    EvaluationStream,
-)
+from mlstm_jax.data.evaluation_stream import EVALUATION_ROWS, EvaluationStream
 from mlstm_jax.data.stream import prefetch
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import LanguageModel
@@ -98,11 +94,7 @@ class Evaluator:
         as_text, longest = not model.model.masked, model.model.longest_window
         window = model.model.reading_window(window) if as_text else min(window, longest or window)
         self._start = model.reading_carry if as_text else model.init_carry
-        self.stream: EvaluationStream | DocumentStream
-        if stop is None:
-            self.stream = EvaluationStream(split, window=window)
-        else:
-            self.stream = DocumentStream(split, window=window, stop=stop)
+        self.stream = EvaluationStream(split, window=window, stop=stop)
         self._devices = devices
         self._rows = -(-EVALUATION_ROWS // devices.count) * devices.count
         self._step = devices.map(make_evaluation_step(model, parallel.AXIS), donate=(1,))

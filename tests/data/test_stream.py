@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mlstm_jax.data.corpus import Split
-from mlstm_jax.data.evaluation_stream import DocumentStream, EvaluationStream
+from mlstm_jax.data.evaluation_stream import EvaluationStream
 from mlstm_jax.data.shards import TRAINING_SLACK, cut
 from mlstm_jax.data.stream import TrainStream, prefetch
 from mlstm_jax.errors import UserError
@@ -342,7 +342,7 @@ def test_evaluation_of_very_small_splits(lengths: list[int]) -> None:
 @pytest.mark.parametrize("lengths", [[2], [5, 1], [1000, 1, 1, 1], [8, 16, 7, 9] * 9])
 def test_documents_are_read_each_by_itself_to_its_stop(lengths: list[int]) -> None:
     split = make_split(lengths)
-    stream = DocumentStream(split, window=8, stop=3)
+    stream = EvaluationStream(split, window=8, stop=3)
     rows: list[list[bytes]] = [[] for _ in range(20)]
     scored = 0
     for step in range(stream.steps):
@@ -365,8 +365,8 @@ def test_documents_are_read_each_by_itself_to_its_stop(lengths: list[int]) -> No
 def test_evaluation_of_nothing_is_refused() -> None:
     with pytest.raises(UserError, match="too few to score"):
         EvaluationStream(make_split([]), window=8)
-    with pytest.raises(UserError, match="nothing to score"):
-        DocumentStream(make_split([]), window=8, stop=3)
+    with pytest.raises(UserError, match="too few to score"):
+        EvaluationStream(make_split([]), window=8, stop=3)
 
 
 def test_prefetch_keeps_the_order_and_passes_errors_on() -> None:
