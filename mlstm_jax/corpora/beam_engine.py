@@ -135,8 +135,6 @@ def _read(numbered: tuple[int, Source], recipe: Recipe, digits: int) -> Iterator
                 rating = math.nan if record.rating is None else record.rating
                 rated = rated or record.rating is not None
                 yield order_key(text, recipe.seed, recipe.dedupe)[:digits], (text, rating)
-        if not seen["text"]:
-            raise UserError(f"{source}: no text is left after cleaning; leave it out.")
     except UserError as error:
         # Raised here, it would reach the user inside a traceback from Beam.
         yield TaggedOutput(_ERRORS, [str(error)])

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mlstm_jax.corpora.documents import Document, Recipe, Reject, first, rating_of
-from mlstm_jax.corpora.records import no_column
+from mlstm_jax.corpora.records import EXCERPT, no_column
 from mlstm_jax.corpora.sources import TFDS, Source
 from mlstm_jax.corpora.sql import number, quoted, unglobbed
 from mlstm_jax.errors import UserError
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 _ROWS_A_FETCH = 4096
 _NOT_UTF8 = "Invalid string encoding"  # from DuckDB's error message
 _STRINGS = ("string", "large_string", "string_view")  # pyarrow's
-_EXCERPT = 80  # characters
 
 
 def read_parquet(source: Source, recipe: Recipe) -> Iterator[Document | Reject | None]:
@@ -149,7 +148,7 @@ def _found(place: str, record: dict[str, object], recipe: Recipe) -> Document | 
     try:
         decoded = text.decode()
     except UnicodeDecodeError as error:
-        excerpt = text.decode(errors="backslashreplace")[:_EXCERPT]
+        excerpt = text.decode(errors="backslashreplace")[:EXCERPT]
         why = f"not UTF-8 text (byte 0x{text[error.start]:02x}); correct it at its source."
         return Reject("not UTF-8", place, f"{place}: {why}", excerpt)
     rating = mark.decode(errors="replace") if isinstance(mark, bytes) else str(mark)

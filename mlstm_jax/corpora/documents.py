@@ -171,17 +171,21 @@ def order_key(text: bytes, seed: int, dedupe: Dedupe) -> str:
     return hashlib.md5(f"{seed}:".encode() + text, usedforsecurity=False).hexdigest()
 
 
-def kept(copies: list[CleanDocument], seed: int, dedupe: Dedupe) -> list[CleanDocument]:
-    """Return the documents to keep, in order, of those with the same `order_key`.
+def without_copies(
+    keyed: Iterable[tuple[str, bytes, float]], seed: int, dedupe: Dedupe
+) -> Iterator[CleanDocument]:
+    """Yield the documents to keep of (key, text, rating), sorted by `order_key`, in their order.
 
-    Without deduplication, all are kept. Otherwise the one whose own text has the smallest md5 is
-    kept, with the lowest rating of that text.
+    Without deduplication, all are kept. Otherwise, of those with the same key, the one whose own
+    text has the smallest md5 is kept, with the lowest rating of that text.
     """
-    if len(copies) > 1:
-        copies = sorted(
-            copies, key=lambda d: (order_key(d[0], seed, "exact"), d[0], math.isnan(d[1]), d[1])
-        )
-    return copies if dedupe == "none" else copies[:1]
+    for _, group in groupby(keyed, key=itemgetter(0)):
+        copies = [(text, rating) for _, text, rating in group]
+        if len(copies) > 1:
+            copies.sort(
+                key=lambda d: (order_key(d[0], seed, "exact"), d[0], math.isnan(d[1]), d[1])
+            )
+        yield from copies if dedupe == "none" else copies[:1]
 
 
 def in_order(
@@ -189,8 +193,7 @@ def in_order(
 ) -> Iterator[CleanDocument]:
     """Yield the documents to keep, in order; holds all of them in memory."""
     keyed = sorted((order_key(text, seed, dedupe), text, rating) for text, rating in documents)
-    for _, copies in groupby(keyed, key=itemgetter(0)):
-        yield from kept([(text, rating) for _, text, rating in copies], seed, dedupe)
+    return without_copies(keyed, seed, dedupe)
 
 
 def first(record: Record, fields: tuple[str, ...]) -> object:

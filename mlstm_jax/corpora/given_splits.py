@@ -55,8 +55,6 @@ def read_and_sort(
                 continue
             seen["without" if item is None else "text" if item[0] else "blank"] += 1
             rated = rated or (item is not None and not isnan(item[1]))
-        if not seen["text"]:
-            raise UserError(f"{source}: no text is left after cleaning; leave it out.")
         sizes[split] += seen["text"]
         counts.append((seen["text"], seen["without"], seen["blank"]))
     manifests = source_manifests([source for _, source in every], counts)

@@ -10,7 +10,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from fractions import Fraction
 from itertools import chain, islice
 from pathlib import Path
@@ -46,41 +46,27 @@ from mlstm_jax.terminal import ProgressLine
 _ORDER: tuple[SplitName, ...] = ("test", "valid", "train")
 
 
-class Stages:
-    """A progress line for each stage, unless `quiet`; a context manager."""
+@contextmanager
+def _progress(*, quiet: bool) -> Iterator[Report]:
+    """Yield what shows the progress of each stage, in a line of its own, unless `quiet`."""
+    line: ProgressLine | None = None
+    current = ""
 
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet = quiet
-        self._stage: str | None = None
-        self._line: ProgressLine | None = None
+    def report(stage: str, fraction: float) -> None:
+        nonlocal line, current
+        if stage != current:
+            if line:
+                line.update(100, "percent")
+            lines.close()
+            line, current = ProgressLine(stage, 100, status="", quiet=quiet), stage
+            lines.enter_context(line)
+        if line and fraction:
+            line.update(int(100 * fraction), "percent")
 
-    def __enter__(self) -> "Stages":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._end(finished=error[0] is None)
-
-    def report(self, stage: str, fraction: float) -> None:
-        """Show that `fraction` of a stage is done; for a sort it is 0 to its end."""
-        if stage != self._stage:
-            self._end(finished=True)
-            self._line = ProgressLine(stage, 100, status="", quiet=self._quiet).__enter__()
-            self._stage = stage
-        if self._line and fraction:
-            self._line.update(int(100 * fraction), "percent")
-
-    def counted(self, documents: Iterator[CleanDocument], count: int) -> Iterator[CleanDocument]:
-        """Yield the documents, and show the fraction yielded so far."""
-        for n, document in enumerate(documents):
-            if n % 10_000 == 0:
-                self.report("write", n / count)
-            yield document
-
-    def _end(self, *, finished: bool) -> None:
-        if self._line:
-            if finished:
-                self._line.update(100, "percent")
-            self._line.__exit__(None, None, None)
+    with ExitStack() as lines:
+        yield report
+        if line:
+            line.update(100, "percent")
 
 
 def prepare(
@@ -151,10 +137,10 @@ def prepare(
     with (
         _tidied(out, scratch_beside, rejects_file, rejects),
         atomic_directory(out, lambda: check_out(out, overwrite)) as folder,
-        Stages(quiet=not show_progress) as stages,
+        _progress(quiet=not show_progress) as report,
     ):
         try:
-            gathering = _read_and_sort(of_split, options, recipe, rejects, scratch, stages.report)
+            gathering = _read_and_sort(of_split, options, recipe, rejects, scratch, report)
             manifest = _write(
                 gathering,
                 folder,
@@ -163,7 +149,7 @@ def prepare(
                 rejects,
                 rejects_file,
                 options.max_reject_fraction,
-                stages,
+                report,
             )
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -230,7 +216,7 @@ def _write(
     rejects: Rejects,
     rejects_file: Path,
     max_reject_fraction: float,
-    stages: Stages,
+    report: Report,
 ) -> Manifest:
     with gathering as gathered:
         counts = gathered.counts
@@ -242,7 +228,7 @@ def _write(
                 f"no record has a number in `rating_column` {recipe.rating_column!r}; check it."
             )
         sizes = _sizes(gathered.documents, split) if split else gathered.sizes
-        documents = stages.counted(gathered.in_order, gathered.documents)
+        documents = _counted(gathered.in_order, gathered.documents, report)
         splits: dict[str, SplitManifest] = {}
         for name in _ORDER:
             size = sizes.get(name, 0)
@@ -263,6 +249,15 @@ def _write(
         dedupe=recipe.dedupe,
         rejected=rejects.counts,
     )
+
+
+def _counted(
+    documents: Iterator[CleanDocument], count: int, report: Report
+) -> Iterator[CleanDocument]:
+    for n, document in enumerate(documents):
+        if n % 10_000 == 0:
+            report("write", n / count)
+        yield document
 
 
 def _sizes(documents: int, split: SplitWeights) -> dict[str, int]:

@@ -20,6 +20,7 @@ from mlstm_jax.corpora.documents import (
     rating_of,
 )
 from mlstm_jax.corpora.records import (
+    EXCERPT,
     MAX_REJECT_FRACTION,
     Line,
     RecordOrReject,
@@ -36,7 +37,6 @@ from mlstm_jax.errors import UserError, nearest, note, question
 LONGEST_LINE = 2**28  # bytes; a longer one is probably not text
 _LINES_A_REPORT = 1000
 _MOST_FIELDS_SHOWN = 20
-_EXCERPT = 80  # characters
 _GZIP_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error)
 NOT_TEXT = "text of another type"
 
@@ -65,28 +65,6 @@ def read_documents(
         note(text)
     if rejects:
         note(f"skipped, because they cannot be read:\n{rejects.describe()}")
-
-
-def read_source(
-    source: Source, recipe: Recipe, on_read: Callable[[int], None] | None = None
-) -> Iterator[Document | Reject | None]:
-    """Yield the documents of a source, None for each record without text, rejects, and notes.
-
-    Args:
-        source: one that `find_sources` returns; or `STDIN`, with JSON lines or lines of text.
-        recipe: the fields of text and rating, by default the first of `TEXT_COLUMNS` and
-            `RATING_COLUMNS` that is not null (a rating must be a number, or it is ignored); what a
-            document is, by default a line in .txt and a paragraph in `pydoc:`.
-        on_read: called from time to time with the bytes on disk read since its last call.
-
-    Raises:
-        UserError: the source cannot be opened, does not match its name, or contains no text.
-    """
-    if source.kind == "tfds":
-        return read_tfds(source, recipe)
-    if source.kind == "parquet":
-        return read_parquet(source, recipe)
-    return read_file(source, recipe, on_read)
 
 
 class _Seen:
@@ -130,14 +108,31 @@ def _kind(text: object) -> str:
     if isinstance(text, str):
         return "blank"
     if isinstance(text, dict):
-        return f"an object with the fields {', '.join(text) or '(none)'}"[:_EXCERPT]
+        return f"an object with the fields {', '.join(text) or '(none)'}"[:EXCERPT]
     return {list: "a list", bool: "a boolean"}.get(type(text), "a number")
 
 
-def read_file(
+def read_source(
     source: Source, recipe: Recipe, on_read: Callable[[int], None] | None = None
 ) -> Iterator[Document | Reject | None]:
-    """Do what `read_source` does for a text file, standard input or `pydoc:`."""
+    """Yield the documents of a source, None for each record without text, rejects, and notes.
+
+    Args:
+        source: one that `find_sources` returns; or `STDIN`, with JSON lines or lines of text.
+        recipe: the fields of text and rating, by default the first of `TEXT_COLUMNS` and
+            `RATING_COLUMNS` that is not null (a rating must be a number, or it is ignored); what a
+            document is, by default a line in .txt and a paragraph in `pydoc:`.
+        on_read: called from time to time with the bytes on disk read since its last call.
+
+    Raises:
+        UserError: the source cannot be opened, does not match its name, or contains no text.
+    """
+    if source.kind == "tfds":
+        yield from read_tfds(source, recipe)
+        return
+    if source.kind == "parquet":
+        yield from read_parquet(source, recipe)
+        return
     check_source(source)
     seen, records = _Seen(source, recipe), 0
     first_reject: Reject | None = None
@@ -159,11 +154,9 @@ def read_file(
             elif text is None:
                 yield None
             else:
-                place = f"{source}, {f'line {where:,}' if isinstance(where, int) else where}"
-                excerpt = json.dumps(text, default=str)[:_EXCERPT]
-                yield Reject(
-                    NOT_TEXT, place, f"{place}: its text is {excerpt}, not a string", excerpt
-                )
+                excerpt = json.dumps(text, default=str)
+                why = f"its text is {excerpt[:EXCERPT]}, not a string"
+                yield reject(NOT_TEXT, source, where, why, excerpt)
     except _GZIP_ERRORS as error:
         place = f"{source}, after record {records:,}"
         cut = Reject(

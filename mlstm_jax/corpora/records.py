@@ -21,10 +21,12 @@ Line = tuple[int, str] | Reject
 RecordOrReject = tuple[int | str, Record] | Reject
 
 
-def reject(kind: str, source: Source, line: int, why: str, excerpt: str) -> Reject:
-    """Return the reject for a line that is not a record."""
-    place = f"{source}, line {line:,}"
-    return Reject(kind, place, f"{place}: {why}", excerpt.strip()[:EXCERPT])
+def reject(
+    kind: str, source: Source, where: int | str, why: str, excerpt: str, *, is_note: bool = False
+) -> Reject:
+    """Return the reject, or the note, for what is at a line of a source, or at a place in words."""
+    place = f"{source}, {f'line {where:,}' if isinstance(where, int) else where}"
+    return Reject(kind, place, f"{place}: {why}", excerpt.strip()[:EXCERPT], is_note)
 
 
 def no_column(
@@ -167,18 +169,12 @@ def _object(
     twice = sorted(value.twice.intersection(fields)) if isinstance(value, _Object) else []
     if isinstance(value, _Object) and not twice:
         return where, value
-    excerpt = json.dumps(value)[:EXCERPT]
-    place = f"{source}, {f'line {where:,}' if isinstance(where, int) else where}"
+    excerpt = json.dumps(value)
     if twice:
         why = f"its field {twice[0]} occurs more than once; keep only the correct one."
-        return Reject("field twice", place, f"{place}: {why}", excerpt)
-    return Reject(
-        "not a JSON object",
-        place,
-        f"{place}: {excerpt[:40]} is not a record; a record is a JSON object, such as "
-        '{"text": "..."}',
-        excerpt,
-    )
+        return reject("field twice", source, where, why, excerpt)
+    why = f"{excerpt[:40]} is not a record; a record is a JSON object, such as"
+    return reject("not a JSON object", source, where, f'{why} {{"text": "..."}}', excerpt)
 
 
 class Rejects:

@@ -217,20 +217,16 @@ def _rows(table: Table, lines: Iterator[Line]) -> Iterator[RecordOrReject]:
             if len(taken) > 1 and any(
                 "\n" in one and one.count(table.delimiter) >= delimiters for one in row
             ):
-                yield _joined(source, number, number + len(taken) - 1, text)
+                yield reject(
+                    "fields with line breaks and delimiters",
+                    source,
+                    f"lines {number:,} to {number + len(taken) - 1:,}",
+                    "a field in quotes has line breaks and delimiters; if a stray quote has joined "
+                    "several records, double it, and put its field in quotes.",
+                    text,
+                    is_note=True,
+                )
             yield number, dict(zip(header, row, strict=False))
-
-
-def _joined(source: Source, start: int, end: int, text: str) -> Reject:
-    place = f"{source}, lines {start:,} to {end:,}"
-    return Reject(
-        "fields with line breaks and delimiters",
-        place,
-        f"{place}: a field in quotes has line breaks and delimiters; if a stray quote has joined "
-        "several records, double it, and put its field in quotes.",
-        text.strip()[:EXCERPT],
-        is_note=True,
-    )
 
 
 def _numbered(line: Line) -> tuple[int, str]:

@@ -45,7 +45,15 @@ class SortedDocuments(NamedTuple):
 def source_manifests(
     sources: Sequence[Source], counts: Iterable[tuple[int, int, int]]
 ) -> list[SourceManifest]:
-    """Return the counts of each source: of its records with text, without text, and blank."""
+    """Return the counts of each source: of its records with text, without text, and blank.
+
+    Raises:
+        UserError: a source has no text.
+    """
+    counts = list(counts)
+    for source, (documents, *_) in zip(sources, counts, strict=True):
+        if not documents:
+            raise UserError(f"{source}: no text is left after cleaning; leave it out.")
     return [
         SourceManifest(name=name, documents=documents, without_text=without, blank=blank)
         for name, (documents, without, blank) in zip(manifest_names(sources), counts, strict=True)
@@ -68,20 +76,20 @@ def write_split(
     size = written = 0
     files = corpus.files_of(name)
     with (
-        _file(folder / files.bytes, sums) as data,
-        _file(folder / files.offsets, sums) as offsets,
-        _file(folder / files.ratings if rated else None, sums) as ratings,
+        _file(folder / files.bytes, sums) as write_bytes,
+        _file(folder / files.offsets, sums) as write_offsets,
+        _file(folder / files.ratings if rated else None, sums) as write_ratings,
     ):
-        offsets.write(_npy_header(np.dtype(np.uint64), (count + 1,)))
-        offsets.write(np.zeros(1, np.uint64).tobytes())
+        write_offsets(_npy_header(np.dtype(np.uint64), (count + 1,)))
+        write_offsets(np.zeros(1, np.uint64).tobytes())
         shape = (count, several) if several else (count,)
-        ratings.write(_npy_header(np.dtype(np.float32), shape))
+        write_ratings(_npy_header(np.dtype(np.float32), shape))
         remaining = iter(documents)
         while some := list(islice(remaining, _DOCUMENTS_A_WRITE)):
-            data.write(b"".join(text for text, _ in some))
+            write_bytes(b"".join(text for text, _ in some))
             ends = size + np.cumsum([len(text) for text, _ in some], dtype=np.uint64)
-            offsets.write(ends.astype(np.uint64).tobytes())
-            ratings.write(np.array([rating for _, rating in some], np.float32).tobytes())
+            write_offsets(ends.astype(np.uint64).tobytes())
+            write_ratings(np.array([rating for _, rating in some], np.float32).tobytes())
             size, written = int(ends[-1]), written + len(some)
     if written != count:
         raise RuntimeError(f"{name}: received {written} documents, but {count} were counted")
@@ -97,28 +105,21 @@ def _npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
     return header.getvalue()
 
 
-class _Summed:
-    """A file that computes its checksums as it is written."""
-
-    def __init__(self, file: BinaryIO | None) -> None:
-        self._file = file
-        self.sums = digest.BlockSums()
-
-    def write(self, data: bytes) -> None:
-        if self._file:
-            self._file.write(data)
-            self.sums.update(data)
-
-
 @contextmanager
-def _file(path: Path | None, sums: dict[str, str]) -> Iterator[_Summed]:
+def _file(path: Path | None, sums: dict[str, str]) -> Iterator[Callable[[bytes], None]]:
+    """Yield the function that writes to a file; at the end, add the file's checksums to `sums`."""
     if path is None:
-        yield _Summed(None)
+        yield lambda data: None
         return
+    of_blocks = digest.BlockSums()
     with durable(path) as file:
-        summed = _Summed(file)
-        yield summed
-    sums[path.name] = summed.sums.text()
+
+        def write(data: bytes) -> None:
+            file.write(data)
+            of_blocks.update(data)
+
+        yield write
+    sums[path.name] = of_blocks.text()
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import pytest
 
 from mlstm_jax.corpora.documents import CleanDocument, Recipe, Reject, clean, in_order
 from mlstm_jax.corpora.prepare import prepare
-from mlstm_jax.corpora.readers import read_file
+from mlstm_jax.corpora.readers import read_source
 from mlstm_jax.corpora.sources import Source
 from mlstm_jax.errors import UserError
 
@@ -26,7 +26,7 @@ def expected(sources: list[Path], recipe: Recipe) -> list[CleanDocument]:
     """The corpus by the readers alone, in memory: what the engines must give."""
     documents = []
     for source in sources:
-        for found in read_file(Source(str(source)), recipe):
+        for found in read_source(Source(str(source)), recipe):
             if found and not isinstance(found, Reject):
                 text = clean(found.text, recipe.cleaning)
                 if text:

@@ -12,7 +12,7 @@ import pytest
 import mlstm_jax.commands.models
 import mlstm_jax.commands.texts  # noqa: F401  # before a test replaces run.load_run
 from mlstm_jax import cli, output, run
-from mlstm_jax.corpora import duckdb_stage, records
+from mlstm_jax.corpora import duckdb_engine, records
 from mlstm_jax.corpora import prepare as module
 from mlstm_jax.guard import Interrupted, interruptible
 
@@ -153,9 +153,9 @@ def stopping(function: Callable, number: signal.Signals) -> Callable:
 @pytest.mark.parametrize(
     ("where", "name"),
     [
-        (duckdb_stage, "clean"),  # DuckDB makes an error of its own of it
-        (duckdb_stage, "read_source"),
-        (duckdb_stage, "kept"),
+        (duckdb_engine, "clean"),  # DuckDB makes an error of its own of it
+        (duckdb_engine, "read_source"),
+        (duckdb_engine, "without_copies"),
         (records, "_by_place"),  # while the file of rejects is written
         (module, "write_split"),
         (output.shutil, "rmtree"),  # while it tidies up
@@ -184,11 +184,11 @@ def test_what_duckdb_calls_its_leaks_is_not_shown(tmp_path: Path) -> None:
     program = """
 import ctypes, signal
 from mlstm_jax import cli
-from mlstm_jax.corpora import duckdb_stage
+from mlstm_jax.corpora import duckdb_engine
 def read(stage):
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(stage._con))
     signal.raise_signal(signal.SIGTERM)
-duckdb_stage.Stage.read = read
+duckdb_engine.Stage.read = read
 cli.main()
 """
     told = "mlstm-jax prepare: interrupted by SIGTERM; no temporary files are left.\n"
