@@ -6,7 +6,7 @@ Hardware:  4 Pascal GPUs, one month (the authors')
 Expected:  1.12 BPC; SST 91.9 %, IMDB 92.8 % after transfer
 """
 
-from mlstm_jax.config import Config, Data, Model, Optimizer, Train
+from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train
 
 config = Config(
     out="runs/radford_4096",
@@ -14,5 +14,6 @@ config = Config(
     data=Data(corpus="corpora/amazon", batch=128, window=256),
     # The rate decays to zero over the epoch.
     optimizer=Optimizer(learning_rate=5e-4, decay_steps=None, clip_norm=None),
+    precision=Precision(compute="fp32"),
     train=Train(epochs=1, log_every=50, eval_every=10_000, checkpoint_every=2000),
 )

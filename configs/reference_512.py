@@ -7,12 +7,13 @@ Hardware:  two CPU cores: 6 to 12 kB/s, 7 to 13 minutes
 Expected:  validation 2.033 BPC; NVIDIA's sentiment-discovery reaches 2.046 on the same reviews
 """
 
-from mlstm_jax.config import Config, Data, Model, Optimizer, Train
+from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train
 
 config = Config(
     out="runs/reference_512",
     model=Model(hidden=512, embedding=64),
     data=Data(corpus="corpora/imdb", batch=32, window=128),
     optimizer=Optimizer(learning_rate=2e-3, clip_norm=1.0),
+    precision=Precision(compute="fp32"),
     train=Train(steps=1200, epochs=None, log_every=20, eval_every=400, checkpoint_every=200),
 )

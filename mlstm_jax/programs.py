@@ -10,6 +10,7 @@ import time
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from typing import Literal
 
 from mlstm_jax import environment, output
 
@@ -17,7 +18,9 @@ from mlstm_jax import environment, output
 CACHE = "MLSTM_JAX_CACHE"
 _MOST_CACHED_BYTES = 1 << 30
 _LEAST_CACHED_SECONDS = 0.1  # of compilation
+_A100 = 8.0  # its compute capability
 _LEAST_GAIN = 1.2  # of bf16, whose results are coarser
+_LEAST_BF16_UNITS = 256  # with 64 or 128 the products are not most of the time
 
 
 def cache_programs() -> None:
@@ -80,18 +83,24 @@ def _remove_incomplete(folder: Path) -> None:
                 time.unlink(missing_ok=True)
 
 
+def fastest_compute(units: int) -> Literal["fp32", "bf16"]:
+    """Return the type of the products that is fastest here for a layer of so many units."""
+    return "bf16" if units >= _LEAST_BF16_UNITS and multiplies_bf16_faster() else "fp32"
+
+
 @functools.cache
 def multiplies_bf16_faster() -> bool:
-    """Return whether this CPU multiplies bf16 at least 1.2 times as fast as float32.
+    """Return whether this device multiplies bf16 at least 1.2 times as fast as float32.
 
-    Instructions and XLA decide this, so it is measured (64 rows of 768 units), once for a
-    processor, XLA flags and a version: the gain is kept in the folder of compiled programs.
+    NVIDIA's GPUs do since the A100. On a CPU instructions and XLA decide this, so it is measured
+    (64 rows of 768 units), once for a processor, XLA flags and a version: the gain is kept in the
+    folder of compiled programs.
     """
     import jax
     import jax.numpy as jnp
 
     if jax.default_backend() != "cpu":
-        return False
+        return float(getattr(jax.local_devices()[0], "compute_capability", 0)) >= _A100
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     path = Path(folder or os.devnull) / f"bf16_{_machine()}_{metadata.version('jaxlib')}"
     with contextlib.suppress(OSError, ValueError):

@@ -39,7 +39,6 @@ from mlstm_jax.model.recurrent import Recurrent
 WEIGHTS = "weights.safetensors"
 _PIECE = 1 << 20  # bytes
 ReadingCompute = Literal["auto", Compute]
-_LEAST_BF16_UNITS = 256  # with 64 or 128 the products are not most of the time
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
     if folder.is_file() and folder.suffix in (".safetensors", ".npz"):
         imported = weights.load_weights(folder)
         default = Config(out=str(folder), model=imported.model)
-        model = LanguageModel(imported.model, default.precision)
+        model = _language_model(default)
         return Run(folder, default, 0, imported.cleaning, model, imported.params)
     config = read_config(folder)
     if config is None:
@@ -171,7 +170,7 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
             raise UserError(
                 f"{folder}: config.json and {WEIGHTS} are from different models; import it again."
             )
-        model = LanguageModel(imported.model, config.precision)
+        model = _language_model(config)
         return Run(folder, config, 0, imported.cleaning, model, imported.params)
     if not (folder / "checkpoints").is_dir():
         raise UserError(
@@ -180,26 +179,33 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
         )
     with quiet(), closing(Checkpoints(folder, read_only=True)) as checkpoints:
         step = _choose(checkpoints, folder, checkpoint)
-        model = LanguageModel(config.model, config.precision)
+        model = _language_model(config)
         shapes = jax.eval_shape(model.init_parameters, jax.random.key(0))
         params = checkpoints.restore_params(step, shapes)
         about = checkpoints.meta(step)
         return Run(folder, config, step, about.cleaning, model, params, about.corpus)
 
 
+def _language_model(config: Config) -> LanguageModel:
+    """Return the model that reads as the run was trained; an imported one reads in fp32."""
+    compute = config.precision.compute or "fp32"
+    return LanguageModel(config.model, dataclasses.replace(config.precision, compute=compute))
+
+
 def with_compute(run: Run, compute: ReadingCompute) -> Run:
     """Return a run that reads texts with products of a type.
 
     auto: that of the config; but instead of fp32, several rows of a recurrent model are read in
-    bf16 where the CPU multiplies it faster, and text is generated so. One row is not: there the
+    bf16 where the device multiplies it faster, and text is generated so. One row is not: there the
     time is that of reading the weights.
     """
     model, precision = run.config.model, run.config.precision
     if compute != "auto":
         precision = dataclasses.replace(precision, compute=compute)
         return dataclasses.replace(run, model=LanguageModel(model, precision))
-    large = isinstance(model, Recurrent) and model.hidden >= _LEAST_BF16_UNITS
-    if precision.compute != "fp32" or not large or not programs.multiplies_bf16_faster():
+    if precision.compute not in (None, "fp32") or not isinstance(model, Recurrent):
+        return run
+    if programs.fastest_compute(model.hidden) == "fp32":
         return run
     precision = dataclasses.replace(precision, compute="bf16", cell="fp32")
     return dataclasses.replace(run, batch_model=LanguageModel(model, precision))

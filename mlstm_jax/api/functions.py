@@ -14,7 +14,7 @@ from mlstm_jax.config import Config, load_file, resolve_batch
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import UserError, note, require
 from mlstm_jax.interop import npy_folders, nvidia, weights
-from mlstm_jax.planning.machine import Machine, load_machine, with_measured_rate
+from mlstm_jax.planning.machine import Machine, load_machine, with_compute, with_measured_rate
 from mlstm_jax.planning.plan import Row
 from mlstm_jax.planning.plan import plan as make_plan
 from mlstm_jax.run import initial_parameters, write_imported
@@ -146,8 +146,7 @@ def plan(
     Raises:
         ValueError: the description is invalid, or the batch cannot be divided among the devices.
     """
-    config = as_config(config)
-    described, size = plan_inputs(config, machine, corpus_bytes, rates, price)
+    config, described, size = plan_inputs(as_config(config), machine, corpus_bytes, rates, price)
     for count in devices:
         is_count = isinstance(count, Integral) and count >= 1
         require(is_count, "devices", count, "an integer of at least 1")
@@ -161,20 +160,24 @@ def plan_inputs(
     corpus_bytes: float | None,
     rates: str | Path | None,
     price: float | None,
-) -> tuple[Machine, float | None]:
-    """Return the machine, and the bytes of the training split, if they are known; see `plan`."""
+) -> tuple[Config, Machine, float | None]:
+    """Return the config with its compute type, the machine, and the bytes of the training split.
+
+    See `plan`. The bytes are None if they are unknown.
+    """
     _require_bytes(corpus_bytes)
     require(price is None or 0 <= price < math.inf, "price", price, "at least 0, and finite")
     described = load_machine(Path(machine))
+    config = with_compute(config, described)
     if rates is not None:
         described = with_measured_rate(
-            described, Path(rates), config.precision.compute, config.model.hidden
+            described, Path(rates), str(config.precision.compute), config.model.hidden
         )
     if price is not None:
         described = dataclasses.replace(described, price_per_device_hour=price)
     if corpus_bytes is None and Path(config.data.corpus).is_dir():
         corpus_bytes = open_corpus(Path(config.data.corpus)).manifest.splits["train"].bytes
-    return described, corpus_bytes
+    return config, described, corpus_bytes
 
 
 def _require_bytes(count: float | None) -> None:

@@ -153,7 +153,7 @@ def plan(
     given = call.arguments
     config, rows = given["config"], call()
     inputs = (given[name] for name in ("machine", "corpus_bytes", "rates", "price"))
-    machine, size = functions.plan_inputs(config, *inputs)
+    config, machine, size = functions.plan_inputs(config, *inputs)
     if compile:
         compiling.require()
         with ProgressLine("compile", len(rows)) as progress:

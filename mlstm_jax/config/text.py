@@ -80,6 +80,8 @@ def differences(old: Config, new: Config) -> Differences:
     for name in before:
         if before[name] == after[name] or name.startswith(PLACES):
             continue
+        if name == "precision.compute" and new.precision.compute is None:
+            continue
         if has_phases and name == _REPLACED:
             continue
         kind = groups.allowed

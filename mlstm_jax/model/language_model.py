@@ -61,7 +61,7 @@ class LanguageModel(linen.Module):
     """Predict each next byte from the previous bytes and the carried state."""
 
     model: Architecture
-    precision: Precision
+    precision: Precision  # an unset compute type is fp32
     recompute_every: int | None = None
     # None: XLA's fastest loops for JAX's default backend.
     loops: Loops | None = None
@@ -69,7 +69,7 @@ class LanguageModel(linen.Module):
     @property
     def compute(self) -> Any:
         """Operand type of every matrix product."""
-        return COMPUTE_TYPES[self.precision.compute]
+        return COMPUTE_TYPES[self.precision.compute or "fp32"]
 
     def product_precision(self) -> AbstractContextManager[Any]:
         """Return the context in which products must be traced, so that fp32 is true float32.
@@ -77,7 +77,7 @@ class LanguageModel(linen.Module):
         JAX's default on a GPU is TensorFloat-32. The gradient is traced after the model has been
         applied and therefore needs the context, too.
         """
-        if self.precision.compute == "fp32":
+        if self.compute == jnp.float32 and self.precision.compute != "tf32":
             return jax.default_matmul_precision("highest")
         return nullcontext()
 

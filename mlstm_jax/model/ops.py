@@ -45,8 +45,9 @@ class Precision(Checked, section="precision"):
     # Type of the matrix products. Master weights, moments, sums, logits and loss stay float32. fp16
     # uses dynamic loss scaling; bf16 needs none. With tf32, GPUs since the A100 round the operands
     # of fp32 to 10 bits of mantissa, at about eight times the speed; other devices compute in fp32.
-    # Paper: fp16, with fp32 as the baseline.
-    compute: Compute = "fp32"
+    # Unset: bf16, for at least 256 units, on a device that multiplies it faster, otherwise fp32; a
+    # run that resumes keeps its type. Paper: fp16, with fp32 as the baseline.
+    compute: Compute | None = None
     # Type of the cell state c: float32, or the compute type.
     cell: Literal["fp32", "compute"] = "fp32"
     # Type of the gradient all-reduce: float32, or the compute type (divided by the number of

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlstm_jax import fields, shipped
+from mlstm_jax.config import Compute, Config, vary
 from mlstm_jax.errors import UserError
 
 
@@ -78,6 +79,17 @@ def load_machine(path: Path) -> Machine:
     if not all(value > 0 for value in (*rates, *links, *sizes)):  # NaN is not
         raise UserError(f"{path}: every rate, size and count must be above 0.")
     return machine
+
+
+def with_compute(config: Config, machine: Machine) -> Config:
+    """Return the config with the compute type that `train` chooses on the machine, if it has none.
+
+    Large layers are assumed, see `programs.fastest_compute`.
+    """
+    if config.precision.compute is not None:
+        return config
+    fastest: Compute = "bf16" if "bf16" in machine.step_flops_per_s else "fp32"
+    return vary(config, precision__compute=fastest)
 
 
 def with_measured_rate(machine: Machine, results: Path, compute: str, hidden: int) -> Machine:

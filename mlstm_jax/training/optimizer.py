@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from mlstm_jax.config import Optimizer
+from mlstm_jax.config import Compute, Optimizer
 from mlstm_jax.interop.weights import named
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import parameter_shapes
@@ -32,7 +32,7 @@ from mlstm_jax.training import muon
 from mlstm_jax.training.state import TrainState
 
 
-def muon_type(compute: str) -> Any:
+def muon_type(compute: Compute | None) -> Any:
     """Return the operand type of Muon's products."""
     return jnp.bfloat16 if compute == "bf16" else jnp.float32
 
@@ -44,7 +44,7 @@ def build(
     *,
     update_bytes: int = 0,
     axis_name: str | None = None,
-    compute: str = "fp32",
+    compute: Compute | None = None,
 ) -> optax.GradientTransformation:
     """Return clip → optimizer → −rate; the structure of its state does not depend on clipping.
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from mlstm_jax import digest, environment, fields, output, run
+from mlstm_jax import digest, environment, fields, output, programs, run
 from mlstm_jax.checkpoints import meta
-from mlstm_jax.config import Config, longest_window
+from mlstm_jax.config import Config, longest_window, vary
 from mlstm_jax.config.text import differences, to_json
 from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.distributed.cluster import Cluster
@@ -124,13 +124,18 @@ def _lock(file: int, folder: Path) -> None:
         )
 
 
-def with_positions(config: Config) -> Config:
-    """Return a config whose model, if its positions are unset, has those of the run that resumes.
+def with_run_values(config: Config, cluster: Cluster) -> Config:
+    """Return a config in which what is unset is that of the run that resumes.
 
-    They stay unset where they are too few for the windows, so that a resume is refused.
+    The compute type of a new run is the fastest on the first process's devices. The positions of a
+    model stay unset where they are too few for the windows, so that a resume is refused.
     """
     folder = Path(config.out)
     before = run.read_config(folder) if _has_begun(folder) else None
+    if config.precision.compute is None:
+        compute = before.precision.compute if before else None
+        compute = compute or programs.fastest_compute(config.model.hidden)
+        config = vary(config, precision__compute=cluster.gather(compute)[0])
     if before is None or type(before.model) is not type(config.model):
         return config
     places = before.model.longest_window

@@ -108,7 +108,7 @@ def set_up(
     corpus = open_corpus(Path(config.data.corpus))
     _require_one_run(cluster, config, corpus)
     devices = stack.enter_context(parallel.started(cluster, config.devices))
-    config = resolve_batch(run_folder.with_positions(config), devices.count)
+    config = resolve_batch(run_folder.with_run_values(config, cluster), devices.count)
     require_memory(config, devices)
     changed = run_folder.lock_together(
         stack, cluster, config, resume=resume, reset_carry=reset_carry

@@ -128,7 +128,7 @@ def parameter_count(config: Config) -> int:
 
 def compute_bytes(config: Config) -> int:
     """Return the bytes of one number of the compute type."""
-    return 4 if config.precision.compute in ("fp32", "tf32") else 2
+    return 4 if config.precision.compute in (None, "fp32", "tf32") else 2
 
 
 def memory_bytes(config: Config, rows: int) -> float:

@@ -24,7 +24,7 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from mlstm_jax import output
+from mlstm_jax import output, programs
 from mlstm_jax.config import Compute, Config, Data, Optimizer, Train
 from mlstm_jax.config.sections import Seed
 from mlstm_jax.corpora.documents import clean, in_order
@@ -101,8 +101,8 @@ class FinetuneOptions(Checked):
         window: bytes of truncated back-propagation; a Transformer's is always `model.positions`.
         dropout: fraction of the units of each layer's output that are dropped.
         seed: of dropout and of the order of the text.
-        compute: type of the matrix products; unset: that of the run. fp32 is that of the models of
-            the package; bf16 is faster on GPUs, and on CPUs with AMX or AVX512_BF16.
+        compute: type of the matrix products; unset: that of the run, and with a model of the
+            package or an imported one the fastest, as `precision.compute` of a new run.
     """
 
     epochs: Positive = 3.0
@@ -229,8 +229,7 @@ def make_config(run: Run, out: Path, task: Task, options: FinetuneOptions) -> Co
     windows = (-(-sizes // window)).sum() if longest else sizes.sum() // window
     steps = max(1, int(windows) // batch)
     precision = run.config.precision
-    if options.compute is not None:
-        precision = dataclasses.replace(precision, compute=options.compute)
+    compute = options.compute or precision.compute or programs.fastest_compute(model.hidden)
     return Config(
         out=str(out / "run"),
         model=model,
@@ -244,7 +243,7 @@ def make_config(run: Run, out: Path, task: Task, options: FinetuneOptions) -> Co
         optimizer=Optimizer(
             learning_rate=options.learning_rate, schedule="triangular", name="adam", clip_norm=1.0
         ),
-        precision=precision,
+        precision=dataclasses.replace(precision, compute=compute),
         train=Train(
             epochs=options.epochs,
             label_weight=options.label_weight,

@@ -11,7 +11,7 @@ import pytest
 
 from mlstm_jax import cli
 from mlstm_jax import config as configs
-from mlstm_jax.config import Config, Data, Model, Optimizer, Phase, Precision, Train
+from mlstm_jax.config import Config, Data, Model, Optimizer, Phase, Precision, Train, vary
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import LanguageModel
@@ -125,6 +125,7 @@ def test_a_measured_rate_gives_the_measured_time() -> None:
     for every, tolerance in ((None, 0.05), (16, 0.1)):
         train = Train(recompute_every=every)
         config = Config(model=Model(hidden=1024), data=Data(batch=32), train=train)
+        config = vary(config, precision__compute="fp32")
         seconds = plan.plan(config, machine, [1], None)[0].seconds_per_iteration
         assert seconds == pytest.approx(measured[every], rel=tolerance)
     with pytest.raises(UserError, match='has no train step of "ours" in bf16'):

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mlstm_jax import environment, run
+from mlstm_jax import environment, programs, run
 from mlstm_jax.checkpoints.checkpoint import Checkpoints
 from mlstm_jax.checkpoints.meta import steps_in
 from mlstm_jax.config import Config, Devices, Model, Optimizer, Precision, Train, vary
@@ -189,6 +189,27 @@ def test_a_resume_that_does_not_fit_is_refused(
     with pytest.raises(UserError, match=expected):
         loop.train(vary(short_run, **{field: value}))
     assert (Path(short_run.out) / "config.json").read_text() == before
+
+
+def test_a_run_keeps_the_compute_type_that_was_the_fastest_where_it_began(
+    short_run: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trained() -> str | None:
+        kept = run.read_config(loop.train(config))
+        assert kept
+        return kept.precision.compute
+
+    config = vary(short_run, out=str(tmp_path / "run"), train__steps=2)
+    assert config.precision.compute is None
+    monkeypatch.setattr(programs, "fastest_compute", lambda units: "bf16")
+    assert trained() == "bf16"
+    monkeypatch.undo()
+    config = vary(config, train__steps=6)
+    assert trained() == "bf16"
+    resumed = [one for one in lines_of(tmp_path / "run")["event"] if one["event"] == "resumed"]
+    assert resumed[0]["changed"] == ["train.steps: 2 → 6"]
+    config = vary(config, out=str(tmp_path / "small"))
+    assert trained() == "fp32"  # so few units are hardly faster in bf16
 
 
 def test_one_process_trains_in_a_folder_and_a_finished_run_is_left_alone(short_run: Config) -> None:
