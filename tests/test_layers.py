@@ -23,7 +23,7 @@ LAYERS = [
     {"distributed", "programs", "environment"},
     {"corpora"},
     {"data"},
-    {"config", "user_python"},
+    {"config"},
     {"model"},
     {"digest"},
     {"fields", "guard", "output", "shipped"},

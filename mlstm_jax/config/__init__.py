@@ -6,22 +6,25 @@ may import jax, but must not start its backend: devices and flags are set after 
 """
 
 import dataclasses
+import re
+import runpy
+import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlstm_jax import shipped, user_python
-from mlstm_jax.config.optimizer import Optimizer
+from mlstm_jax import shipped
 from mlstm_jax.config.sections import (
     MOST_SEED,
     MOST_STEPS,
     Data,
     Devices,
     Distributed,
+    Optimizer,
     Phase,
     Train,
 )
-from mlstm_jax.errors import UserError, nearest, question, require
+from mlstm_jax.errors import KnownError, UserError, nearest, question, require
 from mlstm_jax.fields import Checked
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.gated_cells import GRU, LSTM
@@ -55,6 +58,11 @@ __all__ = [
     "resolve_batch",
     "vary",
 ]
+
+
+_UNKNOWN_FIELD = re.compile(
+    r"(?P<kind>\w+)\.__init__\(\) got an unexpected keyword argument '(?P<field>\w+)'"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,12 +162,60 @@ def load_file(path: Path | str) -> Config:
     A bare name that is not a file selects a config that comes with the package: ``small_512``.
     """
     path = shipped.find(Path(path), "config")
-    config = user_python.run(path, "config").get("config")
+    config = run_python(path, "config").get("config")
     if not isinstance(config, Config):
         raise UserError(
             f"{path} sets no `config = Config(...)`; see `mlstm-jax configs small_512`."
         )
     return config
+
+
+def run_python(path: Path, what: str) -> dict[str, Any]:
+    """Run a user's Python file, a config or a sweep, and return the names that it sets.
+
+    Args:
+        path: an existing file; its name must end in .py.
+        what: "config" or "sweep", for messages.
+
+    Raises:
+        UserError: the file is not valid Python, or raises an error; the message names the line.
+    """
+    if path.suffix != ".py":
+        raise UserError(
+            f"{path} is not a {what}, which must be a Python file (.py). If {path} is text to "
+            f"train on, make a corpus with `mlstm-jax prepare {path} --out corpora/mine` and pass "
+            "`data.corpus=corpora/mine`."
+        )
+    try:
+        return runpy.run_path(str(path))
+    except UserError as error:
+        place = _place(path, error)
+        raise UserError(str(error) if place == str(path) else f"{place}: {error}") from error
+    except KnownError:
+        raise
+    except SyntaxError as error:
+        place = f"{error.filename or path}{f', line {error.lineno}' if error.lineno else ''}"
+        raise UserError(f"{place} is not valid Python: {error.msg}.") from error
+    except Exception as error:
+        raise UserError(f"{_place(path, error)}: {_explained(error)}") from error
+
+
+def _place(path: Path, error: Exception) -> str:
+    """Return the file, and its last line in the traceback of an error."""
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    return f"{path}, line {lines[-1]}" if lines else str(path)
+
+
+def _explained(error: Exception) -> str:
+    """Return an error's type and message; for an unknown field, similar names."""
+    match = _UNKNOWN_FIELD.match(str(error)) if isinstance(error, TypeError) else None
+    # The class is a name of the file, or of a module that it calls.
+    frames = [frame.f_globals for frame, _ in traceback.walk_tb(error.__traceback__)]
+    kinds = [names[match["kind"]] for names in frames if match and match["kind"] in names]
+    kind = kinds[-1] if kinds else None
+    if not match or not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
+        return f"{type(error).__name__}: {error}"
+    return _no_field(kind, match["field"])
 
 
 def vary(config: Config, **fields: Any) -> Config:
@@ -189,9 +245,12 @@ def vary(config: Config, **fields: Any) -> Config:
     return dataclasses.replace(config, **whole)
 
 
-def _require_field(section: object, name: str) -> None:
-    names = [one.name for one in dataclasses.fields(section)]  # type: ignore[arg-type]
-    if name not in names:
-        near = question(nearest(name, names))
-        shown = near or f"; its fields are {', '.join(names)}."
-        raise UserError(f"{type(section).__name__} has no field {name!r}{shown}")
+def _require_field(section: Any, name: str) -> None:
+    if name not in (one.name for one in dataclasses.fields(section)):
+        raise UserError(_no_field(type(section), name))
+
+
+def _no_field(section: type, name: str) -> str:
+    names = [one.name for one in dataclasses.fields(section)]
+    near = question(nearest(name, names)) or f"; its fields are {', '.join(names)}."
+    return f"{section.__name__} has no field {name!r}{near}"

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from mlstm_jax.config.sections import Address, is_literal, is_loopback
+from mlstm_jax.config.sections import Address, ip_version, is_loopback
 from mlstm_jax.errors import KnownError, UserError
 
 # In bytes; enough to gather the values of about 5,000 processes in one message.
@@ -161,7 +161,7 @@ def listen(address: Address, deadline: float = 0.0) -> list[socket.socket]:
     """
     sockets: list[socket.socket] = []
     try:
-        resolved = _resolve(address, 0.0 if is_literal(address.host) else deadline)
+        resolved = _resolve(address, 0.0 if ip_version(address.host) else deadline)
         if _is_hidden(address.host, [where[0] for _, where in resolved]):
             resolved += _outward(address.port)
         problem: OSError | None = None
@@ -236,7 +236,7 @@ def _resolve(address: Address, deadline: float) -> list[Where]:
 
 def _is_hidden(host: str, resolved: list[str]) -> bool:
     """Whether a name resolves only to loopback here, although the name does not suggest it."""
-    meant = is_literal(host) or "localhost" in host.lower() or "loopback" in host.lower()
+    meant = ip_version(host) or "localhost" in host.lower() or "loopback" in host.lower()
     return not meant and all(map(is_loopback, resolved))
 
 

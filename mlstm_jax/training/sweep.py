@@ -16,8 +16,8 @@ from typing import NamedTuple
 import jax
 
 from mlstm_jax import config as configs
-from mlstm_jax import environment, output, shipped, user_python
-from mlstm_jax.config import Config
+from mlstm_jax import environment, output, shipped
+from mlstm_jax.config import Config, run_python
 from mlstm_jax.config.text import differences, load_json
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import InUse, UserError
@@ -41,7 +41,7 @@ def load_sweep(path: Path) -> Runs:
         UserError: the file does not exist, sets no runs, or has labels that cannot name a folder.
     """
     path = shipped.find(path, "sweep")
-    runs = user_python.run(path, "sweep").get("runs")
+    runs = run_python(path, "sweep").get("runs")
     valid = isinstance(runs, dict) and all(
         isinstance(key, tuple)
         and len(key) == 2
