@@ -205,7 +205,6 @@ class Cluster:
 
     def stop(self, error: BaseException) -> None:
         """Report why this process stops, send it to the others, and end the process."""
-        self._leaving.set()
         if isinstance(error, KnownError):
             code, text = error.exit_code, str(error)
         elif isinstance(error, KeyboardInterrupt):
@@ -213,15 +212,7 @@ class Cluster:
         else:
             code, text = 1, f"{type(error).__name__}: {error}"
             traceback.print_exception(error)
-        self._say(text)
-        stop = Stop(text, str(self), code)
-        for connection in self._connections.values():
-            connection.send(**stop.message())
-        if self.is_first:
-            self._outlive_others()
-        else:
-            time.sleep(0.5)  # If a connection is closed at once, its last message may be lost.
-        _exit(code)
+        self._end(Stop(text, str(self), code), tell=True)
 
     def _say(self, text: str) -> None:
         me = f", process {self.index} of {self.processes} ({self.host})"
@@ -229,7 +220,6 @@ class Cluster:
         terminal.show(f"mlstm-jax train{who}: {terminal.message(text)}", file=sys.stderr)
 
     def _meet(self) -> None:
-        """Find the others; see rendezvous.py."""
         assert self._coordinator
         where = parse_address(self._coordinator)
         if self.is_first:
@@ -303,14 +293,17 @@ class Cluster:
             text = f"{stop.source} stopped: {stop.text}"
             self._end(Stop(text, stop.source, stop.code or 1, now=True))
 
-    def _end(self, stop: Stop) -> None:
-        """End this process from a thread that does not train."""
+    def _end(self, stop: Stop, *, tell: bool = False) -> None:
+        """End this process, from any thread; process 0 always tells the others why."""
         self._leaving.set()
         self._say(stop.text)
-        if self.is_first:
+        if self.is_first or tell:
             for connection in self._connections.values():
                 connection.send(**stop.message())
+        if self.is_first:
             self._outlive_others()
+        elif tell:
+            time.sleep(0.5)  # If a connection is closed at once, its last message may be lost.
         _exit(stop.code)
 
     def _leave(self) -> None:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 
 from mlstm_jax.config import Distributed
 from mlstm_jax.errors import UserError
@@ -135,13 +136,10 @@ def _visible_gpus(environment: Mapping[str, str]) -> int | None:
     """Return the number of GPUs that CUDA_VISIBLE_DEVICES makes visible; None: all."""
     if _GPUS not in environment:
         return None
-    visible = 0
-    for name in environment[_GPUS].split(","):
-        # CUDA stops at the first invalid entry. SLURM writes NoDevFiles if a job has no GPU.
-        if name.strip() in ("", "-1", "NoDevFiles"):
-            break
-        visible += 1
-    return visible
+    # CUDA stops at the first invalid entry. SLURM writes NoDevFiles if a job has no GPU.
+    none = ("", "-1", "NoDevFiles")
+    names = environment[_GPUS].split(",")
+    return len(list(takewhile(lambda name: name.strip() not in none, names)))
 
 
 _ADVICE = "the launcher sets it; unset it if it comes from another job."

@@ -19,7 +19,7 @@ import pytest
 from mlstm_jax.checkpoints.checkpoint import Checkpoints
 from mlstm_jax.checkpoints.meta import FOLDER
 from mlstm_jax.config import Config, Devices, Model, Optimizer, Phase
-from mlstm_jax.interop import openai
+from mlstm_jax.interop import npy_folders
 from mlstm_jax.run import write_imported
 from mlstm_jax.training import metrics
 from tests.interop.test_weights import write_openai
@@ -249,7 +249,7 @@ def test_another_start_on_one_process_is_named(corpus, tmp_path, random, launche
     places = [tmp_path / "one", tmp_path / "two"]
     for place in places:
         write_openai(place, random)
-        write_imported(place / "run", openai.read_openai(place))
+        write_imported(place / "run", npy_folders.read_openai(place))
     configs = [
         dataclasses.replace(
             runs.make_config(corpus, tmp_path / "run", model=Model(hidden=7, embedding=5)),
