@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from mlstm_jax import cli, progress
+from mlstm_jax import cli, terminal
 from mlstm_jax.config import (
     Compute,
     Config,
@@ -156,7 +156,7 @@ def test_finetune_from_the_outside(
     monkeypatch: pytest.MonkeyPatch,
     refused: Callable[..., str],
 ) -> None:
-    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_PLAIN_LINES", 0.0)
+    monkeypatch.setattr(terminal, "_SECONDS_BETWEEN_PLAIN_LINES", 0.0)
     train, valid = (write_reviews(tmp_path / f"{n}.csv", random, n) for n in (600, 100))
     out = tmp_path / "out"
     command = ["finetune", str(run.folder), "--train", str(train), "--valid", str(valid), *COLUMNS]
