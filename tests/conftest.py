@@ -1,12 +1,9 @@
 """Four virtual CPU devices and no silent broadcasting between ranks, for every test."""
 
-import atexit
 import functools
 import json
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,10 +11,8 @@ from mlstm_jax import environment, programs
 from mlstm_jax.config import Devices
 
 # Before jax is imported. All processes of a session, those that tests start among them, share the
-# programs that they compile; the first makes the folder, and removes it.
-if programs.CACHE not in os.environ:
-    os.environ[programs.CACHE] = tempfile.mkdtemp(prefix="mlstm-jax-tests-")
-    atexit.register(shutil.rmtree, os.environ[programs.CACHE], ignore_errors=True)
+# programs that they compile, and so do later sessions; `make clean` removes them.
+os.environ.setdefault(programs.CACHE, str(Path(__file__).parents[1] / ".pytest_cache/programs"))
 # Most of a small program's time is LLVM's. `make test-portable` sets XLA_FLAGS, and so has programs
 # that are optimized as a user's are.
 os.environ.setdefault(
@@ -51,7 +46,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def random() -> np.random.Generator:
-    """A generator with a fixed seed."""
     return np.random.default_rng(0)
 
 
@@ -73,7 +67,6 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def corpus(text_file: Path) -> Path:
-    """A small corpus of that file."""
     from mlstm_jax.corpora.prepare import prepare
 
     out = text_file.parent / "corpus"

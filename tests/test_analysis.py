@@ -91,18 +91,6 @@ def test_a_run_becomes_tables(tmp_path: Path) -> None:
     assert table.loc["a", "noise scale"] == 3.0  # of the second half alone
 
 
-def test_a_run_that_went_on_otherwise_keeps_what_it_had_before(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run")
-    with (run / "metrics.jsonl").open("a") as file:
-        line = {"kind": "train", "step": 50, "epoch": 1.2, "bytes_seen": 50_000, "bpc": 2.0}
-        more = {"learning_rate": 1e-3, "skipped": 10, "bytes_per_second": 5e3, "seconds": 300.0}
-        file.write(json.dumps(line | more) + "\n")
-        file.write(json.dumps({"kind": "event", "step": 50, "event": "diverged"}) + "\n")
-    table = analysis.summary(analysis.load_histories(run))
-    assert table.loc["run", "noise scale"] == 3.0
-    assert table.loc["run", "end"] == "diverged"
-
-
 def test_a_study_in_one_file_is_read_as_its_folders(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / "runs" / name) for name in ("8/a", "8/b, seed 0", "64/a")]
     with gzip.open(tmp_path / "runs.jsonl.gz", "wt") as file:

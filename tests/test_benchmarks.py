@@ -99,65 +99,20 @@ def test_a_script_in_small(script, corpus, run_folder, tmp_path, monkeypatch, co
         monkeypatch.setattr(sys, "argv", [script, *words])
         runpy.run_path(str(FOLDER / f"{script}.py"), run_name="__main__")
     results = json.loads(path.read_text(), parse_constant=pytest.fail)
-    if script in CHECKS:
-        CHECKS[script](results)
+    assert min(times(results), default=1) > 0
+    assert results
 
 
-def check_times(results: Any) -> None:
-    assert results["versions"]["jax"] == jax.__version__
-    assert results["large_product_flops_per_s"] > 0
-    for row in results["rows"]:
-        assert (row["hidden"], row["batch"], row["window"], row["dtype"]) == (16, 2, 8, "bf16")
-        assert 0 < row["min_s"] <= row["median_s"] <= row["max_s"]
-
-
-def check_recurrence(results: Any) -> None:
-    check_times(results)
-    rows = results["rows"]
-    found = {(row["implementation"], row["recompute_every"]) for row in rows}
-    assert found == {("ours", None), ("ours", 4), ("autodiff", None)}
-    assert {row["what"] for row in rows} == {"forward", "forward_backward"}
-    assert all(row["fraction_of_large_product"] > 0 and row["temp_bytes"] > 0 for row in rows)
-
-
-def check_data(results: Any) -> None:
-    assert results["machine"]["cores"] >= 1
-    assert 0.2e6 < results["bytes"] < 2e6
-    assert results["duplicates"] == pytest.approx(results["records"] / 20, rel=0.02)
-    for key in ("prepare_mb_per_s", "prepare_peak_rss_mb", "stream_mb_per_s"):
-        assert results[key] > 0
-
-
-def check_features(results: Any) -> None:
-    assert results["texts"] == 4
-    assert results["texts_per_s"] > 0
-    assert 0 < results["fraction_of_forward"] < 10
-
-
-def check_start(results: Any) -> None:
-    rows = results["rows"]
-    assert [row["command"] for row in rows] == ["train", "evaluate", "generate", "features"]
-    for row in rows:
-        assert 0 < row["warm"]["min_s"] <= row["warm"]["median_s"] <= row["warm"]["max_s"]
-        assert row["cold"]["median_s"] > 0
-
-
-def check_gpu_check(results: Any) -> None:
-    assert {name.split(" in ")[0] for name in results["checks"]} >= {
-        *("the program", "gradients", "Pallas's kernels", "resume, bit for bit")
-    }
-
-
-CHECKS = {
-    "data": check_data,
-    "features": check_features,
-    "gpu_check": check_gpu_check,
-    "optimizer": check_times,
-    "products": check_times,
-    "recurrence": check_recurrence,
-    "start": check_start,
-    "train_step": check_times,
-}
+def times(value: Any) -> Iterator[float]:
+    """Every time and speed in a file of results."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if name.endswith(("_s", "_per_s")) and isinstance(inner, float):
+                yield inner
+            yield from times(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from times(inner)
 
 
 @pytest.mark.slow
@@ -199,6 +154,7 @@ def test_what_is_compared_computes_the_same(name, monkeypatch, random):
     assert_close(ours, theirs, 3 * 9 + 2 * (2 * 12 + 1))
 
 
+@pytest.mark.slow
 def test_the_day_of_a_gpu_in_small(tmp_path: Path, command_environment: dict[str, str]) -> None:
     """One of its steps in two calls, and the page that is made of it; `make test-gpu` has all."""
     out, page = tmp_path / "results", tmp_path / "page.md"

@@ -101,14 +101,12 @@ def test_from_text_to_a_score_and_a_sentence(
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("nonsense", "unknown command 'nonsense'"),
         ("trian", "unknown command 'trian'; did you mean train or transfer? `mlstm-jax --help`"),
         ("prepare absent.jsonl --out x", "absent.jsonl"),
         ("prepare pydoc: --out x --split 1;2", "'1;2' is not three numbers"),
         ("prepare pydoc: --out /proc/x", "/proc/x: cannot write in /proc"),
-        ("inspect absent", "absent: there is no such folder; make one with `mlstm-jax prepare"),
         ("watch", "give at least one run folder"),
-        ("train absent.py", "absent.py does not exist"),
+        ("watch a", "holds no run"),
         ("train --config smal_512", "did you mean small_512 or"),
         ("train small_512 --config=tuned_512", "not small_512 and tuned_512."),
         ("train /proc/cpuinfo", "/proc/cpuinfo is not a config"),
@@ -118,24 +116,16 @@ def test_from_text_to_a_score_and_a_sentence(
         ("train --data.window many", "data.window"),
         ("train --lr 1", "unknown option --lr; did you mean --optimizer.learning-rate?"),
         ("train --data.corpus absent --hidden=3", "did you mean --model.hidden?"),
-        ("finetune --lr 1", "unknown option --lr; did you mean --learning-rate?"),
         ("quickstart small_512", "mlstm-jax train small_512"),
         ("configs smal_512", "did you mean small_512 or"),
         ("configs small_512 --out absent/", "absent: the folder does not exist"),
-        ("evaluate absent", "absent is not a run folder"),
-        ("classify absent-run absent-classifier absent.csv", "absent.csv: there is no"),
-        ("schedule --gpus 0", "--gpus is 0, but it must be at least 1"),
         ("schedule --corpus-bytes nan", "--corpus-bytes is nan, but it must be above 0"),
-        ("plan small_512 --machine h20", "h20 does not exist"),
-        ("plan --machine h200 --corpus-bytes -5", "--corpus-bytes is -5.0"),
         ("plan --machine h200 --price -3", "--price is -3.0, but it must be at least"),
         ("plan --machine absent --json no/x.json", "--json no/x.json: the folder no"),
         ("sweep model --out x", "did you mean models"),
         ("train --out loop/run --data.corpus c", "loop/run: cannot"),
         ("train --out \udcff --data.corpus c", "so Orbax cannot"),
-        ("inspect x.csv", "x.csv: a file, not a corpus; make one with `mlstm-jax prepare"),
         ("train --data.corpus x.csv", "`mlstm-jax prepare x.csv --out corpora/x`"),
-        ("inspect .", "prepare SOURCE --out FOLDER`"),
         ("classify a a x.csv --out no/x", "no/x: the folder no does not"),
     ],
 )
@@ -172,15 +162,9 @@ def test_a_closed_pipe_prints_no_error_at_exit(command_environment: dict[str, st
         ("mlstm-jax configs >&- 2>&-", 1, ""),
         ("mlstm-jax configs <&- 2>&- >/dev/null", 0, ""),
         ("mlstm-jax trian 2>/dev/full", 2, ""),
-        (
-            "ulimit -n 20; mlstm-jax train --data.corpus c --model.hidden 8 --train.steps 2",
-            1,
-            "could not be written to runs/quickstart (OSError: [Errno 24] Too many open files",
-        ),
     ],
 )
-def test_what_cannot_be_written_is_told(line, code, told, corpus, call, tmp_path):
-    (tmp_path / "c").symlink_to(corpus)
+def test_what_cannot_be_written_is_told(line, code, told, call) -> None:
     assert told in call("bash", "-c", line, code=code).stderr
 
 

@@ -26,11 +26,13 @@ from mlstm_jax.config import (
     vary,
 )
 from mlstm_jax.config import text as config_text
+from mlstm_jax.config.sections import Address, parse_address
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.gated_cells import GatedCell
 
 FOLDER = Path(__file__).parent.parent / "configs"
+PHASE = partial(Phase, steps=30, batch=8, window=8)
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
@@ -80,21 +82,20 @@ def test_a_config_is_named_first_or_as_an_option(words: list[str]) -> None:
     ("make", "message"),
     [
         (lambda: Model(hidden=0), "model.hidden is 0, but it must be 1 to 1,048,576"),
-        (lambda: Model(layers=10**6), "model.layers is 1000000, but it must be 1 to 1,000"),
         (lambda: Model(embedding_std=float("inf")), "model.embedding_std is inf"),
         (lambda: Train(seed=2**32), "train.seed is 4294967296, but it must be 0 to 4,294,967,295"),
-        (lambda: Data(seed=-1), "data.seed is -1, but it must be 0 to"),
         (lambda: Data(window=-1), "data.window is -1"),
         (lambda: Optimizer(learning_rate=0), "optimizer.learning_rate is 0"),
         (lambda: Optimizer(b2=1.0), "optimizer.b2 is 1.0"),
         (lambda: Precision(initial_loss_scale=0.5), "between 1.0 and 16777216.0"),
         (lambda: Train(steps=None, epochs=None), "train.steps is None"),
         (lambda: Train(epochs=-1), "train.epochs is -1"),
-        (lambda: Train(epochs=float("inf")), "train.epochs is inf"),
         (lambda: Train(steps=30_000_000_000), "train.steps is 30000000000, but it must be 1 to"),
-        (lambda: Train(log_every=2**31), "train.log_every is 2147483648"),
         (lambda: Train(label_weight=float("inf")), "train.label_weight is inf"),
         (lambda: Phase(steps=2**31, batch=1, window=1), "phases.steps is 2147483648"),
+        (lambda: PHASE(learning_rate=0.0), "phases.learning_rate is 0.0"),
+        (lambda: PHASE(warmup_steps=5), "phases.warmup_steps is 5"),
+        (lambda: PHASE(learning_rate=1e-3, warmup_steps=30), "phases.warmup_steps is 30"),
         *(
             (partial(Optimizer, **{name: float("inf")}), f"optimizer.{name} is inf, but it must be")
             for name in (
@@ -105,7 +106,6 @@ def test_a_config_is_named_first_or_as_an_option(words: list[str]) -> None:
         ),
         (lambda: Optimizer(clip_norm=float("nan")), "optimizer.clip_norm is nan, but it must be"),
         (lambda: Optimizer(decay_steps=2**31), "optimizer.decay_steps is 2147483648"),
-        (lambda: Optimizer(warmup_steps=2**31), "optimizer.warmup_steps is 2147483648"),
         (lambda: Train(rollback_factor=1.0), "train.rollback_factor is 1.0"),
         (lambda: Distributed(coordinator="node1"), "must be HOST:PORT, such as node1:8476"),
         (lambda: Distributed(coordinator="[::1]:0"), "distributed.coordinator is '[::1]:0'"),
@@ -115,11 +115,9 @@ def test_a_config_is_named_first_or_as_an_option(words: list[str]) -> None:
         (lambda: Data(shuffle_shards=1), "must be true or false"),  # type: ignore[arg-type]
         (lambda: Optimizer(learning_rate="1e-3"), "must be a number"),  # type: ignore[arg-type]
         (lambda: Optimizer(name="adm"), "must be one of adam, adamw, lamb"),  # type: ignore[arg-type]
-        (lambda: Model(hidden=None), "model.hidden is None"),  # type: ignore[arg-type]
         (lambda: Train(steps=1.5), "train.steps is 1.5"),  # type: ignore[arg-type]
         (lambda: Config(data="corpora/mine"), "data is 'corpora/mine', but it must be a Data"),  # type: ignore[arg-type]
         (lambda: Config(phases=[Phase(steps=1, batch=1, window=1)]), "must be a tuple of Phase"),  # type: ignore[arg-type]
-        (lambda: vary(Config(), data__batch="3"), "data.batch is '3'"),
     ],
 )
 def test_a_bad_value_is_named(make: object, message: str) -> None:
@@ -132,11 +130,6 @@ def test_a_file_without_a_config_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.py").write_text("batch = 3\n")
     with pytest.raises(UserError, match=r"x\.py sets no `config = Config"):
         configs.load_file(tmp_path / "x.py")
-
-
-def test_batch_per_device_gives_the_global_batch() -> None:
-    config = Config(data=Data(batch_per_device=256))
-    assert configs.resolve_batch(config, 8).data == Data(batch=2048)
 
 
 def test_an_option_for_the_global_batch_replaces_that_per_device(tmp_path: Path) -> None:
@@ -193,28 +186,17 @@ def test_the_batch_that_phases_replace_decides_nothing() -> None:
         ('{"model": {"depth": 3}}', "there is no field 'model.depth'"),
         ('{"model": {"kind": "rnn"}}', "model.kind is 'rnn', but it must be one of"),
         ('{"model": {"kind": []}}', "model.kind is [], but it must be one of"),
-        (
-            '{"model": {"kind": "lstm", "recurrent_gain": 1}}',
-            "there is no field 'model.recurrent_gain'",
-        ),
+        ('{"model": {"kind": "lstm", "recurrent_gain": 1}}', "no field 'model.recurrent_gain'"),
         ('{"sections": {}}', "there is no field 'sections'"),
         ('{"model": {"hidden": "12"}}', "model.hidden is '12', but it must be a whole number"),
-        ('{"model": {"hidden": true}}', "model.hidden is True, but it must be a whole number"),
-        ('{"model": {"hidden": 1e400}}', "model.hidden is inf, but it must be a whole number"),
         ('{"model": {"hidden": 0}}', "model.hidden is 0, but it must be 1 to"),
-        ('{"model": {"rating_head": 1}}', "model.rating_head is 1, but it must be true or false"),
         ('{"data": {"corpus": null}}', "data.corpus is None, but it must be a string"),
-        ('{"data": {"batch_per_device": "8"}}', "data.batch_per_device is '8', but it must be"),
         ('{"optimizer": {"name": "sgd"}}', "optimizer.name is 'sgd', but it must be one of adam"),
-        ('{"optimizer": {"learning_rate": "1"}}', "optimizer.learning_rate is '1', but it must"),
         ('{"optimizer": {"learning_rate": NaN}}', "optimizer.learning_rate is nan, but it must"),
-        ('{"train": {"epochs": false}}', "train.epochs is False, but it must be a number"),
         ('{"train": {"epochs": 1' + "0" * 400 + "}}", "train.epochs is 1000"),
         ('{"model": []}', "model is [], but it must be an object"),
         ('{"phases": {}}', "phases is {}, but it must be a list"),
         ('{"phases": [{"steps": 1, "batch": 2}]}', "phases[0].window is missing"),
-        ('{"phases": [{"steps": 1, "batch": 2, "window": "3"}]}', "phases[0].window is '3', but"),
-        ('{"out": 5}', "out is 5, but it must be a string"),
         ("[]", "the top level is [], but it must be an object"),
         ("not json", "not JSON"),
         ("[" * 100_000, "not JSON"),
@@ -345,3 +327,47 @@ def test_a_run_keeps_its_kind_of_model() -> None:
 def test_a_subclass_of_a_number_is_a_number() -> None:
     assert Optimizer(learning_rate=np.float64(1e-3)).learning_rate == 1e-3
     assert Optimizer(learning_rate=1, b2_half_life=None).learning_rate == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("node1:8476", Address("node1", 8476)),
+        ("mlstm-0.mlstm:1", Address("mlstm-0.mlstm", 1)),
+        ("node_1.example.org.:65535", Address("node_1.example.org.", 65535)),
+        ("10.0.0.1:8476", Address("10.0.0.1", 8476)),
+        ("[::1]:8476", Address("::1", 8476)),
+        ("[fe80::1%eth0]:8476", Address("fe80::1%eth0", 8476)),
+    ],
+)
+def test_an_address_is_read_and_written(text: str, expected: Address) -> None:
+    assert parse_address(text) == expected
+    assert str(expected) == text
+    assert Distributed(coordinator=text).coordinator == text
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("::1:8476", "brackets around an IPv6 address, such as [::1]:8476"),
+        ("fe80::1%eth0:8476", "such as [fe80::1%eth0]:8476"),
+        ("1:2:3:4:5:6:7:8:8476", "such as [1:2:3:4:5:6:7:8]:8476"),
+        ("1:2:3:4:5:6:7:8", "such as [1:2:3:4:5:6:7:8]:8476"),
+        ("::1", "such as [::1]:8476"),
+        *(
+            (text, "HOST:PORT, such as node1:8476")
+            for text in (
+                *("", ":", "node1", "node1:", ":8476", "[]:8476", "[::1]", "[::1:8476"),
+                *("[node1]:8476", "[10.0.0.1]:8476", "[fe80::1%]:8476", "http://node1:8476"),
+                *("node1:0", "node1:65536", "node1:-1", "node1:+1", "node1: 1", "node1:1e3"),
+                *("node1:²", "node1:٣", "node1:000001", "node 1:8476", "a\n:8476"),
+                *("::1]:8476", "node1:8476:8477", "a..b:8476", "a" * 64 + ":8476", "me@node1:8476"),
+            )
+        ),
+    ],
+)
+def test_what_is_no_address_is_named(text: str, rule: str) -> None:
+    with pytest.raises(UserError) as error:
+        Distributed(coordinator=text)
+    assert f"distributed.coordinator is {text!r}, but it must be HOST:PORT" in str(error.value)
+    assert rule in str(error.value)

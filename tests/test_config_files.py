@@ -14,14 +14,8 @@ HEAD = "from mlstm_jax.config import *\n\n"
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        (
-            "config = Config(model=Model(hiden=3))",
-            r"line 3: MLSTM has no field 'hiden'; did you me",
-        ),
-        (
-            "config = vary(Config(), train__step=3)",
-            r"line 3: Train has no field 'step'; did you me",
-        ),
+        ("config = Config(model=Model(hiden=3))", "line 3: MLSTM has no field 'hiden'; did you"),
+        ("config = vary(Config(), train__step=3)", "line 3: Train has no field 'step'; did you"),
         ("config = Config(zebra=1)", r"Config has no field 'zebra'; its fields are out, model"),
         ("import absent_module", r"line 3: ModuleNotFoundError: No module named 'absent_module'"),
         ("config = (", r"line 3 is not valid Python: '\(' was never closed"),

@@ -103,11 +103,7 @@ def test_what_jax_lacks_to_start_is_said(shell, words, command_environment):
     ("own", "limits", "least"),
     [
         ("0::/\n", {"memory.max": "5000\n"}, 5000),
-        (
-            "0::/a/b\n",
-            {"memory.max": "max\n", "a/memory.max": "7000", "a/b/memory.max": "9000"},
-            7000,
-        ),
+        ("0::/a/b\n", {"memory.max": "max\n", "a/memory.max": "7", "a/b/memory.max": "9"}, 7),
         ("3:cpu:/a\n2:memory:/a\n", {"memory/a/memory.limit_in_bytes": "6000\n"}, 6000),
         ("0::/a\n", {}, None),
     ],

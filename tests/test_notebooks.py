@@ -82,10 +82,3 @@ for axes in panels.flat:
     assert figures("convergence", check, RUNS=runs, **own) == 4
     parts = {"LEGW": None, "RECIPE": None}
     assert figures("large_batch", check, SWEEP=str(tmp_path), **parts) == 4
-
-
-@pytest.mark.slow
-def test_models_of_a_sweep_of_ones_own(tmp_path: Path) -> None:
-    for column in ("mine", "other, 0.1"):
-        write_run(tmp_path / "small" / column)
-    assert figures("models", SWEEP=str(tmp_path), TRANSFER=None) == 1

@@ -154,26 +154,12 @@ def is_one_message(written: str) -> bool:
     [
         ["train", f"{HOSTILE}.py"],
         ["generate", HOSTILE, "--bytes", "3"],
-        ["generate", "run", f"--{HOSTILE}"],
-        ["inspect", "a", f"b{HOSTILE}"],
         ["train", f"--data.window={HOSTILE}"],
         ["plan", f"--{HOSTILE}"],
     ],
 )
 def test_a_message_is_one_message(words: list[str], refused: Callable[..., str]) -> None:
     assert is_one_message(refused(*words))
-
-
-def test_the_error_of_a_label_is_one_message(hostile_run, tmp_path, refused) -> None:
-    words = ["transfer", str(hostile_run), "--label-column", "label", "--out", str(tmp_path / "o")]
-    for name, labels in (("train", ("a", f"{HOSTILE}\nmlstm-jax: ok")), ("test", ("a", "b"))):
-        lines = [json.dumps({"text": "t", "label": label}) + "\n" for label in labels]
-        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
-        words += [f"--{name}", str(tmp_path / f"{name}.jsonl")]
-    written = refused(*words)
-    assert SHOWN in written
-    assert not steers(written)
-    assert "\nmlstm-jax: ok" not in written
 
 
 def test_an_import_tells_its_source_with_escapes(hostile_run, tmp_path, capsys):

@@ -5,9 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
-from mlstm_jax.run import Run
 from tests.transfer.conftest import run
 
 __all__ = ["run"]
@@ -21,13 +19,7 @@ def blocks(name: str) -> list[str]:
     return re.findall(r"(?s)```python\n(.*?)```", page)
 
 
-def test_byte_by_byte(
-    run: Run,
-    text_file: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_byte_by_byte(run, text_file, tmp_path, monkeypatch, capsys) -> None:
     """A line of another kind surprises most, and words of a simple grammar are tagged."""
     monkeypatch.chdir(tmp_path)
     Path("runs").mkdir()

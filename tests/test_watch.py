@@ -3,7 +3,6 @@
 import json
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -53,10 +52,6 @@ def test_a_run_that_went_on_after_it_had_been_interrupted(tmp_path, capsys):
     write(tmp_path / "run", {"kind": "event", "step": 5, "event": "interrupted"}, train(10))
     cli.main(["watch", str(tmp_path / "run")])
     assert "interrupted" not in capsys.readouterr().out
-
-
-def test_a_folder_without_runs_is_named(tmp_path: Path, refused: Callable[..., str]) -> None:
-    assert "holds no run" in refused("watch", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["x[/y]", "[red]a", "a:warning:"])

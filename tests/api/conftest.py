@@ -11,5 +11,4 @@ __all__ = ["model", "run"]
 
 @pytest.fixture(scope="session")
 def model(run: Run) -> mlstm.TrainedModel:
-    """What a user gets of it."""
     return mlstm.load(run.folder)

@@ -51,9 +51,7 @@ def test_states_are_those_of_each_byte(model: mlstm.TrainedModel, read: Any) -> 
     assert model.states(" ").shape == (0, 64)
 
 
-def test_log_probabilities_are_nats_of_each_byte_but_the_first(
-    model: mlstm.TrainedModel, read: Any
-) -> None:
+def test_log_probabilities_are_nats_of_each_byte_but_the_first(model, read) -> None:
     text_T, output = read
     logits_TV = np.asarray(output.logits_BTV[0], np.float64)[:-1]
     shares_TV = np.exp(logits_TV - logits_TV.max(axis=1, keepdims=True))
@@ -67,9 +65,7 @@ def test_log_probabilities_are_nats_of_each_byte_but_the_first(
 
 
 @pytest.mark.parametrize("state", ["c", "h", "mean_h"])
-def test_a_text_in_pieces_is_read_to_the_bit_as_the_whole(
-    model: mlstm.TrainedModel, state: Any, random: np.random.Generator
-) -> None:
+def test_a_text_in_pieces_is_read_to_the_bit_as_the_whole(model, state, random) -> None:
     """Byte by byte, and in random pieces, some of which are empty or longer than a window."""
     text = model.cleaned(TEXT)
     states, scores = model.states(TEXT, state), model.log_probabilities(TEXT)
@@ -139,9 +135,7 @@ def test_spans_are_the_states_after_the_last_byte_of_words(model: mlstm.TrainedM
         ("x &amp;amp; y", (12, 13), "radford", b"\n x &amp; y"),
     ],
 )
-def test_a_span_ends_where_its_last_byte_is(
-    text: str, span: Any, cleaning: Any, word: bytes
-) -> None:
+def test_a_span_ends_where_its_last_byte_is(text, span, cleaning, word) -> None:
     (last,) = cleaned_spans(text, [span], cleaning)
     assert clean(text, cleaning)[: last + 1] == word
 
@@ -160,9 +154,7 @@ def test_a_span_ends_where_its_last_byte_is(
         ("good", (0, 1.5), "a list of pairs"),
     ],
 )
-def test_wrong_spans_are_refused(
-    model: mlstm.TrainedModel, text: str, span: Any, message: str
-) -> None:
+def test_wrong_spans_are_refused(model, text, span, message) -> None:
     with pytest.raises(UserError, match=message):
         model.spans(["other", text], [[], [span]])
     with pytest.raises(UserError, match="spans has 1 lists, but texts has 2"):

@@ -97,15 +97,7 @@ def words_of(line: str, **places: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("line", "file", "call"), SAME, ids=[line for line, *_ in SAME])
-def test_a_line_and_a_call_give_the_same_answer(
-    line: str,
-    file: str | None,
-    call: Callable[[mlstm.TrainedModel, Path, Path], Any],
-    model: mlstm.TrainedModel,
-    files: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_line_and_a_call_give_the_same_answer(line, file, call, model, files, tmp_path, capsys):
     cli.main(words_of(line, MODEL=model.path, IN=files, OUT=tmp_path))
     found = read(tmp_path / file) if file else capsys.readouterr().out
     (tmp_path / "python").mkdir()
@@ -116,34 +108,21 @@ REFUSED: list[tuple[str, Callable[[mlstm.TrainedModel, Path], Any]]] = [
     ("generate MODEL --bytes -1", lambda m, i: m.generate(bytes=-1)),
     ("generate MODEL --set-unit 9999=1", lambda m, i: m.generate(set_unit={9999: 1.0})),
     ("heatmap MODEL --text a --out x.html", lambda m, i: m.heatmap("a")),
-    ("heatmap MODEL --text a --unit 99 --out x.html", lambda m, i: m.heatmap("a", 99)),
-    ("heatmap MODEL --text a --unit 1 --label x --out x.html",
-     lambda m, i: m.heatmap("a", 1, label="x")),
-    ("heatmap MODEL --text a --unit 1 --scale 0 --out x.html",
-     lambda m, i: m.heatmap("a", 1, scale=0.0)),
-    ("heatmap MODEL --text a --unit 1 --layer 2 --out x.html",
-     lambda m, i: m.heatmap("a", 1, layer=2)),
-    ("heatmap MODEL --unit 1 --out x.html", lambda m, i: m.heatmap("", 1)),
     ("heatmap MODEL --text a --unit 1 --out x.gif", lambda m, i: m.heatmap("a", 1).save("x.gif")),
     ("evaluate MODEL --corpus none", lambda m, i: m.evaluate(corpus="none")),
     ("export MODEL --out x.bin", lambda m, i: m.export("x.bin")),
     ("transfer MODEL --train IN/a.jsonl --label-column stars --out x",
      lambda m, i: m.transfer(i / "a.jsonl", label_column="stars", out="x")),
-    ("transfer MODEL --train IN/a.jsonl --label-columns label --label-column label --out x",
-     lambda m, i: m.transfer(i / "a.jsonl", label_column="label", label_columns=["label"])),
     ("classify MODEL none IN/a.jsonl", lambda m, i: m.classify(i / "a.jsonl", "none")),
-    ("report none", lambda m, i: mlstm.load("none")),
     ("report MODEL --checkpoint 7", lambda m, i: mlstm.load(m.path, 7)),
     ("inspect none", lambda m, i: mlstm.inspect("none")),
     ("plan small_512 --machine h200 --gpus 0",
      lambda m, i: mlstm.plan("small_512", "h200", devices=[0])),
     ("schedule small_512 --corpus-bytes 0",
      lambda m, i: mlstm.schedule("small_512", corpus_bytes=0.0)),
-    ("prepare none.csv --out x", lambda m, i: mlstm.prepare("none.csv", "x")),
     ("prepare IN/a.jsonl --split 9,-1,1 --out x",
      lambda m, i: mlstm.prepare(i / "a.jsonl", "x", PrepareOptions(split=(9, -1, 1)))),
     ("import mlstm none.npz --out x", lambda m, i: mlstm.import_weights("mlstm", "none.npz", "x")),
-    ("sweep none.py --out x", lambda m, i: mlstm.sweep("none.py", "x")),
     ("train none.py", lambda m, i: mlstm.train("none.py")),
 ]  # fmt: skip
 

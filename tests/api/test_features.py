@@ -12,7 +12,6 @@ from sklearn.compose import ColumnTransformer
 from sklearn.exceptions import NotFittedError, SkipTestWarning
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import check_estimator
 
@@ -34,7 +33,7 @@ def test_scikit_learns_own_checks(model: mlstm.TrainedModel) -> None:
 
 def test_a_pipeline_from_texts_to_labels(model: mlstm.TrainedModel, tmp_path: Path) -> None:
     """It is kept in a file, and its clones share the model."""
-    features = mlstm.Features(model, state="c")
+    features = mlstm.Features(model, state="c", batch_size=np.int64(8))
     np.testing.assert_array_equal(features.fit_transform(TEXTS), model.encode(TEXTS, "c"))
     assert clone(features).model is model
     assert clone(features).get_params() == features.get_params()
@@ -49,15 +48,6 @@ def test_a_pipeline_from_texts_to_labels(model: mlstm.TrainedModel, tmp_path: Pa
 def test_a_generator_of_texts_is_read_once(model: mlstm.TrainedModel) -> None:
     found = mlstm.Features(model).fit_transform(text for text in TEXTS[:3])
     np.testing.assert_array_equal(found, model.encode(TEXTS[:3]))
-
-
-def test_a_grid_search_chooses_the_state(model: mlstm.TrainedModel) -> None:
-    pipeline = make_pipeline(mlstm.Features(model), LogisticRegression(max_iter=2000))
-    search = GridSearchCV(pipeline, {"features__state": ["c", "mean_h"]}, cv=2, n_jobs=1)
-    assert search.fit(TEXTS, LABELS).best_score_ > 0.8
-    # NumPy's integers are integers.
-    search = GridSearchCV(pipeline, {"features__batch_size": np.array([8, 16])}, cv=2)
-    assert search.fit(TEXTS, LABELS).best_score_ > 0.8
 
 
 def test_names_and_data_frames(model: mlstm.TrainedModel) -> None:
@@ -96,14 +86,6 @@ def test_a_table_keeps_its_index(model: mlstm.TrainedModel, index: list[Any]) ->
     np.testing.assert_array_equal(joined.iloc[:, :-1], expected)
 
 
-def test_a_polars_table(model: mlstm.TrainedModel) -> None:
-    polars = pytest.importorskip("polars")
-    features = mlstm.Features(model).set_output(transform="polars")
-    table = features.fit_transform(polars.Series(TEXTS[:3]))
-    assert isinstance(table, polars.DataFrame)
-    np.testing.assert_array_equal(table.to_numpy(), model.encode(TEXTS[:3]))
-
-
 def test_a_path_is_loaded_once(model: mlstm.TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     features = mlstm.Features(str(model.path)).fit(TEXTS)
     monkeypatch.setattr("mlstm_jax.api.features.load", lambda path: pytest.fail("loaded again"))
@@ -112,9 +94,7 @@ def test_a_path_is_loaded_once(model: mlstm.TrainedModel, monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("classes", [("good", "bad"), (3, 12)])
-def test_a_model_is_fine_tuned_as_a_classifier(
-    model: mlstm.TrainedModel, tmp_path: Path, classes: tuple[Any, Any]
-) -> None:
+def test_a_model_is_fine_tuned_as_a_classifier(model, tmp_path, classes) -> None:
     labels = [classes[one] for one in LABELS]
     options = mlstm.FinetuneOptions(epochs=20, batch=8, learning_rate=1e-2, window=32)
     made = mlstm.FineTuned(model, options=options)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import mlstm_jax as mlstm
-from mlstm_jax.config import Data, Distributed, Model, Train
+from mlstm_jax.config import Distributed
 from mlstm_jax.training import loop
 from tests.training.runs import make_config, short
 
@@ -18,20 +18,8 @@ def small(corpus: Path, out: Path, **train: Any) -> mlstm.Config:
     return make_config(corpus, out, train=short(steps=6, epochs=None, eval_every=3, **train))
 
 
-def test_a_corpus_of_files(text_file: Path, tmp_path: Path) -> None:
-    options = mlstm.PrepareOptions(split=(20, 1, 1), seed=3)
-    made = mlstm.prepare(text_file, tmp_path / "corpus", options)
-    assert made.manifest.seed == 3
-    given = mlstm.prepare({"train": [text_file]}, str(tmp_path / "given"))
-    assert given.manifest.splits["train"].documents == 3000
-    with pytest.raises(ValueError, match="replace it with `overwrite`"):
-        mlstm.prepare(text_file, tmp_path / "corpus")
-
-
 @pytest.fixture(scope="module")
-def trained(
-    corpus: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[mlstm.TrainedModel, list[dict[str, Any]]]:
+def trained(corpus, tmp_path_factory) -> tuple[mlstm.TrainedModel, list[dict[str, Any]]]:
     """A model, trained without a watchdog, and the lines of its callback."""
     lines: list[dict[str, Any]] = []
 
@@ -66,9 +54,7 @@ def test_several_processes_need_a_process_of_their_own(tmp_path: Path) -> None:
         loop.train(cluster)
 
 
-def test_an_error_in_a_callback_ends_the_training(
-    corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_in_a_callback_ends_the_training(corpus, tmp_path, capfd) -> None:
     def stop(line: dict[str, Any]) -> None:
         if line["kind"] == "eval" and line["step"] == 6:
             raise RuntimeError("enough")
@@ -80,27 +66,6 @@ def test_an_error_in_a_callback_ends_the_training(
     longer = mlstm.vary(config, train__steps=9)
     assert mlstm.train(longer, show_progress=False, resume=True)._lines()[-1]["step"] == 9
     assert capfd.readouterr().err == ""  # progress is not shown
-
-
-def test_a_sweep_of_a_dict(corpus: Path, tmp_path: Path) -> None:
-    base = small(corpus, tmp_path / "x")
-    runs = {(str(seed), "only"): mlstm.vary(base, data__seed=seed) for seed in (4, 8)}
-    begun: list[tuple[int, int, tuple[str, str]]] = []
-    found = mlstm.sweep(runs, tmp_path / "out", on_begin=lambda *args: begun.append(args))
-    assert [one.status for one in found] == ["done", "done"]
-    assert begun == [(1, 2, ("4", "only")), (2, 2, ("8", "only"))]
-    assert (tmp_path / "out/table.md").is_file()
-
-
-def test_a_plan(corpus: Path) -> None:
-    machine = Path(__file__).parents[2] / "configs/machines/h200.json"
-    config = mlstm.Config(
-        model=Model(hidden=4096), data=Data(corpus=str(corpus), batch=256), train=Train(epochs=1)
-    )
-    rows = mlstm.plan(config, machine, devices=(1, 4))
-    assert [row.devices for row in rows] == [1, 4]
-    with pytest.raises(ValueError, match="devices is"):
-        mlstm.plan(config, machine, devices=(0,))
 
 
 def test_curves_are_redrawn_live(trained: Any) -> None:

@@ -1,11 +1,9 @@
 """A model in Python: what `load` takes, and what the model makes of texts."""
 
 import copy
-import logging
 import pickle
 import re
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -15,8 +13,6 @@ import mlstm_jax as mlstm
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.errors import Note
 from mlstm_jax.run import Run
-from mlstm_jax.transfer import reader as module
-from mlstm_jax.transfer.features import Featurizer
 from tests.tolerance import assert_close
 
 TEXTS = ["my guitar is good 1.", "", "that strap sounds bad 12.", "the café works great 3." * 20]
@@ -32,37 +28,7 @@ def test_a_model_is_shown_in_a_few_lines(model: mlstm.TrainedModel) -> None:
     assert model.hidden == 64
 
 
-def test_encode_gives_the_features(model: mlstm.TrainedModel, run: Run) -> None:
-    found = model.encode(TEXTS)
-    assert found.shape == (4, 128)
-    assert found.dtype == np.float32
-    np.testing.assert_array_equal(found[1], 0)
-    expected = Featurizer(run, states=("c+mean_h",))(TEXTS)
-    assert_close(found, expected, TERMS)
-    every = model.encode(TEXTS, "c", all_layers=True)
-    assert every.shape == (4, 128)
-    assert_close(every[:, 64:], model.encode(TEXTS, "c", batch_size=2), TERMS)
-    assert model.encode([], "h").shape == (0, 64)
-
-
-def test_a_second_call_compiles_nothing(
-    model: mlstm.TrainedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Of texts of other lengths, in the same number of rows."""
-    model.encode(["another text " * 65] * 8)
-    model.generate("another", bytes=4)
-    made: list[Any] = []
-    monkeypatch.setattr(module, "_make_step", lambda *a, **k: made.append(a))
-    with jax.log_compiles(), caplog.at_level(logging.WARNING):
-        model.encode(["a longer text " * 60] * 7)
-        model.generate("longer?", bytes=4)
-    assert not made
-    assert "Compiling" not in caplog.text
-
-
-def test_progress_counts_the_bytes_that_are_read(
-    model: mlstm.TrainedModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_progress_counts_the_bytes_that_are_read(model, monkeypatch, capsys) -> None:
     monkeypatch.setattr("mlstm_jax.terminal._SECONDS_BETWEEN_PLAIN_LINES", 0.0)
     texts = ["a text of any length "] * 500  # 23 bytes after cleaning
     model.encode(texts, show_progress=True)
@@ -90,15 +56,6 @@ def test_bits_per_character_of_texts(model: mlstm.TrainedModel, run: Run) -> Non
     assert_close(np.float32(found), np.float32(nats / count / np.log(2)), TERMS + count)
     with pytest.raises(ValueError, match="no byte to score"):
         model.bits_per_character([])
-
-
-def test_generate_continues_a_prompt(model: mlstm.TrainedModel) -> None:
-    text = model.generate("my guitar", bytes=50, temperature=0)
-    assert text.startswith("my guitar")
-    assert text == model.generate("my guitar", bytes=50, temperature=0, seed=3)
-    assert "\n" not in model.generate(bytes=200, stop="\n")
-    held = dict.fromkeys(range(32), 3.0)
-    assert model.generate(bytes=30, set_unit=held) != model.generate(bytes=30)
 
 
 def test_a_heat_map_shows_itself(model: mlstm.TrainedModel, tmp_path: Path) -> None:

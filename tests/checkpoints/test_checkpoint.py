@@ -50,9 +50,7 @@ ABOUT = Meta("c0ffee", "radford", {"batch": 8, "window": 16}, Origin(), 0.25, 10
         ([10, 20, 30], {10: None}, 1, 0, {30}),
     ],
 )
-def test_what_is_kept(
-    steps: Any, scores: dict, newest: int, reach: int, expected: set[int]
-) -> None:
+def test_what_is_kept(steps, scores, newest, reach, expected) -> None:
     assert kept(steps, scores, newest, reach) == expected
 
 
@@ -154,9 +152,7 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("delete", "halve
 
 
 @pytest.mark.parametrize("harm", ["empty", "overwrite", *SLOW])
-def test_a_checkpoint_is_restored_as_it_was_or_is_damaged(
-    harm: str, saved: Saved, tmp_path: Path
-) -> None:
+def test_a_checkpoint_is_restored_as_it_was_or_is_damaged(harm, saved, tmp_path) -> None:
     """Whichever of its files is harmed, and however: nothing else is raised or read."""
     root = saved.folder / "checkpoints/40"
     files = [path.relative_to(root) for path in root.rglob("*") if path.is_file()]
@@ -192,9 +188,7 @@ def test_a_flipped_bit_is_found(count: int, saved: Saved, tmp_path: Path) -> Non
     assert found > count / 6
 
 
-def test_a_file_that_is_out_of_reach_for_a_moment_is_read_later(
-    saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_out_of_reach_for_a_moment_is_read_later(saved, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "PAUSES", (0.5, 5.0))
     away = saved.copy(tmp_path / "run")
     root = away.folder / "checkpoints/40"

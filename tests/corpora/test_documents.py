@@ -4,7 +4,6 @@ import csv
 import gzip
 import io
 import json
-import os
 import random
 import re
 import sys
@@ -56,26 +55,10 @@ def test_every_kind_of_file_gives_the_same_documents(tmp_path, name, content, su
     assert texts(write(tmp_path / (name + suffix), content)) == ["café", "日本"]
 
 
-def test_reviews_as_mcauley_published_them(tmp_path: Path) -> None:
-    source = write(
-        tmp_path / "reviews.json.gz",
-        lines(
-            {"reviewerID": "A", "helpful": [0, 0], "reviewText": "Good.", "overall": 5.0},
-            {"reviewerID": "B", "verified": True, "style": {"Size:": " L"}, "overall": 4.0},
-            {"reviewText": "", "overall": 1.0},
-            {"reviewText": None},
-            {"reviewText": " \n"},
-            {"reviewText": "No rating."},
-        ),
-    )
-    assert documents(source) == [
-        Document("Good.", 5.0),
-        None,
-        Document("", 1.0),
-        None,
-        Document(" \n", None),
-        Document("No rating.", None),
-    ]
+def test_a_record_without_text_is_none_and_one_of_blank_text_is_not(tmp_path: Path) -> None:
+    records = {"reviewText": "", "overall": 1.0}, {"reviewText": None}, {"overall": 4.0}
+    source = write(tmp_path / "reviews.json.gz", lines(*records, {"reviewText": "Good."}))
+    assert documents(source) == [Document("", 1.0), None, None, Document("Good.", None)]
 
 
 def test_fields_by_name_and_by_default(tmp_path: Path) -> None:
@@ -149,13 +132,8 @@ def test_the_bytes_read_add_up_to_the_file(tmp_path: Path) -> None:
     [
         ("a.odt", "x", r"unknown kind \(\.odt\); known kinds are \.json, .*\.txt, each also"),
         ("README", "x", r"unknown kind \(its name has no suffix\)"),
-        (
-            "a.jsonl",
-            gzip.compress(b"{}", mtime=0),
-            r"compressed with gzip; rename it to a\.jsonl\.gz",
-        ),
+        ("a.jsonl", gzip.compress(b"{}", mtime=0), r"gzip; rename it to a\.jsonl\.gz"),
         ("a.jsonl", '{"text": "t"}\n\n{"text": \n', r"line 3: not JSON .*'{\"text\":'"),
-        ("a.jsonl", "[" * 100_000, r"line 1: not JSON"),
         ("a.json", '[{"text": "t"}, 5]', r"element 2 of its array: 5 is not a record"),
         ("a.json", '[{"text": "t"},\n}]', r"line 2: not JSON"),
         ("a.txt", b"fine\nPK\0\1", r"line 2: has a NUL byte, so it is a binary file"),
@@ -163,14 +141,11 @@ def test_the_bytes_read_add_up_to_the_file(tmp_path: Path) -> None:
         ("a.csv", 'n,text\n1,"a"\n2,"b\n3,c\n', r"line 3: not CSV .*quote is stray or not closed"),
         ("a.csv", "n,text\n1,a\n2\n", r"line 3: 1 columns where the header has 2"),
         ("a.csv", "", r"contains no text"),
-        ("a.txt", " \n\n", r"contains no text"),
         ("a.csv", "text\n \n", r"none of its 1 records has text in text or .*: it is blank in 1"),
         ("a.csv", "1,t\n0,u\n", r"first line was taken for the header, .* ',': '1,t'\. If the"),
         ("a.csv", "Text,Label\nt,1\n", r"`text_column`; did you mean Text\?"),
         ("a.csv", '"text,label\nt,1\n', r"line 1: the header: not CSV"),
-        ("a.tsv", "1;t\n0;u\n", r"with the delimiter '\\t': '1;t'"),
         ("a.csv", "text\nt\n".encode("utf-16"), r"line 1: looks like UTF-16.*iconv"),
-        ("a.txt", "text\nt\n".encode("utf-16-le"), r"line 1: looks like UTF-16.*iconv"),
         ("a.txt", "one\rtwo\rthree\r", r"a carriage return without a newline"),
         (
             "a.jsonl",
@@ -179,11 +154,7 @@ def test_the_bytes_read_add_up_to_the_file(tmp_path: Path) -> None:
         ),
         ("a.jsonl", lines({"text": ["a"]}, {"text": 7}), r"it is a list in 1, a number in 1 of"),
         ("a.jsonl", lines({"Text": "t"}), r"fields seen are Text\..* did you mean Text\?"),
-        (
-            "a.jsonl",
-            '{"body": "t"}\n{"id": 1}\n',
-            r"none of its 2 records has text in text or .*seen are body, id\. .*`text_column`",
-        ),
+        ("a.jsonl", '{"body": "t"}\n{"id": 1}\n', r"none of its 2 records .*seen are body, id\."),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named_with_the_reason(tmp_path, name, content, message):
@@ -288,16 +259,6 @@ def test_what_pythons_csv_writes_is_read_as_it_reads_it(tmp_path, delimiter, quo
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Note)
             assert texts(Source(str(path))) == [text for _, text, _ in rows]
-
-
-@pytest.mark.parametrize("name", ["dev", "train", "test"])
-def test_counts_are_those_of_pythons_csv(name: str) -> None:
-    shared = Path(os.environ.get("MLSTM_JAX_SHARED_DATA") or Path.cwd().parent / "shared/data")
-    path = shared / f"sst/{name}_binary_sent.csv"
-    if not path.exists():
-        pytest.skip("no real tables: MLSTM_JAX_SHARED_DATA/sst is not there")
-    with path.open(encoding="utf-8", newline="") as file:
-        assert texts(Source(str(path))) == [row["sentence"] for row in csv.DictReader(file)]
 
 
 def test_a_field_that_was_named_and_is_not_there(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.data.corpus import SPLITS, SplitName, open_corpus
 from mlstm_jax.errors import UserError
 
-from .written import contents, documents, jsonl
+from .written import documents, jsonl
 
 
 def some_bytes(seed: int, count: int) -> bytes:
@@ -65,16 +65,6 @@ def test_records_keep_their_order_their_copies_and_their_ratings(tmp_path: Path)
     np.testing.assert_array_equal(
         open_corpus(tmp_path / "out").split("train").ratings, [1, 2, 1, 2]
     )
-
-
-def test_a_corpus_of_given_splits_is_the_same_each_time(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(some_bytes(1, 300))
-    folders = [tmp_path / "one", tmp_path / "two"]
-    for folder in folders:
-        prepare({"train": [str(tmp_path / "a.txt")]}, folder, clean="none")
-    first, second = map(contents, folders)
-    assert first == second
-    assert open_corpus(folders[0]).manifest == open_corpus(folders[1]).manifest
 
 
 @pytest.mark.parametrize(

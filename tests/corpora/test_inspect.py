@@ -1,7 +1,9 @@
 """What `inspect` says of a corpus, against plain Python."""
 
 import json
+import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,17 @@ def test_inspect_as_json(made: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out.count("sample: ") == 1
 
 
+@pytest.fixture
+def told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What `prepare` says beside the counts."""
+
+    def prepare(*words: object) -> str:
+        cli.main(["prepare", *map(str, words), "--out", str(tmp_path / "out"), "--overwrite"])
+        return capsys.readouterr().out
+
+    return prepare
+
+
 @pytest.mark.parametrize(
     ("line", "share"),
     [
@@ -67,8 +80,35 @@ def test_inspect_as_json(made: Path, capsys: pytest.CaptureFixture[str]) -> None
         ("so good<br /> that I would, if a < b > c, buy it again and then once more {}", None),
     ],
 )
-def test_prepare_says_how_much_looks_like_markup(tmp_path, capsys, line, share):
+def test_prepare_says_how_much_looks_like_markup(tmp_path, told, line, share):
     (tmp_path / "page.txt").write_text("".join(line.format(n) + "\n" for n in range(100)))
-    cli.main(["prepare", f"{tmp_path}/page.txt", "--out", f"{tmp_path}/out"])
-    told = capsys.readouterr().out
-    assert share in told if share else "tags" not in told
+    said = told(tmp_path / "page.txt")
+    assert share in said if share else "tags" not in said
+
+
+def test_the_split_that_is_advised_is_large_enough(told, tmp_path) -> None:
+    path, line = tmp_path / "a.txt", "It is sentence {} of a long row of them.\n"
+    path.write_text("".join(line.format(n) for n in range(20_000)))
+    said = told(path, "--split", "100,1,1")
+    assert "the valid split has only" in said
+    advised = re.search(r"--split (\d+,1,1) gives", said)
+    assert advised
+    assert "note" not in told(path, "--split", advised[1])
+    # No split of so little text is large enough, so none is advised.
+    path.write_text("".join(line.format(n) for n in range(2000)))
+    assert "so add more text" in told(path, "--split", "8,1,1")
+
+
+def test_wrapped_prose_and_files_of_no_known_kind_are_told(told, tmp_path) -> None:
+    folder, advice = tmp_path / "in", "--document paragraph or file"
+    folder.mkdir()
+    line = "where prose is wrapped at some seventy bytes, a line ends anywhere {}\n"
+    (folder / "a.txt").write_text("".join(line.format(n) for n in range(300)))
+    (folder / "notes.md").write_text("not read")
+    said = told(folder)
+    assert "1 file(s) in the folders are of an unknown kind and were not read: notes.md" in said
+    assert advice in said
+    assert advice not in told(folder / "a.txt", "--document", "line")
+    line = "Sentence {} is a whole document.\n"
+    (folder / "a.txt").write_text("".join(line.format(n) for n in range(300)))
+    assert advice not in told(folder / "a.txt")

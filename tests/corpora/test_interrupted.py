@@ -176,22 +176,3 @@ def test_one_line_and_nothing_left(tmp_path, monkeypatch, capsys, number, where,
         told == f"mlstm-jax prepare: interrupted by {number.name}; no temporary files are left.\n"
     )
     assert not out.parent.exists() or not list(out.parent.iterdir())
-
-
-def test_what_duckdb_calls_its_leaks_is_not_shown(tmp_path: Path) -> None:
-    """They come when the interpreter is finalised: rarely by themselves, here always."""
-    (tmp_path / "a.txt").write_text("review é &amp;\n")
-    program = """
-import ctypes, signal
-from mlstm_jax import cli
-from mlstm_jax.corpora import duckdb_engine
-def read(stage):
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(stage._con))
-    signal.raise_signal(signal.SIGTERM)
-duckdb_engine.Stage.read = read
-cli.main()
-"""
-    told = "mlstm-jax prepare: interrupted by SIGTERM; no temporary files are left.\n"
-    words = "prepare", tmp_path / "a.txt", "--out", tmp_path / "out"
-    assert run_program(tmp_path, program, *words) == (128 + signal.SIGTERM, told)
-    assert not (tmp_path / "out").exists()

@@ -100,10 +100,7 @@ def test_one_file_named_twice_is_read_once(tmp_path: Path) -> None:
     ("source", "message"),
     [
         ("none*.jsonl", r"none\*\.jsonl: no file matches; check the pattern"),
-        (
-            "empty",
-            r"empty: this folder has no file of a known kind; known kinds are \.json, .*\.parquet",
-        ),
+        ("empty", r"empty: this folder has no file of a known kind; known kinds are \.json, "),
         ("a.zip", r"a\.zip: a file of an unknown kind"),
         ("bad.parquet", r"bad\.parquet: cannot be read as Parquet"),
         ("columns.parquet", r"no column text or .*its columns are id, body.*`text_column`"),
@@ -285,13 +282,3 @@ def test_folders_that_cannot_be(tmp_path: Path, argument: str) -> None:
         with pytest.raises(UserError, match=rf"{argument} .*({message}).*; name another folder"):
             prepare([str(tmp_path / "a.txt")], out, temp_dir=temp)
         assert {p.name for p in tmp_path.iterdir()} == {"a.txt", "loop"}
-
-
-@pytest.mark.parametrize("name", ["~t.parquet", "~t.jsonl", "~t.csv"])
-def test_a_tilde_in_front_is_part_of_the_name(tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-    if name.endswith("parquet"):
-        write_parquet(tmp_path / name, "SELECT 'good ' || i AS text FROM range(3) t(i)")
-    else:
-        Path(name).write_text('{"text": "good"}\n' if name.endswith("jsonl") else "text\ngood\n")
-    assert prepare([name], tmp_path / "out", split=(1, 0, 0)).sources[0].name == name

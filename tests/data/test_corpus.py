@@ -14,9 +14,7 @@ from mlstm_jax.data.checked_bytes import CheckedBytes
 from mlstm_jax.data.corpus import (
     FORMAT_VERSION,
     SPLITS,
-    Manifest,
     differing,
-    format_corpus,
     is_corpus,
     open_corpus,
 )
@@ -54,15 +52,6 @@ def test_offsets_cut_the_documents_and_ratings_stay_beside_them(folder: Path) ->
     assert documents == {f"\n review {i} é ": i % 5 for i in range(40)}
 
 
-def test_a_manifest_survives_json(folder: Path) -> None:
-    manifest = open_corpus(folder).manifest
-    assert Manifest.from_json(manifest.to_json(), folder) == manifest
-    assert manifest.seed == 3
-    assert manifest.split == (8, 1, 1)
-    assert manifest.sources[0].name == "reviews.csv"
-    assert str(folder.parent) not in manifest.to_json()
-
-
 def test_identity_is_of_contents_and_cleaning(folder: Path) -> None:
     source, identity = str(folder.parent / "reviews.csv"), open_corpus(folder).identity
     options = {"same": {}, "seed": {"seed": 4}, "clean": {"clean": "none"}}
@@ -73,16 +62,6 @@ def test_identity_is_of_contents_and_cleaning(folder: Path) -> None:
         identities[name] = open_corpus(out).identity
     assert identities["same"] == identity
     assert len({*identities.values()}) == 3
-
-
-def test_an_empty_split_is_an_empty_array(tmp_path: Path) -> None:
-    source = tmp_path / "a.jsonl"
-    source.write_text('{"text": "one", "rating": 1}\n{"text": "two"}\n')
-    prepare([str(source)], tmp_path / "corpus", split=(1, 0, 0))
-    split = open_corpus(tmp_path / "corpus").split("test")
-    assert (len(split.bytes), split.offsets.tolist()) == (0, [0])
-    assert split.ratings is not None
-    assert len(split.ratings) == 0
 
 
 def test_verify_names_what_differs_or_is_missing(folder: Path) -> None:
@@ -171,18 +150,10 @@ def test_what_is_not_a_corpus(tmp_path: Path, folder: Path) -> None:
         ({"format_version": 99}, rf"format_version is 99, but this program reads {FORMAT_VERSION}"),
         ({"seed": None}, r"not a valid manifest .*seed"),
         ({"splits": {"train": {}}}, r"not a valid manifest .*documents"),
-        ({"splits": {}}, r"not a valid manifest .*train"),
         ({"records": "40"}, r"not a valid manifest .*records is '40', but it must be a whole"),
-        ({"records": True}, r"not a valid manifest .*records is True"),
-        (
-            {"split": [1, 2]},
-            r"not a valid manifest .*split is \[1, 2\], but it must be a list of 3",
-        ),
+        ({"split": [1, 2]}, r"not a valid manifest .*split is \[1, 2\]"),
         ({"rejected": {"gzip": "1"}}, r"not a valid manifest .*rejected\.gzip is '1'"),
-        ({"cleaning": "soap"}, r"not a valid manifest .*cleaning is 'soap'"),
-        ({"sources": [5]}, r"not a valid manifest .*sources\[0\] is 5"),
         ({"unknown": 1}, r"not a valid manifest .*unknown"),
-        ({"format_version": 1}, "format_version is 1, but this program reads 2; run prepare again"),
     ],
 )
 def test_a_manifest_of_another_kind(folder: Path, change: dict, message: str) -> None:
@@ -207,13 +178,3 @@ def test_a_manifest_names_no_file_elsewhere(folder: Path) -> None:
     digest.write_json(path, fields)
     with pytest.raises(UserError, match="crc32 does not name the files of train"):
         open_corpus(folder)
-
-
-def test_describe_counts(folder: Path) -> None:
-    text = format_corpus(open_corpus(folder))
-    assert "40 records: 0 without text, 0 blank, 0 duplicates" in text
-    assert "cleaning radford, seed 3, split 8,1,1, ratings yes" in text
-    rows = [line.split() for line in text.splitlines()]
-    assert ["reviews.csv", "40", "0"] in rows
-    size = (folder / "train.bin").stat().st_size
-    assert ["train", "32", str(size)] in rows

@@ -64,19 +64,6 @@ def test_what_is_left_is_shared_out_in_reading_order(growth, new_window, random)
         )
 
 
-def test_one_row_for_each_keeps_what_it_has(random: np.random.Generator) -> None:
-    order = make_order(random)
-    shared, _ = orders.redistribute(order, 9, WINDOW, growth=1, new_window=WINDOW)
-    assert shared.windows == order.windows - 9
-    for step in range(shared.windows):
-        for kept, whole in zip(shared.at(step, WINDOW), order.at(step + 9, WINDOW), strict=True):
-            assert kept.shape == whole.shape
-        start_B, length_B, read_B = shared.at(step, WINDOW)
-        first_B, whole_B, done_B = order.at(step + 9, WINDOW)
-        np.testing.assert_array_equal(start_B + read_B, first_B + done_B)
-        np.testing.assert_array_equal(length_B - read_B, whole_B - done_B)
-
-
 def test_shuffled_rows_keep_their_own_pieces(random: np.random.Generator) -> None:
     order = make_order(random)
     first, second = (orders.shuffled(order, WINDOW, [3, epoch]) for epoch in (0, 1))

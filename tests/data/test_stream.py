@@ -174,16 +174,6 @@ def test_each_batch_tells_which_part_of_its_rows_still_read() -> None:
     assert found == {0.25, 1.0}
 
 
-def test_an_epoch_is_as_long_as_its_longest_row_and_repeats(split: Split) -> None:
-    stream = TrainStream(split, batch=4, window=16, shards=8)
-    first, again = stream.batch(5), stream.batch(5 + 3 * stream.steps_per_epoch)
-    np.testing.assert_array_equal(first.inputs_BT, again.inputs_BT)
-    assert stream.epoch(3 * stream.steps_per_epoch) == 3
-    positions = stream.steps_per_epoch * 4 * 16
-    assert stream.padding_fraction == pytest.approx(1 - (len(split.bytes) - 8) / positions)
-    assert 0 <= stream.padding_fraction < 0.1
-
-
 def test_rows_of_processes_are_the_rows_of_the_whole(split: Split) -> None:
     stream = TrainStream(
         split, batch=8, window=16, shards=16, shuffle=True, seed=4, labels="ratings"

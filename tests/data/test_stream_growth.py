@@ -171,26 +171,6 @@ def test_a_step_can_be_asked_for_at_once_and_by_rows(split: Split) -> None:
             np.testing.assert_array_equal(joined, getattr(walked[step], name))
 
 
-def test_every_rating_is_met_once(split: Split) -> None:
-    streams = make_streams(split, GROWING, shards=72, labels="ratings")
-    step = last = labels = 0
-    for stream, part in zip(streams, GROWING, strict=True):
-        last += part.steps
-        while step < last and stream.epoch(step) < 1:
-            labels += int((~np.isnan(stream.batch(step).labels_BT)).sum())
-            step += 1
-    assert split.ratings is not None
-    assert labels == (~np.isnan(split.ratings)).sum()
-
-
-def test_the_rows_of_what_is_left_end_at_about_the_same_time(split: Split) -> None:
-    before, after = make_streams(split, (Rows(200, 2, 8), Rows(9, 8, 8)), shards=64)
-    step = next(step for step in range(200, 10**4) if after.epoch(step) == 1)
-    left = before.bytes_seen(before.steps_per_epoch) - before.bytes_seen(200)
-    # A shard has a hundred and fifty windows; the mean row, and no more than one shard beside it.
-    assert (step - 200) * 8 * 8 < left + 8 * (len(split.bytes) // 64 + 400)
-
-
 def test_where_rows_went_on_is_known_by_a_checksum(split: Split) -> None:
     def origin(*parts: Rows) -> Origin:
         return make_streams(split, (*parts, Rows(9, 12, 16)), shards=24)[-1].origin

@@ -18,13 +18,13 @@ import pytest
 
 from mlstm_jax.checkpoints.checkpoint import Checkpoints
 from mlstm_jax.checkpoints.meta import FOLDER
-from mlstm_jax.config import Config, Devices, Model, Optimizer, Phase
+from mlstm_jax.config import Config, Devices, Model, Phase
 from mlstm_jax.interop import npy_folders
 from mlstm_jax.run import write_imported
 from mlstm_jax.training import metrics
 from tests.interop.test_weights import write_openai
 from tests.tolerance import assert_close
-from tests.training import runs, worker
+from tests.training import runs
 
 Process = subprocess.Popen[bytes]
 
@@ -87,46 +87,13 @@ def launcher(tmp_path: Path, command_environment: dict[str, str]) -> Iterator[La
 # --- what they compute
 
 
-def replicas(corpus: Path, launcher: Launcher, processes: int, devices: int) -> list[Any]:
-    """Train a few steps in so many processes of so many devices, and return what they held."""
-    launcher.started, address = [], free_address()
-    folder = launcher.folder
-    files = [folder / f"{processes}x{devices}-{index}.npz" for index in range(processes)]
-    for index, file in enumerate(files):
-        sizes = address, processes, index, devices
-        launcher.call(sys.executable, "-m", "tests.training.worker", corpus, file, *sizes)
-    launcher.ended(0)
-    return [np.load(file) for file in files]
-
-
-# Of an update of the worker's model.
-TERMS = 8 * 16 + 2 * (2 * 24 + 8)
-
-
-@pytest.mark.parametrize(("processes", "devices"), [(2, 2), (1, 4), (4, 1)])
-@pytest.mark.slow
-def test_processes_and_devices_do_not_change_what_is_learned(processes, devices, corpus, launcher):
-    """As one device of one process after 20 steps; and all replicas are the same to the bit."""
-    alone = replicas(corpus, launcher, 1, 1)[0]
-    several = replicas(corpus, launcher, processes, devices)
-    rows = np.concatenate([process["rows"] for process in several])
-    np.testing.assert_array_equal(rows, np.arange(8))
-    for process in several:
-        assert_close(process["losses"], alone["losses"], TERMS * worker.STEPS)
-    for name in set(alone.files) - {"losses", "rows"}:
-        held = np.concatenate([process[name] for process in several])
-        assert len(held) == processes * devices
-        np.testing.assert_array_equal(held, np.broadcast_to(held[0], held.shape))
-        assert_close(held[0], alone[name][0], TERMS * worker.STEPS)
-
-
 @pytest.mark.slow
 def test_a_run_moves_to_other_numbers_of_devices_and_processes(
     corpus, undisturbed, tmp_path, launcher
 ):
-    """4 devices → 2 → 1 → 2 processes of 2: the metrics are those of a run that stayed."""
+    """4 devices → 2 processes of 2 → 1 → 4 of 1: the metrics are those of a run that stayed."""
     config = runs.make_config(corpus, tmp_path / "run")
-    for step, processes, devices in ((60, 1, 4), (120, 1, 2), (180, 1, 1), (300, 2, 2)):
+    for step, processes, devices in ((60, 1, 4), (120, 2, 2), (180, 1, 1), (300, 4, 1)):
         (first, *_) = launcher.train([config] * processes, count=devices)
         if step < 300:
             runs.wait_for_step(first, tmp_path / "run", step)
@@ -235,15 +202,6 @@ def refused(launcher: Launcher, *configs: Config, **options: Any) -> list[str]:
     return texts
 
 
-def test_another_config_on_one_process_is_named(corpus, tmp_path, launcher) -> None:
-    rates = [Optimizer(learning_rate=rate) for rate in (1e-3, 2e-3)]
-    configs = [runs.make_config(corpus, tmp_path / "run", optimizer=rate) for rate in rates]
-    for text in refused(launcher, *configs):
-        assert not (tmp_path / "run").exists()
-        assert "optimizer.learning_rate is 0.002 on process 1" in text
-        assert "but 0.001 on process 0" in text
-
-
 @pytest.mark.slow
 def test_another_start_on_one_process_is_named(corpus, tmp_path, random, launcher) -> None:
     places = [tmp_path / "one", tmp_path / "two"]
@@ -269,6 +227,7 @@ def test_no_corpus_on_one_process_ends_all(corpus, tmp_path, launcher) -> None:
         assert "none: there is no such folder" in text
 
 
+@pytest.mark.slow
 def test_another_number_of_devices_on_one_process_is_named(corpus, tmp_path, launcher) -> None:
     config = runs.make_config(corpus, tmp_path / "run", devices=Devices(virtual_cpu=2))
     # All have to agree on --devices.virtual-cpu; this is as if one GPU were gone.

@@ -104,14 +104,7 @@ def test_the_port_of_a_numeric_host_is_free() -> None:
     [
         (["10.0.0.1"], ""),
         (["127.0.1.1"], "listens only at 127.0.1.1, which processes on other machines cannot"),
-        (
-            ["127.0.1.1", "10.0.0.1"],
-            "node1 resolves to 127.0.1.1 on the machine of process 0, so pro",
-        ),
-        (
-            ["127.0.1.1", "10.0.0.1"],
-            "also listens at 10.0.0.1; if the others reach that machine at",
-        ),
+        (["127.0.1.1", "10.0.0.1"], "node1 resolves to 127.0.1.1 on the machine of process 0"),
     ],
 )
 def test_what_may_keep_others_away_is_told(found: list[str], words: str) -> None:

@@ -70,7 +70,6 @@ def address() -> str:
 
 @pytest.fixture
 def start(address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Start one of several processes."""
     started: list[Process] = []
     own = rendezvous._key
 
@@ -261,9 +260,7 @@ STOP = b'{"nonce": "0"}\n{"proof": "PROOF"}\n{"stop": "go away", "source": "a", 
         ("our own", [STOP], "process 0 did not answer at"),
     ],
 )
-def test_what_is_not_process_0_cannot_end_a_start_with_success(
-    secret: str, answers: list[bytes], message: str, start: Start
-) -> None:
+def test_what_is_not_process_0_cannot_end_a_start_with_success(secret, answers, message, start):
     with contextlib.ExitStack() as stack:
         places = [stack.enter_context(served(answer)) for answer in answers]
         for text in end(*(start(1, seconds=0.5, at=at, secret=secret) for at in places)):

@@ -10,6 +10,5 @@ from tests.interop.test_weights import write_openai
 
 @pytest.fixture
 def folder(tmp_path: Path, random: np.random.Generator) -> Path:
-    """A folder of OpenAI's layout."""
     write_openai(tmp_path / "o", random)
     return tmp_path / "o"

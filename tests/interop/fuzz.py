@@ -59,7 +59,6 @@ def make(kind: str, folder: Path) -> tuple[list[Path], Callable[[], object]]:
 
 
 def change(content: bytes, draw: random.Random) -> bytes:
-    """Return a damaged copy."""
     at = draw.randrange(len(content))
     near = draw.randrange(min(len(content), 400))  # most headers are in front
     kind = draw.randrange(6)
@@ -96,7 +95,6 @@ def change_archive(path: Path, draw: random.Random) -> None:
 
 
 def check(found: object) -> None:
-    """Whatever was imported is whole."""
     if isinstance(found, ModelWeights):
         flat = weights.flatten(found.params)
         shapes = {name: array.shape for name, array in flat.items()}

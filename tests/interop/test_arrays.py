@@ -42,9 +42,7 @@ def write(path: Path, flat: dict[str, np.ndarray], about: Any) -> None:
 
 
 @pytest.fixture(params=["npz", "safetensors"])
-def exported(
-    request: pytest.FixtureRequest, tmp_path: Path, random: np.random.Generator
-) -> tuple[Path, dict[str, np.ndarray], dict[str, Any]]:
+def exported(request, tmp_path, random) -> tuple[Path, dict[str, np.ndarray], dict[str, Any]]:
     """A whole export, its arrays and its metadata."""
     path = tmp_path / f"m.{request.param}"
     made = draw(random)
@@ -84,9 +82,7 @@ def test_a_zip_bomb_is_refused_before_it_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["npz", "safetensors"])
-def test_shapes_are_checked_before_anything_is_read(
-    ending: str, tmp_path: Path, random: np.random.Generator
-) -> None:
+def test_shapes_are_checked_before_anything_is_read(ending, tmp_path, random) -> None:
     """Beside one array that no model of these sizes has, and that is as large as it says."""
     about = {"format": 1, "cleaning": "radford", "source": "", "model": SIZES}
     flat = weights.flatten(draw(random).params)
@@ -109,20 +105,12 @@ def test_shapes_of_files_are_checked_before_anything_is_read(folder: Path) -> No
     ("about", "message"),
     [
         ([], "the top level is"),
-        ({"model": []}, "model is"),
         ({"model": None}, "model is None"),
         ({"cleaning": "soap"}, "cleaning is 'soap', but it must be one of radford"),
-        ({"source": {"a": 1}}, "source is"),
         ({"format": 2}, "has format 2, but this program reads format 1"),
-        ({"format": True}, "format is True"),
         ({"layers": 1_000_000}, r"model\.layers is 1000000, but it must be 1 to 1,000"),
-        ({"hidden": "12"}, r"model\.hidden is '12', but it must be a whole number"),
-        ({"hidden": True}, r"model\.hidden is True, but it must be a whole number"),
         ({"hidden": 10**30}, r"model\.hidden is 10+, but it must be a whole number"),
         ({"embedding_std": 10**400}, r"model\.embedding_std is 10+\.\.\.0+, but it must be"),
-        ({"embedding_std": float("inf")}, r"model\.embedding_std is inf, but it must be above 0"),
-        ({"rating_head": "yes"}, r"model\.rating_head is 'yes', but it must be true or false"),
-        ({"recurrent_init": []}, r"model\.recurrent_init is \[\], but it must be one of uniform"),
         ({"depth": 1}, r"there is no field 'model\.depth'"),
     ],
 )

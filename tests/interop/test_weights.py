@@ -178,13 +178,11 @@ def assert_same_model(
 
 @pytest.fixture
 def found(folder: Path) -> weights.ModelWeights:
-    """The model of `folder`."""
     return npy_folders.read_openai(folder)
 
 
 @pytest.fixture
 def imported(tmp_path: Path, found: weights.ModelWeights) -> Path:
-    """The run of `found`."""
     run.write_imported(tmp_path / "run", found)
     return tmp_path / "run"
 
@@ -201,9 +199,7 @@ def test_openai(tmp_path: Path, random: np.random.Generator) -> None:
 @pytest.mark.parametrize(
     ("padding", "folded", "half"), [(0, False, False), (1, True, False), (1, False, True)]
 )
-def test_nvidia(
-    padding: int, folded: bool, half: bool, tmp_path: Path, random: np.random.Generator
-) -> None:
+def test_nvidia(padding, folded, half, tmp_path, random) -> None:
     path = tmp_path / "model.pt"
     forward = write_nvidia(path, random, padding=padding, folded=folded, half=half)
     assert_same_model(nvidia.read_nvidia(path), forward, TEXT, tmp_path / "run")
@@ -219,12 +215,7 @@ def test_unirep(layers: int, end: str, tmp_path: Path, random: np.random.Generat
     assert_close(row, forward(PROTEIN)[0], terms_of(loaded, PROTEIN))
 
 
-def test_proteins_of_a_fasta_cost_what_they_cost_unirep(
-    tmp_path: Path,
-    random: np.random.Generator,
-    capsys: pytest.CaptureFixture[str],
-    refused: Callable[..., str],
-) -> None:
+def test_proteins_of_a_fasta_cost_what_they_cost_unirep(tmp_path, random, capsys, refused) -> None:
     """Each from a zero state and its start token; its letters and its stop token are scored."""
     forward = write_unirep(tmp_path / "u", random, 1)
     np.save(tmp_path / "u/fully_connected_1_weights:0.npy", np.zeros((H, 1)))
@@ -260,9 +251,7 @@ def test_proteins_of_a_fasta_cost_what_they_cost_unirep(
     assert "prepare it with --clean protein" in error
 
 
-def test_a_byte_without_a_symbol_is_refused_by_name(
-    tmp_path: Path, random: np.random.Generator
-) -> None:
+def test_a_byte_without_a_symbol_is_refused_by_name(tmp_path, random) -> None:
     write_unirep(tmp_path / "u", random, 1)
     run.write_imported(folder := tmp_path / "run", npy_folders.read_unirep(tmp_path / "u"))
     model = mlstm.load(folder)
@@ -281,9 +270,7 @@ def test_a_byte_without_a_symbol_is_refused_by_name(
     labelled = (texts * 2, ["a", "b"] * 2)
     for call, place in (
         (lambda: model.bits_per_character(texts), "text 2"),
-        (lambda: model.encode(texts), "text 2"),
         (lambda: model.generate("M-K*"), "the prompt"),
-        (lambda: model.heatmap("M-K*V", 0), "the text"),
         (lambda: model.generate("MK", stop="*"), "stop"),
         (lambda: model.evaluate(corpus=tmp_path / "c"), " split"),
         (lambda: mlstm.train(config), " split"),
@@ -299,9 +286,7 @@ def test_a_byte_without_a_symbol_is_refused_by_name(
 
 
 @pytest.mark.parametrize("ending", ["safetensors", "npz"])
-def test_import_export_import_gives_the_same_bytes(
-    ending: str, tmp_path: Path, found: weights.ModelWeights, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_import_export_import_gives_the_same_bytes(ending, tmp_path, found, capsys) -> None:
     """And in float16 the half of them, rounded once."""
     a, b, half_b = (tmp_path / name for name in ("a", "b", "half_b"))
     cli.main(["import", "openai", str(tmp_path / "o"), "--out", str(a)])
@@ -332,9 +317,7 @@ def test_import_export_import_gives_the_same_bytes(
     assert not (tmp_path / f"no.{ending}").exists()
 
 
-def test_a_file_may_be_read_by_those_whom_the_umask_lets(
-    tmp_path: Path, found: weights.ModelWeights
-) -> None:
+def test_a_file_may_be_read_by_those_whom_the_umask_lets(tmp_path, found) -> None:
     made = classify.Classifier(np.ones((1, 3)), np.zeros(1), ["a", "b"], 1.0)
     before = os.umask(0o027)
     try:
@@ -349,9 +332,7 @@ def test_a_file_may_be_read_by_those_whom_the_umask_lets(
 
 
 @pytest.mark.parametrize("ending", ["safetensors", "npz"])
-def test_an_export_that_cannot_be_written_leaves_nothing(
-    ending: str, tmp_path: Path, found: weights.ModelWeights
-) -> None:
+def test_an_export_that_cannot_be_written_leaves_nothing(ending, tmp_path, found) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
@@ -375,9 +356,7 @@ def test_one_flipped_bit_in_an_export_is_found(tmp_path: Path, found: weights.Mo
             weights.load_weights(file)
 
 
-def test_an_export_is_read_without_this_package(
-    tmp_path: Path, random: np.random.Generator
-) -> None:
+def test_an_export_is_read_without_this_package(tmp_path, random) -> None:
     """By the libraries of the formats alone, and the equations above."""
     from safetensors import safe_open
 
@@ -402,9 +381,7 @@ def test_an_export_is_read_without_this_package(
     assert_close(c, forward(TEXT)[0], terms=3 * H, compute="float64")
 
 
-def test_the_file_that_is_wrong_is_named(
-    folder: Path, tmp_path: Path, random: np.random.Generator
-) -> None:
+def test_the_file_that_is_wrong_is_named(folder, tmp_path, random) -> None:
     np.save(folder / "7.npy", np.zeros((H, H + 1), np.float32))
     with pytest.raises(UserError, match=r"7\.npy has the shape \(7, 8\), but must have \(7, 7\)"):
         npy_folders.read_openai(folder)
@@ -466,9 +443,7 @@ def test_weights_of_another_model_than_the_config_are_refused(imported: Path) ->
         run.load_run(imported)
 
 
-def test_imported_weights_have_no_corpus_and_one_checkpoint(
-    imported: Path, refused: Callable[..., str]
-) -> None:
+def test_imported_weights_have_no_corpus_and_one_checkpoint(imported, refused) -> None:
     assert "give one with --corpus" in refused("evaluate", imported)
     error = refused("generate", imported, "--checkpoint", "7")
     assert "has weights and no checkpoints" in error

@@ -14,6 +14,7 @@ from benchmarks import reference
 from mlstm_jax import config
 from mlstm_jax.model.architecture import Architecture, Carry
 from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.model.ops import column_norms, weight_norm
 from tests.marks import FP16
 from tests.tolerance import assert_close
 
@@ -116,9 +117,7 @@ def test_with_states_the_logits_of_a_short_window_are_those_of_a_long_one(random
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_row_sees_and_where_its_state_is_held(
-    kind: str, random: np.random.Generator
-) -> None:
+def test_what_a_row_sees_and_where_its_state_is_held(kind, random) -> None:
     """Neither its neighbours nor the future; padding holds the state, which is that after the last
     byte, and states are the carry after each."""
     model, params = make(kind=kind)
@@ -196,3 +195,25 @@ def test_orthogonal_start_keeps_lengths_and_the_gain_is_on_top() -> None:
     for name, gain in (("wmh", 1.5), ("wh", 1.5), ("wx", 1), ("wmx", 1)):
         norms = np.linalg.norm(layer[f"{name}_v"], axis=0)
         assert_close(layer[f"{name}_g"], gain * norms, terms=64)
+
+
+def test_column_norms_are_the_gains(random: np.random.Generator) -> None:
+    v = random.normal(size=(9, 5)).astype(np.float32)
+    g = random.normal(size=5).astype(np.float32)
+    w = weight_norm(v, g)
+    assert_close(np.linalg.norm(w, axis=0), np.abs(g), terms=9)
+    assert_close(weight_norm(7 * v, g), w, terms=9)
+    assert_close(weight_norm(v, column_norms(v)), v, terms=9)
+
+
+def test_gradient_is_finite_at_a_zero_column() -> None:
+    v = jnp.ones((4, 3)).at[:, 1].set(0)
+    gradient = jax.grad(lambda v, g: weight_norm(v, g).sum(), argnums=(0, 1))(v, jnp.ones(3))
+    assert all(np.isfinite(leaf).all() for leaf in gradient)
+
+
+@pytest.mark.fp16
+def test_sums_do_not_overflow_in_half_precision() -> None:
+    v = jnp.full((400, 2), 30.0, jnp.float16)  # its squares sum to 360,000, past 65,504
+    w = weight_norm(v, jnp.ones(2))
+    assert_close(np.linalg.norm(w, axis=0), np.ones(2), terms=400)

@@ -35,9 +35,7 @@ def gradient(compute: str) -> Program:
 @pytest.mark.parametrize("rows", [8, 16, 300])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
-def test_a_product_of_a_loop_is_that_of_its_operands(
-    compute: str, transposed: bool, rows: int, random: np.random.Generator
-) -> None:
+def test_a_product_of_a_loop_is_that_of_its_operands(compute, transposed, rows, random) -> None:
     """With few rows and a large matrix, the matrix is the left operand on a CPU."""
     w_IO = random.normal(size=(512, 2048)).astype(compute)
     x = random.normal(size=(rows, 2048 if transposed else 512)).astype(compute)

@@ -17,14 +17,8 @@ _H200 = json.loads((MACHINES / "h200.json").read_text())
     [
         ("{", "is not a machine description"),
         ('{"name": "x"}', "is not a machine description"),
-        ("[]", "is not a machine description"),
-        ("[" * 100_000, "is not a machine description"),
         ('{"name": 5}', "is not a machine description"),
-        (json.dumps(_H200 | {"name": 5}), "name is 5, but it must be a string"),
-        (
-            json.dumps(_H200 | {"inside_node": {"bytes_per_s": "9"}}),
-            "inside_node.bytes_per_s is '9'",
-        ),
+        (json.dumps(_H200 | {"inside_node": {"bytes_per_s": 0}}), "must be above 0"),
         (json.dumps(_H200 | {"step_flops_per_s": {"fp32": True}}), "step_flops_per_s.fp32 is True"),
         (json.dumps(_H200 | {"memory_bytes": float("nan")}), "must be above 0"),
     ],
@@ -44,11 +38,3 @@ def test_results_that_are_none_are_named(text: str, tmp_path: Path) -> None:
     machine = load_machine(MACHINES / "h200.json")
     with pytest.raises(UserError, match=r'results\.json has no train step of "ours" in bf16'):
         with_measured_rate(machine, tmp_path / "results.json", "bf16", 1024)
-
-
-def test_a_rate_of_zero_is_refused(tmp_path: Path) -> None:
-    fields = json.loads((MACHINES / "h200.json").read_text())
-    fields["inside_node"]["bytes_per_s"] = 0
-    (tmp_path / "machine.json").write_text(json.dumps(fields))
-    with pytest.raises(UserError, match="must be above 0"):
-        load_machine(tmp_path / "machine.json")

@@ -166,6 +166,9 @@ def test_phases_are_summed_for_each_number_of_devices() -> None:
     machine = load_machine(MACHINES / "dgx1_v100.json")
     rows = plan.plan(config, machine, [1, 8, 8], None)  # one of them twice
     assert [(row.devices, row.phase) for row in rows] == [(n, k) for n in (1, 8, 8) for k in (1, 2)]
+    for row in rows:
+        steps = phases[row.phase - 1].steps
+        assert row.hours == pytest.approx(row.seconds_per_iteration * steps / 3600)
     said = plan.format_plan(config, machine, rows, None).splitlines()
     sums = [line for line in said if "all phases" in line]
     hours = [f"{sum(row.hours or 0 for row in rows[n : n + 2]):.2f} hours" for n in (0, 2, 4)]

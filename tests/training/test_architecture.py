@@ -1,9 +1,7 @@
 """The interface of a model, with one that is not recurrent: the program asks no more of any."""
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -85,9 +83,7 @@ def bigram() -> Iterator[type[Architecture]]:
         *(pytest.param(x, None, marks=pytest.mark.slow) for x in ("lstm", "gru", "transformer")),
     ],
 )
-def test_every_kind_learns_and_resumes_to_the_bit(
-    kind: str, objective: Any, corpus: Path, tmp_path: Path
-) -> None:
+def test_every_kind_learns_and_resumes_to_the_bit(kind, objective, corpus, tmp_path) -> None:
     # Layers, Muon's products and micro-batches are compiled: once is enough.
     all_options = kind == "bigram"
     config = Config(
@@ -119,9 +115,7 @@ def test_every_kind_learns_and_resumes_to_the_bit(
 
 
 @pytest.mark.parametrize(("kind", "window"), [("bert", 16), ("transformer", 8)])
-def test_evaluation_reads_no_window_that_is_too_long_for_the_model(
-    kind: str, window: int, corpus: Path
-) -> None:
+def test_evaluation_reads_no_window_that_is_too_long_for_the_model(kind, window, corpus) -> None:
     """As where a run's phases have shorter windows than data.window."""
     sizes = Architecture.kinds[kind](hidden=8, embedding=8, layers=1)
     model = LanguageModel(sizes.for_windows(16), Precision())
@@ -160,12 +154,3 @@ def test_matrices_and_large_gradients_are_named(kind: str, options: dict) -> Non
     assert set(order) == large
     layers = [name.split("/")[0] for name in order]
     assert layers == sorted(layers, key=["decoder_kernel", "layer_1", "layer_0"].index)
-
-
-def test_the_fields_of_an_mlstm_keep_their_order() -> None:
-    """A config.json lists them as it always has."""
-    fields = [one.name for one in dataclasses.fields(Model)]
-    assert fields == [
-        *("hidden", "embedding", "layers", "embedding_std", "recurrent_init", "recurrent_gain"),
-        *("rating_head", "classes", "yes_no", "objective"),
-    ]

@@ -91,9 +91,7 @@ def meet(
     return run_on(where, environment, lambda index: [*python, str(index), str(seconds)])[1]
 
 
-def test_a_name_that_debian_gives_loopback_is_reached_from_elsewhere(
-    machines: tuple[Machine, Machine], command_environment: dict[str, str]
-) -> None:
+def test_a_name_that_debian_gives_loopback_is_reached_from_elsewhere(machines, command_environment):
     a, b = machines
     a.set_hosts(node1="127.0.1.1")
     b.set_hosts(node1=A)
@@ -103,9 +101,7 @@ def test_a_name_that_debian_gives_loopback_is_reached_from_elsewhere(
         assert f"met [0, 1, 2] at {reached}" in text
 
 
-def test_without_a_route_the_missing_are_told_of_the_loopback(
-    machines: tuple[Machine, Machine], command_environment: dict[str, str]
-) -> None:
+def test_without_a_route_the_missing_are_told_of_the_loopback(machines, command_environment):
     a, b = machines
     a.set_hosts(node1="127.0.1.1")
     b.set_hosts(node1=A)
@@ -118,9 +114,7 @@ def test_without_a_route_the_missing_are_told_of_the_loopback(
     assert f"process 0 did not answer at node1:{PORT}" in second
 
 
-def test_localhost_is_not_reached_from_elsewhere(
-    machines: tuple[Machine, Machine], command_environment: dict[str, str]
-) -> None:
+def test_localhost_is_not_reached_from_elsewhere(machines, command_environment) -> None:
     a, b = machines
     a.set_hosts()
     b.hosts.write_text(f"{A} localhost\n")
@@ -129,9 +123,7 @@ def test_localhost_is_not_reached_from_elsewhere(
     assert "Connection refused" in second
 
 
-def test_a_link_local_address_is_met_with_its_zone(
-    machines: tuple[Machine, Machine], command_environment: dict[str, str]
-) -> None:
+def test_a_link_local_address_is_met_with_its_zone(machines, command_environment) -> None:
     texts = meet(command_environment, f"[{LINK_LOCAL}%eth0]:{PORT}", machines)
     for text in texts:
         assert f"met [0, 1] at {LINK_LOCAL}%eth0" in text
@@ -153,13 +145,7 @@ def train(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("at", ["node1", f"[{LINK_LOCAL}%eth0]"])
-def test_two_machines_train_one_run(
-    at: str,
-    machines: tuple[Machine, Machine],
-    corpus: Path,
-    tmp_path: Path,
-    command_environment: dict[str, str],
-) -> None:
+def test_two_machines_train_one_run(at, machines, corpus, tmp_path, command_environment) -> None:
     a, b = machines
     own = os.uname().nodename
     a.set_hosts(**{"node1": "127.0.1.1", own: A})
@@ -168,20 +154,3 @@ def test_two_machines_train_one_run(
     environment = command_environment | {"http_proxy": "http://127.0.0.1:9"}
     codes, texts = train(environment, at, machines, corpus, tmp_path)
     assert codes == [0, 0], texts
-
-
-@pytest.mark.slow
-def test_cpus_whose_machine_has_no_outward_name_are_named(
-    machines: tuple[Machine, Machine],
-    corpus: Path,
-    tmp_path: Path,
-    command_environment: dict[str, str],
-) -> None:
-    a, b = machines
-    own = os.uname().nodename
-    a.set_hosts(**{"node1": "127.0.1.1", own: "127.0.1.1"})
-    b.set_hosts(**{"node1": A, own: B})
-    codes, texts = train(command_environment, "node1", machines, corpus, tmp_path)
-    assert codes == [2, 2], texts
-    assert f"{own}, the machine of process 0, resolves its own name to 127.0.1.1" in "".join(texts)
-    assert "Traceback" not in "".join(texts)

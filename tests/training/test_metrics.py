@@ -19,9 +19,7 @@ def write(folder: Path) -> list[dict]:
     return metrics.read_metrics(folder / "metrics.jsonl")
 
 
-def test_metrics_are_written_as_json_and_for_tensorboard(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_metrics_are_written_as_json_and_for_tensorboard(tmp_path, capsys) -> None:
     pytest.importorskip("tensorboard")
     assert write(tmp_path) == [{"kind": "train", "step": 1, **LINE, "noise_scale": None}]
     (events,) = (tmp_path / "tensorboard").iterdir()
@@ -29,9 +27,7 @@ def test_metrics_are_written_as_json_and_for_tensorboard(
     assert not capsys.readouterr().err
 
 
-def test_without_tensorboard_there_are_the_lines_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_tensorboard_there_are_the_lines_alone(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
     assert len(write(tmp_path)) == 1
     assert not (tmp_path / "tensorboard").exists()
@@ -60,9 +56,7 @@ def test_without_tensorboard_there_are_the_lines_alone(
         ),
     ],
 )
-def test_a_line_that_is_no_line_of_metrics_is_named(
-    wrong: object, named: str, tmp_path: Path
-) -> None:
+def test_a_line_that_is_no_line_of_metrics_is_named(wrong, named, tmp_path) -> None:
     """By its number and field, by whatever reads it: the log of a run that resumes is one."""
     write(tmp_path)
     with (tmp_path / "metrics.jsonl").open("a") as file:

@@ -8,7 +8,6 @@ import optax
 import pytest
 
 from mlstm_jax.config import Model, Optimizer
-from mlstm_jax.model.ops import weight_norm
 from mlstm_jax.training import muon, optimizer
 from mlstm_jax.training.parallel import Parallel
 from tests.tolerance import UNIT, assert_close
@@ -143,39 +142,6 @@ def test_each_device_makes_a_part_of_the_matrices() -> None:
         return program.lower(stack).compile().cost_analysis()["flops"]
 
     assert flops(4) < flops(1) / 3
-
-
-def test_an_update_turns_each_column_by_the_rate_over_its_norm(
-    random: np.random.Generator,
-) -> None:
-    """docs/large_batches.md: of a square V the columns of O have norm 1, so tan α ≤ η / ‖v‖."""
-    h, rate = 32, 0.02
-    v = random.uniform(-1, 1, (h, h)).astype(np.float32) / np.float32(np.sqrt(h))
-    gain = np.ones(h, np.float32)
-    target = random.normal(size=(h, h)).astype(np.float32)
-    gradient = jax.jit(jax.grad(lambda v: (weight_norm(v, gain) * target).sum()))(v)
-    # The gradient has no part along a column of V, whatever it is of.
-    along = (np.asarray(gradient) * v).sum(0)
-    scale = np.linalg.norm(gradient, axis=0) * np.linalg.norm(v, axis=0)
-    assert_close(along / scale, np.zeros(h), h)
-
-    step = muon.orthogonalise(5, np.float32, None, Model().matrices)
-    made, _ = jax.jit(step.update)({"wmh_v": gradient}, step.init(None))
-    o = np.asarray(made["wmh_v"])
-    # Newton-Schulz leaves singular values between 0.68 and 1.13 (Jordan et al. 2024).
-    assert np.linalg.svd(o)[1].min() > 0.6
-    assert np.linalg.svd(o)[1].max() < 1.2
-    norms = np.linalg.norm(v, axis=0)
-    after = v - rate * o
-    cosine = (after * v).sum(0) / (np.linalg.norm(after, axis=0) * norms)
-    angle = np.arccos(np.clip(cosine, -1, 1))
-    across = o - v * (o * v).sum(0) / norms**2
-    expected = np.arctan2(
-        rate * np.linalg.norm(across, axis=0), norms - rate * (o * v).sum(0) / norms
-    )
-    # An angle of a cosine near 1 has half of the digits.
-    np.testing.assert_allclose(angle, expected, atol=np.sqrt(h * UNIT["float32"]))
-    assert angle.max() < 1.2 * rate / norms.min()
 
 
 def test_the_half_life_of_the_second_moment() -> None:

@@ -52,7 +52,6 @@ def swept(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 
 @pytest.fixture
 def out(swept: tuple[Path, Path, str], tmp_path: Path) -> Path:
-    """A copy of the folder."""
     return Path(shutil.copytree(swept[1], tmp_path / "out"))
 
 
@@ -69,9 +68,7 @@ def test_a_sweep_ends_with_a_table(swept: tuple[Path, Path, str]) -> None:
     assert (tame["batch"], tame["steps"]) == ("8", "12")
 
 
-def test_a_sweep_runs_nothing_twice_and_goes_on_with_what_was_stopped(
-    swept: tuple[Path, Path, str], out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_runs_nothing_twice_and_goes_on_with_what_was_stopped(swept, out, capsys) -> None:
     spec, table, log = swept[0], (out / "table.md").read_text(), out / "8/tame/metrics.jsonl"
     before = log.read_text()
     assert "of 2" not in run_sweep(spec, out)
@@ -92,9 +89,7 @@ def test_a_sweep_runs_nothing_twice_and_goes_on_with_what_was_stopped(
     assert sweep.result(("8", "tame"), out / "8/tame").status == "unfinished"
 
 
-def test_a_sweep_leaves_other_configs_and_corpora_alone(
-    corpus: Path, text_file: Path, out: Path, tmp_path: Path
-) -> None:
+def test_a_sweep_leaves_other_configs_and_corpora_alone(corpus, text_file, out, tmp_path) -> None:
     other = write_spec(tmp_path / "other.py", corpus, train__seed=1)
     assert "contains a run with another config (train.seed: 0 → 1)" in run_sweep(other, out)
     # The same corpus at another place; then another one there.
@@ -106,12 +101,7 @@ def test_a_sweep_leaves_other_configs_and_corpora_alone(
     assert "8/tame contains a run with another corpus" in run_sweep(same, out)
 
 
-def test_two_processes_share_a_sweep(
-    swept: tuple[Path, Path, str],
-    out: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_two_processes_share_a_sweep(swept, out, capsys, monkeypatch) -> None:
     spec = swept[0]
     shutil.rmtree(out / "8/tame")
     ((_, held),) = sweep.pending(sweep.load_sweep(spec), out)
@@ -145,9 +135,7 @@ def test_a_sweep_of_rows_per_device_goes_on(corpus: Path, tmp_path: Path, device
         list(sweep.pending({key: other}, tmp_path))
 
 
-def test_one_process_has_one_number_of_virtual_devices(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_process_has_one_number_of_virtual_devices(tmp_path, capsys) -> None:
     runs = {(str(n), "a"): vary(Config(), devices__virtual_cpu=n) for n in (2, 4)}
     with pytest.raises(UserError, match=r"virtual_cpu is 2 in the run 2 / a, but 4 in 4 / a"):
         sweep.prepare(runs)

@@ -5,7 +5,6 @@ import dataclasses
 import json
 import math
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -56,9 +55,7 @@ def make(random: np.random.Generator, count: int, classes: int = 2) -> Examples:
 
 
 @pytest.mark.parametrize(("classes", "validated"), [(2, True), (3, True), (3, False)])
-def test_informative_units_rank_first(
-    classes: int, validated: bool, random: np.random.Generator
-) -> None:
+def test_informative_units_rank_first(classes, validated, random) -> None:
     valid = make(random, 100, classes) if validated else None
     found, score, _ = classify.choose(make(random, 400, classes), valid, Task(NAMES[classes]))
     test = make(random, 400, classes)
@@ -180,15 +177,10 @@ def test_a_classifier_is_kept_without_pickle(tmp_path: Path, random: np.random.G
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"classes": ["a"]}, "classes must be two or more different names"),
         ({"classes": ["a", "a", "b"]}, "classes must be two or more different names"),
-        ({"classes": ["a", 2, "c"]}, r"classes\[1\] is 2, but it must be a string"),
-        ({"classes": "abc"}, "classes is 'abc', but it must be a list"),
         ({"classes": ["a", "b"]}, r"weights has the shape \(3, 4\), but must have \(1, 4\)"),
         ({"state": "z"}, r"state is 'z', but it must be one of c, h, mean_h, c\+mean_h"),
-        ({"C": []}, r"C is \[\], but it must be a number"),
         ({"format": 3}, "was written by another version of this program"),
-        ({"more": 1}, "there is no field 'more'"),
         ({"weights": np.zeros((3, 0))}, "weights has the shape"),
         ({"weights": np.zeros((3, 9))}, r"deviations has the shape \(4,\), but must have \(9,\)"),
         ({"intercepts": np.full(3, np.nan)}, "intercepts must be finite numbers"),
@@ -198,13 +190,10 @@ def test_a_classifier_is_kept_without_pickle(tmp_path: Path, random: np.random.G
         ({"labels": [LABEL] * 2}, "labels must be one for each of classes"),
         ({"labels": [LABEL | {"threshold": 1.5}] * 3}, r"threshold is 1\.5, but it must be from 0"),
         ({"labels": [LABEL | {"threshold": math.nan}] * 3}, "threshold is nan, but it must be"),
-        ({"labels": [{"C": 1}] * 3}, r"labels\[0\]\.threshold is missing"),
         ({"labels": [LABEL] * 3}, r"deviations has the shape \(4,\), but must have \(3, 4\)"),
     ],
 )
-def test_an_invalid_classifier_is_refused(
-    change: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_an_invalid_classifier_is_refused(change, message, tmp_path) -> None:
     found = Classifier(np.ones((3, 4)), np.zeros(3), NAMES[3], 1.0, deviations_D=np.ones(4))
     classifier_file.save(tmp_path, found, ABOUT)
     fields = json.loads((tmp_path / "classifier.json").read_text())
@@ -217,14 +206,7 @@ def test_an_invalid_classifier_is_refused(
         classifier_file.load_classifier(tmp_path)
 
 
-def test_a_description_that_is_no_json_is_refused(tmp_path: Path) -> None:
-    for text in (b"[" * 100_000, b"[]", b"{", b"\xff"):
-        (tmp_path / "classifier.json").write_bytes(text)
-        with pytest.raises(UserError, match="the classifier cannot be read"):
-            classifier_file.load_classifier(tmp_path)
-
-
-def test_a_subset_has_every_class(random: np.random.Generator) -> None:
+def test_a_subset_has_every_class() -> None:
     labels = np.array([0] * 95 + [1] * 4 + [2])
     data = Examples(np.arange(100.0, dtype=np.float32)[:, None], labels)
     for seed in range(5):
@@ -281,9 +263,7 @@ def test_labels_are_strings_in_the_order_of_numbers(tmp_path: Path) -> None:
         ([" ", "a", "b", "a"], None),
     ],
 )
-def test_labels_are_the_same_in_every_format(
-    tmp_path: Path, name: str, values: list[str], expected: list[str] | None
-) -> None:
+def test_labels_are_the_same_in_every_format(tmp_path, name, values, expected) -> None:
     path, texts = tmp_path / name, ["t", "u", "v", "w"]
     rows = [*zip(texts, values, strict=True)]
     read: Any = partial(read_labelled, path, None)
@@ -347,13 +327,7 @@ def answers_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_transfer_and_classify_from_the_outside(
-    run: Run,
-    tmp_path: Path,
-    random: np.random.Generator,
-    capsys: pytest.CaptureFixture[str],
-    refused: Callable[..., str],
-) -> None:
+def test_transfer_and_classify_from_the_outside(run, tmp_path, random, capsys, refused) -> None:
     train, test = (write_reviews(tmp_path / f"{n}.csv", random, n) for n in (90, 100))
     out = tmp_path / "out"
     with train.open("a") as file:  # Nothing is learned from what `classify` gives no label.
@@ -376,16 +350,8 @@ def test_transfer_and_classify_from_the_outside(
     assert 1 > result["best_unit_test"] >= result["majority"] - 0.05
     best = result["best_unit"]
     assert best["layer"] == 1
-    for text in (
-        f"| c of unit {best['unit']} of layer 1, the best alone |",
-        "Accuracy, %",
-        "test accuracy, %",
-        "cross-validated",
-        "cell state c after the last byte (`c`)",
-        "TF-IDF",
-        f"**{100 * result['test']:.1f}**",
-    ):
-        assert text in said
+    assert f"| c of unit {best['unit']} of layer 1, the best alone |" in said
+    assert f"**{100 * result['test']:.1f}**" in said
     for picture in ("best_unit.png", "learning_curve.png"):
         assert (out / picture).read_bytes().startswith(b"\x89PNG")
         assert picture in (out / "report.md").read_text()
@@ -408,29 +374,12 @@ def test_transfer_and_classify_from_the_outside(
     cli.main([*odd_command, "--out", str(labelled), "--overwrite"])
     blank = "2 of 5 texts, the first number 2, are blank and get no label"
     assert blank in capsys.readouterr().err
-    assert b"\r\n" not in (before := labelled.read_bytes())
+    assert b"\r\n" not in labelled.read_bytes()
     found = answers_of(labelled)
     assert [row["text"] for row in found] == [text or "" for text in texts]
     for column in ("label", "p(fair)"):
         assert [row[column] != "" for row in found] == [True, False, False, True, True]
-    for target, message in (
-        (odd, "is the input, which would be lost"),
-        (tmp_path, "exists, and is not a file"),
-        (tmp_path / "none/x.csv", "the folder .*none does not exist"),
-    ):
-        assert re.search(message, refused(*odd_command, "--out", target))
-    # If the disk is full in the middle, the old file stays.
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-    try:
-        with pytest.raises(SystemExit):
-            cli.main([*odd_command, "--out", str(labelled), "--overwrite"])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert "cannot be written: File too large" in capsys.readouterr().err
-    assert labelled.read_bytes() == before
-    assert not list(tmp_path.glob("*.partial"))
-
+    assert "is the input, which would be lost" in refused(*odd_command, "--out", odd)
     assert "exists; choose another folder" in refused(*command)
     about = json.loads((out / "classifier.json").read_text())
     for change, message in (
@@ -441,9 +390,7 @@ def test_transfer_and_classify_from_the_outside(
         assert message in refused("classify", run.folder, out, test, "--text-column", "review")
 
 
-def test_texts_without_words_have_a_report_without_tfidf(
-    run: Run, tmp_path: Path, random: np.random.Generator, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_texts_without_words_have_a_report_without_tfidf(run, tmp_path, random, capsys) -> None:
     """Proteins and the like: no term in two texts. All states of all layers, in one pass."""
     letters = np.array(list("acdefghiklmnpqrstvwy"))
     for name, count in (("train", 24), ("test", 10)):
@@ -503,13 +450,7 @@ def fail(*_: Any) -> None:
     raise RuntimeError("anything")
 
 
-def test_features_are_kept_whatever_fails_after_them(
-    run: Run,
-    tmp_path: Path,
-    random: np.random.Generator,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_features_are_kept_whatever_fails_after_them(run, tmp_path, random, monkeypatch, capsys):
     train, test = (write_reviews(tmp_path / f"{n}.csv", random, n) for n in (40, 20))
     out = tmp_path / "out"
     command = ["transfer", str(run.folder), "--train", str(train), "--test", str(test), *COLUMNS]
@@ -562,9 +503,7 @@ def test_features_of_another_reading_or_other_units_have_another_key(run: Run) -
     assert keys[0] == features_key("abc", Featurizer(run), ["a"])
 
 
-def test_a_half_written_classifier_is_not_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_half_written_classifier_is_not_loaded(tmp_path, monkeypatch) -> None:
     made = Classifier(np.ones((1, 3)), np.ones(1), ["no", "yes"], 1.0)
     classifier_file.save(tmp_path, made, ABOUT)
 

@@ -48,9 +48,7 @@ def session_of(path: Path) -> Any:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_the_outputs_are_those_of_jax(
-    model: mlstm.TrainedModel, tmp_path: Path, dtype: Any
-) -> None:
+def test_the_outputs_are_those_of_jax(model, tmp_path, dtype) -> None:
     session = session_of(model.export(tmp_path / "m.onnx", dtype))
     texts = [model.cleaned(text) for text in TEXTS]
     logits, h, c, mean_h = session.run(None, given(model, texts))
@@ -88,9 +86,7 @@ LABELS = {
 
 
 @pytest.mark.parametrize("kind", LABELS)
-def test_probabilities_are_the_classifiers(
-    model: mlstm.TrainedModel, tmp_path: Path, kind: str
-) -> None:
+def test_probabilities_are_the_classifiers(model, tmp_path, kind) -> None:
     labels, state, all_layers = LABELS[kind]
     train = [f"{'my cable is ' * (n % 3)}{n}" for n in range(18)], labels
     made = model.transfer(train, valid=train, state=state, all_layers=all_layers)
@@ -112,9 +108,7 @@ def test_probabilities_are_the_classifiers(
         assert about["thresholds"] == classifier.thresholds
 
 
-def test_a_program_without_jax_labels_a_csv(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_program_without_jax_labels_a_csv(tmp_path, monkeypatch, capsys) -> None:
     """That of the page, where importing jax or this package fails."""
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[2] / "docs/onnx.md").read_text(encoding="utf-8")
@@ -142,9 +136,7 @@ def test_a_program_without_jax_labels_a_csv(
     np.testing.assert_allclose(found, classifier.scores(features)[:, 1], rtol=0, atol=limit)
 
 
-def test_what_is_not_the_same_as_jax_is_not_written(
-    model: mlstm.TrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_the_same_as_jax_is_not_written(model, tmp_path, monkeypatch) -> None:
     wrong = model._run.params | {"decoder_bias": model._run.params["decoder_bias"] + 1e-3}
     other = mlstm.TrainedModel(model._run.__class__(**{**model._run.__dict__, "params": wrong}))
     file = onnx_file._model(other._run, "float32", None)
@@ -163,9 +155,7 @@ def test_what_is_not_the_same_as_jax_is_not_written(
         ("m.onnx", {"classifier": "none"}, "none has no classifier.json"),
     ],
 )
-def test_what_a_format_does_not_have_is_refused(
-    model: mlstm.TrainedModel, tmp_path: Path, out: str, how: Any, message: str
-) -> None:
+def test_what_a_format_does_not_have_is_refused(model, tmp_path, out, how, message) -> None:
     with pytest.raises(UserError, match=message):
         model.export(tmp_path / out, **how)
     assert not list(tmp_path.iterdir())
@@ -178,9 +168,7 @@ def test_other_kinds_are_refused(tmp_path: Path, kind: str) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_the_metadata_say_what_a_program_must_know(
-    model: mlstm.TrainedModel, tmp_path: Path
-) -> None:
+def test_the_metadata_say_what_a_program_must_know(model, tmp_path) -> None:
     path = model.export(tmp_path / "m.onnx")
     session, first = session_of(path), path.read_bytes()
     assert model.export(path, overwrite=True).read_bytes() == first

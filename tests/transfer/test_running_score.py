@@ -1,19 +1,15 @@
 """A classifier's score along a text: as a heat map, and on the page (test_view.py)."""
 
 import re
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mlstm_jax import cli
-from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import fingerprint
-from mlstm_jax.run import Run
 from mlstm_jax.transfer import classifier_file
 from mlstm_jax.transfer.classify import Classifier
-from mlstm_jax.transfer.features import FeatureState, Featurizer
+from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.heatmap import score_heat
 from mlstm_jax.transfer.heatmap_drawing import Heat, as_html
 from mlstm_jax.transfer.trace import Reader
@@ -53,9 +49,7 @@ def test_scores_are_the_log_odds_of_what_is_answered(classes: int, fields: dict)
 @pytest.mark.parametrize(
     ("state", "all_layers"), [("c", False), ("h", True), ("mean_h", False), ("c+mean_h", True)]
 )
-def test_the_last_score_is_the_classifiers_own(
-    run: Run, state: FeatureState, all_layers: bool
-) -> None:
+def test_the_last_score_is_the_classifiers_own(run, state, all_layers) -> None:
     """And that after each character is what it answers to the text up to there."""
     featurizer = Featurizer(run, states=(state,), all_layers=all_layers)
     classifier = classifier_of(featurizer.width)
@@ -90,9 +84,7 @@ def test_a_page_has_the_score_after_each_word() -> None:
     assert "<rt>" not in as_html(made._replace(by_word=False))
 
 
-def test_the_command_draws_a_score(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Callable[..., str]
-) -> None:
+def test_the_command_draws_a_score(run, tmp_path, capsys) -> None:
     about = classifier_file.Description("c", False, fingerprint(run.params), None)
     classifier_file.save(tmp_path, classifier_of(64), about)
     command = ["heatmap", str(run.folder), "--score", str(tmp_path), "--text", TEXT]
@@ -102,25 +94,3 @@ def test_the_command_draws_a_score(
     assert "Score of positive" in (tmp_path / "a.html").read_text(encoding="utf-8")
     cli.main([*command, "--label", "negative", "--out", str(tmp_path / "b.html")])
     assert "Score of negative" in (tmp_path / "b.html").read_text(encoding="utf-8")
-
-    out, score = tmp_path / "no.html", ["--score", tmp_path]
-    command = ["heatmap", run.folder, "--text", TEXT, "--out", out]
-    for options, message in (
-        ([], "give either --unit or --score"),
-        (["--unit", "0", *score], "give either --unit or --score"),
-        ([*score, "--state", "h"], "--state is for --unit"),
-        (["--unit", "0", "--label", "positive"], "--label is for --score"),
-        ([*score, "--text", "&nbsp;"], "the text is empty"),
-        ([*score, "--label", "positiv"], "no class or label 'positiv'; did you mean positive?"),
-    ):
-        assert message in refused(*command, *options)
-    classifier_file.save(tmp_path, classifier_of(64), about._replace(model="other"))
-    assert "was created with other parameters" in refused(*command, *score)
-    assert not out.exists()
-
-
-def test_a_classifier_of_another_width_is_refused(run: Run) -> None:
-    about = classifier_file.Description("c+mean_h", True, fingerprint(run.params), None)
-    classifier_file.require_model("mine", classifier_of(256), about, run, run.folder)
-    with pytest.raises(UserError, match=r"mine reads 8 features, but .* has 256; create"):
-        classifier_file.require_model("mine", classifier_of(8), about, run, run.folder)

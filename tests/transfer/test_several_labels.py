@@ -4,7 +4,6 @@ import csv
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,9 @@ import pytest
 import mlstm_jax as mlstm
 from mlstm_jax import cli, digest
 from mlstm_jax.api.arguments import as_labelled
-from mlstm_jax.data.corpus import differing, open_corpus
 from mlstm_jax.errors import UserError
 from mlstm_jax.run import Run, load_run
-from mlstm_jax.transfer import classifier_file, classify, finetune
+from mlstm_jax.transfer import classifier_file, classify
 from mlstm_jax.transfer.classify import Examples
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.labels import Labelled, Task, of_columns, read_labelled, require_task
@@ -85,9 +83,7 @@ def check_against_csv(scores: list[dict[str, Any]], labelled: Path, truth: Path)
         assert score["precision"] == pytest.approx(right / said[known].sum())
 
 
-def test_transfer_and_classify_several_labels(
-    run: Run, files: dict[str, Path], transferred: Path, tmp_path: Path
-) -> None:
+def test_transfer_and_classify_several_labels(run, files, transferred, tmp_path) -> None:
     result = json.loads((transferred / "report.json").read_text())
     assert result["classes"] == list(NAMES)
     test = tmp_path / "test.csv"
@@ -124,9 +120,7 @@ def test_transfer_and_classify_several_labels(
     assert header == "record,text,praise,label(record),bad,p(praise),p(record),p(bad)"
 
 
-def test_each_label_is_learned_from_the_texts_that_have_it(
-    files: dict[str, Path], transferred: Path
-) -> None:
+def test_each_label_is_learned_from_the_texts_that_have_it(files, transferred) -> None:
     """As the two classes of one column would be from a file of those texts alone, to the bit."""
     found, _ = classifier_file.load_classifier(transferred)
     features = {name: np.load(transferred / f"features/{name}.npz")["features"] for name in files}
@@ -165,14 +159,7 @@ def test_each_label_is_learned_from_the_texts_that_have_it(
         (["1", "0"], ["joy", "--label-column", "joy"], "exclude each other"),
     ],
 )
-def test_bad_labels_are_named(
-    values: list[str],
-    option: list[str],
-    message: str,
-    run: Run,
-    tmp_path: Path,
-    refused: Callable[..., str],
-) -> None:
+def test_bad_labels_are_named(values, option, message, run, tmp_path, refused) -> None:
     path, out = tmp_path / "train.csv", tmp_path / "out"
     path.write_text("text,joy\n" + "".join(f"a text,{value}\n" for value in values))
     for command, other in (("transfer", "--test"), ("finetune", "--valid")):
@@ -181,9 +168,7 @@ def test_bad_labels_are_named(
         assert not out.exists()
 
 
-def test_a_label_of_one_value_in_validation_has_no_threshold(
-    run: Run, files: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_label_of_one_value_in_validation_has_no_threshold(run, files, tmp_path) -> None:
     valid, task = tmp_path / "valid.csv", Task(list(NAMES), several=True)
     valid.write_text("text,praise,guitar,bad\na,1,0,0\nb,0,1,\n")
     model = mlstm.load(run.folder)
@@ -211,9 +196,7 @@ def test_values_that_mean_yes_no_and_missing() -> None:
     assert of_table["train"] == Labelled(["a", "b", "c"], [(1,), (-1,), (0,)], ("joy",))
 
 
-def test_labels_in_memory_are_those_of_a_file(
-    run: Run, files: dict[str, Path], transferred: Path
-) -> None:
+def test_labels_in_memory_are_those_of_a_file(run, files, transferred) -> None:
     model = mlstm.load(run.folder)
     given, missing = {}, {"praise": None, "guitar": float("nan"), "bad": ""}
     for name, path in files.items():
@@ -262,29 +245,8 @@ def test_the_page_shows_what_is_a_yes(run: Run, transferred: Path) -> None:
     assert said == {True, False}
 
 
-def test_the_corpus_has_the_labels_of_each_text(files: dict[str, Path], tmp_path: Path) -> None:
-    train, valid = (read_labelled(files[name], None, NAMES) for name in ("train", "valid"))
-    for _ in range(2):  # the same bytes, or the second would be refused
-        finetune.write_corpus(tmp_path / "c", train, valid, train.task, "radford")
-    opened = open_corpus(tmp_path / "c")
-    assert differing(opened) == []
-    split = opened.split("train")
-    assert split.ratings is not None
-    found = sorted(
-        (split.bytes[start:end].tobytes().decode(), *np.nan_to_num(row, nan=9).tolist())
-        for start, end, row in zip(split.offsets, split.offsets[1:], split.ratings, strict=False)
-    )
-    expected = [
-        (f"\n {text} ", *(9.0 if value < 0 else float(value) for value in row))
-        for text, row in zip(*train[:2], strict=True)
-    ]
-    assert found == sorted(expected)
-
-
 @pytest.mark.slow
-def test_finetune_several_labels_from_the_outside(
-    run: Run, files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_finetune_several_labels_from_the_outside(run, files, tmp_path, capsys) -> None:
     """Then again, as after a kill at the checkpoint in the middle: the same to the bit."""
     out = tmp_path / "out"
     words = [word for name, path in files.items() for word in (f"--{name}", str(path))]

@@ -5,7 +5,6 @@ import dataclasses
 import json
 import re
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ import pytest
 import mlstm_jax as mlstm
 from mlstm_jax import cli, shipped
 from mlstm_jax.errors import Note
-from mlstm_jax.run import Run, load_run, with_compute
+from mlstm_jax.run import load_run, with_compute
 from mlstm_jax.transfer import text_file
 from mlstm_jax.transfer.classifier_file import load_classifier
 from mlstm_jax.transfer.generate import generate
@@ -61,9 +60,7 @@ def test_it_comes_with_a_classifier(model: mlstm.TrainedModel) -> None:
     assert heat.values[-1] < 0 < model.heatmap(GOOD[0], score=f"{NAME}/sentiment").values[-1]
 
 
-def test_four_labels_do_not_make_worse_what_it_knows_without_any(
-    model: mlstm.TrainedModel,
-) -> None:
+def test_four_labels_do_not_make_worse_what_it_knows_without_any(model) -> None:
     labels = ["up", "up", "down", "down"]
     fresh = ["The best guitar I ever had.", "Moving and funny.", "Awful.", "A terrible plot."]
     train, test = (GOOD + BAD, labels), (fresh, labels)
@@ -90,12 +87,7 @@ UNLIKE = [
 ]
 
 
-def test_it_notes_texts_unlike_its_training_texts(
-    model: mlstm.TrainedModel,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_it_notes_texts_unlike_its_training_texts(model, tmp_path, monkeypatch, capsys) -> None:
     """In Python, in the notes of the command and on the page; a few English words are like them."""
     like = [*GOOD, *BAD, "good", "Great!", "not bad at all"]
     with warnings.catch_warnings(action="error"):
@@ -128,9 +120,7 @@ def test_the_text_of_its_page_turns(model: mlstm.TrainedModel) -> None:
     assert heat.values[turn] > 0 > heat.values[-1]
 
 
-def test_commands_take_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_take_its_name(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     Path("new.txt").write_text("\n".join(GOOD + BAD))
     cli.main(["classify", NAME, f"{NAME}/sentiment", "new.txt", "--out", "labels.csv"])
@@ -145,9 +135,7 @@ def test_commands_take_its_name(
     assert capsys.readouterr().out == (shipped.model(Path(NAME)) / "card.md").read_text()
 
 
-def test_a_folder_of_ones_own_goes_before_it(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_ones_own_goes_before_it(run, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path(NAME).symlink_to(run.folder)
     found = mlstm.load(NAME)
@@ -169,13 +157,7 @@ def test_a_similar_name_is_suggested() -> None:
         (["generate", "openai/gpt2"], "openai/gpt2 is not a run folder.*Hugging Face hub"),
     ],
 )
-def test_refusals_say_what_to_give_instead(
-    command: list[str],
-    words: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    refused: Callable[..., str],
-) -> None:
+def test_refusals_say_what_to_give_instead(command, words, tmp_path, monkeypatch, refused) -> None:
     monkeypatch.chdir(tmp_path)
     Path("new.txt").write_text(GOOD[0])
     assert re.search(words, refused(*command))

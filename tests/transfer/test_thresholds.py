@@ -69,9 +69,7 @@ def learn_by_heart(inputs: np.ndarray, answers: np.ndarray, C: float) -> thresho
 
 
 @pytest.mark.parametrize("validated", [True, False])
-def test_c_and_threshold_are_of_texts_held_out(
-    validated: bool, random: np.random.Generator
-) -> None:
+def test_c_and_threshold_are_of_texts_held_out(validated, random) -> None:
     """On the texts of the fit every C would be perfect, and 0.5 the threshold."""
 
     def data(count: int) -> tuple[Any, np.ndarray]:

@@ -21,6 +21,7 @@ from mlstm_jax.config import text as config_text
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.run import Run, load_run
+from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.generate import Sampling, _sample, as_text, generate, prompt_bytes
 from mlstm_jax.transfer.heatmap import heat, write
 from mlstm_jax.transfer.heatmap_drawing import as_html, colour, ink, places
@@ -31,7 +32,6 @@ pytestmark = pytest.mark.numeric
 
 
 def whole(pieces: Iterable[list[bytes]]) -> list[bytes]:
-    """Return each sample's text."""
     return [b"".join(sample) for sample in zip(*pieces, strict=True)]
 
 
@@ -99,16 +99,15 @@ def test_a_held_unit_stays_where_it_is_and_changes_the_text(run: Run) -> None:
 
 
 def test_generation_draws_from_the_model(run: Run) -> None:
-    """The first byte's frequencies over many seeds and samples are softmax of the logits."""
+    """The first byte's frequencies over many samples are softmax of the logits."""
     context = np.frombuffer(prompt_bytes("the guitar ", run.cleaning), np.uint8)[None]
     apply = jax.jit(run.model.apply)
     _, logits, *_ = apply({"params": run.params}, context, run.model.init_carry(1))
     expected = np.asarray(jax.nn.softmax(logits[0, -1] / jnp.float32(2.0)))
-    options: dict[str, Any] = {"bytes": 1, "temperature": 2.0, "samples": 3}
-    drawn = [whole(generate(run, "the guitar ", seed=seed, **options)) for seed in range(50)]
+    drawn = whole(generate(run, "the guitar ", bytes=1, temperature=2.0, seed=0, samples=300))
     likeliest = expected.argmax()
-    share = np.mean([text[0] == likeliest for texts in drawn for text in texts])
-    sigma = np.sqrt(expected[likeliest] * (1 - expected[likeliest]) / 150)
+    share = np.mean([text[0] == likeliest for text in drawn])
+    sigma = np.sqrt(expected[likeliest] * (1 - expected[likeliest]) / 300)
     assert abs(share - expected[likeliest]) < 4 * sigma
 
 
@@ -135,16 +134,11 @@ def test_text_cut_inside_a_character_is_joined() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"bytes": -1}, "bytes is -1"),
         ({"bytes": 10**12}, "bytes is 1000000000000, but it must be 0 to 2,147,483,647"),
         ({"bytes": 2**30, "samples": 3}, "must be 0 to 715,827,882 with `samples` 3"),
-        ({"samples": 0}, "samples is 0"),
         ({"samples": 10**9}, "samples is 1000000000, but it must be 1 to 1,000"),
         ({"temperature": 1e39}, r"temperature is 1e\+39, but it must be 0 or more, and finite"),
-        ({"held": {10**30: 1.0}}, "set_unit 10+: the model has units 0 to 63"),
-        ({"held": {3: float("nan")}}, "set_unit 3=nan: the value must be finite in float32"),
         ({"held": {3: 1e39}}, r"set_unit 3=1e\+39: the value must be finite in float32"),
-        ({"seed": 2**32}, "seed is 4294967296, but it must be 0 to 4,294,967,295"),
     ],
 )
 def test_bad_options_are_refused(run: Run, options: dict[str, Any], message: str) -> None:
@@ -164,9 +158,7 @@ def test_an_invalid_checkpoint_is_named(run: Run) -> None:
             load_run(run.folder, wanted)
 
 
-def test_generate_from_the_command_line(
-    run: Run, capsys: pytest.CaptureFixture[str], refused: Callable[..., str]
-) -> None:
+def test_generate_from_the_command_line(run, capsys, refused) -> None:
     command = ["generate", str(run.folder), "--prompt", "my ", "--bytes", "30"]
     cli.main([*command, "--samples", "3", "--stop", r"\n", "--set-unit", "3=1.5", "7=-1"])
     said = capsys.readouterr().out
@@ -188,9 +180,7 @@ def states(run: Run) -> Any:
     return apply({"params": run.params}, bytes_BT, run.model.init_carry(1)).states
 
 
-def test_a_heat_map_shows_the_unit_after_each_character(
-    run: Run, states: Any, tmp_path: Path
-) -> None:
+def test_a_heat_map_shows_the_unit_after_each_character(run, states, tmp_path) -> None:
     made = heat(Reader(run), HEAT_TEXT, 7)
     assert "".join(made.texts) == prompt_bytes(HEAT_TEXT, run.cleaning).decode()
     ends = np.cumsum([len(one.encode()) for one in made.texts]) - 1
@@ -256,9 +246,7 @@ def test_a_picture_breaks_lines_between_words() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_characters_without_a_font_are_returned(
-    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_characters_without_a_font_are_returned(run, tmp_path, caplog) -> None:
     made = heat(Reader(run), "good \U00012345 \x02 and \U0001f3b8", 3)
     missing = write(tmp_path / "a.png", made)
     assert "\U00012345" in missing
@@ -305,6 +293,7 @@ def test_texts_of_all_lengths_share_their_programs(run: Run) -> None:
             seen = len(compiled)
             whole(generate(run, prompt, bytes=70, seed=0))
             reader(prompt_bytes(prompt, run.cleaning))
+            Featurizer(run)([prompt] * 8)
             assert prompt == longest or compiled[seen:] == []
     finally:
         jax.monitoring.unregister_event_duration_listener(note)
@@ -360,9 +349,7 @@ def test_a_run_needs_checkpoints_and_its_own_config(run: Run, tmp_path: Path) ->
             load_run(tmp_path)
 
 
-def test_a_config_of_another_model_is_refused(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_config_of_another_model_is_refused(run, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(checkpoint, "PAUSES", ())
     shutil.copytree(run.folder, copy := tmp_path / "copy")
     config = json.loads((copy / "config.json").read_text())
@@ -371,10 +358,3 @@ def test_a_config_of_another_model_is_refused(
         message = r"the checkpoint of step 300 (cannot|has other array sizes)"
         with pytest.raises(KnownError, match=message):
             load_run(copy)
-
-
-def test_run_says_what_it_was_trained_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run.cleaning == "radford"
-    monkeypatch.chdir(run.folder)
-    assert run.name == dataclasses.replace(run, folder=Path()).name == "run, step 300"
-    assert run.config.model.layers == 2
