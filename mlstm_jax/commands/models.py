@@ -23,6 +23,7 @@ from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.generate import as_text
 from mlstm_jax.transfer.heatmap import require_suffix, shown_label, write
 from mlstm_jax.view.server import bind, serve
+from mlstm_jax.view.static import read_runtime, write_folder
 from mlstm_jax.view.viewer import Viewer
 
 
@@ -162,9 +163,13 @@ def view(
     label: str | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,
+    static: Path | None = None,
+    onnxruntime: Path | None = None,
     checkpoint: str = "best",
 ) -> None:
     """Serve a local page: type a text to see units, classes and next bytes, or continue it.
+
+    With --static, write the page of an mLSTM as files that any web server can serve.
 
     Args:
         run: run folder, or a model of the package.
@@ -175,13 +180,20 @@ def view(
         host: address to listen on; 127.0.0.1 and ::1 accept only this machine. The page has no
             login.
         port: 0 takes a free one.
+        static: write the page into this folder, with the model; the browser computes.
+        onnxruntime: for that, what `npm pack onnxruntime-web` downloads, or its unpacked folder.
         checkpoint: best (by validation), latest, or a step.
     """
-    try:
-        import starlette as _
-        import uvicorn as _  # noqa: F401, F811
-    except ImportError as error:
-        raise UserError(f"the page needs {error.name}: pip install 'mlstm-jax[view]'") from error
+    if static:
+        output.require_new_folder(static, "static")
+        runtime = read_runtime(onnxruntime)
+    else:
+        try:
+            import starlette as _
+            import uvicorn as _  # noqa: F401, F811
+        except ImportError as error:
+            why = f"the page needs {error.name}: pip install 'mlstm-jax[view]'"
+            raise UserError(why) from error
     if not classifier and (classifier := shipped.classifier(run)):
         score = True
     if (score or label) and not classifier:
@@ -192,8 +204,12 @@ def view(
     if chosen and (score or label):
         loaded.config.model.require_next_byte("a score after each character")
         label = shown_label(chosen, label)
-    address = bind(host, port)
     viewer = Viewer(loaded, chosen, about, label, shipped.example(run).strip())
+    if static:
+        size = write_folder(static, viewer, runtime)
+        show(f"{static}: {size:,} bytes; to try it: python -m http.server -b 127.0.0.1 -d {static}")
+        return
+    address = bind(host, port)
     show(f"{address.url} shows {loaded.name}; Ctrl-C stops it")
     serve(viewer, address)
 

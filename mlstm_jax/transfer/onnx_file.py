@@ -8,6 +8,7 @@
 
     logits   float32 [B, T, 256]  of the byte after each
     h_after, c_after, mean_h  float32 [B, L, H]  after the last byte; the mean is over these bytes
+    h_each, c_each  float32 [B, T, L, H]  after each byte
     probabilities  float32 [B, K]  of a classifier, for texts that begin and end in these bytes
 
 The metadata have one JSON text, `mlstm_jax`: cleaning, source, versions, and of a classifier its
@@ -121,7 +122,7 @@ def _model(run: Run, dtype: OnnxType, classifier: Chosen | None) -> Any:
     for layer, weights in enumerate(LanguageModel(model, Precision()).ready(params)):
         x, c = _step(body, weights, x, f"h_{layer}", f"c_{layer}", is_read_B1)
         ends += [x, c]
-    scanned = [body("Identity", ends[2 * layer]) for layer in every]
+    scanned = [body("Identity", end) for end in ends]
     carried = [f"{name}_{layer}" for layer in every for name in "hc"]
     inner = helper.make_graph(
         body.nodes,
@@ -133,7 +134,7 @@ def _model(run: Run, dtype: OnnxType, classifier: Chosen | None) -> Any:
 
     outer = _Nodes("text", constants, dtype)
     zero, one = outer.constant(0, np.int64), outer.constant(1, np.int64)
-    axis = {axis: outer.constant([axis], np.int64) for axis in (-1, 1)}
+    axis = {axis: outer.constant([axis], np.int64) for axis in (-2, -1, 1)}
     place_T = outer("Range", zero, outer("Gather", outer("Shape", "bytes"), one), one)
     is_read = outer("Less", place_T, outer("Unsqueeze", "lengths", axis[1]))
     starts = [
@@ -143,31 +144,35 @@ def _model(run: Run, dtype: OnnxType, classifier: Chosen | None) -> Any:
     ]
     after = outer.many(
         "Scan", *starts, outer("Cast", "bytes", to=TensorProto.INT32), is_read,
-        outputs=3 * layers, body=inner, num_scan_inputs=2,
-        scan_input_axes=[1, 1], scan_output_axes=[1] * layers,
+        outputs=4 * layers, body=inner, num_scan_inputs=2,
+        scan_input_axes=[1, 1], scan_output_axes=[1] * (2 * layers),
     )  # fmt: skip
     mask = outer("Unsqueeze", outer("Cast", is_read, to=number), axis[-1])
     count = outer("Cast", outer("Max", outer("Unsqueeze", "lengths", axis[-1]), one), to=number)
-    states: dict[str, list[str]] = {"h": after[: 2 * layers : 2], "c": after[1 : 2 * layers : 2]}
-    states["mean_h"] = [
+    ends, each = after[: 2 * layers], after[2 * layers :]
+    mean = [
         outer("Div", outer("ReduceSum", outer("Mul", h, mask), axis[1], keepdims=0), count)
-        for h in after[2 * layers :]
+        for h in each[::2]
     ]
+    states = {"h_after": ends[::2], "c_after": ends[1::2], "mean_h": mean}
+    states |= {"h_each": each[::2], "c_each": each[1::2]}
 
     def put(name: str, made: str) -> None:
         outer.nodes.append(helper.make_node("Identity", [made], [name]))
 
-    logits = outer("MatMul", after[-1], outer.constant(params["decoder_kernel"]))
+    logits = outer("MatMul", each[-2], outer.constant(params["decoder_kernel"]))
     put("logits", outer("Add", logits, outer.constant(params["decoder_bias"])))
     outputs = [value("logits", number, "B", "T", 256)]
-    for name, state in (("h_after", "h"), ("c_after", "c"), ("mean_h", "mean_h")):
-        stacked = [outer("Unsqueeze", x, axis[1]) for x in states[state]]
-        put(name, outer("Concat", *stacked, axis=1))
-        outputs.append(value(name, number, "B", layers, hidden))
+    for name, state in states.items():
+        stacked = [outer("Unsqueeze", x, axis[-2]) for x in state]
+        put(name, outer("Concat", *stacked, axis=-2))
+        text = ["B", "T"] if name.endswith("_each") else ["B"]
+        outputs.append(value(name, number, *text, layers, hidden))
     if classifier:
         chosen, reads = classifier
         first = 0 if reads.all_layers else layers - 1
-        parts = [x for state in single_states(reads.state) for x in states[state][first:]]
+        named = {name.removesuffix("_after"): state for name, state in states.items()}
+        parts = [x for state in single_states(reads.state) for x in named[state][first:]]
         features = outer("Concat", *parts, axis=1)
         linear = outer("MatMul", features, outer.constant(chosen.weights_KD.T))
         scores = outer("Add", linear, outer.constant(chosen.intercepts_K))
@@ -199,12 +204,17 @@ def _difference(run: Run, classifier: Chosen | None, file: bytes) -> float:
     read = jax.jit(lambda params, *given: reader.apply({"params": params}, *given, None, True))(
         run.params, bytes_BT, reader.init_carry(2), ~is_read_BT
     )
-    h_BTLH = np.where(is_read_BT[:, :, None, None], read.states.h, 0)
+
+    def of_text(x: Any) -> Any:
+        return np.where(is_read_BT.reshape(*is_read_BT.shape, *[1] * (x.ndim - 2)), x, 0)
+
     expected = {
-        "logits": np.where(is_read_BT[:, :, None], read.logits_BTV, 0),
+        "logits": of_text(read.logits_BTV),
+        "h_each": of_text(read.states.h),
+        "c_each": of_text(read.states.c),
         "h_after": np.asarray(read.carry.h),
         "c_after": np.asarray(read.carry.c),
-        "mean_h": h_BTLH.sum(axis=1) / np.array(lengths_B)[:, None, None],
+        "mean_h": of_text(read.states.h).sum(axis=1) / np.array(lengths_B)[:, None, None],
     }
     if classifier:
         chosen, about = classifier
@@ -216,7 +226,7 @@ def _difference(run: Run, classifier: Chosen | None, file: bytes) -> float:
     zero = np.zeros((2, *model.shape), np.float32)
     given = {"bytes": bytes_BT, "lengths": np.array(lengths_B), "h": zero, "c": zero}
     found = dict(zip(expected, session.run(list(expected), given), strict=True))
-    found["logits"] = np.where(is_read_BT[:, :, None], found["logits"], 0)
+    found |= {name: of_text(found[name]) for name in ("logits", "h_each", "c_each")}
     # A byte without a symbol has a logit of -10,000, which is no scale for the others.
     for one in (found, expected):
         one["logits"] = np.maximum(one["logits"], -100)

@@ -1,6 +1,6 @@
 """The server of the page: each request is one text, as JSON of limited size.
 
-By default it answers only requests from this machine. It serves the three files of the page and no
+By default it answers only requests from this machine. It serves the files of the page and no
 other file of the disk. Clients that send half a request, or do not read its answer, are
 disconnected; they keep no place from others.
 """
@@ -25,7 +25,7 @@ _WAITING_SECONDS = 10.0
 _MOST_CONNECTIONS = 128
 
 _PAGE = Path(__file__).parent
-_FILES = {"/": "index.html", "/view.js": "view.js", "/view.css": "view.css"}
+_FILES = {"/": "index.html", **{f"/{name}": name for name in ("ask.js", "view.js", "view.css")}}
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; "
     "style-src 'self' 'unsafe-inline'",

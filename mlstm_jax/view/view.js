@@ -1,4 +1,4 @@
-"use strict";
+import { ask } from "./ask.js";
 
 const NEGATIVE = [33, 102, 172];
 const POSITIVE = [230, 97, 1];
@@ -11,17 +11,6 @@ let reading = false; // one request at a time: the next one sends the text as it
 let again = false;
 let scale = 1e-6; // only grows until another unit is shown
 let drawn = "";
-
-async function ask(path, body) {
-  const response = await fetch(path, {
-    method: "POST",
-    headers: { "Content-Type": "application/json" },
-    body: JSON.stringify(body),
-  });
-  const answer = await response.json();
-  if (!response.ok) throw new Error(answer.error);
-  return answer;
-}
 
 function show(error) {
   element("error").hidden = !error;

@@ -3,11 +3,14 @@
 import reprlib
 import sys
 import threading
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from mlstm_jax.corpora.documents import clean
+from mlstm_jax.model.architecture import VOCABULARY
+from mlstm_jax.model.language_model import unknown_bytes
 from mlstm_jax.run import Run
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier
@@ -51,7 +54,7 @@ class Viewer:
         `text`, with that text, continued by the model.
         """
         model = run.config.model
-        self._run, self._classifier, self._reader = run, classifier, Reader(run)
+        self.run, self._classifier, self._reader = run, classifier, Reader(run)
         self._about, self._label, self._text = about, label, text
         states: tuple[State, ...] = states_of(model)
         self._state = states[0]
@@ -65,9 +68,9 @@ class Viewer:
 
     def model(self, _: dict[str, Any]) -> dict[str, Any]:
         """Describe the loaded model."""
-        model = self._run.config.model
+        model = self.run.config.model
         return {
-            "name": self._run.name,
+            "name": self.run.name,
             "layers": model.layers,
             "hidden": model.hidden,
             "state": self._state,
@@ -75,10 +78,32 @@ class Viewer:
             "layer": self._layer,
             "unit": self._unit,
             "text": self._text,
-            "example": _EXAMPLES.get(self._run.cleaning, _EXAMPLE),
+            "example": _EXAMPLES.get(self.run.cleaning, _EXAMPLE),
             "scores": self._scores(),
             "label": self._label,
             "most_bytes": MOST_BYTES,
+        }
+
+    def knowledge(self) -> dict[str, Any]:
+        """Return what a page without this server must know: `model`, and how to answer."""
+        linear, about, model = self._classifier, self._about, self.run.config.model
+        classifier: dict[str, Any] | None = None
+        if linear and about:
+            units = units_of(model, about.state, all_layers=about.all_layers)
+            classifier = {
+                "parts": list(dict.fromkeys((unit.state, unit.layer) for unit in units)),
+                "weights": linear.weights_KD.tolist(),
+                "intercepts": linear.intercepts_K.tolist(),
+                "softmax": linear.softmax,
+                "thresholds": linear.thresholds,
+                "familiar": about.familiar and asdict(about.familiar),
+            }
+        return self.model({}) | {
+            "cleaning": self.run.cleaning,
+            "classifier": classifier,
+            "most_generated": _MOST_GENERATED,
+            "shown": [_shown(byte) for byte in range(VOCABULARY)],
+            "unknown": np.flatnonzero(unknown_bytes(self.run.params)).tolist(),
         }
 
     def read(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -94,7 +119,7 @@ class Viewer:
             raise BadRequest(
                 f"state is {reprlib.repr(state)}, but it must be one of {', '.join(known)}."
             )
-        layer, layers = _field(request, "layer", int, self._layer), self._run.config.model.layers
+        layer, layers = _field(request, "layer", int, self._layer), self.run.config.model.layers
         if not 0 <= layer < layers:
             raise BadRequest(
                 f"layer is {reprlib.repr(layer)}, but the model has layers 0 to {layers - 1}."
@@ -103,12 +128,12 @@ class Viewer:
         if label is not None and label not in self._scores():
             raise BadRequest(f"there is no score of {reprlib.repr(label)}.")
         with self._lock:
-            trace = self._reader(prompt_bytes(text, self._run.cleaning), state, layer)
+            trace = self._reader(prompt_bytes(text, self.run.cleaning), state, layer)
             (classes, unlike), scored = self._classes(text), self._scored(text, label)
         last_H = trace.values_TH[-1]
         active = np.argsort(-np.abs(last_H))[:_SHOWN]
         unit = self._checked(_field(request, "unit", int, int(active[0])))
-        predicts = self._run.config.model.objective == "next-byte"
+        predicts = self.run.config.model.objective == "next-byte"
         likeliest = np.argsort(-trace.next_V)[: _SHOWN if predicts else 0]
         return {
             "state": state,
@@ -141,7 +166,7 @@ class Viewer:
             held = {self._checked(_field(request, "unit", int, self._unit or 0)): value}
         with self._lock:
             pieces = generate(
-                self._run,
+                self.run,
                 text,
                 bytes=bytes,
                 seed=_field(request, "seed", int, 0),
@@ -152,19 +177,19 @@ class Viewer:
 
     def _scores(self) -> list[str]:
         """Return the classes whose score after each character can be shown."""
-        if not self._classifier or self._run.config.model.bidirectional:
+        if not self._classifier or self.run.config.model.bidirectional:
             return []
         return self._classifier.classes
 
     def _states(self) -> list[str]:
-        return [*self._run.config.model.states, "mean_h"]
+        return [*self.run.config.model.states, "mean_h"]
 
     def _classes(self, text: str) -> tuple[list[dict[str, Any]], bool]:
         """Return the classes, and whether the text is unlike those that the classifier knows."""
-        cleaned = clean(text, self._run.cleaning)
+        cleaned = clean(text, self.run.cleaning)
         if not self._classifier or not self._about or not cleaned:
             return [], False
-        model, familiar = self._run.config.model, self._about.familiar
+        model, familiar = self.run.config.model, self._about.familiar
         read = self._reader(cleaned, self._state, model.layers - 1)
         unlike = bool(familiar and familiar.is_unlike(read.nats, len(cleaned) - 1))
         end = read.end_LH
@@ -188,12 +213,12 @@ class Viewer:
         """Return the characters of the cleaned text, and the score of a label after each."""
         if label is None or not self._classifier or not self._about:
             return []
-        if not clean(text, self._run.cleaning):
+        if not clean(text, self.run.cleaning):
             return []
         return _characters(*running_score(self._reader, self._classifier, self._about, text, label))
 
     def _checked(self, unit: int) -> int:
-        hidden = self._run.config.model.hidden
+        hidden = self.run.config.model.hidden
         if not 0 <= unit < hidden:
             raise BadRequest(
                 f"unit is {reprlib.repr(unit)}, but the model has units 0 to {hidden - 1}."

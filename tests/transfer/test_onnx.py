@@ -51,13 +51,15 @@ def session_of(path: Path) -> Any:
 def test_the_outputs_are_those_of_jax(model, tmp_path, dtype) -> None:
     session = session_of(model.export(tmp_path / "m.onnx", dtype))
     texts = [model.cleaned(text) for text in TEXTS]
-    logits, h, c, mean_h = session.run(None, given(model, texts))
+    logits, h, c, mean_h, h_each, c_each = session.run(None, given(model, texts))
     found = {"h": h, "c": c, "mean_h": mean_h}
     # int8: an error of 1/126 of a column's largest number in each of the layers' matrices.
     far = {"float32": lambda a, b: assert_close(a, b, TERMS), "int8": assert_near}[dtype]
     for state, array in found.items():
         far(array.reshape(3, -1), model.encode(TEXTS, state, all_layers=True))
-    for text, read, logits_TV in zip(TEXTS, texts, logits, strict=True):
+    for row, (text, read, logits_TV) in enumerate(zip(TEXTS, texts, logits, strict=True)):
+        for state, each in (("h", h_each), ("c", c_each)):
+            far(each[row, : len(read), -1], model.states(text, state))
         shifted = np.exp(logits_TV[: len(read) - 1].astype(np.float64))
         shares = shifted / shifted.sum(axis=1, keepdims=True)
         nats = np.log(shares[np.arange(len(read) - 1), np.frombuffer(read, np.uint8)[1:]])
@@ -68,7 +70,7 @@ def test_the_outputs_are_those_of_jax(model, tmp_path, dtype) -> None:
     (text,) = [read for read in texts if len(read) > 40]
     state: dict[str, Any] = {}
     for piece in (text[:30], text[30:-1], text[-1:]):
-        logits, h, c, _ = session.run(None, given(model, [piece], **state))
+        logits, h, c, *_ = session.run(None, given(model, [piece], **state))
         state = {"h": h, "c": c}
     assert_close(state, {"h": found["h"][1:2], "c": found["c"][1:2]}, TERMS)
 
@@ -176,4 +178,5 @@ def test_the_metadata_say_what_a_program_must_know(model, tmp_path) -> None:
     assert about["cleaning"] == "radford"
     assert about["source"].endswith("step 300")
     assert 0 < about["difference"] < 1e-5
-    assert [one.name for one in session.get_outputs()] == ["logits", "h_after", "c_after", "mean_h"]
+    names = ["logits", "h_after", "c_after", "mean_h", "h_each", "c_each"]
+    assert [one.name for one in session.get_outputs()] == names

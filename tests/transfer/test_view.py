@@ -332,7 +332,7 @@ def test_a_page_on_all_addresses_takes_any_host_name() -> None:
 
 
 def test_nothing_but_the_page_is_served(page: str) -> None:
-    for path in ("", "view.js", "view.css"):
+    for path in ("", "ask.js", "view.js", "view.css"):
         with urllib.request.urlopen(page + path) as response:
             assert response.status == 200
             assert "default-src 'self'" in response.headers["Content-Security-Policy"]
