@@ -83,11 +83,15 @@ def atomic_file(path: Path, suffix: str = ".partial") -> Iterator[Path]:
     Args:
         path: the file to create or replace.
         suffix: of the temporary name; must be unique if several processes write the same file.
+
+    Raises:
+        FileError: the file cannot be written.
     """
     partial = path.with_name(f"{path.name}{suffix}")
     try:
-        yield partial
-        os.replace(partial, path)
+        with write_errors(path):
+            yield partial
+            os.replace(partial, path)
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)

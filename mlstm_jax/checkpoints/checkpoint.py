@@ -73,9 +73,9 @@ def with_sums(carry: Any) -> dict[str, Any]:
     return {"carry": carry, "sums": of_rows(carry)} if jax.tree.leaves(carry) else {}
 
 
-def _template(abstract: Any) -> Any:
-    """Return zeros on the host for a tree of shapes; Orbax restores to their types."""
-    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), abstract)
+def _zeros(abstract: Any) -> NDArray[Any]:
+    """Return zeros on the host for a shape; Orbax restores to their type."""
+    return np.zeros(abstract.shape, abstract.dtype)
 
 
 class Checkpoints:
@@ -204,46 +204,34 @@ class Checkpoints:
             carry: the shapes and shardings of the carry, which is returned with them; or None.
         """
 
-        def read() -> tuple[Any, Any | None]:
-            _, sums = meta.read_meta(self.folder, step)
-            parts = {"params": state.params, "state": state._replace(params=())}
-            items = {
-                name: ocp.args.StandardRestore(_template(part)) for name, part in parts.items()
-            }
-            if jax.tree.leaves(carry):
-                target = {"carry": carry, "sums": _sums_of(carry)}
-                items["carry"] = ocp.args.StandardRestore(target)
-            restored = self._manager.restore(step, args=ocp.args.Composite(**items))
-            rows = restored.get("carry", carry)
-            for name in parts:
-                digest.require_arrays(name, of_tree(restored[name]), sums[name])
-            if jax.tree.leaves(carry):
-                _require_rows(**rows)
-                rows = rows["carry"]
-            return restored["state"]._replace(params=restored["params"]), rows
-
-        return self._attempt(step, read)
+        parts = {"params": state.params, "state": state._replace(params=())}
+        restored = self._attempt(step, lambda: self._read(step, parts, carry))
+        return restored["state"]._replace(params=restored["params"]), restored.get("carry", carry)
 
     def restore_params(self, step: int, params: Any) -> Any:
         """Return the parameters at `step` as a NumPy tree; raise Damaged unless shaped as given."""
-
-        def read() -> Any:
-            _, sums = meta.read_meta(self.folder, step)
-            restored = self._manager.restore(
-                step,
-                args=ocp.args.Composite(params=ocp.args.StandardRestore(_template(params))),
-            )
-            params_read = restored["params"]
-            digest.require_arrays("params", of_tree(params_read), sums["params"])
-            return params_read
-
-        params_read = self._attempt(step, read)
+        restored = self._attempt(step, lambda: self._read(step, {"params": params}))["params"]
         # Orbax returns the saved arrays, whatever shapes are requested.
-        if jax.tree.map(np.shape, params_read) != jax.tree.map(np.shape, params):
+        if jax.tree.map(np.shape, restored) != jax.tree.map(np.shape, params):
             raise Damaged(
                 f"the checkpoint of step {step} has other array sizes than config.json describes"
             )
-        return params_read
+        return restored
+
+    def _read(self, step: int, parts: dict[str, Any], carry: Any | None = None) -> dict[str, Any]:
+        """Read the items `parts`, and the carry unless it is empty; raise if one is damaged."""
+        _, sums = meta.read_meta(self.folder, step)
+        targets = {name: jax.tree.map(_zeros, part) for name, part in parts.items()}
+        if jax.tree.leaves(carry):
+            targets["carry"] = {"carry": carry, "sums": _sums_of(carry)}
+        items = {name: ocp.args.StandardRestore(target) for name, target in targets.items()}
+        restored = dict(self._manager.restore(step, args=ocp.args.Composite(**items)).items())
+        for name in parts:
+            digest.require_arrays(name, of_tree(restored[name]), sums[name])
+        if "carry" in restored:
+            _require_rows(**restored["carry"])
+            restored["carry"] = restored["carry"]["carry"]
+        return restored
 
     def drop_after(self, step: int) -> None:
         """Delete the checkpoints after `step`, where the run has diverged."""

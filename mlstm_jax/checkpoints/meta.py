@@ -118,14 +118,15 @@ def kept(
     return chosen
 
 
-class Policy:
+class Policy(NamedTuple):
     """`kept` in the form that Orbax needs; the mapping of scores may change at any time."""
 
-    def __init__(self, scores: Mapping[int, float | None], newest: int, reach: int) -> None:
-        self._scores, self._newest, self._reach = scores, newest, reach
+    scores: Mapping[int, float | None]
+    newest: int
+    reach: int
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """Return whether each is kept; see Orbax's PreservationPolicy."""
         steps = [checkpoint.step for checkpoint in checkpoints]
-        chosen = kept(steps, self._scores, self._newest, self._reach)
+        chosen = kept(steps, *self)
         return [step in chosen for step in steps]

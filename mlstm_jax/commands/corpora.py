@@ -119,8 +119,7 @@ def configs(
         )
     target = out / source.name if out.is_dir() else out
     output.require_file(target, overwrite=overwrite)
-    with output.write_errors(target):
-        output.write_text(target, source.read_text(encoding="utf-8"))
+    output.write_text(target, source.read_text(encoding="utf-8"))
     show(f"written: {target}")
 
 

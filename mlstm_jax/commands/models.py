@@ -13,7 +13,7 @@ from mlstm_jax.api import functions
 from mlstm_jax.api.model import TrainedModel
 from mlstm_jax.commands import Call, RunFolder, command
 from mlstm_jax.errors import UserError
-from mlstm_jax.run import Run, as_weights, load_run
+from mlstm_jax.run import as_weights, load_run
 from mlstm_jax.terminal import show
 from mlstm_jax.training.evaluation import corpus_of
 from mlstm_jax.training.state import parameter_count
@@ -61,8 +61,7 @@ def evaluate(
     if not is_own and not run.imported:
         print("note: the run was trained on another corpus than this one.")
     if json_:
-        with output.write_errors(json_):
-            output.write_text(json_, json.dumps(result, indent=2) + "\n")
+        output.write_text(json_, json.dumps(result, indent=2) + "\n")
 
 
 @command(TrainedModel.report)
@@ -198,9 +197,12 @@ def view(
         score = True
     if (score or label) and not classifier:
         raise UserError("--score and --label need --classifier, a folder of `mlstm-jax transfer`.")
-    loaded, chosen, about = load_run(run, checkpoint), None, None
+    chosen: Classifier | None = None
+    about: Description | None = None
+    loaded = load_run(run, checkpoint)
     if classifier:
-        chosen, about = _classifier_of(classifier, loaded, run)
+        chosen, about = classifier_file.load_classifier(classifier)
+        classifier_file.require_model(classifier, chosen, about, loaded, run)
     if chosen and (score or label):
         loaded.config.model.require_next_byte("a score after each character")
         label = shown_label(chosen, label)
@@ -212,13 +214,6 @@ def view(
     address = bind(host, port)
     show(f"{address.url} shows {loaded.name}; Ctrl-C stops it")
     serve(viewer, address)
-
-
-def _classifier_of(folder: Path, loaded: "Run", run: Path) -> "tuple[Classifier, Description]":
-    """Return a classifier and its features; UserError unless it was created with the run."""
-    classifier, about = classifier_file.load_classifier(folder)
-    classifier_file.require_model(folder, classifier, about, loaded, run)
-    return classifier, about
 
 
 @command(functions.import_weights, "kind", "source")

@@ -189,7 +189,6 @@ def _written(out: Path | None) -> Iterator[IO[str]]:
         yield sys.stdout
         return
     with (
-        output.write_errors(out),
         output.atomic_file(out) as partial,
         partial.open("w", newline="", encoding="utf-8", errors="replace") as file,
     ):

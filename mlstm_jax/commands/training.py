@@ -163,8 +163,7 @@ def plan(
     document = {"machine": machine.name, "rows": as_json(rows)}
     show(as_options(format_plan(config, machine, rows, size)))
     if json_:
-        with output.write_errors(json_):
-            output.write_text(json_, json.dumps(document, indent=2) + "\n")
+        output.write_text(json_, json.dumps(document, indent=2) + "\n")
 
 
 @_of_config(functions.schedule, devices="gpus")

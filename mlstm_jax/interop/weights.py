@@ -105,7 +105,7 @@ def save(path: Path, weights: ModelWeights, dtype: Dtype = "float32") -> None:
     text = json.dumps(digest.sealed(about), sort_keys=True)
     if path.suffix not in (".safetensors", ".npz"):
         raise UserError(f"{path}: a model file must end in .safetensors, .npz or .onnx; rename it.")
-    with output.write_errors(path), output.atomic_file(path) as partial:
+    with output.atomic_file(path) as partial:
         if path.suffix == ".safetensors":
             arrays.write_safetensors(partial, flat, {_KEY: text})
         else:

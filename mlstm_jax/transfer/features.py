@@ -213,11 +213,7 @@ def write_parts(
         **named,
     }
     shape = {"descr": "<f4", "fortran_order": False, "shape": (count, featurizer.width)}
-    with (
-        output.write_errors(path),
-        output.atomic_file(path) as partial,
-        zipfile.ZipFile(partial, "w") as file,
-    ):
+    with output.atomic_file(path) as partial, zipfile.ZipFile(partial, "w") as file:
         with file.open("features.npy", "w", force_zip64=True) as array:
             np.lib.format.write_array_header_1_0(array, shape)
             for part in parts:

@@ -281,7 +281,7 @@ def save(
         chosen, reads = classifier
         about |= {"state": reads.state, "classes": chosen.classes, "thresholds": chosen.thresholds}
     onnx.helper.set_model_props(made, {_KEY: json.dumps(about, sort_keys=True)})
-    with output.write_errors(path), output.atomic_file(path) as partial:
+    with output.atomic_file(path) as partial:
         partial.write_bytes(made.SerializeToString())
 
 
