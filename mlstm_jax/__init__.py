@@ -6,7 +6,7 @@ Data flows one way, and imports point downwards only::
 
     cli.py, commands/      the `mlstm-jax` command, and its subcommands
     view/                  a local page that shows units and classes as one types
-    api/                   what `import mlstm_jax` gives; quickstart.py, analysis.py
+    api/                   what `import mlstm_jax` gives; analysis.py
     transfer/              features, classifiers, fine-tuning, generation, heat maps
     planning/              how long a config takes on a machine, and whether it fits
     training/              the loop, the step, optimizers, evaluation, sweeps

@@ -203,7 +203,7 @@ assert "jax" not in sys.modules
 import mlstm_jax.training.loop, mlstm_jax.transfer.labels, mlstm_jax.commands.training
 needless = {"duckdb", "tensorflow_datasets", "apache_beam", "sklearn", "matplotlib"}
 assert not sys.modules.keys() & needless
-import mlstm_jax.quickstart, mlstm_jax.transfer.features
+import mlstm_jax.transfer.features
 from mlstm_jax import environment
 from mlstm_jax.config import Devices
 assert not environment.has_started()

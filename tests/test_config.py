@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mlstm_jax import config as configs
-from mlstm_jax import digest, fields, quickstart
+from mlstm_jax import digest, fields
 from mlstm_jax.commands import training
 from mlstm_jax.config import (
     Config,
@@ -60,7 +60,11 @@ def test_a_line_overrides_a_file_and_a_file_the_default() -> None:
     config = given["config"]
     assert (given["resume"], given["reset_carry"]) == (True, False)
     assert (config.model.hidden, config.data.batch, config.optimizer.clip_norm) == (512, 64, None)
-    assert parse([]) == {"config": quickstart.config, "resume": False, "reset_carry": False}
+    assert parse([]) == {
+        "config": configs.load_file("quickstart"),
+        "resume": False,
+        "reset_carry": False,
+    }
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ PACKAGE = Path(mlstm_jax.__file__).parent
 LAYERS = [
     {"__main__", "cli", "commands"},
     {"view"},
-    {"api", "quickstart", "analysis"},
+    {"api", "analysis"},
     {"transfer", "planning"},
     {"training"},
     {"run"},

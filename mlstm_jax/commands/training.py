@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,12 +11,12 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from mlstm_jax import output
-from mlstm_jax import quickstart as first
+from mlstm_jax import output, shipped
 from mlstm_jax.api import functions
 from mlstm_jax.commands import Call, Command, as_options, command
 from mlstm_jax.config import Config, load_file, vary
 from mlstm_jax.config import text as config_text
+from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.distributed.process_info import process_info
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
@@ -24,6 +25,9 @@ from mlstm_jax.planning.plan import as_json, format_plan
 from mlstm_jax.planning.recommend import recommend
 from mlstm_jax.terminal import ProgressLine, show
 from mlstm_jax.training.schedule import plot as plot_schedule
+
+# The config of a command without one: it needs no data.
+_QUICKSTART = shipped.files("config")["quickstart"]
 
 
 class ConfigCommand(Command):
@@ -35,7 +39,7 @@ class ConfigCommand(Command):
 
     def parse(self, words: Sequence[str], program: str) -> dict[str, Any]:
         """Return the arguments; the config is that of its file, with the options of the line."""
-        default, rest = _take_file(words, first.config)
+        default, rest = _take_file(words, load_file(_QUICKSTART))
         # A command line cannot express a list of phases; they come only from the file.
         phases, default = default.phases, dataclasses.replace(default, phases=())
         kind = Annotated[Config, arg(name="")]
@@ -70,9 +74,11 @@ class Quickstart(ConfigCommand):
 
 def _train(call: Call) -> None:
     config = call.arguments["config"]
-    is_quickstart = config.data.corpus == first.config.data.corpus
-    if is_quickstart and not call.arguments["resume"]:
-        first.prepare_corpus()
+    corpus = load_file(_QUICKSTART).data.corpus
+    is_quickstart = config.data.corpus == corpus
+    if is_quickstart and not call.arguments["resume"] and not Path(corpus).exists():
+        # The default, 1 in 1,000 for validation and for test, is too little.
+        prepare(["pydoc:"], Path(corpus), split=(18, 1, 1))
     this = process_info(config.distributed, os.environ)
     if this.processes > 1:
         folder = functions.train_folder(**call.arguments)
@@ -82,7 +88,28 @@ def _train(call: Call) -> None:
     model = call()
     show(f"\n{model.report()}")
     if is_quickstart:
-        show("\n" + first.next_steps(model.path))
+        show("\n" + _next_steps(model.path))
+
+
+def _next_steps(run: Path) -> str:
+    """Return commands for a new user to try next."""
+    command = _program()
+    return f"""What to try next:
+  {command} generate {run} --prompt "The object" --bytes 300
+  {command} evaluate {run} --split test
+A larger model of reviews, which comes with the package, on a local page (extra "view"):
+  {command} view
+Your own text, one document per line (or .csv, .jsonl, .gz of each):
+  {command} prepare reviews.csv --out corpora/mine
+  {command} train small_512 --data.corpus corpora/mine --out runs/mine"""
+
+
+def _program() -> str:
+    """Return the command to type: `mlstm-jax` if it is on the PATH, otherwise its path."""
+    beside = Path(sys.executable).with_name("mlstm-jax")
+    if shutil.which("mlstm-jax") or not beside.exists():
+        return "mlstm-jax"
+    return os.path.relpath(beside)
 
 
 @_of_config(functions.train)
