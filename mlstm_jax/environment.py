@@ -150,16 +150,11 @@ def without_gpus() -> None:
     The extra `gpu-compile` does not include a driver, and JAX would print a traceback without one.
     """
     is_alone = _is_installed("jax-cuda12-pjrt") and not _is_installed("nvidia-cublas-cu12")
-    if is_alone and not _has_driver() and "JAX_PLATFORMS" not in os.environ:
-        set_variable("JAX_PLATFORMS", "cpu")
-
-
-def _has_driver() -> bool:
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    return True
+    if is_alone and "JAX_PLATFORMS" not in os.environ:
+        try:
+            ctypes.CDLL("libcuda.so.1")
+        except OSError:  # There is no driver.
+            set_variable("JAX_PLATFORMS", "cpu")
 
 
 def _is_installed(name: str) -> bool:

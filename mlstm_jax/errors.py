@@ -26,6 +26,11 @@ class UserError(KnownError, ValueError):
     exit_code = 2
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of a library's message, or the type of an error without one."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def nearest(word: str, known: Iterable[str]) -> list[str]:
     """Return at most two known names that resemble a word in any case, the nearest first."""
     names = {name.casefold(): name for name in known}

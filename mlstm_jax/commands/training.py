@@ -21,7 +21,7 @@ from mlstm_jax.distributed.process_info import process_info
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.planning import compile as compiling
-from mlstm_jax.planning.plan import as_json, format_plan
+from mlstm_jax.planning.plan import format_plan
 from mlstm_jax.planning.recommend import recommend
 from mlstm_jax.terminal import ProgressLine, show
 from mlstm_jax.training.schedule import plot as plot_schedule
@@ -187,7 +187,7 @@ def plan(
             rows = compiling.with_compiled_memory(
                 rows, config, machine, lambda done: progress.update(done, "programs")
             )
-    document = {"machine": machine.name, "rows": as_json(rows)}
+    document = {"machine": machine.name, "rows": [row._asdict() for row in rows]}
     show(as_options(format_plan(config, machine, rows, size)))
     if json_:
         output.write_text(json_, json.dumps(document, indent=2) + "\n")

@@ -7,6 +7,7 @@ and write parts by path, so both must be in places that all workers see.
 
 import json
 import math
+import shlex
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,12 +18,13 @@ from typing import Any
 import numpy as np
 
 from mlstm_jax import output
-from mlstm_jax.corpora.documents import CleanDocument, Recipe, Reject, clean, in_order, order_key
-from mlstm_jax.corpora.readers import read_source
+from mlstm_jax.corpora.documents import CleanDocument, Recipe, Reject, in_order, order_key
+from mlstm_jax.corpora.options import PrepareOptions
+from mlstm_jax.corpora.readers import read_clean
 from mlstm_jax.corpora.records import Rejects
 from mlstm_jax.corpora.sources import Source
 from mlstm_jax.corpora.writer import Report, SortedDocuments, source_manifests
-from mlstm_jax.errors import KnownError, UserError
+from mlstm_jax.errors import KnownError, UserError, first_line
 
 _BYTES_A_PART = 1 << 25
 _MOST_DIGITS = 4
@@ -35,14 +37,10 @@ def read_and_sort(
     recipe: Recipe,
     rejects: Rejects,
     scratch: Path,
-    *,
-    options: Sequence[str],
+    options: PrepareOptions,
     report: Report,
 ) -> Iterator[SortedDocuments]:
     """Run the pipeline, with its files in the folder `scratch`, and yield what to write.
-
-    Args:
-        options: options for Beam and its runner, such as ``--runner=FlinkRunner``.
 
     Raises:
         UserError: Beam is not installed, or a source cannot be used.
@@ -63,7 +61,8 @@ def read_and_sort(
         text = lines | f"{name} as JSON" >> beam.Map(json.dumps)
         text | f"write {name}" >> beam.io.WriteToText(target, shard_name_template="")
 
-    with _complaints(), beam.Pipeline(options=PipelineOptions(list(options))) as pipeline:
+    of_beam = PipelineOptions(shlex.split(options.beam_options))
+    with _complaints(), beam.Pipeline(options=of_beam) as pipeline:
         read = (
             pipeline
             | "sources" >> beam.Create(list(enumerate(sources)))
@@ -106,8 +105,7 @@ def _complaints() -> Iterator[None]:
     except KnownError:
         raise
     except (ValueError, RuntimeError) as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise UserError(f"Beam could not run the pipeline: {lines[0]}") from error
+        raise UserError(f"Beam could not run the pipeline: {first_line(error)}") from error
 
 
 def _digits(sources: Sequence[Source]) -> int:
@@ -125,15 +123,14 @@ def _read(numbered: tuple[int, Source], recipe: Recipe, digits: int) -> Iterator
     seen: Counter[str] = Counter()
     rated = False
     try:
-        for record in read_source(source, recipe):
+        for record in read_clean(source, recipe):
             if isinstance(record, Reject):
                 yield TaggedOutput(_REJECTS, list(record))
                 continue
-            text = clean(record.text, recipe.cleaning) if record else b""
+            text, rating = record or (b"", math.nan)
             seen["text" if text else "blank" if record else "none"] += 1
-            if record and text:
-                rating = math.nan if record.rating is None else record.rating
-                rated = rated or record.rating is not None
+            if text:
+                rated = rated or not math.isnan(rating)
                 yield order_key(text, recipe.seed, recipe.dedupe)[:digits], (text, rating)
     except UserError as error:
         # Raised here, it would reach the user inside a traceback from Beam.

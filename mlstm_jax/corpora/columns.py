@@ -14,7 +14,7 @@ from mlstm_jax.corpora.documents import Document, Recipe, Reject, first, rating_
 from mlstm_jax.corpora.records import EXCERPT, no_column
 from mlstm_jax.corpora.sources import TFDS, Source
 from mlstm_jax.corpora.sql import number, quoted, unglobbed
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, first_line
 
 if TYPE_CHECKING:
     import duckdb
@@ -43,8 +43,7 @@ def read_parquet(source: Source, recipe: Recipe) -> Iterator[Document | Reject |
             return
         except duckdb.Error as error:
             if _NOT_UTF8 not in str(error):
-                why = str(error).strip().split("\n")[0]
-                raise UserError(f"{source}: cannot be read as Parquet: {why}") from error
+                raise _not_parquet(source, error) from error
     bad: Reject | None = None
     good = done
     for row, record in enumerate(_read_bytes(source, recipe), 1):
@@ -71,8 +70,7 @@ def parquet_rows(con: "duckdb.DuckDBPyConnection", source: Source, recipe: Recip
     try:
         described = con.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()
     except duckdb.Error as error:
-        why = str(error).strip().split("\n")[0]
-        raise UserError(f"{source}: cannot be read as Parquet: {why}") from error
+        raise _not_parquet(source, error) from error
     types = {row[0]: row[1] for row in described}
     text = [field for field in recipe.text_columns if field in types]
     marks = [field for field in recipe.rating_columns if field in types]
@@ -98,6 +96,10 @@ def parquet_rows(con: "duckdb.DuckDBPyConnection", source: Source, recipe: Recip
     labels = "".join(f", {column(field)}" for field in recipe.label_columns)
     rating = number(coalesced(marks))
     return f"SELECT {coalesced(text)} AS raw, {rating} AS rating{labels} FROM {table}"
+
+
+def _not_parquet(source: Source, error: Exception) -> UserError:
+    return UserError(f"{source}: cannot be read as Parquet: {first_line(error)}")
 
 
 def _labelled(
@@ -135,8 +137,7 @@ def _read_bytes(source: Source, recipe: Recipe) -> Iterator[Document | Reject | 
                     record = dict(zip(columns, values, strict=True))
                     yield _found(f"{source}, row {row:,}", record, recipe)
     except (pyarrow.ArrowException, OSError) as error:
-        why = str(error).strip().split("\n")[0]
-        raise UserError(f"{source}: cannot be read as Parquet: {why}") from error
+        raise _not_parquet(source, error) from error
 
 
 def _found(place: str, record: dict[str, object], recipe: Recipe) -> Document | Reject | None:
@@ -208,7 +209,7 @@ def _open_tfds(source: Source, name: str, split: str) -> tuple[Any, Mapping[str,
         builder = builder_from_files(name, data_dir=folder)
     except (tfds.core.DatasetNotFoundError, ValueError) as error:
         raise UserError(
-            f"{source}: no such data set is prepared in {folder} ({_first_line(error)}). Prepare "
+            f"{source}: no such data set is prepared in {folder} ({first_line(error)}). Prepare "
             f"it once, which may download it: {make}; or set TFDS_DATA_DIR to its folder."
         ) from error
     try:
@@ -221,9 +222,5 @@ def _open_tfds(source: Source, name: str, split: str) -> tuple[Any, Mapping[str,
     except (ValueError, KeyError) as error:
         known = ", ".join(builder.info.splits)
         raise UserError(
-            f"{source}: has no split {split}; it has {known} ({_first_line(error)})"
+            f"{source}: has no split {split}; it has {known} ({first_line(error)})"
         ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -33,13 +33,14 @@ from mlstm_jax.corpora.documents import (
     normalized,
     without_copies,
 )
+from mlstm_jax.corpora.options import PrepareOptions
 from mlstm_jax.corpora.readers import read_source
 from mlstm_jax.corpora.records import Rejects
 from mlstm_jax.corpora.sources import Source
 from mlstm_jax.corpora.sql import BAD, BLANK, NONE, TEXT, insert, json_rows
 from mlstm_jax.corpora.writer import Report, SortedDocuments, source_manifests
 from mlstm_jax.data.corpus import SourceManifest
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, first_line
 
 _DOCUMENTS_A_BATCH = 8192
 _ROWS_A_FETCH = 4096
@@ -52,9 +53,7 @@ def read_and_sort(
     recipe: Recipe,
     rejects: Rejects,
     scratch: Path,
-    *,
-    memory_limit: str | None,
-    threads: int | None,
+    options: PrepareOptions,
     report: Report,
 ) -> Iterator[SortedDocuments]:
     """Read all sources into a database in the folder `scratch`, and yield what to write.
@@ -63,9 +62,10 @@ def read_and_sort(
         UserError: a source cannot be used, or there is too little memory or disk; it states what to
             do about that.
     """
+    threads = options.threads
     usual = 400 * min(max(threads or os.cpu_count() or 1, 2), 10)
     config: dict[str, Any] = {
-        "memory_limit": memory_limit or f"{usual}MB",
+        "memory_limit": options.memory_limit or f"{usual}MB",
         "temp_directory": str(scratch / "spill"),
         "preserve_insertion_order": False,
         # Download nothing, not even an extension.
@@ -87,7 +87,7 @@ def read_and_sort(
             finally:
                 stage.close()
     except duckdb.Error as error:
-        why = str(error).strip().split("\n")[0]
+        why = first_line(error)
         if isinstance(error, duckdb.OutOfMemoryException):
             advice = "Raise `memory_limit`, or use fewer `threads`."
             raise UserError(f"the memory limit is too low: {why}\n{advice}") from error

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import isnan, nan
 
-from mlstm_jax.corpora.documents import CleanDocument, Recipe, Reject, Unit, clean
-from mlstm_jax.corpora.readers import limited_lines, read_source
+from mlstm_jax.corpora.documents import CleanDocument, Recipe, Reject, Unit
+from mlstm_jax.corpora.readers import limited_lines, read_clean
 from mlstm_jax.corpora.records import Rejects
 from mlstm_jax.corpora.sources import Source
 from mlstm_jax.corpora.writer import Report, SortedDocuments, source_manifests
@@ -79,17 +79,10 @@ def _again(source: Source, recipe: Recipe, expected: int) -> Iterator[CleanDocum
 def _read(
     source: Source, recipe: Recipe, on_read: OnRead
 ) -> Iterator[CleanDocument | Reject | None]:
-    """Yield the documents of a source, including empty ones; None for a record without text."""
     if recipe.cleaning == "none" and source.kind == "txt":
-        for text in _as_it_is(source, recipe.document or "line", on_read):
-            yield text, nan
-        return
-    for record in read_source(source, recipe, on_read):
-        if record is None or isinstance(record, Reject):
-            yield record
-        else:
-            rating = nan if record.rating is None else record.rating
-            yield clean(record.text, recipe.cleaning), rating
+        texts = _as_it_is(source, recipe.document or "line", on_read)
+        return ((text, nan) for text in texts)
+    return read_clean(source, recipe, on_read)
 
 
 def _as_it_is(source: Source, document: Unit, on_read: OnRead) -> Iterator[bytes]:

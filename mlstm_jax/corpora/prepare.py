@@ -7,7 +7,6 @@ byte of the result. The folder is complete or absent, whenever the program stops
 
 import dataclasses
 import os
-import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -78,16 +77,9 @@ def prepare(
     show_progress: bool = False,
     **changes: Any,
 ) -> Manifest:
-    """Write the corpus folder `out` from `sources`, and return its manifest.
+    """Write the corpus folder `out` from `sources`, and return its manifest; see `api.prepare`.
 
-    Args:
-        sources: see `find_sources`. Or the sources of each split: then all documents are kept in
-            their order, and nothing is split, deduplicated or sorted; see `given_splits`.
-        out: the folder; it is complete or absent.
-        options: how to make the corpus.
-        overwrite: replace `out` if it is a corpus.
-        show_progress: show a bar on stderr if it is a terminal.
-        changes: fields of the options to replace.
+    `changes` are fields of the options to replace.
 
     Raises:
         UserError: a source, `out` or an option cannot be used, or there is too little disk or
@@ -176,23 +168,13 @@ def _read_and_sort(
     """Read the sources of given splits (in their order), or of "" (sorted, without duplicates)."""
     if "" not in of_split:
         return given_splits.read_and_sort(of_split, recipe, rejects, report=report)
-    (sources,) = of_split.values()
     if options.engine == "beam":
-        beam = shlex.split(options.beam_options)
-        return beam_engine.read_and_sort(
-            sources, recipe, rejects, scratch, options=beam, report=report
-        )
-    from mlstm_jax.corpora import duckdb_engine  # training needs no duckdb
+        engine: Any = beam_engine
+    else:
+        from mlstm_jax.corpora import duckdb_engine  # training needs no duckdb
 
-    return duckdb_engine.read_and_sort(
-        sources,
-        recipe,
-        rejects,
-        scratch,
-        memory_limit=options.memory_limit,
-        threads=options.threads,
-        report=report,
-    )
+        engine = duckdb_engine
+    return engine.read_and_sort(of_split[""], recipe, rejects, scratch, options, report)
 
 
 @contextmanager

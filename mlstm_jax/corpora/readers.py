@@ -6,6 +6,7 @@ Only a newline ends a line, so that line numbers match an editor's.
 import gzip
 import io
 import json
+import math
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -13,9 +14,11 @@ from typing import BinaryIO, NamedTuple
 
 from mlstm_jax.corpora.columns import read_parquet, read_tfds
 from mlstm_jax.corpora.documents import (
+    CleanDocument,
     Document,
     Recipe,
     Reject,
+    clean,
     first,
     rating_of,
 )
@@ -65,6 +68,18 @@ def read_documents(
         note(text)
     if rejects:
         note(f"skipped, because they cannot be read:\n{rejects.describe()}")
+
+
+def read_clean(
+    source: Source, recipe: Recipe, on_read: Callable[[int], None] | None = None
+) -> Iterator[CleanDocument | Reject | None]:
+    """Yield what `read_source` does, each document cleaned; without bytes if it is blank."""
+    for record in read_source(source, recipe, on_read):
+        if record is None or isinstance(record, Reject):
+            yield record
+        else:
+            rating = math.nan if record.rating is None else record.rating
+            yield clean(record.text, recipe.cleaning), rating
 
 
 class _Seen:

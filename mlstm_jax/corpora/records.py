@@ -182,21 +182,19 @@ class Rejects:
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
-        self._kept: list[Reject] = []
         self._noted: Counter[str] = Counter()
+        self._kept: list[Reject] = []
         self._notes: list[Reject] = []
         self.written = False  # True once writing begins
 
     def add(self, reject: Reject) -> None:
-        """Count a reject, and keep it for the file; or keep a note."""
+        """Count a reject or a note, and keep the first ones."""
+        counts, kept = self._counts, self._kept
         if reject.is_note:
-            self._noted[reject.kind] += 1
-            if self._noted[reject.kind] <= _MOST_WRITTEN:
-                self._notes.append(reject)
-            return
-        self._counts[reject.kind] += 1
-        if len(self._kept) < _MOST_WRITTEN:
-            self._kept.append(reject)
+            counts, kept = self._noted, self._notes
+        counts[reject.kind] += 1
+        if len(kept) < _MOST_WRITTEN:
+            kept.append(reject)
 
     def __len__(self) -> int:
         return self._counts.total()

@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from mlstm_jax.config import Config, resolve_batch
 from mlstm_jax.data.stream import Batch
 from mlstm_jax.environment import MEMORY_FRACTION
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, first_line
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.pallas import PALLAS, require_gpu
 from mlstm_jax.model.recurrence import STACKED
@@ -145,8 +145,7 @@ def compile_program(
         compiled = traced.lower(lowering_platforms=("cuda",)).compile()
     except jax.errors.JaxRuntimeError as error:
         raise UserError(
-            f"XLA cannot compile this for {machine.gpu.description}: "
-            f"{str(error).strip().splitlines()[0]}"
+            f"XLA cannot compile this for {machine.gpu.description}: {first_line(error)}"
         ) from error
     finally:
         jax.config.update(name, before)

@@ -14,7 +14,7 @@ inside a node or across nodes. docs/performance.md has the flops and bytes of a 
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mlstm_jax.config import Config, resolve_batch
 from mlstm_jax.environment import MEMORY_FRACTION
@@ -246,8 +246,3 @@ def _rate(config: Config, machine: Machine) -> float:
             "the results with `rates`."
         )
     return machine.step_flops_per_s[compute]
-
-
-def as_json(rows: list[Row]) -> list[dict[str, Any]]:
-    """Return the plan for a JSON file."""
-    return [row._asdict() for row in rows]
