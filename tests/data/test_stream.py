@@ -174,18 +174,6 @@ def test_each_batch_tells_which_part_of_its_rows_still_read() -> None:
     assert found == {0.25, 1.0}
 
 
-def test_rows_of_processes_are_the_rows_of_the_whole(split: Split) -> None:
-    stream = TrainStream(
-        split, batch=8, window=16, shards=16, shuffle=True, seed=4, labels="ratings"
-    )
-    for step in range(0, 3 * stream.steps_per_epoch, 5):
-        whole = stream.batch(step)
-        parts = [stream.batch(step, slice(start, start + 2)) for start in range(0, 8, 2)]
-        for field in whole._fields:
-            joined = np.concatenate([getattr(part, field) for part in parts])
-            np.testing.assert_array_equal(joined, getattr(whole, field))
-
-
 def test_ratings_are_at_the_last_bytes_of_their_documents(split: Split) -> None:
     window = 48  # longer than many documents: several end in one
     stream = TrainStream(split, batch=4, window=window, shards=8, labels="ratings")

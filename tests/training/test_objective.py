@@ -30,15 +30,6 @@ def ask(step: int = 3, counted: np.ndarray | None = None, first: int = 0) -> tup
     return bytes_BT, counted_BT, mask(bytes_BT, counted_BT, step, np.arange(first, ROWS))
 
 
-def test_next_byte_asks_for_all_that_count() -> None:
-    bytes_BT = np.arange(ROWS * SIZE).reshape(ROWS, SIZE).astype(np.uint8)
-    counted_BT = bytes_BT % 3 > 0
-    asked = OBJECTIVES["next-byte"](bytes_BT[:, :-1], bytes_BT[:, 1:], counted_BT[:, 1:], None)
-    np.testing.assert_array_equal(asked.inputs_BT, bytes_BT[:, :-1])
-    np.testing.assert_array_equal(asked.targets_BT, bytes_BT[:, 1:])
-    np.testing.assert_array_equal(asked.weight_BT, counted_BT[:, 1:])
-
-
 def test_of_the_chosen_bytes_most_are_masked_some_replaced_some_kept() -> None:
     """Each share is within five standard deviations of a binomial's."""
     bytes_BT, _, asked = ask()

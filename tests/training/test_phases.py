@@ -25,7 +25,6 @@ from tests.training.runs import (
     final_state,
     finish,
     lines_of,
-    lines_without_time,
     make_config,
     short,
     start,
@@ -222,23 +221,6 @@ def test_old_rows_keep_their_state_where_nothing_is_learned(corpus: Path, tmp_pa
         # A product of four rows may add up in another order than one of eight.
         assert_close(new[::2], old, terms=2 * 48 + 16)
         assert np.abs(new[1::2] - old).max() > 0.1 * np.abs(old).max()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("begin", [0, 20])
-def test_on_two_devices_it_learns_the_same(begin, corpus, straight, tmp_path) -> None:
-    """From the first step, or from a checkpoint at the border that one device has written."""
-    folder = tmp_path / "run"
-    if begin:
-        copy_until(straight, begin, folder)
-    loop.train(phased(corpus, folder, devices=Devices(count=2)))
-    lines, expected = lines_without_time(folder), lines_without_time(straight)
-    for line, other in zip(lines, expected, strict=True):
-        assert (line["step"], line["bytes_seen"]) == (other["step"], other["bytes_seen"])
-        assert_close(line["bpc"], other["bpc"], line["step"] * TERMS)
-    (_, carry), (_, alone) = final_state(folder, 12), final_state(straight, 12)
-    for found, wanted in zip(carry, alone, strict=True):
-        assert_close(found, wanted, 60 * TERMS)
 
 
 @pytest.mark.slow
