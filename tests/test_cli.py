@@ -56,9 +56,7 @@ def test_help_of_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"mlstm-jax {mlstm_jax.__version__}\n"
 
 
-def test_from_text_to_a_score_and_a_sentence(
-    call, text_file, tmp_path, monkeypatch, capsys, refused
-):
+def test_from_text_to_a_score_and_a_sentence(text_file, tmp_path, monkeypatch, capsys, refused):
     monkeypatch.chdir(tmp_path)
 
     def said(line: str) -> str:
@@ -74,14 +72,6 @@ def test_from_text_to_a_score_and_a_sentence(
     trained = capsys.readouterr()
     assert "on 4 cpu device(s)" in trained.err
     assert "gzip -9" in trained.out
-    (tmp_path / "sweep.py").write_text(
-        "from mlstm_jax.config import *\n"
-        "model, data = Model(hidden=32), Data(corpus='corpus', batch=8, window=16)\n"
-        "runs = {('8', 'a'): Config(model=model, data=data, train=Train(steps=2, epochs=None), "
-        "devices=Devices(virtual_cpu=2))}\n"
-    )
-    assert "on 2 cpu device(s)" in call("mlstm-jax", "sweep", "sweep.py", "--out", "s").stderr
-
     said("evaluate run --json score.json")
     score = json.loads(Path("score.json").read_text())
     manifest = json.loads(Path("corpus/manifest.json").read_text())

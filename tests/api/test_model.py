@@ -11,7 +11,6 @@ import pytest
 
 import mlstm_jax as mlstm
 from mlstm_jax.corpora.documents import clean
-from mlstm_jax.errors import Note
 from mlstm_jax.run import Run
 from tests.tolerance import assert_close
 
@@ -145,14 +144,6 @@ def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) 
     assert scored.name == "log-odds of 1"
     again = model.heatmap("my guitar is good", score=tmp_path / "out", label="1")
     np.testing.assert_array_equal(scored.values, again.values)
-    with pytest.warns(Note, match="1 of 2 texts, the first number 1, are blank and get no label"):
-        blank, text = model.classify(["&nbsp;", test[0][0]], made)
-    assert blank == {}
-    assert np.isfinite(list(text.values())).all()
-    with pytest.raises(ValueError, match="comes with no classifier"):
-        model.classify(test[0])
-    with pytest.raises(ValueError, match="was created with other parameters"):
-        mlstm.load("reviews-768").classify(["a"], tmp_path / "out")
 
 
 def test_a_folder_of_finetune_names_the_run_in_it(tmp_path: Path) -> None:

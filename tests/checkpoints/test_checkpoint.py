@@ -67,12 +67,9 @@ def test_there_is_always_one_from_before_a_divergence_that_is_found(every: int) 
             assert max(old) > step - 2 * reach - 2 * every
 
 
-def test_a_score_that_is_not_finite_is_none() -> None:
+def test_the_score_is_finite_and_of_the_labels_where_there_are_some() -> None:
     assert best({1: math.nan, 2: 1.5, 3: 1.5, 4: None, 5: -math.inf}) == 2
     assert best({1: math.nan}) is None
-
-
-def test_the_loss_of_labels_is_the_score_where_there_is_one() -> None:
     meta = Meta("", "radford", {}, Origin(), 0.0, 0, bpc=1.5)
     assert (meta.score, meta._replace(label_loss=0.3).score) == (1.5, 0.3)
 

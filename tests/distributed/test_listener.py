@@ -49,26 +49,21 @@ def outward(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "addresses"),
+    ("name", "addresses", "expected"),
     [
-        ("localhost", "127.0.0.1"),
-        ("ip6-localhost", "127.0.0.1"),
-        ("127.0.0.1", "127.0.0.1"),
-        ("127.0.1.1", "127.0.1.1"),
+        ("localhost", "127.0.0.1", "127.0.0.1"),
+        ("ip6-localhost", "127.0.0.1", "127.0.0.1"),
+        ("127.0.0.1", "127.0.0.1", "127.0.0.1"),
+        ("127.0.1.1", "127.0.1.1", "127.0.1.1"),
+        # As Debian's /etc/hosts has it; localhost's other processes still find it.
+        ("node1", "127.0.1.1", "127.0.1.1 OUTWARD"),
+        ("node1", "OUTWARD", "OUTWARD"),
+        ("node1", "127.0.1.1 OUTWARD", "127.0.1.1 OUTWARD"),
     ],
 )
-def test_what_is_meant_as_loopback_stays_so(name: str, addresses: str, hosts: Hosts) -> None:
-    assert hosts(name, addresses) == addresses.split()
-
-
-def test_a_name_that_means_loopback_here_alone_is_listened_at_beyond(hosts, outward):
-    """As Debian's /etc/hosts has it; localhost's other processes still find it."""
-    assert hosts("node1", "127.0.1.1") == ["127.0.1.1", outward]
-
-
-def test_a_name_with_an_outward_address_is_taken_at_its_word(hosts: Hosts, outward: str) -> None:
-    assert hosts("node1", outward) == [outward]
-    assert hosts("node1", f"127.0.1.1 {outward}") == ["127.0.1.1", outward]
+def test_it_listens_beyond_loopback_unless_that_is_meant(name, addresses, expected, hosts, outward):
+    found = hosts(name, addresses.replace("OUTWARD", outward))
+    assert found == expected.replace("OUTWARD", outward).split()
 
 
 def test_addresses_that_are_not_of_this_machine_are_passed_over(hosts: Hosts) -> None:

@@ -64,24 +64,24 @@ def rates(steps: int, *at: int, **chosen: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("name", "half", "end"),
-    [("linear", 0.5, 0), ("cosine", 0.5, 0), ("polynomial", 0.25, 0), ("constant", 1, 1)],
-)
-def test_shapes_of_decay_after_a_warm_up(name: str, half: float, end: float) -> None:
-    found = rates(120, 0, 9, 19, 20, 70, 120, 200, schedule=name, warmup_steps=20)
-    assert_close(found, np.array([1 / 20, 0.5, 1, 1, half, end, end]), OPERATIONS)
-
-
-def test_a_rate_without_a_warm_up_falls_to_zero_and_stays() -> None:
-    found = rates(500, 0, 50_000, 100_000, 120_000, learning_rate=3e-3, decay_steps=100_000)
-    assert_close(found, np.array([3e-3, 1.5e-3, 0, 0]), OPERATIONS)
-    assert_close(rates(500, 125, 500), np.array([0.75, 0]), OPERATIONS)
-    assert rates(10, 0, 1, warmup_steps=1) == pytest.approx([1, 1])
-
-
-def test_the_slanted_triangle() -> None:
-    found = rates(1000, 0, 49, 99, 100, 550, 1000, schedule="triangular")
-    assert_close(found, np.array([0.01, 0.5, 1, 1, (1 + 1 / 32) / 2, 1 / 32]), OPERATIONS)
+    ("steps", "at", "chosen", "expected"),
+    [
+        *(
+            (120, (0, 9, 19, 20, 70, 120, 200), {"schedule": name, "warmup_steps": 20},
+             [1 / 20, 0.5, 1, 1, half, end, end])
+            for name, half, end in (
+                ("linear", 0.5, 0), ("cosine", 0.5, 0), ("polynomial", 0.25, 0), ("constant", 1, 1)
+            )
+        ),
+        (500, (0, 50_000, 100_000, 120_000), {"decay_steps": 100_000}, [1, 0.5, 0, 0]),
+        (500, (125, 500), {}, [0.75, 0]),
+        (10, (0, 1), {"warmup_steps": 1}, [1, 1]),
+        (1000, (0, 49, 99, 100, 550, 1000), {"schedule": "triangular"},
+         [0.01, 0.5, 1, 1, (1 + 1 / 32) / 2, 1 / 32]),
+    ],
+)  # fmt: skip
+def test_shapes_of_warm_up_and_decay(steps, at, chosen, expected) -> None:
+    assert_close(rates(steps, *at, **chosen), np.array(expected), OPERATIONS)
 
 
 @pytest.mark.parametrize("batch", [128, 8192])

@@ -144,15 +144,11 @@ def test_a_folder_of_ones_own_goes_before_it(run, tmp_path, monkeypatch) -> None
         found.classify(["a"])
 
 
-def test_a_similar_name_is_suggested() -> None:
-    with pytest.raises(ValueError, match=r"reviews-76 is not a run folder.*did you mean reviews-7"):
-        mlstm.load("reviews-76")
-
-
 @pytest.mark.parametrize(
     ("command", "words"),
     [
         (["classify", NAME, NAME, "new.txt"], f"give {NAME}/sentiment"),
+        (["evaluate", "reviews-76"], "reviews-76 is not a run folder.*did you mean reviews-768"),
         (["evaluate", NAME], f"{NAME}, a model of the package, comes without a corpus"),
         (["generate", "openai/gpt2"], "openai/gpt2 is not a run folder.*Hugging Face hub"),
     ],
