@@ -10,10 +10,9 @@ from typing import Annotated, Literal
 
 from mlstm_jax.corpora.documents import Quoting, Unit
 from mlstm_jax.corpora.records import MAX_REJECT_FRACTION
-from mlstm_jax.corpora.sources import PYDOC
 from mlstm_jax.data.corpus import SPLITS, Cleaning, Dedupe, SplitName
 from mlstm_jax.errors import UserError
-from mlstm_jax.fields import Between, require_valid
+from mlstm_jax.fields import Between, Checked
 
 # DuckDB itself sets no limit.
 _MOST_THREADS = 256
@@ -25,7 +24,7 @@ SPLIT: SplitWeights = (1000, 1, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareOptions:
+class PrepareOptions(Checked):
     """How to make a corpus.
 
     Attributes:
@@ -70,37 +69,36 @@ class PrepareOptions:
     engine: Engine = "duckdb"
     beam_options: str = ""
 
+    def __post_init__(self) -> None:
+        if isinstance(self.temp_dir, str):
+            object.__setattr__(self, "temp_dir", Path(self.temp_dir))
+        super().__post_init__()
+        for name, column in (
+            ("text_column", self.text_column),
+            ("rating_column", self.rating_column),
+        ):
+            if column == "":
+                raise UserError(f"{name} '': names no column; name one, or leave the option out.")
+        split, limit = self.split, self.memory_limit
+        if len(split) != 3 or not 0 < sum(split) < math.inf or min(split) < 0:
+            raise UserError(
+                f"split {','.join(map(str, split))}: must be three weights, train, valid and test, "
+                "none negative, at least one above 0; such as 1000,1,1 or 0.8,0.1,0.1, or 0,0,1 "
+                "for a test set only"
+            )
+        if limit and not re.fullmatch(r"[0-9]+(\.[0-9]+)? ?[KMGT]i?B", limit, re.IGNORECASE):
+            raise UserError(
+                f"memory_limit is {limit!r}, but it must be a size such as 4GB or 500MB."
+            )
+        if self.engine != "beam" and self.beam_options:
+            raise UserError("beam_options needs `engine` beam; add it.")
+        try:
+            shlex.split(self.beam_options)
+        except ValueError as error:
+            raise UserError(f"beam_options {self.beam_options!r}: {error}.") from error
+
 
 DEFAULTS = PrepareOptions()
-
-
-def check_options(sources: Sequence[str], options: PrepareOptions) -> None:
-    """Raise UserError unless the sources and options of `prepare` make sense."""
-    require_valid(options)
-    if not sources:
-        raise UserError(f"no source given; name text files, or {PYDOC}")
-    for option, field in (
-        ("text_column", options.text_column),
-        ("rating_column", options.rating_column),
-    ):
-        if field == "":
-            raise UserError(f"{option} '': names no column; name one, or leave the option out.")
-    split = options.split
-    if len(split) != 3 or not 0 < sum(split) < math.inf or min(split) < 0:
-        raise UserError(
-            f"split {','.join(map(str, split))}: must be three weights, train, valid and test, "
-            "none negative, at least one above 0; such as 1000,1,1 or 0.8,0.1,0.1, or 0,0,1 for a "
-            "test set only"
-        )
-    limit = options.memory_limit
-    if limit and not re.fullmatch(r"[0-9]+(\.[0-9]+)? ?[KMGT]i?B", limit, re.IGNORECASE):
-        raise UserError(f"memory_limit is {limit!r}, but it must be a size such as 4GB or 500MB.")
-    if options.engine != "beam" and options.beam_options:
-        raise UserError("beam_options needs `engine` beam; add it.")
-    try:
-        shlex.split(options.beam_options)
-    except ValueError as error:
-        raise UserError(f"beam_options {options.beam_options!r}: {error}.") from error
 
 
 def check_given(sources: Mapping[SplitName, Sequence[str]], options: PrepareOptions) -> None:

@@ -22,10 +22,9 @@ from mlstm_jax.corpora.options import (
     PrepareOptions,
     SplitWeights,
     check_given,
-    check_options,
 )
 from mlstm_jax.corpora.records import Rejects, check_rejects_file
-from mlstm_jax.corpora.sources import Source, find_sources
+from mlstm_jax.corpora.sources import PYDOC, Source, find_sources
 from mlstm_jax.corpora.writer import (
     Report,
     SortedDocuments,
@@ -86,10 +85,9 @@ def prepare(
             memory. Nothing is left behind except the file of rejects.
     """
     options = dataclasses.replace(options, **changes)
-    if isinstance(options.temp_dir, str):
-        options = dataclasses.replace(options, temp_dir=Path(options.temp_dir))
     names = [*chain(*sources.values())] if isinstance(sources, Mapping) else list(sources)
-    check_options(names, options)
+    if not names:
+        raise UserError(f"no source given; name text files, or {PYDOC}")
     # So that the temporary folder goes next to it, even for "." or a link.
     out = resolved("out", out)
     temp_dir = options.temp_dir
