@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from mlstm_jax import config as configs
@@ -326,11 +325,6 @@ def test_a_run_keeps_its_kind_of_model() -> None:
     found = config_text.differences(old, new)
     assert found.forbidden == ["model: model:mlstm → model:lstm"]
     assert found.resets_carry == ["data.batch: 128 → 64"]
-
-
-def test_a_subclass_of_a_number_is_a_number() -> None:
-    assert Optimizer(learning_rate=np.float64(1e-3)).learning_rate == 1e-3
-    assert Optimizer(learning_rate=1, b2_half_life=None).learning_rate == 1
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from mlstm_jax.corpora import readers
 from mlstm_jax.corpora.documents import Document, Recipe, clean
 from mlstm_jax.corpora.prepare import prepare
-from mlstm_jax.corpora.readers import read_documents, read_source
+from mlstm_jax.corpora.readers import read_documents
 from mlstm_jax.corpora.sources import STDIN, Source
 from mlstm_jax.errors import Note, UserError
 
@@ -117,14 +117,6 @@ def test_the_documentation_of_python_is_built_in() -> None:
     assert "".join("".join(t.split()) for t in paragraphs if t) == "".join(
         "".join(t.split()) for t in topics if t
     )
-
-
-def test_the_bytes_read_add_up_to_the_file(tmp_path: Path) -> None:
-    source = write(tmp_path / "a.txt.gz", "".join(f"line {i * i}\n" for i in range(5000)))
-    told: list[int] = []
-    assert len(list(read_source(source, Recipe(), on_read=told.append))) == 5000
-    assert sum(told) == source.size
-    assert len(told) == 6
 
 
 @pytest.mark.parametrize(

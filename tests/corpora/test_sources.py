@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import pickle
 import shutil
 from collections import namedtuple
 from pathlib import Path
@@ -12,7 +11,7 @@ import duckdb
 import pytest
 
 from mlstm_jax.corpora.prepare import prepare
-from mlstm_jax.corpora.sources import Source, find_sources, passed_over
+from mlstm_jax.corpora.sources import find_sources, passed_over
 from mlstm_jax.errors import UserError
 
 from .written import rated
@@ -77,15 +76,6 @@ def test_folders_and_patterns_are_the_files_in_them(tmp_path: Path) -> None:
     )
     manifest = prepare([odd], tmp_path / "out", split=(1, 0, 0))
     assert manifest.sources[0].documents == 1
-
-
-def test_the_kind_of_a_source() -> None:
-    kinds = {"in/a.json": "json", "A.TXT.GZ": "txt", "a.fa": "fa", "a.parquet": "parquet"}
-    kinds |= {"a.html": "", "a.pydoc": "", "a.gz": "", "tfds:a/b:train": "tfds", "pydoc:": "pydoc"}
-    assert {name: Source(name).kind for name in kinds} == kinds
-    assert [name for name in kinds if not Source(name).is_file] == ["tfds:a/b:train", "pydoc:"]
-    assert [name for name in kinds if Source(name).is_gzip] == ["A.TXT.GZ", "a.gz"]
-    assert pickle.loads(pickle.dumps(Source("a.txt"))) == Source("a.txt")  # to workers of Beam
 
 
 def test_one_file_named_twice_is_read_once(tmp_path: Path) -> None:
