@@ -170,10 +170,6 @@ def _confirm(reading: int) -> None:
                 return
 
 
-class Stuck(KnownError):
-    """The run has made no progress for too long."""
-
-
 class Watchdog:
     """Ends the process unless `beat` is called every `seconds`; a context manager.
 
@@ -240,7 +236,7 @@ class Watchdog:
                     faulthandler.dump_traceback(file)
                 where = f" (also in {stacks})"
         self._stop(
-            Stuck(
+            KnownError(
                 f"no progress for {self._seconds:g} s while {self._doing}; the stack of each "
                 f"thread is above{where}. {advice}. If the run was only slow, increase "
                 "train.watchdog_seconds."

@@ -19,7 +19,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, first_line
 
 MOST_ARRAYS = 10_000
 MOST_METADATA = 1 << 20  # bytes
@@ -157,7 +157,7 @@ def _load(array: Array, dtype: DTypeLike) -> NDArray[Any]:
 
 def reason(error: BaseException) -> str:
     """Return the message of a library's error as one line of limited length."""
-    return brief(next(iter(str(error).splitlines()), "") or type(error).__name__)
+    return brief(first_line(error))
 
 
 def brief(text: str) -> str:

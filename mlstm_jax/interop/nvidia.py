@@ -26,22 +26,21 @@ from mlstm_jax.model.language_model import VOCABULARY
 
 # Ours, theirs.
 _MATRICES = (("wx", "w_ih"), ("wh", "w_hh"), ("wmx", "w_mih"), ("wmh", "w_mhh"))
+_BIASES = ("b_ih", "b_hh")
 
 
 def read_nvidia(path: Path) -> ModelWeights:
     """Read a .pt file; a UserError names the tensor that is missing or has another shape."""
     stored = _load(path)
-    wanted = _Wanted(path, stored)
-    vocabulary, width = wanted.find("encoder.encoder.weight", "encoder.weight").sizes(2)
+    encoder = "encoder.encoder.weight"
+    encoder = encoder if _named(stored, encoder) else "encoder.weight"
+    vocabulary, width = _find(path, stored, encoder).sizes(2)
     if vocabulary not in (VOCABULARY, VOCABULARY + 1):
         raise UserError(
             f"{path}: encoder.weight has {vocabulary:,} rows, but must have 256, or 257 with a "
             "padding token; a model of subword tokens cannot be imported."
         )
-    _, hidden = wanted.find("decoder.weight").sizes(2)
-    wanted.add("embedding", (vocabulary, width), "encoder.encoder.weight", "encoder.weight")
-    wanted.add("decoder", (vocabulary, hidden), "decoder.weight")
-    wanted.add("bias", (vocabulary,), "decoder.bias")
+    _, hidden = _find(path, stored, "decoder.weight").sizes(2)
     numbers = [re.search(r"\brnns\.([0-9]+)\.", name) for name in stored]
     layers = arrays.count_layers(str(path), {match[1] for match in numbers if match})
     if not layers:
@@ -49,14 +48,21 @@ def read_nvidia(path: Path) -> ModelWeights:
             f"{path}: has no rnns.0, the first mLSTM layer; its tensors are "
             f"{arrays.preview(stored)}."
         )
+    shapes: dict[str, tuple[int, ...]] = {
+        encoder: (vocabulary, width),
+        "decoder.weight": (vocabulary, hidden),
+        "decoder.bias": (vocabulary,),
+    }
     for layer in range(layers):
-        _add_layer(wanted, layer, hidden if layer else width, hidden)
-    tensors = wanted.read()
+        shapes |= _layer_shapes(stored, layer, hidden if layer else width, hidden)
+    files = {name: _find(path, stored, name) for name in shapes}
+    arrays.reject_zip_bomb(path, 4 * sum(math.prod(shape) for shape in shapes.values()))
+    tensors = arrays.read_arrays(str(path), files, shapes)
     padding = vocabulary - VOCABULARY
     params: dict[str, Any] = {
-        "embedding": tensors["embedding"][padding:],
-        "decoder_kernel": np.ascontiguousarray(tensors["decoder"][padding:].T),
-        "decoder_bias": tensors["bias"][padding:],
+        "embedding": tensors[encoder][padding:],
+        "decoder_kernel": np.ascontiguousarray(tensors["decoder.weight"][padding:].T),
+        "decoder_bias": tensors["decoder.bias"][padding:],
     }
     for layer in range(layers):
         params[f"layer_{layer}"] = _layer(path, tensors, layer, hidden)
@@ -64,21 +70,37 @@ def read_nvidia(path: Path) -> ModelWeights:
     return ModelWeights(model, "radford", params, "NVIDIA/sentiment-discovery")
 
 
-def _add_layer(wanted: "_Wanted", layer: int, inputs: int, hidden: int) -> None:
+def _named(stored: Mapping[str, Array], end: str) -> Array | None:
+    """Return the tensor whose name ends so, after a dot; None if there is none."""
+    names = [name for name in stored if name == end or name.endswith("." + end)]
+    return stored[min(names, key=len)] if names else None
+
+
+def _find(path: Path, stored: Mapping[str, Array], end: str) -> Array:
+    array = _named(stored, end)
+    if array is None:
+        raise UserError(f"{path}: has no {end}; it has {arrays.preview(stored)}.")
+    return array
+
+
+def _layer_shapes(
+    stored: Mapping[str, Array], layer: int, inputs: int, hidden: int
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a layer's tensors, by the ends of their names."""
+    shapes: dict[str, tuple[int, ...]] = {}
     for ours, theirs in _MATRICES:
         rows = 4 * hidden if ours in ("wx", "wh") else hidden
         columns = inputs if ours in ("wx", "wmx") else hidden
         name = f"rnns.{layer}.{theirs}"
-        if wanted.has(name):  # already the product
-            wanted.add(f"{layer}/{ours}", (rows, columns), name)
+        if _named(stored, name):  # already the product
+            shapes[name] = (rows, columns)
             continue
-        wanted.add(f"{layer}/{ours}_v", (rows, columns), f"{name}_v")
         # Some versions of PyTorch leave the second dimension out.
-        flat = len(wanted.find(f"{name}_g").shape) == 1
-        wanted.add(f"{layer}/{ours}_g", (rows,) if flat else (rows, 1), f"{name}_g")
-    for name in ("b_ih", "b_hh"):
-        if wanted.has(f"rnns.{layer}.{name}"):
-            wanted.add(f"{layer}/{name}", (4 * hidden,), f"rnns.{layer}.{name}")
+        g_O = _named(stored, f"{name}_g")
+        flat = g_O is not None and len(g_O.shape) == 1
+        shapes |= {f"{name}_v": (rows, columns), f"{name}_g": (rows,) if flat else (rows, 1)}
+    biases = [f"rnns.{layer}.{name}" for name in _BIASES]
+    return shapes | {name: (4 * hidden,) for name in biases if _named(stored, name)}
 
 
 def _layer(
@@ -86,24 +108,21 @@ def _layer(
 ) -> dict[str, NDArray[np.float32]]:
     parameters = {}
     for ours, theirs in _MATRICES:
-        folded = tensors.get(f"{layer}/{ours}")
-        if folded is not None:
-            v_OI, g_O = folded, _checked(path, f"rnns.{layer}.{theirs}", _norms(folded))
+        name = f"rnns.{layer}.{theirs}"
+        if name in tensors:
+            v_OI = tensors[name]
+            # In float32 the squares of large values would overflow.
+            g_O = _checked(path, name, np.linalg.norm(v_OI.astype(np.float64), axis=1))
         else:
-            v_OI, g_O = tensors[f"{layer}/{ours}_v"], tensors[f"{layer}/{ours}_g"].reshape(-1)
+            v_OI, g_O = tensors[f"{name}_v"], tensors[f"{name}_g"].reshape(-1)
         if ours in ("wx", "wh"):
             v_OI, g_O = _reorder(v_OI), _reorder(g_O)
         parameters[f"{ours}_v"], parameters[f"{ours}_g"] = np.ascontiguousarray(v_OI.T), g_O
     b_G = np.zeros(4 * hidden)
-    for name in ("b_ih", "b_hh"):
-        b_G += tensors.get(f"{layer}/{name}", 0.0)
+    for name in _BIASES:
+        b_G += tensors.get(f"rnns.{layer}.{name}", 0.0)
     parameters["b"] = _reorder(_checked(path, f"rnns.{layer}.b_ih", b_G))
     return parameters
-
-
-def _norms(rows: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return the L2 norm of each row; in float32 the squares of large values would overflow."""
-    return np.linalg.norm(rows.astype(np.float64), axis=1)
 
 
 def _checked(path: Path, name: str, values: NDArray[np.float64]) -> NDArray[np.float32]:
@@ -118,39 +137,6 @@ def _reorder(rows: NDArray[np.float32]) -> NDArray[np.float32]:
     """Reorder the gates from i, f, g, o to i, f, o, u; g is u."""
     i, f, g, o = np.split(rows, 4)
     return np.concatenate([i, f, o, g])
-
-
-class _Wanted:
-    """The tensors to read from a file, by our names; theirs are found by the end of the name."""
-
-    def __init__(self, path: Path, stored: Mapping[str, Array]) -> None:
-        self._path, self._stored = path, stored
-        self._arrays: dict[str, Array] = {}
-        self._shapes: dict[str, tuple[int, ...]] = {}
-
-    def _named(self, end: str) -> Array | None:
-        names = [name for name in self._stored if name == end or name.endswith("." + end)]
-        return self._stored[min(names, key=len)] if names else None
-
-    def has(self, end: str) -> bool:
-        return self._named(end) is not None
-
-    def find(self, *ends: str) -> Array:
-        """Return the tensor of the first of these names that exists; UserError if none does."""
-        for end in ends:
-            array = self._named(end)
-            if array is not None:
-                return array
-        raise UserError(f"{self._path}: has no {ends[0]}; it has {arrays.preview(self._stored)}.")
-
-    def add(self, name: str, shape: tuple[int, ...], *ends: str) -> None:
-        self._arrays[name], self._shapes[name] = self.find(*ends), shape
-
-    def read(self) -> dict[str, NDArray[np.float32]]:
-        """Read all tensors that were added; a UserError names the one that is wrong."""
-        values = sum(math.prod(shape) for shape in self._shapes.values())
-        arrays.reject_zip_bomb(self._path, 4 * values)
-        return arrays.read_arrays(str(self._path), self._arrays, self._shapes)
 
 
 def _load(path: Path) -> dict[str, Array]:
