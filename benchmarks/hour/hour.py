@@ -201,7 +201,12 @@ def compress(given: argparse.Namespace) -> None:
     }
     try:
         ppmd = importlib.import_module("pyppmd")
-        known["PPMd, order 6"] = lambda data: ppmd.compress(data, max_order=6, mem_size=1 << 30)
+        known["PPMd, order 5"] = lambda data: ppmd.compress(
+            data, max_order=5, mem_size=1 << 30, variant="H"
+        )
+        known["PPMd, order 64"] = lambda data: ppmd.compress(
+            data, max_order=64, mem_size=1 << 30, variant="H"
+        )
     except ImportError:
         print("PPMd is left out: it needs pip install pyppmd")
     for name, compressed in known.items():
