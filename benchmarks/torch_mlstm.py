@@ -5,6 +5,7 @@ that the comparison is of the loop and its gradient, not of avoidable inefficien
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,25 @@ def to_torch(array: Any) -> Tensor:
     return torch.from_numpy(array.copy()).to(DEVICE)
 
 
-def layer(params: Tree, bytes_TB: Tensor, h: Tensor, c: Tensor, dtype: torch.dtype) -> Any:
+def one_step(
+    mx_t: Tensor, zx_t: Tensor, h: Tensor, c: Tensor, wmh: Tensor, wh: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return h and c after a byte; products in the type of the weights, the rest in float32."""
+    m = mx_t * (h.to(wmh.dtype) @ wmh).float()
+    z = zx_t + (m.to(wh.dtype) @ wh).float()
+    i, f, o, u = z.chunk(4, dim=-1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(u)
+    return torch.sigmoid(o) * torch.tanh(c), c
+
+
+def layer(
+    params: Tree,
+    bytes_TB: Tensor,
+    h: Tensor,
+    c: Tensor,
+    dtype: torch.dtype,
+    step: Callable[..., tuple[Tensor, Tensor]] = one_step,
+) -> Any:
     """Return h [T, B, H] and the last h and c; products in `dtype`, the rest in float32."""
     x = params["embedding"][bytes_TB].to(dtype)
     mx = (x @ params["wmx"].to(dtype)).float()
@@ -40,11 +59,7 @@ def layer(params: Tree, bytes_TB: Tensor, h: Tensor, c: Tensor, dtype: torch.dty
     states = []
     # unbind: the gradient of each mx[t] would be a tensor of zeros as large as mx.
     for mx_t, zx_t in zip(mx.unbind(), zx.unbind(), strict=True):
-        m = mx_t * (h.to(dtype) @ wmh).float()
-        z = zx_t + (m.to(dtype) @ wh).float()
-        i, f, o, u = z.chunk(4, dim=-1)
-        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(u)
-        h = torch.sigmoid(o) * torch.tanh(c)
+        h, c = step(mx_t, zx_t, h, c, wmh, wh)
         states.append(h)
     return torch.stack(states), h, c
 
@@ -89,8 +104,10 @@ def weight_norm(v: Tensor, g: Tensor) -> Tensor:
 def train_step_cases(point: Point, params: Any, data: Any) -> Iterator[Case]:
     """Yield a training step: weight norm, layer, decoder, loss, gradient, clipping, Adam.
 
-    "torch" is the mLSTM in eager PyTorch, "torch_lstm" is `nn.LSTM` with as many parameters, of
-    √(5/4) H units and without weight normalisation: what a user would pick instead.
+    "torch" is the mLSTM in eager PyTorch; "torch_compile" the same with its step by
+    `torch.compile`, since of the whole loop it would compile every step anew; "torch_lstm" is
+    `nn.LSTM` with as many parameters, of √(5/4) H units and without weight normalisation: what a
+    user would pick instead.
     `params` is the tree of a LanguageModel with one layer; `data` are bytes and targets, [B, T].
     """
     flat = {**params, **params["layer_0"]}
@@ -99,17 +116,19 @@ def train_step_cases(point: Point, params: Any, data: Any) -> Iterator[Case]:
     dtype = DTYPES[point.dtype]
     torch.backends.cuda.matmul.allow_tf32 = point.dtype == "tf32"
 
-    def mlstm(bytes_TB: Tensor, h: Tensor, c: Tensor) -> Any:
+    def mlstm(step: Any, bytes_TB: Tensor, h: Tensor, c: Tensor) -> Any:
         matrices = {
             name: weight_norm(tree[f"{name}_v"], tree[f"{name}_g"])
             for name in ("wmx", "wmh", "wx", "wh")
         }
         weights = {**matrices, "embedding": tree["embedding"], "b": tree["b"]}
-        return layer(weights, bytes_TB, h, c, dtype)
+        return layer(weights, bytes_TB, h, c, dtype, step)
 
     zero = torch.zeros(point.batch, point.hidden, device=DEVICE)
     decoder = tree["decoder_kernel"], tree["decoder_bias"]
-    yield _train_step("torch", point, data, mlstm, zero, decoder, list(tree.values()))
+    for name, step in (("torch", one_step), ("torch_compile", torch.compile(one_step))):
+        read = partial(mlstm, step)
+        yield _train_step(name, point, data, read, zero, decoder, list(tree.values()))
 
     units = round((5 / 4) ** 0.5 * point.hidden)
     embedding = torch.nn.Embedding(*tree["embedding"].shape, device=DEVICE)

@@ -4,8 +4,9 @@
 
 "ours" is the step that `mlstm-jax train` runs, under pmap on one device; "autodiff" is the same
 step with the plain scan and JAX's gradient instead of the recurrence; "torch" is the same model and
-optimizer in eager PyTorch, "torch_lstm" its `nn.LSTM` with as many parameters. It needs jax, flax,
-optax and numpy, and torch to measure it.
+optimizer in eager PyTorch, "torch_compile" with its step compiled, "torch_lstm" its `nn.LSTM` with
+as many parameters. It needs jax, flax, optax and numpy, and torch (and a C++ compiler) to measure
+those.
 """
 
 from collections.abc import Iterator
