@@ -1,6 +1,7 @@
 """Every benchmark runs in small and writes what it promises; what it compares computes the same."""
 
 import ast
+import hashlib
 import json
 import runpy
 import shlex
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import mlstm_jax
 from mlstm_jax.errors import UserError
 from mlstm_jax.planning.compile import require
 from mlstm_jax.training import loop
@@ -176,3 +178,74 @@ def test_what_is_repeated_of_a_text_is_found(monkeypatch: pytest.MonkeyPatch) ->
     found = verbatim.measured(samples, train)
     assert 50 <= found["longest"] < 60
     assert found["share in passages of"]["50"] == pytest.approx(50 / 250, abs=0.05)
+
+
+CHEAT = """
+import sys, pathlib, numpy as np
+_, mode, out, *files = sys.argv
+if not files:
+    pathlib.Path(out).mkdir()
+    sys.exit()
+text = np.frombuffer(pathlib.Path(files[0]).read_bytes(), np.uint8)
+rows = np.full((len(text), 256), -np.log(256), np.float32)
+if mode == "future":
+    rows[:] = np.log(0.1 / 255)
+    rows[np.arange(len(text)), text] = np.log(0.9)
+if mode == "sum":
+    rows += 0.1
+np.save(files[1], rows)
+"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "problem"),
+    [
+        ("honest", None),
+        ("future", "the prediction of a byte before [0-9]+ depends on bytes from there on"),
+        ("sum", "the probabilities of byte 0 add up to 1.10517, not 1"),
+    ],
+)
+def test_an_entry_of_the_hour_is_checked(mode, problem, tmp_path, monkeypatch, random):
+    monkeypatch.syspath_prepend(FOLDER / "hour")
+    import hour
+
+    for split, size in (("train", 2000), ("valid", 100), ("test", 500)):
+        text = bytes(random.integers(97, 123, size, dtype=np.uint8))
+        (tmp_path / f"{split}.txt").write_bytes(text)
+        monkeypatch.setitem(hour.SPLITS, split, hashlib.sha256(text).hexdigest())
+    program = tmp_path / "program.py"
+    program.write_text(CHEAT)
+    monkeypatch.setattr(hour, "ENTRIES", tmp_path / "entries")
+    call = f"{shlex.quote(sys.executable)} {program} {mode} {{out}}"
+    words = ["hour.py", "enter", mode, "--text", str(tmp_path), "--train", call]
+    monkeypatch.setattr(sys, "argv", [*words, "--predict", f"{call} {{file}} {{result}}"])
+    if problem:
+        with pytest.raises(SystemExit, match=problem):
+            hour.main()
+        assert not (tmp_path / "entries").exists()
+    else:
+        hour.main()
+        (entry,) = (tmp_path / "entries").iterdir()
+        runs = json.loads(entry.read_text())["runs"]
+        assert [run["seed"] for run in runs] == [0, 1, 2]
+        assert all(run["bits_per_byte"] == pytest.approx(8, abs=1e-6) for run in runs)
+        assert "| honest | **8.0000** |" in hour.table()
+
+
+def test_our_entry_predicts_what_the_model_does(run_folder, tmp_path, monkeypatch):
+    """Of each byte, with a window that divides the text and one that does not."""
+    monkeypatch.syspath_prepend(FOLDER / "hour")
+    import ours
+
+    model = mlstm_jax.load(run_folder)
+    model.export(tmp_path / "model.safetensors")
+    text = "A text of some bytes, of which none is blank or follows another alike."
+    cleaned = model.cleaned(text)
+    (tmp_path / "file").write_bytes(cleaned)
+    for window in (len(cleaned) - 1, 16):
+        monkeypatch.setattr(ours, "WINDOW", window)
+        ours.predict(tmp_path, tmp_path / "file", tmp_path / "rows.npy")
+        rows_NV = np.load(tmp_path / "rows.npy")
+        of_text = rows_NV[np.arange(len(cleaned)), np.frombuffer(cleaned, np.uint8)]
+        assert of_text[0] == np.float32(-np.log(256))
+        assert_close(of_text[1:], model.log_probabilities(text), 256 + 48)
