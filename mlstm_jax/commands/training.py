@@ -214,7 +214,7 @@ def schedule(
     if plot:
         output.require_file(plot, overwrite=overwrite, name="plot")
     if recommend_:
-        show(recommend(*functions.schedule_inputs(**call.arguments)))
+        show(as_options(recommend(*functions.schedule_inputs(**call.arguments))))
         return
     drawn = call()
     show(drawn.text)

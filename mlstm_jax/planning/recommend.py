@@ -31,7 +31,7 @@ _MEASURED = {"rows": (16, 1024), "bytes in a window": (64, 64), "units": (128, 5
 
 
 def recommend(config: Config, segments: Sequence[Segment]) -> str:
-    """Return options of `train` for a run, and where they go beyond what was measured.
+    """Return fields of the optimizer for a run, and where they go beyond what was measured.
 
     Args:
         config: its phases, data and model are used, not its optimizer.
@@ -47,7 +47,7 @@ def recommend(config: Config, segments: Sequence[Segment]) -> str:
     decays = text > _FEW_BYTES * parameters or epochs >= _EPOCHS
     chosen["weight_decay"] = float(f"{_DECAY / updates:.2g}") if decays else 0.0
     chosen["muon_decoder"] = updates >= _UPDATES_FOR_DECODER
-    options = " \\\n  ".join(_option(name, value) for name, value in chosen.items())
+    options = " \\\n  ".join(_field(name, value) for name, value in chosen.items())
     notes = []
     if _FEW_BYTES * parameters < text < _BYTES * parameters and epochs < _EPOCHS:
         notes.append(
@@ -73,12 +73,8 @@ def recommend(config: Config, segments: Sequence[Segment]) -> str:
     ).rstrip()
 
 
-def _option(name: str, value: object) -> str:
-    option = name.replace("_", "-")
-    if isinstance(value, bool):
-        return f"--optimizer.{option}" if value else f"--optimizer.no-{option}"
-    return (
-        f"--optimizer.{option} {value:g}"
-        if isinstance(value, float)
-        else f"--optimizer.{option} {value}"
-    )
+def _field(name: str, value: object) -> str:
+    """Return a field and its value, which the command line shows as an option."""
+    if value is False:
+        return f"`optimizer.no_{name}`"
+    return f"`optimizer.{name}={format(value, 'g') if isinstance(value, float) else value}`"
