@@ -271,6 +271,7 @@ def test_it_returns_to_before_the_update_that_spoiled_it(corpus: Path, tmp_path:
     assert steps_in(tmp_path / "run") == [6]
 
 
+@pytest.mark.slow
 def test_a_rollback_to_before_other_rows_reads_on_from_there(corpus: Path, tmp_path: Path) -> None:
     def train(batch: int, steps: int, **more: Any) -> None:
         config = config_of(corpus, tmp_path / "run", steps, train__checkpoint_every=2, **more)
