@@ -4,12 +4,23 @@ import contextlib
 import errno
 import fcntl
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from mlstm_jax import environment
-from mlstm_jax.config import BERT, Config, Data, Model, Transformer, resolve_batch, vary
+from mlstm_jax.config import (
+    BERT,
+    Config,
+    Distributed,
+    Model,
+    Precision,
+    Transformer,
+    resolve_batch,
+    vary,
+)
+from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import loop, run_folder
 from tests.training.runs import make_config
@@ -43,20 +54,21 @@ def test_a_file_system_without_locks_is_warned_of_but_a_refused_lock_may_be_anot
 
 
 def test_a_transformer_that_resumes_keeps_its_positions(tmp_path: Path) -> None:
-    model = Transformer(hidden=8, embedding=8, heads=2)
-    config = Config(out=str(tmp_path), model=model, data=Data(window=16))
+    resumed = partial(run_folder.with_run_values, cluster=Cluster(Distributed()))
+    plain = Config(out=str(tmp_path), precision=Precision(compute="fp32"))
+    config = vary(plain, model=Transformer(hidden=8, embedding=8, heads=2), data__window=16)
     run_folder.write_folder(resolve_batch(config, 1))
     shorter, longer = (vary(config, data__window=window) for window in (8, 32))
-    assert run_folder.with_positions(shorter) == shorter  # not yet a run that resumes
+    assert resumed(shorter) == shorter  # not yet a run that resumes
     (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "step": 1}\n')
-    assert run_folder.with_positions(shorter).model.longest_window == 16
-    assert run_folder.with_positions(longer) == longer
+    assert resumed(shorter).model.longest_window == 16
+    assert resumed(longer) == longer
     with run_folder.lock(
-        resolve_batch(run_folder.with_positions(shorter), 1), resume=True, reset_carry=True
+        resolve_batch(resumed(shorter), 1), resume=True, reset_carry=True
     ) as changed:
         assert changed == ["data.window: 16 → 8"]
-    for other in (Config(out=str(tmp_path)), vary(shorter, model=BERT(hidden=8, heads=2))):
-        assert run_folder.with_positions(other) == other
+    for other in (plain, vary(shorter, model=BERT(hidden=8, heads=2))):
+        assert resumed(other) == other
 
 
 @pytest.mark.parametrize(
