@@ -24,8 +24,8 @@ from mlstm_jax.config import text as config_text
 from mlstm_jax.data.stream import Batch
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.training import optimizer, parallel, schedule
-from mlstm_jax.training.begin import fresh_state
 from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.training.state import fresh_state
 from mlstm_jax.training.step import make_train_step
 
 

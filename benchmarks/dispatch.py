@@ -56,7 +56,7 @@ class Way:
         from mlstm_jax.data.stream import Batch
         from mlstm_jax.model.language_model import LanguageModel
         from mlstm_jax.training import optimizer, parallel, schedule
-        from mlstm_jax.training.begin import fresh_state
+        from mlstm_jax.training.state import fresh_state
         from mlstm_jax.training.step import make_train_step
 
         self.devices, self.is_pmap, self.donated = devices, name == "pmap", donated

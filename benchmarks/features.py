@@ -26,9 +26,8 @@ from mlstm_jax.config import Config, Model
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.run import Run, load_run
-from mlstm_jax.transfer.features import Featurizer
+from mlstm_jax.transfer.features import Featurizer, TextFile
 from mlstm_jax.transfer.reader import ROWS
-from mlstm_jax.transfer.text_file import TextFile
 
 _WINDOW = 128
 

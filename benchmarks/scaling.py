@@ -67,8 +67,8 @@ def main() -> None:
     from mlstm_jax.data.stream import Batch
     from mlstm_jax.model.language_model import LanguageModel
     from mlstm_jax.training import optimizer, parallel, schedule
-    from mlstm_jax.training.begin import fresh_state
     from mlstm_jax.training.parallel import Parallel
+    from mlstm_jax.training.state import fresh_state
     from mlstm_jax.training.step import make_train_step
 
     def trainer(count: int) -> Any:

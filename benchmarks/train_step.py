@@ -26,8 +26,8 @@ from mlstm_jax.model import mlstm
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.pallas import PALLAS
 from mlstm_jax.training import optimizer, parallel, schedule
-from mlstm_jax.training.begin import fresh_state
 from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.training.state import fresh_state
 from mlstm_jax.training.step import make_train_step
 
 IMPLEMENTATIONS = ["ours", "autodiff", "torch"]

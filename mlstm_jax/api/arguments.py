@@ -141,8 +141,8 @@ def as_labelled(
     text_column: str | None,
     label_column: str | None,
     label_columns: Sequence[str] | None,
-) -> tuple[dict[str, Labelled], dict[str, str]]:
-    """Return the texts and labels of each set, and what messages call it.
+) -> dict[str, Labelled]:
+    """Return the texts and labels of each set.
 
     Raises:
         UserError: a file cannot be read, texts and labels do not fit together, or a label is of
@@ -152,12 +152,12 @@ def as_labelled(
     dicts = [one[1] for one in given.values() if isinstance(one, tuple)]
     columns = next((list(one) for one in dicts if isinstance(one, Mapping)), None)
     column = columns_of(label_column, columns if label_columns is None else label_columns)
-    texts, names = {}, {}
+    texts = {}
     for name, one in given.items():
         if one is None:
             continue
         if isinstance(one, (str, Path)):
-            texts[name], names[name] = read_labelled(Path(one), text_column, column), str(one)
+            texts[name] = read_labelled(Path(one), text_column, column)._replace(name=str(one))
             continue
         some, labels = as_texts(one[0], f"{name}[0]"), one[1]
         several = _columns(name, labels, column)
@@ -169,11 +169,11 @@ def as_labelled(
         places = [f"{name}[1], text {number:,}" for number in range(len(some))]
         if isinstance(column, str):
             places = [f"{place}: the label" for place in places]
-            texts[name] = of_classes(some, several[column], places)
+            labelled = of_classes(some, several[column], places)
         else:
-            texts[name] = of_columns(some, several, places)
-        names[name] = name
-    return texts, names
+            labelled = of_columns(some, several, places)
+        texts[name] = labelled._replace(name=name)
+    return texts
 
 
 def _with_columns(one: Any) -> Any:

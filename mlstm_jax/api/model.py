@@ -12,12 +12,11 @@ from mlstm_jax import output, shipped
 from mlstm_jax import run as runs
 from mlstm_jax.api.arguments import Examples, as_labelled, public
 from mlstm_jax.api.reading import ReadingModel
-from mlstm_jax.config import Devices
 from mlstm_jax.data.corpus import SplitName
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop import weights
 from mlstm_jax.terminal import ProgressLine
-from mlstm_jax.training import metrics, parallel
+from mlstm_jax.training import metrics
 from mlstm_jax.training.evaluation import Evaluator, Score, corpus_of
 from mlstm_jax.transfer import onnx_file
 from mlstm_jax.transfer.finetune import Finetuned, FinetuneOptions
@@ -160,7 +159,7 @@ class TrainedModel(ReadingModel):
             ValueError: the split or corpus does not exist, or the corpus has changed.
         """
         scored = corpus_of(self._run, None if corpus is None else Path(corpus), split).corpus
-        devices = self._kept("devices", lambda: parallel.local(Devices()))
+        devices = self._devices
         model = self._run.batch_model or self._run.model
         evaluator = self._kept(
             (scored.identity, split),
@@ -170,11 +169,10 @@ class TrainedModel(ReadingModel):
         )
         size, steps = evaluator.stream.scored, evaluator.stream.steps
         with ProgressLine("evaluate", size, of_bytes=True, quiet=not show_progress) as progress:
-            score: Score = evaluator(
+            return evaluator(
                 devices.replicate(self._run.params),
                 lambda step: progress.update(size * step // steps),
             )
-        return score
 
     @public
     def report(self, corpus: str | Path | None = None) -> str:
@@ -293,13 +291,13 @@ class TrainedModel(ReadingModel):
         **how: bool,
     ) -> dict[FeatureState, Transferred]:
         """Return the classifier of each of several states; see `transfer`."""
-        texts, names = as_labelled(
+        texts = as_labelled(
             {"train": train, "test": test, "valid": valid}, text_column, label_column, label_columns
         )
         folder, place = None if out is None else Path(out), shipped.classifier(self.path)
         own = self._classifier(place) if place else None
         return run_transfer(
-            self._run, texts, names, folder, states=states, text_column=text_column, own=own, **how
+            self._run, texts, folder, states=states, text_column=text_column, own=own, **how
         )
 
     @public
@@ -341,11 +339,10 @@ class TrainedModel(ReadingModel):
                 else.
         """
         given = {"train": train, "valid": valid, "test": test}
-        texts, names = as_labelled(given, text_column, label_column, label_columns)
+        texts = as_labelled(given, text_column, label_column, label_columns)
         return run_finetune(
             self._run,
             texts,
-            names,
             Path(out),
             options or FinetuneOptions(),
             checkpoint=checkpoint,

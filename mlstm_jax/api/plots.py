@@ -11,7 +11,6 @@ from mlstm_jax.errors import UserError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-X: tuple[str, ...] = ("step", "megabytes", "epoch", "minutes")
 PANELS = ("bpc", "learning_rate", "grad_norm", "loss_scale", "kilobytes_per_second")
 
 

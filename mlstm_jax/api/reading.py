@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mlstm_jax import shipped
 from mlstm_jax.api.arguments import Texts, as_texts, public
-from mlstm_jax.api.byte_by_byte import ByteByByte
+from mlstm_jax.api.loaded import LoadedModel
 from mlstm_jax.errors import UserError, note, require
 from mlstm_jax.transfer.classifier_file import (
     Description,
@@ -18,23 +18,21 @@ from mlstm_jax.transfer.classifier_file import (
     require_model,
 )
 from mlstm_jax.transfer.classify import Classifier
-from mlstm_jax.transfer.features import Featurizer
+from mlstm_jax.transfer.features import Featurizer, TextFile
 from mlstm_jax.transfer.generate import as_text
 from mlstm_jax.transfer.generate import generate as run_generate
-from mlstm_jax.transfer.heatmap import Heatmap, heat, score_heat
-from mlstm_jax.transfer.reader import STATE_NAMES, FeatureState, State
-from mlstm_jax.transfer.text_file import TextFile
-from mlstm_jax.transfer.trace import Reader
+from mlstm_jax.transfer.heatmap import heat, score_heat
+from mlstm_jax.transfer.heatmap_drawing import Heatmap
+from mlstm_jax.transfer.reader import FeatureState, State
 from mlstm_jax.transfer.transfer import Transferred
 
-STATES = tuple(STATE_NAMES)
 _UNLIKE = (
     "are unlike those that the classifier knows, such as in another language; do not rely on their "
     "labels"
 )
 
 
-class ReadingModel(ByteByByte):
+class ReadingModel(LoadedModel):
     """What a model does with texts; `TrainedModel` adds data sets."""
 
     @public
@@ -74,8 +72,7 @@ class ReadingModel(ByteByByte):
         require(batch_size is None or batch_size >= 1, "batch_size", batch_size, "at least 1")
         name = "encode" if show_progress else None
         featurizer = self._featurizer(state, all_layers=all_layers, rows=batch_size)
-        found: NDArray[np.float32] = featurizer(self._texts(texts, text_column), name)
-        return found
+        return featurizer(self._texts(texts, text_column), name)
 
     @public
     def bits_per_character(
@@ -145,8 +142,7 @@ class ReadingModel(ByteByByte):
         self, prompt: str, *, set_unit: Mapping[int, float], **how: Any
     ) -> Iterator[list[bytes]]:
         """Yield the bytes of one or several samples as they are drawn; see `generate`."""
-        reader = self._kept("read", lambda: Reader(self._run))
-        return run_generate(self._run, prompt, held=dict(set_unit), reader=reader, **how)
+        return run_generate(self._run, prompt, held=dict(set_unit), reader=self._reader, **how)
 
     @public
     def heatmap(
@@ -181,7 +177,6 @@ class ReadingModel(ByteByByte):
                 of units is given for a score or the reverse; or the model reads ahead, so that it
                 has no score after each character.
         """
-        reader = self._kept("read", lambda: Reader(self._run))
         if (unit is None) == (score is None):
             raise UserError("give either `unit` or `score`.")
         of_unit = {"state": state, "layer": layer}
@@ -190,8 +185,8 @@ class ReadingModel(ByteByByte):
                 other = "unit" if unit is None else "score"
                 raise UserError(f"{name} is for `{other}`; leave it out.")
         if score is None:
-            return heat(reader, text, unit or 0, scale, state=state, layer=layer)
-        return score_heat(reader, text, *self._classifier(score), label, scale)
+            return heat(self._reader, text, unit or 0, scale, state=state, layer=layer)
+        return score_heat(self._reader, text, *self._classifier(score), label, scale)
 
     @public
     def classify(
@@ -272,26 +267,12 @@ class ReadingModel(ByteByByte):
             return TextFile(texts, text_column, self._run.cleaning)
         return as_texts(texts, files=True)
 
-    def _featurizer(
-        self,
-        state: FeatureState | None,
-        *,
-        all_layers: bool = False,
-        rows: int | None = None,
-        score: bool = False,
-    ) -> Featurizer:
+    def _featurizer(self, state: FeatureState | None, **how: Any) -> Featurizer:
         """Return the one of these arguments, with its compiled programs."""
-        made: Featurizer = self._kept(
-            (state, all_layers, rows, score),
-            lambda: Featurizer(
-                self._run,
-                states=state and (state,),
-                all_layers=all_layers,
-                rows=rows,
-                score=score,
-            ),
+        states = state and (state,)
+        return self._kept(
+            (state, *sorted(how.items())), lambda: Featurizer(self._run, states=states, **how)
         )
-        return made
 
     def _classifier(self, given: Transferred | str | Path) -> tuple[Classifier, Description]:
         """Return a classifier and its features; UserError unless it belongs to this model."""

@@ -18,11 +18,10 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.guard import interruptible
 from mlstm_jax.terminal import one_line, rate, show
 from mlstm_jax.transfer.classifier_file import load_classifier
-from mlstm_jax.transfer.features import Featurizer, write_parts
+from mlstm_jax.transfer.features import Featurizer, TextFile, write_parts
 from mlstm_jax.transfer.labels import columns_of
 from mlstm_jax.transfer.reader import FeatureState
 from mlstm_jax.transfer.report import REPORT, label_table
-from mlstm_jax.transfer.text_file import TextFile
 from mlstm_jax.transfer.transfer import require_out
 
 
@@ -61,7 +60,7 @@ def features(
     write_parts(out, file.count, parts, featurizer)
     seconds = time.monotonic() - started
     show(
-        f"{out}: {file.count:,} texts x {featurizer.width} features, "
+        f"{out}: {file.count:,} texts x {len(featurizer.columns)} features, "
         f"{file.count / seconds:,.0f} texts/s, {rate(file.size / seconds)} ({call.run.origin})"
     )
 

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
-import optax
 
 from mlstm_jax import run
 from mlstm_jax.checkpoints.checkpoint import SET_ASIDE, Checkpoints, Damaged
@@ -21,12 +19,12 @@ from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.data.stream import Origin
 from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.errors import KnownError, UserError
-from mlstm_jax.interop.weights import Arrays, expected_shapes, fingerprint, flatten, unflatten
+from mlstm_jax.interop.weights import Arrays, fingerprint, flatten
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.training import metrics, optimizer
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.phases import ResolvedPhase, checkpoint_meta
-from mlstm_jax.training.state import TrainState, init_state
+from mlstm_jax.training.state import TrainState, fresh_state, state_shapes
 
 
 class ResumePoint(NamedTuple):
@@ -83,63 +81,6 @@ def load_start(
     return start, notes
 
 
-def state_shapes(
-    config: Config, model: LanguageModel, optimizer: optax.GradientTransformation
-) -> TrainState:
-    """Return only the shapes and types of the state."""
-    return jax.eval_shape(lambda: init_state(config, model, optimizer, 0))
-
-
-def fresh_state(
-    config: Config,
-    model: LanguageModel,
-    optimizer: optax.GradientTransformation,
-    start: Start | None,
-) -> TrainState:
-    """Return the state before the first step, NumPy; nothing of it stays on a device.
-
-    The label head is initialised from the seed, because the other run's head is for its own labels.
-
-    Raises:
-        UserError: the other run has another number of units or layers.
-    """
-    if start is not None:
-        _require_shapes(config, start.arrays)
-    seeded = jax.jit(lambda seed: init_state(config, model, optimizer, seed))
-    fresh = jax.device_get(seeded(np.uint32(config.train.seed)))
-    if start is None:
-        return fresh
-    params = {
-        name: array if name.startswith("label_") else np.asarray(start.arrays[name])
-        for name, array in flatten(fresh.params).items()
-    }
-    return fresh._replace(params=unflatten(params))
-
-
-def _require_shapes(config: Config, theirs: Arrays) -> None:
-    """Raise UserError if the shapes of the initial parameters are not those of the run."""
-    ours = expected_shapes(config.model)
-    for name, shape in ours.items():
-        other = theirs.get(name)
-        if name.startswith("label_") or (other is not None and other.shape == shape):
-            continue
-        has = "no array" if other is None else f"the shape {other.shape}"
-        advice = "set the same model, hidden, embedding and layers"
-        if other is not None and other.shape[1:] == shape[1:] and name == "input/positions":
-            places = other.shape[0]
-            advice = f"set `model.positions` {places}, with windows of at most {places} bytes"
-        raise UserError(
-            f"train.start_from: {config.train.start_from} has {has} for {name}, but this run "
-            f"needs {shape}; {advice}."
-        )
-    extra = [name for name in theirs if name not in ours and not name.startswith("label_")]
-    if extra:
-        raise UserError(
-            f"train.start_from: {config.train.start_from} has {extra[0]}, which this run lacks; "
-            "set the same model.layers."
-        )
-
-
 @dataclass
 class Beginning:
     """Finds where a session begins, and where it returns to after a divergence.
@@ -192,7 +133,7 @@ class Beginning:
             given = (
                 self.given or load_start(self.cluster, self.config, self.initial, required=True)[0]
             )
-            fresh = fresh_state(self.config, self.model, self._tx, given)
+            fresh = fresh_state(self.config, self.model, self._tx, given and given.arrays)
             state = self.devices.of_first_process(fresh)
             point = ResumePoint(0, state, None, Origin(), [], start=given and given.fingerprint)
         path = self.config.train.start_from

@@ -9,7 +9,6 @@ the log.
 
 import signal
 import time
-from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +20,7 @@ from mlstm_jax.checkpoints.checkpoint import with_sums
 from mlstm_jax.config import Config
 from mlstm_jax.data.stream import prefetch
 from mlstm_jax.guard import WEIGHTS, Interrupted, strongest
-from mlstm_jax.model.language_model import Carry, Parameters
+from mlstm_jax.model.language_model import Carry
 from mlstm_jax.training import optimizer, parallel
 from mlstm_jax.training.begin import ResumePoint
 from mlstm_jax.training.phases import ResolvedPhase, checkpoint_meta
@@ -34,32 +33,12 @@ from mlstm_jax.training.step import make_train_step
 _LEAST_RATE_SCALE = 1 / 64
 
 
-def train(
-    config: Config,
-    *,
-    initial: Callable[[], Parameters] | None = None,
-    score_labels: Callable[[Parameters], tuple[float, float]] | None = None,
-    resume: bool = False,
-    reset_carry: bool = False,
-    callbacks: Sequence[Callable[[dict[str, Any]], None]] = (),
-    quiet: bool = False,
-    owns_process: bool = False,
-) -> Path:
+def train(config: Config, **options: Any) -> Path:
     """Train the config's steps, from the newest complete checkpoint if one exists.
 
     Args:
         config: what to train, and where.
-        initial: reads the parameters that `config.train.start_from` names, when they are needed;
-            see `run.initial_parameters`.
-        score_labels: returns the loss of the labels of validation texts, which then chooses the
-            best checkpoint, and their accuracy.
-        resume: fail unless there is a run to resume.
-        reset_carry: resume with other rows (batch, window, shards), each from a zero state.
-        callbacks: called with each line of metrics.jsonl when it is written; only in process 0.
-        quiet: show no progress.
-        owns_process: the process does nothing else. SIGINT, SIGTERM and SIGHUP then stop the run
-            with a checkpoint. If there is no progress for `config.train.watchdog_seconds`, or
-            another process of the run is lost, the process ends at once.
+        options: see `session.set_up`.
 
     Returns:
         The run folder.
@@ -72,18 +51,7 @@ def train(
         CheckpointFailed: a checkpoint could not be written.
     """
     with ExitStack() as stack:
-        session = set_up(
-            stack,
-            config,
-            initial,
-            score_labels=score_labels,
-            resume=resume,
-            reset_carry=reset_carry,
-            callbacks=callbacks,
-            quiet=quiet,
-            owns_process=owns_process,
-        )
-        _run(session)
+        _run(set_up(stack, config, **options))
     return Path(config.out)
 
 
@@ -206,7 +174,7 @@ def _train_phase(
                 watchdog.beat(f"the checkpoint of step {step} is written")
                 session.require_equal_replicas(step, state)
                 about = checkpoint_meta(phase, session.corpus, step)._replace(
-                    start=session.start,
+                    start=session.begin.start,
                     high_steps=reporter.high_steps,
                     bpc=score.bpc if score else None,
                     label_loss=score.label_loss if score else None,

@@ -132,13 +132,13 @@ class Reporter:
         steps = step - self._clock_step or math.nan  # no step since the clock has started
         speed = steps * data.batch * data.window / max(now - self._clock, 1e-9)
         # Without an update since the last line there is no mean.
-        updates = int(metrics.tally.updates) or float("nan")
-        loss = float(metrics.tally.loss) / updates
+        tally = {name: float(value) for name, value in metrics.tally._asdict().items()}
+        updates = tally["updates"] or math.nan
+        loss = tally["loss"] / updates
         label = {}
         if self._config.model.labels:
             # The steps of a line may contain no labels.
-            labels = float(metrics.tally.labels) or math.nan
-            label = {"label_loss": float(metrics.tally.label_loss) / labels}
+            label = {"label_loss": tally["label_loss"] / (tally["labels"] or math.nan)}
         self._log.write(
             "train",
             step,
@@ -146,11 +146,11 @@ class Reporter:
             loss=loss,
             bpc=loss * BITS_PER_NAT,
             learning_rate=float(metrics.learning_rate),
-            grad_norm=float(metrics.tally.grad_norm) / updates,
-            gradient_signal=float(metrics.tally.signal) / updates,
-            gradient_trace=float(metrics.tally.trace) / updates,
+            grad_norm=tally["grad_norm"] / updates,
+            gradient_signal=tally["signal"] / updates,
+            gradient_trace=tally["trace"] / updates,
             **label,
-            noise_scale=_ratio(float(metrics.tally.trace), float(metrics.tally.signal)),
+            noise_scale=_ratio(tally["trace"], tally["signal"]),
             loss_scale=float(metrics.loss_scale),
             skipped=int(metrics.skipped),
             bytes_per_second=speed,

@@ -47,17 +47,20 @@ class Session:
     corpus: Corpus
     model: LanguageModel
     evaluator: Evaluator
-    score_labels: Callable[[Parameters], tuple[float, float]] | None  # see `loop.train`
+    score_labels: Callable[[Parameters], tuple[float, float]] | None  # see `set_up`
     checkpoints: Checkpoints
     require_equal_replicas: Callable[[int, Any], None]
     begin: ResumePoint
     find: Callable[[int], ResumePoint]  # where to resume, at or before a step
-    start: str | None  # the fingerprint of the parameters that the run began with
-    total: int  # steps
     phases: list[ResolvedPhase]
     lr_schedules: list[optax.Schedule]  # of each phase
     progress: ProgressLine
     callbacks: Sequence[Callable[[dict[str, Any]], None]]  # of lines of metrics
+
+    @property
+    def total(self) -> int:
+        """Number of steps of the run."""
+        return self.phases[-1].last
 
     def open_log(self, step: int) -> MetricsLog | NullLog:
         """Open metrics.jsonl to append after a step; only process 0 has one."""
@@ -69,7 +72,7 @@ class Session:
         """Return the session of the same run, which has returned to an earlier checkpoint."""
         phases = _starting_at(self.config, self.phases, origin)
         rates = schedule.rates(self.config.optimizer, segments(phases))
-        return dataclasses.replace(self, phases=phases, total=phases[-1].last, lr_schedules=rates)
+        return dataclasses.replace(self, phases=phases, lr_schedules=rates)
 
 
 def set_up(
@@ -77,14 +80,30 @@ def set_up(
     config: Config,
     initial: Callable[[], Parameters] | None = None,
     *,
-    score_labels: Callable[[Parameters], tuple[float, float]] | None,
-    resume: bool,
-    reset_carry: bool,
-    callbacks: Sequence[Callable[[dict[str, Any]], None]],
-    quiet: bool,
-    owns_process: bool,
+    score_labels: Callable[[Parameters], tuple[float, float]] | None = None,
+    resume: bool = False,
+    reset_carry: bool = False,
+    callbacks: Sequence[Callable[[dict[str, Any]], None]] = (),
+    quiet: bool = False,
+    owns_process: bool = False,
 ) -> Session:
-    """Find the other processes, lock the run folder, and find where to begin; see `loop.train`."""
+    """Find the other processes, lock the run folder, and find where to begin.
+
+    Args:
+        stack: closes what is opened here.
+        config: what to train, and where.
+        initial: reads the parameters that `config.train.start_from` names, when they are needed;
+            see `run.initial_parameters`.
+        score_labels: returns the loss of the labels of validation texts, which then chooses the
+            best checkpoint, and their accuracy.
+        resume: fail unless there is a run to resume.
+        reset_carry: resume with other rows (batch, window, shards), each from a zero state.
+        callbacks: called with each line of metrics.jsonl when it is written; only in process 0.
+        quiet: show no progress.
+        owns_process: the process does nothing else. SIGINT, SIGTERM and SIGHUP then stop the run
+            with a checkpoint. If there is no progress for `config.train.watchdog_seconds`, or
+            another process of the run is lost, the process ends at once.
+    """
     cluster = Cluster(config.distributed)
     if cluster.processes > 1 and not owns_process:
         raise UserError(
@@ -155,8 +174,6 @@ def set_up(
         require_equal_replicas=parallel.make_comparison(cluster, devices),
         begin=begin,
         find=beginning.find,
-        start=begin.start,
-        total=total,
         phases=phases,
         lr_schedules=schedule.rates(config.optimizer, segments(phases)),
         progress=progress,

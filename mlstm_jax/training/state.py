@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from mlstm_jax import environment
 from mlstm_jax.config import Config, Precision
 from mlstm_jax.errors import UserError
+from mlstm_jax.interop.weights import Arrays, expected_shapes, flatten, unflatten
 from mlstm_jax.model.language_model import (
     VOCABULARY,
     LanguageModel,
@@ -119,6 +121,63 @@ def init_state(
         loss_scale=init_loss_scale(config.precision),
         tally=zero_tally(),
     )
+
+
+def state_shapes(
+    config: Config, model: LanguageModel, optimizer: optax.GradientTransformation
+) -> TrainState:
+    """Return only the shapes and types of the state."""
+    return jax.eval_shape(lambda: init_state(config, model, optimizer, 0))
+
+
+def fresh_state(
+    config: Config,
+    model: LanguageModel,
+    optimizer: optax.GradientTransformation,
+    start: Arrays | None,
+) -> TrainState:
+    """Return the state before the first step, NumPy; nothing of it stays on a device.
+
+    Parameters to start from replace all but the label head, which is for the other run's labels.
+
+    Raises:
+        UserError: they have another number of units or layers.
+    """
+    if start is not None:
+        _require_shapes(config, start)
+    seeded = jax.jit(lambda seed: init_state(config, model, optimizer, seed))
+    fresh = jax.device_get(seeded(np.uint32(config.train.seed)))
+    if start is None:
+        return fresh
+    params = {
+        name: array if name.startswith("label_") else np.asarray(start[name])
+        for name, array in flatten(fresh.params).items()
+    }
+    return fresh._replace(params=unflatten(params))
+
+
+def _require_shapes(config: Config, theirs: Arrays) -> None:
+    """Raise UserError if the shapes of the initial parameters are not those of the run."""
+    ours = expected_shapes(config.model)
+    for name, shape in ours.items():
+        other = theirs.get(name)
+        if name.startswith("label_") or (other is not None and other.shape == shape):
+            continue
+        has = "no array" if other is None else f"the shape {other.shape}"
+        advice = "set the same model, hidden, embedding and layers"
+        if other is not None and other.shape[1:] == shape[1:] and name == "input/positions":
+            places = other.shape[0]
+            advice = f"set `model.positions` {places}, with windows of at most {places} bytes"
+        raise UserError(
+            f"train.start_from: {config.train.start_from} has {has} for {name}, but this run "
+            f"needs {shape}; {advice}."
+        )
+    extra = [name for name in theirs if name not in ours and not name.startswith("label_")]
+    if extra:
+        raise UserError(
+            f"train.start_from: {config.train.start_from} has {extra[0]}, which this run lacks; "
+            "set the same model.layers."
+        )
 
 
 def parameter_count(config: Config) -> int:

@@ -221,7 +221,6 @@ def make_train_step(
         gradient = jax.tree.map(lambda g: g.astype(jnp.float32) / scale, gradient)
         loss = means.loss
         square = optax.tree.norm(gradient, squared=True)
-        grad_norm = jnp.sqrt(square)
         batches = devices * micro_batches
         signal, trace = _noise(square, means.square / scale**2, batches, rows // micro_batches)
         # An inf or NaN anywhere in the gradient makes its norm inf or NaN; the square overflows if
@@ -242,15 +241,11 @@ def make_train_step(
 
         first_of_line = state.step % config.train.log_every == 0
         tally = _select(first_of_line, zero_tally(), state.tally)
-        counted = MetricSums(
-            loss=tally.loss + loss,
-            grad_norm=tally.grad_norm + grad_norm,
-            signal=tally.signal + signal,
-            trace=tally.trace + trace,
-            label_loss=tally.label_loss + means.label_loss,
-            labels=tally.labels + means.labels,
-            updates=tally.updates + 1,
+        one = jnp.int32(1)
+        seen = MetricSums(
+            loss, jnp.sqrt(square), signal, trace, means.label_loss, means.labels, updates=one
         )
+        counted = jax.tree.map(jnp.add, tally, seen)
         new = TrainState(
             step=state.step + 1,
             applied=state.applied + finite,

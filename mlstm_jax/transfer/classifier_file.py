@@ -3,7 +3,7 @@
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +39,8 @@ class Familiar:
         return is_unlike_N
 
 
-class Description(NamedTuple):
+@dataclass(frozen=True)
+class Description:
     """Which features of which model a classifier reads; saved as JSON."""
 
     state: FeatureState
@@ -60,20 +61,16 @@ class _Label:
         require(0 <= self.threshold <= 1, "threshold", self.threshold, "from 0 to 1")
 
 
-class _File(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class _File(Description):
     """The fields of classifier.json."""
 
     format: int
     classes: list[str]  # or the names of several labels
     C: float | None  # None: infinite, or each of several labels has its own
     softmax: bool
-    state: FeatureState
-    all_layers: bool
-    model: str
-    text_column: str | None
     arrays: dict[str, int]  # checksums of those of classifier.safetensors
     labels: list[_Label] | None = None  # of yes or no; absent for classes
-    familiar: Familiar | None = None
 
 
 def save(folder: Path, classifier: Classifier, about: Description) -> None:
@@ -89,8 +86,7 @@ def save(folder: Path, classifier: Classifier, about: Description) -> None:
         "classes": classifier.classes,
         "C": None if labels else Cs[0],
         "softmax": classifier.softmax,
-        **{name: value for name, value in about._asdict().items() if name != "familiar"},
-        **({"familiar": asdict(about.familiar)} if about.familiar else {}),
+        **{name: value for name, value in asdict(about).items() if name != "familiar" or value},
         "arrays": digest.of_arrays(values),
         **({"labels": [asdict(one) for one in labels]} if labels else {}),
     }

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from mlstm_jax.transfer import thresholds
 from mlstm_jax.transfer.features import Features
 from mlstm_jax.transfer.labels import MISSING, Task
-from mlstm_jax.transfer.thresholds import Fitted, LabelScore
+from mlstm_jax.transfer.thresholds import LabelScore
 
 _SHOWN = 10  # names of classes
 _PRIOR_SCALE = 10
@@ -232,12 +232,14 @@ def choose(
 def _choose_several(
     train: Examples, valid: Examples | None, names: list[str], on_fit: Callable[[int], None]
 ) -> tuple[Classifier, float]:
-    def fit_yes(features: Features, labels: Labels, C: float) -> Fitted:
-        fitted = fit(Examples(features, labels), ["0", "1"], C)
-        return Fitted(fitted, lambda inputs: fitted.probabilities(inputs)[:, 1])
+    def fit_label(features: Features, labels: Labels, C: float) -> Classifier:
+        return fit(Examples(features, labels), ["0", "1"], C)
 
-    chosen = thresholds.choose(fit_yes, CS, train, valid, names, on_fit)
-    each = [one.fitted.model for one in chosen]
+    def yes(fitted: Classifier, features: Features) -> Any:
+        return fitted.probabilities(features)[:, 1]
+
+    chosen = thresholds.choose(fit_label, yes, CS, train, valid, names, on_fit)
+    each = [one.fitted for one in chosen]
     classifier = Classifier(
         np.concatenate([one.weights_KD for one in each]),
         np.concatenate([one.intercepts_K for one in each]),

@@ -17,7 +17,7 @@ from mlstm_jax.transfer.classify import CS, Classifier, Examples, Prior
 from mlstm_jax.transfer.features import Unit
 from mlstm_jax.transfer.labels import Labelled, Task
 from mlstm_jax.transfer.reader import FeatureState
-from mlstm_jax.transfer.thresholds import Fitted, LabelScore, macro
+from mlstm_jax.transfer.thresholds import LabelScore, macro
 
 TOP_UNITS = (1, 2, 5, 10, 50, 100)
 _CURVE = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
@@ -26,6 +26,7 @@ _BINS = 40
 _BASELINE_CS = (1.0, 4.0, 16.0, 64.0)
 
 Texts = tuple[Labelled, Labelled | None, Labelled]
+PARTS = ("train", "valid", "test")
 
 
 def parts_of(task: Task) -> int:
@@ -114,10 +115,7 @@ def run(
     Args:
         train, valid, test: features and labels; without valid, C is cross-validated.
         texts: the same texts, for the baseline.
-        task: what to predict.
-        state: which state or states of the units the features are.
         columns: what each feature is.
-        prior: log-odds that are one more feature.
         on_part: called with the number of parts done, see `parts_of`, and the name of the next
             part.
     """
@@ -200,9 +198,6 @@ def _of_classes(
     return more, float((test.labels == commonest).mean())
 
 
-PARTS = ("train", "valid", "test")
-
-
 def _best_unit(train: Examples) -> int:
     """Return the unit whose class means differ most, relative to its spread within classes."""
     from sklearn.feature_selection import f_classif
@@ -236,14 +231,8 @@ def _learning_curve(
 
 
 def _point(count: int, C: float, scores: list[float]) -> dict[str, float]:
-    mean = float(np.mean(scores))
-    return {
-        "examples": count,
-        "C": C,
-        "mean": mean,
-        "least": min(scores),
-        "largest": max(scores),
-    }
+    ends = {"least": min(scores), "largest": max(scores)}
+    return {"examples": count, "C": C, "mean": float(np.mean(scores)), **ends}
 
 
 def _histogram(train: Examples, unit: int, classes: list[str]) -> dict[str, Any]:
@@ -280,13 +269,9 @@ def measure_baseline(
             return float(scores.mean())
         return float(model(C).fit(*train[:2]).score(*valid[:2]))
 
-    def fit_yes(texts: Any, answers: thresholds.BinaryLabels, C: float) -> Fitted:
-        fitted = model(C).fit(texts, answers)
-        return Fitted(fitted, lambda inputs: fitted.predict_proba(inputs)[:, 1])
-
     try:
         if task.several:
-            return _baseline_of_labels(fit_yes, train, valid, test, task), None
+            return _baseline_of_labels(model, train, valid, test, task), None
         scores = {C: score(C) for C in _BASELINE_CS}
         best = max(scores, key=lambda C: scores[C])
         fitted = model(best).fit(*train[:2])
@@ -298,18 +283,27 @@ def measure_baseline(
 
 
 def _baseline_of_labels(
-    fit_yes: Any, train: Labelled, valid: Labelled | None, test: Labelled, task: Task
+    model: Callable[[float], Any],
+    train: Labelled,
+    valid: Labelled | None,
+    test: Labelled,
+    task: Task,
 ) -> Baseline:
     def examples(part: Labelled) -> tuple[Any, thresholds.BinaryLabels]:
         return np.array(part.texts, object), task.codes(part.labels)
 
-    chosen = thresholds.choose(
-        fit_yes, _BASELINE_CS, examples(train), examples(valid) if valid else None, task.names
-    )
+    def fit(texts: Any, answers: thresholds.BinaryLabels, C: float) -> Any:
+        return model(C).fit(texts, answers)
+
+    def yes(fitted: Any, texts: Any) -> Any:
+        return fitted.predict_proba(texts)[:, 1]
+
+    held = examples(valid) if valid else None
+    chosen = thresholds.choose(fit, yes, _BASELINE_CS, examples(train), held, task.names)
 
     def scores(part: Labelled) -> list[LabelScore]:
         texts, answers_NK = examples(part)
-        yes_NK = np.stack([one.fitted.yes(texts) for one in chosen], axis=1)
+        yes_NK = np.stack([yes(one.fitted, texts) for one in chosen], axis=1)
         return thresholds.measure(answers_NK, yes_NK, [c.threshold for c in chosen], task.names)
 
     return Baseline(

@@ -12,9 +12,11 @@ that a file of other texts or of another model is never reused by mistake; and t
 """
 
 import hashlib
+import weakref
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +26,10 @@ from numpy.typing import NDArray
 
 from mlstm_jax import digest, output
 from mlstm_jax.config import Devices
+from mlstm_jax.corpora.documents import Recipe, clean
+from mlstm_jax.corpora.readers import read_documents
+from mlstm_jax.corpora.sources import Source, check_source
+from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.run import Run
@@ -31,15 +37,16 @@ from mlstm_jax.terminal import ProgressLine
 from mlstm_jax.training import parallel
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer.reader import FeatureState, State, TextReader, features_of, single_states
-from mlstm_jax.transfer.text_file import TextFile
 
 Features = NDArray[np.float32]
+
+_MOST_CHARACTERS, _MOST_TEXTS = 1 << 25, 1 << 13  # in memory; fewer would fill rows less
 
 
 class Reading(NamedTuple):
     """What a model's pass over some texts gives."""
 
-    features: Features  # [texts, width]
+    features: Features  # [texts, columns]
     nats_N: NDArray[np.float64]  # of all bytes of a text but the first; 0 if not asked for
     scored_N: NDArray[np.int64]  # how many bytes these are
 
@@ -62,15 +69,66 @@ class Unit:
         return f"{self.state} of unit {self.unit} of layer {self.layer}"
 
 
-def units_of(model: Architecture, state: FeatureState, *, all_layers: bool) -> list[Unit]:
+def units_of(
+    model: Architecture,
+    state: FeatureState,
+    *,
+    all_layers: bool,
+    units: Sequence[int] | None = None,
+) -> list[Unit]:
     """Return what each feature of a text is: by state, then by layer, the lowest first."""
     layers = range(0 if all_layers else model.layers - 1, model.layers)
     return [
         Unit(part, layer, unit)
         for part in single_states(state)
         for layer in layers
-        for unit in range(model.hidden)
+        for unit in (range(model.hidden) if units is None else units)
     ]
+
+
+class TextFile:
+    """The texts of a source, in order, with "" for a record without text; yields lists of them.
+
+    Only one list is in memory. The whole source is read once before, since reading it takes a
+    hundredth of the time that a model takes, so its errors and notes come before the work.
+
+    Attributes:
+        count: of the texts.
+        size: of the cleaned texts, in bytes.
+    """
+
+    def __init__(self, path: Path | str, text_column: str | None, cleaning: Cleaning) -> None:
+        """Read the source.
+
+        Args:
+            path: a file of any kind that `prepare` reads, `tfds:...`, or `-` for standard input:
+                JSON lines, or lines of text, which are copied to a temporary file.
+            text_column: of the text; None: the first of those that `prepare` reads.
+            cleaning: of the texts before they count for `size`.
+
+        Raises UserError if the source cannot be read or holds no text; see `read_documents`.
+        """
+        check_source(Source(str(path)))
+        self._source, self._recipe = Source(str(path)).repeatable(), Recipe(text_column)
+        if self._source.copy:
+            weakref.finalize(self, self._source.copy.close)
+        self.count = self.size = 0
+        for document in read_documents(self._source, self._recipe):
+            self.count += 1
+            self.size += len(clean(document.text, cleaning)) if document else 0
+
+    def __iter__(self) -> Iterator[list[str]]:
+        texts, size, count = list[str](), 0, 0
+        for document in read_documents(self._source, self._recipe, again=True):
+            texts.append(document.text if document else "")
+            size, count = size + len(texts[-1]), count + 1
+            if size >= _MOST_CHARACTERS or len(texts) == _MOST_TEXTS or count == self.count:
+                yield texts
+                texts, size = [], 0
+        if count != self.count:
+            raise UserError(
+                f"{self._source}: has changed since its texts were counted; read it again."
+            )
 
 
 class Featurizer:
@@ -78,9 +136,7 @@ class Featurizer:
 
     Attributes:
         states: as asked for.
-        width: features of a text: units of one layer or of all layers, for each different state.
-        state_of_column, layer_of_column, unit_of_column: what each feature is: str, int32 and
-            int32 [width].
+        columns: what each feature of a text is, for each different state.
         reading: what besides parameters and texts determines the features: the cleaning of texts
             and the model's numeric types.
     """
@@ -128,24 +184,22 @@ class Featurizer:
         self.reading = str(run.cleaning), precision.compute, precision.cell, *several
         self._layers = slice(0 if all_layers else layers - 1, layers)
         self._units = np.arange(hidden) if units is None else np.array(units)
-        layers_kept = np.arange(layers, dtype=np.int32)[self._layers]
-        layers_of_state = np.repeat(layers_kept, len(self._units))
-        self.layer_of_column = np.tile(layers_of_state, len(self._states))
-        repeats = len(layers_kept) * len(self._states)
-        self.unit_of_column = np.tile(self._units.astype(np.int32), repeats)
-        self.state_of_column = np.repeat(np.array(self._states), len(layers_of_state))
-        self.width = len(self.unit_of_column)
+        self.columns = [
+            column
+            for part in self._states
+            for column in units_of(run.config.model, part, all_layers=all_layers, units=units)
+        ]
         devices = devices or parallel.local(Devices())
         mean = "mean_h" in self._states
         self._reader = TextReader(run, devices, rows, mean=mean, score=score)
 
     def columns_of(self, state: FeatureState) -> NDArray[np.int64]:
         """Return where the features of a state are; of two side by side, the first one's first."""
-        places = [np.flatnonzero(self.state_of_column == part) for part in single_states(state)]
-        return np.concatenate(places)
+        states = np.array([column.state for column in self.columns])
+        return np.concatenate([np.flatnonzero(states == part) for part in single_states(state)])
 
     def __call__(self, texts: Sequence[str] | TextFile, progress: str | None = None) -> Features:
-        """Return the features of texts, float32 [texts, width]; see `read`."""
+        """Return the features of texts, float32 [texts, columns]; see `read`."""
         return self.read(texts, progress).features
 
     def read(self, texts: Sequence[str] | TextFile, progress: str | None = None) -> Reading:
@@ -177,7 +231,7 @@ class Featurizer:
     def _read(self, texts: Sequence[str], line: ProgressLine) -> Reading:
         cleaned, model = self._run.cleaned(texts), self._run.config.model
         length_N = np.array([len(text) for text in cleaned])
-        result, nats_N = np.zeros((len(texts), self.width), np.float32), np.zeros(len(texts))
+        result, nats_N = np.zeros((len(texts), len(self.columns)), np.float32), np.zeros(len(texts))
         for turn, after, _ in self._reader.read(cleaned):
             line.advance(turn.bytes)
             if not turn.rows.size:
@@ -207,12 +261,13 @@ def write_parts(
 ) -> None:
     """Write the features of `count` texts as they come, as `np.savez` does, but atomically."""
     named = {
-        "state": featurizer.state_of_column,
-        "layer": featurizer.layer_of_column,
-        "unit": featurizer.unit_of_column,
+        "state": np.array([column.state for column in featurizer.columns]),
+        "layer": np.array([column.layer for column in featurizer.columns], np.int32),
+        "unit": np.array([column.unit for column in featurizer.columns], np.int32),
         **named,
     }
-    shape = {"descr": "<f4", "fortran_order": False, "shape": (count, featurizer.width)}
+    width = len(featurizer.columns)
+    shape = {"descr": "<f4", "fortran_order": False, "shape": (count, width)}
     with output.atomic_file(path) as partial, zipfile.ZipFile(partial, "w") as file:
         with file.open("features.npy", "w", force_zip64=True) as array:
             np.lib.format.write_array_header_1_0(array, shape)
@@ -226,10 +281,10 @@ def write_parts(
 def features_key(model: str, featurizer: Featurizer, texts: Sequence[str]) -> str:
     """Return a hex digest of model, reading, columns, texts, and what was asked of them."""
     found = hashlib.sha256(model.encode())
-    columns = featurizer.state_of_column, featurizer.layer_of_column, featurizer.unit_of_column
+    columns = (map(attrgetter(name), featurizer.columns) for name in ("state", "layer", "unit"))
     # States side by side have the columns of those alone, but belong to another call.
     asked = featurizer.states if any("+" in state for state in featurizer.states) else ()
-    for part in (*featurizer.reading, *(column.tolist() for column in columns), *asked):
+    for part in (*featurizer.reading, *map(list, columns), *asked):
         found.update(f"{part!r}\0".encode())
     for text in texts:
         coded = text.encode("utf-8", "surrogatepass")

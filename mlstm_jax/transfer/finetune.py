@@ -133,7 +133,6 @@ class Finetuned(NamedTuple):
 def finetune(
     run: Run,
     texts: Mapping[str, Labelled],
-    names: Mapping[str, str],
     out: Path,
     options: FinetuneOptions,
     *,
@@ -142,29 +141,18 @@ def finetune(
     owns_process: bool = False,
     show_progress: bool = False,
 ) -> Finetuned:
-    """Fine-tune a model end to end to predict labels, along with its language model loss.
+    """Fine-tune a model end to end to predict labels; see `TrainedModel.finetune`.
 
     Args:
         run: the model to start from.
-        texts: train and valid, and optionally test. The loss of valid's labels chooses the
-            checkpoint; thresholds of several labels are chosen on valid.
-        names: what messages call each of them, such as its file.
-        out: folder for corpus/, run/, classifier/ and report.json; the same call resumes in it.
-        options: of the training.
-        checkpoint: of the finished run: best (by the loss of valid's labels), or latest.
-        text_column: of the texts' files; `classify` reads the same column.
-        owns_process: see `loop.train`.
-        show_progress: on standard error.
-
-    Raises:
-        UserError: the labels do not match, or `out` holds something else.
+        texts: train, and optionally valid and test.
     """
     output.require_folder(out)
-    texts, names = usable(texts, names, run.cleaning, "valid")
-    task = require_task(names["train"], texts["train"])
+    texts = usable(texts, run.cleaning, "valid")
+    task = require_task(texts["train"])
     for name, table in texts.items():
-        require_task(names[name], table, task, thresholds=name == "valid")
-        run.cleaned(table.texts, names[name])
+        require_task(table, task, thresholds=name == "valid")
+        run.cleaned(table.texts, table.name)
     out.mkdir(parents=True, exist_ok=True)
     write_corpus(out / "corpus", texts["train"], texts["valid"], task, run.cleaning)
     config = make_config(run, out, task, options)

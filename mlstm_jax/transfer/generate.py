@@ -128,23 +128,13 @@ def generate(
 ) -> Iterator[list[bytes]]:
     """Yield continuations of a prompt in pieces: each time, the next piece of every sample.
 
+    For the arguments see `TrainedModel.generate`, and:
+
     Args:
         run: a trained model.
-        prompt: the text to continue; may be empty.
-        bytes: how many to draw, at most; less than 2 GiB in all samples together.
-        seed: the same seed gives the same texts; sample i does not depend on the number of samples.
-            From 0 to MOST_SEED.
-        temperature: 1 samples the model's own distribution; lower values favour likely bytes; 0
-            takes the most likely byte.
-        top_k: draw only from the k most likely bytes.
-        top_p: draw only from the fewest bytes whose total probability is at least this.
-        samples: how many texts, up to 1,000.
+        samples: how many texts, up to 1,000, and less than 2 GiB; sample i does not depend on it.
         held: units of the top layer's c, and the values that they are set to before every byte.
-        stop: one byte that ends a text; it is not part of the text.
         reader: of this run, which has its weights ready.
-
-    Raises:
-        UserError: a value is out of range.
     """
     hidden, held = run.config.model.hidden, held or {}
     longest = _MOST_DRAWN // max(samples, 1)

@@ -5,20 +5,18 @@ below zero, orange above, on one stated scale. A curve below the text shows the 
 heatmap_drawing.py draws it.
 """
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax import output
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.errors import UserError, nearest, question
 from mlstm_jax.terminal import one_line
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.generate import prompt_bytes
-from mlstm_jax.transfer.heatmap_drawing import Heat, as_html, as_part, draw, word_ends
+from mlstm_jax.transfer.heatmap_drawing import Heatmap, word_ends
 from mlstm_jax.transfer.reader import State, single_states, states_of
 from mlstm_jax.transfer.trace import Reader, characters
 
@@ -27,26 +25,6 @@ _STATES: dict[State, str] = {
     "h": "h",
     "mean_h": "mean of h so far",
 }
-
-
-class Heatmap(Heat):
-    """A heat map that can be written, and that a notebook shows."""
-
-    def __repr__(self) -> str:
-        low, high = self.values.min(), self.values.max()
-        return (
-            f"{type(self).__name__}: {self.name} from {low:.3f} to {high:.3f} over "
-            f"{len(self.texts):,} characters"
-        )
-
-    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Write an .html page or a .png picture; UserError if the file exists."""
-        output.require_file(Path(path), overwrite=overwrite, name="path")
-        write(Path(path), self)
-
-    def _repr_html_(self) -> str:
-        """Return what a notebook shows."""
-        return as_part(self)
 
 
 def heat(
@@ -58,19 +36,7 @@ def heat(
     state: State | None = None,
     layer: int | None = None,
 ) -> Heatmap:
-    """Read a text, cleaned as `generate` cleans its prompt.
-
-    Args:
-        reader: of a trained model.
-        text: the text to read.
-        unit: its number in the layer.
-        scale: the absolute value with the full colour; unset: the 99th percentile of the text.
-        state: c or h after each character, or the mean of h up to it; unset: see `states_of`.
-        layer: unset: the top layer.
-
-    Raises:
-        UserError: the text is empty, or the unit, layer or state does not exist.
-    """
+    """Read a text, cleaned as `generate` cleans its prompt; see `TrainedModel.heatmap`."""
     layers, hidden = reader.run.config.model.shape
     (state,) = states_of(reader.run.config.model, state and (state,))
     layer = layers - 1 if layer is None else layer
@@ -95,17 +61,8 @@ def score_heat(
 ) -> Heatmap:
     """Read a text, cleaned as a document: a classifier's score after each character.
 
-    Args:
-        reader: of the model that the classifier was made with.
-        text: the text to read.
-        classifier: of classes, or of several labels.
-        about: the classifier's features.
-        label: the class or label; unset: the last, of two classes the second.
-        scale: the absolute value with the full colour; unset: the largest after a whole word. The
-            mean of a few bytes, far from that of any whole text, has a larger score.
-
-    Raises:
-        UserError: the text is empty, the class does not exist, or the model reads ahead.
+    See `TrainedModel.heatmap`. The scale is that of whole words: the mean of a few bytes, far from
+    that of any whole text, has a larger score.
     """
     _require_text(text, scale)
     label = shown_label(classifier, label)
@@ -124,19 +81,11 @@ def running_score(
 
     The text is cleaned as a document is, so that the last score is the classifier's own.
 
-    Args:
-        reader: of the model that the classifier was made with.
-        classifier: of classes, or of several labels.
-        about: the classifier's features.
-        text: the text to read.
-        label: name of the class or label.
-
     Returns:
         float64 [bytes]: see `Classifier.scores`.
 
     Raises:
-        UserError: the text is empty after cleaning, or each state of the model is of bytes after
-            its place, too.
+        UserError: the text is empty after cleaning, or the model is bidirectional.
     """
     reader.run.config.model.require_next_byte("a score after each character")
     cleaned = clean(text, reader.run.cleaning)
@@ -184,23 +133,3 @@ def _heatmap(
     largest = float(np.percentile(np.abs(values), 99, method="higher"))
     texts, title = [one.text for one in every], one_line(reader.run.name)
     return Heatmap(texts, values, scale or largest or 1.0, heading, name, title)
-
-
-def write(path: Path, heat: Heat) -> str:
-    """Write an .html page or a .png picture; UserError for another suffix.
-
-    Returns the characters of a picture that no font on this machine has; "" if there are none.
-    """
-    require_suffix(path)
-    with output.write_errors(path):
-        if path.suffix.lower() == ".html":
-            output.write_text(path, as_html(heat))
-            return ""
-        with output.atomic_file(path, ".partial.png") as partial:
-            return draw(partial, heat)
-
-
-def require_suffix(path: Path) -> None:
-    """Raise UserError unless a heat map can be written under a name."""
-    if path.suffix.lower() not in (".html", ".png"):
-        raise UserError(f"{path}: a heat map is an .html or .png file; use such a name.")

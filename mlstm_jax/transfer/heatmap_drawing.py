@@ -1,4 +1,4 @@
-"""A heat map and its colours, as a self-contained HTML page without a script, and as a picture."""
+"""A heat map and its forms: a self-contained HTML page without a script, or a picture."""
 
 import html
 from pathlib import Path
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.cells import cell_len
 
+from mlstm_jax import output
 from mlstm_jax.errors import UserError
 from mlstm_jax.terminal import one_line
 
@@ -36,8 +37,8 @@ _STYLE = """
 _NEGATIVE, _POSITIVE = (33, 102, 172), (230, 97, 1)
 
 
-class Heat(NamedTuple):
-    """A text and a value after each character."""
+class Heatmap(NamedTuple):
+    """A text and a value after each character; it can be written, and a notebook shows it."""
 
     texts: list[str]
     values: NDArray[np.float32]
@@ -46,6 +47,21 @@ class Heat(NamedTuple):
     name: str  # what is shown: the state, unit and layer, or the class, in words
     title: str  # of the model
     by_word: bool = False  # a page also shows the value after each word, in digits
+
+    def __repr__(self) -> str:
+        low, high = self.values.min(), self.values.max()
+        return (
+            f"{type(self).__name__}: {self.name} from {low:.3f} to {high:.3f} over "
+            f"{len(self.texts):,} characters"
+        )
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Write an .html page or a .png picture; UserError if the file exists."""
+        output.require_file(Path(path), overwrite=overwrite, name="path")
+        write(Path(path), self)
+
+    def _repr_html_(self) -> str:
+        return as_part(self)
 
 
 def colour(value: float, scale: float) -> tuple[int, int, int]:
@@ -77,14 +93,14 @@ def word_ends(texts: list[str]) -> list[int]:
     return [n for n, (text, then) in enumerate(pairs) if then.isspace() and not text.isspace()]
 
 
-def curve_limit(heat: Heat) -> float:
+def curve_limit(heat: Heatmap) -> float:
     """Return the largest absolute value that the curve shows."""
     if heat.by_word:
         return 1.25 * heat.scale
     return max(heat.scale, float(np.abs(heat.values).max()))
 
 
-def as_html(heat: Heat) -> str:
+def as_html(heat: Heatmap) -> str:
     """Return a self-contained page with text, scale and curve; no script and no other file."""
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -96,7 +112,7 @@ def as_html(heat: Heat) -> str:
 """
 
 
-def as_part(heat: Heat) -> str:
+def as_part(heat: Heatmap) -> str:
     """Return what the page shows as a part of another page, whose own style it does not change."""
     spans = []
     for text, value in zip(heat.texts, heat.values.tolist(), strict=True):
@@ -125,7 +141,7 @@ def as_part(heat: Heat) -> str:
 </div>"""
 
 
-def _with_values(spans: list[str], heat: Heat) -> list[str]:
+def _with_values(spans: list[str], heat: Heatmap) -> list[str]:
     """Return the spans in words, each with the value after its last character above it."""
     pieces: list[str] = []
     word: list[str] = []
@@ -142,7 +158,7 @@ def _with_values(spans: list[str], heat: Heat) -> list[str]:
     return pieces
 
 
-def _curve(heat: Heat) -> str:
+def _curve(heat: Heatmap) -> str:
     width, height = _CURVE
     limit = curve_limit(heat)
     across = np.linspace(0, width, len(heat.values))
@@ -207,7 +223,7 @@ def _fonts(marks: set[str]) -> tuple[list[str], str]:
     return families, "".join(sorted(missing))
 
 
-def draw(path: Path, heat: Heat) -> str:
+def draw(path: Path, heat: Heatmap) -> str:
     """Write a .png; return the characters that no font on this machine has."""
     try:
         from matplotlib.cm import ScalarMappable
@@ -257,3 +273,23 @@ def _cell(column: int, row: int, wide: int, face: tuple[float, ...]) -> object:
     from matplotlib.patches import Rectangle
 
     return Rectangle((column, row), wide, 1, facecolor=face, edgecolor="none")
+
+
+def write(path: Path, heat: Heatmap) -> str:
+    """Write an .html page or a .png picture; UserError for another suffix.
+
+    Returns the characters of a picture that no font on this machine has; "" if there are none.
+    """
+    require_suffix(path)
+    with output.write_errors(path):
+        if path.suffix.lower() == ".html":
+            output.write_text(path, as_html(heat))
+            return ""
+        with output.atomic_file(path, ".partial.png") as partial:
+            return draw(partial, heat)
+
+
+def require_suffix(path: Path) -> None:
+    """Raise UserError unless a heat map can be written under a name."""
+    if path.suffix.lower() not in (".html", ".png"):
+        raise UserError(f"{path}: a heat map is an .html or .png file; use such a name.")

@@ -48,6 +48,7 @@ class Labelled(NamedTuple):
     # values in them: 1 yes, 0 no, −1 missing.
     labels: list[str] | list[tuple[int, ...]]
     columns: tuple[str, ...] = ()  # names of several labels of yes or no
+    name: str = "the texts"  # in messages, such as a file
 
     @property
     def task(self) -> Task:
@@ -56,17 +57,17 @@ class Labelled(NamedTuple):
             return Task(list(self.columns), several=True)
         return Task(sorted(set(map(str, self.labels)), key=_order))
 
-    def without_blank(self, name: str, cleaning: Cleaning) -> "Labelled":
+    def without_blank(self, cleaning: Cleaning) -> "Labelled":
         """Return the texts that are not blank after cleaning, as `classify` gives them a label.
 
         Notes how many are left out; UserError if none is left.
         """
         kept = [n for n, text in enumerate(self.texts) if clean(text, cleaning)]
         if not kept:
-            raise UserError(f"{name} has no text; name other texts.")
+            raise UserError(f"{self.name} has no text; name other texts.")
         if len(kept) == len(self.texts):
             return self
-        _note_blank(name, len(self.texts) - len(kept), len(self.texts))
+        _note_blank(self.name, len(self.texts) - len(kept), len(self.texts))
         return self.select(kept)
 
     def select(self, places: Sequence[int]) -> "Labelled":
@@ -153,24 +154,22 @@ def _note_blank(name: str, blank: int, total: int) -> None:
     note(f"{name}: {blank:,} of {total:,} records have no text, and are left out.")
 
 
-def usable(
-    texts: Mapping[str, Labelled], names: Mapping[str, str], cleaning: Cleaning, part: str
-) -> tuple[dict[str, Labelled], dict[str, str]]:
-    """Return sets of texts without blank ones, and their names; with `part`, by default held out.
+def usable(texts: Mapping[str, Labelled], cleaning: Cleaning, part: str) -> dict[str, Labelled]:
+    """Return sets of texts without blank ones; with `part`, by default held out of train.
 
     UserError if a set has no text, or train too few to hold out a fifth.
     """
-    kept = {name: some.without_blank(names[name], cleaning) for name, some in texts.items()}
+    kept = {name: some.without_blank(cleaning) for name, some in texts.items()}
     if part in kept:
-        return kept, dict(names)
+        return kept
     train, held = hold_out(kept["train"])
     if not held.texts:
         raise UserError(
-            f"{names['train']} has {len(train.texts):,} texts, too few to hold out a fifth; also "
+            f"{train.name} has {len(train.texts):,} texts, too few to hold out a fifth; also "
             f"give `{part}`."
         )
-    name = f"the fifth of {names['train']} that is held out"
-    return {**kept, "train": train, part: held}, {**names, part: name}
+    held = held._replace(name=f"the fifth of {train.name} that is held out")
+    return {**kept, "train": train, part: held}
 
 
 def hold_out(labelled: Labelled) -> tuple[Labelled, Labelled]:
@@ -248,13 +247,10 @@ def _yes_or_no(value: Any) -> int | None:
     return _YES_OR_NO.get(label_of(value))
 
 
-def require_task(
-    path: Path | str, labelled: Labelled, task: Task | None = None, *, thresholds: bool = False
-) -> Task:
+def require_task(labelled: Labelled, task: Task | None = None, *, thresholds: bool = False) -> Task:
     """Return the task of labelled texts, if a classifier can be fitted to it, or measured on it.
 
     Args:
-        path: what messages call the texts.
         labelled: the texts.
         task: of the training texts, whose classes or labels `labelled` must have; None: these are
             the training texts.
@@ -264,7 +260,7 @@ def require_task(
         UserError: there are fewer than two classes, unknown ones, or almost as many as texts; or a
             label has one value only, and has to be learned from the texts, or a threshold chosen.
     """
-    task, is_train = task or labelled.task, task is None
+    task, is_train, path = task or labelled.task, task is None, labelled.name
     if task.several:
         for name, column in zip(task.names, zip(*labelled.labels, strict=True), strict=True):
             known = sorted({int(value) for value in column} - {MISSING})
@@ -300,7 +296,7 @@ def require_task(
     return task
 
 
-def _note_alike(path: Path | str, names: Sequence[str]) -> None:
+def _note_alike(path: str, names: Sequence[str]) -> None:
     """Note classes that differ only in case, white space, or the format of a number."""
     alike: dict[object, list[str]] = {}
     for name in names:

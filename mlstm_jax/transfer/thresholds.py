@@ -21,20 +21,13 @@ Floats = NDArray[np.float64]
 BinaryLabels = NDArray[np.int64]  # 1 yes, 0 no, −1 missing
 
 
-class Fitted(NamedTuple):
-    """A classifier of one label."""
-
-    model: Any
-    yes: Callable[[Any], Floats]  # takes features or texts; returns the probabilities of yes
-
-
 class Chosen(NamedTuple):
     """The classifier of one label."""
 
     C: float
     threshold: float
     f1: float  # on the held-out texts
-    fitted: Fitted  # to all training texts that have the label
+    fitted: Any  # to all training texts that have the label
 
 
 @dataclass(frozen=True)
@@ -97,7 +90,8 @@ def folds(labels: BinaryLabels, names: Sequence[str]) -> Any:
 
 
 def choose(
-    fit: Callable[[Any, BinaryLabels, float], Fitted],
+    fit: Callable[[Any, BinaryLabels, float], Any],
+    yes: Callable[[Any, Any], Floats],
     Cs: Sequence[float],
     train: tuple[Any, BinaryLabels],
     valid: tuple[Any, BinaryLabels] | None,
@@ -109,7 +103,8 @@ def choose(
     And its best threshold on them. A text without a label is left out, for that label alone.
 
     Args:
-        fit: takes inputs, answers and C.
+        fit: takes inputs, answers and C; returns a classifier.
+        yes: takes a classifier and inputs; returns the probabilities of yes.
         Cs: of equal ones the first is chosen.
         train: inputs, and answers [texts, K].
         valid: the held-out texts; None: cross-validation of `train`.
@@ -126,14 +121,14 @@ def choose(
         inputs, answers = _known(*train, k)
         if valid:
             asked, held = _known(*valid, k)
-            tried = [fit(inputs, answers, C).yes(asked) for C in Cs]
+            tried = [yes(fit(inputs, answers, C), asked) for C in Cs]
         else:
             held, tried = answers, [np.zeros(len(answers)) for _ in Cs]
             by_value = folds(answers, [f"{number} in the label {label!r}" for number in (0, 1)])
             for rest, fold in by_value.split(answers, answers):
-                for C, yes in zip(Cs, tried, strict=True):
-                    yes[fold] = fit(inputs[rest], answers[rest], C).yes(inputs[fold])
-        best = int(np.argmax([average_precision_score(held, yes) for yes in tried]))
+                for C, each in zip(Cs, tried, strict=True):
+                    each[fold] = yes(fit(inputs[rest], answers[rest], C), inputs[fold])
+        best = int(np.argmax([average_precision_score(held, each) for each in tried]))
         fitted = fit(inputs, answers, Cs[best])
         chosen.append(Chosen(Cs[best], *best_threshold(held, tried[best]), fitted))
         on_label(k + 1)

@@ -175,15 +175,9 @@ def states_at(
 
 def characters(text: bytes) -> list[Character]:
     """Return the characters of UTF-8 text; each byte that is part of none becomes a �."""
-    found, start = [], 0
-    while start < len(text):
-        piece = text[start : start + 4]
-        # The decoder drops damaged or cut characters, so check that its first is really first.
-        first = piece.decode("utf-8", "ignore")[:1]
-        if first and piece.startswith(first.encode()):
-            start += len(first.encode())
-        else:
-            first = "�"
-            start += 1
-        found.append(Character(first, start - 1))
+    found, end = [], -1
+    for character in text.decode("utf-8", "surrogateescape"):
+        is_lost = "\udc80" <= character <= "\udcff"
+        end += 1 if is_lost else len(character.encode())
+        found.append(Character("�" if is_lost else character, end))
     return found

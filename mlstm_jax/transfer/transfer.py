@@ -26,7 +26,6 @@ from mlstm_jax.transfer.features import (
     Unit,
     features_key,
     read_features,
-    units_of,
     write_features,
 )
 from mlstm_jax.transfer.labels import Labelled, require_task, usable
@@ -49,7 +48,6 @@ class Transferred(NamedTuple):
 def transfer(
     run: Run,
     texts: Mapping[str, Labelled],
-    names: Mapping[str, str],
     out: Path | None = None,
     *,
     states: Sequence[FeatureState] | None = None,
@@ -58,34 +56,25 @@ def transfer(
     own: tuple[Classifier, Description] | None = None,
     show_progress: bool = False,
 ) -> dict[FeatureState, Transferred]:
-    """Fit a classifier to the features of each state, and measure it.
+    """Fit a classifier to the features of each state, and measure it; see `TrainedModel.transfer`.
 
     Args:
-        run: a trained model; its parameters do not change.
-        texts: train and optionally test, by default held out (`hold_out`), and valid. Without
-            valid, C is cross-validated, and so are the thresholds of several labels.
-        names: what messages call each of them, such as its file.
-        out: folder for the features, report.md, report.json, pictures and classifier; each of
-            several states gets its own subfolder. Unset: nothing is written.
+        run: a trained model.
+        texts: train, and optionally test and valid.
+        out: each of several states gets its own subfolder.
         states: see `features_of`.
-        all_layers: use every layer, not only the top one.
-        text_column: of the texts' files; `classify` reads the same column.
         own: the classifier that comes with the model: its log-odds are one more feature with every
             state that has its features.
-        show_progress: on standard error.
-
-    Raises:
-        UserError: the classes do not match, or `out` holds something else.
     """
     states = features_of(run.config.model, states)
     kept = None if out is None else out / "features"
     folders = _folders(out, states) if out else {}
     is_begun = out is not None and require_out(out, states)
-    texts, names = usable(texts, names, run.cleaning, "test")
-    task = require_task(names["train"], texts["train"])
+    texts = usable(texts, run.cleaning, "test")
+    task = require_task(texts["train"])
     for name in ("test", "valid"):
         if name in texts:
-            require_task(names[name], texts[name], task, thresholds=name == "valid")
+            require_task(texts[name], task, thresholds=name == "valid")
     model = fingerprint(run.params)
     featurizer = Featurizer(run, states=states, all_layers=all_layers)
     features = _features(kept, featurizer, model, texts, is_begun=is_begun, loud=show_progress)
@@ -99,7 +88,7 @@ def transfer(
             )
             for name, values in features.items()
         }
-        units = units_of(run.config.model, one, all_layers=all_layers)
+        units = [featurizer.columns[n] for n in chosen]
         parts = experiment.parts_of(task)
         with ProgressLine(f"classifier of {one}", parts, quiet=not show_progress) as progress:
             classifier, result = experiment.run(

@@ -29,10 +29,10 @@ from mlstm_jax.data.corpus import Corpus, open_corpus
 from mlstm_jax.data.stream import prefetch
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.training import optimizer, parallel, schedule
-from mlstm_jax.training.begin import fresh_state
 from mlstm_jax.training.evaluation import Evaluator
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.phases import resolve_phases, segments
+from mlstm_jax.training.state import fresh_state
 from mlstm_jax.training.step import make_train_step
 
 ARMS = {

@@ -20,9 +20,8 @@ from mlstm_jax.config import Config, Model
 from mlstm_jax.data.stream import Origin
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.training import optimizer
-from mlstm_jax.training.begin import fresh_state
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.training.state import TrainState
+from mlstm_jax.training.state import TrainState, fresh_state
 
 # TensorStore's other reads of a checkpoint that failed report to an event loop that is gone, some
 # of them in the test that follows.

@@ -19,8 +19,8 @@ from mlstm_jax.planning import compile as compiling
 from mlstm_jax.planning import plan
 from mlstm_jax.planning.compile import Compiled
 from mlstm_jax.planning.machine import Machine, load_machine, with_measured_rate
-from mlstm_jax.training import muon
 from mlstm_jax.training.objective import cross_entropy
+from mlstm_jax.training.optimizer import orthogonalise
 from mlstm_jax.training.state import memory_bytes, parameter_count
 
 ROOT = Path(__file__).parents[2]
@@ -189,7 +189,7 @@ def test_muon_costs_what_the_compiler_counts(decoder: bool) -> None:
     }
     if decoder:
         matrices["decoder_kernel"] = params["decoder_kernel"]
-    step = muon.orthogonalise(5, np.float32, None, config.model.matrices)
+    step = orthogonalise(5, np.float32, None, config.model.matrices)
     counted = jax.jit(lambda x: step.update(x, None)[0]).lower(matrices).compile().cost_analysis()
     machine = load_machine(MACHINES / "h200.json")
     rate = machine.step_flops_per_s["tf32"]

@@ -18,8 +18,8 @@ from mlstm_jax.checkpoints.checkpoint import Checkpoints
 from mlstm_jax.checkpoints.meta import FOLDER, steps_in
 from mlstm_jax.config import Config, Data, Model, Optimizer, Train
 from mlstm_jax.training import metrics, optimizer, schedule
-from mlstm_jax.training.begin import state_shapes
 from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.training.state import state_shapes
 
 # Fields that tell the time, and so differ from run to run.
 TIMES = ("seconds", "bytes_per_second", "data_wait_fraction", "evaluation_seconds")

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from mlstm_jax.config import Model, Optimizer
-from mlstm_jax.training import muon, optimizer
+from mlstm_jax.training import optimizer
 from mlstm_jax.training.parallel import Parallel
 from tests.tolerance import UNIT, assert_close
 
@@ -98,7 +98,7 @@ def test_newton_schulz_in_bf16(random: np.random.Generator) -> None:
     q = np.linalg.qr(random.normal(size=(2, 48, 48)))[0]
     g = (q[0] * np.linspace(1, 3, 48)) @ q[1]
     g = np.concatenate([g, g[:, :16]], axis=1)
-    step = muon.orthogonalise(5, optimizer.muon_type("bf16"), None, Model().matrices)
+    step = optimizer.orthogonalise(5, optimizer.muon_type("bf16"), None, Model().matrices)
     made = jax.jit(lambda g: step.update({"wmh_v": g}, optax.EmptyState())[0]["wmh_v"])
     expected = np.sqrt(64 / 48) * newton_schulz(g)
     _, b, c = COEFFICIENTS
@@ -135,7 +135,7 @@ def test_each_device_makes_a_part_of_the_matrices() -> None:
 
     def flops(devices: int) -> float:
         def update(stack: Any) -> Any:
-            return muon._shared(stack, 5, np.float32, "data")
+            return optimizer._shared(stack, 5, np.float32, "data")
 
         program = Parallel(jax.local_devices()[:devices]).map(update)
         stack = np.zeros((devices, 4, 64, 64), np.float32)

@@ -20,11 +20,11 @@ from mlstm_jax.model.architecture import Carry
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.pallas import INTERPRETED
 from mlstm_jax.model.recurrence import SEPARATE, Loops
-from mlstm_jax.training import begin, optimizer, parallel, schedule
+from mlstm_jax.training import optimizer, parallel, schedule
 from mlstm_jax.training.objective import label_losses
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.phases import train_stream
-from mlstm_jax.training.state import TrainState, adjust_loss_scale, init_loss_scale
+from mlstm_jax.training.state import TrainState, adjust_loss_scale, fresh_state, init_loss_scale
 from mlstm_jax.training.step import StepMetrics, make_train_step
 from mlstm_jax.transfer import finetune
 from mlstm_jax.transfer.labels import Labelled
@@ -49,7 +49,7 @@ def fresh(config: Config) -> TrainState:
     """The state before the first step: of the model, the precision, the optimizer and the seed."""
     model = LanguageModel(config.model, config.precision)
     tx = optimizer.build(config.optimizer, config.model, lambda count: 0.0)
-    return begin.fresh_state(config, model, tx, None)
+    return fresh_state(config, model, tx, None)
 
 
 class Trainer:

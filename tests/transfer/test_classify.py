@@ -229,7 +229,7 @@ def test_a_subset_has_every_class() -> None:
 def test_bad_labels_are_named(tmp_path: Path, content: str, column: str, message: str) -> None:
     (tmp_path / "a.csv").write_text(content)
     with pytest.raises(UserError, match=message):
-        require_task("t", read_labelled(tmp_path / "a.csv", None, column))
+        require_task(read_labelled(tmp_path / "a.csv", None, column))
 
 
 def test_a_file_without_labels_is_named_as_such(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_labels_are_strings_in_the_order_of_numbers(tmp_path: Path) -> None:
     words = Labelled(["a text"] * 7, ["nan", "2", "inf", "1", "3", "10", "-1"])
     assert words.task.names == ["-1", "1", "2", "3", "10", "inf", "nan"]
     with pytest.raises(UserError, match="label '10', which the training texts do not have"):
-        require_task("t", words, Task(["-1", "1", "2", "3"]))
+        require_task(words, Task(["-1", "1", "2", "3"]))
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.parquet", "memory"])
@@ -303,11 +303,11 @@ def test_labels_of_every_type() -> None:
 def test_labels_that_differ_only_in_form_are_noted(names: list[str], told: str) -> None:
     found = Labelled(["a text"] * 3, names)
     with pytest.warns(Note, match=told):
-        assert require_task("t", found).names == sorted(names)
+        assert require_task(found).names == sorted(names)
     with pytest.raises(UserError, match=r"has the label .*; did you mean "):
-        require_task("t", found, Task([names[0], names[2]]))
+        require_task(found, Task([names[0], names[2]]))
     with warnings.catch_warnings(action="error"):
-        require_task("t", Labelled(["a text"] * 3, ["1", "2", "one"]))
+        require_task(Labelled(["a text"] * 3, ["1", "2", "one"]))
 
 
 def write_reviews(path: Path, random: np.random.Generator, count: int) -> Path:
@@ -486,7 +486,7 @@ def test_a_fifth_is_held_out_by_content(random: np.random.Generator) -> None:
         some = Labelled([*map(str, range(90 + more)), "rare"], ["a"] * (90 + more) + ["c"])
         assert "rare" not in hold_out(some)[1].texts
     with pytest.raises(UserError, match=r"^x has 2 texts, too few to hold out a fifth; .* `test`"):
-        usable({"train": Labelled(["a", "b"], ["a", "b"])}, {"train": "x"}, "none", "test")
+        usable({"train": Labelled(["a", "b"], ["a", "b"], name="x")}, "none", "test")
 
 
 def test_features_of_another_reading_or_other_units_have_another_key(run: Run) -> None:

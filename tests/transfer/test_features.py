@@ -16,10 +16,9 @@ from mlstm_jax.corpora.documents import clean
 from mlstm_jax.errors import UserError
 from mlstm_jax.run import Run, load_run, with_compute
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.transfer import text_file
-from mlstm_jax.transfer.features import Featurizer, State, units_of
+from mlstm_jax.transfer import features
+from mlstm_jax.transfer.features import Featurizer, State, TextFile, units_of
 from mlstm_jax.transfer.reader import cheapest_rows, turns
-from mlstm_jax.transfer.text_file import TextFile
 from tests.tolerance import assert_close
 
 pytestmark = pytest.mark.numeric
@@ -58,7 +57,7 @@ def test_features_do_not_depend_on_batch_mates_order_or_calls(run: Run, state: S
 
 
 def test_a_file_is_read_in_parts(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_file, "_MOST_TEXTS", 3)
+    monkeypatch.setattr(features, "_MOST_TEXTS", 3)
     file, out = tmp_path / "texts.jsonl", tmp_path / "features.npz"
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     source, expected = TextFile(file, None, run.cleaning), Featurizer(run)(TEXTS)
@@ -70,8 +69,8 @@ def test_a_file_is_read_in_parts(run: Run, tmp_path: Path, monkeypatch: pytest.M
     cli.main(["features", str(run.folder), "-", "--out", str(out)])
     with np.load(out) as written:
         assert_close(written["features"], expected, TERMS)
-    monkeypatch.setattr(text_file, "_MOST_TEXTS", 9)
-    monkeypatch.setattr(text_file, "_MOST_CHARACTERS", 1000)
+    monkeypatch.setattr(features, "_MOST_TEXTS", 9)
+    monkeypatch.setattr(features, "_MOST_CHARACTERS", 1000)
     assert [len(part) for part in source] == [4, 1]
     for changed in (TEXTS[1:], [*TEXTS, "more"]):
         file.write_text("".join(json.dumps({"text": text}) + "\n" for text in changed))
@@ -174,9 +173,9 @@ def test_features_are_the_same_on_more_devices(run: Run) -> None:
 def test_units_and_layers_are_columns_of_the_whole(run: Run) -> None:
     whole = Featurizer(run, states=("c",), all_layers=True)
     chosen = Featurizer(run, states=("c",), units=[40, 3])
-    assert (whole.width, chosen.width) == (128, 2)
-    np.testing.assert_array_equal(whole.unit_of_column[[0, 64, 127]], [0, 0, 63])
-    np.testing.assert_array_equal(whole.layer_of_column[[0, 63, 64]], [0, 0, 1])
+    assert (len(whole.columns), len(chosen.columns)) == (128, 2)
+    places = [(whole.columns[n].layer, whole.columns[n].unit) for n in (0, 63, 64, 127)]
+    assert places == [(0, 0), (0, 63), (1, 0), (1, 63)]
     np.testing.assert_array_equal(chosen(TEXTS), whole(TEXTS)[:, [64 + 40, 64 + 3]])
     with pytest.raises(UserError, match="unit 64 does not exist: the model has units 0 to 63"):
         Featurizer(run, units=[64])
@@ -186,12 +185,10 @@ def test_two_states_stand_side_by_side(run: Run) -> None:
     """In the order of their name, whatever else is read in the same pass."""
     read = Featurizer(run, states=("mean_h", "c+mean_h", "h"), all_layers=True)
     found = read(TEXTS)
-    assert read.width == 3 * 128
+    assert len(read.columns) == 3 * 128
     units = units_of(run.config.model, "c+mean_h", all_layers=True)
     columns = read.columns_of("c+mean_h")
-    assert [(one.state, one.layer, one.unit) for one in units] == [
-        (read.state_of_column[n], read.layer_of_column[n], read.unit_of_column[n]) for n in columns
-    ]
+    assert units == [read.columns[n] for n in columns]
     parts = [Featurizer(run, states=(one,), all_layers=True)(TEXTS) for one in ("c", "mean_h")]
     np.testing.assert_array_equal(found[:, columns], np.concatenate(parts, axis=1))
 

@@ -32,6 +32,7 @@ from mlstm_jax.run import Run, as_weights, initial_parameters, load_run, write_i
 from mlstm_jax.training import begin, loop, optimizer
 from mlstm_jax.training.metrics import read_metrics
 from mlstm_jax.training.phases import train_stream
+from mlstm_jax.training.state import fresh_state
 from mlstm_jax.transfer import finetune
 from mlstm_jax.transfer.classify import Classifier, Examples
 from mlstm_jax.transfer.features import Featurizer
@@ -48,7 +49,7 @@ def first_parameters(config: Config) -> dict[str, Any]:
     tx = optimizer.build(Optimizer(), config.model, lambda count: 0.0)
     initial = initial_parameters(config)
     given, _ = begin.load_start(Cluster(Distributed()), config, initial, required=True)
-    return begin.fresh_state(config, model, tx, given).params
+    return fresh_state(config, model, tx, given and given.arrays).params
 
 
 def test_a_run_starts_from_the_parameters_of_another(run: Run) -> None:
@@ -69,11 +70,11 @@ def test_a_start_from_other_positions_names_them() -> None:
     model = Transformer(hidden=8, embedding=8, heads=2, layers=1, positions=16)
     config = Config(model=dataclasses.replace(model, positions=32), train=Train(start_from="it"))
     shapes = expected_shapes(model)
-    given = begin.Start({name: np.zeros(shape) for name, shape in shapes.items()}, "")
+    given = {name: np.zeros(shape) for name, shape in shapes.items()}
     made = LanguageModel(config.model, config.precision)
     tx = optimizer.build(Optimizer(), config.model, lambda count: 0.0)
     with pytest.raises(UserError, match=r"set `model\.positions` 16, with windows of at most 16"):
-        begin.fresh_state(config, made, tx, given)
+        fresh_state(config, made, tx, given)
 
 
 LABELS = {
@@ -223,8 +224,7 @@ def test_a_transformer_is_tuned_on_windows_of_single_documents(kind, corpus, tmp
     texts = {"train": draw(300), "valid": draw(60)}
     compute: Compute | None = "bf16" if kind == "bert" else None
     options = FinetuneOptions(epochs=8, learning_rate=1e-2, batch=8, dropout=0.0, compute=compute)
-    names = {name: name for name in texts}
-    tuned = finetune.finetune(run, texts, names, tmp_path / "out", options, checkpoint="latest")
+    tuned = finetune.finetune(run, texts, tmp_path / "out", options, checkpoint="latest")
     assert tuned.run.config.data.window == 48
     assert tuned.run.config.precision.compute == (compute or "fp32")
     stream = train_stream(tuned.run.config, open_corpus(tmp_path / "out/corpus"))

@@ -49,7 +49,7 @@ def test_features_and_heat_maps_are_the_states(untrained: Run) -> None:
     found = every(TEXTS).reshape(3, len(states) + 1, 2, 12)
     default = Featurizer(untrained)
     kept = {"c", "mean_h"} if "c" in states else {"mean_h"}
-    assert {*default.state_of_column, *default.layer_of_column} == {*kept, 1}
+    assert {(one.state, one.layer) for one in default.columns} == {(state, 1) for state in kept}
     for text, features in zip(TEXTS, found, strict=True):
         end = Reader(untrained)(f"\n {text.strip()} ".encode()).end_LH
         assert set(end) == {*states, "mean_h"}

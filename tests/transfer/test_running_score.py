@@ -11,7 +11,7 @@ from mlstm_jax.transfer import classifier_file
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.heatmap import score_heat
-from mlstm_jax.transfer.heatmap_drawing import Heat, as_html
+from mlstm_jax.transfer.heatmap_drawing import Heatmap, as_html
 from mlstm_jax.transfer.trace import Reader
 from tests.tolerance import bound
 
@@ -52,7 +52,7 @@ def test_scores_are_the_log_odds_of_what_is_answered(classes: int, fields: dict)
 def test_the_last_score_is_the_classifiers_own(run, state, all_layers) -> None:
     """And that after each character is what it answers to the text up to there."""
     featurizer = Featurizer(run, states=(state,), all_layers=all_layers)
-    classifier = classifier_of(featurizer.width)
+    classifier = classifier_of(len(featurizer.columns))
     about = classifier_file.Description(state, all_layers, "abc", None)
     made = score_heat(Reader(run), TEXT, classifier, about)
     assert "".join(made.texts) == f"\n {TEXT} "
@@ -73,7 +73,7 @@ def test_the_last_score_is_the_classifiers_own(run, state, all_layers) -> None:
 def test_a_page_has_the_score_after_each_word() -> None:
     texts = list("\n so bad ")
     values = np.array([0, 0, 1, 2.26, 0, -0.5, -1, -3.04, 0])
-    made = Heat(texts, values, 3.0, "Score of <good>", "log-odds of <good>", "run", by_word=True)
+    made = Heatmap(texts, values, 3.0, "Score of <good>", "log-odds of <good>", "run", by_word=True)
     page = as_html(made)
     assert re.findall(r"<rt>(.*?)</rt>", page) == ["+2.3", "−3.0"]
     assert re.sub(r"<rt>.*?</rt>|<[^>]*>", "", page.split('class="text">')[1].split("</p>")[0]) == (

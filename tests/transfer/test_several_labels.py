@@ -178,9 +178,9 @@ def test_a_label_of_one_value_in_validation_has_no_threshold(run, files, tmp_pat
     with pytest.raises(ValueError, match="but the choice of its threshold needs both 1 and 0"):
         model.finetune(files["train"], valid, out=tmp_path / "out", label_columns=NAMES)
     # In the test texts it may be so; with no yes at all nothing can be measured.
-    assert require_task("t", Labelled(["a", "b"], [(-1, 0, 0), (0, 0, 1)], NAMES), task)
+    assert require_task(Labelled(["a", "b"], [(-1, 0, 0), (0, 0, 1)], NAMES), task)
     with pytest.raises(UserError, match="every label is 0 or missing in every text"):
-        require_task("t", Labelled(["a", "b"], [(-1, 0, 0), (0, 0, 0)], NAMES), task)
+        require_task(Labelled(["a", "b"], [(-1, 0, 0), (0, 0, 0)], NAMES), task)
 
 
 def test_values_that_mean_yes_no_and_missing() -> None:
@@ -192,7 +192,7 @@ def test_values_that_mean_yes_no_and_missing() -> None:
     assert found == Labelled(["a"] * len(values), expected, ("joy",))
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame({"joy": pandas.Series([1, None, 0], dtype="Int64")})
-    of_table, _ = as_labelled({"train": (["a", "b", "c"], table)}, None, None, None)
+    of_table = as_labelled({"train": (["a", "b", "c"], table)}, None, None, None)
     assert of_table["train"] == Labelled(["a", "b", "c"], [(1,), (-1,), (0,)], ("joy",))
 
 

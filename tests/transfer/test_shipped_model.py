@@ -14,7 +14,7 @@ import mlstm_jax as mlstm
 from mlstm_jax import cli, shipped
 from mlstm_jax.errors import Note
 from mlstm_jax.run import load_run, with_compute
-from mlstm_jax.transfer import text_file
+from mlstm_jax.transfer import features
 from mlstm_jax.transfer.classifier_file import load_classifier
 from mlstm_jax.transfer.generate import generate
 from mlstm_jax.view.viewer import Viewer
@@ -102,7 +102,7 @@ def test_it_notes_texts_unlike_its_training_texts(model, tmp_path, monkeypatch, 
     assert found[0] == pytest.approx(model.classify(GOOD[:1])[0], rel=limit)
     monkeypatch.chdir(tmp_path)
     Path("new.txt").write_text("\n".join(GOOD + UNLIKE))
-    monkeypatch.setattr(text_file, "_MOST_TEXTS", 2)  # the notes are of all parts
+    monkeypatch.setattr(features, "_MOST_TEXTS", 2)  # the notes are of all parts
     cli.main(["classify", NAME, f"{NAME}/sentiment", "new.txt"])
     written = capsys.readouterr()
     assert [row.split(",")[0] for row in written.out.splitlines()] == ["record", *"12345"]

@@ -23,8 +23,8 @@ from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.run import Run, load_run
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.generate import Sampling, _sample, as_text, generate, prompt_bytes
-from mlstm_jax.transfer.heatmap import heat, write
-from mlstm_jax.transfer.heatmap_drawing import as_html, colour, ink, places
+from mlstm_jax.transfer.heatmap import heat
+from mlstm_jax.transfer.heatmap_drawing import as_html, colour, ink, places, write
 from mlstm_jax.transfer.trace import Reader, characters
 from tests.tolerance import assert_close, bound
 

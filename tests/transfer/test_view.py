@@ -135,9 +135,9 @@ def test_a_classifier_on_the_mean_of_h_is_shown_as_it_reads(
     run: Run, state: FeatureState, all_layers: bool
 ) -> None:
     featurizer = Featurizer(run, states=(state,), all_layers=all_layers)
-    weights = np.random.default_rng(0).normal(size=(1, featurizer.width)) * 0.1
+    weights = np.random.default_rng(0).normal(size=(1, len(featurizer.columns))) * 0.1
     # Unit 5 of the first layer read, of the mean of h.
-    weights[0, 5 + (featurizer.width // 2 if state == "c+mean_h" else 0)] = 9.0
+    weights[0, 5 + (len(featurizer.columns) // 2 if state == "c+mean_h" else 0)] = 9.0
     chosen = classify.Classifier(weights, np.zeros(1), ["bad", "good"], 1.0)
     about = classifier_file.Description(state, all_layers, "abc", None)
     viewer = Viewer(run, chosen, about)
