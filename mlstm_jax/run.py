@@ -52,9 +52,8 @@ class Run:
     model: LanguageModel
     params: Parameters = field(repr=False)  # NumPy, float32
     corpus: str | None = None  # identity of the corpus it was trained on; None if imported
-    batch_model: LanguageModel | None = (
-        None  # reads several rows, and generates; unset: `model` does
-    )
+    # Reads several rows, and generates; None: `model` does.
+    batch_model: LanguageModel | None = None
 
     @property
     def name(self) -> str:
@@ -123,16 +122,7 @@ def read_config(folder: Path) -> Config | None:
 
 
 def load_run(folder: Path, checkpoint: str = "best") -> Run:
-    """Load a trained model.
-
-    Args:
-        folder: a run folder; a .safetensors or .npz file that `weights.save` wrote; or the name of
-            a model that comes with the package.
-        checkpoint: "best" by validation (see `Meta.score`), "latest", or a step.
-
-    Raises:
-        UserError: not a run folder, no complete checkpoint, or none of that step.
-    """
+    """Load a trained model; see `mlstm_jax.load`."""
     environment.local_devices()  # what JAX lacks is said before the weights are read
     name, folder = folder, shipped.model(folder)
     if folder.is_file() and folder.suffix in (".safetensors", ".npz"):

@@ -71,7 +71,7 @@ def read_weights(path: Path) -> Any:
 
 def read_classifier(folder: Path) -> Any:
     found, about = classifier_file.load_classifier(folder)
-    return [*found, *about]
+    return [*found, about]
 
 
 @pytest.fixture(scope="module")

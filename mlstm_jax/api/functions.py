@@ -117,8 +117,7 @@ def sweep(
     if not table_only:
         sweeps.prepare(runs)
         sweeps.sweep(runs, Path(out), on_begin=on_begin, owns_process=owns_process)
-    sweeps.write_tables(runs, Path(out))
-    return [sweeps.result(key, sweeps.folder(Path(out), key)) for key in runs]
+    return sweeps.write_tables(runs, Path(out))
 
 
 @public

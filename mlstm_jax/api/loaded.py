@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from operator import index
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +18,13 @@ from mlstm_jax.fields import Wrong
 from mlstm_jax.interop import weights
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.run import ReadingCompute, Run
-from mlstm_jax.training import parallel
+from mlstm_jax.training import metrics, parallel
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer.reader import State, TextReader, states_of
 from mlstm_jax.transfer.trace import Reader, Stream, states_at
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Kept = TypeVar("Kept")
 
@@ -75,6 +78,37 @@ class LoadedModel:
         `module.apply({"params": params}, bytes_BT, module.reading_carry(B))` reads a window.
         """
         return self._run.model, self._run.params
+
+    @property
+    def metrics(self) -> Any:
+        """The lines of metrics.jsonl as a pandas DataFrame, or without pandas a list of dicts.
+
+        Raises:
+            ValueError: the model was not trained here.
+        """
+        lines = self._lines()
+        try:
+            import pandas as pd
+        except ImportError:
+            return lines
+        return pd.DataFrame(lines)
+
+    def _lines(self) -> list[dict[str, Any]]:
+        lines = metrics.read_metrics(self.path / "metrics.jsonl")
+        if not lines:
+            raise UserError(f"{self.path} has no metrics: it was not trained here.")
+        return lines
+
+    @public
+    def plot(self, x: Literal["step", "megabytes", "epoch", "minutes"] = "megabytes") -> "Figure":
+        """Plot bits per character, learning rate, gradient and speed of the run.
+
+        Needs matplotlib and pandas, the extra `notebooks`.
+        """
+        from mlstm_jax.api.plots import plot_metrics
+
+        self._lines()
+        return plot_metrics([self.path], x=x)
 
     def __repr__(self) -> str:
         model = self.config.model

@@ -6,7 +6,7 @@ import lzma
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from mlstm_jax import output, shipped
 from mlstm_jax import run as runs
@@ -16,7 +16,6 @@ from mlstm_jax.data.corpus import SplitName
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop import weights
 from mlstm_jax.terminal import ProgressLine
-from mlstm_jax.training import metrics
 from mlstm_jax.training.evaluation import Evaluator, Score, corpus_of
 from mlstm_jax.transfer import onnx_file
 from mlstm_jax.transfer.finetune import Finetuned, FinetuneOptions
@@ -24,9 +23,6 @@ from mlstm_jax.transfer.finetune import finetune as run_finetune
 from mlstm_jax.transfer.reader import FeatureState
 from mlstm_jax.transfer.transfer import Transferred
 from mlstm_jax.transfer.transfer import transfer as run_transfer
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
     "gzip -9": lambda data: gzip.compress(data, 9, mtime=0),
@@ -109,37 +105,6 @@ class TrainedModel(ReadingModel):
             onnx_file.save(path, self._run, source, dtype, chosen)
         return path
 
-    @property
-    def metrics(self) -> Any:
-        """The lines of metrics.jsonl as a pandas DataFrame, or without pandas a list of dicts.
-
-        Raises:
-            ValueError: the model was not trained here.
-        """
-        lines = self._lines()
-        try:
-            import pandas as pd
-        except ImportError:
-            return lines
-        return pd.DataFrame(lines)
-
-    def _lines(self) -> list[dict[str, Any]]:
-        lines = metrics.read_metrics(self.path / "metrics.jsonl")
-        if not lines:
-            raise UserError(f"{self.path} has no metrics: it was not trained here.")
-        return lines
-
-    @public
-    def plot(self, x: Literal["step", "megabytes", "epoch", "minutes"] = "megabytes") -> "Figure":
-        """Plot bits per character, learning rate, gradient and speed of the run.
-
-        Needs matplotlib and pandas, the extra `notebooks`.
-        """
-        from mlstm_jax.api.plots import plot_metrics
-
-        self._lines()
-        return plot_metrics([self.path], x=x)
-
     @public
     def evaluate(
         self,
@@ -158,7 +123,7 @@ class TrainedModel(ReadingModel):
         Raises:
             ValueError: the split or corpus does not exist, or the corpus has changed.
         """
-        scored = corpus_of(self._run, None if corpus is None else Path(corpus), split).corpus
+        scored, _ = corpus_of(self._run, None if corpus is None else Path(corpus), split)
         devices = self._devices
         model = self._run.batch_model or self._run.model
         evaluator = self._kept(

@@ -40,27 +40,20 @@ class ResumePoint(NamedTuple):
     update_bytes: int | None = None  # bytes of text of the updates before it, if known
 
 
-class Start(NamedTuple):
-    """The parameters of another run."""
-
-    arrays: Arrays  # by name, NumPy float32
-    fingerprint: str
-
-
 def load_start(
     cluster: Cluster,
     config: Config,
     initial: Callable[[], Parameters] | None,
     *,
     required: bool,
-) -> tuple[Start | None, list[str]]:
-    """Return the parameters that `train.start_from` names, or None, and notes for the user.
+) -> tuple[Arrays | None, str | None, list[str]]:
+    """Return the parameters that `train.start_from` names, their fingerprint, and notes.
 
     Raises:
         UserError: the path is not a run, or the processes read different parameters.
         Damaged: the checkpoint cannot be read.
     """
-    start, notes, path = None, [], config.train.start_from
+    arrays, sha256, notes, path = None, None, [], config.train.start_from
     if path is not None:
         if initial is None:
             raise UserError(
@@ -69,16 +62,16 @@ def load_start(
             )
         try:
             params = initial()
-            start = Start(flatten(params), fingerprint(params))
+            arrays, sha256 = flatten(params), fingerprint(params)
         except KnownError as error:  # missing or damaged
             if required:
                 raise
             notes.append(f"the parameters of train.start_from cannot be compared: {error}")
     cluster.require_equal(
-        {"the fingerprint of train.start_from's parameters": start and start.fingerprint},
+        {"the fingerprint of train.start_from's parameters": sha256},
         "Give every process the same parameters to start from.",
     )
-    return start, notes
+    return arrays, sha256, notes
 
 
 @dataclass
@@ -86,7 +79,8 @@ class Beginning:
     """Finds where a session begins, and where it returns to after a divergence.
 
     Attributes:
-        given: the parameters that `train.start_from` names now, if they are known.
+        given: the parameters that `train.start_from` names now, by name, NumPy float32, if they
+            are known.
     """
 
     cluster: Cluster
@@ -103,7 +97,7 @@ class Beginning:
     def __post_init__(self) -> None:
         self._tx = optimizer.build(self.config.optimizer, self.config.model, lambda count: 0.0)
         # A run with checkpoints does not need them.
-        self.given, self._notes = load_start(
+        self.given, self._fingerprint, self._notes = load_start(
             self.cluster, self.config, self.initial, required=not self.checkpoints.steps()
         )
         before = run.read_config(Path(self.config.out))
@@ -130,17 +124,17 @@ class Beginning:
             if newest is None:
                 require_new(Path(self.config.out), resume=self.resume)
             # Loading may have failed earlier, when checkpoints existed and it was not needed.
-            given = (
-                self.given or load_start(self.cluster, self.config, self.initial, required=True)[0]
-            )
-            fresh = fresh_state(self.config, self.model, self._tx, given and given.arrays)
+            given, start = self.given, self._fingerprint
+            if given is None:
+                given, start, _ = load_start(self.cluster, self.config, self.initial, required=True)
+            fresh = fresh_state(self.config, self.model, self._tx, given)
             state = self.devices.of_first_process(fresh)
-            point = ResumePoint(0, state, None, Origin(), [], start=given and given.fingerprint)
+            point = ResumePoint(0, state, None, Origin(), [], start=start)
         path = self.config.train.start_from
         if newest is None:
             self._start = point.start
             changed = []
-            if self.given is not None and self.given.fingerprint != point.start:
+            if self._fingerprint not in (None, point.start):
                 changed = [
                     f"{path} has changed since the run started from it; the run's checkpoints "
                     "have not"
@@ -167,7 +161,7 @@ class Beginning:
                 continue
             phase = next((one for one in self.phases if step <= one.last), self.phases[-1])
             now = checkpoint_meta(phase, self.corpus, step)
-            now = now._replace(start=self.given and self.given.fingerprint)
+            now = now._replace(start=self._fingerprint)
             try:
                 before, problem = checkpoints.meta(step), None
                 same_rows = self._has_same_rows(before, now)

@@ -35,16 +35,10 @@ class Score(NamedTuple):
     accuracy: float | None = None  # a fraction; of several labels of yes or no, their macro F1
 
 
-class Scored(NamedTuple):
-    """A corpus to score a run on."""
+def corpus_of(run: Run, given: Path | None, *splits: SplitName) -> tuple[Corpus, bool]:
+    """Open the given corpus, or the one that the run was trained on, to score it.
 
-    corpus: Corpus
-    # Whether the run was trained on its training split, and therefore on none of its other splits.
-    is_own: bool
-
-
-def corpus_of(run: Run, given: Path | None, *splits: SplitName) -> Scored:
-    """Open the given corpus, or the one that the run was trained on.
+    Return it, and whether the run was trained on its training split, and so on none of the others.
 
     Raises:
         UserError: none is given, and the run's own corpus is unknown or has changed: a split of
@@ -71,7 +65,7 @@ def corpus_of(run: Run, given: Path | None, *splits: SplitName) -> Scored:
             "that the run was trained on. Prepare the original corpus again, or name a corpus to "
             "score with `corpus`."
         )
-    return Scored(opened, is_own)
+    return opened, is_own
 
 
 class Evaluator:

@@ -6,12 +6,9 @@ GPUs, gloo between CPUs. The leading axis N of arrays created here is over the d
 process only; process 0 has the first rows.
 
 pmap is jit and shard_map since jax 0.8. On the day that it goes, `by_shard_map` takes its place in
-`Parallel.map`. The step, the loop and the checkpoints stay as they are: a test takes the step both
-ways, to the same bits. With one process no more is needed. With several, pmap makes arrays of all
-devices of the arguments, and arrays of this process's devices of the results, at each call (JAX's
-notes on migration: docs.jax.dev/en/latest/migrate_pmap.html); so `replicate` and `split_rows` must
-then end in `join_rows`, and `fetch_rows` begin with `own_rows`. benchmarks/dispatch.py does so, and
-measures both.
+`Parallel.map`: a test takes the step both ways, to the same bits. With several processes
+`replicate` and `split_rows` must then end in `join_rows`, and `fetch_rows` begin with `own_rows`,
+as in benchmarks/dispatch.py (docs.jax.dev/en/latest/migrate_pmap.html).
 """
 
 from collections import Counter

@@ -154,6 +154,7 @@ def draw(optimizer: Optimizer, segments: Sequence[Segment]) -> ScheduleTable:
     # Include the end of the warm-up and the borders of the parts, however short they are.
     borders = {0, steps, *(one.first for one in segments)}
     described: list[str] = []
+    lines = [f"{optimizer.name}: {steps:,} updates, {epoch(steps):.2f} epochs"]
     for chosen, parts in _schedules(optimizer, segments):
         begin = parts[0]
         plan = resolve(chosen, begin.batch, parts[-1].last - begin.first, begin.steps_per_epoch)
@@ -163,16 +164,14 @@ def draw(optimizer: Optimizer, segments: Sequence[Segment]) -> ScheduleTable:
             f"{span}scaling {chosen.scaling} from {chosen.learning_rate:g} at {chosen.base_batch}; "
             f"warm-up {plan.warmup:,} updates; {chosen.schedule} until {begin.first + plan.decay:,}"
         )
-    points = {round(steps * part / 400) for part in range(401)} | borders
-    updates = sorted(point for point in points if point <= steps)
-    lines = [f"{optimizer.name}: {steps:,} updates, {epoch(steps):.2f} epochs"]
-    for chosen, parts in _schedules(optimizer, segments):
         for one in parts:
             span = f"updates {one.first:,} to {one.last:,}: " if len(segments) > 1 else ""
             lines.append(
                 f"{span}batch {one.batch:,}, {one.steps_per_epoch:,.0f} updates per epoch, peak "
                 f"{peak_rate(chosen, one.batch):.3g}"
             )
+    points = {round(steps * part / 400) for part in range(401)} | borders
+    updates = sorted(point for point in points if point <= steps)
     for name, ratio in optimizer.other_rates.items():
         lines.append(f"the rates are Adam's; {name}'s are {ratio:.4g} times as high")
     lines += [*described, "", f"{'update':>10} {'epoch':>8} {'rate':>10}"]

@@ -144,7 +144,7 @@ def set_up(
         cluster, devices, corpus, model, checkpoints, config, phases, initial, resume, reset_carry
     )
     if beginning.given:
-        run.require_known_corpus(beginning.given.arrays, corpus, ("train", "valid"))
+        run.require_known_corpus(beginning.given, corpus, ("train", "valid"))
     begin = beginning.find()
     phases = _starting_at(config, phases, begin.origin)
     total = phases[-1].last

@@ -162,18 +162,11 @@ def sweep(
     *,
     on_begin: Callable[[int, int, tuple[str, str]], None] = lambda number, total, key: None,
     owns_process: bool = False,
-) -> list[Result]:
-    """Train the runs that are neither finished nor diverged; return the results of all.
+) -> None:
+    """Train the runs that are neither finished nor diverged; see `mlstm_jax.sweep`.
 
-    Runs that another process trains are left to it. The tables are written after each run.
-
-    Args:
-        runs: by row and column.
-        out: folder of the run folders.
-        on_begin: called before each run with its number, the total number, and its key.
-        owns_process: see `loop.train`.
+    The tables are written after each run.
     """
-    output.require_folder(out)
     waiting = list(pending(runs, out))
     elsewhere: list[str] = []
     for number, (key, config) in enumerate(waiting, 1):
@@ -191,17 +184,15 @@ def sweep(
         write_tables(runs, out)
     if elsewhere:
         show(f"\nleft to other processes: {', '.join(elsewhere)}", file=sys.stderr)
-    return [result(key, folder(out, key)) for key in runs]
 
 
-def write_tables(runs: Runs, out: Path) -> str:
-    """Write table.csv and table.md of the existing results; return the latter."""
+def write_tables(runs: Runs, out: Path) -> list[Result]:
+    """Write table.csv and table.md of the existing results; return the results."""
     results = [result(key, folder(out, key)) for key in runs]
-    table = as_markdown(results)
     out.mkdir(parents=True, exist_ok=True)
     output.write_text(out / "table.csv", as_csv(results))
-    output.write_text(out / "table.md", table)
-    return table
+    output.write_text(out / "table.md", as_markdown(results))
+    return results
 
 
 def result(key: tuple[str, str], run_folder: Path) -> Result:

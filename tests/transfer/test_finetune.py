@@ -48,8 +48,8 @@ def first_parameters(config: Config) -> dict[str, Any]:
     model = LanguageModel(config.model, config.precision)
     tx = optimizer.build(Optimizer(), config.model, lambda count: 0.0)
     initial = initial_parameters(config)
-    given, _ = begin.load_start(Cluster(Distributed()), config, initial, required=True)
-    return fresh_state(config, model, tx, given and given.arrays).params
+    given, _, _ = begin.load_start(Cluster(Distributed()), config, initial, required=True)
+    return fresh_state(config, model, tx, given).params
 
 
 def test_a_run_starts_from_the_parameters_of_another(run: Run) -> None:

@@ -193,14 +193,14 @@ def test_values_that_mean_yes_no_and_missing() -> None:
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame({"joy": pandas.Series([1, None, 0], dtype="Int64")})
     of_table = as_labelled({"train": (["a", "b", "c"], table)}, None, None, None)
-    assert of_table["train"] == Labelled(["a", "b", "c"], [(1,), (-1,), (0,)], ("joy",))
+    assert of_table["train"].labels == [(1,), (-1,), (0,)]
 
 
 def test_labels_in_memory_are_those_of_a_file(run, files, transferred) -> None:
     model = mlstm.load(run.folder)
     given, missing = {}, {"praise": None, "guitar": float("nan"), "bad": ""}
     for name, path in files.items():
-        texts, rows, _ = read_labelled(path, None, NAMES)
+        texts, rows = read_labelled(path, None, NAMES)[:2]
         columns = dict(zip(NAMES, zip(*rows, strict=True), strict=True))
         shown = {key: [missing[key] if v < 0 else v for v in columns[key]] for key in NAMES}
         given[name] = (texts, shown)
