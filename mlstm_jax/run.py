@@ -13,7 +13,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -199,14 +199,6 @@ def with_compute(run: Run, compute: ReadingCompute) -> Run:
         return run
     precision = dataclasses.replace(precision, compute="bf16", cell="fp32")
     return dataclasses.replace(run, batch_model=LanguageModel(model, precision))
-
-
-def initial_parameters(config: Config) -> Callable[[], Parameters] | None:
-    """Return a function that reads the parameters of `train.start_from`; None if it is unset."""
-    if config.train.start_from is None:
-        return None
-    folder = Path(config.train.start_from)
-    return lambda: load_run(folder).params
 
 
 def write_imported(folder: Path, imported: ModelWeights) -> None:

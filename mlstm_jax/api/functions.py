@@ -17,7 +17,7 @@ from mlstm_jax.interop import npy_folders, nvidia, weights
 from mlstm_jax.planning.machine import Machine, load_machine, with_compute, with_measured_rate
 from mlstm_jax.planning.plan import Row
 from mlstm_jax.planning.plan import plan as make_plan
-from mlstm_jax.run import initial_parameters, write_imported
+from mlstm_jax.run import write_imported
 from mlstm_jax.training import phases
 from mlstm_jax.training import schedule as schedules
 from mlstm_jax.training import sweep as sweeps
@@ -77,7 +77,7 @@ def train(
 def train_folder(config: Config, *, show_progress: bool, **how: Any) -> Path:
     """Train a run in one of its processes, and return its folder; see `train`."""
     environment.prepare(config.devices, deterministic=config.train.deterministic)
-    return run_train(config, initial=initial_parameters(config), quiet=not show_progress, **how)
+    return run_train(config, quiet=not show_progress, **how)
 
 
 def as_config(config: Config | str | Path) -> Config:

@@ -4,7 +4,6 @@ A session begins at the newest complete checkpoint that all processes can read. 
 the run returns to one from before it.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ from mlstm_jax.data.stream import Origin
 from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.interop.weights import Arrays, fingerprint, flatten
-from mlstm_jax.model.language_model import LanguageModel, Parameters
+from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.training import metrics, optimizer
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.phases import ResolvedPhase, checkpoint_meta
@@ -41,11 +40,7 @@ class ResumePoint(NamedTuple):
 
 
 def load_start(
-    cluster: Cluster,
-    config: Config,
-    initial: Callable[[], Parameters] | None,
-    *,
-    required: bool,
+    cluster: Cluster, config: Config, *, required: bool
 ) -> tuple[Arrays | None, str | None, list[str]]:
     """Return the parameters that `train.start_from` names, their fingerprint, and notes.
 
@@ -55,13 +50,8 @@ def load_start(
     """
     arrays, sha256, notes, path = None, None, [], config.train.start_from
     if path is not None:
-        if initial is None:
-            raise UserError(
-                f"train.start_from is {path}, but no function was given that reads its "
-                "parameters; pass `initial` (see run.initial_parameters)."
-            )
         try:
-            params = initial()
+            params = run.load_run(Path(path)).params
             arrays, sha256 = flatten(params), fingerprint(params)
         except KnownError as error:  # missing or damaged
             if required:
@@ -90,7 +80,6 @@ class Beginning:
     checkpoints: Checkpoints
     config: Config
     phases: list[ResolvedPhase]
-    initial: Callable[[], Parameters] | None  # reads the parameters that train.start_from names
     resume: bool
     reset_carry: bool  # accept a checkpoint with other rows
 
@@ -98,7 +87,7 @@ class Beginning:
         self._tx = optimizer.build(self.config.optimizer, self.config.model, lambda count: 0.0)
         # A run with checkpoints does not need them.
         self.given, self._fingerprint, self._notes = load_start(
-            self.cluster, self.config, self.initial, required=not self.checkpoints.steps()
+            self.cluster, self.config, required=not self.checkpoints.steps()
         )
         before = run.read_config(Path(self.config.out))
         path = self.config.train.start_from
@@ -126,7 +115,7 @@ class Beginning:
             # Loading may have failed earlier, when checkpoints existed and it was not needed.
             given, start = self.given, self._fingerprint
             if given is None:
-                given, start, _ = load_start(self.cluster, self.config, self.initial, required=True)
+                given, start, _ = load_start(self.cluster, self.config, required=True)
             fresh = fresh_state(self.config, self.model, self._tx, given)
             state = self.devices.of_first_process(fresh)
             point = ResumePoint(0, state, None, Origin(), [], start=start)

@@ -78,7 +78,6 @@ class Session:
 def set_up(
     stack: ExitStack,
     config: Config,
-    initial: Callable[[], Parameters] | None = None,
     *,
     score_labels: Callable[[Parameters], tuple[float, float]] | None = None,
     resume: bool = False,
@@ -92,8 +91,6 @@ def set_up(
     Args:
         stack: closes what is opened here.
         config: what to train, and where.
-        initial: reads the parameters that `config.train.start_from` names, when they are needed;
-            see `run.initial_parameters`.
         score_labels: returns the loss of the labels of validation texts, which then chooses the
             best checkpoint, and their accuracy.
         resume: fail unless there is a run to resume.
@@ -141,7 +138,7 @@ def set_up(
     )
     phases = resolve_phases(config, corpus)
     beginning = Beginning(
-        cluster, devices, corpus, model, checkpoints, config, phases, initial, resume, reset_carry
+        cluster, devices, corpus, model, checkpoints, config, phases, resume, reset_carry
     )
     if beginning.given:
         run.require_known_corpus(beginning.given, corpus, ("train", "valid"))

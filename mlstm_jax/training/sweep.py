@@ -22,7 +22,7 @@ from mlstm_jax.config.text import differences, load_json
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import InUse, UserError
 from mlstm_jax.interop.weights import fingerprint
-from mlstm_jax.run import initial_parameters, load_run
+from mlstm_jax.run import load_run
 from mlstm_jax.terminal import markdown, message, show
 from mlstm_jax.training import metrics
 from mlstm_jax.training.loop import train
@@ -174,7 +174,7 @@ def sweep(
             continue  # another process has trained it in the meantime
         on_begin(number, len(waiting), key)
         try:
-            train(config, initial=initial_parameters(config), owns_process=owns_process)
+            train(config, owns_process=owns_process)
         except Diverged as error:  # a divergence is a result
             show(f"diverged: {message(error)}", file=sys.stderr)
         except InUse:

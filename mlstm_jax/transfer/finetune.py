@@ -36,7 +36,7 @@ from mlstm_jax.fields import Between, Checked, Count, Fraction, Positive
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.output import atomic_directory
-from mlstm_jax.run import Run, initial_parameters, load_run
+from mlstm_jax.run import Run, load_run
 from mlstm_jax.training.loop import train
 from mlstm_jax.transfer.classifier_file import Description, save
 from mlstm_jax.transfer.classify import Classifier, Examples
@@ -174,7 +174,6 @@ def finetune(
 
     trained = train(
         config,
-        initial=initial_parameters(config),
         score_labels=score_labels,
         quiet=not show_progress,
         owns_process=owns_process,

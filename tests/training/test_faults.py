@@ -20,7 +20,8 @@ from mlstm_jax.checkpoints.meta import steps_in
 from mlstm_jax.config import Config, Devices, Model, Optimizer, Phase, Precision, Train, vary
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.guard import Watchdog
-from mlstm_jax.interop.weights import fingerprint
+from mlstm_jax.interop import weights
+from mlstm_jax.interop.weights import ModelWeights, fingerprint
 from mlstm_jax.training import loop, run_folder
 from mlstm_jax.training.begin import require_new
 from mlstm_jax.training.reporter import Diverged
@@ -49,6 +50,11 @@ def config_of(corpus: Path, out: Path, steps: int, **changes: Any) -> Config:
     )
     precision, one = Precision(max_consecutive_skips=5), Devices(count=1)
     return vary(make_config(corpus, out, train=train, precision=precision, devices=one), **changes)
+
+
+def changed(trained: run.Run) -> ModelWeights:
+    """A model with other parameters."""
+    return run.as_weights(trained)._replace(params=jax.tree.map(lambda x: x + 1, trained.params))
 
 
 def cut_short(folder: Path, step: int) -> None:
@@ -208,37 +214,35 @@ def test_what_a_run_started_from_may_be_missing_until_it_is_needed(
     # Every loss is too high, so the ninth step tells that the run has diverged from the first on.
     high = {"train__divergence_bpc": 0.01, "train__divergence_steps": 9}
     config = config_of(corpus, folder, 4, **ROLLBACK, **high, train__start_from=str(first))
-
-    def train(config: Config) -> None:
-        loop.train(config, initial=run.initial_parameters(config))
-
-    train(config)
+    loop.train(config)
     start = meta.read_meta(folder, 4)[0].start
     assert start == fingerprint(run.load_run(first).params)
     shutil.rmtree(first / "checkpoints/40/params")
-    train(vary(config, train__steps=6))
+    loop.train(vary(config, train__steps=6))
     assert "the parameters of train.start_from cannot be compared" in capfd.readouterr().err
     assert meta.read_meta(folder, 6)[0].start == start
     assert run_folder.inputs_of(folder)["start_from"] == start
     longer = vary(config, train__steps=20)
-    others = jax.tree.map(lambda x: x + 1, run.load_run(folder).params)
+    weights.save(first / run.WEIGHTS, changed(run.load_run(folder)))
     with pytest.raises(UserError, match=r"must return to its first step.*start a new run"):
-        loop.train(longer, initial=lambda: others)
+        loop.train(longer)
     shutil.rmtree(first)
     with pytest.raises(UserError, match=r"first is not a run folder"):
-        train(longer)
+        loop.train(longer)
 
 
 def test_a_run_resumes_with_the_parameters_it_started_from_and_no_others(
     corpus: Path, stopped: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Those at the same path may have been trained further."""
-    first = run.load_run(stopped).params
-    later = jax.tree.map(lambda x: x + 1, first)
+    trained = run.load_run(stopped)
+    first, later = run.as_weights(trained), changed(trained)
 
-    def train(folder: Path, steps: int, start_from: str | None, params: Any) -> None:
-        config = config_of(corpus, folder, steps, train__start_from=start_from)
-        loop.train(config, initial=lambda: params)
+    def train(folder: Path, steps: int, name: str | None, model: ModelWeights) -> None:
+        start_from = name and str(tmp_path / f"{name}.npz")
+        if start_from:
+            weights.save(Path(start_from), model)
+        loop.train(config_of(corpus, folder, steps, train__start_from=start_from))
 
     before = (stopped / "config.json").read_text()
     with pytest.raises(UserError, match=r"did not start from other .* Leave `train\.start_from`"):
@@ -248,12 +252,12 @@ def test_a_run_resumes_with_the_parameters_it_started_from_and_no_others(
     folder = tmp_path / "second"
     train(folder, 2, "other", first)
     train(folder, 4, "other", later)
-    assert "other has changed since the run started from it" in capfd.readouterr().err
+    assert "other.npz has changed since the run started from it" in capfd.readouterr().err
     with pytest.raises(UserError, match=r"other parameters .* Leave `train\.start_from` out"):
         train(folder, 6, "another", later)
     train(folder, 6, None, later)
-    assert meta.read_meta(folder, 6)[0].start == fingerprint(first)
-    assert run_folder.inputs_of(folder)["start_from"] == fingerprint(first)
+    assert meta.read_meta(folder, 6)[0].start == fingerprint(first.params)
+    assert run_folder.inputs_of(folder)["start_from"] == fingerprint(first.params)
 
 
 def test_it_returns_to_before_the_update_that_spoiled_it(corpus: Path, tmp_path: Path) -> None:
