@@ -66,24 +66,19 @@ def load_histories(*folders: Path | str) -> list[History]:
     histories = []
     for folder in map(Path, folders):
         if (study := folder / "runs.jsonl.gz").is_file():
-            with gzip.open(study, "rt", encoding="utf-8") as lines:
-                for one in map(json.loads, lines):
+            with gzip.open(study, "rt", encoding="utf-8") as runs:
+                for one in map(json.loads, runs):
                     config = config_text.from_json(json.dumps(one["config"]), study)
                     histories.append(_history(one["run"], config, one["metrics"]))
             continue
         for run in metrics.runs_in(folder):
             name = run.name if run == folder else str(run.relative_to(folder))
-            histories.append(read_history(run, name))
+            path = run / "config.json"
+            if not path.is_file():
+                raise UserError(f"{run} has no config.json, so it is not a complete run folder.")
+            lines = metrics.read_metrics(run / "metrics.jsonl")
+            histories.append(_history(name, config_text.load_json(path), lines))
     return histories
-
-
-def read_history(run: Path, name: str) -> History:
-    """Read one run folder; only its config.json and metrics.jsonl are needed."""
-    path = run / "config.json"
-    if not path.is_file():
-        raise UserError(f"{run} has no config.json, so it is not a complete run folder.")
-    lines = metrics.read_metrics(run / "metrics.jsonl")
-    return _history(name, config_text.load_json(path), lines)
 
 
 def _history(name: str, config: Config, lines: list[dict[str, Any]]) -> History:

@@ -55,7 +55,7 @@ def test_updates_to_a_score_are_interpolated_between_evaluations(tmp_path: Path)
         for step, bpc in ((100, 3.0), (400, 2.0), (1600, 2.5), (3200, 1.5)):
             line = {"kind": "eval", "step": step, "epoch": 1.0, "bytes_seen": 1, "bpc": bpc}
             file.write(json.dumps(line) + "\n")
-    history = analysis.read_history(run, "a")
+    (history,) = analysis.load_histories(run)
     history = history._replace(evaluations=history.evaluations[1:])
     # Half of the way from 3 to 2 is at the geometric mean of 100 and 400.
     assert analysis.updates_to(history, 2.5) == pytest.approx(200)

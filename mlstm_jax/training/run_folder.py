@@ -146,11 +146,9 @@ def with_run_values(config: Config, cluster: Cluster) -> Config:
 
 def _has_begun(folder: Path) -> bool:
     """Return whether there is a checkpoint or a line of metrics."""
-    return any((folder / "checkpoints").glob("[0-9]*")) or _size(folder / "metrics.jsonl") > 0
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
+    lines = folder / "metrics.jsonl"
+    has_lines = lines.is_file() and lines.stat().st_size > 0
+    return has_lines or any((folder / "checkpoints").glob("[0-9]*"))
 
 
 def _is_ours(path: Path) -> bool:

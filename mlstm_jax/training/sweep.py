@@ -160,8 +160,8 @@ def sweep(
     runs: Runs,
     out: Path,
     *,
-    on_begin: Callable[[int, int, tuple[str, str]], None] = lambda number, total, key: None,
-    owns_process: bool = False,
+    on_begin: Callable[[int, int, tuple[str, str]], None],
+    owns_process: bool,
 ) -> None:
     """Train the runs that are neither finished nor diverged; see `mlstm_jax.sweep`.
 

@@ -301,10 +301,6 @@ def _folds(examples: Examples, classes: list[str]) -> Any:
     return thresholds.folds(examples.labels, [f"class {name!r}" for name in classes])
 
 
-def _rows(examples: Examples, chosen: Any) -> Examples:
-    return Examples(examples.features[chosen], examples.labels[chosen])
-
-
 def columns(examples: Examples, units: Sequence[int]) -> Examples:
     """Return the examples with only these features."""
     return Examples(examples.features[:, list(units)], examples.labels)
@@ -316,4 +312,5 @@ def subset(examples: Examples, count: int, seed: int) -> Examples:
     order = generator.permutation(len(examples.labels))
     first = [order[examples.labels[order] == label][0] for label in np.unique(examples.labels)]
     rest = order[~np.isin(order, first)]
-    return _rows(examples, np.concatenate([first, rest])[:count])
+    chosen = np.concatenate([first, rest])[:count]
+    return Examples(examples.features[chosen], examples.labels[chosen])

@@ -248,11 +248,9 @@ class Featurizer:
         return Reading(result, nats_N, np.maximum(length_N - 1, 0))
 
 
-def write_features(path: Path, found: Features, featurizer: Featurizer, key: str = "") -> None:
+def write_features(path: Path, found: Features, featurizer: Featurizer, key: str) -> None:
     """Write features atomically; KnownError if they cannot be written."""
-    named: dict[str, Any] = {}
-    if key:
-        named = {"key": np.array(key), digest.FIELD: digest.of_array(found)}
+    named = {"key": np.array(key), digest.FIELD: digest.of_array(found)}
     write_parts(path, len(found), [found], featurizer, **named)
 
 
