@@ -197,6 +197,8 @@ np.save(files[1], rows)
 """
 
 
+# Limits are set between fork and exec; JAX, which an entry does not have here, warns of any fork.
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 @pytest.mark.parametrize(
     ("mode", "problem"),
     [
