@@ -21,6 +21,7 @@ from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.run import Run, load_run
 from mlstm_jax.transfer.generate import generate
+from mlstm_jax.transfer.trace import Reader
 
 BYTES = 1000  # of a sample
 LENGTHS = (20, 30, 40, 50, 75, 100, 150, 200, 300, 400, 600, 800)
@@ -119,7 +120,9 @@ def measured(samples: Bytes, train: Bytes) -> dict[str, object]:
 def draw(run: Run, samples: int, temperature: float, seed: int) -> Bytes:
     """Return texts of BYTES bytes, joined by zeros, which no text has."""
     pieces = zip(
-        *generate(run, "", bytes=BYTES, samples=samples, temperature=temperature, seed=seed),
+        *generate(
+            Reader(run), "", bytes=BYTES, samples=samples, temperature=temperature, seed=seed
+        ),
         strict=True,
     )
     return np.frombuffer(b"\0".join(b"".join(whole) for whole in pieces), np.uint8)

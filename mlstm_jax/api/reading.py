@@ -142,7 +142,7 @@ class ReadingModel(LoadedModel):
         self, prompt: str, *, set_unit: Mapping[int, float], **how: Any
     ) -> Iterator[list[bytes]]:
         """Yield the bytes of one or several samples as they are drawn; see `generate`."""
-        return run_generate(self._run, prompt, held=dict(set_unit), reader=self._reader, **how)
+        return run_generate(self._reader, prompt, held=dict(set_unit), **how)
 
     @public
     def heatmap(

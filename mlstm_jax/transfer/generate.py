@@ -23,7 +23,7 @@ from mlstm_jax.corpora.documents import clean
 from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import NEVER, VOCABULARY, Carry, LanguageModel
-from mlstm_jax.run import Run, require_known
+from mlstm_jax.run import require_known
 from mlstm_jax.transfer.trace import Reader
 
 _BLOCK = 64
@@ -113,7 +113,7 @@ def prompt_bytes(prompt: str, cleaning: Cleaning) -> bytes:
 
 
 def generate(
-    run: Run,
+    reader: Reader,
     prompt: str,
     *,
     bytes: int,
@@ -124,19 +124,18 @@ def generate(
     samples: int = 1,
     held: Mapping[int, float] | None = None,
     stop: bytes = b"",
-    reader: Reader | None = None,
 ) -> Iterator[list[bytes]]:
     """Yield continuations of a prompt in pieces: each time, the next piece of every sample.
 
     For the arguments see `TrainedModel.generate`, and:
 
     Args:
-        run: a trained model.
+        reader: of a trained model, with its weights ready.
         samples: how many texts, up to 1,000, and less than 2 GiB; sample i does not depend on it.
         held: units of the top layer's c, and the values that they are set to before every byte.
-        reader: of this run, which has its weights ready.
     """
-    hidden, held = run.config.model.hidden, held or {}
+    run, held = reader.run, held or {}
+    hidden = run.config.model.hidden
     longest = _MOST_DRAWN // max(samples, 1)
     together = f" with `samples` {samples}" if samples > 1 else ""
     for name, value, right, rule in (
@@ -175,7 +174,6 @@ def generate(
     fixed = Held(jnp.asarray(is_held_H), jnp.asarray(values_H))
 
     # All samples share the prompt, so one row reads it.
-    reader = reader or Reader(run)
     model, weights = reader.writer
     # In bf16 one row has a product of its own, which adds in another order. That changes the last
     # bits of some states after rounding, and so in the end the text.

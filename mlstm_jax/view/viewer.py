@@ -166,7 +166,7 @@ class Viewer:
             held = {self._checked(_field(request, "unit", int, self._unit or 0)): value}
         with self._lock:
             pieces = generate(
-                self.run,
+                self._reader,
                 text,
                 bytes=bytes,
                 seed=_field(request, "seed", int, 0),

@@ -84,22 +84,24 @@ def test_a_state_that_the_model_lacks_is_refused(untrained: Run) -> None:
         Featurizer(untrained, states=(wrong,))
     if kind.states == ("h",) and not kind.bidirectional:
         with pytest.raises(UserError, match=f"cell state c, and {kind.cli_name} has none"):
-            next(generate(untrained, "a", bytes=1, seed=0, held={0: 1.0}))
+            next(generate(Reader(untrained), "a", bytes=1, seed=0, held={0: 1.0}))
 
 
 def test_a_sample_is_the_models_own(untrained: Run) -> None:
     """At temperature 0 each byte is the likeliest after the text so far."""
     if untrained.config.model.bidirectional:
         with pytest.raises(UserError, match="generating text needs a model that predicts the next"):
-            next(generate(untrained, "the", bytes=5, seed=1))
+            next(generate(Reader(untrained), "the", bytes=5, seed=1))
         return
-    (text,) = zip(*generate(untrained, "the", bytes=5, seed=1, temperature=0), strict=True)
+    (text,) = zip(*generate(Reader(untrained), "the", bytes=5, seed=1, temperature=0), strict=True)
     drawn = b"".join(text)
     for n in range(5):
         assert Reader(untrained)(b"\n the" + drawn[:n]).next_V.argmax() == drawn[n]
     if "c" in untrained.config.model.states:
-        held = generate(untrained, "the", bytes=50, seed=1, held=dict.fromkeys(range(12), 30.0))
-        free = generate(untrained, "the", bytes=50, seed=1)
+        held = generate(
+            Reader(untrained), "the", bytes=50, seed=1, held=dict.fromkeys(range(12), 30.0)
+        )
+        free = generate(Reader(untrained), "the", bytes=50, seed=1)
         assert list(held) != list(free)
 
 

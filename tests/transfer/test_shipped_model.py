@@ -17,6 +17,7 @@ from mlstm_jax.run import load_run, with_compute
 from mlstm_jax.transfer import features
 from mlstm_jax.transfer.classifier_file import load_classifier
 from mlstm_jax.transfer.generate import generate
+from mlstm_jax.transfer.trace import Reader
 from mlstm_jax.view.viewer import Viewer
 from tests.tolerance import bound
 
@@ -73,7 +74,9 @@ def test_a_sample_in_bf16_is_the_same_alone_and_among_others(model: mlstm.Traine
     run = dataclasses.replace(model._run, batch_model=with_compute(model._run, "bf16").model)
 
     def texts(samples: int) -> list[bytes]:
-        pieces = generate(run, "This film", bytes=400, seed=1, temperature=0.7, samples=samples)
+        pieces = generate(
+            Reader(run), "This film", bytes=400, seed=1, temperature=0.7, samples=samples
+        )
         return [b"".join(one) for one in zip(*pieces, strict=True)]
 
     assert texts(1) == texts(3)[:1]

@@ -38,7 +38,7 @@ def whole(pieces: Iterable[list[bytes]]) -> list[bytes]:
 def test_generated_text_is_of_the_corpus_and_of_the_seed(run: Run) -> None:
     def write(seed: int, **options: float) -> bytes:
         values = {"bytes": 300, "temperature": 0.5} | options
-        (text,) = whole(generate(run, "the guitar", seed=seed, **values))
+        (text,) = whole(generate(Reader(run), "the guitar", seed=seed, **values))
         return text
 
     assert write(1) == write(1) != write(2)
@@ -47,16 +47,16 @@ def test_generated_text_is_of_the_corpus_and_of_the_seed(run: Run) -> None:
     assert write(3, temperature=0) == write(4, temperature=0)
     known = "the this my guitar strap tuner cable café is was good".encode().split()
     assert len(set(known) & set(write(5).split())) >= 6
-    assert len(whole(generate(run, "", bytes=70, seed=0))[0]) == 70
+    assert len(whole(generate(Reader(run), "", bytes=70, seed=0))[0]) == 70
 
 
 def test_a_sample_depends_on_its_number_alone_and_ends_by_itself(run: Run) -> None:
-    three = whole(generate(run, "my ", bytes=200, seed=5, samples=3))
-    assert three[:1] == whole(generate(run, "my ", bytes=200, seed=5))
+    three = whole(generate(Reader(run), "my ", bytes=200, seed=5, samples=3))
+    assert three[:1] == whole(generate(Reader(run), "my ", bytes=200, seed=5))
     assert len(set(three)) == 3
     # Some of these come in one block of 64 bytes and not in each that follows.
     for stop in (b".", b"c", b"v", b"1"):
-        stopped = whole(generate(run, "my ", bytes=200, seed=5, samples=3, stop=stop))
+        stopped = whole(generate(Reader(run), "my ", bytes=200, seed=5, samples=3, stop=stop))
         assert stopped == [text.partition(stop)[0] for text in three]
         assert len({len(text) for text in stopped}) > 1
 
@@ -81,7 +81,7 @@ def test_draws_are_from_the_top_k_and_top_p(random: np.random.Generator) -> None
 def test_a_held_unit_stays_where_it_is_and_changes_the_text(run: Run) -> None:
     """The likeliest text with units held is that of a model whose state is set before each byte."""
     held = {unit: 5.0 if unit % 16 else -5.0 for unit in range(0, 64, 8)}
-    (found,) = whole(generate(run, "my ", bytes=40, seed=0, temperature=0, held=held))
+    (found,) = whole(generate(Reader(run), "my ", bytes=40, seed=0, temperature=0, held=held))
     apply = jax.jit(run.model.apply)
     carry, expected = run.model.init_carry(1), b""
     prompt = prompt_bytes("my ", run.cleaning)
@@ -95,7 +95,7 @@ def test_a_held_unit_stays_where_it_is_and_changes_the_text(run: Run) -> None:
             {"params": run.params}, np.array([[byte]], np.uint8), carry._replace(c=c)
         )
     assert found == expected
-    assert found != whole(generate(run, "my ", bytes=40, seed=0, temperature=0))[0]
+    assert found != whole(generate(Reader(run), "my ", bytes=40, seed=0, temperature=0))[0]
 
 
 def test_generation_draws_from_the_model(run: Run) -> None:
@@ -104,7 +104,9 @@ def test_generation_draws_from_the_model(run: Run) -> None:
     apply = jax.jit(run.model.apply)
     _, logits, *_ = apply({"params": run.params}, context, run.model.init_carry(1))
     expected = np.asarray(jax.nn.softmax(logits[0, -1] / jnp.float32(2.0)))
-    drawn = whole(generate(run, "the guitar ", bytes=1, temperature=2.0, seed=0, samples=300))
+    drawn = whole(
+        generate(Reader(run), "the guitar ", bytes=1, temperature=2.0, seed=0, samples=300)
+    )
     likeliest = expected.argmax()
     share = np.mean([text[0] == likeliest for text in drawn])
     sigma = np.sqrt(expected[likeliest] * (1 - expected[likeliest]) / 300)
@@ -143,7 +145,7 @@ def test_text_cut_inside_a_character_is_joined() -> None:
 )
 def test_bad_options_are_refused(run: Run, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        next(generate(run, "", **{"bytes": 1, "seed": 0} | options))
+        next(generate(Reader(run), "", **{"bytes": 1, "seed": 0} | options))
 
 
 def test_an_invalid_checkpoint_is_named(run: Run) -> None:
@@ -285,7 +287,7 @@ def test_texts_of_all_lengths_share_their_programs(run: Run) -> None:
         longest = "my cable sounds great " * 9
         for prompt in (longest, "", "the guitar"):
             seen = len(compiled)
-            whole(generate(run, prompt, bytes=70, seed=0))
+            whole(generate(Reader(run), prompt, bytes=70, seed=0))
             reader(prompt_bytes(prompt, run.cleaning))
             Featurizer(run)([prompt] * 8)
             assert prompt == longest or compiled[seen:] == []

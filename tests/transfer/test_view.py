@@ -126,7 +126,7 @@ def test_it_answers_as_the_library_does(page: str, run: Run, classifier: Path) -
     assert ask(f"{page}read", {"text": " ", "label": "fine"})[1]["characters"] == []
     asked = {"text": "my ", "bytes": 20, "seed": 3, "temperature": 0, "unit": 7, "value": 2}
     _, written = ask(f"{page}generate", asked)
-    (pieces,) = generate(run, "my ", bytes=20, seed=3, temperature=0, held={7: 2.0})
+    (pieces,) = generate(Reader(run), "my ", bytes=20, seed=3, temperature=0, held={7: 2.0})
     assert written["text"] == pieces[0].decode("utf-8", "replace")
 
 
