@@ -182,8 +182,8 @@ def enter(given: argparse.Namespace) -> None:
             cost = bits(rows, text["test"])
         run = {
             "seed": seed,
-            "bits_per_byte": cost.mean(),
-            "bits_per_byte_not_repeated": cost[~inside].mean(),
+            "bits_per_byte": float(cost.mean()),
+            "bits_per_byte_not_repeated": float(cost[~inside].mean()),
             "cpu_seconds": seconds,
             "artefact_bytes": size,
         }
