@@ -16,7 +16,7 @@ Data flows one way, and imports point downwards only::
     model/                 the kinds of models, one a file; the language model   (no data)
     corpora/               sources → readers → documents → an engine → writer   (no jax)
     data/                  corpus → shards → stream, evaluation_stream, labels   (no jax)
-    config/                what one experiment is, as JSON, and on the command line
+    config/                what one experiment is, as Python and as JSON
     fields.py, output.py   checked input, atomic output
 
 docs/architecture.md has every file, and tests/test_layers.py the order of the layers.
@@ -25,7 +25,7 @@ Letters for dimensions, used as suffixes of array names (``bytes_BT``, ``wh_HG``
 
     B  rows (streams) on one device        V  vocabulary, the 256 byte values
     T  bytes in a window                   E  embedding
-    N  local devices (parallel.py only)    H  hidden units
+    N  local devices, texts or bytes       H  hidden units
     L  layers                              G  gates, 4·H, in the order i, f, o, u
     I  rows of a layer's input matrices: 256 for the first, H for the others
 

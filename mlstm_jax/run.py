@@ -144,8 +144,9 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
         is_hub = len(name.parts) == 2 and not name.parent.exists() and name.parent.name not in ours
         hub = " Names of the Hugging Face hub are not read." if is_hub else ""
         near = question(nearest(str(folder), ours)) or "."
+        what = "is not a run folder: it has no config.json" if folder.exists() else "does not exist"
         raise UserError(
-            f"{folder} is not a run folder: it has no config.json. Give the folder that `mlstm-jax "
+            f"{folder} {what}. Give the folder that `mlstm-jax "
             f"train` or `mlstm-jax import` wrote, such as runs/mine, or a model of the package, "
             f"{', '.join(ours)}{near}{hub}"
         )

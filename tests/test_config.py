@@ -263,7 +263,8 @@ def test_without_a_word_it_is_the_configs_model() -> None:
     [
         (["--config"], "--config needs the name"),
         (["--config", "--resume"], "--config needs the name"),
-        (["model:rnn"], "model:rnn: choose one model of model:"),
+        (["model:lsm"], "; did you mean model:lstm"),
+        (["--model.kind", "gru"], "--model.kind: type model:lstm, for example"),
         (["model:lstm", "model:mlstm"], "model:lstm and model:mlstm: choose one model of"),
         (
             ["model:lstm", "--model.recurrent-init", "uniform"],

@@ -43,9 +43,14 @@ Returned = TypeVar("Returned")
 def public(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
     """Check the types of a function's arguments, which Python itself does not do."""
     signature = inspect.signature(function)
+    names = [name for name in signature.parameters if name != "self"]
 
     @functools.wraps(function)
     def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
+        for name in kwargs:
+            if name not in names:
+                near = question(nearest(name, names)) or f"; it has {', '.join(names)}."
+                raise TypeError(f"{function.__name__} has no argument {name!r}{near}")
         for name, value in signature.bind(*args, **kwargs).arguments.items():
             kind = signature.parameters[name].annotation
             if not _fits(value, kind):

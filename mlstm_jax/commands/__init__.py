@@ -190,8 +190,8 @@ def as_options(text: str, own: Mapping[str, str] = MappingProxyType({})) -> str:
             parts[place] = f"`{parts[place]}`"
     text = "".join(parts)
     first, space, rest = text.partition(" ")
-    name, colon, _ = first.partition(":")
-    return (own[name] + colon if name in own else first) + space + rest
+    name = first.rstrip(":")
+    return own.get(name, name) + first[len(name) :] + space + rest
 
 
 def _option(name: str) -> str:

@@ -18,7 +18,7 @@ from mlstm_jax.config import Config, load_file, vary
 from mlstm_jax.config import text as config_text
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.distributed.process_info import process_info
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, nearest, question
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.planning import compile as compiling
 from mlstm_jax.planning.plan import format_plan
@@ -260,7 +260,9 @@ def _take_file(arguments: Sequence[str], default: Config) -> tuple[Config, list[
         kind = kinds.get(word.removeprefix("model:"))
         if kind is None or len(words) > 1:
             known = ", ".join(f"model:{name}" for name in sorted(kinds))
-            raise UserError(f"{' and '.join(words)}: choose one model of {known}.")
+            near = [f"model:{name}" for name in nearest(word.removeprefix("model:"), kinds)]
+            which = question(near) or "."
+            raise UserError(f"{' and '.join(words)}: choose one model of {known}{which}")
         if kind is not type(config.model):
             shared = [field.name for field in dataclasses.fields(Architecture)]
             sizes = {name: getattr(config.model, name) for name in shared}
@@ -269,6 +271,8 @@ def _take_file(arguments: Sequence[str], default: Config) -> tuple[Config, list[
             config = dataclasses.replace(config, model=kind(**changed))
     for option in (word.partition("=")[0] for word in rest if word.startswith("--model.")):
         field = option.removeprefix("--model.").removeprefix("no-").replace("-", "_")
+        if field == "kind":
+            raise UserError(f"{option}: type model:lstm, for example, as a word of its own.")
         of = [f"model:{name}" for name, kind in kinds.items() if field in kind.__dataclass_fields__]
         if of and config.model.cli_name not in of:
             raise UserError(

@@ -96,6 +96,7 @@ class LSTM(GatedCell, title="LSTM"):
 
     kind: Literal["lstm"] = field(default="lstm", init=False)
     gates: ClassVar[dict[str, int]] = {"wh": 4, "wx": 4}
+    biases: ClassVar[int] = 4
 
     @staticmethod
     def advance(z_BZ: Array, carry: Any) -> Any:
@@ -122,6 +123,7 @@ class GRU(GatedCell, title="GRU"):
 
     kind: Literal["gru"] = field(default="gru", init=False)
     gates: ClassVar[dict[str, int]] = {"wh": 3, "wx": 3}
+    biases: ClassVar[int] = 4
     states: ClassVar[tuple[str, ...]] = ("h",)
 
     def init_carry(self, rows: int, cell: Any) -> Tree:

@@ -43,6 +43,7 @@ class MLSTM(Recurrent, _Initial, title="mLSTM"):
 
     gates: ClassVar[dict[str, int]] = {"wmh": 1, "wh": 4, "wmx": 1, "wx": 4}
     input_matrices: ClassVar[tuple[str, ...]] = ("wmx", "wx")
+    biases: ClassVar[int] = 4
 
     def initial(self, inputs: int) -> dict[str, Matrix]:
         """Return uniform matrices; the recurrent ones may be orthogonal."""

@@ -68,7 +68,7 @@ class Recurrent(Architecture):
     # Those of them that multiply a layer's input.
     input_matrices: ClassVar[tuple[str, ...]] = ("wx",)
     # The size of the bias, in units of H.
-    biases: ClassVar[int] = 4
+    biases: ClassVar[int]
 
     @property
     def normalised(self) -> bool:

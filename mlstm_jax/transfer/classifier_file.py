@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax import digest, fields, output, shipped
-from mlstm_jax.errors import UserError, require
+from mlstm_jax.errors import UserError, nearest, question, require
 from mlstm_jax.interop import arrays
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.run import Run
@@ -112,6 +112,14 @@ def load_classifier(folder: Path) -> tuple[Classifier, Description]:
             advice = f"give {' or '.join(str(given / name) for name in inside)}."
         if inside == ["classifier"]:
             advice += f" It is of the run {given / 'run'}, which `mlstm-jax finetune` wrote."
+        if not folder.exists():
+            ours = [
+                f"{model}/{path.parent.name}"
+                for model, where in shipped.files("model").items()
+                for path in where.parent.glob("*/classifier.json")
+            ]
+            near = question(nearest(str(given), ours)) or f"; {advice}"
+            raise UserError(f"there is no folder {given}{near}")
         raise UserError(f"{given} has no classifier.json; {advice}")
     try:
         values = fields.parse(path.read_bytes())

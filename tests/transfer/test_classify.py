@@ -166,7 +166,7 @@ def test_a_classifier_is_kept_without_pickle(tmp_path: Path, random: np.random.G
     (tmp_path / "classifier.safetensors").write_bytes(b"no")
     with pytest.raises(UserError, match="cannot be read"):
         classifier_file.load_classifier(tmp_path)
-    with pytest.raises(UserError, match="has no classifier"):
+    with pytest.raises(UserError, match="there is no folder"):
         classifier_file.load_classifier(tmp_path / "none")
     (tmp_path / "tuned/classifier").mkdir(parents=True)
     classifier_file.save(tmp_path / "tuned/classifier", found, ABOUT)
