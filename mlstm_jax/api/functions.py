@@ -120,12 +120,23 @@ def sweep(
     return sweeps.write_tables(runs, Path(out))
 
 
+_DEVICES = [2**power for power in range(8)]
+
+
+def _can_share(config: Config, count: int) -> bool:
+    try:
+        resolve_batch(config, count)
+    except UserError:
+        return False
+    return True
+
+
 @public
 def plan(
     config: Config | str | Path,
     machine: str | Path,
     *,
-    devices: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128),
+    devices: Sequence[int] | None = None,
     corpus_bytes: float | None = None,
     rates: str | Path | None = None,
     price: float | None = None,
@@ -135,7 +146,8 @@ def plan(
     Args:
         config: of the run, as for `train`.
         machine: a JSON description, or the name of one in the package, such as h200.
-        devices: numbers of devices to plan for, on all nodes together.
+        devices: numbers of devices to plan for, on all nodes together; unset: 1, 2, 4 and so on up
+            to 128, of those that can share the batch evenly.
         corpus_bytes: of the training split, such as 40e9; unset: those of data.corpus, if it
             exists.
         rates: results of `benchmarks/train_step.py --json` on such a device; the plan then uses the
@@ -146,6 +158,8 @@ def plan(
         ValueError: the description is invalid, or the batch cannot be divided among the devices.
     """
     config, described, size = plan_inputs(as_config(config), machine, corpus_bytes, rates, price)
+    if devices is None:
+        devices = [count for count in _DEVICES if _can_share(config, count)] or [1]
     for count in devices:
         is_count = isinstance(count, Integral) and count >= 1
         require(is_count, "devices", count, "an integer of at least 1")

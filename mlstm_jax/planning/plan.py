@@ -152,7 +152,7 @@ def format_plan(
         f"{'devices':>7} {'phase ' if phases else ''}{'batch':>7} {'s/iteration':>11} "
         f"{'all-reduce':>10} {'MB/s':>8} {'efficiency':>10} {'GB/device':>9} "
         f"{'compiled ' if compiled else ''}{'h/epoch':>8} "
-        f"{'h/run':>8} {'cost':>10}",
+        f"{'epochs':>7} {'h/run':>8} {'cost':>10}",
     ]
     for number, row in enumerate(rows, 1):
         cells = [
@@ -169,6 +169,7 @@ def format_plan(
                 f"{'' if value is None else format(value, form):>{width}}"
                 for value, form, width in (
                     (row.hours_per_epoch, ".2f", 8),
+                    (_epochs(row), ".2f", 7),
                     (row.hours, ".2f", 8),
                     (row.cost, ",.0f", 10),
                 )
@@ -178,7 +179,9 @@ def format_plan(
         if phases and row.phase == len(phases):
             lines.append(_sum_of_phases(rows[number - len(phases) : number]))
     if corpus_bytes is None and not phases:
-        lines.append("hours: give `corpus_bytes`, or a corpus that exists")
+        lines.append("epochs and their hours need `corpus_bytes`, or a corpus that exists")
+    if all(row.cost is None for row in rows):
+        lines.append("cost needs `price`, and the hours of a run")
     too_large = [row for row in rows if not row.fits]
     if too_large:
         lines += ["", _advice(config, machine, too_large[0])]
@@ -191,6 +194,11 @@ def _sum_of_phases(rows: list[Row]) -> str:
     return f"{rows[0].devices:>7} all phases: {hours:.2f} hours" + (
         f", cost {sum(costs):,.0f}" if costs else ""
     )
+
+
+def _epochs(row: Row) -> float | None:
+    """Return the epochs of a run, which may end by its steps before."""
+    return row.hours / row.hours_per_epoch if row.hours and row.hours_per_epoch else None
 
 
 def _digits(value: float) -> str:

@@ -11,6 +11,7 @@ import pytest
 
 from mlstm_jax import cli
 from mlstm_jax import config as configs
+from mlstm_jax.api import functions
 from mlstm_jax.config import Config, Data, Model, Optimizer, Phase, Precision, Train, vary
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
@@ -236,3 +237,13 @@ def test_what_is_recommended_is_what_the_docs_say(words, options, notes, capsys)
     assert bool(noted.strip()) == bool(notes)
     cli.main([*command, *pasted.replace("\\\n", "").split()])  # as a shell reads them
     assert "muon: " in capsys.readouterr().out
+
+
+def test_without_devices_a_plan_has_those_that_can_share_the_batch() -> None:
+    config = vary(Config(model=Model(hidden=16)), data__batch=24)
+    rows = functions.plan(config, "h200", corpus_bytes=1e9)
+    assert [row.devices for row in rows] == [1, 2, 4, 8]
+    text = plan.format_plan(config, load_machine(MACHINES / "h200.json"), rows, 1e9)
+    assert {line.split()[-2] for line in text.splitlines()[4:8]} == {"1.00"}  # epochs of a run
+    with pytest.raises(UserError, match=r"data\.batch is 24, which 16 devices cannot share"):
+        functions.plan(config, "h200", devices=[16])
