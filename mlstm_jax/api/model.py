@@ -206,9 +206,9 @@ class TrainedModel(ReadingModel):
             train: texts with labels: a .csv, .tsv, .json, .jsonl or .parquet file, or in Python a
                 tuple of texts and labels. Several labels of a text are a dict of columns:
                 {"joy": [1, 0, None], "anger": [0, 0, 1]}.
-            test: the same, to measure the accuracy on; unset: a fifth of each class of `train`,
+            test: as `train`, to measure the accuracy on; unset: a fifth of each class of `train`,
                 chosen by a digest of the texts, so that it is always the same.
-            valid: the same, to choose C on, the inverse strength of the L1 penalty, and the
+            valid: as `train`, to choose C on, the inverse strength of the L1 penalty, and the
                 thresholds of several labels; unset: cross-validation.
             out: folder for the features, the classifier, report.md, report.json and pictures.
             state: see `encode`.
@@ -285,10 +285,10 @@ class TrainedModel(ReadingModel):
 
         Args:
             train: see `transfer`.
-            valid: the same; the loss of its labels, after each epoch, chooses the checkpoint,
+            valid: as `train`; the loss of its labels, after each epoch, chooses the checkpoint,
                 thresholds of several labels are chosen on it, and its accuracy is reported. Unset:
                 a fifth of `train`, as for `transfer`.
-            test: the same, to measure on.
+            test: as `train`, to measure on.
             out: folder for corpus/, run/, classifier/ and report.json; the same call resumes in it.
             options: how to fine-tune; unset: three epochs.
             label_column: see `transfer`.

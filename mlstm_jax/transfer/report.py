@@ -66,7 +66,11 @@ def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
             )
         ),
         *(
-            ("The log-odds of the model's own classifier are one more feature.", "")
+            (
+                "The log-odds of the model's own classifier are one more feature. It comes with "
+                "the model: texts that it was fitted to (see the model's card) are not new to it.",
+                "",
+            )
             * result.has_prior
         ),
         f"{penalty}{result.nonzero} of {result.features} features have a nonzero weight. "
