@@ -227,7 +227,7 @@ def test_what_a_run_started_from_may_be_missing_until_it_is_needed(
     with pytest.raises(UserError, match=r"must return to its first step.*start a new run"):
         loop.train(longer)
     shutil.rmtree(first)
-    with pytest.raises(UserError, match=r"first is not a run folder"):
+    with pytest.raises(UserError, match=r"first does not exist"):
         loop.train(longer)
 
 

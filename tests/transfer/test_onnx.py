@@ -154,7 +154,7 @@ def test_what_is_not_the_same_as_jax_is_not_written(model, tmp_path, monkeypatch
         ("m.npz", {"dtype": "int8"}, "dtype int8 is for `format=onnx`, not for npz"),
         ("m.npz", {"classifier": "none"}, "classifier is for `format=onnx`"),
         ("m.onnx", {"dtype": "float16"}, "dtype float16 is not for `format=onnx`"),
-        ("m.onnx", {"classifier": "none"}, "none has no classifier.json"),
+        ("m.onnx", {"classifier": "none"}, "there is no folder none"),
     ],
 )
 def test_what_a_format_does_not_have_is_refused(model, tmp_path, out, how, message) -> None:

@@ -151,9 +151,9 @@ def test_a_folder_of_ones_own_goes_before_it(run, tmp_path, monkeypatch) -> None
     ("command", "words"),
     [
         (["classify", NAME, NAME, "new.txt"], f"give {NAME}/sentiment"),
-        (["evaluate", "reviews-76"], "reviews-76 is not a run folder.*did you mean reviews-768"),
+        (["evaluate", "reviews-76"], "reviews-76 does not exist.*did you mean reviews-768"),
         (["evaluate", NAME], f"{NAME}, a model of the package, comes without a corpus"),
-        (["generate", "openai/gpt2"], "openai/gpt2 is not a run folder.*Hugging Face hub"),
+        (["generate", "openai/gpt2"], "openai/gpt2 does not exist.*Hugging Face hub"),
     ],
 )
 def test_refusals_say_what_to_give_instead(command, words, tmp_path, monkeypatch, refused) -> None:
