@@ -29,19 +29,16 @@ from mlstm_jax.model.language_model import (
     ModelOutput,
     Parameters,
 )
-from mlstm_jax.model.ops import (
+from mlstm_jax.model.ops import matmul, project, project_gradient, sum_rows, weight_norm
+from mlstm_jax.model.recurrence import LayerWeights, Outputs
+from mlstm_jax.model.time_loops import (
+    Sequence,
     as_bits,
     empty_buffer,
-    matmul,
     of_bits,
-    project,
     put_step,
-    read_gradients,
     step_of,
-    sum_rows,
-    weight_norm,
 )
-from mlstm_jax.model.recurrence import LayerWeights, Outputs, Sequence
 
 Array = jax.Array
 
@@ -260,7 +257,8 @@ def _backward(
     before_h_TBH = jnp.concatenate([first.h.astype(BF16)[None], h_TBH[:-1]])
     mh_TBH = of_bits(saved.made[0][:, 0] if formats.on_gpu else saved.made[0], BF16)
     m_TBH = (project(sequence.x, weights.wmx_IH) * mh_TBH.astype(jnp.float32)).astype(BF16)
-    _, dwmx_IH, dwx_IG = read_gradients(sequence.x, weights.wmx_IH, weights.wx_IG, dmx_TBH, dz_TBG)
+    _, dwmx_IH = project_gradient(sequence.x, weights.wmx_IH, dmx_TBH)
+    _, dwx_IG = project_gradient(sequence.x, weights.wx_IG, dz_TBG)
     operands = (before_h_TBH, m_TBH, dz_TBG, dmh_TBH)
     types = (formats.forward, formats.forward, formats.backward, formats.backward)
     maxima = jnp.stack([jnp.max(jnp.abs(x)).astype(jnp.float32) for x in operands])
