@@ -1,8 +1,10 @@
 """The commands as a user types them, each in a process of its own."""
 
 import errno
+import itertools
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -49,7 +51,14 @@ def test_help_of_everything(capsys: pytest.CaptureFixture[str]) -> None:
         assert not stop.value.code
         text = capsys.readouterr().out
         assert "usage" in text.lower()
+        for line, following in itertools.pairwise(text.splitlines()):
+            if re.match(r" {5,}\S", following) and not line.startswith("  -"):
+                words = line.rstrip() + " " + following.split()[0]
+                assert len(words) > len(line), "a line ends too early"
+            elif not line.startswith((" ", "usage: ")):
+                assert line[-1:] in (".", ""), "a paragraph is one line"
         if command == "train":
+            assert not re.findall(r"`(?!finetune)[\w.]+`|[^-.\w](?:train|data|model)\.\w+", text)
             for words in ("--optimizer.learning-rate", "--data.window", "Paper: 256", "--resume"):
                 assert words in text
     cli.main(["--version"])

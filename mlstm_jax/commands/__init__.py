@@ -115,9 +115,12 @@ class Command:
             name: _parsed(one, names.get(name), positional=name in positional)
             for name, one in chosen.items()
         }
-        about = parse_docstring(inspect.getdoc(show) or "").description
-        lines = [f"    {name}: {docs[name]}" for name in self.parameters if name in docs]
-        self._doc = "\n".join([about or "", "", "Args:", *lines])
+        self._help = functools.partial(_as_help, options=self.options())
+        about = (parse_docstring(inspect.getdoc(show) or "").description or "").split("\n\n")
+        lines = [
+            f"    {name}: {self._help(docs[name])}" for name in self.parameters if name in docs
+        ]
+        self._doc = "\n\n".join([*map(_joined, about), "Args:\n" + "\n".join(lines)])
 
     def parse(self, words: Sequence[str], program: str) -> dict[str, Any]:
         """Return the arguments by name; exit with a message, or the help, if there are none.
@@ -136,7 +139,7 @@ class Command:
         said = io.StringIO()
         try:
             with contextlib.redirect_stderr(said):
-                return tyro.cli(collect, args=words, prog=program, registry=_registry())
+                return tyro.cli(collect, args=words, prog=program, registry=_registry(self._help))
         except SystemExit as stop:
             cause = stop.__context__
             while cause and not isinstance(cause, UserError):
@@ -194,6 +197,18 @@ def as_options(text: str, own: Mapping[str, str] = MappingProxyType({})) -> str:
     return own.get(name, name) + first[len(name) :] + space + rest
 
 
+def _joined(lines: str) -> str:
+    """Return a paragraph as one line; tyro would break it before a line such as "16 to 64"."""
+    return " ".join(lines.split())
+
+
+def _as_help(text: str, options: Mapping[str, str]) -> str:
+    """Return the help of an argument or field as one line that names the options of others."""
+    names = {name.rpartition(".")[2]: option for name, option in options.items()} | {**options}
+    named = r"`[\w.]+`|\b\w+\.\w+\b"
+    return re.sub(named, lambda name: names.get(name[0].strip("`"), name[0]), _joined(text))
+
+
 def _option(name: str) -> str:
     return f"--{name.rstrip('_').replace('_', '-')}"
 
@@ -216,7 +231,7 @@ def _docs(function: Callable[..., Any]) -> dict[str, str]:
     """Return the help of each argument; "see `name`" is that of another method of the model."""
     docs = {}
     for one in parse_docstring(inspect.getdoc(function) or "").params:
-        text = " ".join((one.description or "").split())
+        text = _joined(one.description or "")
         other = re.match(r"see `(\w+)`", text)
         if other and (method := getattr(_api().TrainedModel, other[1], None)):
             text = _docs(method)[one.arg_name] + text[other.end() :].removeprefix(".")
@@ -242,8 +257,11 @@ def _parsed(one: Parameter, name: str | None, *, positional: bool) -> Parameter:
     return Parameter(one.name, _BY_NAME, annotation=kind, default=default)
 
 
-def _registry() -> ConstructorRegistry:
-    """Return tyro's registry, in which the weights of the splits are one word: 1000,1,1."""
+def _registry(as_help: Callable[[str], str]) -> ConstructorRegistry:
+    """Return tyro's registry, in which the weights of the splits are one word: 1000,1,1.
+
+    The help of a dataclass's fields is changed by `as_help`.
+    """
 
     def parse(words: list[str]) -> SplitWeights:
         try:
@@ -254,6 +272,20 @@ def _registry() -> ConstructorRegistry:
         return train, valid, test
 
     registry = ConstructorRegistry()
+    inside: list[Any] = []
+
+    @registry.struct_rule
+    def fields(info: Any) -> Any:
+        if info.type in inside or not dataclasses.is_dataclass(info.type):
+            return None  # tyro's own rule is next
+        inside.append(info.type)
+        spec: Any = ConstructorRegistry.get_struct_spec(info)
+        inside.pop()
+        fields = (
+            dataclasses.replace(field, helptext=lambda text=field.helptext: as_help(text() or ""))
+            for field in spec.fields
+        )
+        return dataclasses.replace(spec, fields=tuple(fields))
 
     @registry.primitive_rule
     def weights(info: Any) -> PrimitiveConstructorSpec[SplitWeights] | None:
