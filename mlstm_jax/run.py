@@ -124,7 +124,7 @@ def read_config(folder: Path) -> Config | None:
 def load_run(folder: Path, checkpoint: str = "best") -> Run:
     """Load a trained model; see `mlstm_jax.load`."""
     environment.local_devices()  # what JAX lacks is said before the weights are read
-    name, folder = folder, shipped.model(folder)
+    folder = shipped.model(folder)
     if folder.is_file() and folder.suffix in (".safetensors", ".npz"):
         imported = weights.load_weights(folder)
         default = Config(out=str(folder), model=imported.model)
@@ -140,15 +140,11 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
         if (folder / "run" / "config.json").is_file():  # of a fine-tuning
             raise UserError(f"{folder} is not a run folder, but holds one; give {folder}/run.")
         ours = shipped.files("model")
-        # A hub's name is OWNER/MODEL.
-        is_hub = len(name.parts) == 2 and not name.parent.exists() and name.parent.name not in ours
-        hub = " Names of the Hugging Face hub are not read." if is_hub else ""
         near = question(nearest(str(folder), ours)) or "."
         what = "is not a run folder: it has no config.json" if folder.exists() else "does not exist"
         raise UserError(
-            f"{folder} {what}. Give the folder that `mlstm-jax "
-            f"train` or `mlstm-jax import` wrote, such as runs/mine, or a model of the package, "
-            f"{', '.join(ours)}{near}{hub}"
+            f"{folder} {what}. Give the folder that `mlstm-jax train` or `mlstm-jax import` wrote, "
+            f"such as runs/mine, or a model of the package, {', '.join(ours)}{near}"
         )
     if (folder / WEIGHTS).is_file():
         if checkpoint not in ("best", "latest"):

@@ -153,7 +153,7 @@ def test_a_folder_of_ones_own_goes_before_it(run, tmp_path, monkeypatch) -> None
         (["classify", NAME, NAME, "new.txt"], f"give {NAME}/sentiment"),
         (["evaluate", "reviews-76"], "reviews-76 does not exist.*did you mean reviews-768"),
         (["evaluate", NAME], f"{NAME}, a model of the package, comes without a corpus"),
-        (["generate", "openai/gpt2"], "openai/gpt2 does not exist.*Hugging Face hub"),
+        (["evaluate", "runs/none"], f"runs/none does not exist.*of the package, {NAME}\\.$"),
     ],
 )
 def test_refusals_say_what_to_give_instead(command, words, tmp_path, monkeypatch, refused) -> None:
