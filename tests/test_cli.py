@@ -79,7 +79,8 @@ def test_from_text_to_a_score_and_a_sentence(text_file, tmp_path, monkeypatch, c
     monkeypatch.setattr(sys, "argv", ["train.py", *options.split(), *steps.split()])
     runpy.run_path(str(REPOSITORY / "train.py"), run_name="__main__")
     trained = capsys.readouterr()
-    assert "on 4 cpu device(s)" in trained.err
+    order = r"on 4 cpu device\(s\).*\ncompiling the training step\n.*step 20 "
+    assert re.search(order, trained.err, re.DOTALL)
     assert "gzip -9" in trained.out
     said("evaluate run --json score.json")
     score = json.loads(Path("score.json").read_text())

@@ -152,6 +152,8 @@ def _train_phase(
         reporter.step(step, metrics)
         return float(metrics.stop)
 
+    if point.step < last:
+        session.progress.say("compiling the training step")
     batches = prefetch(lambda step: stream.batch(step, rows), range(point.step, last))
     with closing(batches), jax.transfer_guard("disallow"):
         for step in range(point.step, last + 1):
