@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import jax
 import numpy as np
@@ -186,6 +186,20 @@ def test_optimizers_against_their_equations(name, chosen, random) -> None:
             exact[path] = w - rate * step
         for path, leaf in flat(params).items():
             assert_close(leaf, exact[path], (n + 1) * TERMS)
+
+
+@pytest.mark.parametrize("name", get_args(get_type_hints(Optimizer)["name"]))
+def test_weight_decay_acts_or_is_refused(name: str) -> None:
+    if name == "adam":
+        with pytest.raises(UserError, match="0 with adam; adamw decays weights"):
+            Optimizer(name=name, weight_decay=0.1)
+        return
+    options = Optimizer(name=name, weight_decay=0.1)
+    tested = optimizer.build(options, Model(), schedule.learning_rate(options, 128, 10))
+    params = {"layer_0": {"wh_v": np.ones((3, 12), np.float32)}}
+    gradient = jax.tree.map(np.zeros_like, params)
+    updates, _ = tested.update(gradient, tested.init(params), params)
+    assert np.all(np.asarray(updates["layer_0"]["wh_v"]) < 0)
 
 
 def flat(tree: dict) -> dict[tuple[str, ...], np.ndarray]:
