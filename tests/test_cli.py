@@ -51,6 +51,7 @@ def test_help_of_everything(capsys: pytest.CaptureFixture[str]) -> None:
         assert not stop.value.code
         text = capsys.readouterr().out
         assert "usage" in text.lower()
+        assert "options options" not in text
         for line, following in itertools.pairwise(text.splitlines()):
             if re.match(r" {5,}\S", following) and not line.startswith("  -"):
                 words = line.rstrip() + " " + following.split()[0]

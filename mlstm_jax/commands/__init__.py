@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, cast, get_args, get_ori
 
 import tyro
 from docstring_parser import parse as parse_docstring
-from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
+from tyro.conf import FlagCreatePairsOff, Positional, arg
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
 
+from mlstm_jax.corpora.options import SplitWeights
 from mlstm_jax.corpora.sources import Source, check_source
 from mlstm_jax.errors import UserError
 from mlstm_jax.terminal import printable, uncoloured
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 RunFolder = Annotated[Path, Positional, arg(metavar="RUN")]
 InputFile = Annotated[Path, Positional, arg(metavar="INPUT")]
-
-SplitWeights = tuple[float, float, float]  # of PrepareOptions
 
 _BY_NAME = Parameter.KEYWORD_ONLY
 
@@ -247,7 +246,7 @@ def _parsed(one: Parameter, name: str | None, *, positional: bool) -> Parameter:
         kind = Path | None if NoneType in inner else Path
     for part in inner:
         if dataclasses.is_dataclass(part):
-            kind, default = cast("Any", OmitArgPrefixes)[part], cast("Any", part)()
+            kind, default = Annotated[part, arg(name="")], cast("Any", part)()
     if kind is bool or get_args(kind)[:1] == (bool,):
         kind = cast("Any", FlagCreatePairsOff)[kind]
     if name:

@@ -42,9 +42,8 @@ def features(
     Args:
         texts: in any file that `prepare` reads; -: standard input, as JSON lines or lines of text.
         out: .npz file to write.
-        state: c, the cell state, or h, after the last byte; mean_h, the mean of h over all bytes;
-            or c+mean_h, first c and then mean_h; one or several, all in one pass over the texts,
-            each in the file only once; unset: c+mean_h, or mean_h of a model that has no c.
+        state: see `encode`. One or several, all in one pass over the texts, each in the file only
+            once.
         units: write only these units; unset: all.
         overwrite: replace OUT if it exists.
     """
@@ -82,9 +81,7 @@ def transfer(
     command resumes at any point where it was stopped.
 
     Args:
-        state: c, the cell state, or h, after the last byte; mean_h, the mean of h over all bytes;
-            or c+mean_h, first c and then mean_h; one or several, all in one pass over the texts;
-            unset: c+mean_h, or mean_h of a model that has no c.
+        state: see `encode`. One or several, all in one pass over the texts.
     """
     require_files(train, valid, test)
     require_out(out, state or ("c+mean_h",))
