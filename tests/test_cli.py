@@ -56,8 +56,8 @@ def test_help_of_everything(capsys: pytest.CaptureFixture[str]) -> None:
             if re.match(r" {5,}\S", following) and not line.startswith("  -"):
                 words = line.rstrip() + " " + following.split()[0]
                 assert len(words) > len(line), "a line ends too early"
-            elif not line.startswith((" ", "usage: ")):
-                assert line[-1:] in (".", ""), "a paragraph is one line"
+            elif line[:1].isalpha() and not line.startswith("usage: "):
+                assert line[-1] == ".", "a paragraph is one line"
         if command == "train":
             assert not re.findall(r"`(?!finetune)[\w.]+`|[^-.\w](?:train|data|model)\.\w+", text)
             for words in ("--optimizer.learning-rate", "--data.window", "Paper: 256", "--resume"):
