@@ -135,13 +135,7 @@ def check_out(out: Path, overwrite: bool) -> None:
     """Raise UserError unless a corpus may be written to `out`."""
     if out.is_mount():
         raise UserError(f"{out}: is a mount point; name a folder in it with `out`.")
-    parent = next(folder for folder in out.parents if folder.exists())
-    if not (parent.is_dir() and os.access(parent, os.W_OK)):
-        raise UserError(
-            f"{out}: cannot be written: {parent} is not a writable folder; name another."
-        )
-    if not out.exists():
-        output.require_folder(out)
+    output.require_folder(out.parent if out.exists() else out)  # It will be renamed there.
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not (out.is_dir() and corpus.is_corpus(out)):

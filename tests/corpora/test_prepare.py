@@ -164,7 +164,7 @@ def test_sources_are_checked_before_any_is_read(tmp_path: Path) -> None:
     for sources, place, message in (
         ([], out, "no source given"),
         ([source, tmp_path / "none.txt"], out, r"none\.txt: there is no such file"),
-        (["pydoc:"], source / "deep" / "out", r"out: .*: .*a\.jsonl is not a writable folder"),
+        (["pydoc:"], source / "deep" / "out", r"out: cannot be created: .*a\.jsonl is a file"),
         ([source], out, r"a\.jsonl: no text is left after cleaning"),
         ([jsonl(tmp_path / "b.jsonl", some(1))], out, "only 1 distinct documents, too few for"),
     ):
@@ -262,10 +262,12 @@ def test_killed_while_the_old_corpus_is_removed_none_of_it_comes_back(tmp_path, 
     program = (
         "import os, shutil, signal, sys; from pathlib import Path\n"
         "from mlstm_jax.corpora.prepare import prepare\n"
-        "def killed(folder, ignore_errors=False):\n"
+        "rmtree = shutil.rmtree\n"
+        "def killed(folder, **how):\n"
         "    for file in Path(folder).glob('train.*'):\n"
         "        file.unlink()\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    rmtree(folder, **how)\n"
         "shutil.rmtree = killed\n"
         "prepare([sys.argv[1]], Path(sys.argv[2]), seed=1, overwrite=True)\n"
     )
