@@ -46,8 +46,6 @@ def steps(small: bool, torch: bool) -> list[Step]:
     quick = ["--rounds", "1" if small else "5", "--seconds", "6"]
     trial = ["--small"] if small else []
     others = ["autodiff", *(["torch"] if torch else [])]
-    # Our own kernels need a GPU.
-    kernels = [] if small else ["pallas"]
 
     def script(name: str) -> str:
         return str(FOLDER / f"{name}.py")
@@ -55,9 +53,9 @@ def steps(small: bool, torch: bool) -> list[Step]:
     ours = [script("train_step"), *points, *quick, "--implementations", "ours"]
     recompute = ["--recompute-every", "8" if small else "32"]
     return [
-        Step("check", 3, [script("gpu_check"), *trial]),
-        Step("train_step", 5, [script("train_step"), *grid, *quick, *recompute,
-                               "--implementations", "ours", *kernels, *others]),
+        Step("check", 1.5, [script("gpu_check"), *trial]),
+        Step("train_step", 7 if torch else 4, [script("train_step"), *grid, *quick, *recompute,
+                               "--implementations", "ours", "pallas", *others]),
         Step("products", 3, [script("products"), *grid, *quick]),
         Step("graphs_off", 1.5, ours, "--xla_gpu_enable_command_buffer="),
         *(Step(name, 1.5, ours, (FLAGS / f"{name}.txt").read_text().strip())

@@ -11,6 +11,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import statistics
 import sys
 import time
@@ -141,6 +142,10 @@ def parse_arguments(description: str, implementations: list[str]) -> argparse.Na
         except ImportError:
             print("torch is not installed (pip install -e '.[torch]'): it is not measured")
             arguments.implementations.remove("torch")
+        else:
+            # JAX, which has not started yet, would take 0.75 of a GPU's memory.
+            if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:
+                os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", "0.5")
     arguments.points = GRIDS[arguments.grid]
     if arguments.point:
         try:
@@ -171,8 +176,8 @@ def _fits(case: Case) -> bool:
     """Call a case once to warm up; return whether it fits into memory."""
     try:
         case.call()
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+    except RuntimeError as error:  # JAX's, or torch.OutOfMemoryError
+        if not re.search("RESOURCE_EXHAUSTED|out of memory", str(error)):
             raise
         print(f"{case.implementation}, {case.what}: does not fit into memory")
         return False
@@ -249,6 +254,8 @@ def run(name: str, arguments: argparse.Namespace, cases: Callable[[Point], Itera
         f" {'autodiff/':>9}"
     )
     rows, rates = [], {}
+    # It has the rows of all points that are done, should a later one end the process.
+    part = arguments.json and arguments.json.with_suffix(".part")
     for point in arguments.points:
         with precision_of(point.dtype):
             here = list(cases(point))
@@ -257,23 +264,25 @@ def run(name: str, arguments: argparse.Namespace, cases: Callable[[Point], Itera
         rows += measured
         for row in measured:
             print(_line(row), flush=True)
+        medians = {dtype: statistics.median(found) for dtype, found in rates.items()}
+        if arguments.json:
+            results = {
+                "benchmark": name,
+                "command": " ".join(["python", *sys.argv]),
+                **machine(),
+                "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+                # For the first type measured; the next entry has all types.
+                "large_product_flops_per_s": next(iter(medians.values())),
+                "large_product_flops_per_s_by_dtype": medians,
+                "rows": rows,
+            }
+            part.write_text(json.dumps(results, indent=1) + "\n")
         del here
         jax.clear_caches()
-    medians = {dtype: statistics.median(found) for dtype, found in rates.items()}
     for dtype, rate in medians.items():
         print(f"one large {dtype} product: {rate / 1e12:.3f} Tflop/s")
     if arguments.json:
-        results = {
-            "benchmark": name,
-            "command": " ".join(["python", *sys.argv]),
-            **machine(),
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            # For the first type measured; the next entry has all types.
-            "large_product_flops_per_s": next(iter(medians.values())),
-            "large_product_flops_per_s_by_dtype": medians,
-            "rows": rows,
-        }
-        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+        part.replace(arguments.json)
         print(f"written to {arguments.json}")
 
 

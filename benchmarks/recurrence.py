@@ -25,14 +25,11 @@ from mlstm_jax.model.recurrence import (
     STACKED,
     Carry,
     LayerWeights,
-    Loops,
     recurrence,
 )
 from mlstm_jax.model.time_loops import Sequence
 
 EMBEDDING = 64
-# The same choice as the model's.
-LOOPS: Loops = SEPARATE if jax.default_backend() == "cpu" else STACKED
 IMPLEMENTATIONS = ["ours", "autodiff", "flax_lstm", "torch"]
 
 Tree = dict[str, jax.Array]
@@ -125,8 +122,10 @@ def cases(arguments: Any, point: Point) -> Iterator[Case]:
     data, params = (bytes_TB, direction_TBH), make_parameters(point.hidden)
     chosen, flops = arguments.implementations, point.layer_flops
     if "ours" in chosen:
+        # The same choice as the model's.
+        loops = SEPARATE if jax.default_backend() == "cpu" else STACKED
         for k in [None, *arguments.recompute_every]:
-            forward = partial(mlstm, partial(recurrence, recompute_every=k, loops=LOOPS), point)
+            forward = partial(mlstm, partial(recurrence, recompute_every=k, loops=loops), point)
             yield from jax_cases("ours", point, flops, forward, params, data, k)
     if "autodiff" in chosen:
         forward = partial(mlstm, baselines.autodiff, point)

@@ -30,7 +30,7 @@ from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.state import fresh_state
 from mlstm_jax.training.step import make_train_step
 
-IMPLEMENTATIONS = ["ours", "autodiff", "torch"]
+IMPLEMENTATIONS = ["ours", "pallas", "autodiff", "torch"]
 
 
 def make_config(point: Point) -> Config:
@@ -96,6 +96,7 @@ def cases(arguments: Any, point: Point) -> Iterator[Case]:
 
 
 if __name__ == "__main__":
-    own = ["pallas"] if jax.default_backend() == "gpu" else []
-    arguments = measure.parse_arguments(__doc__.splitlines()[0], IMPLEMENTATIONS + own)
+    arguments = measure.parse_arguments(__doc__.splitlines()[0], IMPLEMENTATIONS)
+    if jax.default_backend() != "gpu":
+        arguments.implementations = [x for x in arguments.implementations if x != "pallas"]
     measure.run("train_step", arguments, partial(cases, arguments))

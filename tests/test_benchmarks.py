@@ -1,5 +1,6 @@
 """Every benchmark runs in small and writes what it promises; what it compares computes the same."""
 
+import argparse
 import ast
 import hashlib
 import json
@@ -115,6 +116,29 @@ def times(value: Any) -> Iterator[float]:
     elif isinstance(value, list):
         for inner in value:
             yield from times(inner)
+
+
+def test_what_does_not_fit_is_left_out_and_an_error_costs_no_earlier_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    from measure import Case, Point, run
+
+    def cases(point: Point) -> Iterator[Case]:
+        if point.hidden == 3:
+            raise ValueError("the second size")
+        yield Case("small", "zeros", 1, lambda: jnp.zeros(1), None)
+        yield Case("large", "zeros", 1, lambda: jnp.zeros(2**50), None)
+
+    sizes = [Point(2, 1, 1, "fp32"), Point(3, 1, 1, "fp32")]
+    path = tmp_path / "results.json"
+    given = argparse.Namespace(points=sizes, rounds=1, seconds=0, json=path)
+    with pytest.raises(ValueError, match="the second size"):
+        run("zeros", given, cases)
+    (row,) = json.loads(path.with_suffix(".part").read_text())["rows"]
+    assert (row["hidden"], row["implementation"]) == (2, "small")
+    assert "large, zeros: does not fit into memory" in capsys.readouterr().out
+    assert not path.exists()
 
 
 @pytest.mark.slow
