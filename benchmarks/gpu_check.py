@@ -161,13 +161,12 @@ def our_own_kernels(compute: str) -> Result:
     )
     carry = Carry(np.tanh(normal(rows, hidden)), normal(rows, hidden))
     bytes_TB = random.integers(0, 256, (window, rows), dtype=np.int32)
-    hold_TB = random.random((window, rows)) < 0.2
     cotangent = normal(window, rows, hidden)
 
     def gradient(loops: Loops) -> Any:
         def scalar(carry: Carry, weights: LayerWeights) -> jax.Array:
-            sequence = Sequence(bytes_TB, hold_TB)
-            made = recurrence(carry, sequence, weights, jnp.dtype(NAMES[compute]), None, loops)
+            sequence, dtype = Sequence(bytes_TB), jnp.dtype(NAMES[compute])
+            made = recurrence(carry, sequence, weights, dtype, None, loops)
             return jnp.vdot(made[1].astype(jnp.float32), cotangent) + jnp.sum(made[0].c)
 
         with jax.default_matmul_precision("highest"):

@@ -28,6 +28,7 @@ from mlstm_jax.model.time_loops import (
     of_bits,
     put_step,
     recomputed,
+    require_no_padding,
     step_of,
 )
 
@@ -62,13 +63,6 @@ def _float32(carry: Carry) -> Carry:
     return jax.tree.map(lambda x: x.astype(jnp.float32), carry)
 
 
-def _masked(advance: Advance, mask_B: Array | None, z_BZ: Array, carry: Carry) -> Carry:
-    after = advance(z_BZ, carry)
-    if mask_B is None:
-        return after
-    return jax.tree.map(lambda new, old: jnp.where(mask_B[:, None], old, new), after, carry)
-
-
 def gated_step(
     advance: Advance, weights: GatedWeights, rows: int
 ) -> Callable[[Array, Carry, Sequence], tuple[Carry, Array]]:
@@ -84,7 +78,10 @@ def gated_step(
         zh_BZ = jnp.pad(zh_BK, ((0, 0), (0, size - zh_BK.shape[1])))
         zx_BZ = jnp.pad(zx_BG, ((0, 0), (size - zx_BG.shape[1], 0)))
         z_BZ = zh_BZ + zx_BZ + weights.b_Z[None]
-        after = _masked(advance, now.padding_mask_TB, z_BZ, _float32(carry))
+        before, mask_B = _float32(carry), now.padding_mask_TB
+        after = advance(z_BZ, before)
+        if mask_B is not None:
+            after = jax.tree.map(partial(jnp.where, mask_B[:, None]), before, after)
         return jax.tree.map(lambda new, old: new.astype(old.dtype), after, carry), z_BZ
 
     return step
@@ -136,14 +133,13 @@ def _backward_loop(
     def step(k: Array, later: tuple[Carry, Array, Array]) -> tuple[Carry, Array, Array]:
         dcarry, z_BZ, dz_TBZ = later
         t = window - 1 - k
-        mask_B = step_of(sequence.padding_mask_TB, t)
         before = jax.tree.map(
             lambda x, like: of_bits(x, like.dtype), step_of(saved.before, t), first
         )
         dh = of_bits(step_of(dh_bits, t), compute).astype(jnp.float32)
         dcarry = dcarry._replace(h=dcarry.h + dh)
         z_BZ = of_bits(z_BZ, compute).astype(jnp.float32)
-        _, back = jax.vjp(partial(_masked, advance, mask_B), z_BZ, _float32(before))
+        _, back = jax.vjp(advance, z_BZ, _float32(before))
         dz_BZ, dcarry = back(dcarry)
         dz_BZ = dz_BZ.astype(compute)
         dcarry = dcarry._replace(h=dcarry.h + times_wh(dz_BZ[:, :columns]))
@@ -191,14 +187,17 @@ def gated_recurrence(
 def _recurrence(
     advance: Advance, carry: Carry, sequence: Sequence, weights: GatedWeights, compute: jnp.dtype
 ) -> tuple[Carry, Array]:
-    return _forward(advance, carry, sequence, weights, compute)[0]
+    # The compiler removes unused values, so without a gradient this loop saves nothing.
+    weights = rounded(weights, sequence.x, compute)
+    last, saved = _forward_loop(advance, carry, sequence, weights, compute)
+    return last, of_bits(saved.h_TBH, compute)
 
 
 def _forward(
     advance: Advance, carry: Carry, sequence: Sequence, weights: GatedWeights, compute: jnp.dtype
 ) -> tuple[tuple[Carry, Array], tuple[Carry, Sequence, GatedWeights, Saved]]:
+    require_no_padding(sequence)
     weights = rounded(weights, sequence.x, compute)
-    # The compiler removes unused values, so without a gradient this loop saves nothing.
     last, saved = _forward_loop(advance, carry, sequence, weights, compute)
     return (last, of_bits(saved.h_TBH, compute)), (carry, sequence, weights, saved)
 

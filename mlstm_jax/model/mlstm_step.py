@@ -27,46 +27,31 @@ class Gates(NamedTuple):
 
 
 def advance(
-    z: tuple[Array, ...], before_h: Array, before_c: Array, padding_mask: Array | None
+    z: tuple[Array, ...], before_c: Array, padding: tuple[Array, Array] | None = None
 ) -> tuple[Gates, Array, Array]:
     """Return the gates, and h and c after the step.
 
     Args:
         z: pre-activations of the gates i, f, o and u.
-        before_h: h before the step; only read if `padding_mask` is given.
         before_c: c before the step.
-        padding_mask: bool; where it is true, h and c do not change.
+        padding: where h and c do not change, bool, and h before the step.
     """
     i, f, o = (jax.nn.sigmoid(x) for x in z[:3])
     u = jnp.tanh(z[3])
-    if padding_mask is not None:
-        i = jnp.where(padding_mask, 0, i)
-        f = jnp.where(padding_mask, 1, f)
+    if padding is not None:
+        i = jnp.where(padding[0], 0, i)
+        f = jnp.where(padding[0], 1, f)
     c = f * before_c + i * u
     h = o * jnp.tanh(c)
-    if padding_mask is not None:
-        h = jnp.where(padding_mask, before_h, h)
+    if padding is not None:
+        h = jnp.where(*padding, h)
     return Gates(i, f, o, u), h, c
 
 
-class StepGradient(NamedTuple):
-    """Cotangents that a step passes back."""
-
-    z: Gates
-    c: Array  # of c before the step
-    held_h: Array | None  # of h before the step where it is held, else 0; None without padding
-
-
-def step_gradient(
-    gates: Gates, before_c: Array, dh: Array, dc: Array, padding_mask: Array | None
-) -> StepGradient:
-    """Propagate the cotangents dh and dc of a step's h and c back through the step."""
+def step_gradient(gates: Gates, before_c: Array, dh: Array, dc: Array) -> tuple[Gates, Array]:
+    """Return the cotangents of z and of c before the step, of those of h and c after it."""
     i, f, o, u = gates
     tanh_c = jnp.tanh(f * before_c + i * u)
-    held_h = None
-    if padding_mask is not None:
-        # With i = 0 and f = 1 all other cotangents of a held step are already zero.
-        held_h, dh = jnp.where(padding_mask, dh, 0), jnp.where(padding_mask, 0, dh)
     dc = dc + dh * o * (1 - tanh_c * tanh_c)
     dz = Gates(
         i=dc * u * i * (1 - i),
@@ -74,7 +59,7 @@ def step_gradient(
         o=dh * tanh_c * o * (1 - o),
         u=dc * i * (1 - u * u),
     )
-    return StepGradient(dz, dc * f, held_h)
+    return dz, dc * f
 
 
 class LayerWeights(NamedTuple):
@@ -109,9 +94,10 @@ def layer_step(
         mh = times_wmh(rounded_h)
         m = project(now.x, w.wmx_IH) * mh
         z_BG = project(now.x, w.wx_IG) + times_wh(m) + w.b_G[None]
-        mask_B1 = None if now.padding_mask_TB is None else now.padding_mask_TB[:, None]
+        mask_B = now.padding_mask_TB
+        padding = None if mask_B is None else (mask_B[:, None], carry.h)
         z = tuple(jnp.split(z_BG, 4, axis=-1))
-        gates, h, c = advance(z, carry.h, carry.c.astype(jnp.float32), mask_B1)
+        gates, h, c = advance(z, carry.c.astype(jnp.float32), padding)
         return Carry(h=h, c=c.astype(carry.c.dtype)), (mh, gates)
 
     return step

@@ -11,7 +11,8 @@ deprecated since jax 0.11; this module uses the other, Mosaic GPU, which compile
 capability 9.0 and later, and since jax 0.11 for 8.0. On a CPU the same kernels run in Pallas's
 interpreter, which is slow and only meant for tests.
 
-Arrays as in recurrence.py; the equations of a step are those of mlstm_step.py.
+Arrays as in recurrence.py; the equations of a step are those of mlstm_step.py. The loops run only
+under a gradient, so they know no padding.
 """
 
 from collections.abc import Callable
@@ -246,10 +247,6 @@ def _as_array(t: Array) -> Array:
     return jnp.reshape(t, (1,)).astype(jnp.int32)
 
 
-def _mask_array(padding_mask_TB: Array | None) -> tuple[Array, ...]:
-    return () if padding_mask_TB is None else (padding_mask_TB.astype(jnp.int32),)
-
-
 def _forward_loop(
     interpret: bool, carry: Carry, sequence: Sequence, weights: LayerWeights, compute: Any
 ) -> tuple[Carry, Saved]:
@@ -257,13 +254,12 @@ def _forward_loop(
     first_h, first_c, x_TB = carry.h, carry.c, sequence.x
     wmx_IH, wx_IG, wmh_HH, wh_HG, b_G = weights
     window, (rows, hidden), cell_type = x_TB.shape[0], first_h.shape, first_c.dtype
-    mask = _mask_array(sequence.padding_mask_TB)
 
     def run(name: str, body: Any, inputs: Any, in_place: Any, outputs: Any) -> Any:
         return _launch(name, body, inputs, in_place, outputs, rows, hidden, interpret)
 
     def step(t: Array, before: tuple[Array, ...]) -> tuple[Array, ...]:
-        rounded_h, h_2BH, c_buffer, h_buffer, mh_gates = before
+        rounded_h, h_BH, c_buffer, h_buffer, mh_gates = before
         mx, zx = _input_arrays(x_TB, t, wmx_IH), _input_arrays(x_TB, t, wx_IG)
 
         def multiply(row: Array, start: Array, size: int, *references: Any) -> None:
@@ -274,22 +270,17 @@ def _forward_loop(
             mh_gates[t, 0, row, units] = mh.astype(compute)
 
         def advance_units(row: Array, start: Array, size: int, *references: Any) -> None:
-            t_1, z_BG, b_G, *others, h_2BH, c_buffer, h_buffer, mh_gates, rounded_h = references
-            read_zx, read_mask = others[: len(zx)], others[len(zx) :]
+            t_1, z_BG, b_G, *read_zx, h_BH, c_buffer, h_buffer, mh_gates, rounded_h = references
             t, units = t_1[0], pl.ds(start, size)
 
             def z(k: int) -> Array:
                 gate = pl.ds(start + k * hidden, size)
                 return _look_up(read_zx, t, row, gate) + z_BG[row, gate] + b_G[gate]
 
-            gates, h, c = advance(
-                tuple(z(k) for k in range(4)),
-                h_2BH[t % 2, row, units],
-                c_buffer[t, row, units].astype(float32),
-                read_mask[0][t, row] != 0 if read_mask else None,
-            )
+            before_c = c_buffer[t, row, units].astype(float32)
+            gates, h, c = advance(tuple(z(k) for k in range(4)), before_c)
             # A step writes other elements than it reads, see `_launch`.
-            h_2BH[(t + 1) % 2, row, units] = h
+            h_BH[row, units] = h
             c_buffer[t + 1, row, units] = c.astype(cell_type)
             h_buffer[t, row, units] = h.astype(compute)
             rounded_h[row, units] = h.astype(compute)
@@ -300,18 +291,17 @@ def _forward_loop(
         rounded = Shape((rows, hidden), compute)
         inputs = (_as_array(t), *mx, mh_PBH)
         (mh_gates,), (m_BH,) = run("multiply", multiply, inputs, (mh_gates,), (rounded,))
-        inputs = (_as_array(t), dot(m_BH, wh_HG), b_G, *zx, *mask)
-        in_place = (h_2BH, c_buffer, h_buffer, mh_gates)
+        inputs = (_as_array(t), dot(m_BH, wh_HG), b_G, *zx)
+        in_place = (h_BH, c_buffer, h_buffer, mh_gates)
         in_place, (rounded_h,) = run("advance", advance_units, inputs, in_place, (rounded,))
         return rounded_h, *in_place
 
-    h_2BH = jax.lax.empty((2, rows, hidden), float32).at[0].set(first_h)
     c_buffer = jax.lax.empty((window + 1, rows, hidden), cell_type).at[0].set(first_c)
     h_buffer = jax.lax.empty((window, rows, hidden), compute)
     mh_gates = jax.lax.empty((window, 5, rows, hidden), compute)
-    before = first_h.astype(compute), h_2BH, c_buffer, h_buffer, mh_gates
-    _, h_2BH, c_buffer, h_buffer, mh_gates = jax.lax.fori_loop(0, window, step, before)
-    last = Carry(h_2BH[window % 2], c_buffer[window])
+    before = first_h.astype(compute), first_h, c_buffer, h_buffer, mh_gates
+    _, h_BH, c_buffer, h_buffer, mh_gates = jax.lax.fori_loop(0, window, step, before)
+    last = Carry(h_BH, c_buffer[window])
     return last, Saved(h_buffer, c_buffer, (mh_gates,))
 
 
@@ -329,7 +319,6 @@ def _backward_loop(
     x_TB, before_c, mh_gates = sequence.x, saved.before_c, saved.mh_gates[0]
     wmx_IH, _, wmh_HH, wh_HG, _ = weights
     window, (rows, hidden) = x_TB.shape[0], dlast.h.shape
-    mask = _mask_array(sequence.padding_mask_TB)
     wmh_transposed, wh_transposed = wmh_HH.T, wh_HG.T
     of_bytes = is_bytes(x_TB)
     mx_arrays = (x_TB, wmx_IH) if of_bytes else (project(x_TB, wmx_IH),)
@@ -338,23 +327,15 @@ def _backward_loop(
         return _launch(name, body, inputs, in_place, outputs, rows, hidden, interpret)
 
     def gate_gradients(row: Array, start: Array, size: int, *references: Any) -> None:
-        k_1, dh_PBH, dh_TBH, before_c, mh_gates, *mask, d_2NBH, dz_buffer, dz_BG = references
+        k_1, dh_PBH, dh_TBH, before_c, mh_gates, dc_2BH, dz_buffer, dz_BG = references
         k, units = k_1[0], pl.ds(start, size)
         t = window - 1 - k
         dh = _add(dh_PBH, row, units) + dh_TBH[t, row, units].astype(float32)
-        if mask:
-            dh = dh + d_2NBH[k % 2, 1, row, units]
-        back = step_gradient(
-            Gates(*(mh_gates[t, n, row, units].astype(float32) for n in range(1, 5))),
-            before_c[t, row, units].astype(float32),
-            dh,
-            d_2NBH[k % 2, 0, row, units],
-            mask[0][t, row] != 0 if mask else None,
-        )
-        d_2NBH[(k + 1) % 2, 0, row, units] = back.c
-        if mask:
-            d_2NBH[(k + 1) % 2, 1, row, units] = back.held_h
-        for n, dz in enumerate(back.z):
+        gates = Gates(*(mh_gates[t, n, row, units].astype(float32) for n in range(1, 5)))
+        c, dc = before_c[t, row, units].astype(float32), dc_2BH[k % 2, row, units]
+        dz_gates, dc = step_gradient(gates, c, dh, dc)
+        dc_2BH[(k + 1) % 2, row, units] = dc
+        for n, dz in enumerate(dz_gates):
             gate = pl.ds(start + n * hidden, size)
             dz_buffer[t, row, gate] = dz.astype(compute)
             dz_BG[row, gate] = dz.astype(compute)
@@ -372,11 +353,11 @@ def _backward_loop(
         )
 
     def step(k: Array, later: tuple[Array, ...]) -> tuple[Array, ...]:
-        dh_PBH, d_2NBH, dz_buffer, dm_buffer = later
-        inputs = (_as_array(k), dh_PBH, dh_TBH, before_c, mh_gates, *mask)
+        dh_PBH, dc_2BH, dz_buffer, dm_buffer = later
+        inputs = (_as_array(k), dh_PBH, dh_TBH, before_c, mh_gates)
         shape = Shape((rows, 4 * hidden), compute)
-        in_place = (d_2NBH, dz_buffer)
-        (d_2NBH, dz_buffer), (dz_BG,) = run(
+        in_place = (dc_2BH, dz_buffer)
+        (dc_2BH, dz_buffer), (dz_BG,) = run(
             "gate_gradients", gate_gradients, inputs, in_place, (shape,)
         )
         inputs = (_as_array(k), _partial_dots(dz_BG, wh_transposed), mh_gates, *mx_arrays)
@@ -384,25 +365,17 @@ def _backward_loop(
         (dm_buffer,), (dmh_BH,) = run(
             "multiply_gradients", multiply_gradients, inputs, (dm_buffer,), (shape,)
         )
-        return _partial_dots(dmh_BH, wmh_transposed), d_2NBH, dz_buffer, dm_buffer
+        return _partial_dots(dmh_BH, wmh_transposed), dc_2BH, dz_buffer, dm_buffer
 
-    # The cotangent of c, and with a mask that of h in held steps, before and after a step.
-    d_2NBH = (
-        jax.lax.empty((2, 1 + len(mask), rows, hidden), float32)
-        .at[0, 0]
-        .set(dlast.c.astype(float32))
-    )
-    if mask:
-        d_2NBH = d_2NBH.at[0, 1].set(0)
+    # The cotangent of c, before and after a step.
+    dc_2BH = jax.lax.empty((2, rows, hidden), float32).at[0].set(dlast.c.astype(float32))
     dh_PBH = jnp.zeros((_parts(hidden), rows, hidden), float32).at[0].set(dlast.h)
     dz_buffer = jax.lax.empty((window, rows, 4 * hidden), compute)
     dm_buffer = jax.lax.empty((window, 2, rows, hidden), compute)
-    dh_PBH, d_2NBH, dz_buffer, dm_buffer = jax.lax.fori_loop(
-        0, window, step, (dh_PBH, d_2NBH, dz_buffer, dm_buffer)
+    dh_PBH, dc_2BH, dz_buffer, dm_buffer = jax.lax.fori_loop(
+        0, window, step, (dh_PBH, dc_2BH, dz_buffer, dm_buffer)
     )
-    last = d_2NBH[window % 2]
-    dh = jnp.sum(dh_PBH, axis=0) + (last[1] if mask else 0)
-    return dh, last[0], dz_buffer, dm_buffer
+    return jnp.sum(dh_PBH, axis=0), dc_2BH[window % 2], dz_buffer, dm_buffer
 
 
 # Our kernels, on a GPU; and in Pallas's interpreter, for tests.

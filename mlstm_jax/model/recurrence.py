@@ -54,6 +54,7 @@ from mlstm_jax.model.time_loops import (
     put_side_by_side,
     put_step,
     recomputed,
+    require_no_padding,
     step_of,
 )
 
@@ -172,18 +173,14 @@ def _backward_loop(
         mh, *gates = (of_bits(x, compute).astype(jnp.float32) for x in parts)
         before_c = of_bits(here.before_c, first.c.dtype).astype(jnp.float32)
         dh = dh + of_bits(step_of(dh_bits, t), compute).astype(jnp.float32)
-        mask_B1 = None if now.padding_mask_TB is None else now.padding_mask_TB[:, None]
-        back = step_gradient(Gates(*gates), before_c, dh, dc, mask_B1)
-        dz_BG = jnp.concatenate(back.z, axis=-1).astype(compute)
+        dz, dc = step_gradient(Gates(*gates), before_c, dh, dc)
+        dz_BG = jnp.concatenate(dz, axis=-1).astype(compute)
         dm = times_wh(dz_BG)
         dmh, dmx = (dm * mx).astype(compute), (dm * mh).astype(compute)
-        dh = times_wmh(dmh)
-        if back.held_h is not None:
-            dh = dh + back.held_h
         dz_TBG = put_step(dz_TBG, dz_BG, t)
         return (
-            dh,
-            back.c,
+            times_wmh(dmh),
+            dc,
             None if stacked else step_of(dz_TBG, jnp.maximum(t - 1, 0)),
             dz_TBG,
             put_step(dm_T2BH, jnp.stack([dmh, dmx]), t),
@@ -248,6 +245,7 @@ Residuals = tuple[Carry, Sequence, LayerWeights, Saved]
 def _forward(
     carry: Carry, sequence: Sequence, weights: LayerWeights, compute: jnp.dtype, loops: Loops
 ) -> tuple[Outputs, Residuals]:
+    require_no_padding(sequence)
     weights = rounded(weights, sequence.x, compute)
     last, saved = loops.forward(carry, sequence, weights, compute)
     return (last, saved.h_TBH(compute)), (carry, sequence, weights, saved)

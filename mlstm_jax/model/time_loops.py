@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
+from mlstm_jax.errors import UserError
+
 Array = jax.Array
 Tree = TypeVar("Tree")
 
@@ -20,11 +22,20 @@ class Sequence(NamedTuple):
     """The inputs that change from step to step.
 
     x is the bytes, int32 [T, B], or the states of the layer below, [T, B, I]. Where padding_mask_TB
-    (bool) is true, h and c do not change, and their gradient passes unchanged.
+    (bool) is true, the carry does not change; such a window can be read, but has no gradient.
     """
 
     x: Array
     padding_mask_TB: Array | None = None
+
+
+def require_no_padding(sequence: Sequence) -> None:
+    """Raise UserError if there is padding; called under a gradient, whose loops ignore padding."""
+    if sequence.padding_mask_TB is not None:
+        raise UserError(
+            "padding_mask_BT: a recurrent model has no gradient with it. Leave it out, and give "
+            "the padding no weight in the loss: no byte's output depends on later bytes."
+        )
 
 
 def step_of(buffers: Tree, t: Array) -> Tree:

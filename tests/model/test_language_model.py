@@ -12,9 +12,11 @@ import pytest
 
 from benchmarks import reference
 from mlstm_jax import config
+from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture, Carry
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.ops import column_norms, weight_norm
+from mlstm_jax.model.pallas import INTERPRETED
 from tests.marks import FP16
 from tests.tolerance import assert_close
 
@@ -124,8 +126,8 @@ def test_what_a_row_sees_and_where_its_state_is_held(kind, random) -> None:
     bytes_BT = random.integers(0, 256, (2, 6), dtype=np.uint8)
     carry = random_carry(random, 2, model)
 
-    def read(bytes_BT: np.ndarray, padding: np.ndarray) -> Any:
-        return applied(model)({"params": params}, bytes_BT, carry, padding, return_states=True)
+    def read(bytes_BT: np.ndarray, padding: np.ndarray, states: bool = True) -> Any:
+        return applied(model)({"params": params}, bytes_BT, carry, padding, return_states=states)
 
     changed = bytes_BT.copy()
     changed[0, 4:] += 1
@@ -135,12 +137,31 @@ def test_what_a_row_sees_and_where_its_state_is_held(kind, random) -> None:
     np.testing.assert_array_equal(before[0, :4], after[0, :4])
     assert np.abs(before[0, 4:] - after[0, 4:]).max() > 1e-3
 
-    held = read(bytes_BT, np.array([[False] * 3 + [True] * 3, [True] * 6]))
+    padding = np.array([[False] * 3 + [True] * 3, [True] * 6])
+    held, without_states = (read(bytes_BT, padding, states) for states in (True, False))
     short = applied(model)({"params": params}, bytes_BT[:, :3], carry).carry
-    for found, there, started, steps in zip(held.carry, short, carry, held.states, strict=True):
-        assert_close(found[0], there[0], terms=2 * 3 * 5)
-        np.testing.assert_array_equal(found[1], started[1])
+    for carry_after in (held.carry, without_states.carry):
+        for found, there, started in zip(carry_after, short, carry, strict=True):
+            assert_close(found[0], there[0], terms=2 * 3 * 5)
+            np.testing.assert_array_equal(found[1], started[1])
+    for found, steps in zip(held.carry, held.states, strict=True):
         np.testing.assert_array_equal(steps[:, 2], found)  # of later bytes, which none reads, none
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_has_no_gradient(kind: str) -> None:
+    """Neither in the outputs, which our own kernels would compute as if there were none."""
+    model, params = make(kind=kind)
+
+    def read(model: LanguageModel, params: dict) -> jax.Array:
+        carry, none_BT = model.init_carry(1), np.zeros((1, 3), bool)
+        return model.apply(
+            {"params": params}, np.zeros((1, 3), np.uint8), carry, none_BT
+        ).logits_BTV
+
+    for changed in ({}, {"recompute_every": 2}, {"loops": INTERPRETED}):
+        with pytest.raises(UserError, match="padding_mask_BT: a recurrent model has no gradient"):
+            jax.vjp(functools.partial(read, model.clone(**changed)), params)
 
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])  # the mLSTM: test_recurrence.py
