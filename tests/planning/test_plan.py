@@ -133,6 +133,16 @@ def test_a_measured_rate_gives_the_measured_time() -> None:
         with_measured_rate(machine, results, "bf16", 1024)
 
 
+def test_the_plan_of_an_h100_is_near_to_what_one_measured() -> None:
+    rows = json.loads((RESULTS / "train_step_h100.json").read_text())["rows"]
+    (measured,) = (
+        row["median_s"] for row in rows if (row["hidden"], row["implementation"]) == (4096, "ours")
+    )
+    config = Config(data=Data(batch=256, window=256), precision=Precision(compute="bf16"))
+    (row,) = plan.plan(config, load_machine(MACHINES / "h100.json"), [1], None)
+    assert row.seconds_per_iteration == pytest.approx(measured, rel=0.02)
+
+
 def test_what_does_not_fit_is_said_with_what_to_change(capsys: pytest.CaptureFixture[str]) -> None:
     words = [str(ROOT / "configs/amazon_4096.py"), "--gpus", "8", "--corpus-bytes", "38.8e9"]
     words += ["--machine", str(MACHINES / "dgx1_v100.json"), "--precision.compute", "fp16"]
