@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-MODEL = "reviews-768"
+MODEL = "reviews-1024"
 MUCH = 200_000  # bytes
 GENERATED = {"generate 1 text": 1, "generate 64 texts": 64}
 GENERATED_BYTES = 512  # of each text

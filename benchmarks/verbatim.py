@@ -1,6 +1,6 @@
 """Measure how much of a model's training text its samples repeat word for word.
 
-    python benchmarks/verbatim.py reviews-768 --corpus corpora/reviews_768 --json verbatim.json
+    python benchmarks/verbatim.py reviews-1024 --corpus corpora/reviews_1024 --json verbatim.json
 
 Draws samples, and finds the passages of them that are also in the train split: the longest one,
 and how many bytes are in passages of some lengths. The same is measured of the test split: how

@@ -24,7 +24,7 @@ _PATTERNS: dict[Kind, str] = {
     "model": "*/card.md",
 }
 
-MODEL = "reviews-768"
+MODEL = "reviews-1024"
 MODELS = Path(__file__).parent / "models"
 _CLASSIFIER = "sentiment"
 
@@ -67,7 +67,7 @@ def find(path: Path, kind: Kind) -> Path:
 
 
 def model(path: Path) -> Path:
-    """Return the path of a model or of something in it, such as reviews-768/sentiment.
+    """Return the path of a model or of something in it, such as reviews-1024/sentiment.
 
     It is the path itself if that exists or the package has no model of that name.
     """

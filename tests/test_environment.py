@@ -90,7 +90,7 @@ def test_where_there_is_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_what_jax_lacks_to_start_is_said(shell, words, command_environment):
-    line = f"{shell} {sys.executable} -m mlstm_jax generate reviews-768 --bytes 1"
+    line = f"{shell} {sys.executable} -m mlstm_jax generate reviews-1024 --bytes 1"
     done = subprocess.run(
         ["bash", "-c", line], env=command_environment, capture_output=True, text=True, check=False
     )

@@ -53,7 +53,7 @@ def test_the_list_has_every_file_with_what_it_is(capsys: pytest.CaptureFixture[s
     assert shown["small_512"].startswith("A full run for one GPU, or slowly on a CPU")
     assert shown["h200"].startswith("H200 141 GB")
     assert shown["overlap"].startswith("--xla_gpu")
-    assert shown["reviews-768"].startswith("English reviews")
+    assert shown["reviews-1024"].startswith("English reviews")
 
 
 def test_a_file_is_printed_and_copied_but_replaces_none(tmp_path, capsys, refused) -> None:

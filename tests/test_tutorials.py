@@ -41,4 +41,4 @@ def test_byte_by_byte(run, text_file, tmp_path, monkeypatch, capsys) -> None:
     assert capsys.readouterr().out.endswith("% of the words of 12 sentences\n")
     # A tag that each word has alone: what is left is to read the right byte.
     assert names["accuracy"] > 0.9
-    assert np.shape(names["vectors"][0]) == (4, 768)
+    assert np.shape(names["vectors"][0]) == (4, 1024)

@@ -324,7 +324,7 @@ def load(
     """Load a trained model.
 
     Args:
-        path: run folder, trained or imported, or a model of the package, such as reviews-768; or a
+        path: run folder, trained or imported, or a model of the package, such as reviews-1024; or a
             .safetensors or .npz that `export` wrote.
         checkpoint: best (by validation bits per character; of a run of `finetune`, by the loss of
             the validation labels), latest, or a step.

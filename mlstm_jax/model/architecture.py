@@ -92,9 +92,9 @@ class Architecture(Sizes, ABC):
     # Number of classes to predict in the same way, from a corpus whose ratings are class numbers
     # that start at 0. `mlstm-jax finetune` sets it. 0: no classes.
     classes: int = 0
-    # Number of labels to predict in the same way, each yes or no, from a corpus with so many
-    # ratings, 1, 0 or none, for each document. `mlstm-jax finetune` sets it. 0: no such labels.
-    yes_no: int = 0
+    # Number of binary labels to predict in the same way, from a corpus with so many ratings, 1, 0
+    # or none, for each document. `mlstm-jax finetune` sets it. 0: none.
+    binary_labels: int = 0
     # What the model learns to predict; `train.objective` sets it.
     objective: ObjectiveName = "next-byte"
 
@@ -118,7 +118,12 @@ class Architecture(Sizes, ABC):
         require(one, "model.classes", self.classes, rule)
         alone = not (self.rating_head or self.classes)
         rule = f"0, or 1 to {2**20:,} without rating_head and classes"
-        require(0 <= self.yes_no <= alone * 2**20, "model.yes_no", self.yes_no, rule)
+        require(
+            0 <= self.binary_labels <= alone * 2**20,
+            "model.binary_labels",
+            self.binary_labels,
+            rule,
+        )
 
     @property
     def cli_name(self) -> str:
@@ -148,7 +153,7 @@ class Architecture(Sizes, ABC):
     @property
     def labels(self) -> int:
         """The outputs K of the label head: 1 for ratings, else one for each class or label."""
-        return self.classes or self.yes_no or int(self.rating_head)
+        return self.classes or self.binary_labels or int(self.rating_head)
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -9,7 +9,8 @@ Parameters, all float32::
     embedding                     [V, E]   normal(0, embedding_std)
     layer_0/...                   of the kind of model, see mlstm.py
     decoder_kernel, decoder_bias  [H, V], [V]
-    label_kernel, label_bias      [H, K], [K]      with rating_head (K = 1), classes or yes_no; zero
+    label_kernel, label_bias      [H, K], [K]      with rating_head (K = 1), classes or
+                                                   binary_labels; zero
 """
 
 import functools
@@ -49,7 +50,7 @@ class ModelOutput(NamedTuple):
     carry: Carry  # after the window
     logits_BTV: Array  # of each next byte, float32
     # After each byte, for a document that ends there: its rating, float32, in standard deviations
-    # from the mean of the training split, or the logit of each class or of each label of yes or no;
+    # from the mean of the training split, or the logit of each class or of each binary label;
     # None without a label head.
     labels_BTK: Array | None
     # If requested, the carry after each byte, [B, T, L, H], for `Architecture.named_states`; or

@@ -183,7 +183,7 @@ def _require_pallas(config: Config, machine: Machine) -> None:
 
 def _batch(config: Config, rows: int) -> Batch:
     shape = (rows, config.data.window)
-    labels = (*shape, config.model.yes_no) if config.model.yes_no else shape
+    labels = (*shape, config.model.binary_labels) if config.model.binary_labels else shape
     return Batch(
         inputs_BT=np.zeros(shape, np.uint8),
         targets_BT=np.zeros(shape, np.uint8),

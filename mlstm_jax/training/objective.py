@@ -100,7 +100,7 @@ def label_losses(outputs_BTK: Array | None, labels_BT: Any) -> tuple[Array, Arra
     """Return the loss of the labels and their number, both as means over all bytes.
 
     One output per byte is a rating, with a squared error; several are the logits of classes. Labels
-    [B, T, K] are several of yes or no, 1 or 0: the loss of a document is the mean cross-entropy of
+    [B, T, K] are binary labels, 1 or 0: the loss of a document is the mean cross-entropy of
     those that it has (NaN: missing), so each document with a label counts the same.
     """
     if outputs_BTK is None or labels_BT is None:

@@ -189,7 +189,7 @@ def train_stream(
         else "classes"
         if config.model.labels
         else None,
-        several=config.model.yes_no,
+        several=config.model.binary_labels,
         stop=corpus.stop,
         # Without a carry, a label can be predicted only from its document's own windows.
         per_document=config.model.labels > 0 and config.model.longest_window is not None,

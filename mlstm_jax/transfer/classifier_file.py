@@ -70,7 +70,7 @@ class _File(Description):
     C: float | None  # None: infinite, or each of several labels has its own
     softmax: bool
     arrays: dict[str, int]  # checksums of those of classifier.safetensors
-    labels: list[_Label] | None = None  # of yes or no; absent for classes
+    labels: list[_Label] | None = None  # binary; absent for classes
 
 
 def save(folder: Path, classifier: Classifier, about: Description) -> None:

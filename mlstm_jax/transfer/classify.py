@@ -2,7 +2,7 @@
 
 Puri et al. 2018, section VI, after Radford et al. 2017: C is the best of 2^-8 ... 2^0 on validation
 data; then a second classifier is fitted on the k units of largest |weight| alone. With more than
-two classes, each is classified against the rest. Several labels of yes or no are classified one by
+two classes, each is classified against the rest. Binary labels are classified one by
 one, each on the texts that have it, with a C and a threshold of its own (thresholds.py). A
 classifier is saved as numbers and names (classifier_file.py).
 
@@ -73,7 +73,7 @@ class Classifier(NamedTuple):
     softmax: bool = False  # over more than two classes; otherwise one against the rest
     # Of the features, in the texts of the fit; [K, D] of several labels.
     deviations_D: NDArray[np.float64] | None = None
-    thresholds: list[float] | None = None  # of several labels of yes or no; None: one of classes
+    thresholds: list[float] | None = None  # of binary labels; None: one of classes
 
     def __repr__(self) -> str:
         classes = named(self.classes, "labels" if self.thresholds else "classes")

@@ -1,6 +1,6 @@
 """Fine-tuning: train a model end to end to predict labels, along with its language model loss.
 
-The labelled texts become a corpus whose ratings are class numbers, or several labels of yes or no,
+The labelled texts become a corpus whose ratings are class numbers, or several binary labels,
 and the trainer does the rest (devices, precision, checkpoints, exact resume). At the end of each
 document a linear head reads h of the top layer, and its cross-entropy (of several labels, the mean
 over those that the document has) counts as `label_weight` bytes of the language model's loss.
@@ -208,7 +208,7 @@ def make_config(run: Run, out: Path, task: Task, options: FinetuneOptions) -> Co
     model = dataclasses.replace(
         run.config.model,
         classes=0 if several else count,
-        yes_no=count if several else 0,
+        binary_labels=count if several else 0,
         rating_head=False,
     )
     split = corpus.open_corpus(out / "corpus").split("train")
@@ -269,7 +269,7 @@ def head(run: Run, task: Task) -> Classifier:
     Raises UserError if the head has another number of classes or labels.
     """
     model, names, count = run.config.model, task.names, len(task.names)
-    if (model.yes_no if task.several else model.classes) != count:
+    if (model.binary_labels if task.several else model.classes) != count:
         raise UserError(f"{run.folder} predicts {model.labels} labels, not those of the texts.")
     weights_KD = np.asarray(run.params["label_kernel"], np.float64).T
     intercepts_K = np.asarray(run.params["label_bias"], np.float64)

@@ -1,6 +1,7 @@
 """Texts, with or without labels, from a source of any kind that `prepare` reads.
 
-Labels are of two kinds: the class of each text, in one column; or yes or no, in several columns.
+Labels are of two kinds: the class of each text, in one column; or binary labels, in several
+columns.
 """
 
 import hashlib
@@ -22,12 +23,12 @@ from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import UserError, nearest, note, question
 
 _SHOWN = 5
-MISSING = -1  # of yes or no, 1 or 0
+MISSING = -1  # a binary label that a text does not have
 _YES_OR_NO = {None: MISSING, "0": 0, "false": 0, "1": 1, "true": 1}
 
 
 class Task(NamedTuple):
-    """What a classifier predicts: a text's class, or yes or no for each of several labels."""
+    """What a classifier predicts: a text's class, or several binary labels."""
 
     names: list[str]  # of the classes, or of the labels
     several: bool = False
@@ -47,7 +48,7 @@ class Labelled(NamedTuple):
     # The class of each text, as a string: "1", "positive". Or, if there are columns, the texts'
     # values in them: 1 yes, 0 no, −1 missing.
     labels: list[str] | list[tuple[int, ...]]
-    columns: tuple[str, ...] = ()  # names of several labels of yes or no
+    columns: tuple[str, ...] = ()  # names of several binary labels
     name: str = "the texts"  # in messages, such as a file
 
     @property
@@ -85,7 +86,7 @@ def _order(label: str) -> tuple[float, str]:
 
 
 def columns_of(column: str | None, columns: Sequence[str] | None) -> str | tuple[str, ...]:
-    """Return the one column of classes, by default `label`, or the several of yes or no.
+    """Return the one column of classes, by default `label`, or those of binary labels.
 
     Raises UserError if both are given, or if one of the several is named twice, or none.
     """
@@ -94,7 +95,7 @@ def columns_of(column: str | None, columns: Sequence[str] | None) -> str | tuple
     if column is not None:
         raise UserError(
             "label_column and `label_columns` exclude each other: give `label_column` for the "
-            "classes of one column, or `label_columns` for several of yes or no."
+            "classes of one column, or `label_columns` for binary labels."
         )
     if isinstance(columns, str) or not columns or len(set(columns)) < len(columns):
         given = columns if isinstance(columns, str) else " ".join(columns)
@@ -110,7 +111,7 @@ def read_labelled(
     Args:
         path: see `TextFile`.
         text_column: see `TextFile`.
-        column: one of classes, or several of yes or no; see `columns_of`.
+        column: one of classes, or several of binary labels; see `columns_of`.
 
     Raises:
         UserError: no record has a label in a column, a text has no class, or a value of several

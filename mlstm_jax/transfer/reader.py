@@ -80,7 +80,7 @@ def features_of(
 ) -> tuple[FeatureState, ...]:
     """Return the features asked for, or else c+mean_h, or mean_h of a model without a c.
 
-    On validation texts these were the best (results/reviews_768/accuracy.csv). UserError: see
+    On validation texts these were the best (results/reviews_1024/README.md). UserError: see
     `states_of`.
     """
     if asked is None:

@@ -30,7 +30,7 @@ def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
     tfidf = [("TF-IDF, words and pairs", base.train, base.valid, base.test)] if base else []
     classes = [markdown(name) for name in result.classes]
     checked = "valid" if result.texts["valid"] else "cross-validated"
-    several, kinds = bool(result.labels), "labels of yes or no" if result.labels else "classes"
+    several, kinds = bool(result.labels), "binary labels" if result.labels else "classes"
     best_row = [(f"{best}, the best alone", None, None, result.best_unit_test)] if best else []
     rows = [
         ("all features", result.train, result.valid, result.test),

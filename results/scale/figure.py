@@ -2,7 +2,7 @@
 
     python results/scale/figure.py
 
-Lines are the evaluations of the runs here and in reviews_768; points.csv has the accuracies.
+Lines are the evaluations of the runs here and in reviews_1024; points.csv has the accuracies.
 """
 
 from pathlib import Path
@@ -15,14 +15,15 @@ from mlstm_jax import analysis
 
 SCALE = Path(__file__).parent
 RESULTS = SCALE.parent
-RUNS = {one.name: one for one in analysis.load_histories(SCALE, RESULTS / "reviews_768")}
-COLOURS = {128: "C2", 256: "C3", 512: "C0", 768: "C1"}
+RUNS = {one.name: one for one in analysis.load_histories(SCALE, RESULTS / "reviews_1024")}
+COLOURS = {128: "C2", 256: "C3", 512: "C0", 768: "C1", 1024: "C4"}
 # The two parts of reviews-768 are one line.
 TEXT = {
     128: ["98 MB/128"],
     256: ["98 MB/256"],
     512: ["98 MB/512"],
     768: ["reviews_768", "continued"],
+    1024: ["reviews_1024"],
 }
 TIME = {256: "98 MB/256", 512: "98 MB/512", 768: "49 MB/768"}
 

@@ -71,9 +71,9 @@ def test_copies_and_pickles(model: mlstm.TrainedModel) -> None:
     assert again.step == model.step
     np.testing.assert_array_equal(again.encode(TEXTS), model.encode(TEXTS))
     assert len(pickle.dumps(model)) < 1000
-    ours = pickle.dumps(mlstm.load("reviews-768"))
+    ours = pickle.dumps(mlstm.load("reviews-1024"))
     assert str(Path(mlstm.__file__).parent).encode() not in ours
-    assert repr(pickle.loads(ours)) == repr(mlstm.load("reviews-768"))
+    assert repr(pickle.loads(ours)) == repr(mlstm.load("reviews-1024"))
 
 
 def test_export_and_load_again(model: mlstm.TrainedModel, tmp_path: Path) -> None:

@@ -223,7 +223,7 @@ def test_the_loss_of_several_labels_is_the_mean_of_those_a_document_has(random) 
 
 @pytest.fixture(scope="module")
 def corpus_of_labels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Texts with three labels of yes or no; a third is missing."""
+    """Texts with three binary labels; a third is missing."""
     random = np.random.default_rng(0)
     texts = [f"the {word} is text {n}" for n, word in enumerate(random.choice(["a", "bb"], 400))]
     rows = [tuple(row) for row in random.integers(-1, 2, (400, 3)).tolist()]
@@ -234,7 +234,9 @@ def corpus_of_labels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_several_labels_go_with_the_rows_not_with_who_reads_them(corpus_of_labels: Path) -> None:
-    config = configs.vary(make_config(corpus_of_labels), model__yes_no=3, train__label_weight=50)
+    config = configs.vary(
+        make_config(corpus_of_labels), model__binary_labels=3, train__label_weight=50
+    )
     whole, parts = Trainer(config, 1), Trainer(config, 2, micro_batches=2)
     metrics, found = whole.run(0, 5), parts.run(0, 5)
     assert metrics.tally.labels > 0

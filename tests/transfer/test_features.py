@@ -145,7 +145,7 @@ def test_several_rows_can_be_read_in_bf16_while_one_stays_fp32(run: Run) -> None
 
 def test_auto_reads_small_models_and_those_of_other_types_as_they_are(run: Run) -> None:
     assert with_compute(run, "auto") is run
-    ours = load_run(Path("reviews-768"))
+    ours = load_run(Path("reviews-1024"))
     assert bool(with_compute(ours, "auto").batch_model) == programs.multiplies_bf16_faster()
     fixed = with_compute(ours, "fp32")
     assert (fixed.batch_model, fixed.model) == (None, ours.model)

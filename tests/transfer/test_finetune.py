@@ -112,7 +112,11 @@ def test_the_corpus_of_labelled_texts_is_the_same_again(kind: str, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("field", "count", "probabilities"),
-    [("classes", 2, jax.nn.softmax), ("classes", 3, jax.nn.softmax), ("yes_no", 3, jax.nn.sigmoid)],
+    [
+        ("classes", 2, jax.nn.softmax),
+        ("classes", 3, jax.nn.softmax),
+        ("binary_labels", 3, jax.nn.sigmoid),
+    ],
 )
 def test_the_head_is_a_classifier_of_h(run, random, field, count, probabilities) -> None:
     """Its probabilities are those of the model's own logits at the text's end."""
@@ -128,7 +132,7 @@ def test_the_head_is_a_classifier_of_h(run, random, field, count, probabilities)
     text = "my guitar is great"
     bytes_BT = np.frombuffer(f"\n {text} ".encode(), np.uint8)[None]
     read = jax.jit(model.apply)({"params": params}, bytes_BT, model.init_carry(1))
-    task = Task([str(n) for n in range(count)], several=field == "yes_no")
+    task = Task([str(n) for n in range(count)], several=field == "binary_labels")
     found = finetune.head(tuned, task).probabilities(Featurizer(tuned, states=("h",))([text]))
     # Two layers of three products over 64 units, and the head.
     assert_close(found[0], probabilities(read.labels_BTK[0, -1]), terms=7 * 64)

@@ -25,7 +25,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 
 TEXTS = ["my guitar is good", "the café works very well as expected &amp; great", "bad"]
 TERMS = 2 * 3 * 64
-OURS = Path("reviews-768/sentiment")
+OURS = Path("reviews-1024/sentiment")
 
 
 @pytest.fixture(scope="module")
@@ -130,10 +130,10 @@ def test_a_program_without_jax_labels_a_csv(tmp_path, monkeypatch, capsys) -> No
         rows = list(csv.DictReader(file))
     assert [row["text"] for row in rows] == texts
     assert [row["label"] for row in rows] == ["positive", "negative", "negative"]
-    model, (classifier, about) = mlstm.load("reviews-768"), load_classifier(OURS)
+    model, (classifier, about) = mlstm.load("reviews-1024"), load_classifier(OURS)
     features = model.encode(texts, about.state)
-    # Of the log-odds: the rounding of three products over 768 units in each feature.
-    limit = bound(3 * 768) * np.abs(classifier.weights_KD).sum() * np.abs(features).max()
+    # Of the log-odds: the rounding of three products over 1024 units in each feature.
+    limit = bound(3 * 1024) * np.abs(classifier.weights_KD).sum() * np.abs(features).max()
     found = [np.log(float(row["positive"]) / float(row["negative"])) for row in rows]
     np.testing.assert_allclose(found, classifier.scores(features)[:, 1], rtol=0, atol=limit)
 

@@ -1,4 +1,4 @@
-"""Thresholds of yes or no, and what is measured at them, against counts by hand."""
+"""Thresholds of binary labels, and what is measured at them, against counts by hand."""
 
 from typing import Any
 

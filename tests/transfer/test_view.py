@@ -425,7 +425,7 @@ def test_the_model_of_the_package_is_seen_at_once() -> None:
     with browser() as chromium, served() as address:
         tab = chromium.new_page()
         tab.goto(address)
-        sync_api.expect(tab.locator("#model")).to_have_text("reviews-768: 1 × 768 units")
+        sync_api.expect(tab.locator("#model")).to_have_text("reviews-1024: 1 × 1024 units")
         sync_api.expect(tab.locator("#text")).to_have_value(text)
         sync_api.expect(tab.locator("#heat ruby")).to_have_count(len(text.split()))
         # No word sticks out of the column.

@@ -1,16 +1,16 @@
-"""Write the texts of the model reviews-768 and of its classifier, from the data sets' own files.
+"""Write the texts of the model reviews-1024 and of its classifier, from the data sets' own files.
 
     mlstm-jax prepare amazon/*.json.gz imdb/unsup.jsonl.gz --split 400,1,1 --dedupe exact \
       --out corpora/reviews
-    python results/reviews_768/texts.py corpora/reviews imdb/train.jsonl.gz sst/ texts/
+    python results/reviews_1024/texts.py corpora/reviews imdb/train.jsonl.gz sst/ texts/
     mlstm-jax prepare --train texts/train.jsonl --valid texts/valid.jsonl --test texts/test.jsonl \
-      --out corpora/reviews_768
+      --out corpora/reviews_1024
 
 Of every ten labelled reviews of IMDB, in the order of the file, the model reads the first eight,
 with their stars; the ninth is for validation, and the tenth for the test. Reviews with the same
 text as one of these, or as one of the corpus' own validation and test splits, are left out; so are
 those of IMDB's test part, if imdb/test.jsonl.gz is beside imdb/train.jsonl.gz: 266 of them are also
-in its unlabelled part. (It was not there for reviews-768.) The stars are on Amazon's scale, 1 to 5.
+in its unlabelled part. (It was not there for reviews-1024.) The stars are on Amazon's scale.
 In the unlabelled part of IMDB a rating of 0 means none.
 """
 

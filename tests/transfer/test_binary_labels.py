@@ -1,4 +1,4 @@
-"""Several labels of yes or no: read, learned, measured and given, mostly through the command."""
+"""Several binary labels: read, learned, measured and given, mostly through the command."""
 
 import csv
 import json
@@ -183,7 +183,7 @@ def test_a_label_of_one_value_in_validation_has_no_threshold(run, files, tmp_pat
         require_task(Labelled(["a", "b"], [(-1, 0, 0), (0, 0, 0)], NAMES), task)
 
 
-def test_values_that_mean_yes_no_and_missing() -> None:
+def test_values_that_mean_one_zero_and_missing() -> None:
     yes, no = ["1", "1.0", "TRUE", "true", True, np.float64(1), np.int8(1)], ["0", "False", 0.0]
     missing = ["", "nan", None, float("nan")]
     values = [*yes, *no, *missing]
@@ -257,7 +257,7 @@ def test_finetune_several_labels_from_the_outside(run, files, tmp_path, capsys) 
     said = capsys.readouterr().out
     result = json.loads((out / "report.json").read_text())
     tuned = load_run(out / "run", "latest")
-    assert (tuned.config.model.yes_no, tuned.config.model.classes) == (3, 0)
+    assert (tuned.config.model.binary_labels, tuned.config.model.classes) == (3, 0)
     means = {name: np.mean([one["f1"] for one in part]) for name, part in result["labels"].items()}
     assert {name: part["f1"] for name, part in result["macro"].items()} == pytest.approx(means)
     shown = ", ".join(f"{name} {100 * f1:.1f}" for name, f1 in means.items())
