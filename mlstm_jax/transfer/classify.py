@@ -265,7 +265,9 @@ def best_fit(
     class. If no draw can be cross-validated, return the weakest penalty: with a strong one, few
     examples would leave no nonzero weights. With a prior, return the strongest.
 
-    A prior stays where nothing is better without it. Few examples cannot tell: there it stays.
+    With a prior, of all C whose score is within one standard error of the best, return the smallest
+    (Breiman et al. 1984, section 3.4.3), which moves it least. A prior stays unless all these are
+    without it. Few examples cannot tell: there it stays.
     """
     prior = prior and prior.of(draws[0])
     can_tell = valid is not None or len(draws[0].labels) >= _FEW
@@ -281,6 +283,11 @@ def best_fit(
         on_fit(count)
     # Of equal scores the smallest C: the fewest weights.
     best, without = max(scores, key=lambda key: scores[key])
+    score = scores[best, without]
+    error = np.sqrt(score * (1 - score) / len((valid or draws[0]).labels))
+    near = [C for (C, one) in scores if not one and scores[C, one] >= score - error]
+    if near:
+        best, without = min(near), False
     return best, None if without else prior, scores[best, without]
 
 

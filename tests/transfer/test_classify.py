@@ -121,33 +121,37 @@ def test_a_prior_says_what_few_labels_cannot(classes: int, random: np.random.Gen
 
 
 @pytest.mark.parametrize(
-    ("count", "validated", "gain", "stays"),
+    ("count", "validated", "gain", "slope", "stays"),
     [
-        (60, True, 0.0, True),
-        (60, True, 0.1, False),
-        (60, False, 0.1, False),
-        (40, True, 0.1, False),
-        (40, False, 0.1, True),  # cross-validation of so few cannot tell
-        (80, True, 0.0, False),  # as many as features
+        (60, True, 0.0, 1, True),
+        (60, True, 0.0, 0.2, True),  # all C are within one standard error, 0.05
+        (60, True, 0.04, 1, True),
+        (60, True, 0.1, 1, False),
+        (60, False, 0.1, 1, False),
+        (40, True, 0.1, 1, False),
+        (40, False, 0.1, 1, True),  # cross-validation of so few cannot tell
+        (80, True, 0.0, 0.2, False),  # as many as features
     ],
 )
-def test_a_prior_stays_where_nothing_is_better_without_it(
+def test_a_prior_stays_unless_it_is_better_without_it_by_a_standard_error(
     count: int,
     validated: bool,
     gain: float,
+    slope: float,
     stays: bool,
     random: np.random.Generator,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def score(train: Examples, valid: Any, classes: Any, C: float, prior: Any) -> float:
-        return 0.8 - abs(C - 0.25) + (gain if prior is None else 0)
+        return 0.8 - slope * (0.25 - min(C, 0.25)) + (gain if prior is None else 0)
 
     monkeypatch.setattr(classify, "_score", score)
     prior, train = classify.Prior(np.ones(80), 0.0), make(random, count)
     wide = Examples(np.tile(train.features, 2), train.labels)
     C, used, best = classify.best_fit([wide], wide if validated else None, NAMES[2], prior)
-    assert (C, used) == (0.25, prior if stays else None)
-    assert best == pytest.approx(0.8 + (0 if stays else gain))
+    assert used == (prior if stays else None)
+    assert (classify.CS[0] if stays and slope < 1 else 0.25) == C
+    assert best == score(train, None, None, C, used)
 
 
 def test_a_classifier_is_kept_without_pickle(tmp_path: Path, random: np.random.Generator) -> None:
