@@ -22,6 +22,7 @@ import os
 import platform
 import resource
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
@@ -104,7 +105,8 @@ def run_on_one_core(command: str, **values: object) -> float:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(words, preexec_fn=limits, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    require(done.returncode == 0, f"{shlex.join(words)} ended with {done.returncode}")
+    why = f" after its {HOUR:,} CPU seconds" if done.returncode == -signal.SIGKILL else ""
+    require(done.returncode == 0, f"{shlex.join(words)} ended with {done.returncode}{why}")
     return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
