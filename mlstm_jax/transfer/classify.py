@@ -285,7 +285,7 @@ def best_fit(
     best, without = max(scores, key=lambda key: scores[key])
     score = scores[best, without]
     error = np.sqrt(score * (1 - score) / len((valid or draws[0]).labels))
-    near = [C for (C, one) in scores if not one and scores[C, one] >= score - error]
+    near = [C for (C, bare), one in scores.items() if not bare and one >= score - error]
     if near:
         best, without = min(near), False
     return best, None if without else prior, scores[best, without]
