@@ -1,4 +1,4 @@
-"""The fields of options: their types and ranges are data, checked here; and build them from JSON.
+"""Check values against annotations, of fields and arguments; and build dataclasses from JSON.
 
 A field is int, float, bool, str, Literal of strings, another dataclass, or a list, tuple or dict of
 these; each may allow None. ``Annotated[int, Between(1, 2**20)]`` has a range, too.
@@ -10,7 +10,7 @@ import inspect
 import json
 import math
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 from typing import get_type_hints as type_hints
@@ -19,11 +19,14 @@ from mlstm_jax.errors import UserError, require
 
 Built = TypeVar("Built")
 
-_RULES = {
-    int: "a whole number of at most 64 bits",
+_WORDS: dict[Any, str] = {
+    int: "a whole number",
     float: "a number",
     bool: "true or false",
     str: "a string",
+    NoneType: "None",
+    Sequence: "a list",
+    Callable: "a function",
 }
 _LARGEST = 2**63
 
@@ -122,7 +125,11 @@ def _converted(kind: Any, value: Any, name: str) -> Any:
     if dataclasses.is_dataclass(kind):
         return build(kind, value, name)  # type: ignore[arg-type]
     if origin in (Union, UnionType):
-        return None if value is None else _converted(_not_none(inner), value, name)
+        return (
+            None
+            if value is None
+            else _converted(next(one for one in inner if one is not NoneType), value, name)
+        )
     if origin is dict:
         if isinstance(value, dict):
             return {key: _converted(inner[1], one, f"{name}.{key}") for key, one in value.items()}
@@ -136,7 +143,7 @@ def _converted(kind: Any, value: Any, name: str) -> Any:
             raise _wrong(name, value, f"a list of {len(inner)}")
         parts = enumerate(zip(inner, value, strict=True))
         return origin(_converted(part, item, f"{name}[{n}]") for n, (part, item) in parts)
-    if rule := _broken_rule(kind, value):
+    if rule := broken_rule(kind, value):
         raise _wrong(name, value, rule)
     return value
 
@@ -144,8 +151,7 @@ def _converted(kind: Any, value: Any, name: str) -> Any:
 def require_valid(section: Any, name: str = "") -> None:
     """Raise UserError unless each field of a dataclass has its type and is in its range.
 
-    Python does not check this; "3" for 3 would fail much later. A subclass counts as its type, such
-    as NumPy's float64 as a float.
+    Python does not check this; "3" for 3 would fail much later. A number of NumPy becomes Python's.
 
     Args:
         section: the dataclass.
@@ -153,9 +159,10 @@ def require_valid(section: Any, name: str = "") -> None:
     """
     of: Any = type(section)
     for key, kind in _types(of).items():
-        value = getattr(section, key)
-        rule = _broken_rule(kind, value)
+        value = _plain(getattr(section, key))
+        rule = broken_rule(kind, value)
         require(rule is None, f"{name}.{key}" if name else key, value, str(rule))
+        object.__setattr__(section, key, value)
 
 
 @functools.cache
@@ -164,33 +171,55 @@ def _types(kind: Any) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
-def _not_none(parts: tuple[Any, ...]) -> Any:
-    return next(part for part in parts if part is not NoneType)
+def _plain(value: Any) -> Any:
+    """Return a number, bool or string of NumPy as Python's, also in a tuple."""
+    if type(value) is tuple:
+        return tuple(map(_plain, value))
+    return value.item() if getattr(value, "shape", None) == () else value
 
 
-def _broken_rule(kind: Any, value: Any) -> str | None:
-    """Return what a value must be, or None if it is of its kind."""
-    origin, inner = get_origin(kind), get_args(kind)
+def broken_rule(kind: Any, value: Any) -> str | None:
+    """Return what a value must be, in words, or None if its annotation allows it.
+
+    NumPy's numbers count as numbers. What is in a Sequence or an Iterable is not examined.
+    """
+    origin: Any = get_origin(kind) or kind
+    value, inner = _plain(value), get_args(kind)
     if origin is Annotated:
-        rule = _broken_rule(inner[0], value)
-        ranges = [part for part in inner[1:] if isinstance(part, Between)]
-        if rule is None and value is not None:
-            rule = next((one.rule for one in ranges if not one.holds(value)), None)
-        return rule
+        ranges = (part for part in inner[1:] if isinstance(part, Between))
+        broken = (one.rule for one in ranges if not one.holds(value))
+        return broken_rule(inner[0], value) or next(broken, None)
     if origin in (Union, UnionType):
-        return None if value is None else _broken_rule(_not_none(inner), value)
+        rules = [broken_rule(one, value) for one in inner]
+        return None if None in rules else " or ".join(map(str, rules))
     if origin is Literal:
-        return None if value in inner else f"one of {', '.join(inner)}"
-    if origin is tuple:
-        right = isinstance(value, tuple) and not any(_broken_rule(inner[0], one) for one in value)
-        return None if right else f"a tuple of {inner[0].__name__}"
-    # In Python a bool is an int; people write 1 for a float.
-    right = isinstance(value, (int, float) if kind is float else (kind,))
-    if isinstance(value, bool) and kind is not bool:
-        right = False
-    if right and isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
-        right = False
-    return None if right else _RULES.get(kind, f"a {kind.__name__}")
+        fits = isinstance(value, str) and value in inner
+        return None if fits else f"one of {', '.join(inner)}"
+    if origin in (Any, Iterable) or not isinstance(origin, type):
+        return None
+    rule = _WORDS.get(origin) or f"a {origin.__name__}"
+    if origin is Sequence:  # a pandas Series, too
+        fits = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, Set))
+    elif origin in (int, float):
+        # People write 1 for a float, and in Python a bool is an int.
+        fits = isinstance(value, (int, origin)) and not isinstance(value, bool)
+        if fits and isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
+            fits, rule = False, f"{rule} of at most 64 bits"
+    else:
+        fits = isinstance(value, origin)
+    if origin in (dict, Mapping):
+        fits = fits and not any(any(map(broken_rule, inner, pair)) for pair in value.items())
+        rule = f"a dict from {_words(inner[0])} to {_words(inner[1])}"
+    elif origin is tuple:
+        kinds = inner[:1] * len(value) if fits and Ellipsis in inner else inner
+        fits = fits and len(value) == len(kinds) and not any(map(broken_rule, kinds, value))
+        rule = f"a tuple ({', '.join(map(_words, inner))})"
+    return None if fits else rule
+
+
+def _words(kind: Any) -> str:
+    """Return an annotation in words."""
+    return "..." if kind is Ellipsis else broken_rule(kind, object()) or "any value"
 
 
 def _wrong(name: str, value: object, rule: str) -> Wrong:

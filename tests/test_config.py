@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mlstm_jax import config as configs
@@ -120,13 +121,29 @@ def test_a_config_is_named_first_or_as_an_option(words: list[str]) -> None:
         (lambda: Optimizer(name="adm"), "must be one of adam, adamw, lamb"),  # type: ignore[arg-type]
         (lambda: Train(steps=1.5), "train.steps is 1.5"),  # type: ignore[arg-type]
         (lambda: Config(data="corpora/mine"), "data is 'corpora/mine', but it must be a Data"),  # type: ignore[arg-type]
-        (lambda: Config(phases=[Phase(steps=1, batch=1, window=1)]), "must be a tuple of Phase"),  # type: ignore[arg-type]
+        (
+            lambda: Config(phases=[Phase(steps=1, batch=1, window=1)]),
+            "must be a tuple (a Phase, ...)",
+        ),  # type: ignore[arg-type]
     ],
 )
 def test_a_bad_value_is_named(make: object, message: str) -> None:
     with pytest.raises(UserError) as error:
         make()
     assert message in str(error.value)
+
+
+def test_numbers_of_numpy_become_pythons() -> None:
+    config = Config(
+        data=Data(batch=np.int64(3)),  # type: ignore[arg-type]
+        optimizer=Optimizer(learning_rate=np.float32(0.5)),  # type: ignore[arg-type]
+        train=Train(deterministic=np.True_),  # type: ignore[arg-type]
+    )
+    assert config_text.from_json(config_text.to_json(config), Path("x")) == config
+    assert [type(one) for one in (config.data.batch, config.optimizer.learning_rate)] == [
+        int,
+        float,
+    ]
 
 
 def test_a_file_without_a_config_is_named(tmp_path: Path) -> None:

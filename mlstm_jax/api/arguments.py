@@ -1,24 +1,13 @@
 """Check the arguments of public functions; read texts and labels, from files or from memory."""
 
-import collections.abc
 import functools
 import inspect
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from numbers import Integral, Real
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import (
-    Any,
-    Literal,
-    ParamSpec,
-    TypeAlias,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-)
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
+from mlstm_jax import fields
 from mlstm_jax.errors import UserError, nearest, question
 from mlstm_jax.transfer.labels import (
     Labelled,
@@ -52,62 +41,14 @@ def public(function: Callable[Parameters, Returned]) -> Callable[Parameters, Ret
                 near = question(nearest(name, names)) or f"; it has {', '.join(names)}."
                 raise TypeError(f"{function.__name__} has no argument {name!r}{near}")
         for name, value in signature.bind(*args, **kwargs).arguments.items():
-            kind = signature.parameters[name].annotation
-            if not _fits(value, kind):
+            if rule := fields.broken_rule(function.__annotations__.get(name, Any), value):
                 shown = reprlib.repr(value)
                 if "\n" in shown:  # a table
                     shown = f"a {type(value).__name__}"
-                raise UserError(f"{name} is {shown}, but it must be {_words(kind)}.")
+                raise UserError(f"{name} is {shown}, but it must be {rule}.")
         return function(*args, **kwargs)
 
     return wrapped
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    """Return whether an argument has the type of its annotation; NumPy's numbers count, too.
-
-    What is in a list is not looked at, and an Iterable is left to the function.
-    """
-    origin, inner = get_origin(kind) or kind, get_args(kind)
-    if origin in (Union, UnionType):
-        return any(_fits(value, one) for one in inner)
-    if origin is Literal:
-        return isinstance(value, str) and value in inner
-    if origin in (int, float):
-        right = isinstance(value, Integral if origin is int else Real)
-        return right and not isinstance(value, bool)
-    if origin is Sequence:  # a pandas Series, too
-        return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, Set))
-    if origin in (Mapping, dict) and isinstance(value, Mapping):
-        return all(_fits(k, inner[0]) and _fits(v, inner[1]) for k, v in value.items())
-    if origin is tuple and isinstance(value, tuple):
-        pairs = zip(value, inner, strict=False)
-        return len(value) == len(inner) and all(_fits(one, of) for one, of in pairs)
-    if origin in (Any, bool, Iterable, inspect.Parameter.empty) or not isinstance(origin, type):
-        return True
-    return isinstance(value, origin)
-
-
-def _words(kind: Any) -> str:
-    """Return an annotation in words."""
-    origin, inner = get_origin(kind) or kind, get_args(kind)
-    if origin in (Union, UnionType):
-        *most, last = dict.fromkeys(_words(one) for one in inner if one is not object)
-        return f"{', '.join(most)} or {last}"
-    if origin is Literal:
-        return f"one of {', '.join(map(repr, inner))}"
-    if origin in (Mapping, dict):
-        return f"a dict from {_words(inner[0])} to {_words(inner[1])}"
-    if origin is tuple:
-        return f"a tuple of {' and '.join(map(_words, inner))}"
-    known: dict[Any, str] = {
-        int: "an integer",
-        float: "a number",
-        NoneType: "None",
-        object: "any value",
-    }
-    known |= {Sequence: "a list", Iterable: "a list", collections.abc.Callable: "a function"}
-    return known.get(origin) or f"a {origin.__name__}"
 
 
 def as_texts(texts: Texts, name: str = "texts", *, files: bool = False) -> list[str]:

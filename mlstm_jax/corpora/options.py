@@ -80,7 +80,7 @@ class PrepareOptions(Checked):
             if column == "":
                 raise UserError(f"{name} '': names no column; name one, or leave the option out.")
         split, limit = self.split, self.memory_limit
-        if len(split) != 3 or not 0 < sum(split) < math.inf or min(split) < 0:
+        if not 0 < sum(split) < math.inf or min(split) < 0:
             raise UserError(
                 f"split {','.join(map(str, split))}: must be three weights, train, valid and test, "
                 "none negative, at least one above 0; such as 1000,1,1 or 0.8,0.1,0.1, or 0,0,1 "

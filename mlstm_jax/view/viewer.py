@@ -1,7 +1,6 @@
 """Answer the page's requests: one model, loaded once, reads or continues a text."""
 
 import reprlib
-import sys
 import threading
 from dataclasses import asdict
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mlstm_jax.corpora.documents import clean
+from mlstm_jax.fields import broken_rule
 from mlstm_jax.model.architecture import VOCABULARY
 from mlstm_jax.model.language_model import unknown_bytes
 from mlstm_jax.run import Run
@@ -243,11 +243,11 @@ def _field(request: dict[str, Any], name: str, kind: type[Any], default: Any) ->
     value: Any = request.get(name)
     if value is None:
         return default
-    # In Python a bool is an int.
-    if type(value) is not kind and not (kind is float and type(value) is int):
-        raise BadRequest(f"{name} is {reprlib.repr(value)}, but it must be a {kind.__name__}.")
-    if kind is float and not abs(value) <= sys.float_info.max:
-        raise BadRequest(f"{name} is {reprlib.repr(value)}, but it must be finite.")
+    rule = broken_rule(kind, value)
+    if rule is None and kind is float and not np.isfinite(value):
+        rule = "finite"
+    if rule:
+        raise BadRequest(f"{name} is {reprlib.repr(value)}, but it must be {rule}.")
     return kind(value)
 
 

@@ -163,7 +163,7 @@ def test_a_classifier_on_the_mean_of_h_is_shown_as_it_reads(
         ("read", b"[" * 70_000, 400, "is not JSON"),
         ("read", b"\xff\xfe\x00", 400, "is not JSON"),
         ("read", [1], 400, "must be a JSON object"),
-        ("read", {"text": 5}, 400, "text is 5, but it must be a str"),
+        ("read", {"text": 5}, 400, "text is 5, but it must be a string"),
         ("read", {"text": "a", "unit": 64}, 400, "unit is 64, but the model has units 0 to 63"),
         ("read", {"text": "a", "unit": -1}, 400, "unit is -1"),
         ("read", {"text": "a", "state": "z"}, 400, "state is 'z', but it must be one of c, h"),
@@ -180,7 +180,7 @@ def test_a_classifier_on_the_mean_of_h_is_shown_as_it_reads(
         ("generate", {"text": "a", "temperature": float("nan")}, 400, "temperature is nan"),
         ("generate", {"text": "a", "temperature": True}, 400, "temperature is True"),
         ("generate", {"text": "a", "seed": 2**32}, 400, "must be 0 to 4,294,967,295"),
-        ("generate", {"text": "a", "seed": 1.0}, 400, "seed is 1.0, but it must be a int"),
+        ("generate", {"text": "a", "seed": 1.0}, 400, "seed is 1.0, but it must be a whole number"),
         ("etc/passwd", {}, 404, "/etc/passwd does not exist"),
     ],
 )
