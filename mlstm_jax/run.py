@@ -123,7 +123,7 @@ def read_config(folder: Path) -> Config | None:
 
 def load_run(folder: Path, checkpoint: str = "best") -> Run:
     """Load a trained model; see `mlstm_jax.load`."""
-    environment.local_devices()  # what JAX lacks is said before the weights are read
+    environment.local_devices()  # fails before the weights are read if JAX cannot start
     folder = shipped.model(folder)
     if folder.is_file() and folder.suffix in (".safetensors", ".npz"):
         imported = weights.load_weights(folder)

@@ -61,17 +61,17 @@ def require_gpu(hidden: int, capability: tuple[int, int] | None) -> None:
     least = (8, 0) if has_older else (9, 0)
     need = f"an NVIDIA GPU of compute capability {least[0]}.{least[1]} or later"
     if capability is None:
-        found = "JAX found none"
+        has = "JAX found none"
     elif capability < least:
-        found = f"this one has {capability[0]}.{capability[1]}"
+        has = f"this one has {capability[0]}.{capability[1]}"
         if capability >= (8, 0):
-            found += "; with jax 0.11 or later 8.0 is enough"
+            has += "; with jax 0.11 or later 8.0 is enough"
     elif hidden < LEAST_UNITS:
-        need, found = f"a model.hidden of {LEAST_UNITS} or more", f"it is {hidden}"
+        need, has = f"a model.hidden of {LEAST_UNITS} or more", f"it is {hidden}"
     else:
         return
     raise UserError(
-        f"devices.kernels is 'pallas', which needs {need}, but {found}; use `devices.kernels` xla."
+        f"devices.kernels is 'pallas', which needs {need}, but {has}; use `devices.kernels` xla."
     )
 
 

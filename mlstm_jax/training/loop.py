@@ -170,8 +170,8 @@ def _train_phase(
                     if session.score_labels:
                         watchdog.beat("the labels of the validation texts are predicted")
                         with jax.transfer_guard("allow"):
-                            found = session.score_labels(devices.unreplicate(state.params))
-                        score = score._replace(label_loss=found[0], accuracy=found[1])
+                            loss, accuracy = session.score_labels(devices.unreplicate(state.params))
+                        score = score._replace(label_loss=loss, accuracy=accuracy)
                     reporter.evaluation(step, score)
                 watchdog.beat(f"the checkpoint of step {step} is written")
                 session.require_equal_replicas(step, state)

@@ -207,7 +207,7 @@ def result(key: tuple[str, str], run_folder: Path) -> Result:
     path = run_folder / "config.json"
     if path.is_file():
         config = load_json(path)
-        # A finished run that was made longer has a later event.
+        # A finished run whose steps were raised has a later event.
         end = ends[-1] if ends else ""
         status = {"finished": "done", "diverged": "diverged"}.get(end, "unfinished")
     else:

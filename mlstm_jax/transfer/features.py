@@ -47,7 +47,7 @@ class Reading(NamedTuple):
     """What a model's pass over some texts gives."""
 
     features: Features  # [texts, columns]
-    nats_N: NDArray[np.float64]  # of all bytes of a text but the first; 0 if not asked for
+    nats_N: NDArray[np.float64]  # of all bytes of a text but the first; 0 unless they are scored
     scored_N: NDArray[np.int64]  # how many bytes these are
 
     @property
@@ -135,7 +135,7 @@ class Featurizer:
     """Reads texts with one compiled step.
 
     Attributes:
-        states: as asked for.
+        states: one or several, in the order of their columns.
         columns: what each feature of a text is, for each different state.
         reading: what besides parameters and texts determines the features: the cleaning of texts
             and the model's numeric types.
@@ -248,10 +248,10 @@ class Featurizer:
         return Reading(result, nats_N, np.maximum(length_N - 1, 0))
 
 
-def write_features(path: Path, found: Features, featurizer: Featurizer, key: str) -> None:
+def write_features(path: Path, features: Features, featurizer: Featurizer, key: str) -> None:
     """Write features atomically; KnownError if they cannot be written."""
-    named = {"key": np.array(key), digest.FIELD: digest.of_array(found)}
-    write_parts(path, len(found), [found], featurizer, **named)
+    named = {"key": np.array(key), digest.FIELD: digest.of_array(features)}
+    write_parts(path, len(features), [features], featurizer, **named)
 
 
 def write_parts(
@@ -277,17 +277,17 @@ def write_parts(
 
 
 def features_key(model: str, featurizer: Featurizer, texts: Sequence[str]) -> str:
-    """Return a hex digest of model, reading, columns, texts, and what was asked of them."""
-    found = hashlib.sha256(model.encode())
+    """Return a hex digest of model, reading, columns, states and texts."""
+    key = hashlib.sha256(model.encode())
     columns = (map(attrgetter(name), featurizer.columns) for name in ("state", "layer", "unit"))
     # States side by side have the columns of those alone, but belong to another call.
-    asked = featurizer.states if any("+" in state for state in featurizer.states) else ()
-    for part in (*featurizer.reading, *map(list, columns), *asked):
-        found.update(f"{part!r}\0".encode())
+    states = featurizer.states if any("+" in state for state in featurizer.states) else ()
+    for part in (*featurizer.reading, *map(list, columns), *states):
+        key.update(f"{part!r}\0".encode())
     for text in texts:
         coded = text.encode("utf-8", "surrogatepass")
-        found.update(len(coded).to_bytes(8, "little") + coded)
-    return found.hexdigest()
+        key.update(len(coded).to_bytes(8, "little") + coded)
+    return key.hexdigest()
 
 
 def read_features(path: Path, key: str) -> Features | None:
@@ -295,10 +295,10 @@ def read_features(path: Path, key: str) -> Features | None:
     if not path.is_file():
         return None
     try:
-        with path.open("rb") as file, np.load(file) as found:  # NumPy would not close a bad one
-            if "key" not in found or str(found["key"]) != key:
+        with path.open("rb") as file, np.load(file) as saved:  # NumPy would not close a bad one
+            if "key" not in saved or str(saved["key"]) != key:
                 return None
-            features: Features = found["features"]
-            return features if digest.of_array(features) == found[digest.FIELD] else None
+            features: Features = saved["features"]
+            return features if digest.of_array(features) == saved[digest.FIELD] else None
     except Exception:  # NumPy, zipfile and zlib raise many types
         return None  # damaged, so they are computed again

@@ -159,11 +159,11 @@ def finetune(
     state = config.model.label_state
 
     def read(run: Run, *names: str, loud: bool = show_progress) -> dict[str, Examples]:
-        featurizer, found = Featurizer(run, states=(state,)), {}
+        featurizer, examples = Featurizer(run, states=(state,)), {}
         for name in names:
             values = featurizer(texts[name].texts, f"features of {name}" if loud else None)
-            found[name] = Examples(values, task.codes(texts[name].labels))
-        return found
+            examples[name] = Examples(values, task.codes(texts[name].labels))
+        return examples
 
     def score_labels(params: Parameters) -> tuple[float, float]:
         model = LanguageModel(config.model, config.precision)

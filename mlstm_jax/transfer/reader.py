@@ -55,37 +55,37 @@ def single_states(state: FeatureState) -> tuple[State, ...]:
     return cast(tuple[State, ...], tuple(state.split("+")))
 
 
-def states_of(model: Architecture, asked: Sequence[S] | None = None) -> tuple[S, ...]:
-    """Return the states asked for, or else the first that the model has: c, or h without a c.
+def states_of(model: Architecture, states: Sequence[S] | None = None) -> tuple[S, ...]:
+    """Return these states, or else the first that the model has: c, or h without a c.
 
     Raises:
         UserError: the model does not have such a state, or none is named, or one twice.
     """
-    if asked is None:
+    if states is None:
         return cast(tuple[S, ...], model.states[:1])
     single = {*model.states, "mean_h"}
     known = [state for state in STATE_NAMES if set(single_states(state)) <= single]
-    for state in asked:
+    for state in states:
         if state not in known:
             raise UserError(
                 f"state {state!r} is not one of {', '.join(known)} of {model.cli_name}."
             )
-    if not asked or len(set(asked)) < len(asked):
-        raise UserError(f"state {' '.join(asked)}: name at least one state, each only once.")
-    return tuple(asked)
+    if not states or len(set(states)) < len(states):
+        raise UserError(f"state {' '.join(states)}: name at least one state, each only once.")
+    return tuple(states)
 
 
 def features_of(
-    model: Architecture, asked: Sequence[FeatureState] | None = None
+    model: Architecture, states: Sequence[FeatureState] | None = None
 ) -> tuple[FeatureState, ...]:
-    """Return the features asked for, or else c+mean_h, or mean_h of a model without a c.
+    """Return these features, or else c+mean_h, or mean_h of a model without a c.
 
     On validation texts these were the best (results/reviews_1024/README.md). UserError: see
     `states_of`.
     """
-    if asked is None:
-        asked = ("c+mean_h",) if "c" in model.states else ("mean_h",)
-    return states_of(model, asked)
+    if states is None:
+        states = ("c+mean_h",) if "c" in model.states else ("mean_h",)
+    return states_of(model, states)
 
 
 class Window(NamedTuple):
@@ -178,8 +178,8 @@ class Reached(NamedTuple):
     """What a row knows of its text so far."""
 
     carry: Carry
-    sum_BLH: Any  # of h over its bytes, float32; zero unless asked for
-    nats_B: Any  # of its bytes but the first, float32; zero unless asked for
+    sum_BLH: Any  # of h over its bytes, float32; zero without `mean`
+    nats_B: Any  # of its bytes but the first, float32; zero without `score`
 
 
 class Trail(NamedTuple):

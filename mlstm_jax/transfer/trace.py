@@ -161,7 +161,7 @@ def states_at(
         state: a name in `Architecture.states`.
     """
     model = run.config.model
-    found = [np.zeros((len(place), model.hidden), np.float32) for place in places]
+    states = [np.zeros((len(place), model.hidden), np.float32) for place in places]
     for turn, _, trail in reader.read(texts):
         assert trail
         values_BTLH = reader.fetch(model.named_states(trail.states)[state])
@@ -169,15 +169,15 @@ def states_at(
             text = turn.text_B[row]
             here = places[text] - turn.place_B[row]
             inside = (here >= 0) & (here < values_BTLH.shape[1])
-            found[text][inside] = values_BTLH[row, here[inside], -1]
-    return found
+            states[text][inside] = values_BTLH[row, here[inside], -1]
+    return states
 
 
 def characters(text: bytes) -> list[Character]:
     """Return the characters of UTF-8 text; each byte that is part of none becomes a �."""
-    found, end = [], -1
+    every, end = [], -1
     for character in text.decode("utf-8", "surrogateescape"):
         is_lost = "\udc80" <= character <= "\udcff"
         end += 1 if is_lost else len(character.encode())
-        found.append(Character("�" if is_lost else character, end))
-    return found
+        every.append(Character("�" if is_lost else character, end))
+    return every
