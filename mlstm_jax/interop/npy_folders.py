@@ -6,14 +6,15 @@ over columns. Only the names of the files differ.
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlstm_jax import config
 from mlstm_jax.corpora.documents import AMBIGUOUS
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop import arrays
-from mlstm_jax.interop.arrays import Array
 from mlstm_jax.interop.weights import ModelWeights, expected_shapes, unflatten
 from mlstm_jax.model.language_model import NEVER, VOCABULARY
 
@@ -51,7 +52,8 @@ def read_openai(folder: Path) -> ModelWeights:
     names = [f"{number}.npy" for number in range(len(_OPENAI))]
     files = {name: arrays.npy(folder / name) for name in names}
     # These two files give the sizes that all others must match.
-    (_, width), (hidden,) = files["0.npy"].sizes(2), files["12.npy"].sizes(1)
+    _, width = arrays.sizes(str(folder), files, "0.npy", 2)
+    (hidden,) = arrays.sizes(str(folder), files, "12.npy", 1)
     model = config.Model(hidden=hidden, embedding=width)
     shapes = expected_shapes(model) | {"layer_0/wh_v": (hidden, hidden)}
     ours = dict(zip(names, _OPENAI, strict=True))
@@ -82,7 +84,8 @@ def read_unirep(folder: Path) -> ModelWeights:
     }
     others = ("embed_matrix", "fully_connected_weights", "fully_connected_biases")
     files = {name: _array(folder, there, name) for name in (*ours, *others)}
-    (_, width), (hidden,) = files["embed_matrix"].sizes(2), files[f"{prefixes[0]}gmh"].sizes(1)
+    _, width = arrays.sizes(str(folder), files, "embed_matrix", 2)
+    (hidden,) = arrays.sizes(str(folder), files, f"{prefixes[0]}gmh", 1)
     model = config.Model(hidden=hidden, embedding=width, layers=len(prefixes))
     expected = expected_shapes(model)
     shapes = {
@@ -126,7 +129,7 @@ def _file_names(name: str) -> tuple[str, ...]:
     return f"{name}:0.npy", f"{name}_0.npy", f"{name}.npy"
 
 
-def _array(folder: Path, there: set[str], name: str) -> Array:
+def _array(folder: Path, there: set[str], name: str) -> NDArray[Any]:
     for file in _file_names(name):
         if file in there:
             return arrays.npy(folder / file)

@@ -6,10 +6,8 @@ have ``_g`` and ``_v`` (a row of [out, in] is a column of ours); others are alre
 With a padding token, row 0 of embedding and decoder is the token, and byte b has row b + 1.
 """
 
-import math
 import re
-import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,6 @@ from numpy.typing import NDArray
 from mlstm_jax import config
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop import arrays
-from mlstm_jax.interop.arrays import Array
 from mlstm_jax.interop.weights import ModelWeights
 from mlstm_jax.model.language_model import VOCABULARY
 
@@ -34,13 +31,13 @@ def read_nvidia(path: Path) -> ModelWeights:
     stored = _load(path)
     encoder = "encoder.encoder.weight"
     encoder = encoder if _named(stored, encoder) else "encoder.weight"
-    vocabulary, width = _find(path, stored, encoder).sizes(2)
+    vocabulary, width = arrays.sizes(str(path), stored, _find(path, stored, encoder), 2)
     if vocabulary not in (VOCABULARY, VOCABULARY + 1):
         raise UserError(
             f"{path}: encoder.weight has {vocabulary:,} rows, but must have 256, or 257 with a "
             "padding token; a model of subword tokens cannot be imported."
         )
-    _, hidden = _find(path, stored, "decoder.weight").sizes(2)
+    _, hidden = arrays.sizes(str(path), stored, _find(path, stored, "decoder.weight"), 2)
     numbers = [re.search(r"\brnns\.([0-9]+)\.", name) for name in stored]
     layers = arrays.count_layers(str(path), {match[1] for match in numbers if match})
     if not layers:
@@ -55,8 +52,7 @@ def read_nvidia(path: Path) -> ModelWeights:
     }
     for layer in range(layers):
         shapes |= _layer_shapes(stored, layer, hidden if layer else width, hidden)
-    files = {name: _find(path, stored, name) for name in shapes}
-    arrays.reject_zip_bomb(path, 4 * sum(math.prod(shape) for shape in shapes.values()))
+    files = {name: _array(path, name, stored[_find(path, stored, name)]) for name in shapes}
     tensors = arrays.read_arrays(str(path), files, shapes)
     padding = vocabulary - VOCABULARY
     params: dict[str, Any] = {
@@ -70,21 +66,21 @@ def read_nvidia(path: Path) -> ModelWeights:
     return ModelWeights(model, "radford", params, "NVIDIA/sentiment-discovery")
 
 
-def _named(stored: Mapping[str, Array], end: str) -> Array | None:
-    """Return the tensor whose name ends so, after a dot; None if there is none."""
-    names = [name for name in stored if name == end or name.endswith("." + end)]
-    return stored[min(names, key=len)] if names else None
+def _named(stored: Iterable[str], end: str) -> str | None:
+    """Return the shortest name that ends so, after a dot; None if there is none."""
+    names = (name for name in stored if name == end or name.endswith("." + end))
+    return min(names, key=len, default=None)
 
 
-def _find(path: Path, stored: Mapping[str, Array], end: str) -> Array:
-    array = _named(stored, end)
-    if array is None:
+def _find(path: Path, stored: Collection[str], end: str) -> str:
+    name = _named(stored, end)
+    if name is None:
         raise UserError(f"{path}: has no {end}; it has {arrays.preview(stored)}.")
-    return array
+    return name
 
 
 def _layer_shapes(
-    stored: Mapping[str, Array], layer: int, inputs: int, hidden: int
+    stored: Mapping[str, Any], layer: int, inputs: int, hidden: int
 ) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a layer's tensors, by the ends of their names."""
     shapes: dict[str, tuple[int, ...]] = {}
@@ -97,7 +93,7 @@ def _layer_shapes(
             continue
         # Some versions of PyTorch leave the second dimension out.
         g_O = _named(stored, f"{name}_g")
-        flat = g_O is not None and len(g_O.shape) == 1
+        flat = g_O is not None and stored[g_O].ndim == 1
         shapes |= {f"{name}_v": (rows, columns), f"{name}_g": (rows,) if flat else (rows, 1)}
     biases = [f"rnns.{layer}.{name}" for name in _BIASES]
     return shapes | {name: (4 * hidden,) for name in biases if _named(stored, name)}
@@ -139,7 +135,8 @@ def _reorder(rows: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.concatenate([i, f, o, g])
 
 
-def _load(path: Path) -> dict[str, Array]:
+def _load(path: Path) -> dict[str, Any]:
+    """Return the tensors of a file by the path of keys to them, joined by dots."""
     try:
         import torch
     except ImportError as error:
@@ -149,24 +146,15 @@ def _load(path: Path) -> dict[str, Array]:
         ) from error
     if not path.is_file():
         raise UserError(f"{path}: the file does not exist.")
-    try:
+    advice = " Save only the model's state_dict() where it was trained, and import that file."
+    with arrays.errors(path, "is not a file of tensors only", advice):
         with path.open("rb") as file:
             is_zip = file.read(4) == b"PK\x03\x04"  # the test that torch uses
         if is_zip:
-            with arrays.open_zip(path):
-                pass  # opening it checks it
+            arrays.require_zip(path)
         # weights_only: only tensors and plain containers; nothing in the file is executed.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about an unknown version of pickle
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except UserError:
-        raise
-    except Exception as error:  # torch raises many types, and the file may be anything
-        raise UserError(
-            f"{path}: is not a file of tensors only ({arrays.reason(error)}). Save only the "
-            "model's state_dict() where it was trained, and import that file."
-        ) from error
-    stored: dict[str, Array] = {}
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    stored: dict[str, Any] = {}
     # A loop with a count, not recursion: dicts may contain each other, or one a thousand times.
     waiting, seen = [("", content)], 0
     while waiting:
@@ -179,24 +167,14 @@ def _load(path: Path) -> dict[str, Array]:
                 for name in islice(value, arrays.MOST_ARRAYS)
             ]
         elif isinstance(value, torch.Tensor):
-            stored[prefix] = _array(f"{path}: {arrays.brief(prefix)}", value)
+            stored[prefix] = value
+    # A tensor that repeats a few values would expand to the full size of its shape.
+    arrays.reject_zip_bomb(path, 4 * sum(tensor.numel() for tensor in stored.values()))
     return stored
 
 
-def _array(where: str, tensor: Any) -> Array:
-    import torch
-
-    is_plain = (
-        tensor.layout is torch.strided
-        and tensor.device.type == "cpu"
-        and tensor.is_floating_point()
-        # A tensor that repeats a few values would expand to the full size of its shape.
-        and tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
-    )
-    return Array(
-        where,
-        tuple(tensor.shape),
-        f"a tensor of {tensor.dtype}, {tensor.layout}" if not is_plain else str(tensor.dtype),
-        is_plain,
-        lambda: tensor.detach().to(torch.float32).numpy(),
-    )
+def _array(path: Path, name: str, tensor: Any) -> NDArray[Any]:
+    with arrays.errors(f"{path}: {name}"):  # a sparse tensor, for example
+        tensor = tensor.float() if tensor.is_floating_point() else tensor  # NumPy has no bfloat16
+        array: NDArray[Any] = tensor.detach().numpy()
+        return array

@@ -27,13 +27,13 @@ from mlstm_jax import digest, fields, output
 from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop import arrays
+from mlstm_jax.interop.arrays import Arrays
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import Parameters, parameter_shapes
 
 FORMAT = 1
 _KEY = "mlstm_jax"
 
-Arrays = dict[str, NDArray[Any]]
 Dtype = Literal["float32", "float16"]
 
 
@@ -128,20 +128,16 @@ class _About:
 def load_weights(path: Path) -> ModelWeights:
     """Read a file that `save` or another program wrote in this format.
 
-    Names, types and shapes of all arrays are checked before any is read.
-
     Raises a UserError that names the array or the field of the metadata that is wrong.
     """
     kinds = {".safetensors": arrays.safetensors, ".npz": arrays.npz}
     if path.suffix not in kinds:
         raise UserError(f"{path}: a model file must be a .safetensors or an .npz file.")
-    with kinds[path.suffix](path, _KEY) as (text, stored):
-        if text is None:
-            raise UserError(
-                f"{path}: has no {_KEY!r} metadata, so it is not a model of this program."
-            )
-        about = _about(path, text)
-        params = unflatten(arrays.read_arrays(str(path), stored, expected_shapes(about.model)))
+    text, stored = kinds[path.suffix](path, _KEY)
+    if text is None:
+        raise UserError(f"{path}: has no {_KEY!r} metadata, so it is not a model of this program.")
+    about = _about(path, text)
+    params = unflatten(arrays.read_arrays(str(path), stored, expected_shapes(about.model)))
     if about.fingerprint not in (None, fingerprint(params)):
         raise UserError(
             f"{path}: its arrays do not match its fingerprint, so they changed after it was "

@@ -143,14 +143,15 @@ def load_classifier(folder: Path) -> tuple[Classifier, Description]:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
     rows = 1 if len(file.classes) == 2 and not labels else len(file.classes)
     path = folder / "classifier.safetensors"
-    with arrays.safetensors(path, "") as (_, stored):
-        wanted = {"weights", "intercepts"} | (stored.keys() & {"deviations"})
-        arrays.check_names(str(path), stored, wanted)
-        _, width = stored["weights"].sizes(2)
-        shapes: dict[str, tuple[int, ...]] = {"weights": (rows, width), "intercepts": (rows,)}
-        if "deviations" in stored:
-            shapes["deviations"] = (rows, width) if labels else (width,)
-        loaded = arrays.read_arrays(str(path), stored, shapes, np.float64)
+    _, stored = arrays.safetensors(path, "")
+    arrays.check_names(
+        str(path), stored, {"weights", "intercepts"} | (stored.keys() & {"deviations"})
+    )
+    _, width = arrays.sizes(str(path), stored, "weights", 2)
+    shapes: dict[str, tuple[int, ...]] = {"weights": (rows, width), "intercepts": (rows,)}
+    if "deviations" in stored:
+        shapes["deviations"] = (rows, width) if labels else (width,)
+    loaded = arrays.read_arrays(str(path), stored, shapes, np.float64)
     try:
         digest.require_arrays(path.name, digest.of_arrays(loaded), file.arrays)
     except fields.Wrong as error:
