@@ -4,7 +4,8 @@ import difflib
 import errno
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class KnownError(Exception):
@@ -56,6 +57,15 @@ class Note(UserWarning):
 def note(text: str) -> None:
     """Warn with a note; Python shows it as a warning, the command as a line "note: ..."."""
     warnings.warn(text, Note, stacklevel=3)
+
+
+@contextmanager
+def extra(name: str, text: str) -> Iterator[None]:
+    """Convert an ImportError in the block into a UserError: a text, and how to install an extra."""
+    try:
+        yield
+    except ImportError as error:
+        raise UserError(f"{text}: pip install 'mlstm-jax[{name}]' ({error})") from error
 
 
 class FileError(KnownError, OSError):

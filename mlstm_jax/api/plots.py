@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mlstm_jax.api.arguments import public
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, extra
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,11 +38,9 @@ def plot_metrics(
     folders = [str(run) for run in runs]
     if not folders:
         raise UserError("runs is empty; give at least one run folder.")
-    try:
+    with extra("notebooks", "plots need matplotlib and pandas"):
         import matplotlib.pyplot as plt
         import pandas as _  # noqa: F401
-    except ImportError as error:
-        raise UserError(f"plots need {error.name}: pip install 'mlstm-jax[notebooks]'") from error
 
     figure, axes = plt.subplots(len(PANELS), 1, figsize=(8, 2.4 * len(PANELS)), sharex=True)
     plt.close(figure)  # otherwise a notebook would show it twice

@@ -12,7 +12,7 @@ from mlstm_jax import output, shipped
 from mlstm_jax.api import functions
 from mlstm_jax.api.model import TrainedModel
 from mlstm_jax.commands import Call, RunFolder, command
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, extra
 from mlstm_jax.run import as_weights, load_run
 from mlstm_jax.terminal import show
 from mlstm_jax.training.evaluation import corpus_of
@@ -188,12 +188,9 @@ def view(
         output.require_new_folder(static, "static")
         runtime = read_runtime(onnxruntime)
     else:
-        try:
+        with extra("view", "the page needs Starlette and uvicorn"):
             import starlette as _
             import uvicorn as _  # noqa: F401, F811
-        except ImportError as error:
-            why = f"the page needs {error.name}: pip install 'mlstm-jax[view]'"
-            raise UserError(why) from error
     if not classifier and (classifier := shipped.classifier(run)):
         score = True
     if (score or label) and not classifier:

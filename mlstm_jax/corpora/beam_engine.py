@@ -24,7 +24,7 @@ from mlstm_jax.corpora.readers import read_clean
 from mlstm_jax.corpora.records import Rejects
 from mlstm_jax.corpora.sources import Source
 from mlstm_jax.corpora.writer import Report, SortedDocuments, source_manifests
-from mlstm_jax.errors import KnownError, UserError, first_line
+from mlstm_jax.errors import KnownError, UserError, extra, first_line
 
 _BYTES_A_PART = 1 << 25
 _MOST_DIGITS = 4
@@ -45,13 +45,9 @@ def read_and_sort(
     Raises:
         UserError: Beam is not installed, or a source cannot be used.
     """
-    try:
+    with extra("beam", "engine beam needs Apache Beam"):
         import apache_beam as beam
         from apache_beam.options.pipeline_options import PipelineOptions
-    except ImportError as error:
-        raise UserError(
-            f"engine beam needs Apache Beam: pip install 'mlstm-jax[beam]' ({error})"
-        ) from error
     (scratch / _PARTS).mkdir(parents=True)
     digits = _digits(sources)
     report("read", 0)

@@ -14,7 +14,7 @@ from mlstm_jax.corpora.documents import Document, Recipe, Reject, first, rating_
 from mlstm_jax.corpora.records import EXCERPT, no_column
 from mlstm_jax.corpora.sources import TFDS, Source
 from mlstm_jax.corpora.sql import number, quoted, unglobbed
-from mlstm_jax.errors import UserError, first_line
+from mlstm_jax.errors import UserError, extra, first_line
 
 if TYPE_CHECKING:
     import duckdb
@@ -111,14 +111,10 @@ def _labelled(
 
 def _read_bytes(source: Source, recipe: Recipe) -> Iterator[Document | Reject | None]:
     """Do the same with pyarrow, which returns texts as bytes, UTF-8 or not."""
-    try:
+    what = "has a text that is not UTF-8; convert the file, or install pyarrow to skip its row"
+    with extra("parquet", f"{source}: {what}"):
         import pyarrow
         import pyarrow.parquet
-    except ImportError as error:
-        raise UserError(
-            f"{source}: has a text that is not UTF-8; to skip only its row, install pyarrow: "
-            f"pip install 'mlstm-jax[parquet]' ({error}); or convert the file."
-        ) from error
     try:
         with pyarrow.parquet.ParquetFile(source.path) as file:
             fields = [*recipe.text_columns, *recipe.rating_columns, *recipe.label_columns]
@@ -192,13 +188,9 @@ def _text_of(value: object) -> object:
 
 
 def _open_tfds(source: Source, name: str, split: str) -> tuple[Any, Mapping[str, Any]]:
-    try:
+    with extra("tfds", f"{source}: needs TensorFlow Datasets"):
         import tensorflow_datasets as tfds
         from tensorflow_datasets.core.read_only_builder import builder_from_files
-    except ImportError as error:
-        raise UserError(
-            f"{source}: needs TensorFlow Datasets: pip install 'mlstm-jax[tfds]' ({error})"
-        ) from error
     make = (
         f"in Python, tensorflow_datasets.builder({name!r}, file_format='array_record')"
         ".download_and_prepare()"

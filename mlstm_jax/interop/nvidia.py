@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax import config
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, extra
 from mlstm_jax.interop import arrays
 from mlstm_jax.interop.weights import ModelWeights
 from mlstm_jax.model.language_model import VOCABULARY
@@ -137,13 +137,8 @@ def _reorder(rows: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _load(path: Path) -> dict[str, Any]:
     """Return the tensors of a file by the path of keys to them, joined by dots."""
-    try:
+    with extra("torch", "reading a .pt file needs PyTorch; its CPU build is enough"):
         import torch
-    except ImportError as error:
-        raise UserError(
-            "reading a .pt file needs PyTorch; its CPU build is enough: pip install "
-            "'mlstm-jax[torch]'"
-        ) from error
     if not path.is_file():
         raise UserError(f"{path}: the file does not exist.")
     advice = " Save only the model's state_dict() where it was trained, and import that file."

@@ -15,7 +15,7 @@ import optax
 
 from mlstm_jax import output
 from mlstm_jax.config import MOST_STEPS, Optimizer
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, extra
 
 # Slanted triangular rates end at the peak divided by this (Howard and Ruder 2018, section 3.2).
 _TRIANGULAR_RATIO = 32
@@ -183,12 +183,8 @@ def draw(optimizer: Optimizer, segments: Sequence[Segment]) -> ScheduleTable:
 
 def plot(table: ScheduleTable, path: Path) -> None:
     """Plot a schedule to a file; raise UserError if matplotlib is missing or fails."""
-    try:
+    with extra("plot", "plot needs matplotlib; leave it out, or install it"):
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UserError(
-            "plot needs matplotlib: pip install 'mlstm-jax[plot]', or leave it out."
-        ) from error
     figure = Figure(figsize=(7, 3.5), layout="constrained")
     axes = figure.subplots()
     axes.plot(table.updates, table.rates)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from rich.cells import cell_len
 
 from mlstm_jax import output
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, extra
 from mlstm_jax.terminal import one_line
 
 _CURVE = (1000, 160)  # width and height
@@ -225,15 +225,11 @@ def _fonts(marks: set[str]) -> tuple[list[str], str]:
 
 def draw(path: Path, heat: Heatmap) -> str:
     """Write a .png; return the characters that no font on this machine has."""
-    try:
+    with extra("plot", "a .png needs matplotlib; write an .html file, or install it"):
         from matplotlib.cm import ScalarMappable
         from matplotlib.colors import LinearSegmentedColormap, Normalize
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
-    except ImportError as error:
-        raise UserError(
-            "a .png needs matplotlib: pip install 'mlstm-jax[plot]', or write an .html file"
-        ) from error
     cells = places(heat.texts)
     lines = cells[-1][0] + 1
     marks = [mark if len(mark) == 1 else "�" for mark in map(shown, heat.texts)]

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax import __version__, output
-from mlstm_jax.errors import KnownError, UserError
+from mlstm_jax.errors import KnownError, UserError, extra
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.ops import Precision
 from mlstm_jax.run import Run
@@ -259,11 +259,9 @@ def save(
     model = run.config.model
     if model.title != "mLSTM":
         raise UserError(f"format onnx is for an mLSTM, and this is {model.cli_name}.")
-    try:
+    with extra("onnx", "format onnx needs onnx and onnxruntime"):
         import onnx
         import onnxruntime
-    except ImportError as error:
-        raise UserError(f"format onnx needs {error.name}: pip install 'mlstm-jax[onnx]'") from error
     size = 4 * sum(np.size(x) for x in jax.tree.leaves(run.params))
     if size > _MOST_BYTES:
         raise UserError(f"an ONNX file has at most 2 GiB, and the parameters have {size:,} bytes.")
