@@ -107,9 +107,9 @@ class Command:
                 if function.__name__ not in _WITHOUT_COMPUTE:
                     theirs["compute"] = inspect.signature(_api().load).parameters["compute"]
                 docs = {"run": loads["path"], **loads} | docs
-        order = dict.fromkeys(["run"] * ("run" in theirs) + [n for n in own if n in theirs])
-        names_in_order = [*order, *(n for n in theirs if n not in order), *own]
-        chosen = {n: own.get(n) or theirs[n] for n in names_in_order if n not in _OF_PYTHON}
+        first = [n for n in ("run", *own) if n in theirs]
+        every = dict.fromkeys([*first, *theirs, *own])
+        chosen = {n: own.get(n) or theirs[n] for n in every if n not in _OF_PYTHON}
         self.parameters = {
             name: _parsed(one, names.get(name), positional=name in positional)
             for name, one in chosen.items()

@@ -228,23 +228,21 @@ def _split_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
 
     The config is the first word, ``CONFIG``, or follows ``--config`` anywhere.
     """
-    rest, named = list(arguments), []
-    if rest and not rest[0].startswith("-"):
-        named.append(rest.pop(0))
-    while (at := next((i for i, word in enumerate(rest) if _is_config(word)), None)) is not None:
-        option, equals, value = rest.pop(at).partition("=")
-        if not equals:
-            if at == len(rest) or rest[at].startswith("-"):
+    words, named, rest = iter(arguments), list[str](), list[str]()
+    for at, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        if at == 0 and not word.startswith("-"):
+            named.append(word)
+        elif option == "--config":
+            value = value if equals else next(words, "-")
+            if value.startswith("-"):
                 raise UserError(f"{option} needs the name of a shipped config or a file.")
-            value = rest.pop(at)
-        named.append(value)
+            named.append(value)
+        else:
+            rest.append(word)
     if len(named) > 1:
         raise UserError(f"give only one config, not {' and '.join(named)}.")
     return (named[0] if named else None), rest
-
-
-def _is_config(word: str) -> bool:
-    return word == "--config" or word.startswith("--config=")
 
 
 def _take_file(arguments: Sequence[str], default: Config) -> tuple[Config, list[str]]:
