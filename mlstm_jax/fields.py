@@ -15,7 +15,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 from typing import get_type_hints as type_hints
 
-from mlstm_jax.errors import UserError, require
+from mlstm_jax.errors import UserError
 
 Built = TypeVar("Built")
 
@@ -50,7 +50,7 @@ class Between(NamedTuple):
             return f"{self.least:,} to {self.most:,}"
         low = f"{'at least' if self.ends[0] == '[' else 'above'} {self.least:,}"
         if self.most == math.inf:
-            return low if self.ends[1] == "]" else f"{low}, and finite"
+            return low if self.ends[1] == "]" else f"{low} and finite"
         return f"{low} and {'at most' if self.ends[1] == ']' else 'below'} {self.most:,}"
 
 
@@ -160,8 +160,7 @@ def require_valid(section: Any, name: str = "") -> None:
     of: Any = type(section)
     for key, kind in _types(of).items():
         value = _plain(getattr(section, key))
-        rule = broken_rule(kind, value)
-        require(rule is None, f"{name}.{key}" if name else key, value, str(rule))
+        require_kind(f"{name}.{key}" if name else key, value, kind)
         object.__setattr__(section, key, value)
 
 
@@ -176,6 +175,12 @@ def _plain(value: Any) -> Any:
     if type(value) is tuple:
         return tuple(map(_plain, value))
     return value.item() if getattr(value, "shape", None) == () else value
+
+
+def require_kind(name: str, value: Any, kind: Any) -> None:
+    """Raise UserError unless a value has the type of an annotation, and is in its range."""
+    if rule := broken_rule(kind, value):
+        raise UserError(f"{_wrong(name, value, rule)}.")
 
 
 def broken_rule(kind: Any, value: Any) -> str | None:
@@ -223,4 +228,7 @@ def _words(kind: Any) -> str:
 
 
 def _wrong(name: str, value: object, rule: str) -> Wrong:
-    return Wrong(f"{name} is {reprlib.repr(value)}, but it must be {rule}")
+    shown = reprlib.repr(value)
+    if "\n" in shown:  # a table
+        shown = f"a {type(value).__name__}"
+    return Wrong(f"{name} is {shown}, but it must be {rule}")

@@ -89,7 +89,7 @@ def test_a_config_is_named_first_or_as_an_option(words: list[str]) -> None:
         (lambda: Model(embedding_std=float("inf")), "model.embedding_std is inf"),
         (lambda: Train(seed=2**32), "train.seed is 4294967296, but it must be 0 to 4,294,967,295"),
         (lambda: Data(window=-1), "data.window is -1"),
-        (lambda: Optimizer(learning_rate=0), "is 0, but it must be above 0, and finite"),
+        (lambda: Optimizer(learning_rate=0), "is 0, but it must be above 0 and finite"),
         (lambda: Optimizer(b2=1.0), "is 1.0, but it must be at least 0 and below 1"),
         (lambda: Precision(initial_loss_scale=0.5), "between 1.0 and 16777216.0"),
         (lambda: Train(steps=None, epochs=None), "train.steps is None"),

@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, ParamSpec, TypeAlias, TypeVar
@@ -41,11 +40,7 @@ def public(function: Callable[Parameters, Returned]) -> Callable[Parameters, Ret
                 near = question(nearest(name, names)) or f"; it has {', '.join(names)}."
                 raise TypeError(f"{function.__name__} has no argument {name!r}{near}")
         for name, value in signature.bind(*args, **kwargs).arguments.items():
-            if rule := fields.broken_rule(function.__annotations__.get(name, Any), value):
-                shown = reprlib.repr(value)
-                if "\n" in shown:  # a table
-                    shown = f"a {type(value).__name__}"
-                raise UserError(f"{name} is {shown}, but it must be {rule}.")
+            fields.require_kind(name, value, function.__annotations__.get(name, Any))
         return function(*args, **kwargs)
 
     return wrapped

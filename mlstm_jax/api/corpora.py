@@ -9,7 +9,7 @@ from mlstm_jax.corpora.inspect import summarise
 from mlstm_jax.corpora.options import PrepareOptions
 from mlstm_jax.corpora.prepare import prepare as run_prepare
 from mlstm_jax.data.corpus import Corpus, SplitName, open_corpus
-from mlstm_jax.errors import require
+from mlstm_jax.fields import Count
 
 Sources = str | Path | Sequence[str | Path]
 
@@ -58,8 +58,8 @@ def inspect(
     corpus: str | Path,
     *,
     verify: bool = False,
-    batch: int = 128,
-    window: int = 256,
+    batch: Count = 128,
+    window: Count = 256,
     samples: int = 3,
 ) -> dict[str, Any]:
     """Describe a corpus: counts, lengths, bytes, ratings, samples, steps per epoch.
@@ -74,8 +74,6 @@ def inspect(
     Raises:
         ValueError: there is no corpus, or it is damaged.
     """
-    require(batch >= 1, "batch", batch, "at least 1")
-    require(window >= 1, "window", window, "at least 1")
     opened = open_corpus(Path(corpus), verify=verify)
     report = summarise(opened, batch=batch, window=window, samples=max(0, samples))
     return report | ({"checksums": "all agree"} if verify else {})

@@ -3,7 +3,6 @@
 import shutil
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from numbers import Integral
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -18,7 +17,8 @@ from sklearn.utils.validation import check_is_fitted
 from mlstm_jax.api.arguments import Examples, as_texts, public
 from mlstm_jax.api.model import TrainedModel, load
 from mlstm_jax.corpora.documents import label_of
-from mlstm_jax.errors import UserError, require
+from mlstm_jax.errors import UserError
+from mlstm_jax.fields import Count, require_kind
 from mlstm_jax.transfer.features import units_of
 from mlstm_jax.transfer.finetune import FinetuneOptions
 from mlstm_jax.transfer.reader import FeatureState, features_of
@@ -90,9 +90,7 @@ class Features(TransformerMixin, _OfModel):
         """
         if not isinstance(texts, Iterator):
             as_texts(texts)
-        size = self.batch_size
-        is_count = size is None or (isinstance(size, Integral) and size >= 1)
-        require(is_count, "batch_size", size, "an integer of at least 1")
+        require_kind("batch_size", self.batch_size, Count | None)
         self._states()
         return self
 

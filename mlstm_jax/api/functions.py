@@ -1,11 +1,9 @@
 """Functions of a config: train, sweep, plan, schedule; and to import weights."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
-from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from mlstm_jax import environment, output
 from mlstm_jax.api.arguments import public
@@ -13,6 +11,7 @@ from mlstm_jax.api.model import TrainedModel, load
 from mlstm_jax.config import Config, load_file, resolve_batch
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import UserError, note, require
+from mlstm_jax.fields import Between, Count, Positive, require_kind
 from mlstm_jax.interop import npy_folders, nvidia, weights
 from mlstm_jax.planning.machine import Machine, load_machine, with_compute, with_measured_rate
 from mlstm_jax.planning.plan import Row
@@ -24,6 +23,7 @@ from mlstm_jax.training import sweep as sweeps
 from mlstm_jax.training.loop import train as run_train
 from mlstm_jax.training.sweep import Result
 
+_Price = Annotated[float, Between(0, ends="[)")]
 Callbacks = Sequence[Callable[[dict[str, Any]], None]]
 
 
@@ -137,9 +137,9 @@ def plan(
     machine: str | Path,
     *,
     devices: Sequence[int] | None = None,
-    corpus_bytes: float | None = None,
+    corpus_bytes: Positive | None = None,
     rates: str | Path | None = None,
-    price: float | None = None,
+    price: _Price | None = None,
 ) -> list[Row]:
     """Estimate the time, memory and cost of a run on a machine, for several numbers of devices.
 
@@ -161,8 +161,7 @@ def plan(
     if devices is None:
         devices = [count for count in _DEVICES if _can_share(config, count)] or [1]
     for count in devices:
-        is_count = isinstance(count, Integral) and count >= 1
-        require(is_count, "devices", count, "an integer of at least 1")
+        require_kind("devices", count, Count)
     require(bool(devices), "devices", devices, "one number or more")
     return make_plan(config, described, list(devices), size)
 
@@ -178,8 +177,6 @@ def plan_inputs(
 
     See `plan`. The bytes are None if they are unknown.
     """
-    _require_bytes(corpus_bytes)
-    require(price is None or 0 <= price < math.inf, "price", price, "at least 0, and finite")
     described = load_machine(Path(machine))
     config = with_compute(config, described)
     if rates is not None:
@@ -193,14 +190,9 @@ def plan_inputs(
     return config, described, corpus_bytes
 
 
-def _require_bytes(count: float | None) -> None:
-    right = count is None or 0 < count < math.inf
-    require(right, "corpus_bytes", count, "above 0, and finite")
-
-
 @public
 def schedule(
-    config: Config | str | Path, *, devices: int = 1, corpus_bytes: float | None = None
+    config: Config | str | Path, *, devices: Count = 1, corpus_bytes: Positive | None = None
 ) -> schedules.ScheduleTable:
     """Return the learning rate of a config over its run: scaling, warm-up and decay.
 
@@ -216,12 +208,11 @@ def schedule(
     return schedules.draw(config.optimizer, parts)
 
 
+@public
 def schedule_inputs(
-    config: Config, devices: int, corpus_bytes: float | None
+    config: Config, devices: Count, corpus_bytes: Positive | None
 ) -> tuple[Config, list[schedules.Segment]]:
     """Return the config with its batch, and the parts of the run that differ in batch."""
-    require(devices >= 1, "devices", devices, "at least 1")
-    _require_bytes(corpus_bytes)
     config = resolve_batch(config, devices)
     if corpus_bytes is not None:
         return config, phases.expected_segments(config, corpus_bytes)

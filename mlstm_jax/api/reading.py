@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from mlstm_jax import shipped
 from mlstm_jax.api.arguments import Texts, as_texts, public
 from mlstm_jax.api.loaded import LoadedModel
-from mlstm_jax.errors import UserError, note, require
+from mlstm_jax.errors import UserError, note
+from mlstm_jax.fields import Count
 from mlstm_jax.transfer.classifier_file import (
     Description,
     load_classifier,
@@ -42,7 +43,7 @@ class ReadingModel(LoadedModel):
         state: FeatureState | None = None,
         *,
         all_layers: bool = False,
-        batch_size: int | None = None,
+        batch_size: Count | None = None,
         text_column: str | None = None,
         show_progress: bool = False,
     ) -> NDArray[np.float32]:
@@ -69,7 +70,6 @@ class ReadingModel(LoadedModel):
             ValueError: `texts` is a single string or has an item that is not a string, or the
                 state does not exist.
         """
-        require(batch_size is None or batch_size >= 1, "batch_size", batch_size, "at least 1")
         name = "encode" if show_progress else None
         featurizer = self._featurizer(state, all_layers=all_layers, rows=batch_size)
         return featurizer(self._texts(texts, text_column), name)
