@@ -113,7 +113,7 @@ def run(words: Sequence[str], program: str | None) -> None:
         print(f"mlstm-jax {__version__}")
         return
     if name not in _COMMANDS:
-        near = question(nearest(name, _COMMANDS)) or "."
+        near = question(nearest(name, _COMMANDS))
         more = "`mlstm-jax --help` lists the commands."
         terminal.show(f"mlstm-jax: unknown command {name!r}{near} {more}", file=sys.stderr)
         sys.exit(2)

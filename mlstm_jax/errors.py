@@ -38,10 +38,10 @@ def nearest(word: str, known: Iterable[str]) -> list[str]:
     return [names[one] for one in difflib.get_close_matches(word.casefold(), names, n=2)]
 
 
-def question(names: Iterable[str]) -> str:
-    """Return the end of a message: "; did you mean A or B?", or an empty string."""
+def question(names: Iterable[str], otherwise: str = ".") -> str:
+    """Return the end of a message: "; did you mean A or B?", or without names another."""
     joined = " or ".join(names)
-    return f"; did you mean {joined}?" if joined else ""
+    return f"; did you mean {joined}?" if joined else otherwise
 
 
 def require(holds: bool, name: str, value: object, rule: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from mlstm_jax.errors import FileError, KnownError, UserError
+from mlstm_jax.errors import FileError, KnownError, UserError, with_remedy
 
 
 def require_folder(folder: Path) -> None:
@@ -42,16 +42,18 @@ def require_new_folder(folder: Path, name: str = "out") -> None:
 
 
 def require_file(
-    path: Path, source: Path | None = None, *, overwrite: bool = False, name: str = "out"
+    path: Path | None, source: Path | None = None, *, overwrite: bool = False, name: str = "out"
 ) -> None:
     """Raise UserError unless a file can be written; call it before the work.
 
     Args:
-        path: the file.
+        path: the file, if one is to be written.
         source: the input, which is never replaced.
         overwrite: replace an existing file; but never a folder or a device.
         name: of the argument, for the message.
     """
+    if path is None:
+        return
     if not path.parent.is_dir():
         raise UserError(f"{name} {path}: the folder {path.parent} does not exist; create it first.")
     if not os.path.lexists(path):
@@ -73,7 +75,7 @@ def write_errors(path: Path) -> Iterator[None]:
     except KnownError:
         raise
     except OSError as error:
-        raise FileError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise FileError(with_remedy(f"{path}: cannot be written", error)) from error
 
 
 @contextmanager
@@ -113,26 +115,23 @@ def atomic_directory(out: Path, check: Callable[[], None] = lambda: None) -> Ite
             may have created `out` in the meantime.
 
     Raises:
-        UserError: `out` cannot be written.
+        FileError: `out` cannot be written.
     """
     partial = partial_folder(out)
     aside = partial.with_name(f"{partial.name}.old")
     try:
-        partial.mkdir(parents=True)
-        yield partial
-        check()
-        try:
-            if out.exists():
-                os.rename(out, aside)
-            os.rename(partial, out)
-        finally:
-            if aside.exists() and not out.exists():
-                os.rename(aside, out)
-        _remove_aside(aside)
-    except KnownError:
-        raise
-    except OSError as error:
-        raise UserError(f"{out}: cannot be written: {error.strerror or error}") from error
+        with write_errors(out):
+            partial.mkdir(parents=True)
+            yield partial
+            check()
+            try:
+                if out.exists():
+                    os.rename(out, aside)
+                os.rename(partial, out)
+            finally:
+                if aside.exists() and not out.exists():
+                    os.rename(aside, out)
+            _remove_aside(aside)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

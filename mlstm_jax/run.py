@@ -140,11 +140,11 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
         if (folder / "run" / "config.json").is_file():  # of a fine-tuning
             raise UserError(f"{folder} is not a run folder, but holds one; give {folder}/run.")
         ours = shipped.files("model")
-        near = question(nearest(str(folder), ours)) or "."
         what = "is not a run folder: it has no config.json" if folder.exists() else "does not exist"
         raise UserError(
             f"{folder} {what}. Give the folder that `mlstm-jax train` or `mlstm-jax import` wrote, "
-            f"such as runs/mine, or a model of the package, {', '.join(ours)}{near}"
+            f"such as runs/mine, or a model of the package, {', '.join(ours)}"
+            + question(nearest(str(folder), ours))
         )
     if (folder / WEIGHTS).is_file():
         if checkpoint not in ("best", "latest"):

@@ -59,7 +59,7 @@ def find(path: Path, kind: Kind) -> Path:
         return path
     if str(path) in known:
         return known[str(path)]
-    near = question(nearest(path.stem, known)) or "."
+    near = question(nearest(path.stem, known))
     raise UserError(
         f"{path} does not exist, and the package has no {kind} of that name{near} "
         "`mlstm-jax configs` lists all names."

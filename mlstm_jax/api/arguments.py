@@ -37,7 +37,7 @@ def public(function: Callable[Parameters, Returned]) -> Callable[Parameters, Ret
     def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
         for name in kwargs:
             if name not in names:
-                near = question(nearest(name, names)) or f"; it has {', '.join(names)}."
+                near = question(nearest(name, names), f"; it has {', '.join(names)}.")
                 raise TypeError(f"{function.__name__} has no argument {name!r}{near}")
         for name, value in signature.bind(*args, **kwargs).arguments.items():
             fields.require_kind(name, value, function.__annotations__.get(name, Any))
@@ -136,5 +136,5 @@ def _columns(name: str, labels: Any, column: str | tuple[str, ...]) -> dict[str,
     for one in column:
         if one not in labels:
             near = question(nearest(one, map(str, labels)))
-            raise UserError(f"{name}[1] has no label {one!r}{near or '.'}")
+            raise UserError(f"{name}[1] has no label {one!r}{near}")
     return {one: list(labels[one]) for one in column}

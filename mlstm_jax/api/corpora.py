@@ -36,6 +36,7 @@ def prepare(
 
     Raises:
         ValueError: a source, `out` or an option cannot be used.
+        OSError: the corpus cannot be written.
     """
     given = (
         {split: _names(some) for split, some in sources.items()}

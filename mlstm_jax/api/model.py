@@ -123,7 +123,7 @@ class TrainedModel(ReadingModel):
         Raises:
             ValueError: the split or corpus does not exist, or the corpus has changed.
         """
-        scored, _ = corpus_of(self._run, None if corpus is None else Path(corpus), split)
+        scored, _ = corpus_of(self._run, corpus, split)
         devices = self._devices
         model = self._run.batch_model or self._run.model
         evaluator = self._kept(
@@ -148,7 +148,7 @@ class TrainedModel(ReadingModel):
         Args:
             corpus: corpus folder; unset: the one that the model was trained on.
         """
-        opened, is_own = corpus_of(self._run, None if corpus is None else Path(corpus), "valid")
+        opened, is_own = corpus_of(self._run, corpus, "valid")
         split, score = opened.split("valid"), self.evaluate("valid", corpus=corpus)
         whose = (
             ", not used for training" if is_own else f" of {opened.path}, not the training corpus"

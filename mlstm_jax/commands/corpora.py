@@ -103,7 +103,7 @@ def configs(
         return
     known = shipped.files()
     if name not in known:
-        near = question(nearest(name, known)) or "."
+        near = question(nearest(name, known))
         raise UserError(
             f"the package has no config, sweep, machine, flags or model {name!r}{near} "
             "`mlstm-jax configs` lists all names."

@@ -40,8 +40,7 @@ def evaluate(
         json_: also write the result to this file, as JSON.
         overwrite: replace that file if it exists.
     """
-    if json_:
-        output.require_file(json_, overwrite=overwrite, name="json")
+    output.require_file(json_, overwrite=overwrite, name="json")
     run, split, score = call.run, call.arguments["split"], call()
     corpus, is_own = corpus_of(run, call.arguments["corpus"], split)
     result = {
@@ -239,8 +238,7 @@ def export(call: Call) -> None:
     reads an .onnx file needs neither JAX nor this package (docs/onnx.md).
     """
     given = call.arguments
-    if given["out"]:
-        output.require_file(given["out"], overwrite=given["overwrite"])
+    output.require_file(given["out"], overwrite=given["overwrite"])
     out, run = call(), call.given["run"]
     show(f"{out}: {out.stat().st_size:,} bytes, the model of {run}, {call.run.origin}")
     if out.suffix == ".onnx":

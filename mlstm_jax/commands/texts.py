@@ -142,8 +142,7 @@ def classify(
         overwrite: replace OUT if it exists.
     """
     require_files(texts)
-    if out:
-        output.require_file(out, texts, overwrite=overwrite)
+    output.require_file(out, texts, overwrite=overwrite)
     chosen, _ = load_classifier(classifier)
     parts = call.model.classify_each(**call.arguments)
     # A file or another program gets labels unchanged; for a terminal they are escaped.

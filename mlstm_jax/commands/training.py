@@ -175,8 +175,7 @@ def plan(
         json_: also write the plan to this file, as JSON.
         overwrite: replace that file if it exists.
     """
-    if json_:
-        output.require_file(json_, overwrite=overwrite, name="json")
+    output.require_file(json_, overwrite=overwrite, name="json")
     given = call.arguments
     config, rows = given["config"], call()
     inputs = (given[name] for name in ("machine", "corpus_bytes", "rates", "price"))
@@ -211,8 +210,7 @@ def schedule(
         plot: also plot it to this .png, .svg or .pdf file (needs the extra "plot").
         overwrite: replace that file if it exists.
     """
-    if plot:
-        output.require_file(plot, overwrite=overwrite, name="plot")
+    output.require_file(plot, overwrite=overwrite, name="plot")
     if recommend_:
         show(as_options(recommend(*functions.schedule_inputs(**call.arguments))))
         return
@@ -259,8 +257,7 @@ def _take_file(arguments: Sequence[str], default: Config) -> tuple[Config, list[
         if kind is None or len(words) > 1:
             known = ", ".join(f"model:{name}" for name in sorted(kinds))
             near = [f"model:{name}" for name in nearest(word.removeprefix("model:"), kinds)]
-            which = question(near) or "."
-            raise UserError(f"{' and '.join(words)}: choose one model of {known}{which}")
+            raise UserError(f"{' and '.join(words)}: choose one model of {known}{question(near)}")
         if kind is not type(config.model):
             shared = [field.name for field in dataclasses.fields(Architecture)]
             sizes = {name: getattr(config.model, name) for name in shared}

@@ -252,5 +252,5 @@ def _require_field(section: Any, name: str) -> None:
 
 def _no_field(section: type, name: str) -> str:
     names = [one.name for one in dataclasses.fields(section)]
-    near = question(nearest(name, names)) or f"; its fields are {', '.join(names)}."
+    near = question(nearest(name, names), f"; its fields are {', '.join(names)}.")
     return f"{section.__name__} has no field {name!r}{near}"

@@ -81,7 +81,7 @@ def prepare(
     `changes` are fields of the options to replace.
 
     Raises:
-        UserError: a source, `out` or an option cannot be used, or there is too little disk or
+        KnownError: a source, `out` or an option cannot be used, or there is too little disk or
             memory. Nothing is left behind except the file of rejects.
     """
     options = dataclasses.replace(options, **changes)

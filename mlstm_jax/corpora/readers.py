@@ -112,7 +112,7 @@ class _Seen:
         near = dict.fromkeys(name for one in self._columns for name in nearest(one, self._fields))
         return UserError(
             f"{why}; the fields seen are {', '.join(self._fields) or '(none)'}. Name the right one "
-            f"with `text_column`{question(near) or '.'}"
+            f"with `text_column`{question(near)}"
         )
 
 

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from mlstm_jax import output
 from mlstm_jax.corpora.documents import Record, Reject, Unit
 from mlstm_jax.corpora.sources import Source
 from mlstm_jax.errors import UserError, nearest, question
@@ -39,7 +40,7 @@ def no_column(
     near = dict.fromkeys(n for name in wanted for n in nearest(name, columns))
     return (
         f"{source}: no column {' or '.join(wanted)}; its columns are {', '.join(columns)}. Name "
-        f"the right one with {option}{question(near) or '.'}"
+        f"the right one with {option}{question(near)}"
     )
 
 
@@ -210,13 +211,10 @@ class Rejects:
             file.unlink(missing_ok=True)
             return
         self.written = True
-        try:
-            with file.open("w", encoding="utf-8") as lines:
-                for reject in sorted(self._kept, key=_by_place):
-                    values = {name: getattr(reject, name) for name in _WRITTEN}
-                    lines.write(json.dumps(values, ensure_ascii=True) + "\n")
-        except OSError as error:
-            raise UserError(f"{file}: cannot be written: {error.strerror or error}") from error
+        with output.write_errors(file), file.open("w", encoding="utf-8") as lines:
+            for reject in sorted(self._kept, key=_by_place):
+                values = {name: getattr(reject, name) for name in _WRITTEN}
+                lines.write(json.dumps(values, ensure_ascii=True) + "\n")
 
     def check(self, records: int, most: float, file: Path | None = None) -> None:
         """Raise UserError if the rejects exceed the fraction `most` of all `records`."""

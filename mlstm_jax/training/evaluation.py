@@ -35,7 +35,7 @@ class Score(NamedTuple):
     accuracy: float | None = None  # a fraction; of binary labels, their macro F1
 
 
-def corpus_of(run: Run, given: Path | None, *splits: SplitName) -> tuple[Corpus, bool]:
+def corpus_of(run: Run, given: str | Path | None, *splits: SplitName) -> tuple[Corpus, bool]:
     """Open the given corpus, or the one that the run was trained on, to score it.
 
     Return it, and whether the run was trained on its training split, and so on none of the others.
@@ -49,7 +49,7 @@ def corpus_of(run: Run, given: Path | None, *splits: SplitName) -> tuple[Corpus,
         raise UserError(
             f"{run.folder.name}, {run.origin}, comes without a corpus; give one with `corpus`."
         )
-    opened = open_corpus(given or Path(run.config.data.corpus))
+    opened = open_corpus(Path(run.config.data.corpus if given is None else given))
     cleanings = (run.cleaning, opened.manifest.cleaning)
     if cleanings[0] != cleanings[1] and "protein" in cleanings:
         raise UserError(

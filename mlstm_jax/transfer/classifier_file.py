@@ -118,7 +118,7 @@ def load_classifier(folder: Path) -> tuple[Classifier, Description]:
                 for model, where in shipped.files("model").items()
                 for path in where.parent.glob("*/classifier.json")
             ]
-            near = question(nearest(str(given), ours)) or f"; {advice}"
+            near = question(nearest(str(given), ours), f"; {advice}")
             raise UserError(f"there is no folder {given}{near}")
         raise UserError(f"{given} has no classifier.json; {advice}")
     try:

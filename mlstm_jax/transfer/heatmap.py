@@ -112,7 +112,7 @@ def shown_label(classifier: Classifier, label: str | None) -> str:
     """
     if label is None or label in classifier.classes:
         return label if label is not None else classifier.classes[-1]
-    near = question(nearest(label, classifier.classes)) or "."
+    near = question(nearest(label, classifier.classes))
     known = ", ".join(classifier.classes)
     raise UserError(f"the classifier has no class or label {label!r}{near} It has {known}.")
 

@@ -143,7 +143,7 @@ def read_labelled(
             near = nearest(name, seen.keys() - {name})
             raise UserError(
                 f"{path}: no record has a label in {name!r}; give the field or column of the "
-                f"labels with {option}{question(near) or '.'}"
+                f"labels with {option}{question(near)}"
             )
     if not isinstance(column, str):
         return of_columns(texts, values, [f"{path}, record {number:,}" for number in numbers])
@@ -280,7 +280,7 @@ def require_task(labelled: Labelled, task: Task | None = None, *, thresholds: bo
             raise UserError(
                 f"{path} has the label {unknown[0]!r}, which the training texts do not have; "
                 f"theirs: {', '.join(task.names[:_SHOWN])}"
-                f"{', ...' if len(task.names) > _SHOWN else ''}{near or '.'}"
+                f"{', ...' if len(task.names) > _SHOWN else ''}{near}"
             )
     elif len(task.names) < 2:
         raise UserError(

@@ -20,7 +20,7 @@ from mlstm_jax.corpora.documents import clean
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.data.corpus import SPLITS, differing, open_corpus
 from mlstm_jax.data.stream import TrainStream
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import FileError, UserError
 from mlstm_jax.output import remove_leftovers
 
 from .written import contents, documents, jsonl
@@ -226,7 +226,7 @@ def test_a_failed_rename_puts_the_old_corpus_back(tmp_path, monkeypatch):
         rename(old, new)
 
     monkeypatch.setattr(os, "rename", fail)
-    with pytest.raises(UserError, match=r"out: cannot be written: No space left on device"):
+    with pytest.raises(FileError, match=r"out: cannot be written: No space left on device"):
         prepare([source], out, seed=1, overwrite=True)
     assert contents(out) == before
     assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl", "out"}
