@@ -24,6 +24,7 @@ from mlstm_jax.training.run_folder import inputs_of
 from mlstm_jax.transfer import classifier_file
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.features import Featurizer, read_features, write_features
+from mlstm_jax.transfer.words import Words
 from tests.training.conftest import collected
 from tests.training.runs import final_state, make_config, short
 
@@ -71,7 +72,7 @@ def read_weights(path: Path) -> Any:
 
 def read_classifier(folder: Path) -> Any:
     found, about = classifier_file.load_classifier(folder)
-    return [*found, about]
+    return [found._replace(words=None), vars(found.words), about]
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,9 @@ def written(rated_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
         (folder / suffix).mkdir()
         weights.save(folder / suffix / f"a.{suffix}", run.as_weights(loaded))
     (folder / "classifier").mkdir()
-    made = Classifier(draw.normal(size=(3, 16)), np.zeros(3), ["a", "b", "c"], 1.0)
+    counts = Words(["good", "so good"], np.ones(2), draw.normal(size=(3, 2)), np.zeros(3))
+    weights_KD = draw.normal(size=(3, 16))
+    made = Classifier(weights_KD, np.zeros(3), ["a", "b", "c"], 1.0, words=counts)
     about = classifier_file.Description("h", False, weights.fingerprint(loaded.params), None)
     classifier_file.save(folder / "classifier", made, about)
     (folder / "features").mkdir()

@@ -189,6 +189,7 @@ class TrainedModel(ReadingModel):
         out: str | Path | None = None,
         state: FeatureState | None = None,
         all_layers: bool = False,
+        words: bool = False,
         label_column: str | None = None,
         label_columns: Sequence[str] | None = None,
         text_column: str | None = None,
@@ -213,6 +214,8 @@ class TrainedModel(ReadingModel):
             out: folder for the features, the classifier, report.md, report.json and pictures.
             state: see `encode`.
             all_layers: see `encode`.
+            words: the classifier is both that of the features and that of TF-IDF: its probabilities
+                are the means of theirs. It is for classes, and has no score after each character.
             label_column: field or column of the label in files, a number or a string; unset: label.
             label_columns: fields or columns of several labels in files, each 1 (yes), 0 (no) or
                 empty (not known). Each has its own classifier, C, and threshold of the largest F1.
@@ -223,10 +226,11 @@ class TrainedModel(ReadingModel):
         Returns:
             The classifier and the results; `.result.test` is the test accuracy, a fraction, or of
             several labels the macro F1, and `.result.labels` has the measures of each.
+            `.result.together["test"]` is the test accuracy with `words`, given or not.
 
         Raises:
             ValueError: a file cannot be read, the classes do not match, or `out` holds something
-                else.
+                else; or the texts have no words for `words`.
         """
         (only,) = self.transfer_each(
             None if state is None else (state,),
@@ -238,6 +242,7 @@ class TrainedModel(ReadingModel):
             label_columns=label_columns,
             text_column=text_column,
             all_layers=all_layers,
+            words=words,
             show_progress=show_progress,
         ).values()
         return only

@@ -174,8 +174,8 @@ class ReadingModel(LoadedModel):
 
         Raises:
             ValueError: the text is empty, the unit, layer or label does not exist, or an argument
-                of units is given for a score or the reverse; or the model reads ahead, so that it
-                has no score after each character.
+                of units is given for a score or the reverse; or the model reads ahead or the
+                classifier has words, so that there is no score after each character.
         """
         if (unit is None) == (score is None):
             raise UserError("give either `unit` or `score`.")
@@ -248,7 +248,7 @@ class ReadingModel(LoadedModel):
                         firsts.setdefault(what, count + int(is_marked_N.argmax()) + 1)
                         counts[what] += int(is_marked_N.sum())
                 count += len(part)
-                rows = chosen.probabilities(read.features).tolist()
+                rows = chosen.probabilities(read.features, part).tolist()
                 yield (
                     part,
                     [

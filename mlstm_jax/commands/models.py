@@ -200,7 +200,10 @@ def view(
     if classifier:
         chosen, about = classifier_file.load_classifier(classifier)
         classifier_file.require_model(classifier, chosen, about, loaded, run)
+    if chosen and static:
+        chosen.require_no_words("a page without a server")
     if chosen and (score or label):
+        chosen.require_no_words("the score after each character")
         loaded.config.model.require_next_byte("a score after each character")
         label = shown_label(chosen, label)
     viewer = Viewer(loaded, chosen, about, label, shipped.example(run).strip())

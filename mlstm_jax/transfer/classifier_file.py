@@ -16,6 +16,7 @@ from mlstm_jax.run import Run
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.features import units_of
 from mlstm_jax.transfer.reader import FeatureState
+from mlstm_jax.transfer.words import Words
 
 FORMAT = 2
 
@@ -71,6 +72,7 @@ class _File(Description):
     softmax: bool
     arrays: dict[str, int]  # checksums of those of classifier.safetensors
     labels: list[_Label] | None = None  # binary; absent for classes
+    vocabulary: list[str] | None = None  # of word counts, in the order of the columns
 
 
 def save(folder: Path, classifier: Classifier, about: Description) -> None:
@@ -78,7 +80,11 @@ def save(folder: Path, classifier: Classifier, about: Description) -> None:
     values = {"weights": classifier.weights_KD, "intercepts": classifier.intercepts_K}
     if classifier.deviations_D is not None:
         values["deviations"] = classifier.deviations_D
-    values = {name: np.asarray(value, np.float64) for name, value in values.items()}
+    if words := classifier.words:
+        values |= {"idf": words.idf_V, "word_weights": words.weights_KV}
+        values["word_intercepts"] = words.intercepts_K
+    # The library writes an array of another order as if it had this one.
+    values = {name: np.asarray(value, np.float64, order="C") for name, value in values.items()}
     Cs = [None if math.isinf(C) else C for C in np.ravel(classifier.C).tolist()]
     labels = [_Label(*one) for one in zip(Cs, classifier.thresholds or (), strict=False)]
     written = {
@@ -89,6 +95,7 @@ def save(folder: Path, classifier: Classifier, about: Description) -> None:
         **{name: value for name, value in asdict(about).items() if name != "familiar" or value},
         "arrays": digest.of_arrays(values),
         **({"labels": [asdict(one) for one in labels]} if labels else {}),
+        **({"vocabulary": words.vocabulary} if words else {}),
     }
     with output.write_errors(folder):
         (folder / "classifier.json").unlink(missing_ok=True)
@@ -134,6 +141,9 @@ def load_classifier(folder: Path) -> tuple[Classifier, Description]:
             raise fields.Wrong("classes must be two or more different names")
         if labels and len(labels) != len(file.classes):
             raise fields.Wrong("labels must be one for each of classes")
+        count = len(vocabulary := file.vocabulary or [])
+        if file.vocabulary is not None and (labels or not 0 < len(set(vocabulary)) == count):
+            raise fields.Wrong("vocabulary must be different words, and is for classes only")
     except fields.Wrong as error:
         raise UserError(
             f"{path}: the classifier cannot be read ({error}); restore it, or create it again "
@@ -142,13 +152,15 @@ def load_classifier(folder: Path) -> tuple[Classifier, Description]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
     rows = 1 if len(file.classes) == 2 and not labels else len(file.classes)
+    of_words: dict[str, tuple[int, ...]] = {}
+    if vocabulary:
+        of_words = {"idf": (count,), "word_weights": (rows, count), "word_intercepts": (rows,)}
     path = folder / "classifier.safetensors"
     _, stored = arrays.safetensors(path, "")
-    arrays.check_names(
-        str(path), stored, {"weights", "intercepts"} | (stored.keys() & {"deviations"})
-    )
+    wanted = {"weights", "intercepts", *of_words} | (stored.keys() & {"deviations"})
+    arrays.check_names(str(path), stored, wanted)
     _, width = arrays.sizes(str(path), stored, "weights", 2)
-    shapes: dict[str, tuple[int, ...]] = {"weights": (rows, width), "intercepts": (rows,)}
+    shapes = of_words | {"weights": (rows, width), "intercepts": (rows,)}
     if "deviations" in stored:
         shapes["deviations"] = (rows, width) if labels else (width,)
     loaded = arrays.read_arrays(str(path), stored, shapes, np.float64)
@@ -164,6 +176,7 @@ def load_classifier(folder: Path) -> tuple[Classifier, Description]:
         file.softmax,
         loaded.get("deviations"),
         [one.threshold for one in labels] or None,
+        Words(vocabulary, *(loaded[name] for name in of_words)) if of_words else None,
     )
     about = Description(file.state, file.all_layers, file.model, file.text_column, file.familiar)
     return classifier, about

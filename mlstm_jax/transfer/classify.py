@@ -21,10 +21,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mlstm_jax.errors import UserError
 from mlstm_jax.transfer import thresholds
 from mlstm_jax.transfer.features import Features
 from mlstm_jax.transfer.labels import MISSING, Task
 from mlstm_jax.transfer.thresholds import LabelScore
+from mlstm_jax.transfer.words import Words
 
 _SHOWN = 10  # names of classes
 _PRIOR_SCALE = 10
@@ -74,16 +76,33 @@ class Classifier(NamedTuple):
     # Of the features, in the texts of the fit; [K, D] of several labels.
     deviations_D: NDArray[np.float64] | None = None
     thresholds: list[float] | None = None  # of binary labels; None: one of classes
+    words: Words | None = None  # of classes: the probabilities are the means of both classifiers'
 
     def __repr__(self) -> str:
         classes = named(self.classes, "labels" if self.thresholds else "classes")
-        return f"{type(self).__name__} of {self.weights_KD.shape[1]} features: {classes}"
+        words = f" and {len(self.words.vocabulary):,} words and pairs" if self.words else ""
+        return f"{type(self).__name__} of {self.weights_KD.shape[1]} features{words}: {classes}"
 
-    def probabilities(self, features: Features) -> NDArray[np.float64]:
+    def require_no_words(self, name: str) -> None:
+        """Raise UserError if it has words, with the name of what needs one without."""
+        if self.words:
+            raise UserError(
+                f"{name} is for a classifier of states alone, and this one also counts words; give "
+                "one that `transfer` made without `words`."
+            )
+
+    def probabilities(self, features: Features, texts: Sequence[str] = ()) -> NDArray[np.float64]:
         """Return [texts, classes]; those of one-against-rest classifiers are scaled to sum to 1.
 
-        Of several labels: each one's probability of yes, [texts, K].
+        Of several labels: each one's probability of yes, [texts, K]. With words it needs the texts.
         """
+        if not self.words or not len(features):
+            return self._of_states(features)
+        if len(texts) != len(features):
+            raise UserError(f"texts has {len(texts):,}, but features has {len(features):,} rows.")
+        return (self._of_states(features) + self.words.probabilities(texts)) / 2
+
+    def _of_states(self, features: Features) -> NDArray[np.float64]:
         scores_NK = self._linear(features)
         if self.softmax:
             yes_NK = np.exp(scores_NK - scores_NK.max(axis=1, keepdims=True))
@@ -101,6 +120,7 @@ class Classifier(NamedTuple):
         Of more than two classes, one against the rest: of that classifier alone. Of several labels
         [texts, K]: above their thresholds, so that above 0 the answer is yes.
         """
+        self.require_no_words("the score after each character")
         scores_NK = self._linear(features)
         if self.thresholds:
             limits = np.clip(self.thresholds, 1e-12, 1 - 1e-12)
@@ -117,12 +137,12 @@ class Classifier(NamedTuple):
         scores: NDArray[np.float64] = features.astype(np.float64) @ self.weights_KD.T
         return scores + self.intercepts_K
 
-    def predict(self, features: Features) -> Labels:
+    def predict(self, features: Features, texts: Sequence[str] = ()) -> Labels:
         """Return the class of each text, an index; of equally likely ones, the first.
 
         Of several labels: 1 for yes and 0 for no, [texts, K].
         """
-        probabilities = self.probabilities(features)
+        probabilities = self.probabilities(features, texts)
         if self.thresholds:
             return (probabilities >= np.array([self.thresholds])).astype(np.int64)
         return probabilities.argmax(axis=1)
@@ -136,11 +156,11 @@ class Classifier(NamedTuple):
             right = right[np.arange(len(labels)), labels]
         return float(-np.log(np.maximum(right, np.finfo(np.float64).tiny)).mean())
 
-    def score(self, examples: Examples) -> float:
+    def score(self, examples: Examples, texts: Sequence[str] = ()) -> float:
         """Return the fraction of texts that it classifies correctly, or the macro F1 of labels."""
         if self.thresholds:
             return thresholds.macro(self.label_scores(examples))["f1"]
-        return float((self.predict(examples.features) == examples.labels).mean())
+        return float((self.predict(examples.features, texts) == examples.labels).mean())
 
     def label_scores(self, examples: Examples) -> list[LabelScore]:
         """Return how well it answers each of several labels; nothing of classes."""

@@ -5,25 +5,25 @@ and on the first k units alone, accuracy against the number of labelled examples
 values by class, and the baseline for comparison.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from mlstm_jax.transfer import classify, thresholds
+from mlstm_jax.errors import UserError
+from mlstm_jax.transfer import classify, thresholds, words
 from mlstm_jax.transfer.classify import CS, Classifier, Examples, Prior
 from mlstm_jax.transfer.features import Unit
 from mlstm_jax.transfer.labels import Labelled, Task
 from mlstm_jax.transfer.reader import FeatureState
 from mlstm_jax.transfer.thresholds import LabelScore, macro
+from mlstm_jax.transfer.words import Words
 
 TOP_UNITS = (1, 2, 5, 10, 50, 100)
 _CURVE = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 _DRAWS = 3  # random draws of examples for each point of the curve
 _BINS = 40
-_BASELINE_CS = (1.0, 4.0, 16.0, 64.0)
 
 Texts = tuple[Labelled, Labelled | None, Labelled]
 PARTS = ("train", "valid", "test")
@@ -66,6 +66,8 @@ class Result:
     units: list[Unit]  # by |weight|, the largest first
     baseline: Baseline | None  # None: it cannot be fitted
     baseline_failure: str | None  # why it cannot be fitted
+    # Accuracy of features and words together, by part; empty of labels, or without a baseline.
+    together: dict[str, float]
     # Of classes only.
     best_unit: Unit | None = None  # the single unit that best separates the classes of train
     best_unit_test: float | None = None  # its test accuracy
@@ -96,6 +98,8 @@ class Result:
         else:
             low, high = self.interval
             score = f"test accuracy {self.test:.3f} ({low:.3f} to {high:.3f}, 95% of {count})"
+        if self.together:
+            score += f", with words {self.together['test']:.3f}"
         return f"{score}; {classify.named(self.classes, kind)}; state {self.state}"
 
 
@@ -109,6 +113,8 @@ def run(
     columns: list[Unit],
     prior: Prior | None = None,
     on_part: Callable[[int, str], None] = lambda number, name: None,
+    *,
+    with_words: bool = False,
 ) -> tuple[Classifier, Result]:
     """Fit and measure; return the classifier of all features and the results.
 
@@ -118,6 +124,10 @@ def run(
         columns: what each feature is.
         on_part: called with the number of parts done, see `parts_of`, and the name of the next
             part.
+        with_words: return the classifier of features and words together.
+
+    Raises:
+        UserError: with words, but there are none.
     """
     parts = parts_of(task)
     fits, each = (parts - 1, "label") if task.several else (parts - 3, "C")
@@ -130,7 +140,16 @@ def run(
     else:
         more, always = _of_classes(chosen, train, valid, test, columns, prior, on_part)
     on_part(parts - 1, "TF-IDF")
-    tfidf, failure = measure_baseline(*texts, task)
+    tfidf, failure, by_words = _measure_baseline(*texts, task)
+    if with_words and not by_words:
+        raise UserError(f"words cannot be counted in these texts ({failure}); leave `words` out.")
+    both = chosen._replace(words=by_words)
+    read = zip(PARTS, (train, valid, test), texts, strict=True)
+    together = {
+        name: both.score(part, some.texts)
+        for name, part, some in read
+        if by_words and part and some
+    }
     sizes = {name: len(part.texts) if part else 0 for name, part in zip(PARTS, texts, strict=True)}
     result = Result(
         classes=task.names,
@@ -147,9 +166,10 @@ def run(
         units=units[: max(TOP_UNITS)],
         baseline=tfidf,
         baseline_failure=failure,
+        together=together,
         **more,
     )
-    return chosen, result
+    return both if with_words else chosen, result
 
 
 def _of_labels(
@@ -248,58 +268,37 @@ def _histogram(train: Examples, unit: int, classes: list[str]) -> dict[str, Any]
     return {"edges": edges.tolist(), "counts": counts}
 
 
-def measure_baseline(
+def _measure_baseline(
     train: Labelled, valid: Labelled | None, test: Labelled, task: Task
-) -> tuple[Baseline | None, str | None]:
-    """Return the baseline, or why it cannot be fitted, such as on proteins, which have no words."""
-    from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import StratifiedKFold, cross_val_score
-    from sklearn.pipeline import make_pipeline
-
-    def model(C: float) -> Any:
-        words = TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True)
-        return make_pipeline(words, LogisticRegression(C=C, max_iter=1000))
-
-    def score(C: float) -> float:
-        if valid is None:
-            fewest = min(Counter(train.labels).values())
-            folds = StratifiedKFold(min(3, fewest))
-            scores = cross_val_score(model(C), *train[:2], cv=folds, error_score="raise")
-            return float(scores.mean())
-        return float(model(C).fit(*train[:2]).score(*valid[:2]))
-
+) -> tuple[Baseline | None, str | None, Words | None]:
+    """Return the baseline, or why it cannot be fitted; and of classes its classifier."""
     try:
         if task.several:
-            return _baseline_of_labels(model, train, valid, test, task), None
-        scores = {C: score(C) for C in _BASELINE_CS}
-        best = max(scores, key=lambda C: scores[C])
-        fitted = model(best).fit(*train[:2])
-        reached = (float(fitted.score(*part[:2])) for part in (train, test))
+            return _baseline_of_labels(train, valid, test, task), None, None
+        fitted, C, valid_score = words.fit(train, valid, task)
     except ValueError as error:  # raised by scikit-learn where no word is left to count
-        return None, str(error).partition("\n")[0]
-    on_train, on_test = reached
-    return Baseline(best, on_train, scores[best], on_test), None
+        return None, str(error).partition("\n")[0], None
+    on_train, on_test = (
+        float((fitted.probabilities(part.texts).argmax(axis=1) == task.codes(part.labels)).mean())
+        for part in (train, test)
+    )
+    return Baseline(C, on_train, valid_score, on_test), None, fitted
 
 
 def _baseline_of_labels(
-    model: Callable[[float], Any],
-    train: Labelled,
-    valid: Labelled | None,
-    test: Labelled,
-    task: Task,
+    train: Labelled, valid: Labelled | None, test: Labelled, task: Task
 ) -> Baseline:
     def examples(part: Labelled) -> tuple[Any, thresholds.BinaryLabels]:
         return np.array(part.texts, object), task.codes(part.labels)
 
     def fit(texts: Any, answers: thresholds.BinaryLabels, C: float) -> Any:
-        return model(C).fit(texts, answers)
+        return words.pipeline(C).fit(texts, answers)
 
     def yes(fitted: Any, texts: Any) -> Any:
         return fitted.predict_proba(texts)[:, 1]
 
     held = examples(valid) if valid else None
-    chosen = thresholds.choose(fit, yes, _BASELINE_CS, examples(train), held, task.names)
+    chosen = thresholds.choose(fit, yes, words.CS, examples(train), held, task.names)
 
     def scores(part: Labelled) -> list[LabelScore]:
         texts, answers_NK = examples(part)

@@ -85,7 +85,8 @@ def running_score(
         float64 [bytes]: see `Classifier.scores`.
 
     Raises:
-        UserError: the text is empty after cleaning, or the model is bidirectional.
+        UserError: the text is empty after cleaning, the model is bidirectional, or the classifier
+            has words.
     """
     reader.run.config.model.require_next_byte("a score after each character")
     cleaned = clean(text, reader.run.cleaning)

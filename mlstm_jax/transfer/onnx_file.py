@@ -253,12 +253,15 @@ def save(
         classifier: of this model, for the output `probabilities`.
 
     Raises:
-        UserError: the model is no mLSTM, is too large, or onnx or onnxruntime is not installed.
+        UserError: the model is no mLSTM, is too large, or onnx or onnxruntime is not installed; or
+            the classifier has words.
         KnownError: onnxruntime computes something else, or the file cannot be written.
     """
     model = run.config.model
     if model.title != "mLSTM":
         raise UserError(f"format onnx is for an mLSTM, and this is {model.cli_name}.")
+    if classifier:
+        classifier[0].require_no_words("format onnx")
     with extra("onnx", "format onnx needs onnx and onnxruntime"):
         import onnx
         import onnxruntime

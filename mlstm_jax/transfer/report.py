@@ -9,7 +9,7 @@ import numpy as np
 
 from mlstm_jax import output
 from mlstm_jax.terminal import markdown, one_line
-from mlstm_jax.transfer.experiment import Result
+from mlstm_jax.transfer.experiment import PARTS, Result
 from mlstm_jax.transfer.reader import STATE_NAMES
 from mlstm_jax.transfer.thresholds import MEASURES, LabelScore, macro
 
@@ -28,6 +28,8 @@ def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
     """Return the report as Markdown with tables."""
     base, best = result.baseline, result.best_unit
     tfidf = [("TF-IDF, words and pairs", base.train, base.valid, base.test)] if base else []
+    train, valid, test = map(result.together.get, PARTS)
+    together = [("features and words together, `words`", train, valid, test)] if test else []
     classes = [markdown(name) for name in result.classes]
     checked = "valid" if result.texts["valid"] else "cross-validated"
     several, kinds = bool(result.labels), "binary labels" if result.labels else "classes"
@@ -37,6 +39,7 @@ def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
         *best_row,
         *((f"{k} of largest weight", None, None, score) for k, score in result.top_units.items()),
         *tfidf,
+        *together,
         ("always yes" if several else "the commonest class", None, None, result.majority),
     ]
     penalty = "" if isinstance(result.C, list) else f"C = {result.C:g}; "

@@ -54,6 +54,7 @@ def transfer(
     all_layers: bool = False,
     text_column: str | None = None,
     own: tuple[Classifier, Description] | None = None,
+    words: bool = False,
     show_progress: bool = False,
 ) -> dict[FeatureState, Transferred]:
     """Fit a classifier to the features of each state, and measure it; see `TrainedModel.transfer`.
@@ -65,6 +66,7 @@ def transfer(
         states: see `features_of`.
         own: the classifier that comes with the model: its log-odds are one more feature with every
             state that has its features.
+        words: see `TrainedModel.transfer`.
     """
     states = features_of(run.config.model, states)
     kept = None if out is None else out / "features"
@@ -72,6 +74,8 @@ def transfer(
     is_begun = out is not None and require_out(out, states)
     texts = usable(texts, run.cleaning, "test")
     task = require_task(texts["train"])
+    if words and task.several:
+        raise UserError("words is for classes, not for binary labels; leave it out.")
     for name in ("test", "valid"):
         if name in texts:
             require_task(texts[name], task, thresholds=name == "valid")
@@ -101,6 +105,7 @@ def transfer(
                 units,
                 _prior(own, units) if own else None,
                 progress.update,
+                with_words=words,
             )
         about = Description(one, all_layers, model, text_column)
         folder = folders.get(one)

@@ -177,9 +177,10 @@ class Viewer:
 
     def _scores(self) -> list[str]:
         """Return the classes whose score after each character can be shown."""
-        if not self._classifier or self.run.config.model.bidirectional:
+        linear = self._classifier
+        if not linear or linear.words or self.run.config.model.bidirectional:
             return []
-        return self._classifier.classes
+        return linear.classes
 
     def _states(self) -> list[str]:
         return [*self.run.config.model.states, "mean_h"]
@@ -196,7 +197,7 @@ class Viewer:
         lowest = 0 if self._about.all_layers else model.layers - 1
         parts = [end[part][lowest:].ravel() for part in single_states(self._about.state)]
         features = np.concatenate(parts)[None]
-        (shares,) = self._classifier.probabilities(features)
+        (shares,) = self._classifier.probabilities(features, [text])
         # Of classes, one of which is the answer, the probabilities say it all.
         answers = self._classifier.predict(features)[0] if self._classifier.thresholds else None
         classes = [

@@ -114,6 +114,7 @@ def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) 
     low, high = made.result.interval
     assert low <= made.result.test <= high < low + 0.4
     shown = f"test accuracy {made.result.test:.3f} ({low:.3f} to {high:.3f}, 95% of 30 texts)"
+    shown += f", with words {made.result.together['test']:.3f}"
     assert repr(made).startswith(f"Transferred: {shown}; 2 classes: 0, 1")
     assert "2 classes: 0, 1" in repr(made.classifier)
     assert "array(" not in repr([made, made.classifier, model._run])

@@ -23,6 +23,7 @@ from mlstm_jax.errors import KnownError
 from mlstm_jax.interop import npy_folders, nvidia, weights
 from mlstm_jax.interop.weights import ModelWeights
 from mlstm_jax.transfer import classifier_file, classify
+from mlstm_jax.transfer.words import Words
 from tests.interop.test_weights import write_nvidia, write_openai, write_unirep
 
 _TRIES = 400
@@ -49,6 +50,7 @@ def make(kind: str, folder: Path) -> tuple[list[Path], Callable[[], object]]:
         return [folder / "m.pt"], lambda: nvidia.read_nvidia(folder / "m.pt")
     if kind == "classifier":
         made = classify.Classifier(generator.normal(size=(3, 5)), np.zeros(3), ["a", "b", "c"], 1.0)
+        made = made._replace(words=Words(["a", "b"], np.ones(2), np.ones((3, 2)), np.ones(3)))
         classifier_file.save(folder, made, classifier_file.Description("c", False, "abc", None))
         names = ("classifier.json", "classifier.safetensors")
         return [folder / name for name in names], lambda: classifier_file.load_classifier(folder)

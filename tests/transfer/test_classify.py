@@ -450,7 +450,7 @@ def test_texts_that_are_all_the_same_have_a_report(run: Run, tmp_path: Path) -> 
     assert json.loads((out / "report.json").read_text())["test"] == 0.5
 
 
-def fail(*_: Any) -> None:
+def fail(*_: Any, **__: Any) -> None:
     raise RuntimeError("anything")
 
 

@@ -1,0 +1,89 @@
+"""A classifier of word counts: logistic regression on TF-IDF of words and pairs, by scikit-learn.
+
+It is the baseline of `transfer`. With `words` the classifier that is saved has it, too.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlstm_jax.transfer.labels import Labelled, Task
+
+CS = (1.0, 4.0, 16.0, 64.0)
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Words:
+    """Scores are TF-IDF · weights + intercepts; with two classes, only of the second."""
+
+    vocabulary: list[str]  # words and pairs, in the order of the columns
+    idf_V: Floats
+    weights_KV: Floats
+    intercepts_K: Floats
+
+    def probabilities(self, texts: Sequence[str]) -> Floats:
+        """Return [texts, classes]; a text without a known word has those of the intercepts."""
+        from scipy.special import softmax
+
+        scores_NK = self._counts.transform(texts) @ self.weights_KV.T + self.intercepts_K
+        if len(self.intercepts_K) == 1:
+            scores_NK = np.concatenate([0 * scores_NK, scores_NK], axis=1)
+        shares: Floats = softmax(scores_NK, axis=1)
+        return shares
+
+    @cached_property
+    def _counts(self) -> Any:
+        counts = _unfitted({word: column for column, word in enumerate(self.vocabulary)})
+        counts.idf_ = self.idf_V
+        return counts
+
+
+def _unfitted(vocabulary: dict[str, int] | None = None) -> Any:
+    # Importing scikit-learn takes a second, and a classifier without words does not need it.
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    return TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True, vocabulary=vocabulary)
+
+
+def pipeline(C: float) -> Any:
+    """Return the unfitted estimator."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    return make_pipeline(_unfitted(), LogisticRegression(C=C, max_iter=1000))
+
+
+def fit(train: Labelled, valid: Labelled | None, task: Task) -> tuple[Words, float, float]:
+    """Return the classifier with the best C, this C, and its accuracy on validation texts.
+
+    Without such texts, by cross-validation.
+
+    Raises:
+        ValueError: no word is left to count, such as of proteins, or a class has one text.
+    """
+    from sklearn.model_selection import StratifiedKFold, cross_val_score
+
+    labels = task.codes(train.labels)
+
+    def score(C: float) -> float:
+        if valid is None:
+            folds = StratifiedKFold(min(3, *Counter(train.labels).values()))
+            scores = cross_val_score(
+                pipeline(C), train.texts, labels, cv=folds, error_score="raise"
+            )
+            return float(scores.mean())
+        fitted = pipeline(C).fit(train.texts, labels)
+        return float(fitted.score(valid.texts, task.codes(valid.labels)))
+
+    scores = {C: score(C) for C in CS}
+    best = max(scores, key=lambda C: scores[C])
+    counts, logistic = pipeline(best).fit(train.texts, labels)
+    vocabulary = counts.get_feature_names_out().tolist()
+    return Words(vocabulary, counts.idf_, logistic.coef_, logistic.intercept_), best, scores[best]
