@@ -178,21 +178,19 @@ def _explain_short(name: str, rest: Sequence[str], options: Collection[str]) -> 
 
     It may be the initials or the beginning of the last part: --lr of --optimizer.learning-rate.
     """
-    known = [option.removeprefix("--") for option in options]
+    last = {option: option.removeprefix("--").rpartition(".")[2] for option in options}
     for word in rest:
-        short = word.partition("=")[0].removeprefix("--")
-        if not word.startswith("--") or not short or short in known:
-            continue
-        last = {option: option.rpartition(".")[2] for option in known}
+        given = word.partition("=")[0]
+        short = given.removeprefix("--")
         near = [
-            f"--{option}"
+            option
             for option, end in last.items()
             if short == "".join(part[0] for part in end.split("-"))
             or (len(short) > 1 and end.startswith(short))
         ]
-        if near:
+        if near and given.startswith("--") and given not in options:
             asked = question(sorted(near, key=len)[:2])
-            terminal.show(f"mlstm-jax {name}: unknown option --{short}{asked}", file=sys.stderr)
+            terminal.show(f"mlstm-jax {name}: unknown option {given}{asked}", file=sys.stderr)
 
 
 @contextmanager

@@ -3,13 +3,14 @@
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax import digest, fields, output, shipped
-from mlstm_jax.errors import UserError, nearest, question, require
+from mlstm_jax.errors import UserError, nearest, question
+from mlstm_jax.fields import Between
 from mlstm_jax.interop import arrays
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.run import Run
@@ -56,10 +57,7 @@ class _Label:
     """What classifier.json has of each of several labels."""
 
     C: float | None  # None: infinite
-    threshold: float
-
-    def __post_init__(self) -> None:
-        require(0 <= self.threshold <= 1, "threshold", self.threshold, "from 0 to 1")
+    threshold: Annotated[float, Between(0, 1)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -192,7 +192,7 @@ def test_a_classifier_is_kept_without_pickle(tmp_path: Path, random: np.random.G
         ({"other": np.zeros(3)}, "has the unexpected other"),
         ({"intercepts": np.ones(3)}, r"intercepts.* of classifier\.safetensors does not match"),
         ({"labels": [LABEL] * 2}, "labels must be one for each of classes"),
-        ({"labels": [LABEL | {"threshold": 1.5}] * 3}, r"threshold is 1\.5, but it must be from 0"),
+        ({"labels": [LABEL | {"threshold": 1.5}] * 3}, r"threshold is 1\.5, but it must be 0 to"),
         ({"labels": [LABEL | {"threshold": math.nan}] * 3}, "threshold is nan, but it must be"),
         ({"labels": [LABEL] * 3}, r"deviations has the shape \(4,\), but must have \(3, 4\)"),
     ],
