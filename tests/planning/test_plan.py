@@ -217,7 +217,7 @@ def test_muon_costs_what_the_compiler_counts(decoder: bool) -> None:
 @pytest.mark.parametrize(
     ("words", "options", "notes"),
     [
-        # The example of docs/large_batches.md, whose decay is rounded to 0.02.
+        # The example of docs/tutorials/large_batches.md, whose decay is rounded to 0.02.
         (
             "small_512 --data.batch 1024 --train.steps 1500 --train.epochs 3",
             "muon-learning-rate 0.24, learning-rate 0.032, warmup-steps 100, weight-decay 0.022, "
