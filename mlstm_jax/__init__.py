@@ -13,10 +13,10 @@ Data flows one way, and imports point downwards only::
     run.py, models/        a run folder, or a file of weights → a model ready to use; our own
     interop/, checkpoints/ other programs' weights, in and out; checkpoints with checksums
     distributed/           the processes of a run; environment.py: what is set before JAX starts
-    model/                 the kinds of models, one a file; the language model   (no data)
     corpora/               sources → readers → documents → an engine → writer   (no jax)
     data/                  corpus → shards → stream, evaluation_stream, labels   (no jax)
     config/                what one experiment is, as Python and as JSON
+    model/                 the kinds of models, one a file; the language model   (no data)
     fields.py, output.py   checked input, atomic output
 
 docs/architecture.md has every file, and tests/test_layers.py the order of the layers.
