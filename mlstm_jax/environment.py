@@ -13,8 +13,7 @@ import platform
 import resource
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -223,33 +222,20 @@ def describe_environment() -> dict[str, Any]:
     }
 
 
-def silence() -> Callable[[], None]:
-    """Silence the logging of Orbax's threads in this process; return a function that undoes it."""
-    levels = {name: logging.getLogger(name).level for name in _LOGGERS}
-    hook, filters = sys.unraisablehook, warnings.filters[:]
+def silence() -> ExitStack:
+    """Silence the logging of Orbax's threads in this process; closing the result undoes it."""
+    undo = ExitStack()
+    hook = sys.unraisablehook
 
     def without_closed_loops(unraisable: Any) -> None:
         if str(unraisable.exc_value) not in _OF_LOOPS:
             hook(unraisable)
 
-    def undo() -> None:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
-        sys.unraisablehook = hook
-        warnings.filters = filters
-
-    for name in _LOGGERS:
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    for logger in map(logging.getLogger, _LOGGERS):
+        undo.callback(logger.setLevel, logger.level)
+        logger.setLevel(logging.CRITICAL)
+    undo.callback(setattr, sys, "unraisablehook", hook)
     sys.unraisablehook = without_closed_loops
+    undo.callback(setattr, warnings, "filters", warnings.filters[:])
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     return undo
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence the logging inside the block, then restore the process."""
-    undo = silence()
-    try:
-        yield
-    finally:
-        undo()

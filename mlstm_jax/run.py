@@ -28,7 +28,6 @@ from mlstm_jax.config import Config
 from mlstm_jax.config import text as config_text
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.data.corpus import Cleaning, Corpus, SplitName
-from mlstm_jax.environment import quiet
 from mlstm_jax.errors import UserError, nearest, question
 from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import ModelWeights
@@ -164,7 +163,7 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
             f"{folder} has no checkpoint: train the run for longer, or give another run (those in "
             "results/ have only metrics)."
         )
-    with quiet(), closing(Checkpoints(folder, read_only=True)) as checkpoints:
+    with environment.silence(), closing(Checkpoints(folder, read_only=True)) as checkpoints:
         step = _choose(checkpoints, folder, checkpoint)
         model = _language_model(config)
         shapes = jax.eval_shape(model.init_parameters, jax.random.key(0))

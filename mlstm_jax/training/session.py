@@ -108,7 +108,7 @@ def set_up(
             "the others must end at once. Train with owns_process=True, in processes that do "
             "nothing else, or with the command `mlstm-jax train`."
         )
-    stack.enter_context(environment.quiet())
+    stack.enter_context(environment.silence())
     stack.enter_context(cluster)
     folder = Path(config.out)
     watchdog = guard.Watchdog(
