@@ -6,12 +6,11 @@ and write parts by path, so both must be in places that all workers see.
 """
 
 import json
-import math
 import shlex
 import uuid
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,10 @@ import numpy as np
 from mlstm_jax import output
 from mlstm_jax.corpora.documents import CleanDocument, Recipe, Reject, in_order, order_key
 from mlstm_jax.corpora.options import PrepareOptions
-from mlstm_jax.corpora.readers import read_clean
+from mlstm_jax.corpora.readers import cleaned, read_source
 from mlstm_jax.corpora.records import Rejects
 from mlstm_jax.corpora.sources import Source
-from mlstm_jax.corpora.writer import Report, SortedDocuments, source_manifests
+from mlstm_jax.corpora.writer import Report, SortedDocuments, Tally, source_manifests
 from mlstm_jax.errors import KnownError, UserError, extra, first_line
 
 _BYTES_A_PART = 1 << 25
@@ -83,12 +82,13 @@ def read_and_sort(
     for reject in _lines(scratch / _REJECTS):
         rejects.add(Reject(*reject))
     totals = list(_lines(scratch / "totals"))
-    counted = sorted(_lines(scratch / _COUNTS))  # by the numbers of their sources
+    # By the numbers of their sources.
+    tallies = [Tally(*counts) for _, *counts in sorted(_lines(scratch / _COUNTS))]
     report("read", 1)
     yield SortedDocuments(
-        sorted(source_manifests(sources, [line[1:4] for line in counted])),
+        sorted(source_manifests(sources, tallies)),
         sum(totals),
-        any(line[4] for line in counted),
+        any(tally.rated for tally in tallies),
         _in_order(scratch / _PARTS),
     )
 
@@ -116,22 +116,17 @@ def _read(numbered: tuple[int, Source], recipe: Recipe, digits: int) -> Iterator
     from apache_beam.pvalue import TaggedOutput
 
     number, source = numbered
-    seen: Counter[str] = Counter()
-    rated = False
+    tally, rejected = Tally(), list[Reject]()
+    records = cleaned(read_source(source, recipe), recipe.cleaning)
     try:
-        for record in read_clean(source, recipe):
-            if isinstance(record, Reject):
-                yield TaggedOutput(_REJECTS, list(record))
-                continue
-            text, rating = record or (b"", math.nan)
-            seen["text" if text else "blank" if record else "none"] += 1
-            if text:
-                rated = rated or not math.isnan(rating)
-                yield order_key(text, recipe.seed, recipe.dedupe)[:digits], (text, rating)
+        for text, rating in tally.texts(records, rejected.append):
+            yield order_key(text, recipe.seed, recipe.dedupe)[:digits], (text, rating)
     except UserError as error:
         # Raised here, it would reach the user inside a traceback from Beam.
         yield TaggedOutput(_ERRORS, [str(error)])
-    yield TaggedOutput(_COUNTS, [number, seen["text"], seen["none"], seen["blank"], rated])
+    for reject in rejected:
+        yield TaggedOutput(_REJECTS, list(reject))
+    yield TaggedOutput(_COUNTS, [number, *astuple(tally)])
 
 
 def _write_part(group: tuple[str, Iterable[CleanDocument]], recipe: Recipe, folder: str) -> int:

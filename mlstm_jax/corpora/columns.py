@@ -8,12 +8,12 @@ default ~/tensorflow_datasets).
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from mlstm_jax.corpora.documents import Document, Recipe, Reject, first, rating_of
 from mlstm_jax.corpora.records import EXCERPT, no_column
 from mlstm_jax.corpora.sources import TFDS, Source
-from mlstm_jax.corpora.sql import number, quoted, unglobbed
 from mlstm_jax.errors import UserError, extra, first_line
 
 if TYPE_CHECKING:
@@ -28,17 +28,19 @@ def read_parquet(source: Source, recipe: Recipe) -> Iterator[Document | Reject |
     """Yield the documents of a file, None for each record without text, and rejects.
 
     Raises:
-        UserError: the file cannot be read, or has no text column, or no readable text.
+        UserError: the file cannot be read, or has no text column, not all label columns, or no
+            readable text.
     """
     import duckdb
 
     done = 0
-    with duckdb.connect() as con:
+    # One thread is fast enough, and each holds a group of rows.
+    with duckdb.connect(config={"threads": 1}) as con:
         try:
-            con.execute(parquet_rows(con, source, recipe))
+            con.execute(_parquet_rows(con, source, recipe))
             while rows := con.fetchmany(_ROWS_A_FETCH):
                 for text, rating, *labels in rows:
-                    yield None if text is None else _labelled(recipe, text, rating, labels)
+                    yield None if text is None else _document(recipe, text, rating, labels)
                 done += len(rows)
             return
         except duckdb.Error as error:
@@ -46,9 +48,7 @@ def read_parquet(source: Source, recipe: Recipe) -> Iterator[Document | Reject |
                 raise _not_parquet(source, error) from error
     bad: Reject | None = None
     good = done
-    for row, record in enumerate(_read_bytes(source, recipe), 1):
-        if row <= done:
-            continue
+    for record in islice(_read_bytes(source, recipe), done, None):
         if isinstance(record, Reject):
             bad = bad or record
         else:
@@ -58,55 +58,51 @@ def read_parquet(source: Source, recipe: Recipe) -> Iterator[Document | Reject |
         raise UserError(bad.message)
 
 
-def parquet_rows(con: "duckdb.DuckDBPyConnection", source: Source, recipe: Recipe) -> str:
-    """Return the SQL of the columns `raw`, the text, `rating`, and labels of all records of a file.
-
-    Raises:
-        UserError: it is not a Parquet file, or has no text column, or not all label columns.
-    """
-    import duckdb
-
+def _parquet_rows(con: "duckdb.DuckDBPyConnection", source: Source, recipe: Recipe) -> str:
+    """Return the SQL of all records of a file: text, rating as text, and labels."""
     table = f"read_parquet({quoted(unglobbed(source.name))}, hive_partitioning = false)"
-    try:
-        described = con.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()
-    except duckdb.Error as error:
-        raise _not_parquet(source, error) from error
-    types = {row[0]: row[1] for row in described}
-    text = [field for field in recipe.text_columns if field in types]
-    marks = [field for field in recipe.rating_columns if field in types]
-    if not text:
+    types = {row[0]: row[1] for row in con.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()}
+    texts = [field for field in recipe.text_columns if field in types]
+    if not texts:
         raise UserError(no_column(source, recipe.text_columns, list(types)))
     for field in recipe.label_columns:
         if field not in types:
             raise UserError(no_column(source, [field], list(types), "`label_column`"))
-    for field in text:
+    for field in texts:
         if types[field] != "VARCHAR":
             raise UserError(
                 f"{source}: its column {field} is {types[field]}, not text; name another with "
                 "`text_column`."
             )
+    ratings = [field for field in recipe.rating_columns if field in types]
 
     def column(field: str) -> str:
         return '"' + field.replace('"', '""') + '"'
 
-    def coalesced(fields: list[str]) -> str:
-        texts = (f"{column(field)}::VARCHAR" for field in fields)
-        return f"coalesce({', '.join([*texts, 'NULL'])})"
+    def first(fields: list[str]) -> str:
+        return f"coalesce({', '.join([*(f'{column(one)}::VARCHAR' for one in fields), 'NULL'])})"
 
     labels = "".join(f", {column(field)}" for field in recipe.label_columns)
-    rating = number(coalesced(marks))
-    return f"SELECT {coalesced(text)} AS raw, {rating} AS rating{labels} FROM {table}"
+    return f"SELECT {first(texts)}, {first(ratings)}{labels} FROM {table}"
+
+
+def quoted(text: str) -> str:
+    """Return a text as an SQL literal."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def unglobbed(path: str) -> str:
+    """Return a path in which DuckDB sees no pattern."""
+    return "".join(f"[{c}]" if c in "*?[" else c for c in path)
 
 
 def _not_parquet(source: Source, error: Exception) -> UserError:
     return UserError(f"{source}: cannot be read as Parquet: {first_line(error)}")
 
 
-def _labelled(
-    recipe: Recipe, text: str, rating: float | None, labels: Sequence[object]
-) -> Document:
+def _document(recipe: Recipe, text: str, rating: str | None, labels: Sequence[object]) -> Document:
     record = dict(zip(recipe.label_columns, labels, strict=True))
-    return Document(text, rating, record or None)
+    return Document(text, rating_of(rating), record or None)
 
 
 def _read_bytes(source: Source, recipe: Recipe) -> Iterator[Document | Reject | None]:
@@ -151,7 +147,7 @@ def _found(place: str, record: dict[str, object], recipe: Recipe) -> Document | 
     rating = mark.decode(errors="replace") if isinstance(mark, bytes) else str(mark)
     labels = [record[name] for name in recipe.label_columns]
     labels = [one.decode(errors="replace") if isinstance(one, bytes) else one for one in labels]
-    return _labelled(recipe, decoded, rating_of(rating), labels)
+    return _document(recipe, decoded, rating, labels)
 
 
 def read_tfds(source: Source, recipe: Recipe) -> Iterator[Document | None]:

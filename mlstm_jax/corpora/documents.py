@@ -9,6 +9,7 @@ import hashlib
 import html
 import math
 import re
+import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from itertools import groupby, pairwise
@@ -27,15 +28,20 @@ RATING_COLUMNS = ("rating", "overall", "star_rating", "stars")
 AMBIGUOUS = "BZJ"  # amino acids; UniRep has one token for these and X, unknown
 _AS_X = str.maketrans(AMBIGUOUS, "X" * len(AMBIGUOUS))
 
-# Numbers that SQL and Python parse alike; "nan", "1_000" and full-width digits are not.
-NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
-LARGEST_RATING = 3.4e38  # of float32, in which a corpus stores them
-_NUMBER = re.compile(NUMBER)
+# "nan", "1_000" and full-width digits are no ratings.
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_LARGEST_RATING = 3.4e38  # of float32, in which a corpus stores them
 # A number of JSON that is not written as an integer.
 _JSON_FRACTION = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+([eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)")
 
 # A character reference with more digits than Python parses; no character has that number.
 _LONG_REFERENCE = re.compile("&#[0-9]{4301,};?")
+
+# ASCII in lower case, with a space for each character that `str.split` splits at.
+_PLAIN = bytes.maketrans(
+    string.ascii_uppercase.encode() + b"\t\n\v\f\r\x1c\x1d\x1e\x1f",
+    string.ascii_lowercase.encode() + b" " * 9,
+)
 
 Record = Mapping[str, object]
 # Cleaned bytes, and the rating: NaN for none.
@@ -156,9 +162,12 @@ def cleaned_spans(text: str, spans: Sequence[tuple[int, int]], cleaning: Cleanin
     return [sizes[end] - 1 for _, end in spans]
 
 
-def normalized(text: str) -> str:
+def normalized(text: bytes) -> bytes:
     """Return a text without differences in case and white space, to find near-duplicates."""
-    return " ".join(text.split()).casefold()
+    # For most texts this is the same, in half the time.
+    if text.isascii() and b"  " not in (plain := text.translate(_PLAIN).strip()):
+        return plain
+    return " ".join(text.decode().split()).casefold().encode()
 
 
 def order_key(text: bytes, seed: int, dedupe: Dedupe) -> str:
@@ -167,7 +176,7 @@ def order_key(text: bytes, seed: int, dedupe: Dedupe) -> str:
     It is the md5 of the seed and the cleaned text, normalized first if `dedupe` is "normalized".
     """
     if dedupe == "normalized":
-        text = normalized(text.decode()).encode()
+        text = normalized(text)
     return hashlib.md5(f"{seed}:".encode() + text, usedforsecurity=False).hexdigest()
 
 
@@ -214,7 +223,7 @@ def rating_of(value: object) -> float | None:
         rating = float(value) + 0.0
     except OverflowError:
         return None
-    return rating if abs(rating) <= LARGEST_RATING else None
+    return rating if abs(rating) <= _LARGEST_RATING else None
 
 
 def label_of(value: object) -> str | None:

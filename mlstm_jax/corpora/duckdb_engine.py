@@ -1,22 +1,20 @@
-"""Read, deduplicate and order documents with DuckDB, out of core and on all cores.
+"""Read, deduplicate and order documents with DuckDB, out of core.
 
-DuckDB itself parses clean JSON lines and Parquet. If it finds anything in a file that it cannot
-read, `readers.read_source` reads the file again and reports what and where. That function also
-reads the kinds whose records can only be found from the start of the file (CSV, paragraphs,
-arrays). SQL cleans plain ASCII text without "&" and computes its keys, because there it is easy to
-match `documents.clean` and `documents.order_key`; those functions handle all other text. (Python's
-alone, called for each row or in a pool of processes, need a fifth more CPU seconds.)
+DuckDB parses clean JSON lines on all cores, faster than Python. If it finds anything in a file that
+it cannot read, `readers.read_source` reads the file again and reports what and where; that function
+also reads all other kinds. Every text is cleaned and keyed by the functions in documents.py.
 """
 
 import gzip
-import math
 import os
+import re
 import zlib
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import chain
+from functools import lru_cache
+from itertools import chain, groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -24,27 +22,31 @@ from typing import Any
 import duckdb
 import numpy as np
 
-from mlstm_jax.corpora.columns import parquet_rows
+from mlstm_jax.corpora.columns import quoted, unglobbed
 from mlstm_jax.corpora.documents import (
     CleanDocument,
+    Document,
     Recipe,
     Reject,
-    clean,
-    normalized,
+    order_key,
+    rating_of,
     without_copies,
 )
 from mlstm_jax.corpora.options import PrepareOptions
-from mlstm_jax.corpora.readers import read_source
+from mlstm_jax.corpora.readers import cleaned, read_source
 from mlstm_jax.corpora.records import Rejects
 from mlstm_jax.corpora.sources import Source
-from mlstm_jax.corpora.sql import BAD, BLANK, NONE, TEXT, insert, json_rows
-from mlstm_jax.corpora.writer import Report, SortedDocuments, source_manifests
-from mlstm_jax.data.corpus import SourceManifest
+from mlstm_jax.corpora.writer import Report, SortedDocuments, Tally, source_manifests
 from mlstm_jax.errors import UserError, first_line
 
 _DOCUMENTS_A_BATCH = 8192
 _ROWS_A_FETCH = 4096
 _CHUNK = 1 << 20  # bytes
+# Delimits the names of fields; if a name contains it, Python reads the file.
+_KEY_END = '"'
+
+# File, whether it cannot be read, text, rating.
+_JsonRow = tuple[str, bool | None, str | None, str | None]
 
 
 @contextmanager
@@ -77,15 +79,13 @@ def read_and_sort(
     scratch.mkdir(parents=True, exist_ok=True)
     try:
         with duckdb.connect(scratch / "documents.duckdb", config=config) as con:
-            stage = Stage(con, sources, recipe, rejects, report)
-            try:
-                stage.read()
-                counts = stage.counts()
-                documents, rated = stage.totals()
-                report("sort", 0)
-                yield SortedDocuments(counts, documents, rated, stage.in_order())
-            finally:
-                stage.close()
+            stage = Stage(con, sources, recipe, rejects)
+            stage.read(report)
+            manifests = sorted(source_manifests(sources, stage.tallies))
+            rated = any(tally.rated for tally in stage.tallies)
+            report("sort", 0)
+            with con.cursor() as cursor:
+                yield SortedDocuments(manifests, stage.count(), rated, stage.in_order(cursor))
     except duckdb.Error as error:
         why = first_line(error)
         if isinstance(error, duckdb.OutOfMemoryException):
@@ -98,7 +98,7 @@ def read_and_sort(
 
 
 class Stage:
-    """The table of all records: `documents(key, source, kind, text, rating)`."""
+    """The table of all documents with text: `documents(source, key, text, rating)`."""
 
     def __init__(
         self,
@@ -106,176 +106,155 @@ class Stage:
         sources: Sequence[Source],
         recipe: Recipe,
         rejects: Rejects,
-        report: Report,
     ) -> None:
-        self._con, self._sources, self._recipe = con, list(sources), recipe
-        self._rejects, self._report = rejects, report
-        self._sizes = [source.size for source in sources]
-        self._total, self._done = sum(self._sizes) or 1, 0  # bytes
-        self._ordered = con.cursor()
-        con.execute(
-            "CREATE TABLE documents"
-            "(key UUID, source INTEGER, kind TINYINT, text VARCHAR, rating DOUBLE)"
-        )
+        self._con, self._sources, self._recipe, self._rejects = con, sources, recipe, rejects
+        self.tallies = [Tally() for _ in sources]
+        con.execute("CREATE TABLE documents(source INTEGER, key UUID, text VARCHAR, rating DOUBLE)")
         # The table is read once: compression would cost more than it saves.
         con.execute("SET force_compression = 'uncompressed'")
-        con.execute("CREATE TABLE files(filename VARCHAR, source INTEGER)")
-        text = con.sqltype("VARCHAR")
-        self._functions = {"py_clean": self._clean, "py_normalized": normalized}
-        for name, function in self._functions.items():
-            con.create_function(name, function, [text], text, null_handling="special")
 
-    def close(self) -> None:
-        # The functions cannot be removed while a result is not fetched to its end.
-        self._ordered.close()
-        for name in self._functions:
-            self._con.remove_function(name)
-
-    def _clean(self, text: str | None) -> str | None:
-        return clean(text, self._recipe.cleaning).decode() or None if text is not None else None
-
-    def read(self) -> None:
+    def read(self, report: Report) -> None:
         """Read every source into the table, each by the fastest exact method."""
-        stop = Event()
+        total, done, stop = sum(source.size for source in self._sources) or 1, 0, Event()
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            report("read", min(1.0, done / total))
+
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             try:
                 fit = list(pool.map(lambda source: _is_json_lines(source, stop), self._sources))
             finally:
                 stop.set()
         json = [n for n, good in enumerate(fit) if good]
-        slowly = [n for n, good in enumerate(fit) if not good]
-        for n in json:
-            self._con.execute("INSERT INTO files VALUES (?, ?)", [self._sources[n].name, n])
         if json:
-            slowly += self._read_json(json, sum(self._sizes[n] for n in json))
-            self._done = sum(self._sizes[n] for n in json if n not in slowly)
-        for n in sorted(slowly):
-            if self._sources[n].kind == "parquet":
-                self._read_parquet(n)
-            else:
-                self._feed(n, self._advance)
-        self._report("read", 1)
+            self._read_json(json, advance)
+        for n, source in enumerate(self._sources):
+            if not self.tallies[n].documents:
+                self.tallies[n] = Tally()
+                self._insert(self._documents(n, read_source(source, self._recipe, advance)))
+        report("read", 1)
 
-    def _advance(self, count: int) -> None:
-        self._done += count
-        self._report("read", self._done / self._total)
+    def _read_json(self, numbers: Sequence[int], advance: Callable[[int], None]) -> None:
+        """Read JSON lines, but of a file that DuckDB cannot read as a whole, nothing."""
+        sources = {self._sources[n].name: n for n in numbers}
+        ratings, bad = lru_cache(rating_of), set[int]()
 
-    def _read_json(self, numbers: list[int], size: int) -> list[int]:
-        """Read JSON lines; return the files that have records that DuckDB cannot read.
+        def records(n: int, rows: Iterable[_JsonRow]) -> Iterator[Document | None]:
+            for _, is_bad, text, rating in rows:
+                if is_bad:
+                    bad.add(n)
+                yield None if text is None else Document(text, ratings(rating))
 
-        `size`: of all JSON lines, to report progress.
-        """
-        rows = json_rows([self._sources[n] for n in numbers], self._recipe)
+        self._con.begin()
         try:
-            self._run(
-                insert(rows, self._recipe),
-                lambda part: self._report("read", part * size / self._total),
+            by_file = groupby(self._json_rows(sources, advance), itemgetter(0))
+            grouped = ((sources[name], rows) for name, rows in by_file)
+            self._insert(
+                chain.from_iterable(self._documents(n, records(n, rows)) for n, rows in grouped)
             )
+            if bad:
+                numbers_of_bad = ",".join(map(str, bad))
+                self._con.execute(f"DELETE FROM documents WHERE source IN ({numbers_of_bad})")
         except duckdb.OutOfMemoryException:
             raise
-        except duckdb.Error:  # Such as a truncated gzip. DuckDB rolled back its inserts.
-            if len(numbers) == 1:
-                return numbers
-            return [bad for n in numbers for bad in self._read_json([n], size)]
-        within = f"source IN ({','.join(map(str, numbers))})"
-        found = self._con.execute(
-            f"SELECT DISTINCT source FROM documents WHERE kind = {BAD} AND {within}"
-        ).fetchall()
-        for row in found:
-            self._con.execute("DELETE FROM documents WHERE source = ?", row)
-        return [n for (n,) in found]
+        except duckdb.Error:  # such as a truncated gzip
+            self._con.rollback()
+            for n in numbers:
+                self.tallies[n] = Tally()
+                if len(numbers) > 1:
+                    self._read_json([n], advance)
+            return
+        self._con.commit()
+        for n in bad:
+            self.tallies[n] = Tally()
 
-    def _read_parquet(self, number: int) -> None:
-        query = parquet_rows(self._con, self._sources[number], self._recipe)
-        rows = f"SELECT {number} AS source, false AS bad, * FROM ({query})"
-        try:
-            self._run(insert(rows, self._recipe), lambda part: None)
-        except (duckdb.OutOfMemoryException, duckdb.IOException):
-            raise
-        except duckdb.Error:  # Such as a text that is not UTF-8. DuckDB rolled back its inserts.
-            self._feed(number, lambda count: None)
-        self._advance(self._sizes[number])
+    def _json_rows(
+        self, files: Iterable[str], advance: Callable[[int], None]
+    ) -> Iterator[_JsonRow]:
+        """Parse the records of JSON lines; advance by the bytes on disk."""
+        with self._con.cursor() as cursor:
+            # For `query_progress`.
+            cursor.execute("SET enable_progress_bar = true; SET enable_progress_bar_print = false")
+            cursor.execute(_json_query(files, self._recipe))
+            size, told = sum(Path(file).stat().st_size for file in files), 0
+            while rows := cursor.fetchmany(_ROWS_A_FETCH):
+                yield from rows
+                done = max(told, int(size * cursor.query_progress() / 100))
+                advance(done - told)
+                told = done
+        advance(size - told)
 
-    def _feed(self, number: int, on_read: Callable[[int], None]) -> None:
-        """Read a source in Python, a batch of documents at a time."""
-        texts: list[str | None] = []
-        ratings: list[float] = []
+    def _documents(
+        self, number: int, records: Iterable[Document | Reject | None]
+    ) -> Iterator[tuple[int, bytes, float]]:
+        """Clean and count the records of a source; yield its number with each text and rating."""
+        texts = cleaned(records, self._recipe.cleaning)
+        for text, rating in self.tallies[number].texts(texts, self._rejects.add):
+            yield number, text, rating
 
-        def flush() -> None:
-            batch = {
-                "text": np.array([*texts, None], dtype=object)[:-1],
+    def _insert(self, documents: Iterator[tuple[int, bytes, float]]) -> None:
+        while some := list(islice(documents, _DOCUMENTS_A_BATCH)):
+            numbers, texts, ratings = zip(*some, strict=True)
+            keys = [order_key(text, self._recipe.seed, self._recipe.dedupe) for text in texts]
+            # Found by its name: a registered one would be kept until the transaction ends.
+            batch = {  # noqa: F841
+                "source": np.array(numbers, np.int32),
+                "key": np.array(keys, object),
+                "text": np.array([text.decode() for text in texts], object),
                 "rating": np.array(ratings, np.float64),
             }
-            self._con.register("batch", batch)
             self._con.execute(
-                insert(
-                    f"SELECT {number} AS source, false AS bad, text AS raw, "
-                    "CASE WHEN isnan(rating) THEN NULL ELSE rating END AS rating FROM batch",
-                    self._recipe,
-                )
+                "INSERT INTO documents SELECT source, key::UUID, text, rating FROM batch"
             )
-            self._con.unregister("batch")
-            texts.clear()
-            ratings.clear()
 
-        for document in read_source(self._sources[number], self._recipe, on_read):
-            if isinstance(document, Reject):
-                self._rejects.add(document)
-                continue
-            rating = document.rating if document else None
-            texts.append(document.text.encode("utf-8", "replace").decode() if document else None)
-            ratings.append(math.nan if rating is None else rating)
-            if len(texts) == _DOCUMENTS_A_BATCH:
-                flush()
-        if texts:
-            flush()
-
-    def _run(self, query: str, report: Callable[[float], None]) -> None:
-        """Execute a query that a signal can interrupt; report the fraction that is done."""
-        with ThreadPoolExecutor(max_workers=1) as pool:
-            running = pool.submit(self._con.execute, query)
-            try:
-                while not wait([running], timeout=0.2).done:
-                    report(max(0.0, self._con.query_progress()) / 100)
-            except BaseException:
-                running.cancel()
-                # Repeated, because an interrupt before the query starts is lost.
-                while not wait([running], timeout=0.05).done:
-                    self._con.interrupt()
-                raise
-            running.result().fetchall()
-
-    def counts(self) -> list[SourceManifest]:
-        """Return the counts of each source; raise UserError if one has no text."""
-        seen: Counter[tuple[int, int]] = Counter()
-        for n, kind, count in self._con.execute(
-            "SELECT source, kind, count(*) FROM documents GROUP BY source, kind"
-        ).fetchall():
-            seen[n, kind] = count
-        for n, source in enumerate(self._sources):
-            if not seen[n, TEXT] and source.is_file:
-                for _ in read_source(source, self._recipe):
-                    pass  # This may raise an error that lists the fields.
-        kinds = [(seen[n, TEXT], seen[n, NONE], seen[n, BLANK]) for n in range(len(self._sources))]
-        return sorted(source_manifests(self._sources, kinds))
-
-    def totals(self) -> tuple[int, bool]:
-        """Return how many documents will be written, and whether any has a rating."""
+    def count(self) -> int:
+        """Return how many documents will be written."""
         what = "*" if self._recipe.dedupe == "none" else "DISTINCT key"
-        rows = self._con.execute(
-            f"SELECT count({what}), count(rating) > 0 FROM documents WHERE kind = {TEXT}"
-        ).fetchall()
-        return rows[0]
+        return self._con.execute(f"SELECT count({what}) FROM documents").fetchall()[0][0]
 
-    def in_order(self) -> Iterator[CleanDocument]:
+    def in_order(self, cursor: duckdb.DuckDBPyConnection) -> Iterator[CleanDocument]:
         """Yield the documents to keep, in the order of their keys."""
-        self._ordered.execute(
-            "SELECT key::VARCHAR, encode(text), coalesce(rating, 'nan'::DOUBLE) FROM documents "
-            f"WHERE kind = {TEXT} ORDER BY key"
+        cursor.execute(
+            "SELECT key::VARCHAR, encode(text), coalesce(rating, 'nan'::DOUBLE) "
+            "FROM documents ORDER BY key"
         )
-        fetched = iter(lambda: self._ordered.fetchmany(_ROWS_A_FETCH), [])
-        rows = chain.from_iterable(fetched)
+        rows = chain.from_iterable(iter(lambda: cursor.fetchmany(_ROWS_A_FETCH), []))
         yield from without_copies(rows, self._recipe.seed, self._recipe.dedupe)
+
+
+def _json_query(files: Iterable[str], recipe: Recipe) -> str:
+    """Return the SQL of all records of JSON lines; see `_JsonRow`."""
+    fields = [*recipe.text_columns, *recipe.rating_columns]
+    pointers = ", ".join(
+        quoted("/" + name.replace("~", "~0").replace("/", "~1")) for name in fields
+    )
+    split = len(recipe.text_columns)
+
+    def first(start: int, end: int) -> str:
+        each = (f"nullif(field[{n}]::VARCHAR, 'null')" for n in range(start + 1, end + 1))
+        return f"coalesce({', '.join(each)}, NULL)"
+
+    # One expression: DuckDB computes `names` again for each time that it is used.
+    keys = [re.escape(f"{_KEY_END}{name}{_KEY_END}") for name in fields]
+    twice = f"regexp_matches(names, {quoted('(?s)' + '|'.join(f'{key}.*{key}' for key in keys))})"
+    return f"""
+        SELECT filename,
+            json IS NULL OR json_type(json) <> 'OBJECT' OR left(text, 1) <> '"' OR {twice},
+            json_extract_string(text, '$'),
+            json_extract_string(rating, '$')
+        FROM (
+            SELECT filename, json, names,
+                {first(0, split)} AS text, {first(split, len(fields))} AS rating
+            FROM (
+                SELECT filename, json, json_extract(json, [{pointers}]) AS field,
+                    {quoted(_KEY_END)} || array_to_string(json_keys(json), {quoted(2 * _KEY_END)})
+                        || {quoted(_KEY_END)} AS names
+                FROM read_ndjson_objects([{", ".join(quoted(unglobbed(file)) for file in files)}],
+                    filename = true, ignore_errors = true, hive_partitioning = false)
+            )
+        )"""
 
 
 def _is_json_lines(source: Source, stop: Event) -> bool:

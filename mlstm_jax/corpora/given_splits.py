@@ -5,16 +5,16 @@ no engine is needed: the files are read twice, to count their documents and to w
 """
 
 import zlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from math import isnan, nan
+from math import nan
 
 from mlstm_jax.corpora.documents import CleanDocument, Recipe, Reject, Unit
-from mlstm_jax.corpora.readers import limited_lines, read_clean
+from mlstm_jax.corpora.readers import cleaned, limited_lines, read_source
 from mlstm_jax.corpora.records import Rejects
 from mlstm_jax.corpora.sources import Source
-from mlstm_jax.corpora.writer import Report, SortedDocuments, source_manifests
+from mlstm_jax.corpora.writer import Report, SortedDocuments, Tally, source_manifests
 from mlstm_jax.errors import UserError
 
 _BYTES_A_REPORT = 1 << 20
@@ -38,9 +38,8 @@ def read_and_sort(
     """
     every = [(split, source) for split, those in sources.items() for source in those]
     total, done = sum(source.size for _, source in every) or 1, 0
-    counts: list[tuple[int, int, int]] = []
+    tallies: list[Tally] = []
     sizes: Counter[str] = Counter()
-    rated = False
 
     def advance(count: int) -> None:
         nonlocal done
@@ -48,31 +47,24 @@ def read_and_sort(
         report("read", min(1.0, done / total))
 
     for split, source in every:
-        seen: Counter[str] = Counter()
-        for item in _read(source, recipe, advance):
-            if isinstance(item, Reject):
-                rejects.add(item)
-                continue
-            seen["without" if item is None else "text" if item[0] else "blank"] += 1
-            rated = rated or (item is not None and not isnan(item[1]))
-        sizes[split] += seen["text"]
-        counts.append((seen["text"], seen["without"], seen["blank"]))
-    manifests = source_manifests([source for _, source in every], counts)
+        tally = Tally()
+        deque(tally.texts(_read(source, recipe, advance), rejects.add), maxlen=0)
+        sizes[split] += tally.documents
+        tallies.append(tally)
+    manifests = source_manifests([source for _, source in every], tallies)
     documents = (
         document
-        for (_, source), manifest in zip(every, manifests, strict=True)
-        for document in _again(source, recipe, manifest.documents)
+        for (_, source), tally in zip(every, tallies, strict=True)
+        for document in _again(source, recipe, tally)
     )
+    rated = any(tally.rated for tally in tallies)
     yield SortedDocuments(manifests, sizes.total(), rated, documents, dict(sizes))
 
 
-def _again(source: Source, recipe: Recipe, expected: int) -> Iterator[CleanDocument]:
-    count = 0
-    for document in _read(source, recipe, lambda count: None):
-        if document and not isinstance(document, Reject) and document[0]:
-            count += 1
-            yield document
-    if count != expected:
+def _again(source: Source, recipe: Recipe, expected: Tally) -> Iterator[CleanDocument]:
+    tally = Tally()
+    yield from tally.texts(_read(source, recipe, lambda count: None), lambda reject: None)
+    if tally != expected:
         raise UserError(f"{source}: changed while it was being read; run prepare again.")
 
 
@@ -82,7 +74,7 @@ def _read(
     if recipe.cleaning == "none" and source.kind == "txt":
         texts = _as_it_is(source, recipe.document or "line", on_read)
         return ((text, nan) for text in texts)
-    return read_clean(source, recipe, on_read)
+    return cleaned(read_source(source, recipe, on_read), recipe.cleaning)
 
 
 def _as_it_is(source: Source, document: Unit, on_read: OnRead) -> Iterator[bytes]:

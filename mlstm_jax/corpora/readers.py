@@ -35,6 +35,7 @@ from mlstm_jax.corpora.records import (
 )
 from mlstm_jax.corpora.sources import FASTA, Source, check_source
 from mlstm_jax.corpora.tables import csv_records
+from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import UserError, nearest, note, question
 
 LONGEST_LINE = 2**28  # bytes; a longer one is probably not text
@@ -70,16 +71,16 @@ def read_documents(
         note(f"skipped, because they cannot be read:\n{rejects.describe()}")
 
 
-def read_clean(
-    source: Source, recipe: Recipe, on_read: Callable[[int], None] | None = None
+def cleaned(
+    records: Iterable[Document | Reject | None], cleaning: Cleaning
 ) -> Iterator[CleanDocument | Reject | None]:
     """Yield what `read_source` does, each document cleaned; without bytes if it is blank."""
-    for record in read_source(source, recipe, on_read):
+    for record in records:
         if record is None or isinstance(record, Reject):
             yield record
         else:
             rating = math.nan if record.rating is None else record.rating
-            yield clean(record.text, recipe.cleaning), rating
+            yield clean(record.text, cleaning), rating
 
 
 class _Seen:

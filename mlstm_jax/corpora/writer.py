@@ -6,7 +6,9 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
+from math import isnan
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple
@@ -14,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from mlstm_jax import digest, output
-from mlstm_jax.corpora.documents import CleanDocument
+from mlstm_jax.corpora.documents import CleanDocument, Reject
 from mlstm_jax.corpora.sources import Source, manifest_names
 from mlstm_jax.data import corpus
 from mlstm_jax.data.corpus import SourceManifest, SplitManifest
@@ -42,21 +44,51 @@ class SortedDocuments(NamedTuple):
     sizes: Mapping[str, int] = MappingProxyType({})  # documents per split, if the splits are given
 
 
-def source_manifests(
-    sources: Sequence[Source], counts: Iterable[tuple[int, int, int]]
-) -> list[SourceManifest]:
-    """Return the counts of each source: of its records with text, without text, and blank.
+@dataclass
+class Tally:
+    """The counts of a source's records."""
+
+    documents: int = 0
+    without_text: int = 0
+    blank: int = 0
+    rated: bool = False  # whether any document has a rating
+
+    def texts(
+        self,
+        records: Iterable[CleanDocument | Reject | None],
+        on_reject: Callable[[Reject], None],
+    ) -> Iterator[CleanDocument]:
+        """Count records, and yield those that have text."""
+        for record in records:
+            if isinstance(record, Reject):
+                on_reject(record)
+            elif record is None:
+                self.without_text += 1
+            elif not record[0]:
+                self.blank += 1
+            else:
+                self.documents += 1
+                self.rated = self.rated or not isnan(record[1])
+                yield record
+
+
+def source_manifests(sources: Sequence[Source], tallies: Sequence[Tally]) -> list[SourceManifest]:
+    """Return the counts of each source.
 
     Raises:
         UserError: a source has no text.
     """
-    counts = list(counts)
-    for source, (documents, *_) in zip(sources, counts, strict=True):
-        if not documents:
+    for source, tally in zip(sources, tallies, strict=True):
+        if not tally.documents:
             raise UserError(f"{source}: no text is left after cleaning; leave it out.")
     return [
-        SourceManifest(name=name, documents=documents, without_text=without, blank=blank)
-        for name, (documents, without, blank) in zip(manifest_names(sources), counts, strict=True)
+        SourceManifest(
+            name=name,
+            documents=tally.documents,
+            without_text=tally.without_text,
+            blank=tally.blank,
+        )
+        for name, tally in zip(manifest_names(sources), tallies, strict=True)
     ]
 
 

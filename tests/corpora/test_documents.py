@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mlstm_jax.corpora import readers
-from mlstm_jax.corpora.documents import Document, Recipe, clean
+from mlstm_jax.corpora.documents import Document, Recipe, clean, normalized
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.corpora.readers import read_documents
 from mlstm_jax.corpora.sources import STDIN, Source
@@ -299,3 +299,12 @@ def test_a_reference_of_too_many_digits_is_of_no_character() -> None:
     for digits in (4300, 4301, 10_000):
         assert clean(f"a &#{'9' * digits}; b", "radford") == "\n a \ufffd b ".encode()
     assert clean("a &#65; &#x41; &amp; &#0065;", "radford") == b"\n a A A & A "
+
+
+def test_near_duplicates_differ_in_case_and_in_white_space_of_any_kind() -> None:
+    spaces = [chr(code) for code in range(0x3001) if chr(code).isspace()]
+    for space in [*spaces, "  ", "\r\n"]:
+        text = f"{space}Some{space}TEXT {space}".encode()
+        assert normalized(text) == b"some text"
+    assert normalized("Weiß\0 É".encode()) == "weiss\0 é".encode()
+    assert normalized(b"a\0b\x7f_Z[") == b"a\0b\x7f_z["

@@ -12,7 +12,7 @@ import pytest
 import mlstm_jax.commands.models
 import mlstm_jax.commands.texts  # noqa: F401  # before a test replaces run.load_run
 from mlstm_jax import cli, output, run
-from mlstm_jax.corpora import duckdb_engine, records
+from mlstm_jax.corpora import duckdb_engine, readers, records
 from mlstm_jax.corpora import prepare as module
 from mlstm_jax.guard import Interrupted, interruptible
 
@@ -153,7 +153,7 @@ def stopping(function: Callable, number: signal.Signals) -> Callable:
 @pytest.mark.parametrize(
     ("where", "name"),
     [
-        (duckdb_engine, "clean"),  # DuckDB makes an error of its own of it
+        (readers, "clean"),
         (duckdb_engine, "read_source"),
         (duckdb_engine, "without_copies"),
         (records, "_by_place"),  # while the file of rejects is written
