@@ -1,16 +1,20 @@
-"""The Python code of tutorials."""
+"""The commands of the docs, and the Python code of tutorials."""
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mlstm_jax import cli, shipped
 from tests.transfer.conftest import run
 
 __all__ = ["run"]
 
-TUTORIALS = Path(__file__).parent.parent / "docs/tutorials"
+ROOT = Path(__file__).parent.parent
+TUTORIALS = ROOT / "docs/tutorials"
+PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md")), *ROOT.glob("docs/**/*.md")]
 TAGS = ("DET", "NOUN", "VERB", "ADJ")
 
 
@@ -42,3 +46,18 @@ def test_byte_by_byte(run, text_file, tmp_path, monkeypatch, capsys) -> None:
     # A tag that each word has alone: what is left is to read the right byte.
     assert names["accuracy"] > 0.9
     assert np.shape(names["vectors"][0]) == (4, 1024)
+
+
+def test_the_parsers_take_every_command_of_the_docs(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("small_512.py", "phases.py"):  # which a reader has written
+        Path(name).write_bytes(shipped.files("config")["small_512"].read_bytes())
+    count = 0
+    for page in (*PAGES, *shipped.files("model").values()):
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        for line in re.findall(r"(?m)^ *mlstm-jax ([a-z]+(?: .*)?)$", text):
+            words = shlex.split(line, comments=True)
+            if not {"...", "${options[@]}"} & set(words):
+                cli._command(words[0]).parse(words[1:], line)
+                count += 1
+    assert count > 50

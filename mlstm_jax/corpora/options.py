@@ -51,7 +51,8 @@ class PrepareOptions(Checked):
         max_reject_fraction: largest fraction of unreadable records, which are listed in
             OUT.rejects.jsonl; above it, no corpus is written.
         engine: beam: run as an Apache Beam pipeline, for clusters; the corpus is the same.
-        beam_options: options for Beam and its runner, such as "--runner=FlinkRunner".
+        beam_options: options for Beam and its runner, such as "--runner=FlinkRunner"; in a command
+            line, after a =.
     """
 
     text_column: str | None = None
