@@ -144,7 +144,7 @@ def test_what_needs_the_states_alone_refuses_words(model, made, tmp_path, refuse
         model.export(tmp_path / "m.onnx", classifier=made.folder)
     with pytest.raises(UserError, match="texts has 0, but features has 1 rows"):
         made.classifier.probabilities(np.ones((1, 64)))
-    page = "view", model.path, "--classifier", made.folder
+    page = "view", model.path, "--classifier", made.folder, "--port", -1  # so that none is served
     said = refused(*page, "--score")
     assert "the score after each character is for a classifier of states alone" in said
     (tmp_path / "dist").mkdir()
