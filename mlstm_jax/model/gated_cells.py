@@ -20,7 +20,7 @@ import numpy as np
 from flax import linen
 
 from mlstm_jax.model.architecture import Carry, ReadOptions, Tree
-from mlstm_jax.model.gated_recurrence import GatedWeights, gated_recurrence, gated_step, rounded
+from mlstm_jax.model.gated_recurrence import GatedWeights, gated_recurrence, gated_step
 from mlstm_jax.model.recurrent import Matrix, Recurrent, matrix
 from mlstm_jax.model.time_loops import Sequence
 
@@ -64,10 +64,6 @@ class GatedCell(Recurrent):
     def weights(self, params: Tree) -> GatedWeights:
         """Return both matrices and the bias."""
         return GatedWeights(matrix(params, "wx"), matrix(params, "wh"), params["b"])
-
-    def rounded(self, weights: GatedWeights, x: Array, compute: Any) -> GatedWeights:
-        """Return both matrices rounded, or with bytes only Wh."""
-        return rounded(weights, x, compute)
 
     def step(self, weights: GatedWeights, rows: int) -> Callable[[Tree, Sequence], Tree]:
         """Return the function of the carry and the input to the carry after a step."""

@@ -44,6 +44,11 @@ class GatedWeights(NamedTuple):
     wh_HK: Array
     b_Z: Array
 
+    def rounded(self, x: Array, compute: jnp.dtype) -> "GatedWeights":
+        """Return the matrices of products in the compute type; tables and the bias stay."""
+        wx_IG = self.wx_IG if is_bytes(x) else self.wx_IG.astype(compute)
+        return GatedWeights(wx_IG, self.wh_HK.astype(compute), self.b_Z)
+
 
 class Saved(NamedTuple):
     """What the loop back needs besides the arguments, in time buffers (see `empty_buffer`)."""
@@ -51,12 +56,6 @@ class Saved(NamedTuple):
     h_TBH: Array  # after each step
     z_TBZ: Array
     before: Carry  # the carry before each step, [T, B, H]
-
-
-def rounded(weights: GatedWeights, x: Array, compute: jnp.dtype) -> GatedWeights:
-    """Return the matrices of products in the compute type; tables and the bias do not change."""
-    wx_IG, wh_HK, b_Z = weights
-    return GatedWeights(wx_IG if is_bytes(x) else wx_IG.astype(compute), wh_HK.astype(compute), b_Z)
 
 
 def _float32(carry: Carry) -> Carry:
@@ -188,7 +187,7 @@ def _recurrence(
     advance: Advance, carry: Carry, sequence: Sequence, weights: GatedWeights, compute: jnp.dtype
 ) -> tuple[Carry, Array]:
     # The compiler removes unused values, so without a gradient this loop saves nothing.
-    weights = rounded(weights, sequence.x, compute)
+    weights = weights.rounded(sequence.x, compute)
     last, saved = _forward_loop(advance, carry, sequence, weights, compute)
     return last, of_bits(saved.h_TBH, compute)
 
@@ -197,7 +196,7 @@ def _forward(
     advance: Advance, carry: Carry, sequence: Sequence, weights: GatedWeights, compute: jnp.dtype
 ) -> tuple[tuple[Carry, Array], tuple[Carry, Sequence, GatedWeights, Saved]]:
     require_no_padding(sequence)
-    weights = rounded(weights, sequence.x, compute)
+    weights = weights.rounded(sequence.x, compute)
     last, saved = _forward_loop(advance, carry, sequence, weights, compute)
     return (last, of_bits(saved.h_TBH, compute)), (carry, sequence, weights, saved)
 

@@ -131,55 +131,46 @@ class LanguageModel(linen.Module):
                 has a shape that depends on the length of the window.
             ready: what the method of this name returns, of the same parameters.
         """
-        with self.product_precision():
-            return self._read(bytes_BT, carry, padding_mask_BT, dropout_B, return_states, ready)
-
-    def _read(
-        self,
-        bytes_BT: Array,
-        carry: Carry,
-        padding_mask_BT: Array | None,
-        dropout_B: Array | None,
-        return_states: bool | Literal["sum"],
-        ready: Any,
-    ) -> ModelOutput:
         model = self.model
-        sums_later = return_states == "sum" and not isinstance(model, Recurrent)
-        options = ReadOptions(
-            self.compute, sums_later or return_states, self.recompute_every, self.loops
-        )
-        embedding_VE = self.param(
-            "embedding",
-            linen.initializers.normal(model.embedding_std),
-            (model.symbols, model.embedding),
-        )
-        bytes_TB = bytes_BT.T.astype(jnp.int32)
-        padding_mask_TB = None if padding_mask_BT is None else padding_mask_BT.T
-        window = Window(embedding_VE, bytes_TB, carry, padding_mask_TB, dropout_B, ready)
-        carry, x, states_BTLH = model.read(window, options)
-        if sums_later:
-            h_BTLH = model.named_states(states_BTLH)["h"].astype(jnp.float32)
-            if padding_mask_BT is not None:
-                h_BTLH = jnp.where(padding_mask_BT[:, :, None, None], 0, h_BTLH)
-            states_BTLH = h_BTLH.sum(axis=1)
-        kernel_HV = self.param("decoder_kernel", uniform(model.hidden), (model.hidden, VOCABULARY))
-        bias_V = self.param("decoder_bias", linen.initializers.zeros, (VOCABULARY,))
-        if return_states is True:
-            steps = steps_read(x.shape[0], padding_mask_TB)
-            logits_TBV = by_step(lambda x_BH: matmul(x_BH, kernel_HV, self.compute), x, steps)
-        else:
-            logits_TBV = matmul(x, kernel_HV, self.compute)
-        logits_TBV = logits_TBV + bias_V[None, None, :]
-        labels_BTK = None
-        if model.labels:
-            zeros = linen.initializers.zeros
-            label_HK = self.param("label_kernel", zeros, (model.hidden, model.labels))
-            bias_K = self.param("label_bias", zeros, (model.labels,))
-            if model.label_state == "mean_h":
-                count_T = jnp.arange(1, x.shape[0] + 1, dtype=jnp.float32)
-                x = jnp.cumsum(x.astype(jnp.float32), axis=0) / count_T[:, None, None]
-            labels_BTK = matmul(x, label_HK, self.compute).swapaxes(0, 1) + bias_K[None, None]
-        return ModelOutput(carry, logits_TBV.swapaxes(0, 1), labels_BTK, states_BTLH)
+        with self.product_precision():
+            sums_later = return_states == "sum" and not isinstance(model, Recurrent)
+            options = ReadOptions(
+                self.compute, sums_later or return_states, self.recompute_every, self.loops
+            )
+            embedding_VE = self.param(
+                "embedding",
+                linen.initializers.normal(model.embedding_std),
+                (model.symbols, model.embedding),
+            )
+            bytes_TB = bytes_BT.T.astype(jnp.int32)
+            padding_mask_TB = None if padding_mask_BT is None else padding_mask_BT.T
+            window = Window(embedding_VE, bytes_TB, carry, padding_mask_TB, dropout_B, ready)
+            carry, x, states_BTLH = model.read(window, options)
+            if sums_later:
+                h_BTLH = model.named_states(states_BTLH)["h"].astype(jnp.float32)
+                if padding_mask_BT is not None:
+                    h_BTLH = jnp.where(padding_mask_BT[:, :, None, None], 0, h_BTLH)
+                states_BTLH = h_BTLH.sum(axis=1)
+            kernel_HV = self.param(
+                "decoder_kernel", uniform(model.hidden), (model.hidden, VOCABULARY)
+            )
+            bias_V = self.param("decoder_bias", linen.initializers.zeros, (VOCABULARY,))
+            if return_states is True:
+                steps = steps_read(x.shape[0], padding_mask_TB)
+                logits_TBV = by_step(lambda x_BH: matmul(x_BH, kernel_HV, self.compute), x, steps)
+            else:
+                logits_TBV = matmul(x, kernel_HV, self.compute)
+            logits_TBV = logits_TBV + bias_V[None, None, :]
+            labels_BTK = None
+            if model.labels:
+                zeros = linen.initializers.zeros
+                label_HK = self.param("label_kernel", zeros, (model.hidden, model.labels))
+                bias_K = self.param("label_bias", zeros, (model.labels,))
+                if model.label_state == "mean_h":
+                    count_T = jnp.arange(1, x.shape[0] + 1, dtype=jnp.float32)
+                    x = jnp.cumsum(x.astype(jnp.float32), axis=0) / count_T[:, None, None]
+                labels_BTK = matmul(x, label_HK, self.compute).swapaxes(0, 1) + bias_K[None, None]
+            return ModelOutput(carry, logits_TBV.swapaxes(0, 1), labels_BTK, states_BTLH)
 
     def init_parameters(self, key: Array) -> Parameters:
         """Return initial parameters; the same key gives the same values on every device."""

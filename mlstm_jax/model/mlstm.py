@@ -11,14 +11,14 @@ Parameters of a layer, all float32::
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax
 from flax import linen
 
 from mlstm_jax.fields import Positive
 from mlstm_jax.model.architecture import Carry, ReadOptions, Sizes, Tree
-from mlstm_jax.model.mlstm_step import LayerWeights, layer_step, rounded
+from mlstm_jax.model.mlstm_step import LayerWeights, layer_step
 from mlstm_jax.model.ops import uniform
 from mlstm_jax.model.recurrence import SEPARATE, STACKED, recurrence
 from mlstm_jax.model.recurrent import Matrix, Recurrent, matrix
@@ -61,10 +61,6 @@ class MLSTM(Recurrent, _Initial, title="mLSTM"):
         """Return the normalised matrices and the bias."""
         wmx, wx, wmh, wh = (matrix(params, name) for name in ("wmx", "wx", "wmh", "wh"))
         return LayerWeights(wmx_IH=wmx, wx_IG=wx, wmh_HH=wmh, wh_HG=wh, b_G=params["b"])
-
-    def rounded(self, weights: LayerWeights, x: Array, compute: Any) -> LayerWeights:
-        """Return all matrices rounded, or with bytes those that are no tables."""
-        return rounded(weights, x, compute)
 
     def step(self, weights: LayerWeights, rows: int) -> Callable[[Carry, Sequence], Carry]:
         """Return the function of h and c, and of the input, to h and c after a step."""

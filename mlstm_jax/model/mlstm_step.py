@@ -71,13 +71,12 @@ class LayerWeights(NamedTuple):
     wh_HG: Array
     b_G: Array
 
-
-def rounded(weights: LayerWeights, x: Array, compute: jnp.dtype) -> LayerWeights:
-    """Return the matrices of products in the compute type; tables and the bias do not change."""
-    wmx_IH, wx_IG, wmh_HH, wh_HG, b_G = weights
-    if not is_bytes(x):
-        wmx_IH, wx_IG = wmx_IH.astype(compute), wx_IG.astype(compute)
-    return LayerWeights(wmx_IH, wx_IG, wmh_HH.astype(compute), wh_HG.astype(compute), b_G)
+    def rounded(self, x: Array, compute: jnp.dtype) -> "LayerWeights":
+        """Return the matrices of products in the compute type; tables and the bias stay."""
+        wmx_IH, wx_IG, wmh_HH, wh_HG, b_G = self
+        if not is_bytes(x):
+            wmx_IH, wx_IG = wmx_IH.astype(compute), wx_IG.astype(compute)
+        return LayerWeights(wmx_IH, wx_IG, wmh_HH.astype(compute), wh_HG.astype(compute), b_G)
 
 
 def layer_step(

@@ -38,13 +38,7 @@ import jax
 import jax.numpy as jnp
 
 from mlstm_jax.model.architecture import Carry
-from mlstm_jax.model.mlstm_step import (
-    Gates,
-    LayerWeights,
-    layer_step,
-    rounded,
-    step_gradient,
-)
+from mlstm_jax.model.mlstm_step import Gates, LayerWeights, layer_step, step_gradient
 from mlstm_jax.model.ops import is_bytes, project, project_gradient, sum_rows, times
 from mlstm_jax.model.time_loops import (
     Sequence,
@@ -235,7 +229,8 @@ def _recurrence(
     carry: Carry, sequence: Sequence, weights: LayerWeights, compute: jnp.dtype, loops: Loops
 ) -> Outputs:
     # The compiler removes unused values, so without a gradient this loop saves nothing.
-    last, saved = SEPARATE.forward(carry, sequence, rounded(weights, sequence.x, compute), compute)
+    weights = weights.rounded(sequence.x, compute)
+    last, saved = SEPARATE.forward(carry, sequence, weights, compute)
     return last, saved.h_TBH(compute)
 
 
@@ -246,7 +241,7 @@ def _forward(
     carry: Carry, sequence: Sequence, weights: LayerWeights, compute: jnp.dtype, loops: Loops
 ) -> tuple[Outputs, Residuals]:
     require_no_padding(sequence)
-    weights = rounded(weights, sequence.x, compute)
+    weights = weights.rounded(sequence.x, compute)
     last, saved = loops.forward(carry, sequence, weights, compute)
     return (last, saved.h_TBH(compute)), (carry, sequence, weights, saved)
 

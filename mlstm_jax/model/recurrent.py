@@ -81,11 +81,10 @@ class Recurrent(Architecture):
 
     @abstractmethod
     def weights(self, params: Tree) -> Any:
-        """Return what a step needs of a layer's parameters, a NamedTuple, such as wx_IG for wx."""
+        """Return what a step needs of a layer's parameters, such as wx_IG for wx.
 
-    @abstractmethod
-    def rounded(self, weights: Any, x: Array, compute: Any) -> Any:
-        """Return the matrices of products in the compute type, for the input x."""
+        It is a NamedTuple with the method `rounded` of the input x and the compute type.
+        """
 
     @abstractmethod
     def step(self, weights: Any, rows: int) -> Callable[[Tree, Sequence], Tree]:
@@ -125,7 +124,7 @@ class Recurrent(Architecture):
             weights, x = self.weights(params[f"layer_{layer}"]), jnp.zeros(())
             if layer == 0:
                 weights, x = self.with_tables(weights, params["embedding"], compute), jnp.int32(0)
-            layers.append(self.rounded(weights, x, compute))
+            layers.append(weights.rounded(x, compute))
         return layers
 
     def read(self, window: Window, options: ReadOptions) -> tuple[Tree, Any, Tree]:
@@ -135,15 +134,13 @@ class Recurrent(Architecture):
             if window.ready is not None:
                 weights = window.ready[layer]
             else:
-                weights = Weights(self, name=f"layer_{layer}")(
-                    self.hidden if layer else self.embedding
-                )
+                inputs = self.hidden if layer else self.embedding
+                weights = Weights(self, name=f"layer_{layer}")(inputs)
                 if layer == 0:
                     weights = self.with_tables(weights, window.embedding_VE, options.compute)
             before = jax.tree.map(lambda part: part[:, layer], window.carry)  # noqa: B023
-            after, x, steps = self._read_layer(
-                weights, before, Sequence(x, window.padding_mask_TB), options
-            )
+            sequence = Sequence(x, window.padding_mask_TB)
+            after, x, steps = self._read_layer(weights, before, sequence, options)
             ends.append(after)
             states.append(steps)
             if window.dropout_B is not None:
@@ -161,7 +158,7 @@ class Recurrent(Architecture):
         """Return the carry after a window, h, and the carry of every step or the sum of h."""
         if not options.states:
             return *self.run(weights, before, sequence, options), None
-        weights = self.rounded(weights, sequence.x, options.compute)
+        weights = weights.rounded(sequence.x, options.compute)
         step = self.step(weights, before.h.shape[0])
         if options.states == "sum":
             return sum_of_h(step, before, sequence, options.compute)

@@ -256,8 +256,7 @@ class Transformer(Architecture, title="Transformer"):
             if padding_mask_TB is None
             else size - jnp.sum(padding_mask_TB, axis=0, dtype=jnp.int32)
         )
-        place_BT = None
-        keys_BP = lengths_B = None
+        place_BT = keys_BP = lengths_B = None
         if isinstance(before, Context):
             bytes_BT, first_B = _with_context(before, bytes_BT)
             place_BT = jnp.maximum(jnp.arange(bytes_BT.shape[1])[None] - first_B[:, None], 0)
@@ -276,14 +275,10 @@ class Transformer(Architecture, title="Transformer"):
             states.append(x)
         x = linen.LayerNorm(epsilon=1e-5, name="norm")(x)[:, -size:]
         output_TBH = x.astype(options.compute).swapaxes(0, 1)
-        if not isinstance(before, Context):
-            if options.states:
-                h_BTLH = jnp.stack([*states[:-1], x], axis=2)
-                return before, output_TBH, Context(h_BTLH, None, None)
-            return before, output_TBH, None
         h_BTLH = jnp.stack([*(state[:, -size:] for state in states[:-1]), x], axis=2)
-        after = _follow(before, window.bytes_TB.T, h_BTLH, real_B)
-        return after, output_TBH, Context(h_BTLH, None, None) if options.states else None
+        if isinstance(before, Context):
+            before = _follow(before, window.bytes_TB.T, h_BTLH, real_B)
+        return before, output_TBH, Context(h_BTLH, None, None) if options.states else None
 
     def matrices(self, name: str) -> int:
         """Count the kernels of the layers, and the one after the embedding."""

@@ -12,7 +12,7 @@ from jax.extend.core import subjaxprs
 
 from mlstm_jax.errors import UserError
 from mlstm_jax.model import pallas
-from mlstm_jax.model.mlstm_step import layer_step, rounded
+from mlstm_jax.model.mlstm_step import layer_step
 from mlstm_jax.model.pallas import INTERPRETED, require_gpu
 from mlstm_jax.model.recurrence import (
     SEPARATE,
@@ -73,7 +73,7 @@ def recurrence_reference(
     carry: Carry, sequence: Sequence, weights: LayerWeights, compute: jnp.dtype
 ) -> tuple[Carry, jax.Array]:
     """The equations with JAX's own gradient."""
-    advance = layer_step(rounded(weights, sequence.x, compute), carry.h.shape[0])
+    advance = layer_step(weights.rounded(sequence.x, compute), carry.h.shape[0])
 
     def step(carry: Carry, now: Sequence) -> tuple[Carry, jax.Array]:
         carry, _ = advance(carry.h, carry, now)
