@@ -7,7 +7,6 @@ Little is imported at the top, so that help is fast, and Ctrl-C during the impor
 """
 
 import ast
-import atexit
 import importlib
 import keyword
 import os
@@ -85,10 +84,6 @@ def main(arguments: Sequence[str] | None = None, program: str | None = None) -> 
     if isinstance(error, Interrupted) and arguments is None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)  # A second one ends the process at once.
-        # An interrupted DuckDB may keep objects of Python, and would list them as leaks, in forty
-        # lines, when the interpreter is finalised. All else that runs at exit runs.
-        atexit._run_exitfuncs()
-        os._exit(error.exit_code)
     if code is not None:
         sys.exit(code)  # type: ignore[arg-type]
 

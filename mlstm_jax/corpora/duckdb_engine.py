@@ -36,7 +36,7 @@ from mlstm_jax.corpora.options import PrepareOptions
 from mlstm_jax.corpora.readers import cleaned, read_source
 from mlstm_jax.corpora.records import Rejects
 from mlstm_jax.corpora.sources import Source
-from mlstm_jax.corpora.writer import Report, SortedDocuments, Tally, source_manifests
+from mlstm_jax.corpora.writer import Report, SortedDocuments, Tally, reading, source_manifests
 from mlstm_jax.errors import UserError, first_line
 
 _DOCUMENTS_A_BATCH = 8192
@@ -115,13 +115,7 @@ class Stage:
 
     def read(self, report: Report) -> None:
         """Read every source into the table, each by the fastest exact method."""
-        total, done, stop = sum(source.size for source in self._sources) or 1, 0, Event()
-
-        def advance(count: int) -> None:
-            nonlocal done
-            done += count
-            report("read", min(1.0, done / total))
-
+        advance, stop = reading(self._sources, report), Event()
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             try:
                 fit = list(pool.map(lambda source: _is_json_lines(source, stop), self._sources))
@@ -195,8 +189,8 @@ class Stage:
             yield number, text, rating
 
     def _insert(self, documents: Iterator[tuple[int, bytes, float]]) -> None:
-        while some := list(islice(documents, _DOCUMENTS_A_BATCH)):
-            numbers, texts, ratings = zip(*some, strict=True)
+        while taken := list(islice(documents, _DOCUMENTS_A_BATCH)):
+            numbers, texts, ratings = zip(*taken, strict=True)
             keys = [order_key(text, self._recipe.seed, self._recipe.dedupe) for text in texts]
             # Found by its name: a registered one would be kept until the transaction ends.
             batch = {  # noqa: F841

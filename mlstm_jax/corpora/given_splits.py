@@ -5,16 +5,17 @@ no engine is needed: the files are read twice, to count their documents and to w
 """
 
 import zlib
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from math import nan
 
 from mlstm_jax.corpora.documents import CleanDocument, Recipe, Reject, Unit
 from mlstm_jax.corpora.readers import cleaned, limited_lines, read_source
 from mlstm_jax.corpora.records import Rejects
 from mlstm_jax.corpora.sources import Source
-from mlstm_jax.corpora.writer import Report, SortedDocuments, Tally, source_manifests
+from mlstm_jax.corpora.writer import Report, SortedDocuments, Tally, reading, source_manifests
 from mlstm_jax.errors import UserError
 
 _BYTES_A_REPORT = 1 << 20
@@ -36,29 +37,19 @@ def read_and_sort(
     Raises:
         UserError: a source cannot be used.
     """
-    every = [(split, source) for split, those in sources.items() for source in those]
-    total, done = sum(source.size for _, source in every) or 1, 0
-    tallies: list[Tally] = []
-    sizes: Counter[str] = Counter()
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        report("read", min(1.0, done / total))
-
-    for split, source in every:
-        tally = Tally()
+    every = [source for of_split in sources.values() for source in of_split]
+    advance = reading(every, report)
+    tallies = {source: Tally() for source in every}
+    for source, tally in tallies.items():
         deque(tally.texts(_read(source, recipe, advance), rejects.add), maxlen=0)
-        sizes[split] += tally.documents
-        tallies.append(tally)
-    manifests = source_manifests([source for _, source in every], tallies)
-    documents = (
-        document
-        for (_, source), tally in zip(every, tallies, strict=True)
-        for document in _again(source, recipe, tally)
-    )
-    rated = any(tally.rated for tally in tallies)
-    yield SortedDocuments(manifests, sizes.total(), rated, documents, dict(sizes))
+    sizes = {
+        split: sum(tallies[source].documents for source in of_split)
+        for split, of_split in sources.items()
+    }
+    documents = chain.from_iterable(_again(source, recipe, tallies[source]) for source in every)
+    rated = any(tally.rated for tally in tallies.values())
+    manifests = source_manifests(every, list(tallies.values()))
+    yield SortedDocuments(manifests, sum(sizes.values()), rated, documents, sizes)
 
 
 def _again(source: Source, recipe: Recipe, expected: Tally) -> Iterator[CleanDocument]:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from mlstm_jax.corpora.documents import Quoting, Unit
 from mlstm_jax.corpora.records import MAX_REJECT_FRACTION
 from mlstm_jax.data.corpus import SPLITS, Cleaning, Dedupe, SplitName
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, require
 from mlstm_jax.fields import Between, Checked
 
 # DuckDB itself sets no limit.
@@ -74,11 +74,8 @@ class PrepareOptions(Checked):
         if isinstance(self.temp_dir, str):
             object.__setattr__(self, "temp_dir", Path(self.temp_dir))
         super().__post_init__()
-        for name, column in (
-            ("text_column", self.text_column),
-            ("rating_column", self.rating_column),
-        ):
-            if column == "":
+        for name in ("text_column", "rating_column"):
+            if getattr(self, name) == "":
                 raise UserError(f"{name} '': names no column; name one, or leave the option out.")
         split, limit = self.split, self.memory_limit
         if not 0 < sum(split) < math.inf or min(split) < 0:
@@ -87,10 +84,8 @@ class PrepareOptions(Checked):
                 "none negative, at least one above 0; such as 1000,1,1 or 0.8,0.1,0.1, or 0,0,1 "
                 "for a test set only"
             )
-        if limit and not re.fullmatch(r"[0-9]+(\.[0-9]+)? ?[KMGT]i?B", limit, re.IGNORECASE):
-            raise UserError(
-                f"memory_limit is {limit!r}, but it must be a size such as 4GB or 500MB."
-            )
+        is_size = re.fullmatch(r"[0-9]+(\.[0-9]+)? ?[KMGT]i?B", limit or "0GB", re.IGNORECASE)
+        require(bool(is_size), "memory_limit", limit, "a size such as 4GB or 500MB")
         if self.engine != "beam" and self.beam_options:
             raise UserError("beam_options needs `engine` beam; add it.")
         try:
@@ -107,13 +102,9 @@ def check_given(sources: Mapping[SplitName, Sequence[str]], options: PrepareOpti
     unknown = sources.keys() - set(SPLITS)
     if unknown:
         raise UserError(f"{min(unknown)!r} is not a split; the splits are {', '.join(SPLITS)}.")
-    for option, is_other in (
-        ("split", options.split != SPLIT),
-        ("dedupe", options.dedupe not in (None, "none")),
-        ("seed", options.seed != 0),
-        ("engine", options.engine != "duckdb"),
-    ):
-        if is_other:
+    for option in ("split", "dedupe", "seed", "engine"):
+        # With `dedupe` none, nothing changes either.
+        if getattr(options, option) not in (getattr(DEFAULTS, option), "none"):
             raise UserError(
                 f"{option}: splits given with `train`, `valid` and `test` are kept unchanged, all "
                 "documents in their order; leave the option out, or name the files without their "

@@ -122,36 +122,23 @@ def prepare(
     remove_leftovers(scratch_beside)
     check_disk([*chain(*of_split.values())], out, scratch_beside, sorts=not given)
 
-    # Inside the folder that becomes the corpus, unless --temp-dir is set.
+    # Inside the folder that becomes the corpus, unless `temp_dir` is set.
     scratch = partial_folder(scratch_beside) / "scratch"
     with (
         _tidied(out, scratch_beside, rejects_file, rejects),
         atomic_directory(out, lambda: check_out(out, overwrite)) as folder,
         _progress(quiet=not show_progress) as report,
     ):
-        try:
-            gathering = _read_and_sort(of_split, options, recipe, rejects, scratch, report)
-            manifest = _write(
-                gathering,
-                folder,
-                recipe,
-                None if given else options.split,
-                rejects,
-                rejects_file,
-                options.max_reject_fraction,
-                report,
-            )
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-            if scratch.parent != folder:
-                shutil.rmtree(scratch.parent, ignore_errors=True)
-        text = manifest.to_json().encode()
-        if Manifest.from_json(text, folder / corpus.MANIFEST) != manifest:
+        with _read_and_sort(of_split, options, recipe, rejects, scratch, report) as gathered:
+            manifest = _write(gathered, folder, recipe, options, rejects, rejects_file, report)
+        shutil.rmtree(scratch if scratch.parent == folder else scratch.parent, ignore_errors=True)
+        written = manifest.to_json().encode()
+        if Manifest.from_json(written, folder / corpus.MANIFEST) != manifest:
             raise RuntimeError("the manifest cannot be read back")
         with durable(folder / corpus.MANIFEST) as file:
-            file.write(text)
-    for one in rejects.notes():
-        note(one)
+            file.write(written)
+    for text in rejects.notes():
+        note(text)
     return manifest
 
 
@@ -189,32 +176,34 @@ def _tidied(out: Path, scratch: Path, rejects_file: Path, rejects: Rejects) -> I
 
 
 def _write(
-    gathering: AbstractContextManager[SortedDocuments],
+    gathered: SortedDocuments,
     folder: Path,
     recipe: Recipe,
-    split: SplitWeights | None,
+    options: PrepareOptions,
     rejects: Rejects,
     rejects_file: Path,
-    max_reject_fraction: float,
     report: Report,
 ) -> Manifest:
-    with gathering as gathered:
-        counts = gathered.counts
-        records = sum(c.documents + c.without_text + c.blank for c in counts)
-        rejects.write(rejects_file)
-        rejects.check(records + len(rejects), max_reject_fraction, rejects_file)
-        if recipe.rating_column and not gathered.rated:
-            raise UserError(
-                f"no record has a number in `rating_column` {recipe.rating_column!r}; check it."
-            )
-        sizes = _sizes(gathered.documents, split) if split else gathered.sizes
-        documents = _counted(gathered.in_order, gathered.documents, report)
-        splits: dict[str, SplitManifest] = {}
-        for name in _ORDER:
-            size = sizes.get(name, 0)
-            splits[name] = write_split(folder, name, islice(documents, size), size, gathered.rated)
-        for _ in documents:
-            raise RuntimeError("received more documents than were counted")
+    counts = gathered.counts
+    with_text = sum(source.documents for source in counts)
+    without_text = sum(source.without_text for source in counts)
+    blank = sum(source.blank for source in counts)
+    records = with_text + without_text + blank
+    rejects.write(rejects_file)
+    rejects.check(records + len(rejects), options.max_reject_fraction, rejects_file)
+    if recipe.rating_column and not gathered.rated:
+        raise UserError(
+            f"no record has a number in `rating_column` {recipe.rating_column!r}; check it."
+        )
+    split = None if gathered.sizes else options.split
+    sizes = _sizes(gathered.documents, split) if split else gathered.sizes
+    documents = _counted(gathered.in_order, gathered.documents, report)
+    splits: dict[str, SplitManifest] = {}
+    for name in _ORDER:
+        size = sizes.get(name, 0)
+        splits[name] = write_split(folder, name, islice(documents, size), size, gathered.rated)
+    for _ in documents:
+        raise RuntimeError("received more documents than were counted")
     return Manifest(
         format_version=corpus.FORMAT_VERSION,
         seed=recipe.seed,
@@ -222,9 +211,9 @@ def _write(
         split=split,
         sources=tuple(counts),
         records=records,
-        without_text=sum(source.without_text for source in counts),
-        blank=sum(source.blank for source in counts),
-        duplicates=sum(source.documents for source in counts) - gathered.documents,
+        without_text=without_text,
+        blank=blank,
+        duplicates=with_text - gathered.documents,
         splits={name: splits[name] for name in SPLITS},
         dedupe=recipe.dedupe,
         rejected=rejects.counts,
@@ -241,24 +230,17 @@ def _counted(
 
 
 def _sizes(documents: int, split: SplitWeights) -> dict[str, int]:
-    """Return the number of documents of each split."""
+    """Return the number of documents of each split; the first with a weight takes the rest."""
     # Exact, so that 0.8,0.1,0.1 gives what 8,1,1 gives.
-    weights = [Fraction(str(weight)) for weight in split]
-    _, valid, test = (
-        max(1, round(documents * weight / sum(weights))) if weight else 0 for weight in weights
-    )
-    if not split[0]:  # no text for training
-        valid = documents - test if split[1] else 0
-        if valid + test > documents or (split[1] and valid < 1):
-            raise UserError(
-                f"only {documents:,} distinct documents, too few for `split` "
-                f"{','.join(map(str, split))}; add more text, or change `split`."
-            )
-        return {"test": test, "valid": valid, "train": 0}
-    if valid + test >= documents:
+    weights = {name: Fraction(str(weight)) for name, weight in zip(SPLITS, split, strict=True)}
+    total = sum(weights.values())
+    first, *others = (name for name, weight in weights.items() if weight)
+    sizes = {name: max(1, round(documents * weights[name] / total)) for name in others}
+    rest = documents - sum(sizes.values())
+    if rest < 1:
         raise UserError(
             f"only {documents:,} distinct documents, so `split` {','.join(map(str, split))} leaves "
-            f"none to train on; add more text, use a smaller unit such as `document` line, or "
+            f"none for {first}; add more text, use a smaller unit such as `document` line, or "
             "change `split`."
         )
-    return {"test": test, "valid": valid, "train": documents - valid - test}
+    return sizes | {first: rest}

@@ -44,6 +44,18 @@ class SortedDocuments(NamedTuple):
     sizes: Mapping[str, int] = MappingProxyType({})  # documents per split, if the splits are given
 
 
+def reading(sources: Iterable[Source], report: Report) -> Callable[[int], None]:
+    """Return the function that counts bytes that were read, and reports their share of all."""
+    total, done = sum(source.size for source in sources) or 1, 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        report("read", min(1.0, done / total))
+
+    return advance
+
+
 @dataclass
 class Tally:
     """The counts of a source's records."""

@@ -168,7 +168,7 @@ def test_sources_are_checked_before_any_is_read(tmp_path: Path) -> None:
         ([source, tmp_path / "none.txt"], out, r"none\.txt: there is no such file"),
         (["pydoc:"], source / "deep" / "out", r"out: cannot be created: .*a\.jsonl is a file"),
         ([source], out, r"a\.jsonl: no text is left after cleaning"),
-        ([jsonl(tmp_path / "b.jsonl", some(1))], out, "only 1 distinct documents, too few for"),
+        ([jsonl(tmp_path / "b.jsonl", some(1))], out, "only 1 distinct documents, .* for valid"),
     ):
         with pytest.raises(UserError, match=message):
             prepare([str(each) for each in sources], place, split=(0, 1, 1))
