@@ -30,7 +30,7 @@ from mlstm_jax.planning.machine import Gpu, Machine
 from mlstm_jax.planning.plan import Row, phases
 from mlstm_jax.training import optimizer, schedule
 from mlstm_jax.training.parallel import AXIS, by_shard_map
-from mlstm_jax.training.state import init_state
+from mlstm_jax.training.state import state_shapes
 from mlstm_jax.training.step import make_train_step
 
 # The same for all current GPUs; without a driver version XLA creates fewer command buffers.
@@ -97,7 +97,7 @@ def compile_step(config: Config, machine: Machine, devices: int) -> Compiled:
     )
     rows = config.data.batch // devices
     arguments = (
-        jax.eval_shape(lambda: init_state(config, model, tx, 0)),
+        state_shapes(config, model, tx),
         model.init_carry(rows),
         _batch(config, rows),
         np.float32(0),

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-
 from mlstm_jax import run
 from mlstm_jax.checkpoints.checkpoint import SET_ASIDE, Checkpoints, Damaged
 from mlstm_jax.checkpoints.meta import FOLDER, Meta
@@ -36,7 +34,7 @@ class ResumePoint(NamedTuple):
     notes: list[str]  # for the user
     high_steps: int = 0  # see Meta
     start: str | None = None  # see Meta
-    update_bytes: int | None = None  # bytes of text of the updates before it, if known
+    update_bytes: int | None = None  # bytes of text of each update before it, if any
 
 
 def load_start(
@@ -149,12 +147,12 @@ class Beginning:
             if newest is not None and step > newest:
                 continue
             phase = next((one for one in self.phases if step <= one.last), self.phases[-1])
-            now = checkpoint_meta(phase, self.corpus, step)
-            now = now._replace(start=self._fingerprint)
+            now = checkpoint_meta(phase, self.corpus, step)._replace(start=self._fingerprint)
             try:
                 before, problem = checkpoints.meta(step), None
                 same_rows = self._has_same_rows(before, now)
-                carry = self._carry_shapes(phase) if same_rows else None
+                zero = self.model.init_carry(phase.config.data.batch)
+                carry = self.devices.abstract_rows(zero) if same_rows else None
                 restored, rows = checkpoints.restore(step, shapes, carry)
             except Damaged as error:
                 problem = str(error)
@@ -171,9 +169,10 @@ class Beginning:
                     f"resuming from step {step}, the newest complete checkpoint; unreadable ones "
                     f"are kept in {folder}"
                 )
+            update_bytes = before.rows["batch"] * before.rows["window"]
             point = ResumePoint(
                 *(step, restored, None, before.origin, notes),
-                *(before.high_steps, before.start, _update_bytes(before)),
+                *(before.high_steps, before.start, update_bytes),
             )
             if same_rows:
                 return point._replace(carry=self.devices.own_rows(rows))
@@ -192,11 +191,6 @@ class Beginning:
         if newest is not None:
             checkpoints.drop_after(newest)
         return None
-
-    def _carry_shapes(self, phase: ResolvedPhase) -> Any:
-        batch = phase.config.data.batch
-        shapes = jax.eval_shape(lambda: self.model.init_carry(batch))
-        return self.devices.abstract_rows(shapes)
 
     def _set_aside(self, steps: list[int]) -> Path:
         """Move checkpoints aside for all processes; return the folder that they are in."""
@@ -276,11 +270,6 @@ def require_new(folder: Path, *, resume: bool) -> None:
             + f". Restore {folder / FOLDER}, or start a new run with `out`"
             + ("." if lost else ", or restart this one without `resume`.")
         )
-
-
-def _update_bytes(before: Meta) -> int | None:
-    batch, window = before.rows.get("batch"), before.rows.get("window")
-    return batch * window if batch and window else None
 
 
 def _describe(rows: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from mlstm_jax.model.architecture import VOCABULARY, Architecture, ObjectiveName
+from mlstm_jax.model.architecture import VOCABULARY, ObjectiveName
 
 Array = jax.Array
 
@@ -66,11 +66,6 @@ def masked_bytes(inputs_BT: Any, targets_BT: Any, counted_BT: Any, key_B: Array)
 
 
 OBJECTIVES: dict[ObjectiveName, Objective] = {"next-byte": next_byte, "masked-bytes": masked_bytes}
-
-
-def objective_of(model: Architecture) -> Objective:
-    """Return the objective that a model learns."""
-    return OBJECTIVES[model.objective]
 
 
 def row_keys(seed: int | Array, use: int, step: Array, row_B: Any) -> Array:

@@ -204,47 +204,35 @@ def orthogonalise(
         side_by_side: how many matrices are side by side in a parameter, by its name.
     """
 
-    def update(gradient: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(gradient: Any, params: Any) -> Any:
         del params
-        leaves, structure = jax.tree_util.tree_flatten_with_path(gradient)
-        blocks = {
-            (number, k): block
-            for number, (path, leaf) in enumerate(leaves)
-            for k, block in enumerate(_split(leaf, side_by_side(_name(path))))
-        }
-        results = _orthogonal(blocks, steps, dtype, axis_name)
-        joined = [
-            jnp.concatenate([results[key] for key in results if key[0] == number], axis=1)
-            for number in range(len(leaves))
-        ]
-        return jax.tree_util.tree_unflatten(structure, joined), state
+        split = jax.tree_util.tree_map_with_path(
+            lambda path, leaf: jnp.split(leaf, side_by_side(_name(path)), axis=1), gradient
+        )
+        blocks, structure = jax.tree.flatten(split)
+        # Blocks of one shape are computed as one stack.
+        by_shape: dict[tuple[int, ...], list[int]] = {}
+        for number, block in enumerate(blocks):
+            by_shape.setdefault(block.shape, []).append(number)
+        for numbers in by_shape.values():
+            stack_NIO = jnp.stack([blocks[number] for number in numbers])
+            stack_NIO = _orthogonal(stack_NIO, steps, dtype, axis_name)
+            for number, block in zip(numbers, stack_NIO, strict=True):
+                blocks[number] = block
+        return jax.tree.map(
+            lambda parts: jnp.concatenate(parts, axis=1),
+            jax.tree.unflatten(structure, blocks),
+            is_leaf=lambda node: isinstance(node, list),
+        )
 
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
-
-
-def _split(matrix: Array, count: int) -> list[Array]:
-    return [matrix] if count == 1 else jnp.split(matrix, count, axis=1)
+    return optax.stateless(update)
 
 
 def _name(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def _orthogonal(
-    blocks: dict[tuple[int, int], Array], steps: int, dtype: Any, axis_name: str | None
-) -> dict[tuple[int, int], Array]:
-    """Return the orthogonalised blocks; blocks of one shape are computed as one stack."""
-    by_shape: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-    for key, block in blocks.items():
-        by_shape.setdefault(block.shape, []).append(key)
-    results: dict[tuple[int, int], Array] = {}
-    for keys in by_shape.values():
-        stack = jnp.stack([blocks[key] for key in keys])
-        results |= zip(keys, _shared(stack, steps, dtype, axis_name), strict=True)
-    return {key: results[key] for key in blocks}
-
-
-def _shared(stack_NIO: Array, steps: int, dtype: Any, axis_name: str | None) -> Array:
+def _orthogonal(stack_NIO: Array, steps: int, dtype: Any, axis_name: str | None) -> Array:
     """Return the orthogonalised matrices of a stack; each device computes a part."""
     count, rows, columns = stack_NIO.shape
     scale = math.sqrt(max(1.0, columns / rows))

@@ -99,11 +99,10 @@ class Parallel:
     def replicate(self, tree: Any) -> Any:
         """Copy every array to each device of this process: [...] → [N, ...]."""
 
-        def put(x: Any) -> jax.Array:
-            x = np.asarray(jax.device_get(x))
-            return jax.device_put(np.broadcast_to(x, (len(self.local), *x.shape)), self._sharding)
+        def copies(x: Any) -> np.ndarray:
+            return np.broadcast_to(x, (len(self.local), *np.shape(x)))
 
-        return jax.tree.map(put, tree)
+        return jax.device_put(jax.tree.map(copies, jax.device_get(tree)), self._sharding)
 
     def unreplicate(self, tree: Any) -> Any:
         """Copy every array from one device to the host: [N, ...] → NumPy [...]."""
@@ -113,13 +112,10 @@ class Parallel:
     def split_rows(self, tree: Any) -> Any:
         """Split this process's rows over its devices: [N·B, ...] → [N, B, ...]."""
 
-        def put(x: Any) -> jax.Array:
-            x = np.asarray(jax.device_get(x))
-            return jax.device_put(
-                np.ascontiguousarray(x).reshape(len(self.local), -1, *x.shape[1:]), self._sharding
-            )
+        def split(x: np.ndarray) -> np.ndarray:
+            return np.ascontiguousarray(x).reshape(len(self.local), -1, *x.shape[1:])
 
-        return jax.tree.map(put, tree)
+        return jax.device_put(jax.tree.map(split, jax.device_get(tree)), self._sharding)
 
     def of_first_process(self, tree: Any) -> Any:
         """Return process 0's copy of a tree of NumPy arrays, in all processes.
@@ -133,11 +129,7 @@ class Parallel:
     def fetch_rows(self, tree: Any) -> Any:
         """Copy this process's rows to the host: [N, B, ...] → NumPy [N·B, ...]."""
 
-        def fetch(x: jax.Array) -> np.ndarray:
-            local = jax.device_get(x)
-            return local.reshape(-1, *local.shape[2:])
-
-        return jax.tree.map(fetch, tree)
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.device_get(tree))
 
     def join_rows(self, tree: Any) -> Any:
         """Return the rows of all processes as global arrays: NumPy [N·B, ...] → [rows, ...]."""
@@ -240,15 +232,15 @@ def make_comparison(cluster: Cluster, devices: Parallel) -> Callable[[int, Any],
     def require_equal(step: int, state: Any) -> None:
         sums = np.asarray(devices.unreplicate(gather(state))).tolist()
         common, _ = Counter(sums).most_common(1)[0]
-        odd = [number for number, checksum in enumerate(sums) if checksum != common]
-        if not odd:
+        every = zip(devices.devices, sums, strict=True)
+        differing = [device for device, checksum in every if checksum != common]
+        if not differing:
             return
         hosts = cluster.gather(cluster.host)
         names = [
-            f"device {devices.devices[number].local_hardware_id} of process {process} "
-            f"({hosts[process]})"
-            for number in odd
-            for process in [devices.devices[number].process_index]
+            f"device {device.local_hardware_id} of process {device.process_index} "
+            f"({hosts[device.process_index]})"
+            for device in differing
         ]
         raise ReplicasDiffer(
             f"at step {step} the parameters and moments of {', '.join(names)} differ from those of "
@@ -262,7 +254,7 @@ def make_comparison(cluster: Cluster, devices: Parallel) -> Callable[[int, Any],
 
 def local(devices: Devices) -> Parallel:
     """Return the devices of this process that a config selects."""
-    return Parallel(_chosen(environment.local_devices(), devices))
+    return Parallel(_chosen(devices))
 
 
 @contextmanager
@@ -275,7 +267,7 @@ def started(cluster: Cluster, devices: Devices) -> Iterator[Parallel]:
         RuntimeError: an all-reduce over all devices gave a wrong sum.
     """
     cluster.start_jax()
-    chosen = _chosen(environment.local_devices(), devices)
+    chosen = _chosen(devices)
     kinds = sorted({device.device_kind for device in chosen})
     cluster.require_equal(
         {"number of devices": len(chosen), "kind of device": ", ".join(kinds)},
@@ -294,7 +286,8 @@ def started(cluster: Cluster, devices: Devices) -> Iterator[Parallel]:
         jax.distributed.shutdown()
 
 
-def _chosen(local: list[jax.Device], devices: Devices) -> list[jax.Device]:
+def _chosen(devices: Devices) -> list[jax.Device]:
+    local = environment.local_devices()
     if devices.count is not None and devices.count > len(local):
         here = "1 device" if len(local) == 1 else f"{len(local)} devices"
         raise UserError(

@@ -18,13 +18,7 @@ from mlstm_jax.config import Config
 from mlstm_jax.data.evaluation_stream import EvaluationBatch
 from mlstm_jax.data.stream import Batch
 from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
-from mlstm_jax.training.objective import (
-    cross_entropy,
-    label_losses,
-    objective_of,
-    row_keys,
-    weighted,
-)
+from mlstm_jax.training.objective import OBJECTIVES, cross_entropy, label_losses, row_keys, weighted
 from mlstm_jax.training.parallel import sum_over_devices
 from mlstm_jax.training.state import MetricSums, TrainState, adjust_loss_scale, zero_tally
 
@@ -140,7 +134,7 @@ def _gradient_of_rows(
     dropout_B = _kept_units(config, step, row_B, batch.inputs_BT.shape[1])
     counted_BT = _counted(batch)
     keys_B = row_keys(config.train.seed, _OBJECTIVE, step, row_B)
-    objective = objective_of(config.model)
+    objective = OBJECTIVES[config.model.objective]
     targets = objective(batch.inputs_BT, batch.targets_BT, counted_BT, keys_B)
     padding_mask_BT = ~counted_BT if config.model.bidirectional else None
 
@@ -241,10 +235,8 @@ def make_train_step(
 
         first_of_line = state.step % config.train.log_every == 0
         tally = _select(first_of_line, zero_tally(), state.tally)
-        one = jnp.int32(1)
-        seen = MetricSums(
-            loss, jnp.sqrt(square), signal, trace, means.label_loss, means.labels, updates=one
-        )
+        labels = means.label_loss, means.labels
+        seen = MetricSums(loss, jnp.sqrt(square), signal, trace, *labels, updates=jnp.int32(1))
         counted = jax.tree.map(jnp.add, tally, seen)
         new = TrainState(
             step=state.step + 1,
@@ -273,8 +265,7 @@ def make_train_step(
 
 def make_evaluation_step(model: LanguageModel, axis_name: str) -> EvaluationStep:
     """Return the step: parameters, carry, one batch → carry, nats summed over all devices."""
-
-    objective = objective_of(model.model)
+    objective = OBJECTIVES[model.model.objective]
 
     def evaluation_step(
         params: Parameters, carry: Carry, batch: EvaluationBatch

@@ -135,7 +135,7 @@ def test_each_device_makes_a_part_of_the_matrices() -> None:
 
     def flops(devices: int) -> float:
         def update(stack: Any) -> Any:
-            return optimizer._shared(stack, 5, np.float32, "data")
+            return optimizer._orthogonal(stack, 5, np.float32, "data")
 
         program = Parallel(jax.local_devices()[:devices]).map(update)
         stack = np.zeros((devices, 4, 64, 64), np.float32)

@@ -7,14 +7,7 @@ import numpy as np
 
 from mlstm_jax.config import Config, Model, Train, resolve_batch
 from mlstm_jax.model.architecture import ObjectiveName
-from mlstm_jax.training.objective import (
-    MASK,
-    OBJECTIVES,
-    Targets,
-    masked_bytes,
-    objective_of,
-    row_keys,
-)
+from mlstm_jax.training.objective import MASK, OBJECTIVES, Targets, masked_bytes, row_keys
 
 ROWS, SIZE = 64, 200
 
@@ -74,4 +67,4 @@ def test_a_model_learns_the_objective_that_it_names() -> None:
     assert set(OBJECTIVES) == set(get_args(ObjectiveName))
     for name, objective in OBJECTIVES.items():
         config = Config(model=Model(hidden=8), train=Train(objective=name))
-        assert objective_of(resolve_batch(config, 1).model) is objective
+        assert OBJECTIVES[resolve_batch(config, 1).model.objective] is objective
