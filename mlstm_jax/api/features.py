@@ -19,9 +19,8 @@ from mlstm_jax.api.model import TrainedModel, load
 from mlstm_jax.corpora.documents import label_of
 from mlstm_jax.errors import UserError
 from mlstm_jax.fields import Count, require_kind
-from mlstm_jax.transfer.features import units_of
 from mlstm_jax.transfer.finetune import FinetuneOptions
-from mlstm_jax.transfer.reader import FeatureState, features_of
+from mlstm_jax.transfer.reader import FeatureState, features_of, layers_of
 
 
 class _OfModel(BaseEstimator):
@@ -108,10 +107,11 @@ class Features(TransformerMixin, _OfModel):
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
         """Return "c_0", ..., "mean_h_0", ...; with all layers "layer0_c_0", ..."""
         (state,) = self._states()
-        units = units_of(self._loaded().config.model, state, all_layers=self.all_layers)
+        model = self._loaded().config.model
         names = [
-            (f"layer{one.layer}_" if self.all_layers else "") + f"{one.state}_{one.unit}"
-            for one in units
+            (f"layer{layer}_" if self.all_layers else "") + f"{single}_{unit}"
+            for single, layer in layers_of(model, state, all_layers=self.all_layers)
+            for unit in range(model.hidden)
         ]
         return np.array(names, dtype=object)
 

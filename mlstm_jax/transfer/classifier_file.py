@@ -13,10 +13,10 @@ from mlstm_jax.errors import UserError, nearest, question
 from mlstm_jax.fields import Between
 from mlstm_jax.interop import arrays
 from mlstm_jax.interop.weights import fingerprint
+from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.run import Run
 from mlstm_jax.transfer.classify import Classifier
-from mlstm_jax.transfer.features import units_of
-from mlstm_jax.transfer.reader import FeatureState
+from mlstm_jax.transfer.reader import FeatureState, State, layers_of
 from mlstm_jax.transfer.words import Words
 
 FORMAT = 2
@@ -50,6 +50,10 @@ class Description:
     model: str  # fingerprint of its parameters
     text_column: str | None
     familiar: Familiar | None = None
+
+    def layers(self, model: Architecture) -> list[tuple[State, int]]:
+        """See `layers_of`."""
+        return layers_of(model, self.state, all_layers=self.all_layers)
 
 
 @dataclass(frozen=True)
@@ -198,7 +202,7 @@ def require_model(
             "it again."
         )
     reads = classifier.weights_KD.shape[1]
-    width = len(units_of(run.config.model, about.state, all_layers=about.all_layers))
+    width = len(about.layers(run.config.model)) * run.config.model.hidden
     if reads != width:
         raise UserError(
             f"{name} reads {reads} features, but {path} has {width}; create it again with "

@@ -12,6 +12,7 @@ that a file of other texts or of another model is never reused by mistake; and t
 """
 
 import hashlib
+import itertools
 import weakref
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,12 +32,18 @@ from mlstm_jax.corpora.readers import read_documents
 from mlstm_jax.corpora.sources import Source, check_source
 from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import UserError
-from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.run import Run
 from mlstm_jax.terminal import ProgressLine
 from mlstm_jax.training import parallel
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.transfer.reader import FeatureState, State, TextReader, features_of, single_states
+from mlstm_jax.transfer.reader import (
+    FeatureState,
+    State,
+    TextReader,
+    features_of,
+    layers_of,
+    single_states,
+)
 
 Features = NDArray[np.float32]
 
@@ -67,23 +74,6 @@ class Unit:
 
     def __str__(self) -> str:
         return f"{self.state} of unit {self.unit} of layer {self.layer}"
-
-
-def units_of(
-    model: Architecture,
-    state: FeatureState,
-    *,
-    all_layers: bool,
-    units: Sequence[int] | None = None,
-) -> list[Unit]:
-    """Return what each feature of a text is: by state, then by layer, the lowest first."""
-    layers = range(0 if all_layers else model.layers - 1, model.layers)
-    return [
-        Unit(part, layer, unit)
-        for part in single_states(state)
-        for layer in layers
-        for unit in (range(model.hidden) if units is None else units)
-    ]
 
 
 class TextFile:
@@ -170,27 +160,21 @@ class Featurizer:
         if score:
             run.config.model.require_next_byte("scoring a text")
         states = features_of(run.config.model, states)
-        layers, hidden = run.config.model.shape
+        hidden = run.config.model.hidden
         wrong = [unit for unit in units or () if not 0 <= unit < hidden]
         if wrong:
             raise UserError(
                 f"unit {wrong[0]} does not exist: the model has units 0 to {hidden - 1}."
             )
         self._run, self.states = run, states
-        self._states = tuple(
-            dict.fromkeys(part for state in states for part in single_states(state))
-        )
         precision, several = run.model.precision, ("bf16",) if run.batch_model else ()
         self.reading = str(run.cleaning), precision.compute, precision.cell, *several
-        self._layers = slice(0 if all_layers else layers - 1, layers)
-        self._units = np.arange(hidden) if units is None else np.array(units)
-        self.columns = [
-            column
-            for part in self._states
-            for column in units_of(run.config.model, part, all_layers=all_layers, units=units)
-        ]
+        layers = [layers_of(run.config.model, state, all_layers=all_layers) for state in states]
+        self._layers = list(dict.fromkeys(itertools.chain(*layers)))
+        self._units = list(range(hidden) if units is None else units)
+        self.columns = [Unit(*layer, unit) for layer in self._layers for unit in self._units]
         devices = devices or parallel.local(Devices())
-        mean = "mean_h" in self._states
+        mean = any(state == "mean_h" for state, _ in self._layers)
         self._reader = TextReader(run, devices, rows, mean=mean, score=score)
 
     def columns_of(self, state: FeatureState) -> NDArray[np.int64]:
@@ -242,8 +226,7 @@ class Featurizer:
             )
             mean_BLH = sum_BLH / length_N[turn.texts][:, None, None]
             reached = model.named_states(carry) | {"mean_h": mean_BLH}
-            kept = [reached[state][:, self._layers][:, :, self._units] for state in self._states]
-            values = [np.asarray(x, np.float32).reshape(len(turn.rows), -1) for x in kept]
+            values = [reached[state][:, layer, self._units] for state, layer in self._layers]
             result[turn.texts], nats_N[turn.texts] = np.concatenate(values, axis=1), nats_B
         return Reading(result, nats_N, np.maximum(length_N - 1, 0))
 

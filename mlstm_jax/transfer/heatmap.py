@@ -17,7 +17,7 @@ from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.generate import prompt_bytes
 from mlstm_jax.transfer.heatmap_drawing import Heatmap, word_ends
-from mlstm_jax.transfer.reader import State, single_states, states_of
+from mlstm_jax.transfer.reader import State, states_of
 from mlstm_jax.transfer.trace import Reader, characters
 
 _STATES: dict[State, str] = {
@@ -92,13 +92,8 @@ def running_score(
     cleaned = clean(text, reader.run.cleaning)
     if not cleaned:
         raise UserError("the text is empty; give one with a character that is not a space.")
-    layers = reader.run.config.model.layers
-    lowest = 0 if about.all_layers else layers - 1
-    read = [
-        reader(cleaned, state, layer).values_TH
-        for state in single_states(about.state)
-        for layer in range(lowest, layers)
-    ]
+    layers = about.layers(reader.run.config.model)
+    read = [reader(cleaned, state, layer).values_TH for state, layer in layers]
     scores_TK = classifier.scores(np.concatenate(read, axis=1))
     return cleaned, scores_TK[:, classifier.classes.index(label)]
 

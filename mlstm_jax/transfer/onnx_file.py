@@ -31,7 +31,6 @@ from mlstm_jax.model.ops import Precision
 from mlstm_jax.run import Run
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier
-from mlstm_jax.transfer.reader import single_states
 
 OPSET = 17  # with IR 8: onnxruntime since 1.12
 _IR = 8
@@ -170,9 +169,8 @@ def _model(run: Run, dtype: OnnxType, classifier: Chosen | None) -> Any:
         outputs.append(value(name, number, *text, layers, hidden))
     if classifier:
         chosen, reads = classifier
-        first = 0 if reads.all_layers else layers - 1
         named = {name.removesuffix("_after"): state for name, state in states.items()}
-        parts = [x for state in single_states(reads.state) for x in named[state][first:]]
+        parts = [named[state][layer] for state, layer in reads.layers(model)]
         features = outer("Concat", *parts, axis=1)
         linear = outer("MatMul", features, outer.constant(chosen.weights_KD.T))
         scores = outer("Add", linear, outer.constant(chosen.intercepts_K))
@@ -219,8 +217,7 @@ def _difference(run: Run, classifier: Chosen | None, file: bytes) -> float:
     if classifier:
         chosen, about = classifier
         named = {name.removesuffix("_after"): array for name, array in expected.items()}
-        first = 0 if about.all_layers else model.layers - 1
-        parts = [named[state][:, first:].reshape(2, -1) for state in single_states(about.state)]
+        parts = [named[state][:, layer] for state, layer in about.layers(model)]
         expected["probabilities"] = chosen.probabilities(np.concatenate(parts, axis=1))
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     zero = np.zeros((2, *model.shape), np.float32)

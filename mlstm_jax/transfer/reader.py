@@ -55,6 +55,14 @@ def single_states(state: FeatureState) -> tuple[State, ...]:
     return cast(tuple[State, ...], tuple(state.split("+")))
 
 
+def layers_of(
+    model: Architecture, state: FeatureState, *, all_layers: bool
+) -> list[tuple[State, int]]:
+    """Return each single state and layer whose units are features: by state, then by layer."""
+    layers = range(0 if all_layers else model.layers - 1, model.layers)
+    return [(single, layer) for single in single_states(state) for layer in layers]
+
+
 def states_of(model: Architecture, states: Sequence[S] | None = None) -> tuple[S, ...]:
     """Return these states, or else the first that the model has: c, or h without a c.
 

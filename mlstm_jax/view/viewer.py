@@ -14,10 +14,9 @@ from mlstm_jax.model.language_model import unknown_bytes
 from mlstm_jax.run import Run
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier
-from mlstm_jax.transfer.features import units_of
 from mlstm_jax.transfer.generate import as_text, generate, prompt_bytes
 from mlstm_jax.transfer.heatmap import running_score
-from mlstm_jax.transfer.reader import State, single_states, states_of
+from mlstm_jax.transfer.reader import State, states_of
 from mlstm_jax.transfer.trace import Reader, characters
 
 MOST_BYTES = 20_000  # of a text
@@ -60,9 +59,8 @@ class Viewer:
         self._state = states[0]
         self._layer, self._unit = model.layers - 1, None
         if classifier and about:
-            units = units_of(model, about.state, all_layers=about.all_layers)
-            first = units[int(classifier.ranking[0])]
-            self._state, self._layer, self._unit = first.state, first.layer, first.unit
+            part, self._unit = divmod(int(classifier.ranking[0]), model.hidden)
+            self._state, self._layer = about.layers(model)[part]
         self._lock = threading.Lock()
         self.read({"text": ""})  # compiles
 
@@ -89,9 +87,8 @@ class Viewer:
         linear, about, model = self._classifier, self._about, self.run.config.model
         classifier: dict[str, Any] | None = None
         if linear and about:
-            units = units_of(model, about.state, all_layers=about.all_layers)
             classifier = {
-                "parts": list(dict.fromkeys((unit.state, unit.layer) for unit in units)),
+                "parts": about.layers(model),
                 "weights": linear.weights_KD.tolist(),
                 "intercepts": linear.intercepts_K.tolist(),
                 "softmax": linear.softmax,
@@ -193,9 +190,7 @@ class Viewer:
         model, familiar = self.run.config.model, self._about.familiar
         read = self._reader(cleaned, self._state, model.layers - 1)
         unlike = bool(familiar and familiar.is_unlike(read.nats, len(cleaned) - 1))
-        end = read.end_LH
-        lowest = 0 if self._about.all_layers else model.layers - 1
-        parts = [end[part][lowest:].ravel() for part in single_states(self._about.state)]
+        parts = [read.end_LH[state][layer] for state, layer in self._about.layers(model)]
         features = np.concatenate(parts)[None]
         (shares,) = self._classifier.probabilities(features, [text])
         # Of classes, one of which is the answer, the probabilities say it all.

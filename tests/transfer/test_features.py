@@ -17,7 +17,7 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.run import Run, load_run, with_compute
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer import features
-from mlstm_jax.transfer.features import Featurizer, State, TextFile, units_of
+from mlstm_jax.transfer.features import Featurizer, State, TextFile
 from mlstm_jax.transfer.reader import cheapest_rows, turns
 from tests.tolerance import assert_close
 
@@ -186,9 +186,9 @@ def test_two_states_stand_side_by_side(run: Run) -> None:
     read = Featurizer(run, states=("mean_h", "c+mean_h", "h"), all_layers=True)
     found = read(TEXTS)
     assert len(read.columns) == 3 * 128
-    units = units_of(run.config.model, "c+mean_h", all_layers=True)
     columns = read.columns_of("c+mean_h")
-    assert units == [read.columns[n] for n in columns]
+    alone = Featurizer(run, states=("c+mean_h",), all_layers=True)
+    assert alone.columns == [read.columns[n] for n in columns]
     parts = [Featurizer(run, states=(one,), all_layers=True)(TEXTS) for one in ("c", "mean_h")]
     np.testing.assert_array_equal(found[:, columns], np.concatenate(parts, axis=1))
 
