@@ -40,6 +40,8 @@ def write_safetensors(
 
     path.touch()
     mode = path.stat().st_mode
+    # The library writes an array of another order as if it had this one.
+    values = {name: np.asarray(value, order="C") for name, value in values.items()}
     try:
         # The library replaces the file with a temporary one of mode 0600.
         save_file(values, path, metadata=metadata)

@@ -85,8 +85,7 @@ def save(folder: Path, classifier: Classifier, about: Description) -> None:
     if words := classifier.words:
         values |= {"idf": words.idf_V, "word_weights": words.weights_KV}
         values["word_intercepts"] = words.intercepts_K
-    # The library writes an array of another order as if it had this one.
-    values = {name: np.asarray(value, np.float64, order="C") for name, value in values.items()}
+    values = {name: np.asarray(value, np.float64) for name, value in values.items()}
     Cs = [None if math.isinf(C) else C for C in np.ravel(classifier.C).tolist()]
     labels = [_Label(*one) for one in zip(Cs, classifier.thresholds or (), strict=False)]
     written = {

@@ -5,13 +5,12 @@ and on the first k units alone, accuracy against the number of labelled examples
 values by class, and the baseline for comparison.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from mlstm_jax.errors import UserError
 from mlstm_jax.transfer import classify, thresholds, words
 from mlstm_jax.transfer.classify import CS, Classifier, Examples, Prior
 from mlstm_jax.transfer.features import Unit
@@ -25,13 +24,12 @@ _CURVE = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 1
 _DRAWS = 3  # random draws of examples for each point of the curve
 _BINS = 40
 
-Texts = tuple[Labelled, Labelled | None, Labelled]
 PARTS = ("train", "valid", "test")
 
 
 def parts_of(task: Task) -> int:
     """Return how many progress updates `run` reports."""
-    return len(task.names) + 1 if task.several else len(CS) + 3
+    return len(task.names) if task.several else len(CS) + 2
 
 
 @dataclass(frozen=True)
@@ -43,6 +41,14 @@ class Baseline:
     valid: float
     test: float
     labels: list[LabelScore] = field(default_factory=list)  # of test
+
+
+class TfIdf(NamedTuple):
+    """The baseline, or why it cannot be fitted; and of classes its classifier."""
+
+    baseline: Baseline | None
+    failure: str | None
+    words: Words | None
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -104,13 +110,12 @@ class Result:
 
 
 def run(
-    train: Examples,
-    valid: Examples | None,
-    test: Examples,
-    texts: Texts,
+    examples: Mapping[str, Examples],
+    texts: Mapping[str, Labelled],
     task: Task,
     state: FeatureState,
     columns: list[Unit],
+    tfidf: TfIdf,
     prior: Prior | None = None,
     on_part: Callable[[int, str], None] = lambda number, name: None,
     *,
@@ -119,41 +124,37 @@ def run(
     """Fit and measure; return the classifier of all features and the results.
 
     Args:
-        train, valid, test: features and labels; without valid, C is cross-validated.
-        texts: the same texts, for the baseline.
+        examples: of train, test and maybe valid; without valid, C is cross-validated.
+        texts: the same texts.
         columns: what each feature is.
+        tfidf: see `fit_tfidf`.
         on_part: called with the number of parts done, see `parts_of`, and the name of the next
             part.
         with_words: return the classifier of features and words together.
-
-    Raises:
-        UserError: with words, but there are none.
     """
-    parts = parts_of(task)
-    fits, each = (parts - 1, "label") if task.several else (parts - 3, "C")
+    train, valid, test = examples["train"], examples.get("valid"), examples["test"]
+    fits, each = (len(task.names), "label") if task.several else (len(CS), "C")
     chosen, valid_score, used = classify.choose(
         train, valid, task, prior, lambda n: on_part(n, f"{each} {n} of {fits}")
     )
     units = [columns[column] for column in chosen.ranking]
+    more: dict[str, Any]
     if task.several:
-        more, always = _of_labels(chosen, test, columns)
+        scores = chosen.label_scores(test)
+        first = [columns[column] for column in chosen.first_K]
+        more = {"labels": scores, "macro": macro(scores), "label_units": first}
+        always = more["macro"]["all_yes"]
     else:
         more, always = _of_classes(chosen, train, valid, test, columns, prior, on_part)
-    on_part(parts - 1, "TF-IDF")
-    tfidf, failure, by_words = _measure_baseline(*texts, task)
-    if with_words and not by_words:
-        raise UserError(f"words cannot be counted in these texts ({failure}); leave `words` out.")
-    both = chosen._replace(words=by_words)
-    read = zip(PARTS, (train, valid, test), texts, strict=True)
+    both = chosen._replace(words=tfidf.words)
     together = {
-        name: both.score(part, some.texts)
-        for name, part, some in read
-        if by_words and part and some
+        name: both.score(examples[name], texts[name].texts)
+        for name in PARTS
+        if tfidf.words and name in examples
     }
-    sizes = {name: len(part.texts) if part else 0 for name, part in zip(PARTS, texts, strict=True)}
     result = Result(
         classes=task.names,
-        texts=sizes,
+        texts={name: len(texts[name].texts) if name in texts else 0 for name in PARTS},
         state=state,
         features=train.features.shape[1],
         C=chosen.C,
@@ -164,22 +165,12 @@ def run(
         nonzero=chosen.nonzero,
         has_prior=used is not None,
         units=units[: max(TOP_UNITS)],
-        baseline=tfidf,
-        baseline_failure=failure,
+        baseline=tfidf.baseline,
+        baseline_failure=tfidf.failure,
         together=together,
         **more,
     )
     return both if with_words else chosen, result
-
-
-def _of_labels(
-    chosen: Classifier, test: Examples, columns: list[Unit]
-) -> tuple[dict[str, Any], float]:
-    """Return what is measured of several labels only, and the macro F1 of always saying yes."""
-    scores = chosen.label_scores(test)
-    means = macro(scores)
-    first = [columns[column] for column in chosen.first_K]
-    return {"labels": scores, "macro": means, "label_units": first}, means["all_yes"]
 
 
 def _of_classes(
@@ -268,21 +259,20 @@ def _histogram(train: Examples, unit: int, classes: list[str]) -> dict[str, Any]
     return {"edges": edges.tolist(), "counts": counts}
 
 
-def _measure_baseline(
-    train: Labelled, valid: Labelled | None, test: Labelled, task: Task
-) -> tuple[Baseline | None, str | None, Words | None]:
-    """Return the baseline, or why it cannot be fitted; and of classes its classifier."""
+def fit_tfidf(texts: Mapping[str, Labelled], task: Task) -> TfIdf:
+    """Fit and measure the baseline, on train, test and maybe valid."""
+    train, valid, test = texts["train"], texts.get("valid"), texts["test"]
     try:
         if task.several:
-            return _baseline_of_labels(train, valid, test, task), None, None
+            return TfIdf(_baseline_of_labels(train, valid, test, task), None, None)
         fitted, C, valid_score = words.fit(train, valid, task)
     except ValueError as error:  # raised by scikit-learn where no word is left to count
-        return None, str(error).partition("\n")[0], None
+        return TfIdf(None, str(error).partition("\n")[0], None)
     on_train, on_test = (
         float((fitted.probabilities(part.texts).argmax(axis=1) == task.codes(part.labels)).mean())
         for part in (train, test)
     )
-    return Baseline(C, on_train, valid_score, on_test), None, fitted
+    return TfIdf(Baseline(C, on_train, valid_score, on_test), None, fitted)
 
 
 def _baseline_of_labels(
@@ -305,10 +295,11 @@ def _baseline_of_labels(
         yes_NK = np.stack([yes(one.fitted, texts) for one in chosen], axis=1)
         return thresholds.measure(answers_NK, yes_NK, [c.threshold for c in chosen], task.names)
 
+    on_test = scores(test)
     return Baseline(
         [one.C for one in chosen],
         train=macro(scores(train))["f1"],
         valid=float(np.mean([one.f1 for one in chosen])),
-        test=macro(scores(test))["f1"],
-        labels=scores(test),
+        test=macro(on_test)["f1"],
+        labels=on_test,
     )

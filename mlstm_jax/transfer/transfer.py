@@ -82,6 +82,12 @@ def transfer(
     model = fingerprint(run.params)
     featurizer = Featurizer(run, states=states, all_layers=all_layers)
     features = _features(kept, featurizer, model, texts, is_begun=is_begun, loud=show_progress)
+    with ProgressLine("TF-IDF", 1, status="", quiet=not show_progress):
+        tfidf = experiment.fit_tfidf(texts, task)
+    if words and not tfidf.words:
+        raise UserError(
+            f"words cannot be counted in these texts ({tfidf.failure}); leave `words` out."
+        )
     experiments = {}
     for one in states:
         chosen = featurizer.columns_of(one)
@@ -96,13 +102,12 @@ def transfer(
         parts = experiment.parts_of(task)
         with ProgressLine(f"classifier of {one}", parts, quiet=not show_progress) as progress:
             classifier, result = experiment.run(
-                examples["train"],
-                examples.get("valid"),
-                examples["test"],
-                (texts["train"], texts.get("valid"), texts["test"]),
+                examples,
+                texts,
                 task,
                 one,
                 units,
+                tfidf,
                 _prior(own, units) if own else None,
                 progress.update,
                 with_words=words,

@@ -401,3 +401,9 @@ def test_any_change_is_imported_or_refused(kind: str, tmp_path: Path) -> None:
     # Our own files have a fingerprint, by which almost every change is found.
     assert counts["imported"] > 0 or kind in ("npz", "safetensors")
     assert counts["longest_message"] < 2000
+
+
+def test_an_array_is_written_right_in_any_order_of_memory(tmp_path: Path) -> None:
+    path, array = tmp_path / "a.safetensors", np.arange(6.0).reshape(2, 3)
+    arrays.write_safetensors(path, {"a": np.asfortranarray(array)})
+    np.testing.assert_array_equal(arrays.safetensors(path, "")[1]["a"], array)
