@@ -79,10 +79,10 @@ def _train(call: Call) -> None:
     if is_quickstart and not call.arguments["resume"] and not Path(corpus).exists():
         # The default, 1 in 1,000 for validation and for test, is too little.
         prepare(["pydoc:"], Path(corpus), split=(18, 1, 1))
-    this = process_info(config.distributed, os.environ)
-    if this.processes > 1:
+    index, processes = process_info(config.distributed, os.environ)
+    if processes > 1:
         folder = functions.train_folder(**call.arguments)
-        if this.index == 0:
+        if index == 0:
             show(f"\ndone; see the results with `mlstm-jax report {folder}`")
         return
     model = call()

@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 import traceback
-from types import TracebackType
 
 import jax
 
@@ -59,8 +58,7 @@ class Cluster:
     """
 
     def __init__(self, distributed: Distributed) -> None:
-        this = process_info(distributed, os.environ)
-        self.index, self.processes = this.index, this.processes
+        self.index, self.processes = process_info(distributed, os.environ)
         self.host = socket.gethostname()
         self.first_host = ""
         self._coordinator = distributed.coordinator
@@ -96,12 +94,7 @@ class Cluster:
             threading.Thread(target=self._beat, daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self.processes == 1:
             return
         if error is None:
@@ -121,8 +114,7 @@ class Cluster:
             self._connections[0].send(value=value)
             return self._take(0)
         values = [value, *(self._take(index) for index in range(1, self.processes))]
-        for connection in self._connections.values():
-            connection.send(value=values)
+        self._send_all(value=values)
         return values
 
     def require_equal(self, values: dict[str, Json], advice: str) -> None:
@@ -234,6 +226,10 @@ class Cluster:
 
     # --- while it runs
 
+    def _send_all(self, **message: Json) -> None:
+        for connection in self._connections.values():
+            connection.send(**message)
+
     def _take(self, index: int) -> Json:
         """Wait for the next value of a process; the watchdog and the readers end a useless wait."""
         with self._changed:
@@ -253,8 +249,7 @@ class Cluster:
 
     def _beat(self) -> None:
         while not self._leaving.wait(min(5.0, self._silence / 4)):
-            for connection in self._connections.values():
-                connection.send(alive=True)
+            self._send_all(alive=True)
 
     def _read(self, connection: Connection) -> None:
         """Read the messages of a process until it stops or is lost."""
@@ -287,8 +282,7 @@ class Cluster:
     def _others_stop(self, stop: Stop) -> None:
         """End this process, too, unless it ends by itself within the grace period."""
         if self.is_first:
-            for connection in self._connections.values():
-                connection.send(**stop.message())
+            self._send_all(**stop.message())
         if stop.now or not self._leaving.wait(_GRACE_SECONDS):
             text = f"{stop.source} stopped: {stop.text}"
             self._end(Stop(text, stop.source, stop.code or 1, now=True))
@@ -298,8 +292,7 @@ class Cluster:
         self._leaving.set()
         self._say(stop.text)
         if self.is_first or tell:
-            for connection in self._connections.values():
-                connection.send(**stop.message())
+            self._send_all(**stop.message())
         if self.is_first:
             self._outlive_others()
         elif tell:
@@ -310,8 +303,7 @@ class Cluster:
         """Leave after all processes have reached the end."""
         self.gather("done")
         self._leaving.set()
-        for connection in self._connections.values():
-            connection.send(bye=True)
+        self._send_all(bye=True)
 
     def _outlive_others(self) -> None:
         """Wait until the others are gone: JAX aborts them if process 0 ends first."""

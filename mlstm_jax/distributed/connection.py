@@ -205,7 +205,7 @@ def reach_note(host: str, hosts: list[str]) -> str:
 def loopback_of(host: str) -> str:
     """Return the loopback address to which a name resolves here; "" if it has another or none."""
     try:
-        resolved = [where[0] for _, where in _resolve(Address(host, 1), 0.0)]
+        resolved = [where[0] for _, where in _resolve(Address(host, 1))]
     except OSError:
         return ""
     return resolved[0] if all(map(is_loopback, resolved)) else ""
@@ -218,12 +218,12 @@ def numeric_host(where: Any) -> str:
 
 def free_port(host: str) -> int:
     """Return a free port of a numeric host of this machine."""
-    ((family, where), *_) = _resolve(Address(host, 0), 0.0)
+    ((family, where), *_) = _resolve(Address(host, 0))
     with socket.create_server(where, family=family) as server:
         return int(server.getsockname()[1])
 
 
-def _resolve(address: Address, deadline: float) -> list[Where]:
+def _resolve(address: Address, deadline: float = 0.0) -> list[Where]:
     while True:
         try:
             resolved = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)

@@ -2,11 +2,10 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import takewhile
 
 from mlstm_jax.config import Distributed
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, require
 
 # The variables that srun, mpirun and a Kubernetes Job set: (number of processes, index of this
 # one). mpirun is first: in a SLURM job its processes also have the variables of the srun that it
@@ -22,33 +21,28 @@ _LOCAL = (
     ("SLURM_STEP_TASKS_PER_NODE", "SLURM_LOCALID"),
 )
 _GPUS = "CUDA_VISIBLE_DEVICES"
+_ADVICE = "the launcher sets it; unset it if it comes from another job."
 
 
-@dataclass(frozen=True)
-class ProcessInfo:
-    """The index of this process, and the number of processes."""
+def process_info(distributed: Distributed, environment: Mapping[str, str]) -> tuple[int, int]:
+    """Return the index of this process, and the number of processes.
 
-    index: int
-    processes: int
-
-
-def process_info(distributed: Distributed, environment: Mapping[str, str]) -> ProcessInfo:
-    """Return which process this is, from the config or else from the launcher's variables.
+    They are from the config, or else from the launcher's variables.
 
     Raises:
         UserError: a number is missing or invalid; or a launcher has started several processes, but
             the config names no coordinator, so that each would train the whole run by itself.
     """
-    count, index = distributed.processes, distributed.index
+    count, index, coordinator = distributed.processes, distributed.index, distributed.coordinator
     for launcher, (size_name, rank_name) in _LAUNCHERS.items():
         if rank_name not in environment or (size_name and size_name not in environment):
             continue
-        if count is not None and (index is not None or distributed.coordinator is None):
+        if count is not None and (index is not None or coordinator is None):
             break
         size = _number(environment, size_name) if size_name else None
         if size == 1:
             continue
-        if distributed.coordinator is None:
+        if coordinator is None:
             if size is None:
                 continue
             raise UserError(
@@ -60,24 +54,21 @@ def process_info(distributed: Distributed, environment: Mapping[str, str]) -> Pr
         count = size if count is None else count
         index = _number(environment, rank_name) if index is None else index
         break
-    if distributed.coordinator is None:
+    if coordinator is None:
         if count not in (None, 1):
             raise UserError(
                 f"distributed.processes is {count}, but distributed.coordinator is not set; set "
                 "the address of process 0 with `distributed.coordinator` HOST:PORT."
             )
-        return ProcessInfo(0, 1)
+        return 0, 1
     if count is None or index is None:
         name = "processes" if count is None else "index"
         raise UserError(
             f"distributed.{name} is not set, and neither srun nor mpirun sets it; add "
             f"`distributed.{name}`."
         )
-    if index >= count:
-        raise UserError(
-            f"distributed.index is {index}, but it must be below {count}, the process count."
-        )
-    return ProcessInfo(index, count)
+    require(index < count, "distributed.index", index, f"below {count}, the process count")
+    return index, count
 
 
 def local_device_ids(environment: Mapping[str, str]) -> list[int] | None:
@@ -140,9 +131,6 @@ def _visible_gpus(environment: Mapping[str, str]) -> int | None:
     none = ("", "-1", "NoDevFiles")
     names = environment[_GPUS].split(",")
     return len(list(takewhile(lambda name: name.strip() not in none, names)))
-
-
-_ADVICE = "the launcher sets it; unset it if it comes from another job."
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:

@@ -173,9 +173,7 @@ class RendezvousServer:
     def _all_are_here(self) -> bool:
         if len(self._connections) < self._processes - 1:
             return False
-        gone = [
-            connection for connection in self._connections.values() if not connection.is_silent()
-        ]
+        gone = [each for each in self._connections.values() if not each.is_silent()]
         for connection in gone:
             self._lose(connection)
         return not gone
@@ -260,10 +258,8 @@ class RendezvousServer:
         return f"process{'es' if len(absent) > 1 else ''} {', '.join(map(str, absent))}"
 
     def _missing(self) -> str:
-        here = {0: self._host} | {
-            connection.index: connection.host for connection in self._connections.values()
-        }
-        present = ", ".join(f"{index} ({host})" for index, host in sorted(here.items()))
+        others = sorted((each.index, each.host) for each in self._connections.values())
+        present = ", ".join(f"{index} ({host})" for index, host in [(0, self._host), *others])
         return (
             f"{self._absent()} of {self._processes} did not connect within {self._seconds:g} s; "
             f"connected: {present}{self._ignored}. See the logs of the missing processes: "
