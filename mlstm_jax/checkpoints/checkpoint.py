@@ -14,7 +14,7 @@ folder next to the checkpoints.
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -71,11 +71,6 @@ def with_sums(carry: Any) -> dict[str, Any]:
     Nothing is saved of an empty carry.
     """
     return {"carry": carry, "sums": of_rows(carry)} if jax.tree.leaves(carry) else {}
-
-
-def _zeros(abstract: Any) -> NDArray[Any]:
-    """Return zeros on the host for a shape; Orbax restores to their type."""
-    return np.zeros(abstract.shape, abstract.dtype)
 
 
 class Checkpoints:
@@ -203,7 +198,6 @@ class Checkpoints:
             state: the shapes of the state, which is returned as NumPy.
             carry: the shapes and shardings of the carry, which is returned with them; or None.
         """
-
         parts = {"params": state.params, "state": state._replace(params=())}
         restored = self._attempt(step, lambda: self._read(step, parts, carry))
         return restored["state"]._replace(params=restored["params"]), restored.get("carry", carry)
@@ -221,9 +215,12 @@ class Checkpoints:
     def _read(self, step: int, parts: dict[str, Any], carry: Any | None = None) -> dict[str, Any]:
         """Read the items `parts`, and the carry unless it is empty; raise if one is damaged."""
         _, sums = meta.read_meta(self.folder, step)
-        targets = {name: jax.tree.map(_zeros, part) for name, part in parts.items()}
-        if jax.tree.leaves(carry):
-            targets["carry"] = {"carry": carry, "sums": _sums_of(carry)}
+        # Orbax restores to the type of these, and to the sharding of the carry.
+        targets = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), parts)
+        if leaves := jax.tree.leaves(carry):
+            rows, sharding = leaves[0].shape[:1], leaves[0].sharding
+            sums_of_rows = jax.ShapeDtypeStruct(rows, np.uint32, sharding=sharding)
+            targets["carry"] = {"carry": carry, "sums": sums_of_rows}
         items = {name: ocp.args.StandardRestore(target) for name, target in targets.items()}
         restored = dict(self._manager.restore(step, args=ocp.args.Composite(**items)).items())
         for name in parts:
@@ -241,19 +238,17 @@ class Checkpoints:
             if later > step:
                 self._manager.delete(later)
 
-    def set_aside(self, steps: list[int]) -> list[Path]:
-        """Move checkpoints to the folder `set-aside`, and return their new paths.
+    def set_aside(self, steps: list[int]) -> None:
+        """Move checkpoints to the folder `set-aside`.
 
         Only one process calls it, between `close` and `open` of all processes.
         """
-        folder, moved = self.folder / SET_ASIDE, []
+        folder = self.folder / SET_ASIDE
         folder.mkdir(exist_ok=True)
         for step in steps:
             names = (str(step) if n == 1 else f"{step}-{n}" for n in range(1, 1000))
             target = next(folder / name for name in names if not (folder / name).exists())
             shutil.move(self.folder / FOLDER / str(step), target)
-            moved.append(target)
-        return moved
 
     def close(self) -> None:
         """Wait until checkpoints are written; raise CheckpointFailed if one could not be."""
@@ -265,22 +260,15 @@ class Checkpoints:
 
     def _attempt(self, step: int, read: Callable[[], Read]) -> Read:
         """Return the result of `read`, retried after pauses; raise Damaged if all attempts fail."""
-        for pause in (*PAUSES, None):
-            try:
+        for pause in PAUSES:
+            with suppress(Exception):
                 return read()
-            except Exception as error:  # Orbax, TensorStore and JSON raise different types.
-                if pause is None:
-                    raise Damaged(
-                        f"the checkpoint of step {step} cannot be read ({_brief(error)})"
-                    ) from error
-                time.sleep(pause)
-        raise AssertionError("unreachable")
-
-
-def _sums_of(carry: Any) -> jax.ShapeDtypeStruct:
-    """Return the shape of the checksums of a carry's rows, with the sharding of the rows."""
-    leaf = jax.tree.leaves(carry)[0]
-    return jax.ShapeDtypeStruct(leaf.shape[:1], np.uint32, sharding=leaf.sharding)
+            time.sleep(pause)
+        try:
+            return read()
+        except Exception as error:  # Orbax, TensorStore and JSON raise different types.
+            message = f"the checkpoint of step {step} cannot be read ({_brief(error)})"
+            raise Damaged(message) from error
 
 
 def _require_rows(carry: Any, sums: jax.Array) -> None:
@@ -294,6 +282,6 @@ def _require_rows(carry: Any, sums: jax.Array) -> None:
 def _brief(error: BaseException) -> str:
     """Return an error's type and message on one readable line, shortened in the middle."""
     text = " ".join(str(error).split())
-    return (
-        f"{type(error).__name__}: {text if len(text) <= 300 else text[:80] + ' … ' + text[-200:]}"
-    )
+    if len(text) > 300:
+        text = f"{text[:80]} … {text[-200:]}"
+    return f"{type(error).__name__}: {text}"

@@ -228,7 +228,8 @@ def test_what_is_set_aside_is_kept_whole_and_makes_room(saved: Saved, tmp_path: 
     moved = saved.copy(tmp_path / "run")
     for target in ("40", "40-2"):
         checkpoints = Checkpoints(moved.folder)
-        assert checkpoints.set_aside([40]) == [moved.folder / "set-aside" / target]
+        checkpoints.set_aside([40])
+        assert (moved.folder / "set-aside" / target / "meta").is_dir()
         checkpoints.close()
         checkpoints.open()
         assert checkpoints.steps() == []
