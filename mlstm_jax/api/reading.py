@@ -12,7 +12,7 @@ from mlstm_jax import shipped
 from mlstm_jax.api.arguments import Texts, as_texts, public
 from mlstm_jax.api.loaded import LoadedModel
 from mlstm_jax.errors import UserError, note
-from mlstm_jax.fields import Count
+from mlstm_jax.fields import Count, Positive
 from mlstm_jax.transfer.classifier_file import (
     Description,
     load_classifier,
@@ -154,7 +154,7 @@ class ReadingModel(LoadedModel):
         label: str | None = None,
         state: State | None = None,
         layer: int | None = None,
-        scale: float | None = None,
+        scale: Positive | None = None,
     ) -> Heatmap:
         """Return a unit's value, or a classifier's score, after each character of a text.
 

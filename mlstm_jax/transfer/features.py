@@ -42,6 +42,7 @@ from mlstm_jax.transfer.reader import (
     TextReader,
     features_of,
     layers_of,
+    require_index,
     single_states,
 )
 
@@ -161,11 +162,8 @@ class Featurizer:
             run.config.model.require_next_byte("scoring a text")
         states = features_of(run.config.model, states)
         hidden = run.config.model.hidden
-        wrong = [unit for unit in units or () if not 0 <= unit < hidden]
-        if wrong:
-            raise UserError(
-                f"unit {wrong[0]} does not exist: the model has units 0 to {hidden - 1}."
-            )
+        for unit in units or ():
+            require_index("unit", unit, hidden)
         self._run, self.states = run, states
         precision, several = run.model.precision, ("bf16",) if run.batch_model else ()
         self.reading = str(run.cleaning), precision.compute, precision.cell, *several

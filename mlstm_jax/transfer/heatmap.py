@@ -17,7 +17,7 @@ from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.generate import prompt_bytes
 from mlstm_jax.transfer.heatmap_drawing import Heatmap, word_ends
-from mlstm_jax.transfer.reader import State, states_of
+from mlstm_jax.transfer.reader import State, require_index, states_of
 from mlstm_jax.transfer.trace import Reader, characters
 
 _STATES: dict[State, str] = {
@@ -25,6 +25,7 @@ _STATES: dict[State, str] = {
     "h": "h",
     "mean_h": "mean of h so far",
 }
+_EMPTY = "the text is empty; give one with a character that is not a space."
 
 
 def heat(
@@ -40,11 +41,10 @@ def heat(
     layers, hidden = reader.run.config.model.shape
     (state,) = states_of(reader.run.config.model, state and (state,))
     layer = layers - 1 if layer is None else layer
-    if not 0 <= layer < layers:
-        raise UserError(f"layer {layer} does not exist: the model has layers 0 to {layers - 1}.")
-    if not 0 <= unit < hidden:
-        raise UserError(f"unit {unit} does not exist: the model has units 0 to {hidden - 1}.")
-    _require_text(text, scale)
+    require_index("layer", layer, layers)
+    require_index("unit", unit, hidden)
+    if not text.strip():
+        raise UserError(_EMPTY)
     trace = reader(prompt_bytes(text, reader.run.cleaning), state, layer)
     heading = f"unit {unit} of layer {layer}"
     name = f"{_STATES[state]} of {heading}"
@@ -64,7 +64,6 @@ def score_heat(
     See `TrainedModel.heatmap`. The scale is that of whole words: the mean of a few bytes, far from
     that of any whole text, has a larger score.
     """
-    _require_text(text, scale)
     label = shown_label(classifier, label)
     cleaned, values_T = running_score(reader, classifier, about, text, label)
     heading = f"score of {one_line(label)}"
@@ -91,7 +90,7 @@ def running_score(
     reader.run.config.model.require_next_byte("a score after each character")
     cleaned = clean(text, reader.run.cleaning)
     if not cleaned:
-        raise UserError("the text is empty; give one with a character that is not a space.")
+        raise UserError(_EMPTY)
     layers = about.layers(reader.run.config.model)
     read = [reader(cleaned, state, layer).values_TH for state, layer in layers]
     scores_TK = classifier.scores(np.concatenate(read, axis=1))
@@ -111,13 +110,6 @@ def shown_label(classifier: Classifier, label: str | None) -> str:
     near = question(nearest(label, classifier.classes))
     known = ", ".join(classifier.classes)
     raise UserError(f"the classifier has no class or label {label!r}{near} It has {known}.")
-
-
-def _require_text(text: str, scale: float | None) -> None:
-    if not text.strip():
-        raise UserError("the text is empty; give one with a character that is not a space.")
-    if scale is not None and not 0 < scale < float("inf"):
-        raise UserError(f"scale is {scale}, but it must be above 0 and finite.")
 
 
 def _heatmap(

@@ -10,6 +10,7 @@ A text's state depends on that text alone, up to rounding: rows do not mix, and 
 for bit what one long window gives; but a product of another number of rows adds in another order.
 """
 
+import reprlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, cast
@@ -61,6 +62,14 @@ def layers_of(
     """Return each single state and layer whose units are features: by state, then by layer."""
     layers = range(0 if all_layers else model.layers - 1, model.layers)
     return [(single, layer) for single in single_states(state) for layer in layers]
+
+
+def require_index(name: Literal["unit", "layer"], index: int, count: int) -> None:
+    """Raise UserError unless a model with `count` units or layers has the one of this number."""
+    if not 0 <= index < count:
+        raise UserError(
+            f"{name} {reprlib.repr(index)} does not exist: the model has {name}s 0 to {count - 1}."
+        )
 
 
 def states_of(model: Architecture, states: Sequence[S] | None = None) -> tuple[S, ...]:

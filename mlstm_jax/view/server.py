@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlstm_jax.errors import UserError
-from mlstm_jax.view.viewer import MOST_BYTES, BadRequest, Viewer
+from mlstm_jax.view.viewer import MOST_BYTES, RequestError, Viewer
 
 _MOST_BODY = 4 * MOST_BYTES  # JSON may encode one byte as several
 # Connections for whose client the server waits; one more disconnects the one that waits longest.
@@ -66,28 +66,26 @@ def make_app(viewer: Viewer, hosts: set[str] | None) -> Any:
             try:
                 # A page of another site must ask before it sends this type, and is refused.
                 if request.headers.get("content-type") != "application/json":
-                    raise BadRequest("the content type must be application/json.", 415)
+                    raise RequestError("the content type must be application/json.", 415)
                 body = b""
                 async for piece in request.stream():
                     body += piece
                     if len(body) > _MOST_BODY:
-                        raise BadRequest(f"the request is larger than {_MOST_BODY:,} bytes.", 413)
+                        raise RequestError(f"the request is larger than {_MOST_BODY:,} bytes.", 413)
                 try:
                     asked = json.loads(body)
                 except (ValueError, RecursionError) as error:
-                    raise BadRequest(f"the request is not JSON ({error}).") from error
+                    raise UserError(f"the request is not JSON ({error}).") from error
                 if not isinstance(asked, dict):
-                    raise BadRequest("the request must be a JSON object.")
+                    raise UserError("the request must be a JSON object.")
                 result = await run_in_threadpool(method, asked)
                 try:
                     return reply(result)
                 except ValueError as error:  # JSON has no inf or NaN
                     message = "the model computes inf or NaN here; its weights are too large."
-                    raise BadRequest(message, 422) from error
-            except BadRequest as error:
-                return refuse(str(error), error.status)
+                    raise RequestError(message, 422) from error
             except UserError as error:
-                return refuse(str(error), 400)
+                return refuse(str(error), getattr(error, "status", 400))
             except ClientDisconnect:
                 return refuse("the request is incomplete.", 400)  # the client has gone
 

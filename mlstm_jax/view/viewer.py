@@ -3,12 +3,13 @@
 import reprlib
 import threading
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from mlstm_jax.corpora.documents import clean
-from mlstm_jax.fields import broken_rule
+from mlstm_jax.errors import UserError
+from mlstm_jax.fields import Between, require_kind
 from mlstm_jax.model.architecture import VOCABULARY
 from mlstm_jax.model.language_model import unknown_bytes
 from mlstm_jax.run import Run
@@ -16,7 +17,7 @@ from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.generate import as_text, generate, prompt_bytes
 from mlstm_jax.transfer.heatmap import running_score
-from mlstm_jax.transfer.reader import State, states_of
+from mlstm_jax.transfer.reader import State, require_index, states_of
 from mlstm_jax.transfer.trace import Reader, characters
 
 MOST_BYTES = 20_000  # of a text
@@ -28,10 +29,10 @@ _EXAMPLE = "This guitar strap is"
 _EXAMPLES = {"protein": "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ"}
 
 
-class BadRequest(Exception):
-    """A request is invalid; the message is shown to its sender."""
+class RequestError(UserError):
+    """A request is refused with another status than 400; its sender is shown the message."""
 
-    def __init__(self, message: str, status: int = 400) -> None:
+    def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
 
@@ -113,23 +114,22 @@ class Viewer:
         state: State = _field(request, "state", str, self._state)
         known = self._states()
         if state not in known:
-            raise BadRequest(
+            raise UserError(
                 f"state is {reprlib.repr(state)}, but it must be one of {', '.join(known)}."
             )
-        layer, layers = _field(request, "layer", int, self._layer), self.run.config.model.layers
-        if not 0 <= layer < layers:
-            raise BadRequest(
-                f"layer is {reprlib.repr(layer)}, but the model has layers 0 to {layers - 1}."
-            )
+        layers, hidden = self.run.config.model.shape
+        layer = _field(request, "layer", int, self._layer)
+        require_index("layer", layer, layers)
         label = _field(request, "label", str, None)
         if label is not None and label not in self._scores():
-            raise BadRequest(f"there is no score of {reprlib.repr(label)}.")
+            raise UserError(f"there is no score of {reprlib.repr(label)}.")
         with self._lock:
             trace = self._reader(prompt_bytes(text, self.run.cleaning), state, layer)
             (classes, unlike), scored = self._classes(text), self._scored(text, label)
         last_H = trace.values_TH[-1]
         active = np.argsort(-np.abs(last_H))[:_SHOWN]
-        unit = self._checked(_field(request, "unit", int, int(active[0])))
+        unit = _field(request, "unit", int, int(active[0]))
+        require_index("unit", unit, hidden)
         predicts = self.run.config.model.objective == "next-byte"
         likeliest = np.argsort(-trace.next_V)[: _SHOWN if predicts else 0]
         return {
@@ -154,13 +154,8 @@ class Viewer:
         text = _text(request)
         bytes = _field(request, "bytes", int, 200)
         value = _field(request, "value", float, None)
-        if not 1 <= bytes <= _MOST_GENERATED:
-            raise BadRequest(
-                f"bytes is {reprlib.repr(bytes)}, but it must be 1 to {_MOST_GENERATED}."
-            )
-        held = {}
-        if value is not None:
-            held = {self._checked(_field(request, "unit", int, self._unit or 0)): value}
+        require_kind("bytes", bytes, Annotated[int, Between(1, _MOST_GENERATED)])
+        unit = _field(request, "unit", int, self._unit or 0)
         with self._lock:
             pieces = generate(
                 self._reader,
@@ -168,7 +163,7 @@ class Viewer:
                 bytes=bytes,
                 seed=_field(request, "seed", int, 0),
                 temperature=_field(request, "temperature", float, 0.7),
-                held=held,
+                held={} if value is None else {unit: value},
             )
             return {"text": "".join(as_text(piece for (piece,) in pieces))}
 
@@ -207,19 +202,10 @@ class Viewer:
 
     def _scored(self, text: str, label: str | None) -> list[dict[str, Any]]:
         """Return the characters of the cleaned text, and the score of a label after each."""
-        if label is None or not self._classifier or not self._about:
-            return []
-        if not clean(text, self.run.cleaning):
+        cleaned = clean(text, self.run.cleaning)
+        if label is None or not (self._classifier and self._about and cleaned):
             return []
         return _characters(*running_score(self._reader, self._classifier, self._about, text, label))
-
-    def _checked(self, unit: int) -> int:
-        hidden = self.run.config.model.hidden
-        if not 0 <= unit < hidden:
-            raise BadRequest(
-                f"unit is {reprlib.repr(unit)}, but the model has units 0 to {hidden - 1}."
-            )
-        return unit
 
 
 def _characters(text: bytes, values_T: Any) -> list[dict[str, Any]]:
@@ -231,7 +217,7 @@ def _characters(text: bytes, values_T: Any) -> list[dict[str, Any]]:
 def _text(request: dict[str, Any]) -> str:
     text: str = _field(request, "text", str, "")
     if len(text.encode("utf-8", "replace")) > MOST_BYTES:
-        raise BadRequest(f"the text is longer than {MOST_BYTES:,} bytes; make it shorter.", 413)
+        raise RequestError(f"the text is longer than {MOST_BYTES:,} bytes; make it shorter.", 413)
     return text
 
 
@@ -239,11 +225,7 @@ def _field(request: dict[str, Any], name: str, kind: type[Any], default: Any) ->
     value: Any = request.get(name)
     if value is None:
         return default
-    rule = broken_rule(kind, value)
-    if rule is None and kind is float and not np.isfinite(value):
-        rule = "finite"
-    if rule:
-        raise BadRequest(f"{name} is {reprlib.repr(value)}, but it must be {rule}.")
+    require_kind(name, value, kind)
     return kind(value)
 
 
