@@ -121,17 +121,14 @@ def resolve_batch(config: Config, device_count: int) -> Config:
     Raises UserError if the rows cannot be split evenly over the devices (Puri et al. 2018,
     section IV), or a field is for another kind of model.
     """
-    model, objective = config.model.for_windows(longest_window(config)), config.train.objective
-    if objective is not None:
-        model = dataclasses.replace(model, objective=objective)
-    config = dataclasses.replace(config, model=model)
-    _require_fit(config)
-    data = config.data
+    model, data = config.model.for_windows(longest_window(config)), config.data
+    if config.train.objective is not None:
+        model = dataclasses.replace(model, objective=config.train.objective)
     if data.batch_per_device is not None:
-        data = dataclasses.replace(
-            data, batch=data.batch_per_device * device_count, batch_per_device=None
-        )
-    config = dataclasses.replace(config, data=data)
+        batch = data.batch_per_device * device_count
+        data = dataclasses.replace(data, batch=batch, batch_per_device=None)
+    config = dataclasses.replace(config, model=model, data=data)
+    _require_fit(config)
     parts = config.train.micro_batches
     if config.phases:
         for phase in config.phases:

@@ -20,7 +20,14 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from mlstm_jax.model.ops import is_bytes, project, project_gradient, sum_rows, times
+from mlstm_jax.model.ops import (
+    bias_gradient,
+    is_bytes,
+    project,
+    project_gradient,
+    sum_rows,
+    times,
+)
 from mlstm_jax.model.time_loops import (
     Sequence,
     as_bits,
@@ -213,14 +220,9 @@ def _backward(
     before_h_TBH = jnp.concatenate([first.h.astype(compute)[None], h_TBH[:-1]])
     of_h = weights.wh_HK.shape[1]
     only_h = dz_TBZ.shape[-1] - weights.wx_IG.shape[1]
-    dx, dwx_IG = project_gradient(sequence.x, weights.wx_IG, dz_TBZ[..., only_h:])
-    # Each byte adds one row of the table and the bias, so the bias's gradient is the sum of the
-    # table's gradient over its rows.
-    db_G = (
-        jnp.sum(dwx_IG, axis=0)
-        if is_bytes(sequence.x)
-        else jnp.sum(dz_TBZ[..., only_h:], (0, 1), dtype=jnp.float32)
-    )
+    dz_TBG = dz_TBZ[..., only_h:]
+    dx, dwx_IG = project_gradient(sequence.x, weights.wx_IG, dz_TBG)
+    db_G = bias_gradient(sequence.x, dwx_IG, dz_TBG)
     db_K = jnp.sum(dz_TBZ[..., :only_h], (0, 1), dtype=jnp.float32)
     return (
         jax.tree.map(lambda x, like: x.astype(like.dtype), dfirst, first),

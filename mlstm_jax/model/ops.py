@@ -220,6 +220,12 @@ def project_gradient(x: Array, w_IO: Array, dy_TBO: Array) -> tuple[Array | None
     return dot(dy_TBO, w_IO.T), sum_rows(x.astype(w_IO.dtype), dy_TBO)
 
 
+def bias_gradient(x: Array, dw_IO: Array, dy_TBO: Array) -> Array:
+    """Return the gradient of a bias that is added to ``project(x, w)``, float32 [O]."""
+    # A byte adds one row of the table, whose gradient is so far the sum over the byte's places.
+    return jnp.sum(dw_IO, axis=0) if is_bytes(x) else jnp.sum(dy_TBO, (0, 1), dtype=jnp.float32)
+
+
 lookup.defvjp(
     lambda bytes_TB, table_VE: (lookup(bytes_TB, table_VE), (bytes_TB, table_VE.shape[0])),
     lambda saved, dy_TBE: (None, _sum_rows_by_byte(saved[0], dy_TBE, saved[1])),

@@ -255,8 +255,7 @@ def _forward_loop(
     wmx_IH, wx_IG, wmh_HH, wh_HG, b_G = weights
     window, (rows, hidden), cell_type = x_TB.shape[0], first_h.shape, first_c.dtype
 
-    def run(name: str, body: Any, inputs: Any, in_place: Any, outputs: Any) -> Any:
-        return _launch(name, body, inputs, in_place, outputs, rows, hidden, interpret)
+    run: Any = partial(_launch, rows=rows, hidden=hidden, interpret=interpret)
 
     def step(t: Array, before: tuple[Array, ...]) -> tuple[Array, ...]:
         rounded_h, h_BH, c_buffer, h_buffer, mh_gates = before
@@ -323,8 +322,7 @@ def _backward_loop(
     of_bytes = is_bytes(x_TB)
     mx_arrays = (x_TB, wmx_IH) if of_bytes else (project(x_TB, wmx_IH),)
 
-    def run(name: str, body: Any, inputs: Any, in_place: Any, outputs: Any) -> Any:
-        return _launch(name, body, inputs, in_place, outputs, rows, hidden, interpret)
+    run: Any = partial(_launch, rows=rows, hidden=hidden, interpret=interpret)
 
     def gate_gradients(row: Array, start: Array, size: int, *references: Any) -> None:
         k_1, dh_PBH, dh_TBH, before_c, mh_gates, dc_2BH, dz_buffer, dz_BG = references

@@ -39,7 +39,14 @@ import jax.numpy as jnp
 
 from mlstm_jax.model.architecture import Carry
 from mlstm_jax.model.mlstm_step import Gates, LayerWeights, layer_step, step_gradient
-from mlstm_jax.model.ops import is_bytes, project, project_gradient, sum_rows, times
+from mlstm_jax.model.ops import (
+    bias_gradient,
+    is_bytes,
+    project,
+    project_gradient,
+    sum_rows,
+    times,
+)
 from mlstm_jax.model.time_loops import (
     Sequence,
     as_bits,
@@ -67,15 +74,6 @@ class Saved(NamedTuple):
     h: Array
     before_c: Array
     mh_gates: tuple[Array, ...]
-
-    def h_TBH(self, compute: jnp.dtype) -> Array:
-        """Return h after each step, in the compute type."""
-        return of_bits(self.h, compute)
-
-    def mh_TBH(self, compute: jnp.dtype) -> Array:
-        """Return mh of each step, in the compute type; the gates may be gone."""
-        first = self.mh_gates[0]
-        return of_bits(first[:, 0] if first.ndim == 4 else first, compute)
 
 
 class Loops(NamedTuple):
@@ -231,7 +229,7 @@ def _recurrence(
     # The compiler removes unused values, so without a gradient this loop saves nothing.
     weights = weights.rounded(sequence.x, compute)
     last, saved = SEPARATE.forward(carry, sequence, weights, compute)
-    return last, saved.h_TBH(compute)
+    return last, of_bits(saved.h, compute)
 
 
 Residuals = tuple[Carry, Sequence, LayerWeights, Saved]
@@ -243,7 +241,7 @@ def _forward(
     require_no_padding(sequence)
     weights = weights.rounded(sequence.x, compute)
     last, saved = loops.forward(carry, sequence, weights, compute)
-    return (last, saved.h_TBH(compute)), (carry, sequence, weights, saved)
+    return (last, of_bits(saved.h, compute)), (carry, sequence, weights, saved)
 
 
 def _backward(
@@ -255,8 +253,8 @@ def _backward(
         first, sequence, weights, saved, compute, dlast, dh_TBH
     )
     dmh_TBH, dmx_TBH = dm_T2BH[:, 0], dm_T2BH[:, 1]
-    h_TBH = saved.h_TBH(compute)
-    mh_TBH = saved.mh_TBH(compute)
+    h_TBH, mh = of_bits(saved.h, compute), saved.mh_gates[0]
+    mh_TBH = of_bits(mh[:, 0] if mh.ndim == 4 else mh, compute)
     before_h_TBH = jnp.concatenate([first.h.astype(compute)[None], h_TBH[:-1]])
     mx_TBH = project(sequence.x, weights.wmx_IH)
     m_TBH = (mx_TBH * mh_TBH.astype(jnp.float32)).astype(compute)
@@ -265,13 +263,6 @@ def _backward(
     dx = None
     if dx_of_mx is not None and dx_of_z is not None:
         dx = (dx_of_mx + dx_of_z).astype(sequence.x.dtype)
-    # Each byte adds one row of the table and the bias, so the bias's gradient is the sum of the
-    # table's gradient over its rows.
-    b_G = (
-        jnp.sum(dwx_IG, axis=0)
-        if is_bytes(sequence.x)
-        else jnp.sum(dz_TBG, (0, 1), dtype=jnp.float32)
-    )
     return (
         Carry(h=dh0_BH, c=dc0_BH.astype(first.c.dtype)),
         Sequence(x=cast(Array, dx), padding_mask_TB=None),
@@ -280,7 +271,7 @@ def _backward(
             wx_IG=dwx_IG,
             wmh_HH=sum_rows(before_h_TBH, dmh_TBH),
             wh_HG=sum_rows(m_TBH, dz_TBG),
-            b_G=b_G,
+            b_G=bias_gradient(sequence.x, dwx_IG, dz_TBG),
         ),
     )
 

@@ -59,11 +59,6 @@ def _before(step: int, count: int) -> int:
     return max(0, step - count - 1)
 
 
-def _ratio(trace: float, signal: float) -> float:
-    """Return the noise scale in rows; NaN if the estimates are too noisy to give one."""
-    return trace / signal if signal > 0 and trace > 0 else math.nan
-
-
 class Reporter:
     """Writes the results of the steps as lines, and stops a run that has diverged.
 
@@ -134,7 +129,7 @@ class Reporter:
         # Without an update since the last line there is no mean.
         tally = {name: float(value) for name, value in metrics.tally._asdict().items()}
         updates = tally["updates"] or math.nan
-        loss = tally["loss"] / updates
+        loss, signal, trace = tally["loss"] / updates, tally["signal"], tally["trace"]
         label = {}
         if self._config.model.labels:
             # The steps of a line may contain no labels.
@@ -147,10 +142,11 @@ class Reporter:
             bpc=loss * BITS_PER_NAT,
             learning_rate=float(metrics.learning_rate),
             grad_norm=tally["grad_norm"] / updates,
-            gradient_signal=tally["signal"] / updates,
-            gradient_trace=tally["trace"] / updates,
+            gradient_signal=signal / updates,
+            gradient_trace=trace / updates,
             **label,
-            noise_scale=_ratio(tally["trace"], tally["signal"]),
+            # In rows; the estimates may be too noisy to give one.
+            noise_scale=trace / signal if signal > 0 and trace > 0 else math.nan,
             loss_scale=float(metrics.loss_scale),
             skipped=int(metrics.skipped),
             bytes_per_second=speed,

@@ -236,7 +236,7 @@ def as_csv(results: list[Result]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(Result._fields)
-    writer.writerows(["" if value is None else value for value in one] for one in results)
+    writer.writerows(results)
     return text.getvalue()
 
 
