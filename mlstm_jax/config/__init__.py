@@ -53,6 +53,7 @@ __all__ = [
     "Precision",
     "Train",
     "Transformer",
+    "by_phase",
     "load_file",
     "longest_window",
     "resolve_batch",
@@ -108,6 +109,16 @@ def _require_fit(config: Config) -> None:
         require(longest is None or window <= longest, name, window, rule)
     rule = f"fp32 for {model.cli_name}, which has no c"
     require(cell == "fp32" or "c" in model.states, "precision.cell", cell, rule)
+
+
+def by_phase(config: Config) -> list[Config]:
+    """Return each phase as a config of its own; a run without phases as it is."""
+    configs = []
+    for phase in config.phases:
+        data = dataclasses.replace(config.data, batch=phase.batch, window=phase.window)
+        train = dataclasses.replace(config.train, steps=phase.steps, epochs=None)
+        configs.append(dataclasses.replace(config, data=data, train=train))
+    return configs or [config]
 
 
 def longest_window(config: Config) -> int:

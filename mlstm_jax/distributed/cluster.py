@@ -82,8 +82,7 @@ class Cluster:
         """Whether this process runs on another machine than process 0."""
         if self.is_first or is_loopback(self.first_host):
             return False
-        own = self._connections[0].sock.getsockname()
-        return numeric_host(own) != self.first_host
+        return numeric_host(self._connections[0].sock.getsockname()) != self.first_host
 
     def __enter__(self) -> "Cluster":
         if self.processes > 1:
@@ -184,9 +183,9 @@ class Cluster:
         """
         everyone = self.gather([self.is_elsewhere, self.host, loopback_of(self.host)])
         hidden = [
-            f"{host}, the machine of process {index}, resolves its own name to {found}"
-            for index, (_, host, found) in enumerate(everyone)
-            if found
+            f"{host}, the machine of process {index}, resolves its own name to {loopback}"
+            for index, (_, host, loopback) in enumerate(everyone)
+            if loopback
         ]
         if hidden and any(elsewhere for elsewhere, *_ in everyone):
             raise UserError(

@@ -198,9 +198,9 @@ def _batch(config: Config, rows: int) -> Batch:
 def _devices(machine: Machine, gpu: Gpu, count: int) -> list[Any]:
     values = dataclasses.asdict(gpu)
     description, (major, minor) = values.pop("description"), values.pop("compute_capability")
-    own = "".join(f"  {name}: {value}\n" for name, value in values.items())
+    described = "".join(f"  {name}: {value}\n" for name, value in values.items())
     target = (
-        f"gpu_device_info {{{_COMMON}{own}"
+        f"gpu_device_info {{{_COMMON}{described}"
         f"  cuda_compute_capability {{ major: {major} minor: {minor} }}\n}}\n"
         'platform_name: "CUDA"\n'
         "dnn_version_info { major: 9 minor: 10 }\n"

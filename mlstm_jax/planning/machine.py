@@ -97,12 +97,9 @@ def with_measured_rate(machine: Machine, results: Path, compute: str, hidden: in
             and row["dtype"] == compute
             and not row["recompute_every"]
         ]
-        nearest = min(abs(math.log(row["hidden"] / hidden)) for row in rows)
-        rates = [
-            row["flops"] / row["median_s"]
-            for row in rows
-            if abs(math.log(row["hidden"] / hidden)) == nearest
-        ]
+        rate = max(
+            (-abs(math.log(row["hidden"] / hidden)), row["flops"] / row["median_s"]) for row in rows
+        )[1]
     except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
         raise UserError(
             f'{results} has no train step of "ours" in {compute} ({type(error).__name__}: {error});'
@@ -112,5 +109,5 @@ def with_measured_rate(machine: Machine, results: Path, compute: str, hidden: in
     return dataclasses.replace(
         machine,
         source=f"{machine.source}; rate of {compute} from {results.name}",
-        step_flops_per_s=machine.step_flops_per_s | {compute: max(rates)},
+        step_flops_per_s=machine.step_flops_per_s | {compute: rate},
     )

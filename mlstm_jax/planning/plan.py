@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from mlstm_jax.config import Config, resolve_batch
+from mlstm_jax.config import Config, by_phase, resolve_batch
 from mlstm_jax.environment import MEMORY_FRACTION
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import VOCABULARY
@@ -128,13 +128,8 @@ def plan(
 
 
 def phases(config: Config) -> Iterator[tuple[int, Config]]:
-    """Yield each phase of a run, from 1, as its own config; without phases, the run as phase 0."""
-    if not config.phases:
-        yield 0, config
-    for number, phase in enumerate(config.phases, 1):
-        data = dataclasses.replace(config.data, batch=phase.batch, window=phase.window)
-        train = dataclasses.replace(config.train, steps=phase.steps, epochs=None)
-        yield number, dataclasses.replace(config, data=data, train=train)
+    """Return each phase of a run, from 1, as its own config; without phases, the run as phase 0."""
+    return enumerate(by_phase(config), 1 if config.phases else 0)
 
 
 def format_plan(
@@ -155,6 +150,8 @@ def format_plan(
         f"{'epochs':>7} {'h/run':>8} {'cost':>10}",
     ]
     for number, row in enumerate(rows, 1):
+        # The run may end by its steps before its epochs.
+        epochs = row.hours / row.hours_per_epoch if row.hours and row.hours_per_epoch else None
         cells = [
             f"{row.devices:>7}",
             *([f"{row.phase:>5}"] if phases else []),
@@ -169,7 +166,7 @@ def format_plan(
                 f"{'' if value is None else format(value, form):>{width}}"
                 for value, form, width in (
                     (row.hours_per_epoch, ".2f", 8),
-                    (_epochs(row), ".2f", 7),
+                    (epochs, ".2f", 7),
                     (row.hours, ".2f", 8),
                     (row.cost, ",.0f", 10),
                 )
@@ -194,11 +191,6 @@ def _sum_of_phases(rows: list[Row]) -> str:
     return f"{rows[0].devices:>7} all phases: {hours:.2f} hours" + (
         f", cost {sum(costs):,.0f}" if costs else ""
     )
-
-
-def _epochs(row: Row) -> float | None:
-    """Return the epochs of a run, which may end by its steps before."""
-    return row.hours / row.hours_per_epoch if row.hours and row.hours_per_epoch else None
 
 
 def _digits(value: float) -> str:

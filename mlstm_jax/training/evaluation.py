@@ -103,14 +103,14 @@ class Evaluator:
         started = time.monotonic()
         rows = self._devices.rows(self._rows)
 
-        def own(tree: Any) -> Any:
+        def local(tree: Any) -> Any:
             return jax.tree.map(lambda x: x[rows], tree)
 
-        carry = self._devices.split_rows(own(self._start(self._rows)))
+        carry = self._devices.split_rows(local(self._start(self._rows)))
         nats, pending = 0.0, None
         batches = prefetch(lambda s: self.stream.batch(s, self._rows), range(self.stream.steps))
         for step, batch in enumerate(batches):
-            carry, step_nats = self._step(params, carry, self._devices.split_rows(own(batch)))
+            carry, step_nats = self._step(params, carry, self._devices.split_rows(local(batch)))
             if pending is not None:
                 nats += float(self._devices.unreplicate(pending))
                 on_step(step)

@@ -97,16 +97,16 @@ def build(
             return optax.chain(clipped, decay, trust, descend, momentum)
         case "muon":
             ratio = optimizer.other_rates["Muon"]
-            own = matrices(model, optimizer.muon_decoder)
+            count_in = matrices(model, optimizer.muon_decoder)
             of_matrices = optax.chain(
                 optax.trace(decay=optimizer.muon_momentum, nesterov=True),
-                orthogonalise(optimizer.muon_steps, muon_type(compute), axis_name, own),
+                orthogonalise(optimizer.muon_steps, muon_type(compute), axis_name, count_in),
                 optax.add_decayed_weights(weight_decay),
                 optax.scale_by_learning_rate(lambda count: ratio * lr_schedule(count)),
             )
             transforms = {True: of_matrices, False: optax.chain(adam, decay, descend)}
-            is_own = of_names(lambda name: own(name) > 0)
-            return optax.chain(clipped, optax.partition(transforms, is_own))
+            is_matrix = of_names(lambda name: count_in(name) > 0)
+            return optax.chain(clipped, optax.partition(transforms, is_matrix))
 
 
 def product_flops(optimizer: Optimizer, model: Architecture, devices: int) -> int:
@@ -116,12 +116,12 @@ def product_flops(optimizer: Optimizer, model: Architecture, devices: int) -> in
     """
     if optimizer.name != "muon":
         return 0
-    own = matrices(model, optimizer.muon_decoder)
+    count_in = matrices(model, optimizer.muon_decoder)
     # The matrices of one shape are one stack, which the devices share out.
     stacks = Counter(
-        (leaf.shape[0], leaf.shape[1] // own(name))
+        (leaf.shape[0], leaf.shape[1] // count_in(name))
         for name, leaf in named(parameter_shapes(model)).items()
-        for _ in range(own(name))
+        for _ in range(count_in(name))
     )
     flops = 0
     for shape, count in stacks.items():
@@ -242,9 +242,9 @@ def _orthogonal(stack_NIO: Array, steps: int, dtype: Any, axis_name: str | None)
     each = -(-count // devices)
     padding = ((0, each * devices - count), (0, 0), (0, 0))
     first = jax.lax.axis_index(axis_name) * each
-    own = jax.lax.dynamic_slice_in_dim(jnp.pad(stack_NIO, padding), first, each)
-    own_results = _newton_schulz(own, steps, dtype)
-    return scale * jax.lax.all_gather(own_results, axis_name, tiled=True)[:count]
+    part_NIO = jax.lax.dynamic_slice_in_dim(jnp.pad(stack_NIO, padding), first, each)
+    part_NIO = _newton_schulz(part_NIO, steps, dtype)
+    return scale * jax.lax.all_gather(part_NIO, axis_name, tiled=True)[:count]
 
 
 def _newton_schulz(stack_NIO: Array, steps: int, dtype: Any) -> Array:

@@ -154,11 +154,11 @@ class Parallel:
     def own_rows(self, tree: Any) -> Any:
         """Copy this process's rows of global arrays to the host: [rows, ...] → NumPy [N·B, ...]."""
 
-        def own(x: jax.Array) -> np.ndarray:
+        def local(x: jax.Array) -> np.ndarray:
             shards = sorted(x.addressable_shards, key=lambda shard: shard.index[0].start or 0)
             return np.concatenate([jax.device_get(shard.data) for shard in shards])
 
-        return jax.tree.map(own, tree)
+        return jax.tree.map(local, tree)
 
 
 def sum_over_devices(tree: Any, others: Any, early: Sequence[str], axis_name: str) -> Any:

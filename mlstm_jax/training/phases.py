@@ -95,15 +95,15 @@ def resolve_phases(config: Config, corpus: Corpus) -> list[ResolvedPhase]:
     phases: list[ResolvedPhase] = []
     for phase, shard_layout in zip(config.phases, _cuts(config.phases), strict=True):
         data = dataclasses.replace(config.data, batch=phase.batch, window=phase.window)
-        own_config = dataclasses.replace(config, data=data)
-        stream = train_stream(own_config, corpus, shard_layout)
+        phase_config = dataclasses.replace(config, data=data)
+        stream = train_stream(phase_config, corpus, shard_layout)
         begins = _begins(phase, config.optimizer)
         if not phases:
-            phases.append(ResolvedPhase(own_config, stream, 0, phase.steps, begins=begins))
+            phases.append(ResolvedPhase(phase_config, stream, 0, phase.steps, begins=begins))
             continue
         first, before = phases[-1].last, phases[-1].stream
         rows = phases[-1].config.data.batch
-        resolved = ResolvedPhase(own_config, stream, first, first + phase.steps, rows, begins)
+        resolved = ResolvedPhase(phase_config, stream, first, first + phase.steps, rows, begins)
         if resolved.growth is None:
             position = round(before.epoch(first) * stream.steps_per_epoch)
             stream.origin = Origin(first, position, before.bytes_seen(first))

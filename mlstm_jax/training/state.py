@@ -4,7 +4,6 @@ The state is the same on every device; the carry differs from row to row, so it 
 (see `mlstm_jax.model.architecture`).
 """
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +12,7 @@ import numpy as np
 import optax
 
 from mlstm_jax import environment
-from mlstm_jax.config import Config, Precision
+from mlstm_jax.config import Config, Precision, by_phase
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import Arrays, expected_shapes, flatten, unflatten
 from mlstm_jax.model.language_model import (
@@ -213,12 +212,8 @@ def require_memory(config: Config, devices: Parallel) -> None:
     """
     if devices.local[0].platform != "cpu":
         return
-    sizes = [(phase.batch, phase.window) for phase in config.phases]
-    needed = 0.0
-    for batch, window in sizes or [(config.data.batch, config.data.window)]:
-        data = dataclasses.replace(config.data, batch=batch, window=window)
-        here = dataclasses.replace(config, data=data)
-        needed = max(needed, memory_bytes(here, batch // devices.count))
+    phases = by_phase(config)
+    needed = max(memory_bytes(phase, phase.data.batch // devices.count) for phase in phases)
     needed *= len(devices.local)
     limits = environment.memory_limits()
     least = min(limits, key=lambda name: limits[name])

@@ -170,8 +170,8 @@ def _accumulated(
     def split(x: Array) -> Array:
         return x.reshape(count, -1, *x.shape[1:])
 
-    def add(sums: Any, some: tuple[Carry, Batch, Array]) -> tuple[Any, Carry]:
-        gradient, means, after = of_rows(*some)
+    def add(sums: Any, part: tuple[Carry, Batch, Array]) -> tuple[Any, Carry]:
+        gradient, means, after = of_rows(*part)
         return jax.tree.map(lambda a, b: a + b / count, sums, (gradient, means)), after
 
     zeros = (jax.tree.map(jnp.zeros_like, params), Means(*[jnp.float32(0)] * 4))
