@@ -123,7 +123,7 @@ def by_phase(config: Config) -> list[Config]:
 
 def longest_window(config: Config) -> int:
     """Return the most bytes of a training window of a run."""
-    return max([phase.window for phase in config.phases] or [config.data.window])
+    return max(phase.data.window for phase in by_phase(config))
 
 
 def resolve_batch(config: Config, device_count: int) -> Config:
@@ -220,10 +220,9 @@ def _explained(error: Exception) -> str:
     # The class is a name of the file, or of a module that it calls.
     frames = [frame.f_globals for frame, _ in traceback.walk_tb(error.__traceback__)]
     kinds = [names[match["kind"]] for names in frames if match and match["kind"] in names]
-    kind = kinds[-1] if kinds else None
-    if not match or not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
-        return f"{type(error).__name__}: {error}"
-    return _no_field(kind, match["field"])
+    if match and kinds and isinstance(kinds[-1], type) and dataclasses.is_dataclass(kinds[-1]):
+        return _no_field(kinds[-1], match["field"])
+    return f"{type(error).__name__}: {error}"
 
 
 def vary(config: Config, **fields: Any) -> Config:

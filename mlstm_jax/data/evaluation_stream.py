@@ -78,12 +78,10 @@ class EvaluationStream:
         if self._stop is not None:
             read_BT[position_BT == end_B1] = self._stop
             inside_BT = position_BT <= end_B1
-        bytes_BT = np.zeros((rows, self._window + 1), np.uint8)
-        mask_BT = np.zeros((rows, self._window), np.bool_)
-        reset_B = np.zeros(rows, np.bool_)
-        bytes_BT[: self.rows] = read_BT * is_read_B[:, None]
-        mask_BT[: self.rows] = inside_BT[:, 1:] & is_read_B[:, None]
-        reset_B[: self.rows] = self._resets_W[at_B]
+        empty = (0, rows - self.rows)
+        bytes_BT = np.pad(read_BT * is_read_B[:, None], (empty, (0, 0)))
+        mask_BT = np.pad(inside_BT[:, 1:] & is_read_B[:, None], (empty, (0, 0)))
+        reset_B = np.pad(self._resets_W[at_B], empty)
         # Only the step and the row determine a window's number, not the number of empty rows.
         window_B = (np.arange(rows) + step * 2**12).astype(np.uint32)
         return EvaluationBatch(bytes_BT[:, :-1], bytes_BT[:, 1:], mask_BT, reset_B, window_B)

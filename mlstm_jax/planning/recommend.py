@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from mlstm_jax.config import Config, Model
+from mlstm_jax.config import Config, Model, by_phase
 from mlstm_jax.training.schedule import Segment
 from mlstm_jax.training.state import parameter_count
 
@@ -38,7 +38,7 @@ def recommend(config: Config, segments: Sequence[Segment]) -> str:
         segments: of the run; the largest batch counts.
     """
     rows, updates = max(one.batch for one in segments), segments[-1].last
-    windows = [phase.window for phase in config.phases] or [config.data.window]
+    windows = [phase.data.window for phase in by_phase(config)]
     epochs = sum((one.last - one.first) / one.steps_per_epoch for one in segments)
     parts = zip(segments, windows, strict=True)
     text = sum((one.last - one.first) * one.batch * window for one, window in parts)

@@ -50,11 +50,11 @@ def corpus_of(run: Run, given: str | Path | None, *splits: SplitName) -> tuple[C
             f"{run.folder.name}, {run.origin}, comes without a corpus; give one with `corpus`."
         )
     opened = open_corpus(Path(run.config.data.corpus if given is None else given))
-    cleanings = (run.cleaning, opened.manifest.cleaning)
-    if cleanings[0] != cleanings[1] and "protein" in cleanings:
+    cleaning = opened.manifest.cleaning
+    if cleaning != run.cleaning and "protein" in (cleaning, run.cleaning):
         raise UserError(
-            f"{opened.path} was cleaned by {cleanings[1]!r}, but {run.folder} reads texts cleaned "
-            f"by {cleanings[0]!r}; prepare it with `clean` {cleanings[0]}."
+            f"{opened.path} was cleaned by {cleaning!r}, but {run.folder} reads texts cleaned by "
+            f"{run.cleaning!r}; prepare it with `clean` {run.cleaning}."
         )
     require_known_corpus(run.params, opened, splits)
     is_own = opened.identity == run.corpus

@@ -17,7 +17,7 @@ import jax
 
 from mlstm_jax import config as configs
 from mlstm_jax import environment, output, shipped
-from mlstm_jax.config import Config, run_python
+from mlstm_jax.config import Config, by_phase, run_python
 from mlstm_jax.config.text import differences, load_json
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import InUse, UserError
@@ -108,10 +108,10 @@ def pending(runs: Runs, out: Path) -> Iterator[tuple[tuple[str, str], Config]]:
         UserError: a run in the folder has another config than in the specification.
     """
     for key, config in runs.items():
-        here = configs.vary(config, out=str(folder(out, key)))
-        before = folder(out, key) / "config.json"
-        if before.is_file():
-            old = load_json(before)
+        run_folder = folder(out, key)
+        here = configs.vary(config, out=str(run_folder))
+        if (run_folder / "config.json").is_file():
+            old = load_json(run_folder / "config.json")
             # A run saves its batch, not the rows of a device.
             rows = here.data.batch_per_device
             count = 1 if rows is None else max(1, old.data.batch // rows)
@@ -119,11 +119,11 @@ def pending(runs: Runs, out: Path) -> Iterator[tuple[tuple[str, str], Config]]:
             different = [line for lines in differences(old, wanted) for line in lines]
             if different:
                 raise UserError(
-                    f"{folder(out, key)} contains a run with another config "
+                    f"{run_folder} contains a run with another config "
                     f"({'; '.join(different)}); use another `out`, or remove the folder."
                 )
-            _require_same_inputs(folder(out, key), here)
-        if not is_over(key, folder(out, key)):
+            _require_same_inputs(run_folder, here)
+        if not is_over(key, run_folder):
             yield key, here
 
 
@@ -203,22 +203,19 @@ def result(key: tuple[str, str], run_folder: Path) -> Result:
     scores = [line["bpc"] for line in kinds["eval"]]
     ends = [line["event"] for line in kinds["event"]]
     last = lines[-1] if lines else {}
-    status = "not begun"
     path = run_folder / "config.json"
-    if path.is_file():
-        config = load_json(path)
-        # A finished run whose steps were raised has a later event.
-        end = ends[-1] if ends else ""
-        status = {"finished": "done", "diverged": "diverged"}.get(end, "unfinished")
-    else:
-        config = Config()
+    has_begun = path.is_file()
+    config = load_json(path) if has_begun else Config()
+    # A finished run whose steps were raised has a later event.
+    end = {"finished": "done", "diverged": "diverged"}.get(ends[-1] if ends else "", "unfinished")
+    status = end if has_begun else "not begun"
     noise = [line["noise_scale"] for line in train[len(train) // 2 :] if line.get("noise_scale")]
     speeds = sorted(speed for line in train if (speed := line["bytes_per_second"]) is not None)
     return Result(
         row=key[0],
         column=key[1],
         status=status,
-        batch=config.phases[-1].batch if config.phases else config.data.batch,
+        batch=by_phase(config)[-1].data.batch,
         optimizer=config.optimizer.name,
         steps=last.get("step", 0),
         epochs=train[-1]["epoch"] if train else None,
