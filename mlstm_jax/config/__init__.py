@@ -253,11 +253,11 @@ def vary(config: Config, **fields: Any) -> Config:
 
 
 def _require_field(section: Any, name: str) -> None:
-    if name not in (one.name for one in dataclasses.fields(section)):
+    if name not in (field.name for field in dataclasses.fields(section)):
         raise UserError(_no_field(type(section), name))
 
 
 def _no_field(section: type, name: str) -> str:
-    names = [one.name for one in dataclasses.fields(section)]
+    names = [field.name for field in dataclasses.fields(section)]
     near = question(nearest(name, names), f"; its fields are {', '.join(names)}.")
     return f"{section.__name__} has no field {name!r}{near}"

@@ -122,8 +122,8 @@ class Optimizer(Checked, section="optimizer"):
         require(takes, "optimizer.weight_decay", decay, "0 with adam; adamw decays weights")
         possible = of is None or decay > 0
         require(possible, "optimizer.weight_decay_bytes", of, "unset without a weight_decay")
-        one = epochs is None or not self.warmup_steps
-        require(one, "optimizer.warmup_epochs", epochs, "unset with warmup_steps")
+        alone = epochs is None or not self.warmup_steps
+        require(alone, "optimizer.warmup_epochs", epochs, "unset with warmup_steps")
         legw = self.scaling != "legw" or bool(epochs)
         require(legw, "optimizer.warmup_epochs", epochs, "above 0 with scaling legw")
 

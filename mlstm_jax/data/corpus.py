@@ -228,11 +228,8 @@ def open_corpus(path: Path, *, verify: bool = False) -> Corpus:
         # Never advise to write to what is there.
         what, source, out = "there is no such folder", "SOURCE", str(path)
         if path.is_file():
-            what, source, out = (
-                "a file, not a corpus",
-                str(path),
-                f"corpora/{path.name.split('.')[0]}",
-            )
+            name = path.name.split(".")[0]
+            what, source, out = "a file, not a corpus", str(path), f"corpora/{name}"
         elif path.exists():
             what, out = "not a corpus", "FOLDER"
         raise UserError(

@@ -125,7 +125,7 @@ class Cluster:
         """
         digests = self.gather(digest.of_json(values))
         # Only the first process with each digest sends its values: those of all would be too many.
-        speakers = {str(one): index for index, one in reversed(list(enumerate(digests)))}
+        speakers = {str(value): index for index, value in reversed(list(enumerate(digests)))}
         if len(speakers) == 1:
             return
         chosen = sorted(speakers.values())[: _KINDS + 1]
@@ -146,7 +146,7 @@ class Cluster:
             ]
         if different:
             shown = [digests[index] for index in chosen]
-            others = sum(one not in shown for one in digests)
+            others = sum(value not in shown for value in digests)
             if others:
                 different.append(f"{others} more processes differ in other ways")
             raise UserError("; ".join(different) + f". {advice}")

@@ -167,7 +167,7 @@ class RendezvousServer:
                 elif connection in self._connections.values():
                     # A process sends nothing before the welcome, so this one is gone or unknown.
                     self._lose(connection)
-            for client in [one for one, (until, _) in self._pending.items() if until < now]:
+            for client in [client for client, (until, _) in self._pending.items() if until < now]:
                 self._disconnect(client)
 
     def _all_are_here(self) -> bool:

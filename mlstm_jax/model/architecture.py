@@ -113,9 +113,9 @@ class Architecture(Sizes, ABC):
 
     def __post_init__(self) -> None:
         require_valid(self, "model")
-        one = self.classes == 0 or (2 <= self.classes <= 2**20 and not self.rating_head)
+        fits = self.classes == 0 or (2 <= self.classes <= 2**20 and not self.rating_head)
         rule = f"0, or 2 to {2**20:,} without rating_head"
-        require(one, "model.classes", self.classes, rule)
+        require(fits, "model.classes", self.classes, rule)
         number, alone = self.binary_labels, not (self.rating_head or self.classes)
         rule = f"0, or 1 to {2**20:,} without rating_head and classes"
         require(0 <= number <= alone * 2**20, "model.binary_labels", number, rule)

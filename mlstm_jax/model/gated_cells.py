@@ -29,8 +29,8 @@ Array = jax.Array
 
 def _gate_by_gate(initialise: Any, gates: int) -> Any:
     def together(key: Array, shape: tuple[int, ...]) -> Array:
-        one = shape[0], shape[1] // gates
-        return jnp.concatenate([initialise(key, one) for key in jax.random.split(key, gates)], 1)
+        gate = shape[0], shape[1] // gates
+        return jnp.concatenate([initialise(key, gate) for key in jax.random.split(key, gates)], 1)
 
     return together
 

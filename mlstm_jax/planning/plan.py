@@ -138,7 +138,7 @@ def format_plan(
     """Return the plan as a table, with advice if it does not fit into memory."""
     model, phases = config.model, config.phases
     compiled = any(row.compiled_bytes for row in rows)
-    windows = ", ".join(str(one.window) for one in phases) or config.data.window
+    windows = ", ".join(str(phase.window) for phase in phases) or config.data.window
     lines = [
         f"{model.layers} x {model.hidden}-d, {parameter_count(config):,} parameters, windows of "
         f"{windows}, {config.precision.compute}, on {machine.name}",

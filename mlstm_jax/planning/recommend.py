@@ -37,11 +37,11 @@ def recommend(config: Config, segments: Sequence[Segment]) -> str:
         config: its phases, data and model are used, not its optimizer.
         segments: of the run; the largest batch counts.
     """
-    rows, updates = max(one.batch for one in segments), segments[-1].last
+    rows, updates = max(part.batch for part in segments), segments[-1].last
     windows = [phase.data.window for phase in by_phase(config)]
-    epochs = sum((one.last - one.first) / one.steps_per_epoch for one in segments)
-    parts = zip(segments, windows, strict=True)
-    text = sum((one.last - one.first) * one.batch * window for one, window in parts)
+    epochs = sum((part.last - part.first) / part.steps_per_epoch for part in segments)
+    read = zip(segments, windows, strict=True)
+    text = sum((part.last - part.first) * part.batch * window for part, window in read)
     parameters = parameter_count(config)
     chosen: dict[str, Any] = _ALWAYS | _BY_ROWS[max(least for least in _BY_ROWS if rows >= least)]
     decays = text > _FEW_BYTES * parameters or epochs >= _EPOCHS

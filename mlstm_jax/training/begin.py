@@ -146,7 +146,7 @@ class Beginning:
         for step in reversed(checkpoints.steps()):
             if newest is not None and step > newest:
                 continue
-            phase = next((one for one in self.phases if step <= one.last), self.phases[-1])
+            phase = next((part for part in self.phases if step <= part.last), self.phases[-1])
             now = checkpoint_meta(phase, self.corpus, step)._replace(start=self._fingerprint)
             try:
                 before, problem = checkpoints.meta(step), None
@@ -156,7 +156,7 @@ class Beginning:
                 restored, rows = checkpoints.restore(step, shapes, carry)
             except Damaged as error:
                 problem = str(error)
-            problems = [one for one in self.cluster.gather(problem) if one]
+            problems = [text for text in self.cluster.gather(problem) if text]
             if problems:
                 notes.append(problems[0])
                 damaged.append(step)

@@ -148,11 +148,11 @@ def draw(optimizer: Optimizer, segments: Sequence[Segment]) -> ScheduleTable:
         return float(by_part[part](update))
 
     def epoch(update: int) -> float:
-        parts = (min(update, one.last) - one.first for one in segments if update > one.first)
-        return sum(n / one.steps_per_epoch for n, one in zip(parts, segments, strict=False))
+        read = (max(0, min(update, part.last) - part.first) for part in segments)
+        return sum(n / part.steps_per_epoch for n, part in zip(read, segments, strict=True))
 
     # Include the end of the warm-up and the borders of the parts, however short they are.
-    borders = {0, steps, *(one.first for one in segments)}
+    borders = {0, steps, *(part.first for part in segments)}
     described: list[str] = []
     lines = [f"{optimizer.name}: {steps:,} updates, {epoch(steps):.2f} epochs"]
     for chosen, parts in _schedules(optimizer, segments):
@@ -164,11 +164,11 @@ def draw(optimizer: Optimizer, segments: Sequence[Segment]) -> ScheduleTable:
             f"{span}scaling {chosen.scaling} from {chosen.learning_rate:g} at {chosen.base_batch}; "
             f"warm-up {plan.warmup:,} updates; {chosen.schedule} until {begin.first + plan.decay:,}"
         )
-        for one in parts:
-            span = f"updates {one.first:,} to {one.last:,}: " if len(segments) > 1 else ""
+        for part in parts:
+            span = f"updates {part.first:,} to {part.last:,}: " if len(segments) > 1 else ""
             lines.append(
-                f"{span}batch {one.batch:,}, {one.steps_per_epoch:,.0f} updates per epoch, peak "
-                f"{peak_rate(chosen, one.batch):.3g}"
+                f"{span}batch {part.batch:,}, {part.steps_per_epoch:,.0f} updates per epoch, peak "
+                f"{peak_rate(chosen, part.batch):.3g}"
             )
     points = {round(steps * part / 400) for part in range(401)} | borders
     updates = sorted(point for point in points if point <= steps)

@@ -67,9 +67,9 @@ def prepare(runs: Runs) -> None:
         return
     counts = {config.devices.virtual_cpu: key for key, config in runs.items()}
     if len(counts) > 1:
-        (one, key), (other, other_key) = list(counts.items())[:2]
+        (count, key), (other, other_key) = list(counts.items())[:2]
         raise UserError(
-            f"devices.virtual_cpu is {one} in the run {' / '.join(key)}, but {other} in "
+            f"devices.virtual_cpu is {count} in the run {' / '.join(key)}, but {other} in "
             f"{' / '.join(other_key)}; one process trains all runs of a sweep, so set the same "
             "number in all."
         )
@@ -239,9 +239,9 @@ def as_csv(results: list[Result]) -> str:
 
 def as_markdown(results: list[Result]) -> str:
     """Return validation BPC by row and column, as in Puri et al. 2018, fig. 5; Div: diverged."""
-    cells = {(one.row, one.column): _cell(one) for one in results}
-    rows = list(dict.fromkeys(one.row for one in results))
-    columns = list(dict.fromkeys(one.column for one in results))
+    cells = {(run.row, run.column): _cell(run) for run in results}
+    rows = list(dict.fromkeys(run.row for run in results))
+    columns = list(dict.fromkeys(run.column for run in results))
     titles = " | ".join(map(markdown, columns))
     lines = [f"| | {titles} |", "|---" * (len(columns) + 1) + "|"]
     for row in rows:
@@ -250,7 +250,7 @@ def as_markdown(results: list[Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cell(one: Result) -> str:
-    if one.status == "diverged":
+def _cell(run: Result) -> str:
+    if run.status == "diverged":
         return "Div"
-    return f"{one.bpc:.3f}" if one.bpc is not None else "…"
+    return f"{run.bpc:.3f}" if run.bpc is not None else "…"
