@@ -1,9 +1,10 @@
 """Configs as text: JSON in a run folder, and the differences between two."""
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from flax.traverse_util import flatten_dict
 
 from mlstm_jax import digest, fields
 from mlstm_jax.config import Config
@@ -50,15 +51,7 @@ def load_json(path: Path) -> Config:
 
 def flatten(config: Config) -> dict[str, Any]:
     """Return every field by its dotted name."""
-
-    def walk(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
-        if isinstance(value, dict):
-            for key, item in value.items():
-                yield from walk(f"{prefix}.{key}" if prefix else key, item)
-        else:
-            yield prefix, value
-
-    return dict(walk("", dataclasses.asdict(config)))
+    return dict(flatten_dict(dataclasses.asdict(config), sep="."))
 
 
 class Differences(NamedTuple):

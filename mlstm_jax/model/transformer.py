@@ -142,21 +142,18 @@ class Layer(linen.Module):
             # A bias of the keys would add the same to all scores of a query.
             return Dense(outputs, compute, gain, has_bias=name != "key", name=name)(x)
 
+        def dropped(branch: Array, number: int) -> Array:
+            return branch if dropout_B2TH is None else branch * dropout_B2TH[:, number]
+
         read = norm("attention_norm", x_BTH)
         query, key, value = (
             dense(name, read, hidden).astype(compute).reshape(heads)
             for name in ("query", "key", "value")
         )
         attended = attend(query, key, value).reshape(x_BTH.shape)
-        branch = dense("out", attended, hidden, ending)
-        if dropout_B2TH is not None:
-            branch = branch * dropout_B2TH[:, 0]
-        x_BTH = x_BTH + branch
+        x_BTH = x_BTH + dropped(dense("out", attended, hidden, ending), 0)
         wide = jax.nn.gelu(dense("up", norm("dense_norm", x_BTH), 4 * hidden)).astype(compute)
-        branch = dense("down", wide, hidden, ending)
-        if dropout_B2TH is not None:
-            branch = branch * dropout_B2TH[:, 1]
-        return x_BTH + branch
+        return x_BTH + dropped(dense("down", wide, hidden, ending), 1)
 
 
 def _with_context(before: Context, bytes_BT: Array) -> tuple[Array, Array]:
