@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from mlstm_jax.corpora.documents import Document, Recipe, Reject, first, rating_of
-from mlstm_jax.corpora.records import EXCERPT, no_column
+from mlstm_jax.corpora.records import no_column, reject
 from mlstm_jax.corpora.sources import TFDS, Source
 from mlstm_jax.errors import UserError, extra, first_line
 
@@ -79,11 +79,11 @@ def _parquet_rows(con: "duckdb.DuckDBPyConnection", source: Source, recipe: Reci
     def column(field: str) -> str:
         return '"' + field.replace('"', '""') + '"'
 
-    def first(fields: list[str]) -> str:
-        return f"coalesce({', '.join([*(f'{column(one)}::VARCHAR' for one in fields), 'NULL'])})"
+    def first_of(fields: list[str]) -> str:
+        return f"coalesce({', '.join([f'{column(name)}::VARCHAR' for name in fields] + ['NULL'])})"
 
     labels = "".join(f", {column(field)}" for field in recipe.label_columns)
-    return f"SELECT {first(texts)}, {first(ratings)}{labels} FROM {table}"
+    return f"SELECT {first_of(texts)}, {first_of(ratings)}{labels} FROM {table}"
 
 
 def quoted(text: str) -> str:
@@ -113,8 +113,7 @@ def _read_bytes(source: Source, recipe: Recipe) -> Iterator[Document | Reject | 
         import pyarrow.parquet
     try:
         with pyarrow.parquet.ParquetFile(source.path) as file:
-            fields = [*recipe.text_columns, *recipe.rating_columns, *recipe.label_columns]
-            there = [name for name in fields if name in file.schema_arrow.names]
+            there = [name for name in recipe.columns if name in file.schema_arrow.names]
             row = 0
             for batch in file.iter_batches(_ROWS_A_FETCH, columns=there):
                 columns = {}
@@ -127,26 +126,26 @@ def _read_bytes(source: Source, recipe: Recipe) -> Iterator[Document | Reject | 
                 for values in zip(*columns.values(), strict=True):
                     row += 1
                     record = dict(zip(columns, values, strict=True))
-                    yield _found(f"{source}, row {row:,}", record, recipe)
+                    yield _document_of(source, row, record, recipe)
     except (pyarrow.ArrowException, OSError) as error:
         raise _not_parquet(source, error) from error
 
 
-def _found(place: str, record: dict[str, object], recipe: Recipe) -> Document | Reject | None:
+def _document_of(
+    source: Source, row: int, record: dict[str, object], recipe: Recipe
+) -> Document | Reject | None:
     text = first(record, recipe.text_columns)
-    mark = first(record, recipe.rating_columns)
     if text is None:
         return None
     assert isinstance(text, bytes)
     try:
         decoded = text.decode()
     except UnicodeDecodeError as error:
-        excerpt = text.decode(errors="backslashreplace")[:EXCERPT]
         why = f"not UTF-8 text (byte 0x{text[error.start]:02x}); correct it at its source."
-        return Reject("not UTF-8", place, f"{place}: {why}", excerpt)
-    rating = mark.decode(errors="replace") if isinstance(mark, bytes) else str(mark)
-    labels = [record[name] for name in recipe.label_columns]
-    labels = [one.decode(errors="replace") if isinstance(one, bytes) else one for one in labels]
+        excerpt = text.decode(errors="backslashreplace")
+        return reject("not UTF-8", source, f"row {row:,}", why, excerpt)
+    rating = str(_text_of(first(record, recipe.rating_columns)))
+    labels = [_text_of(record[name]) for name in recipe.label_columns]
     return _document(recipe, decoded, rating, labels)
 
 

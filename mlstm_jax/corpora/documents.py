@@ -88,6 +88,11 @@ class Recipe(NamedTuple):
         """The candidate fields of the rating: the first that is not null is used."""
         return (self.rating_column,) if self.rating_column is not None else RATING_COLUMNS
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All fields that are read."""
+        return *self.text_columns, *self.rating_columns, *self.label_columns
+
 
 def clean(text: str, cleaning: Cleaning) -> bytes:
     r"""Return a document's bytes in the corpus, empty if only padding would be left.

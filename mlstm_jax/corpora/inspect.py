@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mlstm_jax.corpora.documents import Unit
 from mlstm_jax.corpora.sources import passed_over
 from mlstm_jax.data.checked_bytes import CheckedBytes
-from mlstm_jax.data.corpus import Corpus, Manifest, Split, SplitName
+from mlstm_jax.data.corpus import SPLITS, Corpus, Manifest, Split
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import UserError
 
@@ -48,7 +48,7 @@ def summarise(corpus: Corpus, *, batch: int, window: int, samples: int = 3) -> d
     """
     manifest, train = corpus.manifest, corpus.split("train")
     # Without a training split, describe the first split that has documents.
-    shown = next((one for one in map(corpus.split, get_args(SplitName)) if len(one.bytes)), train)
+    shown = next((one for one in map(corpus.split, SPLITS) if len(one.bytes)), train)
     lengths = np.diff(np.asarray(shown.offsets)).astype(np.int64)
     counts = _byte_counts(shown.bytes)
     chosen = np.linspace(0, len(lengths) - 1, min(samples, len(lengths))).astype(int)
@@ -117,13 +117,12 @@ def _ratings(split: Split) -> dict[str, Any] | None:
 
 
 def _epoch(split: Split, batch: int, window: int, stop: int | None) -> dict[str, Any]:
+    rows = {"batch": batch, "window": window}
     try:
         stream = TrainStream(split, batch=batch, window=window, stop=stop)
     except UserError as error:
-        return {"batch": batch, "window": window, "error": str(error)}
-    return {
-        "batch": batch,
-        "window": window,
+        return rows | {"error": str(error)}
+    return rows | {
         "steps": stream.steps_per_epoch,
         "shards": stream.shards,
         "idle": stream.padding_fraction,

@@ -85,42 +85,42 @@ def prepare(
             memory. Nothing is left behind except the file of rejects.
     """
     options = dataclasses.replace(options, **changes)
-    names = [*chain(*sources.values())] if isinstance(sources, Mapping) else list(sources)
-    if not names:
+    is_given = isinstance(sources, Mapping)
+    names_of: Mapping[Any, Sequence[str]] = (
+        sources if isinstance(sources, Mapping) else {"": sources}
+    )
+    if not any(map(len, names_of.values())):
         raise UserError(f"no source given; name text files, or {PYDOC}")
     # So that the temporary folder goes next to it, even for "." or a link.
     out = resolved("out", out)
-    temp_dir = options.temp_dir
-    if temp_dir is not None:
-        temp_dir = resolved("temp_dir", temp_dir)
-    given = sources if isinstance(sources, Mapping) else {}
-    if given:
-        check_given(given, options)
+    temp_dir = options.temp_dir and resolved("temp_dir", options.temp_dir)
+    if temp_dir and not (temp_dir.is_dir() and os.access(temp_dir, os.W_OK)):
+        raise UserError(f"temp_dir {temp_dir}: is not a writable folder; name another.")
+    if is_given:
+        check_given(names_of, options)
     recipe = Recipe(
         options.text_column,
         options.rating_column,
         options.document,
         options.clean,
-        options.dedupe or ("none" if given else "normalized"),
+        options.dedupe or ("none" if is_given else "normalized"),
         options.seed,
         options.quoting,
     )
-    if temp_dir is not None and not (temp_dir.is_dir() and os.access(temp_dir, os.W_OK)):
-        raise UserError(f"temp_dir {temp_dir}: is not a writable folder; name another.")
     remove_leftovers(out)  # may restore an old corpus
     check_out(out, overwrite)
     rejects = Rejects()
     rejects_file = out.with_name(f"{out.name}.rejects.jsonl")
-    own = (out, rejects_file)
-    of_split: dict[str, list[Source]] = {
-        split: find_sources(given[split], without=own) for split in _ORDER if split in given
+    of_split = {
+        split: find_sources(names_of[split], without=(out, rejects_file))
+        for split in ("", *_ORDER)
+        if split in names_of
     }
     given_splits.check_apart(of_split)
-    of_split = of_split or {"": find_sources(names, without=own)}
     check_rejects_file(rejects_file)
-    scratch_beside = out if temp_dir is None else temp_dir / out.name
+    scratch_beside = temp_dir / out.name if temp_dir else out
     remove_leftovers(scratch_beside)
-    check_disk([*chain(*of_split.values())], out, scratch_beside, sorts=not given)
+    check_disk([*chain(*of_split.values())], out, scratch_beside, sorts=not is_given)
 
     # Inside the folder that becomes the corpus, unless `temp_dir` is set.
     scratch = partial_folder(scratch_beside) / "scratch"
@@ -231,11 +231,12 @@ def _counted(
 
 def _sizes(documents: int, split: SplitWeights) -> dict[str, int]:
     """Return the number of documents of each split; the first with a weight takes the rest."""
-    # Exact, so that 0.8,0.1,0.1 gives what 8,1,1 gives.
-    weights = {name: Fraction(str(weight)) for name, weight in zip(SPLITS, split, strict=True)}
+    # So that 0.8,0.1,0.1 gives what 8,1,1 gives.
+    exact = map(Fraction, map(str, split))
+    weights: dict[str, Fraction] = dict(zip(SPLITS, exact, strict=True))
     total = sum(weights.values())
     first, *others = (name for name, weight in weights.items() if weight)
-    sizes = {name: max(1, round(documents * weights[name] / total)) for name in others}
+    sizes = {n: max(1, round(documents * weights[n] / total)) for n in others}
     rest = documents - sum(sizes.values())
     if rest < 1:
         raise UserError(

@@ -59,9 +59,11 @@ def read_documents(
     for record in read_source(source, recipe):
         if isinstance(record, Reject):
             rejects.add(record)
-        if not isinstance(record, Reject) or not record.is_note:
-            count += 1
-            yield None if isinstance(record, Reject) else record
+            if record.is_note:
+                continue
+            record = None
+        count += 1
+        yield record
     if again:
         return
     rejects.check(count, MAX_REJECT_FRACTION)
@@ -174,12 +176,8 @@ def read_source(
                 why = f"its text is {excerpt[:EXCERPT]}, not a string"
                 yield reject(NOT_TEXT, source, where, why, excerpt)
     except _GZIP_ERRORS as error:
-        place = f"{source}, after record {records:,}"
-        cut = Reject(
-            "gzip cut short or damaged",
-            place,
-            f"{source}: the gzip data is cut short or damaged ({error}); fetch or create it again.",
-        )
+        why = f"the gzip data is cut short or damaged ({error}); fetch or create it again."
+        cut = reject("gzip cut short or damaged", source, f"after record {records:,}", why)
         first_reject = first_reject or cut
         yield cut
     except OSError as error:
@@ -210,21 +208,18 @@ def _records(
                     texts += 1
                 yield text if isinstance(text, Reject) else (0, {column: text})
             if len(tabs) == 1 and 0 not in tabs and texts > 1:
-                yield Reject(
-                    "tabs in every line",
-                    f"{source}",
-                    f"{source}: every line has {max(tabs)} tab(s), which are read as text; if it "
-                    f"is a table, rename it to .tsv, with a first line such as label<TAB>{column}.",
-                    is_note=True,
+                why = (
+                    f"every line has {max(tabs)} tab(s), which are read as text; if it is a table, "
+                    f"rename it to .tsv, with a first line such as label<TAB>{column}."
                 )
+                yield reject("tabs in every line", source, "", why, is_note=True)
         elif source.kind in FASTA:
             yield from fasta_records(source, file.lines(on_read), column)
         elif source.kind in ("csv", "tsv"):
             yield from csv_records(source, lambda: file.lines(on_read), file.scan, recipe)
         else:
-            fields = {*recipe.text_columns, *recipe.rating_columns, *recipe.label_columns}
-            is_json = source.kind == "json"
-            yield from json_records(source, file.lines(on_read), fields, may_be_array=is_json)
+            lines, is_json = file.lines(on_read), source.kind == "json"
+            yield from json_records(source, lines, recipe.columns, may_be_array=is_json)
 
 
 class _File(NamedTuple):

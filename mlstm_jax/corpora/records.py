@@ -14,7 +14,7 @@ EXCERPT = 80  # characters
 MAX_REJECT_FRACTION = 0.001
 _SHOWN = 3  # places of a kind
 _MOST_WRITTEN = 100_000
-_WRITTEN = ("kind", "place", "message", "excerpt")
+_WRITTEN = Reject._fields[:4]  # kind, place, message, excerpt
 
 # A line with its number and line end.
 Line = tuple[int, str] | Reject
@@ -23,10 +23,11 @@ RecordOrReject = tuple[int | str, Record] | Reject
 
 
 def reject(
-    kind: str, source: Source, where: int | str, why: str, excerpt: str, *, is_note: bool = False
+    kind: str, source: Source, where: int | str, why: str, excerpt: str = "", is_note: bool = False
 ) -> Reject:
-    """Return the reject, or the note, for what is at a line of a source, or at a place in words."""
-    place = f"{source}, {f'line {where:,}' if isinstance(where, int) else where}"
+    """Return a reject, or a note, on a source's line, on a place in words, or on all of it: ""."""
+    line = f"line {where:,}" if isinstance(where, int) else where
+    place = f"{source}, {line}" if line else f"{source}"
     return Reject(kind, place, f"{place}: {why}", excerpt.strip()[:EXCERPT], is_note)
 
 
@@ -213,8 +214,8 @@ class Rejects:
         self.written = True
         with output.write_errors(file), file.open("w", encoding="utf-8") as lines:
             for reject in sorted(self._kept, key=_by_place):
-                values = {name: getattr(reject, name) for name in _WRITTEN}
-                lines.write(json.dumps(values, ensure_ascii=True) + "\n")
+                values = dict(zip(_WRITTEN, reject, strict=False))
+                lines.write(json.dumps(values) + "\n")
 
     def check(self, records: int, most: float, file: Path | None = None) -> None:
         """Raise UserError if the rejects exceed the fraction `most` of all `records`."""
@@ -223,10 +224,8 @@ class Rejects:
         option, advice = "", f"The first: {min(self._kept, key=_by_place).message}"
         if file:
             option = "`max_reject_fraction` "
-            advice += (
-                f"\nAll are in {file}. Correct the files, or raise the fraction to skip these "
-            )
-            advice += "records."
+            advice += f"\nAll are in {file}. Correct the files, or raise the fraction to skip these"
+            advice += " records."
             if any(kind.startswith("CSV") for kind in self._counts):
                 advice += " If quotes have no meaning in the files, add `quoting` no."
         raise UserError(

@@ -21,6 +21,7 @@ TFDS = "tfds:"
 
 FASTA = ("fasta", "fa", "faa")
 _TEXT = ("json", "jsonl", "csv", "tsv", *FASTA, "txt")
+_KINDS = (*_TEXT, "parquet")
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -66,7 +67,7 @@ class Source:
         if not self.is_file:
             return self.name.partition(":")[0]
         suffix = (Path(self.path.stem) if self.is_gzip else self.path).suffix.lower()[1:]
-        return suffix if suffix in (*_TEXT, "parquet") else ""
+        return suffix if suffix in (_TEXT if self.is_gzip else _KINDS) else ""
 
     @property
     def size(self) -> int:
@@ -146,7 +147,7 @@ def passed_over(names: Sequence[str], without: Collection[Path] = ()) -> list[Pa
         path
         for folder in folders
         for path in _shown_in(folder, without)
-        if not _is_known(path) and path.is_file() and path.stat().st_size
+        if Source(str(path)).kind not in _KINDS and path.is_file() and path.stat().st_size
     )
 
 
@@ -189,7 +190,7 @@ def check_source(source: Source) -> None:
             f"{source}: is a pipe, a socket or a device, not a file; write its output to a file "
             "and name that, or leave it out."
         )
-    if source.kind == "parquet" and not source.is_gzip:
+    if source.kind == "parquet":
         try:
             source.name.encode()
         except UnicodeEncodeError as error:
@@ -226,7 +227,7 @@ def _status(path: Path) -> os.stat_result | None:
 
 def _files_in(folder: Path, without: Collection[Path]) -> list[Path]:
     """Return the files to read in a named folder."""
-    known = [path for path in _shown_in(folder, without) if _is_known(path)]
+    known = [path for path in _shown_in(folder, without) if Source(str(path)).kind in _KINDS]
     # Entries that are not files are not skipped silently: `check_source` reports them.
     files = sorted(path for path in known if not path.is_file() or path.stat().st_size)
     if not files:
@@ -236,11 +237,6 @@ def _files_in(folder: Path, without: Collection[Path]) -> list[Path]:
             else f"{folder}: this folder has no file of a known kind; known kinds are {_known()}."
         )
     return files
-
-
-def _is_known(path: Path) -> bool:
-    source = Source(str(path))
-    return source.kind in _TEXT or (source.kind == "parquet" and not source.is_gzip)
 
 
 def _shown_in(folder: Path, without: Collection[Path]) -> Iterator[Path]:

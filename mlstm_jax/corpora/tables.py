@@ -52,8 +52,7 @@ class Table(NamedTuple):
     """How to read a CSV file."""
 
     source: Source
-    text_columns: tuple[str, ...]
-    fields: frozenset[str]  # columns that are read
+    recipe: Recipe
     delimiter: str
     quoted: bool = True  # whether a field may be in quotes
 
@@ -69,16 +68,16 @@ class Table(NamedTuple):
     def column(self, header: list[str], line: str) -> int:
         """Return the column of the text; UserError if it is not there, or a name is twice."""
         for name in header:
-            if name in self.fields and header.count(name) > 1:
+            if name in self.recipe.columns and header.count(name) > 1:
                 raise UserError(
                     f"{self.source}: its header has {header.count(name)} columns named {name}; "
                     "rename all but one."
                 )
-        for name in self.text_columns:
+        for name in self.recipe.text_columns:
             if name in header:
                 return header.index(name)
         raise UserError(
-            no_column(self.source, self.text_columns, header)
+            no_column(self.source, self.recipe.text_columns, header)
             + f" Its first line was taken for the header, with the delimiter {self.delimiter!r}: "
             f"{line.strip()[:EXCERPT]!r}. If the file has none, add one, such as "
             f"{f'label{self.delimiter}text'!r}."
@@ -106,22 +105,16 @@ def csv_records(
     """
     # A review may exceed the csv module's 131,072 characters; the limit applies to the process.
     csv.field_size_limit(2**31 - 1)
-    fields = frozenset((*recipe.text_columns, *recipe.rating_columns, *recipe.label_columns))
     usual = "," if source.kind == "csv" else "\t"
     first = next((one[1] for one in scan() if not isinstance(one, Reject) and one[1].strip()), "")
     named = _SEPARATOR.fullmatch(first)
-    table = Table(source, recipe.text_columns, fields, named[1] if named else usual)
+    table = Table(source, recipe, named[1] if named else usual)
     if not named:
         choices = [table._replace(delimiter=one) for one in dict.fromkeys((usual, *_DELIMITERS))]
         table = next((one for one in choices if _has_text_column(one, first)), table)
         if table.delimiter != usual:
-            yield Reject(
-                "another delimiter",
-                f"{source}",
-                f"{source}: read with the delimiter {table.delimiter!r}, which its first line has, "
-                f"instead of {usual!r}.",
-                is_note=True,
-            )
+            why = f"read with the delimiter {table.delimiter!r}, which its first line has, instead"
+            yield reject("another delimiter", source, "", f"{why} of {usual!r}.", is_note=True)
     if recipe.quoting:
         table = table._replace(quoted=recipe.quoting == "yes")
     elif table.delimiter == "\t":
@@ -136,7 +129,7 @@ def _has_text_column(table: Table, line: str) -> bool:
         header = next(table.reader([line]), [])
     except csv.Error:
         return False
-    return any(name.strip() in table.text_columns for name in header)
+    return any(name.strip() in table.recipe.text_columns for name in header)
 
 
 def _shows_quotes(table: Table, scan: Callable[[], Iterator[Line]], first_line: str) -> bool:
@@ -170,37 +163,32 @@ def _rows(table: Table, lines: Iterator[Line]) -> Iterator[RecordOrReject]:
     reader = table.reader(feed)
     while True:
         feed.taken.clear()
+        row: list[str] = []
         bad: tuple[str, str] | None = None
-        row = None
         try:
-            row = next(reader, None)
+            row = next(reader, [])
         except csv.Error as error:
             bad = _not_csv(error)
         taken = list(feed.taken)
         if not taken:
             return
-        if isinstance(taken[-1], Reject):  # A line of bytes that are not text.
-            yield taken[-1]
+        if isinstance(last := taken[-1], Reject):  # A line of bytes that are not text.
+            yield last
             reader = table.reader(feed)
-            if len(taken) == 1:
-                continue
-            # It cut off a record that had begun, which is lost up to here.
-            bad, taken = bad or ("CSV quote", "cut short by an unreadable line."), taken[:-1]
-            number, text = _numbered(taken[0])
-            yield reject(bad[0], source, number, bad[1], text)
+            if len(taken) > 1:  # A record had begun, which is lost up to here.
+                kind, why = bad or ("CSV quote", "cut short by an unreadable line.")
+                number, text = _numbered(taken[0])
+                yield reject(kind, source, number, why, text)
             continue
         number, text = _numbered(taken[0])
-        if not bad and not row:
-            continue
         if not header:
             if bad:
-                raise UserError(reject(bad[0], source, number, f"the header: {bad[1]}", "").message)
-            assert row
-            if not _SEPARATOR.fullmatch(text):
+                raise UserError(reject(bad[0], source, number, f"the header: {bad[1]}").message)
+            if row and not _SEPARATOR.fullmatch(text):
                 header = [name.strip() for name in row]
                 needed = table.column(header, text)
             continue
-        if not bad and row and (len(row) <= needed or any(row[len(header) :])):
+        if row and (len(row) <= needed or any(row[len(header) :])):
             bad = (
                 "CSV columns",
                 f"{len(row)} columns where the header has {len(header)}; a field that contains the "
@@ -215,7 +203,7 @@ def _rows(table: Table, lines: Iterator[Line]) -> Iterator[RecordOrReject]:
         elif row:
             delimiters = max(1, len(header) - 1)  # as many as a record that was swallowed has
             if len(taken) > 1 and any(
-                "\n" in one and one.count(table.delimiter) >= delimiters for one in row
+                "\n" in field and field.count(table.delimiter) >= delimiters for field in row
             ):
                 yield reject(
                     "fields with line breaks and delimiters",

@@ -18,7 +18,7 @@ import json
 import reprlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +29,10 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.terminal import one_line
 
 FORMAT_VERSION = 2
-SPLITS = ("train", "valid", "test")
 MANIFEST = "manifest.json"
 
 SplitName = Literal["train", "valid", "test"]
+SPLITS: tuple[SplitName, ...] = get_args(SplitName)
 Cleaning = Literal["radford", "none", "protein"]
 Dedupe = Literal["exact", "normalized", "none"]
 

@@ -274,7 +274,7 @@ def test_gzip_that_is_not_or_is_cut_short_or_damaged(tmp_path: Path) -> None:
     whole = gzip.compress("".join(f"line {i * i}\n" for i in range(900)).encode())
     for damaged in (whole[:-9], whole[:20], whole[:-8] + bytes(8), b"\x1f\x8b" + bytes(90)):
         path.write_bytes(damaged)
-        with pytest.raises(UserError, match=r"a\.txt\.gz: the gzip data is cut short or damaged"):
+        with pytest.raises(UserError, match=r"a\.txt\.gz, after record \d+: the gzip data is cut"):
             documents(Source(str(path)))
 
 
