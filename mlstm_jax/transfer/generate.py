@@ -40,16 +40,10 @@ class Sampling(NamedTuple):
     top_p: jax.Array  # only from the fewest bytes whose total probability is at least this
 
 
-class Held(NamedTuple):
-    """Which units of the top layer's c are held, bool [H], and at which values, float32 [H]."""
-
-    is_held_H: jax.Array
-    values_H: jax.Array
-
-    def apply(self, carry: Carry) -> Carry:
-        """Return the carry with the held units set."""
-        top_BH = jnp.where(self.is_held_H[None], self.values_H[None], carry.c[:, -1])
-        return carry._replace(c=carry.c.at[:, -1].set(top_BH.astype(carry.c.dtype)))
+def _hold(carry: Carry, values_H: jax.Array) -> Carry:
+    """Return the carry with units of the top layer's c set; NaN: a unit that is not held."""
+    top_BH = jnp.where(jnp.isnan(values_H), carry.c[:, -1], values_H)
+    return carry._replace(c=carry.c.at[:, -1].set(top_BH.astype(carry.c.dtype)))
 
 
 def _least_kept(logits_V: jax.Array, how: Sampling) -> jax.Array:
@@ -79,7 +73,7 @@ def _generate_block(
     keys_B: jax.Array,
     first: jax.Array,
     how: Sampling,
-    held: Held,
+    held_H: jax.Array,
 ) -> tuple[Carry, jax.Array, jax.Array]:
     params, ready = jax.tree.map(lambda x: x[0], weights)
 
@@ -89,7 +83,7 @@ def _generate_block(
         carry, logits_BV = state
         keys = jax.vmap(jax.random.fold_in, (0, None))(keys_B, at)
         byte_B = jax.vmap(_sample, (0, 0, None))(keys, logits_BV, how)
-        carry = held.apply(carry) if "c" in model.model.states else carry
+        carry = _hold(carry, held_H) if "c" in model.model.states else carry
         carry, logits_BTV, *_ = model.apply({"params": params}, byte_B[:, None], carry, ready=ready)
         return (carry, logits_BTV[:, 0]), byte_B
 
@@ -169,9 +163,8 @@ def generate(
         jnp.int32(min(top_k or VOCABULARY, VOCABULARY)),
         jnp.float32(2 if top_p is None else top_p),
     )
-    is_held_H, values_H = np.zeros(hidden, bool), np.zeros(hidden, np.float32)
-    is_held_H[list(held)], values_H[list(held)] = True, list(held.values())
-    fixed = Held(jnp.asarray(is_held_H), jnp.asarray(values_H))
+    held_H = np.full(hidden, np.nan, np.float32)
+    held_H[list(held)] = list(held.values())
 
     # All samples share the prompt, so one row reads it.
     model, weights = reader.writer
@@ -186,7 +179,7 @@ def generate(
     ended = [False] * samples
     for first in range(0, bytes, _BLOCK):
         carry, logits_BV, drawn_TB = _generate_block(
-            model, weights, carry, logits_BV, keys_B, jnp.int32(first), how, fixed
+            model, weights, carry, logits_BV, keys_B, jnp.int32(first), how, held_H
         )
         pieces = []
         for sample, row in enumerate(np.asarray(drawn_TB)[: bytes - first, :samples].T):

@@ -229,6 +229,7 @@ def draw(path: Path, heat: Heatmap) -> str:
         from matplotlib.cm import ScalarMappable
         from matplotlib.colors import LinearSegmentedColormap, Normalize
         from matplotlib.figure import Figure
+        from matplotlib.patches import Rectangle
         from matplotlib.ticker import MaxNLocator
     cells = places(heat.texts)
     lines = cells[-1][0] + 1
@@ -242,7 +243,8 @@ def draw(path: Path, heat: Heatmap) -> str:
     for (row, column), mark, value in zip(cells, marks, heat.values.tolist(), strict=True):
         back = colour(value, heat.scale)
         wide = cell_len(mark) or 1
-        axes.add_patch(_cell(column, row, wide, tuple(part / 255 for part in back)))
+        face = tuple(part / 255 for part in back)
+        axes.add_patch(Rectangle((column, row), wide, 1, facecolor=face, edgecolor="none"))
         if mark.strip():
             axes.text(
                 column + wide / 2, row + 0.55, "�" if mark in missing else mark, color=ink(back),
@@ -263,12 +265,6 @@ def draw(path: Path, heat: Heatmap) -> str:
     curve.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.savefig(path, dpi=110)
     return missing
-
-
-def _cell(column: int, row: int, wide: int, face: tuple[float, ...]) -> object:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((column, row), wide, 1, facecolor=face, edgecolor="none")
 
 
 def write(path: Path, heat: Heatmap) -> str:

@@ -156,8 +156,8 @@ def _model(run: Run, dtype: OnnxType, classifier: Chosen | None) -> Any:
     states = {"h_after": ends[::2], "c_after": ends[1::2], "mean_h": mean}
     states |= {"h_each": each[::2], "c_each": each[1::2]}
 
-    def put(name: str, made: str) -> None:
-        outer.nodes.append(helper.make_node("Identity", [made], [name]))
+    def put(name: str, value_name: str) -> None:
+        outer.nodes.append(helper.make_node("Identity", [value_name], [name]))
 
     logits = outer("MatMul", each[-2], outer.constant(params["decoder_kernel"]))
     put("logits", outer("Add", logits, outer.constant(params["decoder_bias"])))
@@ -199,7 +199,7 @@ def _difference(run: Run, classifier: Chosen | None, file: bytes) -> float:
     bytes_BT, lengths_B = np.frombuffer(text * 2, np.uint8).reshape(2, -1), [len(text), 13]
     is_read_BT = np.arange(len(text))[None] < np.array(lengths_B)[:, None]
     reader = LanguageModel(model, Precision())
-    read = jax.jit(lambda params, *given: reader.apply({"params": params}, *given, None, True))(
+    read = jax.jit(lambda params, *inputs: reader.apply({"params": params}, *inputs, None, True))(
         run.params, bytes_BT, reader.init_carry(2), ~is_read_BT
     )
 
@@ -221,14 +221,14 @@ def _difference(run: Run, classifier: Chosen | None, file: bytes) -> float:
         expected["probabilities"] = chosen.probabilities(np.concatenate(parts, axis=1))
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     zero = np.zeros((2, *model.shape), np.float32)
-    given = {"bytes": bytes_BT, "lengths": np.array(lengths_B), "h": zero, "c": zero}
-    found = dict(zip(expected, session.run(list(expected), given), strict=True))
-    found |= {name: of_text(found[name]) for name in ("logits", "h_each", "c_each")}
+    inputs = {"bytes": bytes_BT, "lengths": np.array(lengths_B), "h": zero, "c": zero}
+    outputs = dict(zip(expected, session.run(list(expected), inputs), strict=True))
+    outputs |= {name: of_text(outputs[name]) for name in ("logits", "h_each", "c_each")}
     # A byte without a symbol has a logit of -10,000, which is no scale for the others.
-    for one in (found, expected):
-        one["logits"] = np.maximum(one["logits"], -100)
+    for arrays in (outputs, expected):
+        arrays["logits"] = np.maximum(arrays["logits"], -100)
     return max(
-        float(np.abs(found[name] - array).max() / np.abs(array).max())
+        float(np.abs(outputs[name] - array).max() / np.abs(array).max())
         for name, array in expected.items()
     )
 
@@ -265,8 +265,8 @@ def save(
     size = 4 * sum(np.size(x) for x in jax.tree.leaves(run.params))
     if size > _MOST_BYTES:
         raise UserError(f"an ONNX file has at most 2 GiB, and the parameters have {size:,} bytes.")
-    made = _model(run, dtype, classifier)
-    largest = _difference(run, classifier, made.SerializeToString())
+    onnx_model = _model(run, dtype, classifier)
+    largest = _difference(run, classifier, onnx_model.SerializeToString())
     versions = f"opset {OPSET}, onnx {onnx.__version__}, onnxruntime {onnxruntime.__version__}"
     if not largest <= _TOLERANCES[dtype]:
         raise KnownError(
@@ -278,9 +278,9 @@ def save(
     if classifier:
         chosen, reads = classifier
         about |= {"state": reads.state, "classes": chosen.classes, "thresholds": chosen.thresholds}
-    onnx.helper.set_model_props(made, {_KEY: json.dumps(about, sort_keys=True)})
+    onnx.helper.set_model_props(onnx_model, {_KEY: json.dumps(about, sort_keys=True)})
     with output.atomic_file(path) as partial:
-        partial.write_bytes(made.SerializeToString())
+        partial.write_bytes(onnx_model.SerializeToString())
 
 
 def read_about(path: Path) -> dict[str, Any]:

@@ -120,8 +120,8 @@ def choose(
     for k, label in enumerate(labels):
         inputs, answers = _known(*train, k)
         if valid:
-            asked, held = _known(*valid, k)
-            tried = [yes(fit(inputs, answers, C), asked) for C in Cs]
+            valid_inputs, held = _known(*valid, k)
+            tried = [yes(fit(inputs, answers, C), valid_inputs) for C in Cs]
         else:
             held, tried = answers, [np.zeros(len(answers)) for _ in Cs]
             by_value = folds(answers, [f"{number} in the label {label!r}" for number in (0, 1)])

@@ -89,37 +89,37 @@ def transfer(
             f"words cannot be counted in these texts ({tfidf.failure}); leave `words` out."
         )
     experiments = {}
-    for one in states:
-        chosen = featurizer.columns_of(one)
+    for state in states:
+        columns = featurizer.columns_of(state)
         examples = {
             name: Examples(
-                values[:, chosen] if len(states) > 1 else values,
+                values[:, columns] if len(states) > 1 else values,
                 task.codes(texts[name].labels),
             )
             for name, values in features.items()
         }
-        units = [featurizer.columns[n] for n in chosen]
+        units = [featurizer.columns[n] for n in columns]
         parts = experiment.parts_of(task)
-        with ProgressLine(f"classifier of {one}", parts, quiet=not show_progress) as progress:
+        with ProgressLine(f"classifier of {state}", parts, quiet=not show_progress) as progress:
             classifier, result = experiment.run(
                 examples,
                 texts,
                 task,
-                one,
+                state,
                 units,
                 tfidf,
                 _prior(own, units) if own else None,
                 progress.update,
                 with_words=words,
             )
-        about = Description(one, all_layers, model, text_column)
-        folder = folders.get(one)
+        about = Description(state, all_layers, model, text_column)
+        folder = folders.get(state)
         if folder:
             folder.mkdir(exist_ok=True)
             (folder / report.REPORT).unlink(missing_ok=True)
             classifier_file.save(folder, classifier, about)
             report.write(folder, result, run.name)
-        experiments[one] = Transferred(classifier, about, result, folder)
+        experiments[state] = Transferred(classifier, about, result, folder)
     return experiments
 
 
@@ -135,7 +135,7 @@ def _prior(own: tuple[Classifier, Description], units: Sequence[Unit]) -> Prior 
 
 
 def _folders(out: Path, states: Sequence[FeatureState]) -> dict[FeatureState, Path]:
-    return {one: out / one if len(states) > 1 else out for one in states}
+    return {state: out / state if len(states) > 1 else out for state in states}
 
 
 def require_out(out: Path, states: Sequence[FeatureState]) -> bool:

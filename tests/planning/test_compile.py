@@ -198,7 +198,7 @@ def reading_programs() -> dict[str, Compiled]:
     sums = reader.Reached(carry, np.zeros((64, 1, 512), np.float32), np.zeros(64, np.float32))
     window = reader.Window(np.zeros((64, 33), np.uint8), np.zeros((64, 3), np.int32))
     ready = jax.eval_shape(lambda params: model.model.ready(params, model.compute), params)
-    held = generate.Held(np.zeros(512, np.bool_), np.zeros(512, np.float32))  # type: ignore[arg-type]
+    held_H = np.full(512, np.nan, np.float32)
     how = generate.Sampling(*(np.float32(1), np.int32(256), np.float32(2)))  # type: ignore[arg-type]
     logits_BV, keys = np.zeros((64, 256), np.float32), np.zeros((64, 2), np.uint32)
 
@@ -207,7 +207,7 @@ def reading_programs() -> dict[str, Compiled]:
         of_device = jax.tree.map(lambda x: x[None], weights)
         first = jnp.int32(0)
         return generate._generate_block(
-            model, of_device, carry, logits_BV, keys_B, first, how, held
+            model, of_device, carry, logits_BV, keys_B, first, how, held_H
         )
 
     return {
