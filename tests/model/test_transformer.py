@@ -183,3 +183,13 @@ def test_attention_is_that_of_jax(seen: str, random: np.random.Generator) -> Non
     # Scores over the units, probabilities and values over the keys, and the same backward.
     terms = 2 * (2 * units + 3 * size)
     assert_close(ours, both(jax.nn.dot_product_attention, is_causal=causal, **mask), terms)
+
+
+def test_the_products_of_a_plan_are_those_that_xla_counts() -> None:
+    """A third are those of the forward pass; XLA counts norms and softmax, too."""
+    model, params = make("fp32", "bert", hidden=32, heads=1, positions=512)
+    bytes_BT = jnp.zeros((1, 512), jnp.uint8)
+    counted = applied(model).lower({"params": params}, bytes_BT, ()).cost_analysis()["flops"]
+    kind = model.model
+    layers = sum(sum(kind.products(layer)) / 3 for layer in range(kind.layers))
+    assert 1 <= counted / 512 / (layers + 2 * 256 * 32) < 1.1
