@@ -87,8 +87,8 @@ class Classifier(NamedTuple):
         """Raise UserError if it has words, with the name of what needs one without."""
         if self.words:
             raise UserError(
-                f"{name} is for a classifier of states alone, and this one also counts words; give "
-                "one that `transfer` made without `words`."
+                f"{name} is for a classifier of states alone, and this one also counts words; fit "
+                "one without `words`."
             )
 
     def probabilities(self, features: Features, texts: Sequence[str] = ()) -> NDArray[np.float64]:
@@ -283,7 +283,7 @@ def best_fit(
 
     Without validation data each draw is cross-validated, except those with a single example of some
     class. If no draw can be cross-validated, return the weakest penalty: with a strong one, few
-    examples would leave no nonzero weights. With a prior, return the strongest.
+    examples would leave no nonzero weights. With a prior, return the strongest that leaves some.
 
     With a prior, of all C whose score is within one standard error of the best, return the smallest
     (Breiman et al. 1984, section 3.4.3), which moves it least. A prior stays unless all these are
@@ -291,10 +291,14 @@ def best_fit(
     """
     prior = prior and prior.of(draws[0])
     can_tell = valid is not None or len(draws[0].labels) >= _FEW
+    if prior:
+        # The penalty of a smaller C removes the prior, too: all texts would get one class.
+        kept = [C for C in Cs if all(fit(one, classes, C, prior).nonzero for one in draws)]
+        Cs = kept or Cs[-1:]
     if valid is None:
         draws = [draw for draw in draws if np.bincount(draw.labels).min() > 1]
     if not draws:
-        return CS[0] if prior else CS[-1], prior, np.nan
+        return Cs[0] if prior else CS[-1], prior, np.nan
     scores = {}
     for count, C in enumerate(Cs, 1):
         for one in (prior, None) if prior and can_tell else (prior,):

@@ -120,6 +120,19 @@ def test_a_prior_says_what_few_labels_cannot(classes: int, random: np.random.Gen
     assert classify.fit(few, names, 0.5).score(test) < 0.8
 
 
+def test_a_penalty_of_few_labels_does_not_remove_the_prior(random: np.random.Generator) -> None:
+    """Cross-validation of ten may find no C that is better than one answer for all texts."""
+    weights_D = random.normal(size=40) / np.sqrt(40)
+    prior, test = classify.Prior(weights_D, 0.0), make(random, 100)
+    for _ in range(10):
+        values = random.normal(size=(10, 40)).astype(np.float32)
+        noise = random.normal(size=10)
+        few = Examples(values, (values @ weights_D + noise > 0).astype(np.int64))
+        if np.bincount(few.labels, minlength=2).min() > 1:
+            found, _, _ = classify.choose(few, None, Task(NAMES[2]), prior)
+            assert set(found.predict(test.features)) == {0, 1}
+
+
 @pytest.mark.parametrize(
     ("count", "validated", "gain", "slope", "stays"),
     [
