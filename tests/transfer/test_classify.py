@@ -44,6 +44,16 @@ ABOUT = Description("c", False, "abc", None)
 COLUMNS = ["--text-column", "review", "--label-column", "verdict"]
 
 
+def change_files(folder: Path, change: dict[str, Any]) -> None:
+    """Replace fields and arrays of a saved classifier."""
+    fields = json.loads((folder / "classifier.json").read_text())
+    arrays = load_file(folder / "classifier.safetensors")
+    for name, value in change.items():
+        (arrays if isinstance(value, np.ndarray) else fields)[name] = value
+    digest.write_json(folder / "classifier.json", fields)
+    save_file(arrays, folder / "classifier.safetensors")
+
+
 def make(random: np.random.Generator, count: int, classes: int = 2) -> Examples:
     """Features in which unit 17 + k alone tells class k from the others."""
     labels = random.integers(0, classes, count)
@@ -213,12 +223,7 @@ def test_a_classifier_is_kept_without_pickle(tmp_path: Path, random: np.random.G
 def test_an_invalid_classifier_is_refused(change, message, tmp_path) -> None:
     found = Classifier(np.ones((3, 4)), np.zeros(3), NAMES[3], 1.0, deviations_D=np.ones(4))
     classifier_file.save(tmp_path, found, ABOUT)
-    fields = json.loads((tmp_path / "classifier.json").read_text())
-    arrays = load_file(tmp_path / "classifier.safetensors")
-    for name, value in change.items():
-        (arrays if isinstance(value, np.ndarray) else fields)[name] = value
-    digest.write_json(tmp_path / "classifier.json", fields)
-    save_file(arrays, tmp_path / "classifier.safetensors")
+    change_files(tmp_path, change)
     with pytest.raises(UserError, match=message):
         classifier_file.load_classifier(tmp_path)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from mlstm_jax import cli, digest
+from mlstm_jax import cli
 from mlstm_jax.api.model import TrainedModel, load
 from mlstm_jax.errors import Note, UserError
 from mlstm_jax.run import Run
@@ -21,6 +21,7 @@ from mlstm_jax.transfer.transfer import Transferred
 from mlstm_jax.transfer.words import Words
 from mlstm_jax.view.viewer import Viewer
 from tests.tolerance import assert_close
+from tests.transfer.test_classify import change_files
 
 # As words "10" is before "9"; as numbers after it.
 ENDS = {"9": ["bad", "\u00e9l\u00e9 'n'"], "10": ["GOOD", '\ud83c"fein"'], "so": ["fair\nenough"]}
@@ -197,12 +198,7 @@ def test_an_odd_vocabulary_is_kept(odd: Path) -> None:
     ],
 )
 def test_invalid_words_are_refused(change, message, odd) -> None:
-    fields = json.loads((odd / "classifier.json").read_text())
-    arrays = load_file(odd / "classifier.safetensors")
-    for name, value in change.items():
-        (arrays if isinstance(value, np.ndarray) else fields)[name] = value
-    digest.write_json(odd / "classifier.json", fields)
-    save_file(arrays, odd / "classifier.safetensors")
+    change_files(odd, change)
     with pytest.raises(UserError, match=message):
         load_classifier(odd)
 
