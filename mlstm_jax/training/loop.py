@@ -23,6 +23,7 @@ from mlstm_jax.guard import WEIGHTS, Interrupted, strongest
 from mlstm_jax.model.language_model import Carry
 from mlstm_jax.training import optimizer, parallel
 from mlstm_jax.training.begin import ResumePoint
+from mlstm_jax.training.evaluation import Score
 from mlstm_jax.training.phases import ResolvedPhase, checkpoint_meta
 from mlstm_jax.training.reporter import Diverged, Reporter
 from mlstm_jax.training.session import Session, set_up
@@ -164,14 +165,7 @@ def _train_phase(
             if step > point.step and save:
                 score = None
                 if evaluate:
-                    score = session.evaluator(
-                        state.params, lambda n: watchdog.beat(f"the devices score window {n}")
-                    )
-                    if session.score_labels:
-                        watchdog.beat("the labels of the validation texts are predicted")
-                        with jax.transfer_guard("allow"):
-                            loss, accuracy = session.score_labels(devices.unreplicate(state.params))
-                        score = score._replace(label_loss=loss, accuracy=accuracy)
+                    score = _score(session, state)
                     reporter.evaluation(step, score)
                 watchdog.beat(f"the checkpoint of step {step} is written")
                 session.require_equal_replicas(step, state)
@@ -214,3 +208,17 @@ def _train_phase(
                     checkpoints.check()
                 pending = metrics
     return devices.unreplicate(state), devices.fetch_rows(carry)
+
+
+def _score(session: Session, state: TrainState) -> Score:
+    """Return the score of the validation split, and of its labels if the run has any."""
+    watchdog = session.watchdog
+    score = session.evaluator(
+        state.params, lambda n: watchdog.beat(f"the devices score window {n}")
+    )
+    if not session.score_labels:
+        return score
+    watchdog.beat("the labels of the validation texts are predicted")
+    with jax.transfer_guard("allow"):
+        loss, accuracy = session.score_labels(session.devices.unreplicate(state.params))
+    return score._replace(label_loss=loss, accuracy=accuracy)

@@ -145,9 +145,8 @@ def set_up(
     begin = beginning.find()
     phases = _starting_at(config, phases, begin.origin)
     total = phases[-1].last
-    cluster.require_equal(
-        {"step": begin.step, "steps": total}, "Give every process the same corpus and config."
-    )
+    same = "Give every process the same corpus and config."
+    cluster.require_equal({"step": begin.step, "steps": total}, same)
     if cluster.is_first:
         run_folder.write_folder(config, run_folder.inputs(corpus, begin.start))
     progress = stack.enter_context(
