@@ -190,8 +190,9 @@ class FineTuned(ClassifierMixin, _OfModel):
     def predict_proba(self, texts: Iterable[str]) -> NDArray[np.float64]:
         """Return the probability of each of `classes_`, [texts, classes]."""
         check_is_fitted(self)
-        found = self._reader.encode(as_texts(texts), self.tuned_.about.state)
-        return self.tuned_.classifier.probabilities(found)[:, self._columns]
+        strings = as_texts(texts)
+        states = self._reader.encode(strings, self.tuned_.about.state)
+        return self.tuned_.classifier.probabilities(states, strings)[:, self._columns]
 
     @public
     def predict(self, texts: Iterable[str]) -> NDArray[Any]:

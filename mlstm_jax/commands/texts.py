@@ -112,7 +112,13 @@ def finetune(
     columns_of(call.arguments["label_column"], call.arguments["label_columns"])
     output.require_folder(out)
     tuned = call()
-    shown = ", ".join(f"{name} {100 * score:.1f}" for name, score in tuned.accuracy.items())
+
+    def percents(scores: dict[str, float]) -> str:
+        return ", ".join(f"{name} {100 * score:.1f}" for name, score in scores.items())
+
+    shown = percents(tuned.accuracy)
+    if tuned.without_words:
+        shown += f"; without words: {percents(tuned.without_words)}"
     for name, scores in tuned.labels.items():
         show("\n".join(["", f"{name}, % except of thresholds and numbers:", *label_table(scores)]))
     what = "macro F1" if tuned.labels else "accuracy"

@@ -43,6 +43,7 @@ from mlstm_jax.transfer.classify import Classifier, Examples
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.labels import MISSING, Labelled, Task, require_task, usable
 from mlstm_jax.transfer.thresholds import LabelScore, best_thresholds, macro
+from mlstm_jax.transfer.words import Words, fit, require_classes, uncountable
 
 
 def write_corpus(
@@ -103,6 +104,7 @@ class FinetuneOptions(Checked):
         seed: of dropout and of the order of the text.
         compute: type of the matrix products; unset: that of the run, and with a model of the
             package or an imported one the fastest, as `precision.compute` of a new run.
+        words: the classifier is both that of the model and that of TF-IDF, as of `transfer`.
     """
 
     epochs: Positive = 3.0
@@ -113,6 +115,7 @@ class FinetuneOptions(Checked):
     dropout: Fraction = 0.2
     seed: Seed = 0
     compute: Compute | None = None
+    words: bool = False
 
 
 class Finetuned(NamedTuple):
@@ -123,6 +126,7 @@ class Finetuned(NamedTuple):
     about: Description
     accuracy: dict[str, float]  # of train, valid and test, fractions; or the macro F1 of labels
     labels: dict[str, list[LabelScore]]  # of train, valid and test; empty for classes
+    without_words: dict[str, float]  # accuracies of the model alone; empty without `words`
 
     def __repr__(self) -> str:
         scores = ", ".join(f"{name} {score:.3f}" for name, score in self.accuracy.items())
@@ -153,6 +157,7 @@ def finetune(
     for name, table in texts.items():
         require_task(table, task, thresholds=name == "valid")
         run.cleaned(table.texts, table.name)
+    counted = _words(texts, task) if options.words else None
     out.mkdir(parents=True, exist_ok=True)
     write_corpus(out / "corpus", texts["train"], texts["valid"], task, run.cleaning)
     config = make_config(run, out, task, options)
@@ -180,12 +185,13 @@ def finetune(
     )
     tuned = load_run(trained, checkpoint)
     examples = read(tuned, *texts)
-    classifier = calibrated(head(tuned, task), examples["valid"])
+    alone = calibrated(head(tuned, task), examples["valid"])
+    classifier = alone._replace(words=counted)
     about = Description(state, False, fingerprint(tuned.params), text_column)
     (out / "classifier").mkdir(exist_ok=True)
     save(out / "classifier", classifier, about)
-    accuracy = {name: classifier.score(part) for name, part in examples.items()}
-    labels = {}
+    accuracy = {name: classifier.score(part, texts[name].texts) for name, part in examples.items()}
+    labels, without_words = {}, {}
     report = {"run": str(run.folder), "step": tuned.step}
     if task.several:
         labels = {name: classifier.label_scores(part) for name, part in examples.items()}
@@ -195,8 +201,20 @@ def finetune(
         report["macro"] = {name: macro(scores) for name, scores in labels.items()}
     else:
         report |= {"classes": task.names, "accuracy": accuracy}
+    if counted:
+        without_words = {name: alone.score(part) for name, part in examples.items()}
+        report["without_words"] = without_words
     output.write_text(out / "report.json", json.dumps(report, indent=2) + "\n")
-    return Finetuned(tuned, classifier, about, accuracy, labels)
+    return Finetuned(tuned, classifier, about, accuracy, labels, without_words)
+
+
+def _words(texts: Mapping[str, Labelled], task: Task) -> Words:
+    """Return the classifier of word counts, before the hours of training."""
+    require_classes(task)
+    try:
+        return fit(texts["train"], texts["valid"], task)[0]
+    except ValueError as error:  # raised by scikit-learn
+        raise uncountable(error) from None
 
 
 def make_config(run: Run, out: Path, task: Task, options: FinetuneOptions) -> Config:

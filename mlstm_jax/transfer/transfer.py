@@ -30,6 +30,7 @@ from mlstm_jax.transfer.features import (
 )
 from mlstm_jax.transfer.labels import Labelled, require_task, usable
 from mlstm_jax.transfer.reader import FeatureState, features_of
+from mlstm_jax.transfer.words import require_classes, uncountable
 
 
 class Transferred(NamedTuple):
@@ -74,8 +75,8 @@ def transfer(
     is_begun = out is not None and require_out(out, states)
     texts = usable(texts, run.cleaning, "test")
     task = require_task(texts["train"])
-    if words and task.several:
-        raise UserError("words is for classes, not for binary labels; leave it out.")
+    if words:
+        require_classes(task)
     for name in ("test", "valid"):
         if name in texts:
             require_task(texts[name], task, thresholds=name == "valid")
@@ -85,9 +86,7 @@ def transfer(
     with ProgressLine("TF-IDF", 1, status="", quiet=not show_progress):
         tfidf = experiment.fit_tfidf(texts, task)
     if words and not tfidf.words:
-        raise UserError(
-            f"words cannot be counted in these texts ({tfidf.failure}); leave `words` out."
-        )
+        raise uncountable(tfidf.failure)
     experiments = {}
     for state in states:
         columns = featurizer.columns_of(state)

@@ -1,6 +1,7 @@
 """A classifier of word counts: logistic regression on TF-IDF of words and pairs, by scikit-learn.
 
-It is the baseline of `transfer`. With `words` the classifier that is saved has it, too.
+It is the baseline of `transfer`. With `words` the classifier that `transfer` or `finetune` saves
+has it, too.
 """
 
 from collections import Counter
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mlstm_jax.errors import UserError
 from mlstm_jax.transfer.labels import Labelled, Task
 
 CS = (1.0, 4.0, 16.0, 64.0)
@@ -87,3 +89,15 @@ def fit(train: Labelled, valid: Labelled | None, task: Task) -> tuple[Words, flo
     counts, logistic = pipeline(best).fit(train.texts, labels)
     vocabulary = counts.get_feature_names_out().tolist()
     return Words(vocabulary, counts.idf_, logistic.coef_, logistic.intercept_), best, scores[best]
+
+
+def require_classes(task: Task) -> None:
+    """Raise UserError for binary labels."""
+    if task.several:
+        raise UserError("words is for classes, not for binary labels; leave it out.")
+
+
+def uncountable(why: object) -> UserError:
+    """Return the error for texts that have no words."""
+    first = str(why).partition("\n")[0]
+    return UserError(f"words cannot be counted in these texts ({first}); leave `words` out.")
