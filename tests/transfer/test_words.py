@@ -16,6 +16,7 @@ from mlstm_jax.run import Run
 from mlstm_jax.transfer import classifier_file, words
 from mlstm_jax.transfer.classifier_file import load_classifier
 from mlstm_jax.transfer.classify import Classifier
+from mlstm_jax.transfer.finetune import FinetuneOptions
 from mlstm_jax.transfer.labels import Labelled, Task
 from mlstm_jax.transfer.transfer import Transferred
 from mlstm_jax.transfer.words import Words
@@ -117,6 +118,33 @@ def test_the_command_saves_words(model, tmp_path, capsys) -> None:
         said = capsys.readouterr().out
         assert "| features and words together, `words` | 100.0 |  | **100.0** |" in said
         assert bool(load_classifier(tmp_path / name)[0].words) == bool(given)
+
+
+def test_a_fine_tuned_classifier_counts_words_too(model, made, tmp_path) -> None:
+    names, out = ["9", "10"], tmp_path / "out"
+    train, valid = labelled(names, 40), labelled(names, 20, 40)
+    options = FinetuneOptions(epochs=1, batch=4, window=32, words=True)
+    tuned = model.finetune(train[:2], valid[:2], out=out, options=options)
+    report = json.loads((out / "report.json").read_text())
+    assert report["accuracy"] == tuned.accuracy
+    assert report["without_words"] == tuned.without_words
+    assert tuned.without_words["valid"] < tuned.accuracy["valid"] == 1  # the words decide here
+
+    again, counts = load(out / "run", tuned.run.step), words.fit(train, valid, Task(names))[0]
+    (chosen, about), by_words = load_classifier(out / "classifier"), counts.probabilities(NEW)
+    alone = made._replace(classifier=chosen._replace(words=None), about=about)
+    of_states = again.classify(NEW, alone)
+    for answer, states, row in zip(
+        again.classify(NEW, out / "classifier"), of_states, by_words, strict=True
+    ):
+        expected = {name: (states[name] + row[k]) / 2 for k, name in enumerate(names)}
+        assert answer == pytest.approx(expected, abs=4 * np.finfo(np.float64).eps)
+
+    letters = [chr(ord("A") + n) for n in range(40)]
+    for labels, message in (({"joy": [0, 1] * 20}, "not for binary"), (train.labels, "be counted")):
+        with pytest.raises(UserError, match=f"words .*{message}"):
+            model.finetune((letters, labels), out=tmp_path / "none", options=options)
+    assert not (tmp_path / "none").exists()
 
 
 def test_nothing_else_imports_scikit_learns_word_counts(model, made, monkeypatch) -> None:
