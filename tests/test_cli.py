@@ -52,6 +52,7 @@ def test_help_of_everything(capsys: pytest.CaptureFixture[str]) -> None:
         text = capsys.readouterr().out
         assert "usage" in text.lower()
         assert "options options" not in text
+        assert "--no-" not in text
         for line, following in itertools.pairwise(text.splitlines()):
             if re.match(r" {5,}\S", following) and not line.startswith("  -"):
                 words = line.rstrip() + " " + following.split()[0]

@@ -18,6 +18,7 @@ HEAD = "from mlstm_jax.config import *\n\n"
         ("config = vary(Config(), train__step=3)", "line 3: Train has no field 'step'; did you"),
         ("config = Config(zebra=1)", r"Config has no field 'zebra'; its fields are out, model"),
         ("import absent_module", r"line 3: ModuleNotFoundError: No module named 'absent_module'"),
+        ("class A:\n    def __init__(self): 0\nconfig = A(x=1)", r"line 5: TypeError: A\.__init__"),
         ("config = (", r"line 3 is not valid Python: '\(' was never closed"),
         ("config = 1 / 0", r"line 3: ZeroDivisionError"),
         ("config = Config(model=Model(hidden=0))", r"line 3: model.hidden is 0, but it must be"),

@@ -247,7 +247,7 @@ def _parsed(one: Parameter, name: str | None, *, positional: bool) -> Parameter:
     for part in inner:
         if dataclasses.is_dataclass(part):
             kind, default = Annotated[part, arg(name="")], cast("Any", part)()
-    if kind is bool or get_args(kind)[:1] == (bool,):
+    if one.name != "config":  # a field of a config file may be true
         kind = cast("Any", FlagCreatePairsOff)[kind]
     if name:
         kind = Annotated[kind, arg(name=name)]

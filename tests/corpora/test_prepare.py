@@ -61,7 +61,8 @@ def test_every_document_is_once_in_the_order_of_its_md5_with_the_seed(tmp_path: 
 
 
 def test_counts_of_duplicates_and_of_records_without_text(tmp_path: Path) -> None:
-    first = [*some(10), {"text": "review 1 &eacute; "}, {"text": "&nbsp;"}, {"text": ""}, {}]
+    texts = ("review 1 &eacute; ", "&nbsp;", "")
+    first = [*some(10), *({"text": text} for text in texts), {"rating": "5"}]
     sources = [jsonl(tmp_path / "b.jsonl", some(4)), jsonl(tmp_path / "a.jsonl", first)]
     manifest = prepare(sources, tmp_path / "out")
     assert (manifest.records, manifest.without_text, manifest.blank) == (18, 1, 2)

@@ -150,6 +150,20 @@ def test_temporary_files_elsewhere_are_gone_after(tmp_path: Path) -> None:
         prepare([str(path)], tmp_path / "more", temp_dir=tmp_path / "none")
 
 
+def test_the_usual_memory_grows_with_the_threads(tmp_path, monkeypatch) -> None:
+    connect, limits = duckdb.connect, []
+
+    def spy(*arguments, config):
+        limits.append(config["memory_limit"])
+        return connect(*arguments, config=config)
+
+    monkeypatch.setattr(duckdb, "connect", spy)
+    (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
+    for threads in (1, 5, 11):
+        prepare([str(tmp_path / "a.txt")], tmp_path / str(threads), threads=threads)
+    assert limits == ["800MB", "2000MB", "4000MB"]
+
+
 def test_a_memory_limit_that_is_no_size_or_too_low(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"text": f"{i} " * 200}) + "\n" for i in range(20_000)))

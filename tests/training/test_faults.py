@@ -400,8 +400,8 @@ def test_the_watchdog_does_not_count_the_time_in_which_a_process_is_suspended(mo
     monkeypatch.setattr("mlstm_jax.guard.time.monotonic", lambda: now)
     ended: list[float] = []
     watchdog = Watchdog(4.0, lambda error: ended.append(now))
-    # It looks every second; after the second look the process is suspended for an hour.
-    waits = iter([1.0, 1.0, 3600.0, 1.0, 1.0])
+    # It looks every second, the second time late; then the process is suspended for an hour.
+    waits = iter([1.0, 2.0, 3600.0, 1.0, 1.0])
 
     def wait(pause: float) -> bool:
         nonlocal now

@@ -176,6 +176,7 @@ def test_phases_that_are_past_cannot_change(corpus, straight, tmp_path, capfd) -
     more = resolved(corpus, first, second, Phase(steps=10, batch=16, window=32))
     metas = [checkpoint_meta(parts[1], whole, 30) for parts in (more, resolved(corpus, *PHASES))]
     assert metas[0] == metas[1]
+    assert "slack" in metas[0].rows
     # One that is not over can be made longer.
     loop.train(phased(corpus, folder, (first, dataclasses.replace(second, steps=22))))
     assert steps_in(folder)[-1] == 42

@@ -141,6 +141,7 @@ def test_a_penalty_of_few_labels_does_not_remove_the_prior(random: np.random.Gen
         if np.bincount(few.labels, minlength=2).min() > 1:
             found, _, _ = classify.choose(few, None, Task(NAMES[2]), prior)
             assert set(found.predict(test.features)) == {0, 1}
+    assert classify.best_fit([few], None, NAMES[2], prior, (1e-9, 1e-8))[0] == 1e-8
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def test_a_classifier_on_the_mean_of_h_is_shown_as_it_reads(
         ("read", b"\xff\xfe\x00", 400, "is not JSON"),
         ("read", [1], 400, "must be a JSON object"),
         ("read", {"text": 5}, 400, "text is 5, but it must be a string"),
-        ("read", {"text": "a", "unit": 64}, 400, "unit 64 does not exist: the model has"),
+        ("read", {"text": "a" * 20_000, "unit": 64}, 400, "unit 64 does not exist: the model has"),
         ("read", {"text": "a", "unit": -1}, 400, "unit -1 does not exist"),
         ("read", {"text": "a", "state": "z"}, 400, "state is 'z', but it must be one of c, h"),
         ("read", {"text": "a", "layer": 2}, 400, "layer 2 does not exist: the model has"),
