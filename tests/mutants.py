@@ -2,15 +2,17 @@
 
     python tests/mutants.py [--count 40] [--seed 0]
 
-Each break is one operator, condition or number, drawn at random over all modules. The tests of the
-module's folder run first, then those of the faces, in a copy of the checkout. It takes about a
-minute a break. Some breaks change nothing that anybody could see: look at those not caught.
+Each break is one operator, condition or number, drawn at random over all modules. In a copy of the
+checkout, the tests that name the module run first, then those of its folder, all others, and the
+slow ones that name it. Most breaks take less than a minute; one not caught, that of `make test`
+and more. Some breaks change nothing that anybody could see: look at those not caught.
 """
 
 import argparse
 import ast
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -26,14 +28,6 @@ SWAPS: dict[type[ast.AST], str] = {
     ast.In: "not in", ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is",
     ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.And: "or", ast.Or: "and",
 }  # fmt: skip
-# Tests that a module has besides those of its own folder.
-ALSO = {
-    "checkpoints": ["training/test_loop.py", "training/test_faults.py"],
-    "commands": ["api", "planning", "transfer", "training/test_sweep.py"],
-    "config": ["training"],
-    "data": ["training"],
-    "view": ["transfer/test_view.py"],
-}
 
 
 class Break(NamedTuple):
@@ -73,17 +67,25 @@ def breaks(path: Path) -> Iterator[Break]:
             yield Break(path, node.lineno, line, whole)
 
 
-def tests_of(module: Path) -> list[str]:
-    """Return what to run, in this order."""
-    folder = module.parts[1] if len(module.parts) > 2 else ""
-    own = [f"tests/{name}" for name in (folder, *ALSO.get(folder, []))]
-    faces = ["tests/api", *(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/test_*.py"))]
-    return list(dict.fromkeys(name for name in (*own[bool(not folder) :], *faces)
-                              if (ROOT / name).exists()))  # fmt: skip
+def tests_of(module: Path) -> Iterator[list[str]]:
+    """Yield the arguments of runs of pytest, the likeliest to fail first; at last every test."""
+    *package, name = [part for part in module.with_suffix("").parts if part != "__init__"]
+    use = re.compile(rf"\b{'.'.join(package)}(\.{name}\b| import (\([^)]*|.*)\b{name}\b)")
+    own = f"tests/{package[1] if package[1:] else name}"
+    paths = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("tests/**/test_*.py"))]
+    naming = [path for path in paths if use.search((ROOT / path).read_text(encoding="utf-8"))]
+    naming.sort(key=lambda path: not path.startswith(own))
+    usual = [path for path in (own, "tests/api", "tests/test_cli.py")
+             if (ROOT / path).exists() and path not in naming]  # fmt: skip
+    if naming:
+        yield naming
+    yield [*usual, *(f"--ignore={path}" for path in naming)]
+    yield ["tests", *(f"--ignore={path}" for path in (*naming, *usual))]
+    yield ["-m", "slow", *(naming or usual)]
 
 
 def is_caught(copy: Path, one: Break) -> bool:
-    """Run the tests with one break, in the copy."""
+    """Run the tests with one break, in the copy, until one fails."""
     module = one.path.relative_to(ROOT)
     target, original = copy / module, one.path.read_text(encoding="utf-8")
     lines = original.splitlines(keepends=True)
@@ -92,11 +94,16 @@ def is_caught(copy: Path, one: Break) -> bool:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-n", "2"]
     environment = os.environ | {"PYTHONPATH": str(copy)}
     try:
-        run = subprocess.run(
-            [*command, *tests_of(module)],
-            cwd=copy, env=environment, capture_output=True, timeout=1200, check=False,
-        )  # fmt: skip
-        return run.returncode != 0
+        for arguments in tests_of(module):
+            if "slow" in arguments:  # as in the Makefile
+                environment["XLA_FLAGS"] = ""
+            run = subprocess.run(
+                [*command, *arguments],
+                cwd=copy, env=environment, capture_output=True, timeout=3600, check=False,
+            )  # fmt: skip
+            if run.returncode not in (0, 5):  # 5: there are no such tests
+                return True
+        return False
     except subprocess.TimeoutExpired:
         return True
     finally:
