@@ -52,7 +52,6 @@ class StepMetrics(NamedTuple):
     tally: MetricSums
     loss: Array  # of this step only, nats per byte
     stop: Array  # above 0: a process has received a signal to stop
-    applied: Array
     skipped: Array
     consecutive_skips: Array
     learning_rate: Array
@@ -252,7 +251,6 @@ def make_train_step(
             tally=new.tally,
             loss=loss,
             stop=stop,
-            applied=new.applied,
             skipped=new.step - new.applied,
             consecutive_skips=new.consecutive_skips,
             learning_rate=jnp.float32(lr_schedule(state.applied)) * state.rate_scale,

@@ -415,7 +415,6 @@ def test_an_overflow_on_one_of_four_devices_skips_one_step_everywhere(corpus: Pa
     # The overflowing row starts a shard; the run goes on, at the rate of the updates applied.
     following = trainer.take(trainer.stream.batch(7)._replace(reset_B=np.arange(8) == 4))
     assert (following.skipped, following.consecutive_skips) == (1, 0)
-    assert following.applied == 7
     assert np.isfinite(following.tally.loss)
     last = trainer.run(8, 12)
     rates = [one.learning_rate for one in (metrics, following, last)]
