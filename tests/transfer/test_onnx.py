@@ -76,8 +76,10 @@ def test_the_outputs_are_those_of_jax(model, tmp_path, dtype) -> None:
 
 
 def assert_near(found: Any, expected: Any) -> None:
-    assert np.abs(found - expected).max() < 0.1 * np.abs(expected).max()
-    assert np.abs(found - expected).max() > 1e-5 * np.abs(expected).max()
+    """By the root mean square: a single value, after 48 steps of both layers, may be far off."""
+    error, size = (np.sqrt(np.mean(np.square(x))) for x in (found - expected, expected))
+    # Three matrices in each of two layers.
+    assert 1e-5 < error / size < 6 / 126
 
 
 LABELS = {
