@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mlstm_jax.errors import first_line
 from mlstm_jax.transfer import classify, thresholds, words
 from mlstm_jax.transfer.classify import CS, Classifier, Examples, Prior
 from mlstm_jax.transfer.features import Unit
@@ -267,7 +268,7 @@ def fit_tfidf(texts: Mapping[str, Labelled], task: Task) -> TfIdf:
             return TfIdf(_baseline_of_labels(train, valid, test, task), None, None)
         fitted, C, valid_score = words.fit(train, valid, task)
     except ValueError as error:  # raised by scikit-learn where no word is left to count
-        return TfIdf(None, str(error).partition("\n")[0], None)
+        return TfIdf(None, first_line(error), None)
     on_train, on_test = (
         float((fitted.probabilities(part.texts).argmax(axis=1) == task.codes(part.labels)).mean())
         for part in (train, test)

@@ -31,19 +31,19 @@ from mlstm_jax.corpora.documents import clean, in_order
 from mlstm_jax.corpora.writer import check_out, durable, write_split
 from mlstm_jax.data import corpus
 from mlstm_jax.data.corpus import FORMAT_VERSION, Cleaning, Manifest
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, first_line
 from mlstm_jax.fields import Between, Checked, Count, Fraction, Positive
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.output import atomic_directory
 from mlstm_jax.run import Run, load_run
 from mlstm_jax.training.loop import train
+from mlstm_jax.transfer import words
 from mlstm_jax.transfer.classifier_file import Description, save
 from mlstm_jax.transfer.classify import Classifier, Examples
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.labels import MISSING, Labelled, Task, require_task, usable
 from mlstm_jax.transfer.thresholds import LabelScore, best_thresholds, macro
-from mlstm_jax.transfer.words import Words, fit, require_classes, uncountable
 
 
 def write_corpus(
@@ -104,7 +104,8 @@ class FinetuneOptions(Checked):
         seed: of dropout and of the order of the text.
         compute: type of the matrix products; unset: that of the run, and with a model of the
             package or an imported one the fastest, as `precision.compute` of a new run.
-        words: the classifier is both that of the model and that of TF-IDF, as of `transfer`.
+        words: average the probabilities of the model with those of TF-IDF, for classes only. With
+            few labels that may be worse: both accuracies are reported.
     """
 
     epochs: Positive = 3.0
@@ -208,13 +209,13 @@ def finetune(
     return Finetuned(tuned, classifier, about, accuracy, labels, without_words)
 
 
-def _words(texts: Mapping[str, Labelled], task: Task) -> Words:
+def _words(texts: Mapping[str, Labelled], task: Task) -> words.Words:
     """Return the classifier of word counts, before the hours of training."""
-    require_classes(task)
+    words.require_classes(task)
     try:
-        return fit(texts["train"], texts["valid"], task)[0]
+        return words.fit(texts["train"], texts["valid"], task)[0]
     except ValueError as error:  # raised by scikit-learn
-        raise uncountable(error) from None
+        raise words.uncountable(first_line(error)) from error
 
 
 def make_config(run: Run, out: Path, task: Task, options: FinetuneOptions) -> Config:

@@ -97,7 +97,6 @@ def require_classes(task: Task) -> None:
         raise UserError("words is for classes, not for binary labels; leave it out.")
 
 
-def uncountable(why: object) -> UserError:
+def uncountable(why: str | None) -> UserError:
     """Return the error for texts that have no words."""
-    first = str(why).partition("\n")[0]
-    return UserError(f"words cannot be counted in these texts ({first}); leave `words` out.")
+    return UserError(f"words cannot be counted in these texts ({why}); leave `words` out.")
