@@ -174,12 +174,12 @@ def main() -> None:
     """Measure each point in processes of its own, print and write."""
     arguments = parse_arguments()
     if arguments.process:
-        from mlstm_jax import environment, programs
+        from mlstm_jax import environment
         from mlstm_jax.config import Devices
 
         index, coordinator = arguments.process.split("@")
         processes, each = map(int, arguments.points[0].split("x"))
-        programs.cache_programs()
+        environment.cache_programs()
         environment.without_gpus()
         environment.prepare(Devices(virtual_cpu=each))
         rows = measure_point(processes, int(index), coordinator, arguments)

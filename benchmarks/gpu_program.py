@@ -28,9 +28,9 @@ from compiled_program import (  # noqa: E402
     parse,
 )
 
+from mlstm_jax import planning  # noqa: E402
 from mlstm_jax.config import Config, Data, Devices, Model, Precision  # noqa: E402
 from mlstm_jax.environment import MEMORY_FRACTION  # noqa: E402
-from mlstm_jax.planning import plan  # noqa: E402
 from mlstm_jax.planning.compile import Compiled, compile_step  # noqa: E402
 from mlstm_jax.planning.machine import Machine, load_machine  # noqa: E402
 
@@ -81,7 +81,7 @@ def counts(config: Config, machine: Machine, devices: int, compiled: Compiled) -
             for one in collectives(of_program)
         ],
         "seconds": [estimated.with_launches(each) for each in LAUNCHES],
-        "formula_seconds": plan.step_seconds(config, machine, rows),
+        "formula_seconds": planning.step_seconds(config, machine, rows),
     }
 
 

@@ -11,10 +11,10 @@ Data flows one way, and imports point downwards only::
     planning/              how long a config takes on a machine, and whether it fits
     training/              the loop, the step, optimizers, evaluation, sweeps
     run.py, models/        a run folder, or a file of weights → a model ready to use; our own
-    interop/, checkpoints/ other programs' weights, in and out; checkpoints with checksums
+    interop/               other programs' weights, in and out; checkpoint.py: with checksums
     distributed/           the processes of a run; environment.py: what is set before JAX starts
     corpora/               sources → readers → documents → an engine → writer   (no jax)
-    data/                  corpus → shards → stream, evaluation_stream, labels   (no jax)
+    data/                  corpus → shards → stream, evaluation_stream   (no jax)
     config/                what one experiment is, as Python and as JSON
     model/                 the kinds of models, one a file; the language model   (no data)
     fields.py, output.py   checked input, atomic output
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from mlstm_jax.api.corpora import inspect, prepare
     from mlstm_jax.api.features import Features, FineTuned
     from mlstm_jax.api.functions import import_weights, plan, schedule, sweep, train
+    from mlstm_jax.api.loaded import plot_metrics
     from mlstm_jax.api.model import TrainedModel, load
-    from mlstm_jax.api.plots import plot_metrics
     from mlstm_jax.config import Config, vary
     from mlstm_jax.corpora.options import PrepareOptions
     from mlstm_jax.transfer.finetune import FinetuneOptions
@@ -77,7 +77,7 @@ _PUBLIC = {
     "inspect": "api.corpora",
     "load": "api.model",
     "plan": "api.functions",
-    "plot_metrics": "api.plots",
+    "plot_metrics": "api.loaded",
     "prepare": "api.corpora",
     "schedule": "api.functions",
     "sweep": "api.functions",

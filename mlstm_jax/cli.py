@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from mlstm_jax import __version__, environment, programs, terminal
+from mlstm_jax import __version__, environment, terminal
 from mlstm_jax.errors import KnownError, Note, explained, nearest, question
 from mlstm_jax.guard import Interrupted, interruptible
 
@@ -42,7 +42,7 @@ _COMMANDS = {
     "finetune": "texts",
     "classify": "texts",
     "view": "models",
-    "watch": "watch",
+    "watch": "training",
     "import": "models",
     "export": "models",
 }
@@ -117,7 +117,7 @@ def run(words: Sequence[str], program: str | None) -> None:
     if name in _ON_CPU:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     else:
-        programs.cache_programs()
+        environment.cache_programs()
     from mlstm_jax.commands import as_options
 
     command = _command(name)
@@ -150,7 +150,7 @@ def _usage(program: str) -> str:
         "",
         f"{program} COMMAND --help explains the options of a command.",
         "Compiled programs are cached in ~/.cache/mlstm_jax, at most 1 GB per type of processor.",
-        f"Set {programs.CACHE} to another folder, or to an empty value to turn the cache off.",
+        f"Set {environment.CACHE} to another folder, or to an empty value to turn the cache off.",
     ]
     return "\n".join(lines)
 

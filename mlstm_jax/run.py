@@ -22,8 +22,8 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from mlstm_jax import __version__, environment, output, programs, shipped
-from mlstm_jax.checkpoints.checkpoint import Checkpoints
+from mlstm_jax import __version__, environment, output, shipped
+from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import Config
 from mlstm_jax.config import text as config_text
 from mlstm_jax.corpora.documents import clean
@@ -191,7 +191,7 @@ def with_compute(run: Run, compute: ReadingCompute) -> Run:
         return dataclasses.replace(run, model=LanguageModel(model, precision))
     if precision.compute not in (None, "fp32") or not isinstance(model, Recurrent):
         return run
-    if programs.fastest_compute(model.hidden) == "fp32":
+    if environment.fastest_compute(model.hidden) == "fp32":
         return run
     precision = dataclasses.replace(precision, compute="bf16", cell="fp32")
     return dataclasses.replace(run, batch_model=LanguageModel(model, precision))

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from mlstm_jax import environment, programs
+from mlstm_jax import environment
 from mlstm_jax.config import Devices
 
 # Before jax is imported. All processes of a session, those that tests start among them, share the
 # programs that they compile, and so do later sessions; `make clean` removes them.
-os.environ.setdefault(programs.CACHE, str(Path(__file__).parents[1] / ".pytest_cache/programs"))
+os.environ.setdefault(environment.CACHE, str(Path(__file__).parents[1] / ".pytest_cache/programs"))
 # Most of a small program's time is that of compiling it: with these flags a third of it.
 # `make test-portable` sets XLA_FLAGS, and so has programs that are optimized as a user's are.
 os.environ.setdefault(
@@ -20,7 +20,7 @@ os.environ.setdefault(
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
     "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
 )
-programs.cache_programs()
+environment.cache_programs()
 environment.without_gpus()
 environment.prepare(Devices(virtual_cpu=4))
 

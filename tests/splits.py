@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from mlstm_jax import digest
-from mlstm_jax.data.checked_bytes import CheckedBytes
 from mlstm_jax.data.corpus import Split
+from mlstm_jax.digest import CheckedBytes
 
 
 def make_split(

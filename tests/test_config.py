@@ -29,7 +29,7 @@ from mlstm_jax.config import text as config_text
 from mlstm_jax.config.sections import Address, parse_address
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
-from mlstm_jax.model.gated_cells import GatedCell
+from mlstm_jax.model.gated import GatedCell
 
 FOLDER = Path(__file__).parent.parent / "configs"
 PHASE = partial(Phase, steps=30, batch=8, window=8)

@@ -10,8 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from mlstm_jax import run
-from mlstm_jax.checkpoints import checkpoint
+from mlstm_jax import checkpoint, run
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.data.corpus import SPLITS, open_corpus
 from mlstm_jax.data.evaluation_stream import EvaluationStream

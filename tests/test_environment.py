@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from mlstm_jax import environment, programs
+from mlstm_jax import environment
 
 PROGRAM = """
 import sys
-from mlstm_jax import environment, programs
-programs.cache_programs()
+from mlstm_jax import environment
+environment.cache_programs()
 import jax, jax.numpy as jnp, numpy as np
 hits = []
 jax.monitoring.register_event_listener(lambda name, **_: hits.append(name))
@@ -27,7 +27,7 @@ def begin(folder: Path | str, surroundings: dict[str, str]) -> subprocess.Popen[
     return subprocess.Popen(
         [sys.executable, "-W", "error", "-c", PROGRAM],
         env=surroundings
-        | {programs.CACHE: str(folder), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"},
+        | {environment.CACHE: str(folder), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -64,20 +64,20 @@ def test_where_there_is_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     own = "JAX_COMPILATION_CACHE_DIR"
     monkeypatch.delenv(own)
     monkeypatch.delitem(sys.modules, "jax")
-    monkeypatch.setenv(programs.CACHE, "")
-    programs.cache_programs()
+    monkeypatch.setenv(environment.CACHE, "")
+    environment.cache_programs()
     assert own not in os.environ
-    monkeypatch.setenv(programs.CACHE, str(tmp_path))
-    programs.cache_programs()
+    monkeypatch.setenv(environment.CACHE, str(tmp_path))
+    environment.cache_programs()
     (folder,) = tmp_path.iterdir()
     assert os.environ[own] == str(folder)
     monkeypatch.setenv(own, "elsewhere")
-    programs.cache_programs()
+    environment.cache_programs()
     assert os.environ[own] == "elsewhere"
     monkeypatch.delenv(own)
     for mode in (0o777, 0o770):
         folder.chmod(mode)
-        programs.cache_programs()
+        environment.cache_programs()
         assert own not in os.environ
 
 

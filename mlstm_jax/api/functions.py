@@ -12,10 +12,10 @@ from mlstm_jax.config import Config, load_file, resolve_batch
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import UserError, note, require
 from mlstm_jax.fields import Between, Count, Positive, require_kind
-from mlstm_jax.interop import npy_folders, nvidia, weights
+from mlstm_jax.interop import published, weights
+from mlstm_jax.planning import Row
+from mlstm_jax.planning import plan as make_plan
 from mlstm_jax.planning.machine import Machine, load_machine, with_compute, with_measured_rate
-from mlstm_jax.planning.plan import Row
-from mlstm_jax.planning.plan import plan as make_plan
 from mlstm_jax.run import write_imported
 from mlstm_jax.training import phases
 from mlstm_jax.training import schedule as schedules
@@ -239,9 +239,9 @@ def import_weights(
         ValueError: the files are not of this kind, or damaged; or `out` exists.
     """
     readers: dict[str, Callable[[Path], weights.ModelWeights]] = {
-        "openai": npy_folders.read_openai,
-        "nvidia": nvidia.read_nvidia,
-        "unirep": npy_folders.read_unirep,
+        "openai": published.read_openai,
+        "nvidia": published.read_nvidia,
+        "unirep": published.read_unirep,
         "mlstm": weights.load_weights,
     }
     imported = readers[kind](Path(source))

@@ -1,6 +1,7 @@
-"""A model that has been loaded: what it is, and what it knows after each byte of a text."""
+"""A loaded model: what it is, and knows after each byte of a text; and plots of runs."""
 
 import reprlib
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from operator import index
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from mlstm_jax.api.arguments import as_texts, public
 from mlstm_jax.config import Config, Devices
 from mlstm_jax.corpora.documents import clean, cleaned_spans
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, extra
 from mlstm_jax.fields import Wrong
 from mlstm_jax.interop import weights
 from mlstm_jax.model.language_model import LanguageModel, Parameters
@@ -105,8 +106,6 @@ class LoadedModel:
 
         Needs matplotlib and pandas, the extra `notebooks`.
         """
-        from mlstm_jax.api.plots import plot_metrics
-
         self._lines()
         return plot_metrics([self.path], x=x)
 
@@ -248,3 +247,82 @@ class LoadedModel:
     def cleaned(self, text: str) -> bytes:
         """Return the bytes that the model reads of a text; b"" of a blank one."""
         return clean(text, self._run.cleaning)
+
+
+PANELS = ("bpc", "learning_rate", "grad_norm", "loss_scale", "kilobytes_per_second")
+
+
+@public
+def plot_metrics(
+    runs: Sequence[str | Path],
+    *,
+    x: Literal["step", "megabytes", "epoch", "minutes"] = "megabytes",
+    live_seconds: float = 0.0,
+    on_draw: "Callable[[Figure], None] | None" = None,
+) -> "Figure":
+    """Plot bits per character, rate, gradient, loss scale and speed of runs.
+
+    Needs matplotlib and pandas, the extra `notebooks`.
+
+    Args:
+        runs: run folders, or folders of run folders.
+        x: the quantity on the horizontal axis.
+        live_seconds: redraw every 5 s for this many seconds; a notebook updates the figure.
+        on_draw: called with the figure after each drawing, instead of showing it.
+
+    Raises:
+        ValueError: a folder holds no run.
+    """
+    folders = [str(run) for run in runs]
+    if not folders:
+        raise UserError("runs is empty; give at least one run folder.")
+    with extra("notebooks", "plots need matplotlib and pandas"):
+        import matplotlib.pyplot as plt
+        import pandas as _  # noqa: F401
+
+    figure, axes = plt.subplots(len(PANELS), 1, figsize=(8, 2.4 * len(PANELS)), sharex=True)
+    plt.close(figure)  # otherwise a notebook would show it twice
+    shown, until = None, time.monotonic() + live_seconds
+    while True:
+        _draw(axes, folders, x)
+        if on_draw:
+            on_draw(figure)
+        elif live_seconds:
+            shown = _show(figure, shown)
+        if time.monotonic() >= until:
+            return figure
+        time.sleep(min(5.0, max(0.1, until - time.monotonic())))
+
+
+def _draw(axes: Sequence[Any], folders: list[str], x: str) -> None:
+    from mlstm_jax import analysis
+
+    histories = analysis.load_histories(*folders)
+    for panel, name in zip(axes, PANELS, strict=True):
+        panel.clear()
+        analysis.plot(panel, histories, x, name)
+        if name == "bpc":
+            analysis.plot(
+                panel,
+                histories,
+                x,
+                name,
+                kind="evaluations",
+                label=lambda one: "_",
+                style=lambda one: {"ls": "", "marker": "o", "ms": 3},
+            )
+            panel.set_ylim(analysis.limits(histories, name))
+            panel.plot([], [], "o", ms=3, color="0.5", label="validation")
+            panel.legend(fontsize=8)
+
+
+def _show(figure: "Figure", shown: Any) -> Any:
+    """Show a figure in a notebook, in place of the one before."""
+    try:
+        from IPython.display import display
+    except ImportError:
+        return None
+    if shown is None:
+        return display(figure, display_id=True)
+    shown.update(figure)
+    return shown

@@ -22,9 +22,9 @@ from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.features import Featurizer, TextFile
 from mlstm_jax.transfer.generate import as_text
 from mlstm_jax.transfer.generate import generate as run_generate
-from mlstm_jax.transfer.heatmap import heat, score_heat
 from mlstm_jax.transfer.heatmap_drawing import Heatmap
 from mlstm_jax.transfer.reader import FeatureState, State
+from mlstm_jax.transfer.trace import heat, score_heat
 from mlstm_jax.transfer.transfer import Transferred
 
 _UNLIKE = (

@@ -21,11 +21,10 @@ from mlstm_jax.transfer import classifier_file, onnx_file
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.generate import as_text
-from mlstm_jax.transfer.heatmap import shown_label
 from mlstm_jax.transfer.heatmap_drawing import require_suffix, write
+from mlstm_jax.transfer.trace import shown_label
 from mlstm_jax.view.server import bind, serve
-from mlstm_jax.view.static import read_runtime, write_folder
-from mlstm_jax.view.viewer import Viewer
+from mlstm_jax.view.viewer import Viewer, read_runtime, write_folder
 
 
 @command(TrainedModel.evaluate)

@@ -21,8 +21,7 @@ from mlstm_jax.transfer.classifier_file import load_classifier
 from mlstm_jax.transfer.features import Featurizer, TextFile, write_parts
 from mlstm_jax.transfer.labels import columns_of
 from mlstm_jax.transfer.reader import FeatureState
-from mlstm_jax.transfer.report import REPORT, label_table
-from mlstm_jax.transfer.transfer import require_out
+from mlstm_jax.transfer.transfer import REPORT, label_table, require_out
 
 
 @command(TrainedModel.encode)

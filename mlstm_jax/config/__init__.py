@@ -27,7 +27,7 @@ from mlstm_jax.config.sections import (
 from mlstm_jax.errors import KnownError, UserError, nearest, question, require
 from mlstm_jax.fields import Checked
 from mlstm_jax.model.architecture import Architecture
-from mlstm_jax.model.gated_cells import GRU, LSTM
+from mlstm_jax.model.gated import GRU, LSTM
 from mlstm_jax.model.mlstm import MLSTM
 from mlstm_jax.model.ops import Compute, Precision
 from mlstm_jax.model.recurrent import Recurrent

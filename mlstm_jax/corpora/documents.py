@@ -106,6 +106,20 @@ def clean(text: str, cleaning: Cleaning) -> bytes:
     return _utf8(before + kept + after) if kept.strip() else b""
 
 
+def prompt_bytes(prompt: str, cleaning: Cleaning) -> bytes:
+    """Return the bytes that a model reads before it continues `prompt`.
+
+    Radford's cleaning pads the start of a document with a newline and a space, so an empty prompt
+    is the start of a document. The padding at the end is left out, since the text continues.
+    """
+    if cleaning == "radford":
+        text = clean(prompt, "radford").removeprefix(b"\n ").removesuffix(b" ")
+        return b"\n " + text + (b" " if prompt[-1:].isspace() else b"")
+    if cleaning == "protein":
+        return clean(prompt, cleaning) or b"\x02"
+    return prompt.encode("utf-8", "replace") or b"\n"
+
+
 def _utf8(text: str) -> bytes:
     return text.encode("utf-8", errors="replace")
 

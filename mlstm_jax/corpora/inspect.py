@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from mlstm_jax.corpora.documents import Unit
 from mlstm_jax.corpora.sources import passed_over
-from mlstm_jax.data.checked_bytes import CheckedBytes
 from mlstm_jax.data.corpus import SPLITS, Corpus, Manifest, Split
 from mlstm_jax.data.stream import TrainStream
+from mlstm_jax.digest import CheckedBytes
 from mlstm_jax.errors import UserError
 
 _CHUNK = 1 << 26  # bytes counted at a time

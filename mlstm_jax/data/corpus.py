@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax import digest, fields
-from mlstm_jax.data.checked_bytes import CheckedBytes
+from mlstm_jax.digest import CheckedBytes
 from mlstm_jax.errors import UserError
 from mlstm_jax.terminal import one_line
 

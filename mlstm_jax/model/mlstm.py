@@ -18,9 +18,8 @@ from flax import linen
 
 from mlstm_jax.fields import Positive
 from mlstm_jax.model.architecture import Carry, ReadOptions, Sizes, Tree
-from mlstm_jax.model.mlstm_step import LayerWeights, layer_step
 from mlstm_jax.model.ops import uniform
-from mlstm_jax.model.recurrence import SEPARATE, STACKED, recurrence
+from mlstm_jax.model.recurrence import SEPARATE, STACKED, LayerWeights, layer_step, recurrence
 from mlstm_jax.model.recurrent import Matrix, Recurrent, matrix
 from mlstm_jax.model.time_loops import Sequence
 

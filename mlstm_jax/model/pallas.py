@@ -11,8 +11,8 @@ deprecated since jax 0.11; this module uses the other, Mosaic GPU, which compile
 capability 9.0 and later, and since jax 0.11 for 8.0. On a CPU the same kernels run in Pallas's
 interpreter, which is slow and only meant for tests.
 
-Arrays as in recurrence.py; the equations of a step are those of mlstm_step.py. The loops run only
-under a gradient, so they know no padding.
+Arrays and the equations of a step are those of recurrence.py. The loops run only under a gradient,
+so they know no padding.
 """
 
 from collections.abc import Callable
@@ -24,9 +24,8 @@ import jax.numpy as jnp
 
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Carry
-from mlstm_jax.model.mlstm_step import Gates, LayerWeights, advance, step_gradient
 from mlstm_jax.model.ops import dot, is_bytes, project
-from mlstm_jax.model.recurrence import Loops, Saved
+from mlstm_jax.model.recurrence import Gates, LayerWeights, Loops, Saved, advance, step_gradient
 from mlstm_jax.model.time_loops import Sequence
 
 try:

@@ -1,0 +1,322 @@
+"""Plan a run: seconds, memory, hours and cost on a machine; and the optimizer's settings.
+
+An iteration is modelled as a roofline of the step plus a ring all-reduce::
+
+    scans      = Σ layers, T steps, two directions: max(flops / rate, bytes of weights / bandwidth)
+    iteration  = scans + other flops / rate + optimizer's bytes / bandwidth
+               + fixed + 2 (N − 1)/N · bytes of the gradient / link
+
+The rate is that of whole compute-bound train steps (benchmarks/train_step.py measures it), so it
+includes the work of a step outside its products. The link is the slowest that N devices need:
+inside a node or across nodes. docs/performance.md has the flops and bytes of a step.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from mlstm_jax.config import Config, Model, by_phase, resolve_batch
+from mlstm_jax.environment import MEMORY_FRACTION
+from mlstm_jax.errors import UserError
+from mlstm_jax.model.language_model import VOCABULARY
+from mlstm_jax.planning.machine import Machine
+from mlstm_jax.training.optimizer import product_flops
+from mlstm_jax.training.schedule import Segment
+from mlstm_jax.training.state import compute_bytes, memory_bytes, parameter_count
+
+# Per parameter and update, read and written by Adam: parameter, gradient and two moments, float32.
+_OPTIMIZER_BYTES = 28
+
+
+class Row(NamedTuple):
+    """The plan for one number of devices, and for one phase if the run has phases."""
+
+    devices: int
+    phase: int  # from 1; 0 if the run has no phases
+    batch: int
+    seconds_per_iteration: float
+    all_reduce_seconds: float
+    bytes_per_second: float
+    efficiency: float  # bytes per second of each device, relative to a single device
+    memory_bytes: float  # of a device
+    fits: bool
+    hours_per_epoch: float | None
+    hours: float | None
+    cost: float | None
+    compiled_bytes: int | None = None  # memory of a device as XLA counts it
+
+
+def step_seconds(config: Config, machine: Machine, rows: int) -> float:
+    """Return the seconds of a step of `rows` rows on one device, without the all-reduce."""
+    rate, parts = _rate(config, machine), config.train.micro_batches
+    hidden, window, width = config.model.hidden, config.data.window, compute_bytes(config)
+    rows = rows // parts
+    scans = other = 0.0
+    for layer in range(config.model.layers):
+        forward, backward, outside = config.model.products(layer)
+        for weights, again in ((forward, bool(config.train.recompute_every)), (backward, False)):
+            seconds = max(2 * weights * rows / rate, weights * width / machine.memory_bytes_per_s)
+            scans += window * seconds * (2 if again else 1)
+        other += outside
+    other += 6 * VOCABULARY * hidden
+    optimizer = _OPTIMIZER_BYTES * parameter_count(config) / machine.memory_bytes_per_s
+    return parts * (scans + rows * window * other / rate) + optimizer
+
+
+def update_seconds(config: Config, machine: Machine, devices: int) -> float:
+    """Return the seconds of an update's products on each device; 0 if it has none."""
+    rates = machine.step_flops_per_s
+    # In float32, whose products GPUs round to TF32 by default, or in bf16.
+    rate = rates.get("tf32", rates.get("fp32", 0.0))
+    if config.precision.compute == "bf16":
+        rate = rates.get("bf16", rate)
+    return product_flops(config.optimizer, config.model, devices) / rate if rate else 0.0
+
+
+def all_reduce_seconds(config: Config, machine: Machine, devices: int) -> float:
+    """Return the seconds of the gradient's ring all-reduce over the devices."""
+    if devices == 1:
+        return 0.0
+    width = compute_bytes(config) if config.precision.all_reduce == "compute" else 4
+    size, links = parameter_count(config) * width, [machine.inside_node]
+    if devices > machine.devices_per_node:
+        links.append(machine.across_nodes)
+    slowest = min(link.bytes_per_s for link in links)
+    fixed = sum(link.fixed_s for link in links)
+    return fixed + 2 * (devices - 1) / devices * size / slowest
+
+
+def plan(
+    config: Config, machine: Machine, devices: Sequence[int], corpus_bytes: float | None
+) -> list[Row]:
+    """Return a row for each number of devices, or for each of its phases.
+
+    Raises:
+        UserError: the machine has no rate for the config's type, or the batch cannot be divided
+            among the devices.
+    """
+    planned = []
+    for count in devices:
+        for phase, here in phases(resolve_batch(config, count)):
+            batch, window = here.data.batch, here.data.window
+            rows = batch // count
+            shared = all_reduce_seconds(here, machine, count)
+            alone = step_seconds(here, machine, rows) + update_seconds(here, machine, count)
+            seconds = alone + shared
+            speed = batch * window / seconds
+            epoch = None if corpus_bytes is None else corpus_bytes / speed / 3600
+            hours = _hours(here, seconds, corpus_bytes)
+            price = machine.price_per_device_hour
+            memory = memory_bytes(here, rows)
+            planned.append(
+                Row(
+                    devices=count,
+                    phase=phase,
+                    batch=batch,
+                    seconds_per_iteration=seconds,
+                    all_reduce_seconds=shared,
+                    bytes_per_second=speed,
+                    efficiency=alone / seconds,
+                    memory_bytes=memory,
+                    fits=memory <= machine.memory_bytes * MEMORY_FRACTION,
+                    hours_per_epoch=epoch,
+                    hours=hours,
+                    cost=None if hours is None or price is None else hours * price * count,
+                )
+            )
+    return planned
+
+
+def phases(config: Config) -> Iterator[tuple[int, Config]]:
+    """Return each phase of a run, from 1, as its own config; without phases, the run as phase 0."""
+    return enumerate(by_phase(config), 1 if config.phases else 0)
+
+
+def format_plan(
+    config: Config, machine: Machine, rows: list[Row], corpus_bytes: float | None
+) -> str:
+    """Return the plan as a table, with advice if it does not fit into memory."""
+    model, phases = config.model, config.phases
+    compiled = any(row.compiled_bytes for row in rows)
+    windows = ", ".join(str(phase.window) for phase in phases) or config.data.window
+    lines = [
+        f"{model.layers} x {model.hidden}-d, {parameter_count(config):,} parameters, windows of "
+        f"{windows}, {config.precision.compute}, on {machine.name}",
+        f"({machine.source})",
+        "",
+        f"{'devices':>7} {'phase ' if phases else ''}{'batch':>7} {'s/iteration':>11} "
+        f"{'all-reduce':>10} {'MB/s':>8} {'efficiency':>10} {'GB/device':>9} "
+        f"{'compiled ' if compiled else ''}{'h/epoch':>8} "
+        f"{'epochs':>7} {'h/run':>8} {'cost':>10}",
+    ]
+    for number, row in enumerate(rows, 1):
+        # The run may end by its steps before its epochs.
+        epochs = row.hours / row.hours_per_epoch if row.hours and row.hours_per_epoch else None
+        cells = [
+            f"{row.devices:>7}",
+            *([f"{row.phase:>5}"] if phases else []),
+            f"{row.batch:>7}",
+            f"{_digits(row.seconds_per_iteration):>11}",
+            f"{_digits(row.all_reduce_seconds):>10}",
+            f"{_digits(row.bytes_per_second / 1e6):>8}",
+            f"{row.efficiency:>10.2f}",
+            f"{row.memory_bytes / 1e9:>8.1f}{' ' if row.fits else '!'}",
+            *([f"{row.compiled_bytes / 1e9:>8.2f}"] if row.compiled_bytes else []),
+            *(
+                f"{'' if value is None else format(value, form):>{width}}"
+                for value, form, width in (
+                    (row.hours_per_epoch, ".2f", 8),
+                    (epochs, ".2f", 7),
+                    (row.hours, ".2f", 8),
+                    (row.cost, ",.0f", 10),
+                )
+            ),
+        ]
+        lines.append(" ".join(cells).rstrip())
+        if phases and row.phase == len(phases):
+            lines.append(_sum_of_phases(rows[number - len(phases) : number]))
+    if corpus_bytes is None and not phases:
+        lines.append("epochs and their hours need `corpus_bytes`, or a corpus that exists")
+    if all(row.cost is None for row in rows):
+        lines.append("cost needs `price`, and the hours of a run")
+    too_large = [row for row in rows if not row.fits]
+    if too_large:
+        lines += ["", _advice(config, machine, too_large[0])]
+    return "\n".join(lines)
+
+
+def _sum_of_phases(rows: list[Row]) -> str:
+    hours = sum(row.hours or 0.0 for row in rows)
+    costs = [row.cost for row in rows if row.cost is not None]
+    return f"{rows[0].devices:>7} all phases: {hours:.2f} hours" + (
+        f", cost {sum(costs):,.0f}" if costs else ""
+    )
+
+
+def _digits(value: float) -> str:
+    """Format a number with three decimals, or with two significant digits if it is below 0.01."""
+    return f"{value:.3f}" if value >= 0.01 else f"{value:.2g}"
+
+
+def _advice(config: Config, machine: Machine, row: Row) -> str:
+    """Return advice on how to make a plan fit into memory."""
+    rows, needed = row.batch // row.devices, row.compiled_bytes or row.memory_bytes
+    # What is compiled may need more than the formula says, by about the same factor for fewer rows.
+    limit = machine.memory_bytes * MEMORY_FRACTION * row.memory_bytes / needed
+    config = dict(phases(config))[row.phase]
+    text = (
+        f"! {needed / 1e9:.1f} GB do not fit into the {machine.memory_bytes / 1e9:.0f} "
+        f"GB of a device ({MEMORY_FRACTION:.0%} usable)"
+    )
+    ways = []
+    if config.train.recompute_every is None:
+        every = max(1, round(math.sqrt(config.data.window)))
+        train = dataclasses.replace(config.train, recompute_every=every)
+        recomputed = memory_bytes(dataclasses.replace(config, train=train), rows)
+        if recomputed <= limit:
+            ways.append(f"`train.recompute_every` {every} needs {recomputed / 1e9:.1f} GB")
+    for fewer in range(rows - 1, 0, -1):
+        if memory_bytes(config, fewer) <= limit:
+            how = (
+                f"a batch of {fewer * row.devices} in phase {row.phase}"
+                if row.phase
+                else f"`data.batch_per_device` {fewer}"
+            )
+            ways.append(f"{fewer} rows on each device fit ({how})")
+            break
+    return text + (": " + "; or ".join(ways) if ways else "; take a smaller model or window") + "."
+
+
+def _hours(config: Config, seconds: float, corpus_bytes: float | None) -> float | None:
+    """Return the length of the run, or None where it depends on an unknown corpus."""
+    train, each = config.train, config.data.batch * config.data.window
+    limits = [] if train.steps is None else [float(train.steps)]
+    if train.epochs is not None and corpus_bytes is not None:
+        limits.append(train.epochs * corpus_bytes / each)
+    return min(limits) * seconds / 3600 if limits else None
+
+
+def _rate(config: Config, machine: Machine) -> float:
+    compute = config.precision.compute
+    if compute not in machine.step_flops_per_s:
+        known = ", ".join(machine.step_flops_per_s)
+        raise UserError(
+            f"{machine.name} has no step_flops_per_s of {compute}, only of {known}; choose one of "
+            "these with `precision.compute`, or measure it with benchmarks/train_step.py and give "
+            "the results with `rates`."
+        )
+    return machine.step_flops_per_s[compute]
+
+
+# The optimizer's settings for the batch and the length of a run: docs/large_batches.md as a table.
+# They were measured with mLSTMs; see there, "Which rate for a large batch?" and "Decay keeps Muon's
+# angle".
+_ALWAYS = {
+    "name": "muon",
+    "scaling": "none",
+    "schedule": "linear",
+    "muon_momentum": 0.9,
+    "muon_steps": 3,
+    "b2_half_life": 710e3,
+}
+# By the fewest rows of a batch.
+_BY_ROWS = {
+    0: {"muon_learning_rate": 0.12, "learning_rate": 16e-3, "warmup_steps": 20},
+    1000: {"muon_learning_rate": 0.24, "learning_rate": 32e-3, "warmup_steps": 100},
+}
+_DECAY = 4 / 0.12  # weight decay times updates, at any rate
+_UPDATES_FOR_DECODER = 5000
+# Weight decay helped with so many bytes of text per parameter, or epochs; not with few bytes.
+_BYTES, _EPOCHS, _FEW_BYTES = 560, 7, 8
+_MEASURED = {"rows": (16, 1024), "bytes in a window": (64, 64), "units": (128, 512)}
+
+
+def recommend(config: Config, segments: Sequence[Segment]) -> str:
+    """Return fields of the optimizer for a run, and where they go beyond what was measured.
+
+    Args:
+        config: its phases, data and model are used, not its optimizer.
+        segments: of the run; the largest batch counts.
+    """
+    rows, updates = max(part.batch for part in segments), segments[-1].last
+    windows = [phase.data.window for phase in by_phase(config)]
+    epochs = sum((part.last - part.first) / part.steps_per_epoch for part in segments)
+    read = zip(segments, windows, strict=True)
+    text = sum((part.last - part.first) * part.batch * window for part, window in read)
+    parameters = parameter_count(config)
+    chosen: dict[str, Any] = _ALWAYS | _BY_ROWS[max(least for least in _BY_ROWS if rows >= least)]
+    decays = text > _FEW_BYTES * parameters or epochs >= _EPOCHS
+    chosen["weight_decay"] = float(f"{_DECAY / updates:.2g}") if decays else 0.0
+    chosen["muon_decoder"] = updates >= _UPDATES_FOR_DECODER
+    options = " \\\n  ".join(_field(name, value) for name, value in chosen.items())
+    notes = []
+    if _FEW_BYTES * parameters < text < _BYTES * parameters and epochs < _EPOCHS:
+        notes.append(
+            f"the run reads {text / parameters:.0f} bytes per parameter; between {_FEW_BYTES} and "
+            f"{_BYTES} it was not measured whether weight decay helps"
+        )
+    sizes = {"rows": rows, "bytes in a window": max(windows), "units": config.model.hidden}
+    for name, (least, most) in _MEASURED.items():
+        if not least <= sizes[name] <= most:
+            span = f"{least:,} to {most:,}" if least < most else f"{least:,}"
+            notes.append(f"measured with {span} {name}, not {sizes[name]:,}")
+    if not isinstance(config.model, Model):
+        notes.append(f"measured with mLSTMs, not with {config.model.title}")
+    return "\n".join(
+        [
+            f"{rows:,} rows of {max(windows):,} bytes, {updates:,} updates, {epochs:.2f} epochs, "
+            f"{config.model.hidden:,} units ({parameters:,} parameters):",
+            "",
+            f"  {options}",
+            "",
+            *(f"note: {note}." for note in notes),
+        ]
+    ).rstrip()
+
+
+def _field(name: str, value: object) -> str:
+    """Return a field and its value, which the command line shows as an option."""
+    if value is False:
+        return f"`optimizer.no_{name}`"
+    return f"`optimizer.{name}={format(value, 'g') if isinstance(value, float) else value}`"

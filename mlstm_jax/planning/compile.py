@@ -26,8 +26,8 @@ from mlstm_jax.errors import UserError, first_line
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.pallas import PALLAS, require_gpu
 from mlstm_jax.model.recurrence import STACKED
+from mlstm_jax.planning import Row, phases
 from mlstm_jax.planning.machine import Gpu, Machine
-from mlstm_jax.planning.plan import Row, phases
 from mlstm_jax.training import optimizer, schedule
 from mlstm_jax.training.parallel import AXIS, by_shard_map
 from mlstm_jax.training.state import state_shapes

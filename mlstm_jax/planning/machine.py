@@ -79,7 +79,7 @@ def load_machine(path: Path) -> Machine:
 def with_compute(config: Config, machine: Machine) -> Config:
     """Return the config with the compute type that `train` chooses on the machine, if it has none.
 
-    Large layers are assumed, see `programs.fastest_compute`.
+    Large layers are assumed, see `environment.fastest_compute`.
     """
     if config.precision.compute is not None:
         return config

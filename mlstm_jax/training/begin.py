@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlstm_jax import run
-from mlstm_jax.checkpoints.checkpoint import SET_ASIDE, Checkpoints, Damaged
-from mlstm_jax.checkpoints.meta import FOLDER, Meta
+from mlstm_jax.checkpoint import FOLDER, SET_ASIDE, Checkpoints, Damaged, Meta
 from mlstm_jax.config import Config
 from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.data.stream import Origin

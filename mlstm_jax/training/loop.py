@@ -16,7 +16,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from mlstm_jax.checkpoints.checkpoint import with_sums
+from mlstm_jax.checkpoint import with_sums
 from mlstm_jax.config import Config
 from mlstm_jax.data.stream import prefetch
 from mlstm_jax.guard import WEIGHTS, Interrupted, strongest

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mlstm_jax.checkpoints.meta import Meta
+from mlstm_jax.checkpoint import Meta
 from mlstm_jax.config import MOST_STEPS, Config, Optimizer, Phase, Train
 from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.data.shards import TRAINING_SLACK

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from mlstm_jax import digest, environment, fields, output, programs, run
-from mlstm_jax.checkpoints import meta
+from mlstm_jax import digest, environment, fields, output, run
+from mlstm_jax.checkpoint import steps_in
 from mlstm_jax.config import Config, longest_window, vary
 from mlstm_jax.config.text import differences, to_json
 from mlstm_jax.data.corpus import Corpus
@@ -134,7 +134,7 @@ def with_run_values(config: Config, cluster: Cluster) -> Config:
     before = run.read_config(folder) if _has_begun(folder) else None
     if config.precision.compute is None:
         compute = before.precision.compute if before else None
-        compute = compute or programs.fastest_compute(config.model.hidden)
+        compute = compute or environment.fastest_compute(config.model.hidden)
         config = vary(config, precision__compute=cluster.gather(compute)[0])
     if before is None or type(before.model) is not type(config.model):
         return config
@@ -200,7 +200,7 @@ def disk_errors(folder: Path) -> Iterator[None]:
         advice = remedy(error)
         if advice is None:  # For example, the error of a connection.
             raise
-        steps = meta.steps_in(folder)
+        steps = steps_in(folder)
         ending = (
             f"the same command resumes from the checkpoint of step {steps[-1]}"
             if steps

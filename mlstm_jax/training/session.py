@@ -14,8 +14,7 @@ from typing import Any
 import optax
 
 from mlstm_jax import environment, guard, run
-from mlstm_jax.checkpoints.checkpoint import Checkpoints
-from mlstm_jax.checkpoints.meta import resume_advice
+from mlstm_jax.checkpoint import Checkpoints, resume_advice
 from mlstm_jax.config import Config, resolve_batch
 from mlstm_jax.config.text import PLACES, flatten
 from mlstm_jax.data.corpus import Corpus, open_corpus

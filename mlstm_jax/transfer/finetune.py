@@ -24,7 +24,7 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from mlstm_jax import output, programs
+from mlstm_jax import environment, output
 from mlstm_jax.config import Compute, Config, Data, Optimizer, Train
 from mlstm_jax.config.sections import Seed
 from mlstm_jax.corpora.documents import clean, in_order
@@ -235,7 +235,7 @@ def make_config(run: Run, out: Path, task: Task, options: FinetuneOptions) -> Co
     windows = (-(-sizes // window)).sum() if longest else sizes.sum() // window
     steps = max(1, int(windows) // batch)
     precision = run.config.precision
-    compute = options.compute or precision.compute or programs.fastest_compute(model.hidden)
+    compute = options.compute or precision.compute or environment.fastest_compute(model.hidden)
     return Config(
         out=str(out / "run"),
         model=model,

@@ -19,8 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mlstm_jax.config import MOST_SEED
-from mlstm_jax.corpora.documents import clean
-from mlstm_jax.data.corpus import Cleaning
+from mlstm_jax.corpora.documents import prompt_bytes
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import NEVER, VOCABULARY, Carry, LanguageModel
 from mlstm_jax.run import require_known
@@ -90,20 +89,6 @@ def _generate_block(
     steps = first + jnp.arange(_BLOCK)
     (carry, logits_BV), drawn_TB = jax.lax.scan(step, (carry, logits_BV), steps)
     return carry, logits_BV, drawn_TB
-
-
-def prompt_bytes(prompt: str, cleaning: Cleaning) -> bytes:
-    """Return the bytes that a model reads before it continues `prompt`.
-
-    Radford's cleaning pads the start of a document with a newline and a space, so an empty prompt
-    is the start of a document. The padding at the end is left out, since the text continues.
-    """
-    if cleaning == "radford":
-        text = clean(prompt, "radford").removeprefix(b"\n ").removesuffix(b" ")
-        return b"\n " + text + (b" " if prompt[-1:].isspace() else b"")
-    if cleaning == "protein":
-        return clean(prompt, cleaning) or b"\x02"
-    return prompt.encode("utf-8", "replace") or b"\n"
 
 
 def generate(

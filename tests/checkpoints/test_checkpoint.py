@@ -12,10 +12,17 @@ import jax
 import numpy as np
 import pytest
 
-from mlstm_jax import digest
-from mlstm_jax.checkpoints import checkpoint
-from mlstm_jax.checkpoints.checkpoint import CheckpointFailed, Checkpoints, Damaged, with_sums
-from mlstm_jax.checkpoints.meta import Meta, best, kept, read_meta
+from mlstm_jax import checkpoint, digest
+from mlstm_jax.checkpoint import (
+    CheckpointFailed,
+    Checkpoints,
+    Damaged,
+    Meta,
+    best,
+    kept,
+    read_meta,
+    with_sums,
+)
 from mlstm_jax.config import Config, Model
 from mlstm_jax.data.stream import Origin
 from mlstm_jax.model.language_model import LanguageModel

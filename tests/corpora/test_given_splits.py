@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlstm_jax.corpora import given_splits
+from mlstm_jax.corpora import prepare as preparation
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.data.corpus import SPLITS, SplitName, open_corpus
@@ -97,13 +97,13 @@ def test_what_does_not_suit_given_splits_is_refused(
 def test_a_file_that_changes_while_it_is_read_makes_no_corpus(tmp_path, monkeypatch):
     source, out = tmp_path / "a.txt", tmp_path / "out"
     source.write_text("one\ntwo\nthree\n")
-    again = given_splits._again
+    again = preparation._again
 
     def changed(*arguments: object) -> object:
         source.write_text("one\ntwo\n")
         return again(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(given_splits, "_again", changed)
+    monkeypatch.setattr(preparation, "_again", changed)
     with pytest.raises(UserError, match=r"a\.txt: changed while it was being read"):
         prepare({"train": [str(source)]}, out, clean="none")
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]

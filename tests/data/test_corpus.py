@@ -10,7 +10,6 @@ import pytest
 
 from mlstm_jax import digest, run
 from mlstm_jax.corpora.prepare import prepare
-from mlstm_jax.data.checked_bytes import CheckedBytes
 from mlstm_jax.data.corpus import (
     FORMAT_VERSION,
     SPLITS,
@@ -18,6 +17,7 @@ from mlstm_jax.data.corpus import (
     is_corpus,
     open_corpus,
 )
+from mlstm_jax.digest import CheckedBytes
 from mlstm_jax.errors import UserError
 
 

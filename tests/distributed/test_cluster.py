@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlstm_jax.checkpoints.checkpoint import Checkpoints
-from mlstm_jax.checkpoints.meta import FOLDER
+from mlstm_jax.checkpoint import FOLDER, Checkpoints
 from mlstm_jax.config import Config, Devices, Model, Phase
-from mlstm_jax.interop import npy_folders
+from mlstm_jax.interop import published
 from mlstm_jax.run import write_imported
 from mlstm_jax.training import metrics
 from tests.interop.test_weights import write_openai
@@ -207,7 +206,7 @@ def test_another_start_on_one_process_is_named(corpus, tmp_path, random, launche
     places = [tmp_path / "one", tmp_path / "two"]
     for place in places:
         write_openai(place, random)
-        write_imported(place / "run", npy_folders.read_openai(place))
+        write_imported(place / "run", published.read_openai(place))
     configs = [
         dataclasses.replace(
             runs.make_config(corpus, tmp_path / "run", model=Model(hidden=7, embedding=5)),

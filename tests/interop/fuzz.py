@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from mlstm_jax.errors import KnownError
-from mlstm_jax.interop import npy_folders, nvidia, weights
+from mlstm_jax.interop import published, weights
 from mlstm_jax.interop.weights import ModelWeights
 from mlstm_jax.transfer import classifier_file, classify
 from mlstm_jax.transfer.words import Words
@@ -41,13 +41,13 @@ def make(kind: str, folder: Path) -> tuple[list[Path], Callable[[], object]]:
     generator = np.random.default_rng(0)
     if kind == "openai":
         write_openai(folder / "o", generator)
-        return sorted((folder / "o").iterdir()), lambda: npy_folders.read_openai(folder / "o")
+        return sorted((folder / "o").iterdir()), lambda: published.read_openai(folder / "o")
     if kind == "unirep":
         write_unirep(folder / "u", generator, 2)
-        return sorted((folder / "u").iterdir()), lambda: npy_folders.read_unirep(folder / "u")
+        return sorted((folder / "u").iterdir()), lambda: published.read_unirep(folder / "u")
     if kind == "nvidia":
         write_nvidia(folder / "m.pt", generator, padding=1, folded=False)
-        return [folder / "m.pt"], lambda: nvidia.read_nvidia(folder / "m.pt")
+        return [folder / "m.pt"], lambda: published.read_nvidia(folder / "m.pt")
     if kind == "classifier":
         made = classify.Classifier(generator.normal(size=(3, 5)), np.zeros(3), ["a", "b", "c"], 1.0)
         made = made._replace(words=Words(["a", "b"], np.ones(2), np.ones((3, 2)), np.ones(3)))
@@ -56,7 +56,7 @@ def make(kind: str, folder: Path) -> tuple[list[Path], Callable[[], object]]:
         return [folder / name for name in names], lambda: classifier_file.load_classifier(folder)
     write_openai(folder / "o", generator)
     path = folder / f"m.{kind}"
-    weights.save(path, npy_folders.read_openai(folder / "o"))
+    weights.save(path, published.read_openai(folder / "o"))
     return [path], lambda: weights.load_weights(path)
 
 

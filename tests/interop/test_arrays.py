@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 
 from mlstm_jax import config
 from mlstm_jax.errors import UserError
-from mlstm_jax.interop import arrays, npy_folders, nvidia, weights
+from mlstm_jax.interop import arrays, published, weights
 from mlstm_jax.interop.weights import ModelWeights
 from tests.interop.test_weights import write_nvidia, write_unirep
 
@@ -99,7 +99,7 @@ def test_shapes_of_files_are_checked_before_anything_is_read(folder: Path) -> No
     np.save(folder / "14.npy", np.zeros(5_000_000))
     message = r"14\.npy has the shape \(5000000,\), but must have"
     with at_most(5_000_000), pytest.raises(UserError, match=message):
-        npy_folders.read_openai(folder)
+        published.read_openai(folder)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_a_pipe_is_refused_without_waiting(folder: Path, tmp_path: Path) -> None
 
     before = signal.signal(signal.SIGALRM, wake)
     try:
-        for call, name in ((npy_folders.read_openai, "o"), (weights.load_weights, "m.npz"),
+        for call, name in ((published.read_openai, "o"), (weights.load_weights, "m.npz"),
                            (weights.load_weights, "m.safetensors")):  # fmt: skip
             signal.alarm(20)
             with pytest.raises(UserError, match=r"is missing|does not exist"):
@@ -204,7 +204,7 @@ def test_a_pipe_is_refused_without_waiting(folder: Path, tmp_path: Path) -> None
 
 def test_no_array_may_hold_nan(folder: Path, tmp_path: Path, random: np.random.Generator) -> None:
     write_unirep(tmp_path / "u", random, 2)
-    readers = {folder: npy_folders.read_openai, tmp_path / "u": npy_folders.read_unirep}
+    readers = {folder: published.read_openai, tmp_path / "u": published.read_unirep}
     for path in (one for given in readers for one in sorted(given.iterdir())):
         before = path.read_bytes()
         array = np.load(path)
@@ -222,7 +222,7 @@ def test_a_stack_has_all_of_its_layers(tmp_path: Path, random: np.random.Generat
     (one,) = u.glob("*stack1_wmx:0.npy")
     os.link(one, u / one.name.replace("stack1", "stack10000000"))
     with pytest.raises(UserError, match="has layer 10000000, but a layer before it is missing"):
-        npy_folders.read_unirep(u)
+        published.read_unirep(u)
 
 
 # --- .npy
@@ -265,7 +265,7 @@ def zipped() -> bytes:
 def test_an_invalid_npy_is_named(content: bytes, folder: Path) -> None:
     (folder / "12.npy").write_bytes(content)
     with pytest.raises(UserError, match=r"12\.npy: is not a \.npy file of numbers"):
-        npy_folders.read_openai(folder)
+        published.read_openai(folder)
 
 
 @pytest.mark.parametrize(
@@ -274,10 +274,10 @@ def test_an_invalid_npy_is_named(content: bytes, folder: Path) -> None:
 def test_any_float_in_any_order_is_imported(kind: str, order: Any, folder: Path) -> None:
     for path in folder.iterdir():  # to numbers that all of the types hold
         np.save(path, np.load(path).astype(np.float16).astype(np.float32))
-    expected = weights.flatten(npy_folders.read_openai(folder).params)
+    expected = weights.flatten(published.read_openai(folder).params)
     for path in folder.iterdir():
         np.save(path, np.array(np.load(path), kind, order=order))
-    found = npy_folders.read_openai(folder)
+    found = published.read_openai(folder)
     for name, array in weights.flatten(found.params).items():
         np.testing.assert_array_equal(array, expected[name])
     assert {array.dtype.str for array in found.params["layer_0"].values()} == {"<f4"}
@@ -287,7 +287,7 @@ def test_any_float_in_any_order_is_imported(kind: str, order: Any, folder: Path)
 def test_only_floats_are_imported(kind: str, folder: Path) -> None:
     np.save(folder / "12.npy", np.zeros(7, kind))
     with pytest.raises(UserError, match=r"12\.npy must be finite floating-point numbers, not"):
-        npy_folders.read_openai(folder)
+        published.read_openai(folder)
 
 
 # --- .pt
@@ -317,12 +317,12 @@ def test_no_tensor_may_hold_nan(state_dict: Any) -> None:
         torch.save(tensors | {name: wrong}, path)
         short = re.sub(r"^encoder\.(rnn\.)?", "", name)
         with pytest.raises(UserError, match=rf"{short} must be finite numbers"):
-            nvidia.read_nvidia(path)
+            published.read_nvidia(path)
     large = {"encoder.rnn.rnns.0.b_ih": torch.full_like(tensors["encoder.rnn.rnns.0.b_ih"], 3e38)}
     large["encoder.rnn.rnns.0.b_hh"] = large["encoder.rnn.rnns.0.b_ih"]
     torch.save(tensors | large, path)
     with pytest.raises(UserError, match=r"computed from rnns\.0\.b_ih must be finite"):
-        nvidia.read_nvidia(path)
+        published.read_nvidia(path)
 
 
 def test_a_gap_in_the_layers_of_a_state_dict_is_named(state_dict: Any) -> None:
@@ -333,7 +333,7 @@ def test_a_gap_in_the_layers_of_a_state_dict_is_named(state_dict: Any) -> None:
         more = {f"encoder.rnn.rnns.{number}.w_ih": torch.zeros(1)}
         torch.save(tensors | more, path)
         with pytest.raises(UserError, match="has layer 999"):
-            nvidia.read_nvidia(path)
+            published.read_nvidia(path)
 
 
 def test_a_state_dict_claims_no_more_than_it_holds(state_dict: Any, tmp_path: Path) -> None:
@@ -343,19 +343,19 @@ def test_a_state_dict_claims_no_more_than_it_holds(state_dict: Any, tmp_path: Pa
     name = "encoder.rnn.rnns.0.w_hh_v"
     torch.save(tensors | {name: torch.zeros(1).expand(28, 70_000)}, path)
     with pytest.raises(UserError, match=r"m\.pt: claims .* bytes of arrays, but the file has only"):
-        nvidia.read_nvidia(path)
+        published.read_nvidia(path)
     torch.save(tensors | {name: torch.zeros(28, 7).to_sparse()}, path)
     with pytest.raises(UserError, match=r"rnns\.0\.w_hh_v: cannot be read|tensors only"):
-        nvidia.read_nvidia(path)
+        published.read_nvidia(path)
     torch.save(tensors | {name: torch.zeros(28, 7, dtype=torch.int64)}, path)
     with pytest.raises(UserError, match=r"w_hh_v must be finite floating-point numbers, not int64"):
-        nvidia.read_nvidia(path)
+        published.read_nvidia(path)
     torch.save({"a": torch.zeros(30_000_000)}, path)
     with zipfile.ZipFile(path) as archive, zipfile.ZipFile(tmp_path / "b.pt", "w", 8) as bomb:
         for member in archive.infolist():
             bomb.writestr(member.filename, archive.read(member))
     with pytest.raises(UserError, match=r"b\.pt: claims .* bytes of arrays, but the file has only"):
-        nvidia.read_nvidia(tmp_path / "b.pt")
+        published.read_nvidia(tmp_path / "b.pt")
 
 
 def test_nested_and_circular_dicts_are_refused(state_dict: Any) -> None:
@@ -369,7 +369,7 @@ def test_nested_and_circular_dicts_are_refused(state_dict: Any) -> None:
     for content in (doubled, round_):
         torch.save(content, path)
         with pytest.raises(UserError, match=r"m\.pt: holds 10,001 arrays"):
-            nvidia.read_nvidia(path)
+            published.read_nvidia(path)
 
 
 def test_parameters_are_imported_like_tensors(state_dict: Any) -> None:
@@ -377,9 +377,9 @@ def test_parameters_are_imported_like_tensors(state_dict: Any) -> None:
     import torch
 
     path, tensors = state_dict
-    expected = weights.flatten(nvidia.read_nvidia(path).params)
+    expected = weights.flatten(published.read_nvidia(path).params)
     torch.save({name: torch.nn.Parameter(tensor) for name, tensor in tensors.items()}, path)
-    for name, array in weights.flatten(nvidia.read_nvidia(path).params).items():
+    for name, array in weights.flatten(published.read_nvidia(path).params).items():
         np.testing.assert_array_equal(array, expected[name])
 
 

@@ -18,7 +18,7 @@ from mlstm_jax import cli, digest, run
 from mlstm_jax.corpora.options import PrepareOptions
 from mlstm_jax.data.corpus import SPLITS
 from mlstm_jax.errors import KnownError, UserError
-from mlstm_jax.interop import npy_folders, nvidia, weights
+from mlstm_jax.interop import published, weights
 from mlstm_jax.training import run_folder
 from mlstm_jax.transfer import classifier_file, classify
 from mlstm_jax.transfer.features import Featurizer
@@ -178,7 +178,7 @@ def assert_same_model(
 
 @pytest.fixture
 def found(folder: Path) -> weights.ModelWeights:
-    return npy_folders.read_openai(folder)
+    return published.read_openai(folder)
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ PROTEIN = b"\x02MKXLBZJO"
 
 def test_openai(tmp_path: Path, random: np.random.Generator) -> None:
     forward = write_openai(tmp_path / "o", random)
-    assert_same_model(npy_folders.read_openai(tmp_path / "o"), forward, TEXT, tmp_path / "run")
+    assert_same_model(published.read_openai(tmp_path / "o"), forward, TEXT, tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -202,13 +202,13 @@ def test_openai(tmp_path: Path, random: np.random.Generator) -> None:
 def test_nvidia(padding, folded, half, tmp_path, random) -> None:
     path = tmp_path / "model.pt"
     forward = write_nvidia(path, random, padding=padding, folded=folded, half=half)
-    assert_same_model(nvidia.read_nvidia(path), forward, TEXT, tmp_path / "run")
+    assert_same_model(published.read_nvidia(path), forward, TEXT, tmp_path / "run")
 
 
 @pytest.mark.parametrize(("layers", "end"), [(1, ":0.npy"), (3, ":0.npy"), (1, "_0.npy")])
 def test_unirep(layers: int, end: str, tmp_path: Path, random: np.random.Generator) -> None:
     forward = write_unirep(tmp_path / "u", random, layers, end)
-    found = npy_folders.read_unirep(tmp_path / "u")
+    found = published.read_unirep(tmp_path / "u")
     assert_same_model(found, forward, PROTEIN, tmp_path / "run")
     loaded = run.load_run(tmp_path / "run")
     (row,) = Featurizer(loaded, states=("c",))(["mkx lbzjo\n"])
@@ -253,7 +253,7 @@ def test_proteins_of_a_fasta_cost_what_they_cost_unirep(tmp_path, random, capsys
 
 def test_a_byte_without_a_symbol_is_refused_by_name(tmp_path, random) -> None:
     write_unirep(tmp_path / "u", random, 1)
-    run.write_imported(folder := tmp_path / "run", npy_folders.read_unirep(tmp_path / "u"))
+    run.write_imported(folder := tmp_path / "run", published.read_unirep(tmp_path / "u"))
     model = mlstm.load(folder)
     texts = ["MKV", "M-K*V*"]
     given = {name: tmp_path / f"{name}.txt" for name in SPLITS}
@@ -281,7 +281,7 @@ def test_a_byte_without_a_symbol_is_refused_by_name(tmp_path, random) -> None:
     assert not (tmp_path / "f").exists()
     # At this temperature all symbols are equally likely.
     assert set(model.generate("MK", bytes=500, temperature=1e30)) <= set(
-        map(chr, npy_folders._TOKENS)
+        map(chr, published._TOKENS)
     )
 
 
@@ -361,7 +361,7 @@ def test_an_export_is_read_without_this_package(tmp_path, random) -> None:
     from safetensors import safe_open
 
     forward = write_openai(tmp_path / "o", random)
-    found = npy_folders.read_openai(tmp_path / "o")
+    found = published.read_openai(tmp_path / "o")
     for name in ("m.safetensors", "m.npz"):
         weights.save(tmp_path / name, found)
     with safe_open(tmp_path / "m.safetensors", "np") as file:
@@ -384,15 +384,15 @@ def test_an_export_is_read_without_this_package(tmp_path, random) -> None:
 def test_the_file_that_is_wrong_is_named(folder, tmp_path, random) -> None:
     np.save(folder / "7.npy", np.zeros((H, H + 1), np.float32))
     with pytest.raises(UserError, match=r"7\.npy has the shape \(7, 8\), but must have \(7, 7\)"):
-        npy_folders.read_openai(folder)
+        published.read_openai(folder)
     (folder / "3.npy").unlink()
     with pytest.raises(UserError, match=r"3\.npy: is missing"):
-        npy_folders.read_openai(folder)
+        published.read_openai(folder)
     write_unirep(tmp_path / "u", random, 2)
     name = "rnn_mlstm_stack_mlstm_stack1_mlstm_stack1_wmx:0.npy"
     (tmp_path / "u" / name).unlink()
     with pytest.raises(UserError, match=f"{name} is missing"):
-        npy_folders.read_unirep(tmp_path / "u")
+        published.read_unirep(tmp_path / "u")
 
 
 class Opens:
@@ -411,14 +411,14 @@ def test_a_strangers_pickle_is_not_executed(folder: Path, tmp_path: Path) -> Non
     with (folder / "0.npy").open("wb") as file:
         np.save(file, pickled, allow_pickle=True)
     with pytest.raises(UserError, match=r"0\.npy: is not a \.npy file of numbers"):
-        npy_folders.read_openai(folder)
+        published.read_openai(folder)
     np.savez(tmp_path / "m.npz", allow_pickle=True, a=pickled)
     with pytest.raises(UserError, match="cannot be read"):
         weights.load_weights(tmp_path / "m.npz")
     pytest.importorskip("torch")
     (tmp_path / "m.pt").write_bytes(pickle.dumps({"encoder": Opens(trap)}, protocol=2))
     with pytest.raises(UserError, match="is not a file of tensors only"):
-        nvidia.read_nvidia(tmp_path / "m.pt")
+        published.read_nvidia(tmp_path / "m.pt")
     assert not trap.exists()
 
 
@@ -457,7 +457,7 @@ def test_a_damaged_export_is_refused(folder: Path, tmp_path: Path) -> None:
         (lambda w: w.params["embedding"].fill(np.nan), "embedding must be finite"),
     ]
     for change, message in changes:
-        change(made := npy_folders.read_openai(folder))
+        change(made := published.read_openai(folder))
         weights.save(path, made)
         with pytest.raises(UserError, match=message):
             weights.load_weights(path)

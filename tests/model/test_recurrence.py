@@ -12,13 +12,13 @@ from jax.extend.core import subjaxprs
 
 from mlstm_jax.errors import UserError
 from mlstm_jax.model import pallas
-from mlstm_jax.model.mlstm_step import layer_step
 from mlstm_jax.model.pallas import INTERPRETED, require_gpu
 from mlstm_jax.model.recurrence import (
     SEPARATE,
     STACKED,
     Carry,
     LayerWeights,
+    layer_step,
     recurrence,
 )
 from mlstm_jax.model.time_loops import Sequence

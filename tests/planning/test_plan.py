@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from mlstm_jax import cli
+from mlstm_jax import cli, planning
 from mlstm_jax import config as configs
 from mlstm_jax.api import functions
 from mlstm_jax.config import Config, Data, Model, Optimizer, Phase, Precision, Train, vary
@@ -17,7 +17,6 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.planning import compile as compiling
-from mlstm_jax.planning import plan
 from mlstm_jax.planning.compile import Compiled
 from mlstm_jax.planning.machine import Machine, load_machine, with_measured_rate
 from mlstm_jax.training.objective import cross_entropy
@@ -55,7 +54,7 @@ def paper(hidden: int = 4096, rows: int = 256) -> Config:
 )
 def test_the_papers_seconds_per_iteration(machine, hidden, rows, published):
     described = load_machine(MACHINES / f"{machine}.json")
-    made = plan.plan(paper(hidden, rows), described, list(published), 38.8e9)
+    made = planning.plan(paper(hidden, rows), described, list(published), 38.8e9)
     for row in made:
         for seconds in published[row.devices]:
             assert row.seconds_per_iteration == pytest.approx(seconds, rel=0.05)
@@ -64,7 +63,7 @@ def test_the_papers_seconds_per_iteration(machine, hidden, rows, published):
 def test_the_papers_hours() -> None:
     """Section VI's table: 8 to 128 GPUs, 3 epochs or 100,000 iterations of 38.8 GB."""
     described = load_machine(MACHINES / "dgx1_v100.json")
-    rows = plan.plan(paper(), described, [8, 16, 32, 64, 128], 38.8e9)
+    rows = planning.plan(paper(), described, [8, 16, 32, 64, 128], 38.8e9)
     hours = [row.hours for row in rows]
     assert hours == pytest.approx([23.7, 25.3, 14.0, 7.1, 3.5], rel=0.05)
     assert rows[-1].hours_per_epoch == pytest.approx(1.2, rel=0.05)
@@ -127,7 +126,7 @@ def test_a_measured_rate_gives_the_measured_time() -> None:
         train = Train(recompute_every=every)
         config = Config(model=Model(hidden=1024), data=Data(batch=32), train=train)
         config = vary(config, precision__compute="fp32")
-        seconds = plan.plan(config, machine, [1], None)[0].seconds_per_iteration
+        seconds = planning.plan(config, machine, [1], None)[0].seconds_per_iteration
         assert seconds == pytest.approx(measured[every], rel=tolerance)
     with pytest.raises(UserError, match='has no train step of "ours" in bf16'):
         with_measured_rate(machine, results, "bf16", 1024)
@@ -139,7 +138,7 @@ def test_the_plan_of_an_h100_is_near_to_what_one_measured() -> None:
         row["median_s"] for row in rows if (row["hidden"], row["implementation"]) == (4096, "ours")
     )
     config = Config(data=Data(batch=256, window=256), precision=Precision(compute="bf16"))
-    (row,) = plan.plan(config, load_machine(MACHINES / "h100.json"), [1], None)
+    (row,) = planning.plan(config, load_machine(MACHINES / "h100.json"), [1], None)
     assert row.seconds_per_iteration == pytest.approx(measured, rel=0.02)
 
 
@@ -161,12 +160,12 @@ def test_compiled_memory_is_shown_and_decides_what_fits(monkeypatch: pytest.Monk
     monkeypatch.setattr(compiling, "compile_step", compile_step)
     config, machine = paper(rows=80), load_machine(MACHINES / "h200.json")
     config = dataclasses.replace(config, precision=Precision(compute="bf16"))
-    rows, done = plan.plan(config, machine, [1, 2], None), list[int]()
+    rows, done = planning.plan(config, machine, [1, 2], None), list[int]()
     assert all(row.fits for row in rows)
     rows = compiling.with_compiled_memory(rows, config, machine, done.append)
     assert done == [1, 2]
     assert [(row.compiled_bytes, row.fits) for row in rows] == [(81e9, True), (161e9, False)]
-    said = plan.format_plan(config, machine, rows, None)
+    said = planning.format_plan(config, machine, rows, None)
     assert "GB/device compiled" in said
     assert "161.0 GB do not fit into the 141 GB" in said
 
@@ -175,12 +174,12 @@ def test_phases_are_summed_for_each_number_of_devices() -> None:
     phases = (Phase(steps=1000, batch=256, window=128), Phase(steps=3000, batch=128, window=64))
     config = dataclasses.replace(paper(), phases=phases)
     machine = load_machine(MACHINES / "dgx1_v100.json")
-    rows = plan.plan(config, machine, [1, 8, 8], None)  # one of them twice
+    rows = planning.plan(config, machine, [1, 8, 8], None)  # one of them twice
     assert [(row.devices, row.phase) for row in rows] == [(n, k) for n in (1, 8, 8) for k in (1, 2)]
     for row in rows:
         steps = phases[row.phase - 1].steps
         assert row.hours == pytest.approx(row.seconds_per_iteration * steps / 3600)
-    said = plan.format_plan(config, machine, rows, None).splitlines()
+    said = planning.format_plan(config, machine, rows, None).splitlines()
     sums = [line for line in said if "all phases" in line]
     hours = [f"{sum(row.hours or 0 for row in rows[n : n + 2]):.2f} hours" for n in (0, 2, 4)]
     assert len(sums) == 3
@@ -204,14 +203,14 @@ def test_muon_costs_what_the_compiler_counts(decoder: bool) -> None:
     counted = jax.jit(lambda x: step.update(x, None)[0]).lower(matrices).compile().cost_analysis()
     machine = load_machine(MACHINES / "h200.json")
     rate = machine.step_flops_per_s["tf32"]
-    planned = plan.update_seconds(config, machine, 1) * rate
+    planned = planning.update_seconds(config, machine, 1) * rate
     assert planned == pytest.approx(counted["flops"], rel=0.05)
-    eighth = plan.update_seconds(config, machine, 8) * rate
+    eighth = planning.update_seconds(config, machine, 8) * rate
     assert planned / 8 < eighth < planned / 4
-    assert plan.update_seconds(Config(), machine, 1) == 0
+    assert planning.update_seconds(Config(), machine, 1) == 0
     half = dataclasses.replace(config, precision=Precision(compute="bf16"))
     rates = machine.step_flops_per_s
-    assert plan.update_seconds(half, machine, 1) == pytest.approx(planned / rates["bf16"])
+    assert planning.update_seconds(half, machine, 1) == pytest.approx(planned / rates["bf16"])
 
 
 @pytest.mark.parametrize(
@@ -253,7 +252,7 @@ def test_without_devices_a_plan_has_those_that_can_share_the_batch() -> None:
     config = vary(Config(model=Model(hidden=16)), data__batch=24)
     rows = functions.plan(config, "h200", corpus_bytes=1e9)
     assert [row.devices for row in rows] == [1, 2, 4, 8]
-    text = plan.format_plan(config, load_machine(MACHINES / "h200.json"), rows, 1e9)
+    text = planning.format_plan(config, load_machine(MACHINES / "h200.json"), rows, 1e9)
     assert {line.split()[-2] for line in text.splitlines()[4:8]} == {"1.00"}  # epochs of a run
     with pytest.raises(UserError, match=r"data\.batch is 24, which 16 devices cannot share"):
         functions.plan(config, "h200", devices=[16])

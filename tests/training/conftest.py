@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlstm_jax.checkpoints import checkpoint
+from mlstm_jax import checkpoint
 from tests.training.runs import finish, make_config, start
 
 

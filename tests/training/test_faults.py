@@ -14,9 +14,8 @@ import jax
 import numpy as np
 import pytest
 
-from mlstm_jax import cli, run
-from mlstm_jax.checkpoints import meta
-from mlstm_jax.checkpoints.meta import steps_in
+from mlstm_jax import checkpoint, cli, run
+from mlstm_jax.checkpoint import steps_in
 from mlstm_jax.config import Config, Devices, Model, Optimizer, Phase, Precision, Train, vary
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.guard import Watchdog
@@ -215,12 +214,12 @@ def test_what_a_run_started_from_may_be_missing_until_it_is_needed(
     high = {"train__divergence_bpc": 0.01, "train__divergence_steps": 9}
     config = config_of(corpus, folder, 4, **ROLLBACK, **high, train__start_from=str(first))
     loop.train(config)
-    start = meta.read_meta(folder, 4)[0].start
+    start = checkpoint.read_meta(folder, 4)[0].start
     assert start == fingerprint(run.load_run(first).params)
     shutil.rmtree(first / "checkpoints/40/params")
     loop.train(vary(config, train__steps=6))
     assert "the parameters of train.start_from cannot be compared" in capfd.readouterr().err
-    assert meta.read_meta(folder, 6)[0].start == start
+    assert checkpoint.read_meta(folder, 6)[0].start == start
     assert run_folder.inputs_of(folder)["start_from"] == start
     longer = vary(config, train__steps=20)
     weights.save(first / run.WEIGHTS, changed(run.load_run(folder)))
@@ -256,7 +255,7 @@ def test_a_run_resumes_with_the_parameters_it_started_from_and_no_others(
     with pytest.raises(UserError, match=r"other parameters .* Leave `train\.start_from` out"):
         train(folder, 6, "another", later)
     train(folder, 6, None, later)
-    assert meta.read_meta(folder, 6)[0].start == fingerprint(first.params)
+    assert checkpoint.read_meta(folder, 6)[0].start == fingerprint(first.params)
     assert run_folder.inputs_of(folder)["start_from"] == fingerprint(first.params)
 
 
@@ -373,7 +372,7 @@ def test_the_watchdog_says_what_a_restart_will_do(steps, expected, tmp_path, cap
     def stuck() -> None:
         assert bitten.wait(60)
 
-    with Watchdog(0.1, stop, 3, meta.resume_advice) as watchdog:
+    with Watchdog(0.1, stop, 3, checkpoint.resume_advice) as watchdog:
         watchdog.folder = tmp_path
         watchdog.beat("nothing happens")
         # The newest of the threads: of more than 100, faulthandler leaves out the oldest.

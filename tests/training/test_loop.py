@@ -16,9 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mlstm_jax import environment, programs, run
-from mlstm_jax.checkpoints.checkpoint import Checkpoints
-from mlstm_jax.checkpoints.meta import steps_in
+from mlstm_jax import environment, run
+from mlstm_jax.checkpoint import Checkpoints, steps_in
 from mlstm_jax.config import Config, Devices, Model, Optimizer, Precision, Train, vary
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.data.stream import TrainStream
@@ -200,7 +199,7 @@ def test_a_run_keeps_the_compute_type_that_was_the_fastest_where_it_began(
 
     config = vary(short_run, out=str(tmp_path / "run"), train__steps=2)
     assert config.precision.compute is None
-    monkeypatch.setattr(programs, "fastest_compute", lambda units: "bf16")
+    monkeypatch.setattr(environment, "fastest_compute", lambda units: "bf16")
     assert trained() == "bf16"
     monkeypatch.undo()
     config = vary(config, train__steps=6)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mlstm_jax import cli, digest
-from mlstm_jax.checkpoints.meta import FILE, FOLDER, ITEM, steps_in
+from mlstm_jax.checkpoint import FILE, FOLDER, ITEM, steps_in
 from mlstm_jax.config import Config, Data, Devices, Optimizer, Phase, vary
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import UserError

@@ -17,8 +17,7 @@ from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.generate import generate
-from mlstm_jax.transfer.heatmap import heat, score_heat
-from mlstm_jax.transfer.trace import Reader
+from mlstm_jax.transfer.trace import Reader, heat, score_heat
 from mlstm_jax.view.viewer import Viewer
 from tests.tolerance import assert_close
 from tests.transfer.test_features import one_device

@@ -10,9 +10,8 @@ from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.transfer import classifier_file
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.features import Featurizer
-from mlstm_jax.transfer.heatmap import score_heat
 from mlstm_jax.transfer.heatmap_drawing import Heatmap, as_html
-from mlstm_jax.transfer.trace import Reader
+from mlstm_jax.transfer.trace import Reader, score_heat
 from tests.tolerance import bound
 
 TEXT = "my café is good, but 5 < 6 & bad"

@@ -14,18 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mlstm_jax import cli, digest
+from mlstm_jax import checkpoint, cli, digest
 from mlstm_jax.api.model import compressed_bpc, load
-from mlstm_jax.checkpoints import checkpoint
 from mlstm_jax.config import text as config_text
+from mlstm_jax.corpora.documents import prompt_bytes
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.run import Run, load_run
 from mlstm_jax.transfer.features import Featurizer
-from mlstm_jax.transfer.generate import Sampling, _sample, as_text, generate, prompt_bytes
-from mlstm_jax.transfer.heatmap import heat
+from mlstm_jax.transfer.generate import Sampling, _sample, as_text, generate
 from mlstm_jax.transfer.heatmap_drawing import as_html, colour, ink, places, write
-from mlstm_jax.transfer.trace import Reader, characters
+from mlstm_jax.transfer.trace import Reader, characters, heat
 from tests.tolerance import assert_close, bound
 
 pytestmark = pytest.mark.numeric

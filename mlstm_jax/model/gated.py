@@ -1,25 +1,38 @@
-"""A recurrent layer with one product a step over time, and its gradient: LSTM, GRU.
+"""Recurrent models with one product a step over time: LSTM and GRU.
 
-The layer's pre-activations are sums of two products and a bias::
+The pre-activations of a layer are sums of two products and a bias::
 
     z_t = [h_{t-1} Wh | 0] + [0 | x_t Wx] + b       [B, 4H]
 
 in which the columns of Wh are the first ones of z, and those of Wx the last. An LSTM's cover all of
-z; a GRU keeps the terms of its candidate apart (see gated_cells.py). A function of the kind,
-`advance`, makes the next carry of z and the carry.
+z; a GRU keeps the terms of its candidate apart. A cell is the function `advance`, which makes the
+next carry of z and the carry.
 
 The gradient is explicit for the reasons that recurrence.py has: the loop back computes dz_t only,
 in the buffer of z, and each weight gradient is one product over all steps, summed in float32. It
 computes the gates a second time, from z. Between steps h is float32.
+
+Parameters of a layer, all float32::
+
+    wx   [I, 4H] or [I, 3H]      I = E for the first layer, H above
+    wh   [H, 4H] or [H, 3H]      with `weight_norm` each as wx_v and its gains wx_g
+    b    [4H]                    zero
+
+A gate's Wx is at first normal(0, 1/√I), and its Wh orthogonal, as in Flax's cells.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from flax import linen
 
+from mlstm_jax.model.architecture import Carry, ReadOptions, Tree
 from mlstm_jax.model.ops import (
     bias_gradient,
     is_bytes,
@@ -28,6 +41,7 @@ from mlstm_jax.model.ops import (
     sum_rows,
     times,
 )
+from mlstm_jax.model.recurrent import Matrix, Recurrent, matrix
 from mlstm_jax.model.time_loops import (
     Sequence,
     as_bits,
@@ -40,8 +54,8 @@ from mlstm_jax.model.time_loops import (
 )
 
 Array = jax.Array
-Carry = Any  # a NamedTuple of arrays [B, H]; its h is float32
-Advance = Callable[[Array, Carry], Carry]  # (z [B, Z], carry), float32 → carry, float32
+# (z [B, Z], carry) → carry, float32; a carry is a NamedTuple of arrays [B, H] with an h.
+Advance = Callable[[Array, Tree], Tree]
 
 
 class GatedWeights(NamedTuple):
@@ -62,16 +76,16 @@ class Saved(NamedTuple):
 
     h_TBH: Array  # after each step
     z_TBZ: Array
-    before: Carry  # the carry before each step, [T, B, H]
+    before: Tree  # the carry before each step, [T, B, H]
 
 
-def _float32(carry: Carry) -> Carry:
+def _float32(carry: Tree) -> Tree:
     return jax.tree.map(lambda x: x.astype(jnp.float32), carry)
 
 
 def gated_step(
     advance: Advance, weights: GatedWeights, rows: int
-) -> Callable[[Array, Carry, Sequence], tuple[Carry, Array]]:
+) -> Callable[[Array, Tree, Sequence], tuple[Tree, Array]]:
     """Return the function of one step of `rows` rows, with rounded matrices.
 
     It takes h in the type of the products, the carry, and the input of the step; it returns the new
@@ -79,7 +93,7 @@ def gated_step(
     """
     times_wh, size = times(weights.wh_HK, rows), weights.b_Z.shape[0]
 
-    def step(rounded_h: Array, carry: Carry, now: Sequence) -> tuple[Carry, Array]:
+    def step(rounded_h: Array, carry: Tree, now: Sequence) -> tuple[Tree, Array]:
         zh_BK, zx_BG = times_wh(rounded_h), project(now.x, weights.wx_IG)
         zh_BZ = jnp.pad(zh_BK, ((0, 0), (0, size - zh_BK.shape[1])))
         zx_BZ = jnp.pad(zx_BG, ((0, 0), (size - zx_BG.shape[1], 0)))
@@ -94,13 +108,13 @@ def gated_step(
 
 
 def _forward_loop(
-    advance: Advance, carry: Carry, sequence: Sequence, weights: GatedWeights, compute: jnp.dtype
-) -> tuple[Carry, Saved]:
+    advance: Advance, carry: Tree, sequence: Sequence, weights: GatedWeights, compute: jnp.dtype
+) -> tuple[Tree, Saved]:
     """Run the window with rounded matrices; return the new carry and what the loop back needs."""
     window, shape = sequence.x.shape[0], carry.h.shape
     run = gated_step(advance, weights, shape[0])
 
-    def step(t: Array, before: tuple[Array, Carry, Saved]) -> tuple[Array, Carry, Saved]:
+    def step(t: Array, before: tuple[Array, Tree, Saved]) -> tuple[Array, Tree, Saved]:
         rounded_h, carry, saved = before
         after, z_BZ = run(rounded_h, carry, step_of(sequence, t))
         rounded_h = after.h.astype(compute)
@@ -123,20 +137,20 @@ def _forward_loop(
 
 def _backward_loop(
     advance: Advance,
-    first: Carry,
+    first: Tree,
     sequence: Sequence,
     weights: GatedWeights,
     saved: Saved,
     compute: jnp.dtype,
-    dlast: Carry,
+    dlast: Tree,
     dh_TBH: Array,
-) -> tuple[Carry, Array]:
+) -> tuple[Tree, Array]:
     """Return the cotangents of the carry before the window, and of z, [T, B, Z]."""
     window, columns = sequence.x.shape[0], weights.wh_HK.shape[1]
     times_wh = times(weights.wh_HK, first.h.shape[0], transposed=True)
     dh_bits = as_bits(dh_TBH)
 
-    def step(k: Array, later: tuple[Carry, Array, Array]) -> tuple[Carry, Array, Array]:
+    def step(k: Array, later: tuple[Tree, Array, Array]) -> tuple[Tree, Array, Array]:
         dcarry, z_BZ, dz_TBZ = later
         t = window - 1 - k
         before = jax.tree.map(
@@ -162,12 +176,12 @@ def _backward_loop(
 
 def gated_recurrence(
     advance: Advance,
-    carry: Carry,
+    carry: Tree,
     sequence: Sequence,
     weights: GatedWeights,
     compute: jnp.dtype,
     recompute_every: int | None = None,
-) -> tuple[Carry, Array]:
+) -> tuple[Tree, Array]:
     """Run one layer over a window.
 
     Args:
@@ -183,7 +197,7 @@ def gated_recurrence(
         are float32; those of the weights are summed in float32. Without a gradient nothing is kept.
     """
 
-    def run(carry: Carry, sequence: Sequence) -> tuple[Carry, Array]:
+    def run(carry: Tree, sequence: Sequence) -> tuple[Tree, Array]:
         return _recurrence(advance, carry, sequence, weights, compute)
 
     return recomputed(run, carry, sequence, recompute_every)
@@ -191,8 +205,8 @@ def gated_recurrence(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 4))
 def _recurrence(
-    advance: Advance, carry: Carry, sequence: Sequence, weights: GatedWeights, compute: jnp.dtype
-) -> tuple[Carry, Array]:
+    advance: Advance, carry: Tree, sequence: Sequence, weights: GatedWeights, compute: jnp.dtype
+) -> tuple[Tree, Array]:
     # The compiler removes unused values, so without a gradient this loop saves nothing.
     weights = weights.rounded(sequence.x, compute)
     last, saved = _forward_loop(advance, carry, sequence, weights, compute)
@@ -200,8 +214,8 @@ def _recurrence(
 
 
 def _forward(
-    advance: Advance, carry: Carry, sequence: Sequence, weights: GatedWeights, compute: jnp.dtype
-) -> tuple[tuple[Carry, Array], tuple[Carry, Sequence, GatedWeights, Saved]]:
+    advance: Advance, carry: Tree, sequence: Sequence, weights: GatedWeights, compute: jnp.dtype
+) -> tuple[tuple[Tree, Array], tuple[Tree, Sequence, GatedWeights, Saved]]:
     require_no_padding(sequence)
     weights = weights.rounded(sequence.x, compute)
     last, saved = _forward_loop(advance, carry, sequence, weights, compute)
@@ -211,9 +225,9 @@ def _forward(
 def _backward(
     advance: Advance,
     compute: jnp.dtype,
-    residuals: tuple[Carry, Sequence, GatedWeights, Saved],
-    cotangents: tuple[Carry, Array],
-) -> tuple[Carry, Sequence, GatedWeights]:
+    residuals: tuple[Tree, Sequence, GatedWeights, Saved],
+    cotangents: tuple[Tree, Array],
+) -> tuple[Tree, Sequence, GatedWeights]:
     first, sequence, weights, saved = residuals
     dfirst, dz_TBZ = _backward_loop(advance, first, sequence, weights, saved, compute, *cotangents)
     h_TBH = of_bits(saved.h_TBH, compute)
@@ -236,3 +250,111 @@ def _backward(
 
 
 _recurrence.defvjp(_forward, _backward)
+
+
+def _gate_by_gate(initialise: Any, gates: int) -> Any:
+    def together(key: Array, shape: tuple[int, ...]) -> Array:
+        gate = shape[0], shape[1] // gates
+        return jnp.concatenate([initialise(key, gate) for key in jax.random.split(key, gates)], 1)
+
+    return together
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedCell(Recurrent):
+    """A stack of layers of one cell; a subclass is the cell."""
+
+    # Normalise the columns of every matrix of the cell, W = g V / ‖V‖, as the mLSTM always does.
+    weight_norm: bool = False
+
+    @property
+    def normalised(self) -> bool:
+        """Whether the columns of the matrices are normalised."""
+        return self.weight_norm
+
+    @staticmethod
+    @abstractmethod
+    def advance(z_BZ: Array, carry: Any) -> Any:
+        """Return a layer's carry after a step; all arrays are float32."""
+
+    def initial(self, inputs: int) -> dict[str, Matrix]:
+        """Return one matrix for the input and one for h."""
+        x, h = self.gates["wx"], self.gates["wh"]
+        lecun, orthogonal = linen.initializers.lecun_normal(), linen.initializers.orthogonal()
+        return {
+            "wx": Matrix((inputs, x * self.hidden), _gate_by_gate(lecun, x)),
+            "wh": Matrix((self.hidden, h * self.hidden), _gate_by_gate(orthogonal, h)),
+        }
+
+    def weights(self, params: Tree) -> GatedWeights:
+        """Return both matrices and the bias."""
+        return GatedWeights(matrix(params, "wx"), matrix(params, "wh"), params["b"])
+
+    def step(self, weights: GatedWeights, rows: int) -> Callable[[Tree, Sequence], Tree]:
+        """Return the function of the carry and the input to the carry after a step."""
+        advance = gated_step(self.advance, weights, rows)
+        return lambda carry, now: advance(carry.h, carry, now)[0]
+
+    def run(
+        self, weights: GatedWeights, carry: Tree, sequence: Sequence, options: ReadOptions
+    ) -> tuple[Tree, Array]:
+        """Run the recurrence over a window."""
+        every = options.recompute_every
+        return gated_recurrence(self.advance, carry, sequence, weights, options.compute, every)
+
+    def step_bytes(self, width: int, cell: int) -> int:
+        """Count h, z, which becomes dz, and the carry before the step."""
+        return (1 + self.biases) * width + self.carry_bytes(cell)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LSTM(GatedCell, title="LSTM"):
+    """The LSTM (Hochreiter and Schmidhuber 1997) with a forget gate (Gers et al. 2000)::
+
+    z = x Wx + h Wh + b = [i f g o]
+    c' = σ(f) ∘ c + σ(i) ∘ tanh(g)      h' = σ(o) ∘ tanh(c')
+    """
+
+    kind: Literal["lstm"] = field(default="lstm", init=False)
+    gates: ClassVar[dict[str, int]] = {"wh": 4, "wx": 4}
+    biases: ClassVar[int] = 4
+
+    @staticmethod
+    def advance(z_BZ: Array, carry: Any) -> Any:
+        """Return h and c after a step."""
+        i, f, g, o = jnp.split(z_BZ, 4, axis=-1)
+        c = jax.nn.sigmoid(f) * carry.c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        return Carry(h=jax.nn.sigmoid(o) * jnp.tanh(c), c=c)
+
+
+class HiddenCarry(NamedTuple):
+    """The state of all layers between two windows: h float32 [B, L, H]."""
+
+    h: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class GRU(GatedCell, title="GRU"):
+    """The gated recurrent unit (Cho et al. 2014, arXiv 1406.1078, with h's own bias of n)::
+
+    h Wh + b = [nh r z]   x Wx + b = [r z nx]
+    r, z = σ(of both sums)              n = tanh(nx + r ∘ nh)
+    h' = (1 − z) ∘ n + z ∘ h
+    """
+
+    kind: Literal["gru"] = field(default="gru", init=False)
+    gates: ClassVar[dict[str, int]] = {"wh": 3, "wx": 3}
+    biases: ClassVar[int] = 4
+    states: ClassVar[tuple[str, ...]] = ("h",)
+
+    def init_carry(self, rows: int, cell: Any) -> Tree:
+        """Return a zero h; there is no c."""
+        return HiddenCarry(np.zeros((rows, *self.shape), np.float32))
+
+    @staticmethod
+    def advance(z_BZ: Array, carry: Any) -> Any:
+        """Return h after a step."""
+        nh, r, z, nx = jnp.split(z_BZ, 4, axis=-1)
+        z = jax.nn.sigmoid(z)
+        n = jnp.tanh(nx + jax.nn.sigmoid(r) * nh)
+        return HiddenCarry((1 - z) * n + z * carry.h)

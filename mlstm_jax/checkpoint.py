@@ -11,22 +11,143 @@ checksum, or cannot be read, is damaged. Damaged checkpoints are never deleted, 
 folder next to the checkpoints.
 """
 
+import math
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from numpy.typing import NDArray
 
-from mlstm_jax import digest
-from mlstm_jax.checkpoints import meta
-from mlstm_jax.checkpoints.meta import FOLDER, Meta
+from mlstm_jax import digest, fields
+from mlstm_jax.data.corpus import Cleaning
+from mlstm_jax.data.stream import Origin
 from mlstm_jax.errors import FileError, remedy
+
+FOLDER = "checkpoints"
+# The file of a checkpoint: checkpoints/STEP/meta/metadata.
+ITEM, FILE = "meta", "metadata"
+
+Sums = dict[str, dict[str, int]]  # by item and by an array's path in it
+
+
+class Meta(NamedTuple):
+    """What a checkpoint was trained on."""
+
+    corpus: str  # identity of the corpus, a sha256
+    cleaning: Cleaning  # of its documents; a prompt is cleaned in the same way
+    rows: dict[str, Any]  # what determines which bytes a row reads: batch, window, shards, ...
+    origin: Origin
+    epoch: float
+    bytes_seen: int
+    # A sha256 of the parameters that train.start_from named, if any.
+    start: str | None = None
+    high_steps: int = 0  # latest steps in a row whose loss was above train.divergence_bpc
+    bpc: float | None = None  # of the validation split, if it was measured at this step
+    label_loss: float | None = None  # the same
+
+    @property
+    def score(self) -> float | None:
+        """What chooses the best checkpoint: the loss of the labels, or without labels the BPC."""
+        return self.bpc if self.label_loss is None else self.label_loss
+
+
+def steps_in(folder: Path) -> list[int]:
+    """Return the steps of the complete checkpoints of a run folder, in order, from their names."""
+    names = [path.name for path in (folder / FOLDER).glob("[0-9]*")]
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def resume_advice(folder: Path) -> str:
+    """Say where the same command would resume a run that ends now."""
+    if steps := steps_in(folder):
+        return f"The same command resumes from the checkpoint of step {steps[-1]}"
+    return "There is no checkpoint yet: the same command starts over"
+
+
+def seal(meta: Meta, sums: Sums) -> dict[str, Any]:
+    """Return a checkpoint's JSON: its meta, the checksums of its arrays, and one of both."""
+    values = meta._asdict()
+    for name in ("bpc", "label_loss"):
+        if values[name] is not None and not math.isfinite(values[name]):
+            values[name] = None
+    return digest.sealed({"meta": values, "sums": sums})
+
+
+def read_meta(folder: Path, step: int) -> tuple[Meta, Sums]:
+    """Return the meta of the checkpoint of `step`, and the checksums of its arrays.
+
+    Raises OSError, ValueError, KeyError or TypeError if the file is damaged.
+    """
+    content = digest.opened(fields.parse((folder / FOLDER / str(step) / ITEM / FILE).read_bytes()))
+    values = content["meta"]
+    return Meta(**values | {"origin": Origin(*values["origin"])}), content["sums"]
+
+
+def score(folder: Path, step: int) -> float | None:
+    """Return `Meta.score` of a step; None if there is none, or it cannot be read."""
+    try:
+        return read_meta(folder, step)[0].score
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # The file is damaged; restoring the checkpoint will raise an error.
+
+
+def best(scores: Mapping[int, float | None]) -> int | None:
+    """Return the step with the lowest score, the earliest of several; None if none is finite."""
+    finite = [
+        (score, step)
+        for step, score in scores.items()
+        if score is not None and math.isfinite(score)
+    ]
+    return min(finite)[1] if finite else None
+
+
+def kept(
+    steps: Iterable[int], scores: Mapping[int, float | None], newest: int, reach: int
+) -> set[int]:
+    """Return the steps whose checkpoints are kept.
+
+    These are the newest, the best, and the newest that is at least `reach` steps older than the
+    last: if a divergence is detected within `reach` steps, the run can return to it. The oldest of
+    the younger checkpoints will replace it later and is therefore kept, too.
+
+    Args:
+        steps: of the existing checkpoints.
+        scores: `Meta.score` by step, where it was measured.
+        newest: number of newest checkpoints to keep.
+        reach: number of steps within which a divergence is detected.
+    """
+    ordered = sorted(steps)
+    if not ordered:
+        return set()
+    chosen = set(ordered[-newest:])
+    lowest = best({step: scores.get(step) for step in ordered})
+    if lowest is not None:
+        chosen.add(lowest)
+    limit = ordered[-1] - reach
+    chosen.update([step for step in ordered if step <= limit][-1:])
+    chosen.update([step for step in ordered if step > limit][:1])
+    return chosen
+
+
+class Policy(NamedTuple):
+    """`kept` in the form that Orbax needs; the mapping of scores may change at any time."""
+
+    scores: Mapping[int, float | None]
+    newest: int
+    reach: int
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Return whether each is kept; see Orbax's PreservationPolicy."""
+        steps = [checkpoint.step for checkpoint in checkpoints]
+        chosen = kept(steps, *self)
+        return [step in chosen for step in steps]
+
 
 # Seconds before each new attempt to read, in case the file system fails briefly.
 PAUSES = (0.5, 2.0)
@@ -79,19 +200,19 @@ class Checkpoints:
     def __init__(
         self, folder: Path, keep: int = 2, *, reach: int = 0, read_only: bool = False
     ) -> None:
-        """Open the folder; meta.kept explains `keep` and `reach`."""
+        """Open the folder; kept explains `keep` and `reach`."""
         self.folder, self._read_only = folder, read_only
         self._begun: int | None = None
         self._failed = False
         self._scores: dict[int, float | None] = {}
-        self._policy = meta.Policy(self._scores, keep, reach)
+        self._policy = Policy(self._scores, keep, reach)
         self.open()
 
     def open(self) -> None:
         """Read which checkpoints exist on disk; all processes must call it."""
         self._scores.clear()
-        for step in meta.steps_in(self.folder):
-            self._scores[step] = meta.score(self.folder, step)
+        for step in steps_in(self.folder):
+            self._scores[step] = score(self.folder, step)
         self._manager = ocp.CheckpointManager(
             (self.folder / FOLDER).absolute(),
             options=ocp.CheckpointManagerOptions(
@@ -106,7 +227,7 @@ class Checkpoints:
                 "params": ocp.StandardCheckpointHandler(),
                 "state": ocp.StandardCheckpointHandler(),
                 "carry": ocp.StandardCheckpointHandler(),
-                "meta": ocp.JsonCheckpointHandler(filename=meta.FILE),
+                "meta": ocp.JsonCheckpointHandler(filename=FILE),
             },
         )
 
@@ -131,7 +252,7 @@ class Checkpoints:
                 step,
                 args=ocp.args.Composite(
                     **{name: ocp.args.StandardSave(item) for name, item in items.items()},
-                    meta=ocp.args.JsonSave(meta.seal(about, sums)),
+                    meta=ocp.args.JsonSave(seal(about, sums)),
                 ),
             )
             if not begun:
@@ -158,7 +279,7 @@ class Checkpoints:
             advice = remedy(error)
             first = f"{advice}; the" if advice else "Correct the cause; the"
             try:
-                whole = ", ".join(map(str, meta.steps_in(self.folder)))
+                whole = ", ".join(map(str, steps_in(self.folder)))
             except OSError:  # as when no more files can be opened
                 ending = f"{first} same command resumes from the last complete checkpoint, if any."
             else:
@@ -179,8 +300,8 @@ class Checkpoints:
     def best(self) -> int | None:
         """Return the step with the lowest `Meta.score`, or the newest if none was measured."""
         scores = {step: self._scores.get(step) for step in self.steps()}
-        best = meta.best(scores)
-        return self.latest() if best is None else best
+        best_step = best(scores)
+        return self.latest() if best_step is None else best_step
 
     def steps(self) -> list[int]:
         """Return the steps of all complete checkpoints, in order."""
@@ -188,7 +309,7 @@ class Checkpoints:
 
     def meta(self, step: int) -> Meta:
         """Return the meta of the checkpoint of `step`; raise Damaged if it cannot be read."""
-        return self._attempt(step, lambda: meta.read_meta(self.folder, step)[0])
+        return self._attempt(step, lambda: read_meta(self.folder, step)[0])
 
     def restore(self, step: int, state: Any, carry: Any | None) -> tuple[Any, Any | None]:
         """Return what was saved at `step`; raise Damaged if it cannot be read.
@@ -214,7 +335,7 @@ class Checkpoints:
 
     def _read(self, step: int, parts: dict[str, Any], carry: Any | None = None) -> dict[str, Any]:
         """Read the items `parts`, and the carry unless it is empty; raise if one is damaged."""
-        _, sums = meta.read_meta(self.folder, step)
+        _, sums = read_meta(self.folder, step)
         # Orbax restores to the type of these, and to the sharding of the carry.
         targets = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), parts)
         if leaves := jax.tree.leaves(carry):
