@@ -114,17 +114,17 @@ def test_a_config_is_named_first_or_as_an_option(words: list[str]) -> None:
         (lambda: Distributed(coordinator="node1"), "must be HOST:PORT, such as node1:8476"),
         (lambda: Distributed(coordinator="[::1]:0"), "distributed.coordinator is '[::1]:0'"),
         (lambda: Distributed(processes=2, index=2), "distributed.index is 2, but it must be below"),
-        (lambda: Data(batch="3"), "data.batch is '3', but it must be a whole number"),  # type: ignore[arg-type]
+        (lambda: Data(batch="3"), "data.batch is '3', but it must be a whole number"),
         (lambda: Data(batch=True), "data.batch is True, but it must be a whole number"),
-        (lambda: Data(shuffle_shards=1), "must be true or false"),  # type: ignore[arg-type]
-        (lambda: Optimizer(learning_rate="1e-3"), "must be a number"),  # type: ignore[arg-type]
-        (lambda: Optimizer(name="adm"), "must be one of adam, adamw, lamb"),  # type: ignore[arg-type]
-        (lambda: Train(steps=1.5), "train.steps is 1.5"),  # type: ignore[arg-type]
-        (lambda: Config(data="corpora/mine"), "data is 'corpora/mine', but it must be a Data"),  # type: ignore[arg-type]
+        (lambda: Data(shuffle_shards=1), "must be true or false"),
+        (lambda: Optimizer(learning_rate="1e-3"), "must be a number"),
+        (lambda: Optimizer(name="adm"), "must be one of adam, adamw, lamb"),
+        (lambda: Train(steps=1.5), "train.steps is 1.5"),
+        (lambda: Config(data="corpora/mine"), "data is 'corpora/mine', but it must be a Data"),
         (
             lambda: Config(phases=[Phase(steps=1, batch=1, window=1)]),
             "must be a tuple (a Phase, ...)",
-        ),  # type: ignore[arg-type]
+        ),
     ],
 )
 def test_a_bad_value_is_named(make: object, message: str) -> None:
@@ -135,9 +135,9 @@ def test_a_bad_value_is_named(make: object, message: str) -> None:
 
 def test_numbers_of_numpy_become_pythons() -> None:
     config = Config(
-        data=Data(batch=np.int64(3)),  # type: ignore[arg-type]
-        optimizer=Optimizer(learning_rate=np.float32(0.5)),  # type: ignore[arg-type]
-        train=Train(deterministic=np.True_),  # type: ignore[arg-type]
+        data=Data(batch=np.int64(3)),
+        optimizer=Optimizer(learning_rate=np.float32(0.5)),
+        train=Train(deterministic=np.True_),
     )
     assert config_text.from_json(config_text.to_json(config), Path("x")) == config
     assert [type(one) for one in (config.data.batch, config.optimizer.learning_rate)] == [

@@ -1,6 +1,5 @@
 """Beam gives the corpus that DuckDB gives, byte for byte."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from mlstm_jax.errors import UserError
 
 from .test_dirty import GOOD, damaged_parquet
 from .test_sources import write_layouts, write_parquet
-from .written import contents
+from .written import contents, jsonl
 
 pytest.importorskip("apache_beam")
 
@@ -37,57 +36,36 @@ def sources(tmp_path: Path) -> list[str]:
     (tmp_path / "in/dirty.jsonl").write_bytes(b"".join(GOOD) + b"bad\n" + twice)
     query = "SELECT 'parquet ' || i AS text FROM range(99) t(i)"
     damaged_parquet(tmp_path / "in/dirty.parquet", query, b"parquet 77")
-    # Of near-duplicates the one that is kept may have no rating, where another has.
-    (tmp_path / "in/rated.jsonl").write_text(
-        "".join(f'{{"text": "twice {n}"}}\n{{"text": "TWICE {n}"}}\n' for n in range(9))
-    )
+    # Of near-duplicates the one that is kept has no rating, where the other has.
+    copies: list[dict[str, object]] = []
+    for n in range(20):
+        two = [(f"\n {word} {n} ".encode(), 0.0) for word in ("twice", "TWICE")]
+        ((kept, _),) = in_order(two, 5, "normalized")
+        copies += [
+            {"text": text.decode().strip()} | ({} if text == kept else {"rating": 5})
+            for text, _ in two
+        ]
+    jsonl(tmp_path / "in/rated.jsonl", copies)
     return [str(tmp_path / "in"), "pydoc:"]
 
 
 @pytest.mark.parametrize("dedupe", ["normalized", "exact", "none"])
 def test_the_same_corpus(tmp_path: Path, sources: list[str], dedupe: Dedupe) -> None:
-    prepare(sources, tmp_path / "duckdb", dedupe=dedupe, seed=5, split=(8, 1, 1))
+    options = {"dedupe": dedupe, "seed": 5, "split": (8, 1, 1)}
+    prepare(sources, tmp_path / "duckdb", **options)
     rejects = (tmp_path / "duckdb.rejects.jsonl").read_text()
-    prepare(
-        sources[::-1],
-        tmp_path / "beam",
-        dedupe=dedupe,
-        seed=5,
-        split=(8, 1, 1),
-        engine="beam",
-        beam_options=LOCAL,
-    )
+    prepare(sources[::-1], tmp_path / "beam", engine="beam", beam_options=LOCAL, **options)
     assert contents(tmp_path / "beam") == contents(tmp_path / "duckdb")
     assert (tmp_path / "beam.rejects.jsonl").read_text() == rejects
     assert not list(tmp_path.glob(".*"))
 
 
 def test_a_source_that_cannot_be_is_said_as_by_duckdb(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"body": "text"}\n')
-    for engine, options in (("duckdb", ""), ("beam", LOCAL)):
+    source = jsonl(tmp_path / "a.jsonl", [{"body": "text"}])
+    for options in ({}, {"engine": "beam", "beam_options": LOCAL}):
         with pytest.raises(UserError, match=r"a\.jsonl: none of its 1 records has text in text"):
-            prepare(
-                [str(tmp_path / "a.jsonl")],
-                tmp_path / "out",
-                engine=engine,  # type: ignore[arg-type]
-                beam_options=options,
-            )
+            prepare([source], tmp_path / "out", **options)
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
-
-
-def test_ratings_of_copies_that_are_not_kept_count_alike(tmp_path: Path) -> None:
-    lines = []
-    for n in range(20):
-        kept, *_ = in_order(
-            [(b"\n review %d " % n, 0.0), (b"\n Review %d " % n, 0.0)], 0, "normalized"
-        )
-        for text in (f"review {n}", f"Review {n}"):
-            other = f"\n {text} ".encode() != kept[0]
-            lines.append(json.dumps({"text": text} | ({"rating": 5} if other else {})) + "\n")
-    (tmp_path / "a.jsonl").write_text("".join(lines))
-    prepare([str(tmp_path / "a.jsonl")], tmp_path / "duckdb")
-    prepare([str(tmp_path / "a.jsonl")], tmp_path / "beam", engine="beam", beam_options=LOCAL)
-    assert contents(tmp_path / "beam") == contents(tmp_path / "duckdb")
 
 
 def test_a_runner_that_is_none(tmp_path: Path) -> None:

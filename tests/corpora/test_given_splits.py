@@ -101,7 +101,7 @@ def test_a_file_that_changes_while_it_is_read_makes_no_corpus(tmp_path, monkeypa
 
     def changed(*arguments: object) -> object:
         source.write_text("one\ntwo\n")
-        return again(*arguments)  # type: ignore[arg-type]
+        return again(*arguments)
 
     monkeypatch.setattr(preparation, "_again", changed)
     with pytest.raises(UserError, match=r"a\.txt: changed while it was being read"):

@@ -13,15 +13,15 @@ from mlstm_jax.corpora.inspect import format_summary, summarise
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.data.corpus import open_corpus
 
+from .written import jsonl
+
 TEXTS = [("good strap", 5), ("a café, an endless story " * 30, 1), ("bad", 1), ("so so", None)]
 
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
-    source = tmp_path / "a.jsonl"
-    records = [{"text": text, "rating": rating} for text, rating in TEXTS]
-    source.write_text("".join(json.dumps(record) + "\n" for record in [*records, records[0]]))
-    prepare([str(source)], tmp_path / "corpus", split=(1, 0, 0))
+    records = [{"text": text, "rating": rating} for text, rating in [*TEXTS, TEXTS[0]]]
+    prepare([jsonl(tmp_path / "a.jsonl", records)], tmp_path / "corpus", split=(1, 0, 0))
     return tmp_path / "corpus"
 
 
@@ -73,42 +73,37 @@ def told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., st
     return prepare
 
 
-@pytest.mark.parametrize(
-    ("line", "share"),
-    [
-        ('<div class="a"><p>{:0>12}</p></div>', "65% of the train split's bytes are in tags"),
-        ("so good<br /> that I would, if a < b > c, buy it again and then once more {}", None),
-    ],
-)
-def test_prepare_says_how_much_looks_like_markup(tmp_path, told, line, share):
-    (tmp_path / "page.txt").write_text("".join(line.format(n) + "\n" for n in range(100)))
-    said = told(tmp_path / "page.txt")
-    assert share in said if share else "tags" not in said
+def numbered(path: Path, line: str, count: int) -> Path:
+    """A file of one line so many times, each with its number."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(line.format(n) + "\n" for n in range(count)))
+    return path
+
+
+def test_prepare_says_how_much_looks_like_markup(tmp_path, told) -> None:
+    page = numbered(tmp_path / "a.txt", '<div class="a"><p>{:0>12}</p></div>', 100)
+    assert "65% of the train split's bytes are in tags" in told(page)
+    line = "so good<br /> that I would, if a < b > c, buy it again and then once more {}"
+    assert "tags" not in told(numbered(page, line, 100))
 
 
 def test_the_split_that_is_advised_is_large_enough(told, tmp_path) -> None:
-    path, line = tmp_path / "a.txt", "It is sentence {} of a long row of them.\n"
-    path.write_text("".join(line.format(n) for n in range(20_000)))
+    line = "It is sentence {} of a long row of them."
+    path = numbered(tmp_path / "a.txt", line, 20_000)
     said = told(path, "--split", "100,1,1")
     assert "the valid split has only" in said
     advised = re.search(r"--split (\d+,1,1) gives", said)
-    assert advised
     assert "note" not in told(path, "--split", advised[1])
     # No split of so little text is large enough, so none is advised.
-    path.write_text("".join(line.format(n) for n in range(2000)))
-    assert "so add more text" in told(path, "--split", "8,1,1")
+    assert "so add more text" in told(numbered(path, line, 2000), "--split", "8,1,1")
 
 
 def test_wrapped_prose_and_files_of_no_known_kind_are_told(told, tmp_path) -> None:
-    folder, advice = tmp_path / "in", "--document paragraph or file"
-    folder.mkdir()
-    line = "where prose is wrapped at some seventy bytes, a line ends anywhere {}\n"
-    (folder / "a.txt").write_text("".join(line.format(n) for n in range(300)))
-    (folder / "notes.md").write_text("not read")
-    said = told(folder)
+    line = "where prose is wrapped at some seventy bytes, a line ends anywhere {}"
+    path, advice = numbered(tmp_path / "in/a.txt", line, 300), "--document paragraph or file"
+    path.with_name("notes.md").write_text("not read")
+    said = told(path.parent)
     assert "1 file(s) in the folders are of an unknown kind and were not read: notes.md" in said
     assert advice in said
-    assert advice not in told(folder / "a.txt", "--document", "line")
-    line = "Sentence {} is a whole document.\n"
-    (folder / "a.txt").write_text("".join(line.format(n) for n in range(300)))
-    assert advice not in told(folder / "a.txt")
+    assert advice not in told(path, "--document", "line")
+    assert advice not in told(numbered(path, "Sentence {} is a whole document.", 300))

@@ -163,16 +163,14 @@ def stopping(function: Callable, number: signal.Signals) -> Callable:
     ],
 )
 def test_one_line_and_nothing_left(tmp_path, monkeypatch, capsys, number, where, name):
-    lines = [f"review {i} é &amp;\n".encode() for i in range(40)]
-    (tmp_path / "a.txt").write_bytes(b"".join([*lines, b"caf\xe9\n", b"\xe9\n"]))
+    lines = "".join(f"review {i} é &amp;\n" for i in range(40))
+    (tmp_path / "a.txt").write_bytes(lines.encode() + b"caf\xe9\n\xe9\n")
     out = tmp_path / "corpora" / "out"
     monkeypatch.setattr(where, name, stopping(getattr(where, name), number))
     words = ["prepare", f"{tmp_path}/a.txt", "--out", str(out), "--max-reject-fraction", "1"]
     with pytest.raises(SystemExit) as stop:
         cli.main(words)
     assert stop.value.code == 128 + number
-    told = capsys.readouterr().err
-    assert (
-        told == f"mlstm-jax prepare: interrupted by {number.name}; no temporary files are left.\n"
-    )
+    told = f"mlstm-jax prepare: interrupted by {number.name}; no temporary files are left.\n"
+    assert capsys.readouterr().err == told
     assert not out.parent.exists() or not list(out.parent.iterdir())

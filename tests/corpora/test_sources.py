@@ -4,8 +4,8 @@ import gzip
 import json
 import os
 import shutil
-from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import duckdb
 import pytest
@@ -71,16 +71,19 @@ def test_folders_and_patterns_are_the_files_in_them(tmp_path: Path) -> None:
     names = [f"{tmp_path}/in/deep/{name}" for name in sorted(LAYOUTS)]
     assert found_names(f"{tmp_path}/in/**/20*.gz") == names
     odd = f"{tmp_path}/in/a[1]*.jsonl"
-    assert sorted(found_names(f"{tmp_path}/in", names[0], "pydoc:")) == sorted(
-        [odd, *names, "pydoc:"]
-    )
+    assert {*found_names(f"{tmp_path}/in", names[0], "pydoc:")} == {odd, *names, "pydoc:"}
     manifest = prepare([odd], tmp_path / "out", split=(1, 0, 0))
     assert manifest.sources[0].documents == 1
 
 
-def test_one_file_named_twice_is_read_once(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
+def small(path: Path) -> Path:
+    """A text file of three documents."""
     path.write_text("one\ntwo\nthree\n")
+    return path
+
+
+def test_one_file_named_twice_is_read_once(tmp_path: Path) -> None:
+    path = small(tmp_path / "a.txt")
     (tmp_path / "link.txt").symlink_to(path)
     manifest = prepare([str(path), str(tmp_path / "link.txt"), str(tmp_path)], tmp_path / "out")
     assert manifest.duplicates == 0
@@ -122,23 +125,21 @@ def test_sources_that_cannot_be(tmp_path, monkeypatch, source, message):
 def test_room_is_checked_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.txt"
     path.write_text("one\ntwo\nthree\n" * 1000)
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 41_999))
-    with pytest.raises(UserError, match=r"may be needed here, but only .* is free; .*`temp_dir`"):
-        prepare([str(path)], tmp_path / "out")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 42_000))
-    prepare([str(path)], tmp_path / "out")
-    # Splits that are given need no temporary files.
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 13_999))
-    with pytest.raises(UserError, match=r"is free; free some space, or .* with `out`\.$"):
-        prepare({"train": [str(path)]}, tmp_path / "given")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 14_000))
-    prepare({"train": [str(path)]}, tmp_path / "given")
+    for sources, needed, message in (
+        ([str(path)], 42_000, r"may be needed here, but only .* is free; .*`temp_dir`"),
+        # Splits that are given need no temporary files.
+        ({"train": [str(path)]}, 14_000, r"is free; free some space, or .* with `out`\.$"),
+    ):
+        room = SimpleNamespace(free=needed - 1)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, room=room: room)
+        with pytest.raises(UserError, match=message):
+            prepare(sources, tmp_path / str(needed))
+        room.free = needed
+        prepare(sources, tmp_path / str(needed))
 
 
 def test_temporary_files_elsewhere_are_gone_after(tmp_path: Path) -> None:
-    path, temp = tmp_path / "a.txt", tmp_path / "temp"
-    path.write_text("one\ntwo\nthree\n")
+    path, temp = small(tmp_path / "a.txt"), tmp_path / "temp"
     # Of a process that was killed; no process has so high a number.
     left = temp / ".out.partial-4999999" / "scratch"
     left.mkdir(parents=True)
@@ -158,9 +159,8 @@ def test_the_usual_memory_grows_with_the_threads(tmp_path, monkeypatch) -> None:
         return connect(*arguments, config=config)
 
     monkeypatch.setattr(duckdb, "connect", spy)
-    (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
     for threads in (1, 5, 11):
-        prepare([str(tmp_path / "a.txt")], tmp_path / str(threads), threads=threads)
+        prepare([str(small(tmp_path / "a.txt"))], tmp_path / str(threads), threads=threads)
     assert limits == ["800MB", "2000MB", "4000MB"]
 
 
@@ -194,9 +194,8 @@ def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
         (tmp_path / place / "text.txt").write_text(f"what is in {place}\n")
     (tmp_path / "own.txt").write_text("its own\n")
     manifest = prepare([str(tmp_path)], tmp_path / "out", split=(1, 0, 0))
-    assert [source.name for source in manifest.sources] == [
-        *("1/text.txt", "a/2/text.txt", "b/2/text.txt", "own.txt")
-    ]
+    names = ["1/text.txt", "a/2/text.txt", "b/2/text.txt", "own.txt"]
+    assert [source.name for source in manifest.sources] == names
 
 
 def test_what_is_of_no_known_kind_in_a_folder_is_told(tmp_path: Path) -> None:
@@ -218,11 +217,8 @@ def test_folder_names_are_no_columns(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
-    name = os.fsencode(tmp_path) + b"/caf\xe9.jsonl"
-    with open(name, "w") as file:
-        file.write('{"text": "one"}\n{"text": "two"}\n{"text": "three"}\n')
-    manifest = prepare([os.fsdecode(name)], tmp_path / "out")
-    assert manifest.sources[0].name == "caf?.jsonl"
+    source = small(tmp_path / os.fsdecode(b"caf\xe9.txt"))
+    assert prepare([str(source)], tmp_path / "out").sources[0].name == "caf?.txt"
 
 
 def test_what_cannot_be_read_in_a_folder_is_named(tmp_path: Path) -> None:
@@ -274,7 +270,7 @@ def test_links_to_folders_are_followed_and_each_folder_read_once(tmp_path: Path)
 @pytest.mark.parametrize("argument", ["out", "temp_dir"])
 def test_folders_that_cannot_be(tmp_path: Path, argument: str) -> None:
     (tmp_path / "loop").symlink_to("loop")
-    (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
+    small(tmp_path / "a.txt")
     for name, message in (
         ("loop", "leads back to itself|Too many levels"),
         ("x" * 240, "File name too long"),

@@ -10,13 +10,7 @@ import pytest
 
 from mlstm_jax import digest, run
 from mlstm_jax.corpora.prepare import prepare
-from mlstm_jax.data.corpus import (
-    FORMAT_VERSION,
-    SPLITS,
-    differing,
-    is_corpus,
-    open_corpus,
-)
+from mlstm_jax.data.corpus import FORMAT_VERSION, SPLITS, differing, is_corpus, open_corpus
 from mlstm_jax.digest import CheckedBytes
 from mlstm_jax.errors import UserError
 
@@ -42,7 +36,6 @@ def test_offsets_cut_the_documents_and_ratings_stay_beside_them(folder: Path) ->
     for name in SPLITS:
         split = corpus.split(name)
         assert (split.bytes[:].dtype, split.offsets.dtype) == (np.uint8, np.uint64)
-        assert split.ratings is not None
         assert split.ratings.dtype == np.float32
         assert not split.offsets.flags.writeable
         cuts = [int(offset) for offset in split.offsets]

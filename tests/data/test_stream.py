@@ -12,7 +12,7 @@ import pytest
 from mlstm_jax.data.corpus import Split
 from mlstm_jax.data.evaluation_stream import EvaluationStream
 from mlstm_jax.data.shards import TRAINING_SLACK, cut
-from mlstm_jax.data.stream import TrainStream, prefetch
+from mlstm_jax.data.stream import Batch, TrainStream, prefetch
 from mlstm_jax.errors import UserError
 from tests import splits
 from tests.tolerance import assert_close
@@ -31,22 +31,24 @@ def split(random: np.random.Generator) -> Split:
     return make_split(random.integers(20, 200, 700))
 
 
-def texts_of(stream: TrainStream, steps: range, rows: slice = slice(None)) -> list[list[bytes]]:
-    """What each row reads in these steps, from reset to reset, without a gap between windows."""
-    found: list[list[bytes]] = []
+def follow(rows: list[list[bytes]], batch: Batch) -> None:
+    """Add what each row reads to its texts: from reset to reset, without a gap between windows."""
+    for row, (texts, count) in enumerate(zip(rows, batch.targets_B, strict=True)):
+        if not count:  # The row waits.
+            continue
+        inputs_T, targets_T = batch.inputs_BT[row], batch.targets_BT[row]
+        if batch.reset_B[row]:
+            texts.append(inputs_T[:1].tobytes())
+        assert texts[-1][-1] == inputs_T[0]
+        np.testing.assert_array_equal(inputs_T[1:count], targets_T[: count - 1])
+        texts[-1] += targets_T[:count].tobytes()
+
+
+def texts_of(stream: TrainStream, steps: range, rows: slice) -> list[list[bytes]]:
+    """What each of these rows reads in these steps."""
+    found: list[list[bytes]] = [[] for _ in range(rows.start, rows.stop)]
     for step in steps:
-        batch = stream.batch(step, rows)
-        assert batch.targets_B is not None
-        found = found or [[] for _ in batch.targets_B]
-        for row, count in enumerate(batch.targets_B):
-            if not count:  # The row waits.
-                continue
-            inputs_T, targets_T = batch.inputs_BT[row], batch.targets_BT[row]
-            if batch.reset_B[row]:
-                found[row].append(inputs_T[:1].tobytes())
-            assert found[row][-1][-1] == inputs_T[0]
-            np.testing.assert_array_equal(inputs_T[1:count], targets_T[: count - 1])
-            found[row][-1] += targets_T[:count].tobytes()
+        follow(found, stream.batch(step, rows))
     return found
 
 
@@ -105,24 +107,8 @@ def test_a_row_reads_its_shards_one_by_one(lengths: list[int], batch: int, shard
     assert stream.shards == shards
     assert stream.padding_fraction < 0.05
     parts = shards_of(split, shards)
-    rows = texts_of(stream, range(stream.steps_per_epoch))
+    rows = texts_of(stream, range(stream.steps_per_epoch), slice(0, batch))
     assert rows == [parts[row::batch] for row in range(batch)]
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("batch", [1, 4, 36])
-def test_with_a_stop_an_epoch_reads_every_document_to_it(batch: int, shuffle: bool) -> None:
-    lengths = [8, 16, 7, 9, 1, 40] * 6
-    split = make_split(lengths)
-    stream = TrainStream(split, batch=batch, window=8, shuffle=shuffle, stop=3)
-    assert stream.shards == 36
-    data, ends = split.bytes[:].tobytes(), np.cumsum(lengths)
-    documents = [data[e - n : e] + b"\x03" for e, n in zip(ends, lengths, strict=True)]
-    for epoch in range(2):
-        steps = range(epoch * stream.steps_per_epoch, (epoch + 1) * stream.steps_per_epoch)
-        found = [text for row in texts_of(stream, steps) for text in row]
-        assert stream.bytes_seen(steps.stop) == sum(lengths) * (epoch + 1)
-        assert sorted(found) == sorted(documents)
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -144,27 +130,16 @@ def test_an_epoch_gives_every_byte_once(split: Split, shuffle: bool) -> None:
     assert stream.bytes_seen(size + 1) - targets == batch * window
 
 
-def test_the_weights_make_the_mean_over_positions_that_over_targets(split: Split) -> None:
-    stream = TrainStream(split, batch=8, window=32, shards=16)
-    for step in range(0, stream.steps_per_epoch, 7):
-        got = stream.batch(step)
-        assert got.targets_B is not None
-        assert got.weight_B is not None
-        weights = np.repeat(got.weight_B, got.targets_B)
-        assert weights.sum() / (8 * 32) == pytest.approx(1)
-        assert len(set(got.weight_B)) == 1
-
-
-def test_each_batch_tells_which_part_of_its_rows_still_read() -> None:
+def test_the_weights_make_the_mean_over_positions_that_over_targets() -> None:
+    """And each batch tells which part of its rows still read."""
     # The first row's shards are twice as long as the others', of 30 documents each.
     split = make_split([100 if n % 4 == 0 else 50 for n in range(120)])
     stream = TrainStream(split, batch=4, window=16, shards=120, stop=3)
     found = set()
     for step in range(stream.steps_per_epoch):
         got = stream.batch(step)
-        assert got.targets_B is not None
-        assert got.active_fraction_B is not None
-        (fraction,) = set(got.active_fraction_B)
+        (weight,), (fraction,) = set(got.weight_B), set(got.active_fraction_B)
+        assert weight * got.targets_B.sum() / (4 * 16) == pytest.approx(1)
         assert fraction == np.count_nonzero(got.targets_B) / 4
         found.add(float(fraction))
     assert found == {0.25, 1.0}
@@ -173,47 +148,33 @@ def test_each_batch_tells_which_part_of_its_rows_still_read() -> None:
 def test_ratings_are_at_the_last_bytes_of_their_documents(split: Split) -> None:
     window = 48  # longer than many documents: several end in one
     stream = TrainStream(split, batch=4, window=window, shards=8, labels="ratings")
-    assert split.ratings is not None
     at_end = np.full(len(split.bytes), np.nan)
     at_end[split.offsets[1:].astype(int) - 1] = split.ratings
     known = split.ratings[~np.isnan(split.ratings)].astype(np.float64)
-    expected_P = (at_end - known.mean()) / known.std()
-    text, several, labels = split.bytes[:].tobytes() + bytes(window + 1), 0, 0
-    bounds = cut(split.offsets, 8, slack=TRAINING_SLACK)
-    place_P = np.arange(len(text))
-    expected_P = np.pad(expected_P, (0, window + 1), constant_values=np.nan)
+    text, found, several = split.bytes[:].tobytes() + bytes(window + 1), [], False
     for step in range(stream.steps_per_epoch):
         batch = stream.batch(step)
-        assert batch.labels_BT is not None
-        for row, (inputs_T, found_T) in enumerate(
-            zip(batch.inputs_BT, batch.labels_BT, strict=True)
-        ):
-            start = text.index(inputs_T.tobytes())
-            shard = int(np.searchsorted(bounds, start, "right")) - 1
-            # None past the end of the shard, and none while a row waits.
-            end = bounds[shard + 1] if shard < 8 and shard % 4 == row else 0
-            wanted_P = np.where(place_P < end, expected_P, np.nan)
-            wanted_T = wanted_P[start : start + window]
-            known_T = ~np.isnan(wanted_T)
-            np.testing.assert_array_equal(~np.isnan(found_T), known_T)
-            # A difference and a quotient in float32.
-            assert_close(found_T[known_T], wanted_T[known_T], terms=4)
-            count = int((~np.isnan(found_T)).sum())
-            several, labels = several + (count > 1), labels + count
+        for inputs_T, labels_T in zip(batch.inputs_BT, batch.labels_BT, strict=True):
+            (places,) = np.nonzero(~np.isnan(labels_T))
+            several |= len(places) > 1
+            if len(places):  # else the row may wait
+                start = text.index(inputs_T.tobytes())
+                found += [(start + place, labels_T[place]) for place in places]
     assert several
-    assert labels == len(known)
+    # Each once: none past the end of a shard, and none while a row waits.
+    places, labels = zip(*sorted(found), strict=True)
+    np.testing.assert_array_equal(places, np.flatnonzero(~np.isnan(at_end)))
+    # A difference and a quotient in float32.
+    assert_close(np.array(labels), (known - known.mean()) / known.std(), terms=4)
 
 
 def test_documents_apart_have_windows_of_their_own_each_with_its_label(split: Split) -> None:
-    assert split.ratings is not None
     stream = TrainStream(split, batch=4, window=48, labels="classes", per_document=True)
     offsets = split.offsets.astype(int)
     text = split.bytes[:].tobytes() + bytes(49)
     read = np.zeros(len(split.bytes), int)
     for step in range(stream.steps_per_epoch):
         batch = stream.batch(step)
-        assert batch.labels_BT is not None
-        assert batch.targets_B is not None
         for row in np.flatnonzero(~np.isnan(batch.labels_BT).all(axis=1)):
             start = text.index(batch.inputs_BT[row].tobytes())
             document = int(np.searchsorted(offsets, start, "right")) - 1
@@ -246,7 +207,6 @@ def test_several_labels_are_each_where_one_would_be(split, random):
         one = TrainStream(dataclasses.replace(split, ratings=labels_DK[:, k]), **options)
         for step in range(one.steps_per_epoch):
             found, expected = several.batch(step).labels_BT, one.batch(step).labels_BT
-            assert found is not None
             assert found.dtype == np.float32
             np.testing.assert_array_equal(found[..., k], expected)
     for wrong in (0, 2):
@@ -307,20 +267,14 @@ def test_evaluation_scores_every_byte_once_save_each_shards_first(split: Split) 
     )
 
 
-def test_evaluation_cuts_a_long_document_and_never_a_short_one() -> None:
-    window = 8
-    long, short = (make_split([16 * 64 * window - n]) for n in (0, 1))
-    assert EvaluationStream(long, window=window).steps == 64
-    assert EvaluationStream(long, window=window).scored == len(long.bytes) - 16
-    assert EvaluationStream(short, window=window).scored == len(short.bytes) - 1
-
-
-@pytest.mark.parametrize("lengths", [[2], [5, 1], [1000, 1, 1, 1]])
-def test_evaluation_of_very_small_splits(lengths: list[int]) -> None:
-    split = make_split(lengths)
-    stream = EvaluationStream(split, window=8)
-    scored = sum(stream.batch(step, 16).mask_BT.sum() for step in range(stream.steps))
-    assert scored == stream.scored > 0
+@pytest.mark.parametrize(
+    ("lengths", "pieces"),
+    [([16 * 64 * 8], 16), ([16 * 64 * 8 - 1], 1), ([2], 1), ([5, 1], 2), ([1000, 1, 1, 1], 2)],
+)
+def test_evaluation_cuts_a_long_document_and_never_a_short_one(lengths, pieces) -> None:
+    stream = EvaluationStream(make_split(lengths), window=8)
+    masks = [stream.batch(step, 16).mask_BT for step in range(stream.steps)]
+    assert np.sum(masks) == stream.scored == sum(lengths) - pieces
 
 
 @pytest.mark.parametrize("lengths", [[2], [5, 1], [1000, 1, 1, 1], [8, 16, 7, 9] * 9])

@@ -1,7 +1,7 @@
 """Streams that go on from others: more rows, another window, and still every byte once."""
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 from mlstm_jax.data.corpus import Split
 from mlstm_jax.data.shards import TRAINING_SLACK, cut
 from mlstm_jax.data.stream import Batch, Origin, TrainStream
-from tests.data.test_stream import make_split
+from tests.data.test_stream import follow, make_split
 
 
 class Rows(NamedTuple):
@@ -51,35 +51,23 @@ def read(streams: Sequence[TrainStream], parts: Sequence[Rows], epochs: int) -> 
 
     A text goes from a reset to the next one; where rows change, row j's goes on in row k·j.
     """
-    found: list[list[bytes]] = [[]]
-    rows: list[bytes] = [b""] * parts[0].batch
+    found: list[list[bytes]] = []
+    rows: list[list[bytes]] = [[] for _ in range(parts[0].batch)]
     step = last = targets = 0
     for stream, part in zip(streams, parts, strict=True):
         growth = part.batch // len(rows)
-        rows = [rows[row // growth] if row % growth == 0 else b"" for row in range(part.batch)]
+        rows = [rows[row // growth] if row % growth == 0 else [] for row in range(part.batch)]
         last += part.steps
-        assert stream.bytes_seen(step) == targets
         while step < last and stream.epoch(step) < epochs:
-            if step and stream.epoch(step) == len(found):
-                found[-1] += rows
-                rows = [b""] * len(rows)
-                found.append([])
-            batch = stream.batch(step)
-            assert batch.targets_B is not None
-            targets += int(batch.targets_B.sum())
-            for row, count in enumerate(batch.targets_B):
-                inputs, following = batch.inputs_BT[row], batch.targets_BT[row]
-                if batch.reset_B[row] and count:
-                    found[-1].append(rows[row])
-                    rows[row] = inputs[:1].tobytes()
-                if count:
-                    assert rows[row][-1] == inputs[0]
-                    np.testing.assert_array_equal(inputs[1:count], following[: count - 1])
-                rows[row] += following[:count].tobytes()
-            step += 1
             assert stream.bytes_seen(step) == targets
-    found[-1] += rows
-    return [sorted(text for text in epoch if text) for epoch in found]
+            follow(rows, stream.batch(step))
+            targets += int(stream.batch(step).targets_B.sum())
+            step += 1
+            if stream.epoch(step) == len(found) + 1:
+                found.append(sorted(chain(*rows)))
+                rows = [[] for _ in rows]
+        assert stream.bytes_seen(step) == targets
+    return found
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -98,20 +86,29 @@ def test_every_byte_is_read_once_an_epoch_whoever_reads_it(split, first, shuffle
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_with_a_stop_every_document_is_read_once_to_it(shuffle: bool) -> None:
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (Rows(37, 2, 8), Rows(11, 6, 24), Rows(5, 6, 8), Rows(10**6, 24, 16)),
+        *((Rows(10**6, batch, 8),) for batch in (1, 7, 180)),  # without a change of rows
+    ],
+)
+def test_with_a_stop_every_document_is_read_once_to_it(parts, shuffle) -> None:
     lengths = [8, 16, 7, 9, 1, 40] * 30
     split = make_split(lengths)
-    parts = (Rows(37, 2, 8), Rows(11, 6, 24), Rows(5, 6, 8), Rows(10**6, 24, 16))
     streams = make_streams(split, parts, shuffle=shuffle, stop=3)
     text, ends = split.bytes[:].tobytes(), np.cumsum(lengths)
     whole = sorted(text[e - n : e] + b"\x03" for e, n in zip(ends, lengths, strict=True))
     assert read(streams, parts, 2) == [whole] * 2
 
 
-def same(found: Batch, expected: Batch, rows: slice = slice(None)) -> None:
-    """Assert that `rows` of one batch are all rows of another, the weight apart."""
-    for name in ("inputs_BT", "targets_BT", "reset_B", "targets_B"):
-        np.testing.assert_array_equal(getattr(found, name)[rows], getattr(expected, name))
+COMPARED = ("inputs_BT", "targets_BT", "reset_B", "targets_B")
+
+
+def same(found: Batch, expected: Batch) -> None:
+    """Assert that two batches are the same, the weight apart."""
+    for name in COMPARED:
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
 
 
 @pytest.mark.parametrize("step", [1, 50, 93, 180])
@@ -121,10 +118,8 @@ def test_an_old_row_reads_on_as_if_nothing_had_changed(split: Split, step: int) 
     for later in range(step, before.steps_per_epoch):
         alone, more = before.batch(later), after.batch(later)
         goes_on &= ~alone.reset_B
-        assert alone.targets_B is not None
-        assert more.targets_B is not None
         goes_on &= alone.targets_B > 0
-        for name in ("inputs_BT", "targets_BT", "targets_B", "reset_B"):
+        for name in COMPARED:
             found, expected = getattr(more, name)[::3], getattr(alone, name)
             np.testing.assert_array_equal(found[goes_on], expected[goes_on])
         if later == step:
@@ -186,7 +181,6 @@ def test_where_rows_went_on_is_known_by_a_checksum(split: Split) -> None:
 def test_other_shards_or_fewer_rows_cannot_go_on(split: Split) -> None:
     four = TrainStream(split, batch=4, window=16, shards=24)
     for batch, shards in ((12, 36), (2, 24), (6, 24)):
-        with pytest.raises(
-            ValueError, match=f"{batch} rows of {shards} shards cannot continue from"
-        ):
-            TrainStream(split, batch=batch, window=16, shards=shards).go_on_from(four, 5)
+        other = TrainStream(split, batch=batch, window=16, shards=shards)
+        with pytest.raises(ValueError, match=f"{batch} rows of {shards} shards cannot continue"):
+            other.go_on_from(four, 5)

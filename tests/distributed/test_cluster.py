@@ -43,7 +43,7 @@ class Launcher:
     def call(self, *words: object, **environment: str) -> Process:
         surroundings = self.environment | environment
         pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        started = subprocess.Popen([str(word) for word in words], env=surroundings, **pipe)  # type: ignore[call-overload]
+        started = subprocess.Popen([str(word) for word in words], env=surroundings, **pipe)
         self.started.append(started)
         return self.started[-1]
 

@@ -23,7 +23,7 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> Hosts:
     def listen_at(name: str, addresses: str) -> list[str]:
         def getaddrinfo(host: str, *words: object, **options: object) -> list[object]:
             found = addresses.split() if host == name else [host]
-            return [one for each in found for one in resolve(each, *words, **options)]  # type: ignore[call-overload]
+            return [one for each in found for one in resolve(each, *words, **options)]
 
         monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
         with contextlib.ExitStack() as stack:
