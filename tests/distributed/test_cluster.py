@@ -57,8 +57,7 @@ class Launcher:
         """Start one run, of a process for each config, of so many devices each."""
         self.started, address = [], free_address()
         for index, config in enumerate(configs):
-            file = self.folder / f"config{index}.py"
-            file.write_text(f"from mlstm_jax.config import *\nconfig = {config!r}\n")
+            file = runs.write_config(config, self.folder / f"config{index}.py")
             words = ["--distributed.coordinator", address, "--distributed.index", index]
             words += ["--distributed.processes", len(configs), "--devices.virtual-cpu", count]
             command = Path(sys.executable).parent / "mlstm-jax"

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from mlstm_jax import shipped
-from mlstm_jax.config import Config
 from tests.distributed.test_cluster import free_address, launcher
 from tests.training import runs
 
@@ -105,9 +104,8 @@ def test_a_file_of_launch_starts_a_run(name, corpus, tmp_path, launcher) -> None
         (tmp_path / stub).chmod(0o755)
     path = f"{tmp_path}{os.pathsep}{launcher.environment['PATH']}"
     train = runs.short(steps=2, epochs=None, eval_every=2, checkpoint_every=2)
-    config: Config = runs.make_config(corpus, tmp_path / "run", train=train)
-    file = tmp_path / "config.py"
-    file.write_text(f"from mlstm_jax.config import *\nconfig = {config!r}\n")
+    config = runs.make_config(corpus, tmp_path / "run", train=train)
+    file = runs.write_config(config, tmp_path / "config.py")
     for words, own in START[name](str(file)):
         launcher.call(*words, **own, PATH=path)
     said = "\n".join(launcher.ended(0))

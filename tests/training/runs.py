@@ -53,14 +53,12 @@ def lines_without_time(folder: Path) -> list[dict[str, Any]]:
 
 def final_state(folder: Path, batch: int) -> Any:
     config = run.read_config(folder)
-    assert config is not None
     model = run.LanguageModel(config.model, config.precision)
     tx = optimizer.build(
         config.optimizer, config.model, schedule.learning_rate(config.optimizer, batch, 300)
     )
     with closing(Checkpoints(folder, read_only=True)) as checkpoints:
         step = checkpoints.latest()
-        assert step is not None
         devices = Parallel(jax.local_devices()[:1])
         carry = devices.abstract_rows(model.init_carry(batch))
         state, rows = checkpoints.restore(step, state_shapes(config, model, tx), carry)
@@ -83,25 +81,25 @@ def copy_until(source: Path, step: int, folder: Path) -> Path:
     return folder
 
 
+def write_config(config: Config, file: Path) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"from mlstm_jax.config import *\nconfig = {config!r}\n")
+    return file
+
+
 def start(
     config: Config,
     folder: Path,
     environment: dict[str, str],
     prefix: Sequence[str] = (),
-    *,
     terminal: int | None = None,
 ) -> subprocess.Popen[bytes]:
     """Train in another process, as a user would, at a terminal or in a pipe."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "config.py"
-    file.write_text(f"from mlstm_jax.config import *\nconfig = {config!r}\n")
+    file = write_config(config, folder / "config.py")
     command = [*prefix, str(Path(sys.executable).parent / "mlstm-jax"), "train", str(file)]
+    output = subprocess.PIPE if terminal is None else terminal
     return subprocess.Popen(
-        command,
-        env=environment,
-        stdin=terminal,
-        stdout=subprocess.PIPE if terminal is None else terminal,
-        stderr=subprocess.STDOUT,
+        command, env=environment, stdin=terminal, stdout=output, stderr=subprocess.STDOUT
     )
 
 

@@ -37,6 +37,7 @@ def test_without_tensorboard_there_are_the_lines_alone(tmp_path, monkeypatch, ca
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
+        *((line, "line 2 is not JSON") for line in (b"\xff", b"[" * 100_000, b"{")),
         (None, "line 2 is not an object"),
         ([], "line 2 is not an object"),
         ({"kind": "x"}, "line 2 has kind 'x'"),
@@ -59,7 +60,7 @@ def test_without_tensorboard_there_are_the_lines_alone(tmp_path, monkeypatch, ca
 def test_a_line_that_is_no_line_of_metrics_is_named(wrong, named, tmp_path) -> None:
     """By its number and field, by whatever reads it: the log of a run that resumes is one."""
     write(tmp_path)
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write(f"{json.dumps(wrong)}\n")
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write((wrong if isinstance(wrong, bytes) else json.dumps(wrong).encode()) + b"\n")
     with pytest.raises(UserError, match=rf"metrics\.jsonl: {named}.*remove or correct the line"):
         metrics.MetricsLog(tmp_path, 3)

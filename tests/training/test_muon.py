@@ -11,6 +11,7 @@ from mlstm_jax.config import Model, Optimizer
 from mlstm_jax.training import optimizer
 from mlstm_jax.training.parallel import Parallel
 from tests.tolerance import UNIT, assert_close
+from tests.training.test_optimizer import draw
 
 pytestmark = pytest.mark.numeric
 
@@ -21,14 +22,6 @@ SHAPES = {
     "decoder_bias": (8,),
 }
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024
-
-
-def draw(random: np.random.Generator) -> Any:
-    return jax.tree.map(
-        lambda shape: random.normal(size=shape).astype(np.float32),
-        SHAPES,
-        is_leaf=lambda x: isinstance(x, tuple),
-    )
 
 
 def newton_schulz(g: np.ndarray, steps: int = 5) -> np.ndarray:
@@ -66,7 +59,7 @@ def test_muon_against_its_equations(random: np.random.Generator, decoder: bool) 
     )
     tested = optimizer.build(options, Model(), lambda count: 0.01)
     adam = optax.adam(0.01, 0.9, 0.999, 1e-8)
-    params, gradients = draw(random), [draw(random) for _ in range(3)]
+    params, gradients = draw(random, SHAPES), [draw(random, SHAPES) for _ in range(3)]
     state, expected_state = tested.init(params), adam.init(params)
     momentum = jax.tree.map(lambda x: np.zeros(x.shape), params)
     update, by_adam = jax.jit(tested.update), jax.jit(adam.update)
@@ -113,7 +106,7 @@ def test_newton_schulz_in_bf16(random: np.random.Generator) -> None:
 @pytest.mark.parametrize("count", [1, 4])
 def test_devices_share_the_matrices_out(count: int, random: np.random.Generator) -> None:
     options = Optimizer(name="muon")
-    params, gradient = draw(random), draw(random)
+    params, gradient = draw(random, SHAPES), draw(random, SHAPES)
     alone = optimizer.build(options, Model(), lambda count: 0.01)
     expected, _ = jax.jit(alone.update)(gradient, alone.init(params), params)
 

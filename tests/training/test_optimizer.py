@@ -127,6 +127,15 @@ PARAMS = {
     "decoder_kernel": (3, 4),
     "decoder_bias": (4,),
 }
+
+
+def draw(random: np.random.Generator, shapes: Any) -> Any:
+    """Float32 numbers of these shapes."""
+    if isinstance(shapes, dict):
+        return {name: draw(random, shape) for name, shape in shapes.items()}
+    return random.normal(size=shapes).astype(np.float32)
+
+
 MATRICES = [("layer_0", "wh_v"), ("decoder_kernel",)]
 
 
@@ -145,19 +154,12 @@ def test_optimizers_against_their_equations(name, chosen, random) -> None:
     options = Optimizer(name=name, learning_rate=0.01, **chosen)
     tested = optimizer.build(options, Model(), schedule.learning_rate(options, 128, 10))
 
-    def draw() -> dict:
-        return jax.tree.map(
-            lambda shape: random.normal(size=shape).astype(np.float32),
-            PARAMS,
-            is_leaf=lambda x: isinstance(x, tuple),
-        )
-
-    params = draw()
+    params = draw(random, PARAMS)
     state, update = tested.init(params), jax.jit(tested.update)
     exact = {path: np.float64(leaf) for path, leaf in flat(params).items()}
     first, second = dict.fromkeys(exact, 0.0), dict.fromkeys(exact, 0.0)
     for n in range(5):
-        gradient = draw()
+        gradient = draw(random, PARAMS)
         updates, state = update(gradient, state, params)
         params = jax.tree.map(np.add, params, updates)
 

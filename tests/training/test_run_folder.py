@@ -10,16 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlstm_jax import environment
-from mlstm_jax.config import (
-    BERT,
-    Config,
-    Distributed,
-    Model,
-    Precision,
-    Transformer,
-    resolve_batch,
-    vary,
-)
+from mlstm_jax.config import BERT, Config, Distributed, Model, Transformer, resolve_batch, vary
 from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import loop, run_folder
@@ -30,10 +21,7 @@ from tests.training.runs import make_config
     "number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.EACCES, errno.EPERM, errno.EIO]
 )
 def test_a_file_system_without_locks_is_warned_of_but_a_refused_lock_may_be_another_s(
-    number: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    number, tmp_path, monkeypatch, capsys
 ) -> None:
     def flock(*_: object) -> None:
         raise OSError(number, os.strerror(number))
@@ -55,7 +43,7 @@ def test_a_file_system_without_locks_is_warned_of_but_a_refused_lock_may_be_anot
 
 def test_a_transformer_that_resumes_keeps_its_positions(tmp_path: Path) -> None:
     resumed = partial(run_folder.with_run_values, cluster=Cluster(Distributed()))
-    plain = Config(out=str(tmp_path), precision=Precision(compute="fp32"))
+    plain = vary(Config(out=str(tmp_path)), precision__compute="fp32")
     config = vary(plain, model=Transformer(hidden=8, embedding=8, heads=2), data__window=16)
     run_folder.write_folder(resolve_batch(config, 1))
     shorter, longer = (vary(config, data__window=window) for window in (8, 32))
@@ -63,24 +51,16 @@ def test_a_transformer_that_resumes_keeps_its_positions(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "step": 1}\n')
     assert resumed(shorter).model.longest_window == 16
     assert resumed(longer) == longer
-    with run_folder.lock(
-        resolve_batch(resumed(shorter), 1), resume=True, reset_carry=True
-    ) as changed:
+    own = resolve_batch(resumed(shorter), 1)
+    with run_folder.lock(own, resume=True, reset_carry=True) as changed:
         assert changed == ["data.window: 16 → 8"]
     for other in (plain, vary(shorter, model=BERT(hidden=8, heads=2))):
         assert resumed(other) == other
 
 
-@pytest.mark.parametrize(
-    ("hidden", "limit"),
-    [(1_000_000, None), (64, 1e6)],
-)
+@pytest.mark.parametrize(("hidden", "limit"), [(1_000_000, None), (64, 1e6)])
 def test_a_run_that_the_memory_cannot_hold_is_refused_before_its_folder_is_made(
-    hidden: int,
-    limit: float | None,
-    corpus: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    hidden, limit, corpus, tmp_path, monkeypatch
 ) -> None:
     if limit:
         monkeypatch.setattr(environment, "memory_limits", lambda: {"it": limit, "other": 1e12})

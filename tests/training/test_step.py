@@ -18,8 +18,7 @@ from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.data.stream import Batch
 from mlstm_jax.model.architecture import Carry
 from mlstm_jax.model.language_model import LanguageModel
-from mlstm_jax.model.pallas import INTERPRETED
-from mlstm_jax.model.recurrence import SEPARATE, Loops
+from mlstm_jax.model.recurrence import Loops
 from mlstm_jax.training import optimizer, parallel, schedule
 from mlstm_jax.training.objective import label_losses
 from mlstm_jax.training.parallel import Parallel
@@ -373,7 +372,7 @@ def test_four_devices_share_their_gradients_once_and_outside_every_loop(corpus, 
 
 @pytest.mark.parametrize(("micro_batches", "pieces"), [(1, 4), (2, 1)])
 def test_a_large_gradient_is_sent_in_pieces_unless_all_is_ready_at_once(
-    micro_batches: int, pieces: int, corpus: Path, monkeypatch: pytest.MonkeyPatch
+    micro_batches, pieces, corpus, monkeypatch
 ) -> None:
     monkeypatch.setattr(parallel, "LEAST_BYTES", 1)
     trainer = Trainer(make_config(corpus), 4, micro_batches=micro_batches)
@@ -446,21 +445,6 @@ def test_the_tally_is_the_mean_of_a_line(plain: Trainer) -> None:
     sums = [plain.run(step, step + 1).tally for step in range(7)]
     assert [int(tally.updates) for tally in sums] == [1, 2, 3, 4, 5, 1, 2]
     assert float(sums[5].loss) < float(sums[4].loss) / 4
-
-
-@pytest.mark.slow
-def test_a_step_by_our_own_kernels_is_that_by_xla_s(corpus: Path) -> None:
-    """Two devices, micro-batches, five steps; Pallas's interpreter runs the kernels here."""
-    config = make_config(corpus)
-    losses = [
-        [float(trainer.run(step, step + 1).loss) for step in range(5)]
-        for trainer in (
-            Trainer(config, 2, micro_batches=2, loops=loops) for loops in (SEPARATE, INTERPRETED)
-        )
-    ]
-    assert losses[0][4] < losses[0][0]
-    # Adam makes of a gradient near zero a step of the rate, whichever sign it has.
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
 
 
 @pytest.mark.parametrize(
