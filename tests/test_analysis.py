@@ -11,6 +11,7 @@ from mlstm_jax.config import Config, Data
 from mlstm_jax.config import text as config_text
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import metrics
+from tests.training.runs import train_line, write_lines
 
 pd = pytest.importorskip("pandas")
 plt = pytest.importorskip("matplotlib.pyplot")
@@ -18,37 +19,31 @@ from mlstm_jax import analysis  # noqa: E402
 
 
 def write_run(folder: Path, ends: str = "finished", bpc: float = 2.0, train: float = 2.0) -> Path:
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(config_text.to_json(Config(data=Data(batch=8))))
     lines = [
-        {
-            "kind": "train",
-            "step": step,
-            "epoch": step / 40,
-            "bytes_seen": step * 1000,
-            "bpc": None if step == 20 else train + 1 - step / 40,
-            "learning_rate": 1e-3,
-            "gradient_signal": 2.0 if step > 20 else 50.0,
-            "gradient_trace": 6.0,
-            "skipped": 10 if step >= 20 else 0,
-            "bytes_per_second": 5000.0,
-            "seconds": step * 6.0,
-        }
+        train_line(
+            step,
+            epoch=step / 40,
+            bytes_seen=step * 1000,
+            bpc=None if step == 20 else train + 1 - step / 40,
+            gradient_signal=2.0 if step > 20 else 50.0,
+            gradient_trace=6.0,
+            skipped=10 if step >= 20 else 0,
+            seconds=step * 6.0,
+        )
         for step in (10, 20, 30, 40)
     ]
-    score = {"kind": "eval", "step": 40, "epoch": 1.0, "bytes_seen": 40_000, "bpc": bpc}
-    lines += [score, {"kind": "event", "step": 40, "event": ends}]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(folder, *lines, score(40, bpc), {"kind": "event", "step": 40, "event": ends})
+    (folder / "config.json").write_text(config_text.to_json(Config(data=Data(batch=8))))
     return folder
 
 
+def score(step: int, bpc: float) -> dict[str, object]:
+    return {"kind": "eval", "step": step, "epoch": 1.0, "bytes_seen": step * 1000, "bpc": bpc}
+
+
 def test_updates_to_a_score_are_interpolated_between_evaluations(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "a")
-    with (run / "metrics.jsonl").open("a") as file:
-        for step, bpc in ((100, 3.0), (400, 2.0), (1600, 2.5), (3200, 1.5)):
-            line = {"kind": "eval", "step": step, "epoch": 1.0, "bytes_seen": 1, "bpc": bpc}
-            file.write(json.dumps(line) + "\n")
-    (history,) = analysis.load_histories(run)
+    scores = (score(100, 3.0), score(400, 2.0), score(1600, 2.5), score(3200, 1.5))
+    (history,) = analysis.load_histories(write_lines(write_run(tmp_path / "a"), *scores))
     history = history._replace(evaluations=history.evaluations[1:])
     # Half of the way from 3 to 2 is at the geometric mean of 100 and 400.
     assert analysis.updates_to(history, 2.5) == pytest.approx(200)

@@ -65,6 +65,12 @@ def test_every_script_has_a_small_form_and_imports_no_test() -> None:
         assert not [module for module in froms if str(module).startswith("tests")], name
 
 
+@pytest.fixture(autouse=True)
+def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in (FOLDER, FOLDER / "hour"):
+        monkeypatch.syspath_prepend(folder)
+
+
 @pytest.fixture(scope="module")
 def run_folder(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two steps."""
@@ -92,13 +98,11 @@ def test_a_script_in_small(script, corpus, run_folder, tmp_path, monkeypatch, co
             require()
         except UserError as error:
             pytest.skip(str(error))
-    words = shlex.split(SMALL[script].format(corpus=corpus, run=run_folder))
     path = tmp_path / "results.json"
-    words += ["--json", str(path)]
+    words = shlex.split(SMALL[script].format(corpus=corpus, run=run_folder) + f" --json {path}")
     if script in OWN_PROCESS:
         started(script, words, command_environment)
     else:
-        monkeypatch.syspath_prepend(FOLDER)
         monkeypatch.setattr(sys, "argv", [script, *words])
         runpy.run_path(str(FOLDER / f"{script}.py"), run_name="__main__")
     results = json.loads(path.read_text(), parse_constant=pytest.fail)
@@ -108,20 +112,15 @@ def test_a_script_in_small(script, corpus, run_folder, tmp_path, monkeypatch, co
 
 def times(value: Any) -> Iterator[float]:
     """Every time and speed in a file of results."""
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            if name.endswith(("_s", "_per_s")) and isinstance(inner, float):
-                yield inner
+    pairs = value.items() if isinstance(value, dict) else enumerate(value)
+    for name, inner in pairs:
+        if isinstance(inner, dict | list):
             yield from times(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from times(inner)
+        elif str(name).endswith("_s") and isinstance(inner, float):
+            yield inner
 
 
-def test_what_does_not_fit_is_left_out_and_an_error_costs_no_earlier_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.syspath_prepend(FOLDER)
+def test_what_does_not_fit_is_left_out_and_an_error_costs_no_earlier_size(tmp_path, capsys):
     from measure import Case, Point, run
 
     def cases(point: Point) -> Iterator[Case]:
@@ -143,8 +142,7 @@ def test_what_does_not_fit_is_left_out_and_an_error_costs_no_earlier_size(
 
 @pytest.mark.slow
 @pytest.mark.numeric
-def test_what_is_compared_computes_the_same(monkeypatch, random) -> None:
-    monkeypatch.syspath_prepend(FOLDER)
+def test_what_is_compared_computes_the_same(random) -> None:
     import baselines
     import recurrence as benchmark
     from measure import Point
@@ -162,9 +160,8 @@ def test_what_is_compared_computes_the_same(monkeypatch, random) -> None:
 
         return jax.jit(jax.value_and_grad(scalar))(params)
 
-    ours, theirs = by_jax(recurrence), by_jax(baselines.autodiff)
     # 3 rows of 9 steps, and there and back through the products of 12 units.
-    assert_close(ours, theirs, 3 * 9 + 2 * (2 * 12 + 1))
+    assert_close(by_jax(recurrence), by_jax(baselines.autodiff), 3 * 9 + 2 * (2 * 12 + 1))
 
 
 @pytest.mark.slow
@@ -188,7 +185,6 @@ def test_the_day_of_a_gpu_in_small(tmp_path: Path, command_environment: dict[str
 
 def test_what_is_repeated_of_a_text_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """As by Python's own search, over the edges of its blocks."""
-    monkeypatch.syspath_prepend(FOLDER)
     import verbatim
 
     monkeypatch.setattr(verbatim, "_BLOCK", 64)
@@ -232,7 +228,6 @@ np.save(files[1], rows)
     ],
 )
 def test_an_entry_of_the_hour_is_checked(mode, problem, tmp_path, monkeypatch, random):
-    monkeypatch.syspath_prepend(FOLDER / "hour")
     import hour
 
     for split, size in (("train", 2000), ("valid", 100), ("test", 500)):
@@ -260,7 +255,6 @@ def test_an_entry_of_the_hour_is_checked(mode, problem, tmp_path, monkeypatch, r
 
 def test_our_entry_predicts_what_the_model_does(run_folder, tmp_path, monkeypatch):
     """Of each byte, with a window that divides the text and one that does not."""
-    monkeypatch.syspath_prepend(FOLDER / "hour")
     import ours
 
     model = mlstm_jax.load(run_folder)

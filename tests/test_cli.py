@@ -26,14 +26,8 @@ COMMANDS = [
 @pytest.fixture
 def call(tmp_path: Path, command_environment: dict[str, str]):
     def run(*words: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [str(word) for word in words],
-            cwd=tmp_path,
-            env=command_environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        pipe = {"capture_output": True, "text": True, "timeout": 300}
+        done = subprocess.run([*map(str, words)], cwd=tmp_path, env=command_environment, **pipe)
         assert done.returncode == code, done.stdout + done.stderr
         assert "Traceback" not in done.stderr
         return done
@@ -147,9 +141,8 @@ def test_a_mistake_gets_a_message_and_exit_code_2(
 def test_a_closed_pipe_prints_no_error_at_exit(command_environment: dict[str, str]) -> None:
     reading, closed = os.pipe()
     os.close(reading)
-    done = subprocess.run(
-        ["mlstm-jax", "--version"], env=command_environment, stdout=closed, stderr=subprocess.PIPE
-    )
+    command, pipe = ["mlstm-jax", "--version"], {"stdout": closed, "stderr": subprocess.PIPE}
+    done = subprocess.run(command, env=command_environment, **pipe)
     os.close(closed)
     assert (done.returncode, done.stderr) == (0, b"")
 

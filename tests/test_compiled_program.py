@@ -35,30 +35,25 @@ def test_every_product_is_found_with_its_types(program: Program) -> None:
 
 def test_types_are_read_with_their_bytes() -> None:
     text = """
-ENTRY %main (a: bf16[2,3]) -> (f32[4], s8[]) {
-  %a = bf16[2,3]{1,0} parameter(0)
-  %b.1 = f32[4]{0} fusion(%a), kind=kLoop, calls=%some.2, metadata={op_name="x/(y)"}
-  %c = s8[] constant(3)
-  ROOT %d = (f32[4]{0}, s8[]) tuple(%b.1, /*index=1*/%c)
-}
-"""
-    found = parse(text).computations["main"]
-    assert [one.opcode for one in found.values()] == ["parameter", "fusion", "constant", "tuple"]
-    assert [one.bytes for one in found.values()] == [12, 16, 1, 17]
-    assert found["a"].number == 0
-    assert found["b.1"].called == ("some.2",)
-    assert found["d"].operands == ("b.1", "c")
-    assert found["d"].is_root
-
-
-def test_a_product_reads_the_bits_of_a_stack_as_its_own_type() -> None:
-    text = """
-ENTRY %main (a: u16[2,3], d: bf16[2,4]) -> f32[3,4] {
+ENTRY %main (a: u16[2,3]) -> (f32[3,3], s8[]) {
   %a = u16[2,3]{1,0} parameter(0)
   %b = bf16[2,3]{1,0} bitcast(%a)
   %c = bf16[3,2]{0,1} transpose(%b), dimensions={1,0}
-  %d = bf16[2,4]{1,0} parameter(1)
-  ROOT %e = f32[3,4]{1,0} dot(%c, %d), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %d = f32[3,3]{1,0} dot(%c, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %e.1 = f32[3,3]{1,0} fusion(%d), kind=kLoop, calls=%some.2, metadata={op_name="x/(y)"}
+  %f = s8[] constant(3)
+  ROOT %g = (f32[3,3]{1,0}, s8[]) tuple(%e.1, /*index=1*/%f)
 }
 """
-    assert [one.operands for one in products(parse(text))] == [("bf16", "bf16")]
+    program = parse(text)
+    found = program.computations["main"]
+    assert [found[name].opcode for name in "abdfg"] == [
+        *("parameter", "bitcast", "dot", "constant", "tuple")
+    ]
+    assert [one.bytes for one in found.values()] == [12, 12, 12, 36, 36, 1, 37]
+    assert found["a"].number == 0
+    assert found["e.1"].called == ("some.2",)
+    assert found["g"].operands == ("e.1", "f")
+    assert found["g"].is_root
+    # A product reads the bits of a stack as its own type.
+    assert [one.operands for one in products(program)] == [("bf16", "bf16")]

@@ -24,14 +24,10 @@ print("hits", sum(name.endswith("cache_hits") for name in hits))
 
 
 def begin(folder: Path | str, surroundings: dict[str, str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", PROGRAM],
-        env=surroundings
-        | {environment.CACHE: str(folder), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    own = {environment.CACHE: str(folder), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    command = [sys.executable, "-W", "error", "-c", PROGRAM]
+    return subprocess.Popen(command, env=surroundings | own, **pipe)
 
 
 def end(process: subprocess.Popen[str]) -> list[str]:
@@ -91,9 +87,8 @@ def test_where_there_is_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 )
 def test_what_jax_lacks_to_start_is_said(shell, words, command_environment):
     line = f"{shell} {sys.executable} -m mlstm_jax generate reviews-1024 --bytes 1"
-    done = subprocess.run(
-        ["bash", "-c", line], env=command_environment, capture_output=True, text=True, check=False
-    )
+    pipe = {"capture_output": True, "text": True}
+    done = subprocess.run(["bash", "-c", line], env=command_environment, **pipe)
     assert done.returncode == 2, done.stderr
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -39,9 +39,9 @@ def layer_of(module: str) -> int:
     return found[name]
 
 
-def imports(path: Path) -> Iterator[str]:
-    """The package's modules that a file imports, at its top or later."""
-    for node in ast.walk(ast.parse(path.read_text())):
+def imports(tree: ast.AST) -> Iterator[str]:
+    """The package's modules that some code imports, at its top or later."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mlstm_jax"):
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
@@ -56,14 +56,19 @@ def imports(path: Path) -> Iterator[str]:
 
 
 @functools.cache
+def trees() -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
+
+
+@functools.cache
 def graph() -> dict[str, set[str]]:
     """The modules that each module imports; without the public names of the package itself."""
     modules = {
-        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path
-        for path in PACKAGE.rglob("*.py")
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): set(imports(tree))
+        for path, tree in trees().items()
     }
     del modules["mlstm_jax.__init__"]
-    return {name.removesuffix(".__init__"): set(imports(path)) for name, path in modules.items()}
+    return {name.removesuffix(".__init__"): imported for name, imported in modules.items()}
 
 
 def test_no_import_runs_upwards() -> None:
@@ -81,53 +86,37 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     TopologicalSorter(graph()).prepare()
 
 
-def late_imports(path: Path) -> Iterator[str]:
-    """The package's modules that a file imports inside a function."""
-    for function in ast.walk(ast.parse(path.read_text())):
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-            for node in ast.walk(function):
-                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mlstm_jax"):
-                    yield f"{path.relative_to(PACKAGE)}: {node.module}"
-
-
 def test_few_imports_are_inside_functions() -> None:
     """Only the table of commands, and what needs an optional package or a long time to import."""
-    found = [one for path in PACKAGE.rglob("*.py") for one in late_imports(path)]
+    found = {
+        (node.lineno, str(path.relative_to(PACKAGE)), one)
+        for path, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for one in imports(node)
+    }
     assert len(found) <= 20, found
 
 
 def test_every_module_has_a_layer() -> None:
-    top = {path.relative_to(PACKAGE).parts[0].partition(".")[0] for path in PACKAGE.rglob("*.py")}
-    top -= {"__init__", "__pycache__"}
-    assert top == {name.split(".")[0] for names in LAYERS for name in names}
+    top = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in trees()}
+    assert top - {"__init__"} == {name.split(".")[0] for names in LAYERS for name in names}
 
 
 # What JAX may move or remove, and the only file that names it.
 UNSTABLE = {
-    "experimental.layout": "model/ops.py",
-    "experimental.pallas": "model/pallas.py",
-    "experimental.topologies": "planning/compile.py",
-    "pmap": "training/parallel.py",
-    "shard_map": "training/parallel.py",
+    ("jax.experimental.layout", "model/ops.py"),
+    ("jax.experimental.pallas", "model/pallas.py"),
+    ("jax.experimental.topologies", "planning/compile.py"),
+    ("jax.pmap", "training/parallel.py"),
+    ("jax.shard_map", "training/parallel.py"),
 }
 
 
-def jax_names(path: Path) -> Iterator[str]:
-    """What a file takes of jax.experimental, and of pmap and shard_map."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "jax":
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.Attribute):
-            yield ast.unparse(node)
-
-
 def test_what_jax_may_remove_is_in_one_file_each() -> None:
-    found = {
-        (re.sub(r"^jax\.(experimental\.\w+|\w+).*", r"\1", name), str(path.relative_to(PACKAGE)))
-        for path in PACKAGE.rglob("*.py")
-        for name in jax_names(path)
-        if re.match(r"jax\.(experimental|_src|pmap$|shard_map$)", name)
-    }
-    assert found == set(UNSTABLE.items())
+    unstable = re.compile(r"\bjax\.(?:experimental(?:\.\w+)?|_src|pmap|shard_map)\b")
+    found = set()
+    for path in trees():
+        text = re.sub(r"\bfrom (jax[.\w]*) import (?=\w)", r"\1.", path.read_text())
+        found |= {(name, str(path.relative_to(PACKAGE))) for name in unstable.findall(text)}
+    assert found == UNSTABLE

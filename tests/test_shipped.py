@@ -56,17 +56,13 @@ def test_the_list_has_every_file_with_what_it_is(capsys: pytest.CaptureFixture[s
     assert shown["reviews-1024"].startswith("English reviews")
 
 
-def test_a_file_is_printed_and_copied_but_replaces_none(tmp_path, capsys, refused) -> None:
+def test_a_file_is_printed_and_copied(tmp_path, capsys) -> None:
     text = (FOLDER / "small_512.py").read_text()
     assert call(capsys, "configs", "small_512") == text
     copies = [tmp_path / "small_512.py", tmp_path / "mine.py"]
     for out, copy in zip((tmp_path, copies[1]), copies, strict=True):
         assert call(capsys, "configs", "small_512", "--out", str(out)) == f"written: {copy}\n"
         assert copy.read_text() == text
-    copies[0].write_text("mine")
-    told = f"{copies[0]} exists; choose another file, or replace it with --overwrite"
-    assert told in refused("configs", "small_512", "--out", tmp_path)
-    assert copies[0].read_text() == "mine"
 
 
 def test_a_config_or_sweep_that_is_copied_out_still_loads(tmp_path, capsys):

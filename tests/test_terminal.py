@@ -18,6 +18,7 @@ from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import ModelWeights
 from mlstm_jax.terminal import ProgressLine
 from mlstm_jax.transfer import classifier_file, classify
+from tests.corpora.written import jsonl
 
 # It clears the screen, sets the title, deletes a line, and turns the direction.
 HOSTILE = "\x1b[2J\x1b]0;title\x07\x9b2K\r\x7f\u202e"
@@ -62,8 +63,7 @@ for words in json.loads(sys.argv[1]):
 
 @pytest.fixture
 def in_terminal(tmp_path: Path, command_environment: dict[str, str]) -> Callable[..., list]:
-    """Run commands in one process with a terminal for its output; return what each wrote, and its
-    exit code."""
+    """Run commands in one process with a terminal; return what each wrote, and its exit code."""
 
     def call(*lines: list[str]) -> list[tuple[str, int]]:
         ours, theirs = pty.openpty()
@@ -99,8 +99,7 @@ def hostile_run(tmp_path: Path) -> Path:
 
 def test_a_terminal_gets_escapes_and_a_pipe_the_text(hostile_run, tmp_path, in_terminal, capsys):
     """Of what a model writes, of labels, and in messages of commands and of the parser."""
-    classes = [HOSTILE, "a\nb"]
-    made = classify.Classifier(np.ones((1, 2)), np.zeros(1), classes, 1.0)
+    made = classify.Classifier(np.ones((1, 2)), np.zeros(1), [HOSTILE, "a\nb"], 1.0)
     fingerprint = weights.fingerprint(run.load_run(hostile_run).params)
     (tmp_path / "dir").mkdir()
     about = classifier_file.Description("c", False, fingerprint, None)
@@ -126,7 +125,7 @@ def test_a_terminal_gets_escapes_and_a_pipe_the_text(hostile_run, tmp_path, in_t
 
 def test_the_name_of_a_file_is_one_line(tmp_path, capsys) -> None:
     source, out = tmp_path / f"{HOSTILE}\nforged.jsonl", str(tmp_path / "corpus")
-    source.write_text("".join(json.dumps({"text": f"{HOSTILE} {n}"}) + "\n" for n in range(50)))
+    jsonl(source, [{"text": f"{HOSTILE} {n}"} for n in range(50)])
     for words in (["prepare", str(source), "--out", out], ["inspect", out]):
         cli.main(words)
         assert f"{SHOWN}\\nforged.jsonl" in capsys.readouterr().out
@@ -139,17 +138,10 @@ def is_one_message(written: str) -> bool:
     return found and not steers(written)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["train", f"{HOSTILE}.py"],
-        ["generate", HOSTILE, "--bytes", "3"],
-        ["train", f"--data.window={HOSTILE}"],
-        ["plan", f"--{HOSTILE}"],
-    ],
-)
-def test_a_message_is_one_message(words: list[str], refused: Callable[..., str]) -> None:
-    assert is_one_message(refused(*words))
+def test_a_message_is_one_message(refused: Callable[..., str]) -> None:
+    for words in (f"train {HOSTILE}.py", f"generate {HOSTILE}", f"train --data.window={HOSTILE}"):
+        assert is_one_message(refused(*words.split(" ")))
+    assert is_one_message(refused("plan", f"--{HOSTILE}"))
 
 
 def test_an_import_tells_its_source_with_escapes(hostile_run, tmp_path, capsys):
@@ -202,13 +194,12 @@ def test_a_picture_of_a_run_in_an_odd_folder(hostile_run, tmp_path, capsys):
 
 def test_a_report_of_odd_labels(hostile_run, tmp_path, capsys) -> None:
     names = [HOSTILE, "$\\frac{", "a|b\nc", "lone \ud800", "<img src=x> *b* [c](d) `e` R&B"]
-    for name in ("train", "test"):
-        lines = [{"text": f"word {n % 7} text", "label": names[n % 5]} for n in range(60)]
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        (tmp_path / f"{name}.jsonl").write_text(text)
+    texts = jsonl(
+        tmp_path / "texts.jsonl",
+        [{"text": f"word {n % 7} text", "label": names[n % 5]} for n in range(60)],
+    )
     words = ["transfer", str(hostile_run), "--out", str(tmp_path / "out")]
-    words += ["--label-column", "label"]
-    words += ["--train", str(tmp_path / "train.jsonl"), "--test", str(tmp_path / "test.jsonl")]
+    words += ["--label-column", "label", "--train", texts, "--test", texts]
     capsys.readouterr()
     cli.main(words)
     report = (tmp_path / "out/report.md").read_text(encoding="utf-8")

@@ -1,6 +1,5 @@
 """The table of runs that go on, have ended, or have fallen silent."""
 
-import json
 import os
 import time
 from pathlib import Path
@@ -8,36 +7,20 @@ from pathlib import Path
 import pytest
 
 from mlstm_jax import cli
-
-
-def write(folder: Path, *lines: dict[str, object], age: float = 0) -> None:
-    folder.mkdir(parents=True)
-    path = folder / "metrics.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    os.utime(path, (time.time() - age,) * 2)
-
-
-def train(step: int, **values: object) -> dict[str, object]:
-    return {
-        "kind": "train",
-        "step": step,
-        "epoch": step / 1000,
-        "bpc": 2.5,
-        "learning_rate": 1e-3,
-        "loss_scale": 1.0,
-        "bytes_per_second": 12_345.0,
-        "seconds": float(step),
-    } | values
+from tests.training.runs import train_line, write_lines
 
 
 def test_what_each_run_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(
-        tmp_path / "all/a", train(10), train(20, bpc=2.25), {"kind": "eval", "step": 20, "bpc": 2}
+    diverged, stopped = (
+        {"kind": "event", "step": 5, "event": event} for event in ("diverged", "interrupted")
     )
-    write(tmp_path / "all/b/c", train(5), {"kind": "event", "step": 5, "event": "diverged"})
-    write(tmp_path / "mine", train(1), train(2, bpc=None), age=900)
-    write(tmp_path / "new")
-    write(tmp_path / "on", {"kind": "event", "step": 5, "event": "interrupted"}, train(10))
+    evaluated = {"kind": "eval", "step": 20, "bpc": 2}
+    write_lines(tmp_path / "all/a", train_line(10), train_line(20, bpc=2.25), evaluated)
+    write_lines(tmp_path / "all/b/c", train_line(5), diverged)
+    write_lines(tmp_path / "mine", train_line(1), train_line(2, bpc=None))
+    os.utime(tmp_path / "mine/metrics.jsonl", (time.time() - 900,) * 2)
+    write_lines(tmp_path / "new")
+    write_lines(tmp_path / "on", stopped, train_line(10))
     cli.main(["watch", *(str(tmp_path / name) for name in ("all", "mine", "new", "on"))])
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert " ".join(rows[0]) == "run step epoch train bpc valid bpc rate scale kB/s"
@@ -52,6 +35,6 @@ def test_what_each_run_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize("name", ["x[/y]", "[red]a", "a:warning:"])
 def test_a_name_is_shown_as_it_is(name, tmp_path, capsys):
-    write(tmp_path / name / "b", train(10))
+    write_lines(tmp_path / name / "b", train_line(10))
     cli.main(["watch", str(tmp_path / name.partition("/")[0])])
     assert f" {name}/b " in capsys.readouterr().out

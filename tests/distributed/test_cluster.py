@@ -1,6 +1,5 @@
 """Several real processes: what they compute together, and what they say when one is missing."""
 
-import dataclasses
 import itertools
 import re
 import shutil
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 
 from mlstm_jax.checkpoint import FOLDER, Checkpoints
-from mlstm_jax.config import Config, Devices, Model, Phase
+from mlstm_jax.config import Config, Devices, Model, Phase, vary
 from mlstm_jax.interop import published
 from mlstm_jax.run import write_imported
 from mlstm_jax.training import metrics
@@ -41,10 +40,9 @@ class Launcher:
         self.started: list[Process] = []
 
     def call(self, *words: object, **environment: str) -> Process:
-        surroundings = self.environment | environment
         pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        started = subprocess.Popen([str(word) for word in words], env=surroundings, **pipe)
-        self.started.append(started)
+        command, surroundings = [str(word) for word in words], self.environment | environment
+        self.started.append(subprocess.Popen(command, env=surroundings, **pipe))
         return self.started[-1]
 
     def train(
@@ -86,9 +84,7 @@ def launcher(tmp_path: Path, command_environment: dict[str, str]) -> Iterator[La
 
 
 @pytest.mark.slow
-def test_a_run_moves_to_other_numbers_of_devices_and_processes(
-    corpus, undisturbed, tmp_path, launcher
-):
+def test_a_run_moves_to_other_devices_and_processes(corpus, undisturbed, tmp_path, launcher):
     """4 devices → 2 processes of 2 → 1 → 4 of 1: the metrics are those of a run that stayed."""
     config = runs.make_config(corpus, tmp_path / "run")
     for step, processes, devices in ((60, 1, 4), (120, 2, 2), (180, 1, 1), (300, 4, 1)):
@@ -110,16 +106,14 @@ def test_a_run_moves_to_other_numbers_of_devices_and_processes(
 def test_rows_grow_in_several_processes_as_in_one(corpus, tmp_path, launcher) -> None:
     """4 rows become 8; also from a checkpoint at the border that another number has written."""
     phases = (Phase(steps=30, batch=4, window=16), Phase(steps=30, batch=8, window=16))
-    base = runs.make_config(corpus, tmp_path)
-    train = dataclasses.replace(base.train, checkpoint_every=10, keep_checkpoints=9)
-    base = dataclasses.replace(base, phases=phases, train=train)
+    base = vary(runs.make_config(corpus, tmp_path, phases=phases), train__checkpoint_every=10)
+    base = vary(base, train__keep_checkpoints=9)
     for name, processes in (("one", 1), ("two", 2), ("two", 1), ("one", 2)):
         folder = tmp_path / name / "run"
         began = folder.exists()
-        if began:  # It is as if it had been stopped at the border.
-            for step in (40, 50, 60):
-                shutil.rmtree(folder / FOLDER / str(step))
-        launcher.train([dataclasses.replace(base, out=str(folder))] * processes)
+        for step in (40, 50, 60) if began else ():  # as if it had been stopped at the border
+            shutil.rmtree(folder / FOLDER / str(step))
+        launcher.train([vary(base, out=str(folder))] * processes)
         texts = launcher.ended(0)
         assert ("resuming at step 30" in texts[0]) == began
         if name == "one" and not began:
@@ -206,14 +200,9 @@ def test_another_start_on_one_process_is_named(corpus, tmp_path, random, launche
     for place in places:
         write_openai(place, random)
         write_imported(place / "run", published.read_openai(place))
-    configs = [
-        dataclasses.replace(
-            runs.make_config(corpus, tmp_path / "run", model=Model(hidden=7, embedding=5)),
-            train=runs.short(steps=20, start_from=str(place / "run")),
-        )
-        for place in places
-    ]
-    for text in refused(launcher, *configs):
+    config = runs.make_config(corpus, tmp_path / "run", model=Model(hidden=7, embedding=5))
+    starts = [vary(config, train__start_from=str(place / "run")) for place in places]
+    for text in refused(launcher, *starts):
         assert "the fingerprint of train.start_from's parameters is" in text
         assert "on process 1" in text
         assert "Give every process the same parameters to start from." in text
@@ -240,7 +229,6 @@ def test_killed_five_times_it_ends_as_if_never_killed(corpus, tmp_path, launcher
     launcher.ended(0)
     config = runs.make_config(corpus, tmp_path / "run")
     random = np.random.default_rng()
-    seconds = []
     # One that is killed before the others have met it is missed for so long.
     patience = ("--distributed.timeout-seconds", "10")
     for kill in itertools.count():
@@ -250,16 +238,12 @@ def test_killed_five_times_it_ends_as_if_never_killed(corpus, tmp_path, launcher
             time.sleep(random.uniform(0, 4 + 1.3 * kill))
         else:
             launcher.ended(0)
-        victim = int(random.integers(2))
-        if running[victim].poll() is None:
-            running[victim].send_signal(signal.SIGKILL)
-            killed = time.monotonic()
-            text = running[1 - victim].communicate(timeout=300)[0].decode()
-            seconds.append(time.monotonic() - killed)
-            running[victim].communicate()
-            print(f"kill {kill}: process {victim}, the other ended after {seconds[-1]:.2f} s")
-            assert running[1 - victim].returncode != 0, text
-        else:
+        victim, other = random.permutation(running)
+        if victim.poll() is not None:
             break
+        victim.kill()
+        text = other.communicate(timeout=300)[0].decode()
+        victim.communicate()
+        assert other.returncode != 0, text
     assert kill >= 5
     runs.assert_same_run(tmp_path / "run", tmp_path / "calm")

@@ -88,12 +88,6 @@ def test_a_port_that_is_taken_is_named() -> None:
             connection.listen(Address("127.0.0.1", port))
 
 
-def test_the_port_of_a_numeric_host_is_free() -> None:
-    for host in ("127.0.0.1", "::1"):
-        with contextlib.suppress(OSError):
-            assert 0 < connection.free_port(host) < 65536
-
-
 @pytest.mark.parametrize(
     ("found", "words"),
     [

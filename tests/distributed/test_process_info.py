@@ -52,12 +52,7 @@ def test_what_a_launcher_does_not_say_is_asked_for(distributed, environment, mes
 @pytest.mark.parametrize("text", ["", "x", "-1", "1.0", "²", "1" * 5000])
 @pytest.mark.parametrize(
     ("name", "others"),
-    [
-        ("SLURM_STEP_NUM_TASKS", SRUN),
-        ("SLURM_PROCID", SRUN),
-        ("OMPI_COMM_WORLD_SIZE", MPIRUN),
-        ("OMPI_COMM_WORLD_RANK", MPIRUN),
-    ],
+    [(name, others) for others in (SRUN, MPIRUN) for name in others],
 )
 def test_a_launchers_number_that_is_none_is_named(name, others, text):
     with pytest.raises(UserError, match=f"{name} is .*, but it must be a whole number"):

@@ -1,6 +1,7 @@
 """Whole runs as the tests start them, in processes of their own, and what is compared of them."""
 
 import functools
+import json
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,21 @@ TIMES = ("seconds", "bytes_per_second", "data_wait_fraction", "evaluation_second
 
 # Runs of one length of a line and one schedule are one program, compiled once for all tests.
 short = functools.partial(Train, log_every=5)
+
+
+def train_line(step: int, **values: object) -> dict[str, Any]:
+    """A line of metrics as a run writes it, with other values."""
+    line = {"kind": "train", "step": step, "epoch": step / 1000, "bpc": 2.5, "learning_rate": 1e-3}
+    rates = {"loss_scale": 1.0, "bytes_per_second": 12_345.0, "seconds": float(step)}
+    return line | rates | values
+
+
+def write_lines(folder: Path, *lines: dict[str, Any]) -> Path:
+    """Add lines of metrics to those of a run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+    return folder
 
 
 def make_config(corpus: Path, out: Path, **sections: Any) -> Config:

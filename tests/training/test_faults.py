@@ -8,6 +8,7 @@ import re
 import resource
 import shutil
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -262,11 +263,8 @@ def test_a_run_resumes_with_the_parameters_it_started_from_and_no_others(
 
 def test_it_returns_to_before_the_update_that_spoiled_it(corpus: Path, tmp_path: Path) -> None:
     """The seventh update does; five losses tell, from the eighth step on, through two phases."""
-    phases = (
-        Phase(steps=6, batch=8, window=16),
-        Phase(steps=3, batch=8, window=16, learning_rate=1e4),
-        Phase(steps=40, batch=8, window=16),
-    )
+    part = partial(Phase, batch=8, window=16)
+    phases = (part(steps=6), part(steps=3, learning_rate=1e4), part(steps=40))
     chosen = Optimizer(learning_rate=5e-3, schedule="constant", clip_norm=None)
     config = config_of(corpus, tmp_path / "run", 49, optimizer=chosen, phases=phases)
     with pytest.raises(Diverged, match="resumes from that of step 6") as stopped:

@@ -72,8 +72,8 @@ def test_killed_and_interrupted_it_ends_as_if_never_stopped(
 def test_a_closed_terminal_stops_it_with_a_checkpoint(corpus, tmp_path, command_environment):
     """The kernel sends SIGHUP, and whatever is printed from then on fails."""
     # It does not wait for the next checkpoint, which comes with the last step.
-    never = {"eval_every": 100_000, "checkpoint_every": 100_000}
-    train = short(steps=100_000, epochs=None, **never)
+    never = dict.fromkeys(("steps", "eval_every", "checkpoint_every"), 100_000)
+    train = short(epochs=None, **never)
     config = make_config(corpus, tmp_path / "run", train=train)
     ours, theirs = pty.openpty()
     # Makes the terminal its own, as a login does; these tests may run under nohup.
@@ -119,13 +119,12 @@ def test_the_newest_checkpoints_and_the_best_are_kept(corpus: Path, tmp_path: Pa
         # A rate so high that the last evaluation is seldom the best.
         optimizer=Optimizer(learning_rate=3.0, decay_steps=10**6),
         precision=Precision(max_consecutive_skips=1),
-        train=short(steps=25, eval_every=10, checkpoint_every=5, divergence_bpc=1000.0),
+        train=short(eval_every=10, checkpoint_every=5, divergence_bpc=1e3, divergence_steps=1),
         devices=ONE,
     )
-    config = vary(config, train__divergence_steps=1)
-    loop.train(config)
     # What is best is known in another session, too.
-    loop.train(vary(config, train__steps=50))
+    for steps in (25, 50):
+        loop.train(vary(config, train__steps=steps))
     evals = {line["step"]: line["bpc"] for line in lines_of(tmp_path / "run")["eval"]}
     best = min(evals, key=lambda step: evals[step])
     assert steps_in(tmp_path / "run") == sorted({best, 45, 50})

@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import jax
 import numpy as np
@@ -102,10 +102,12 @@ def test_a_warm_up_longer_than_the_run_is_refused() -> None:
 
 
 def test_a_schedule_can_be_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--data.batch", "1024", "--optimizer.scaling", "legw", "--train.epochs", "2"]
-    words += ["--optimizer.warmup-epochs", "0.01", "--train.steps", "None", "--data.window", "256"]
-    words += ["--optimizer.learning-rate", "5e-4"]
-    cli.main(["schedule", *words, "--corpus-bytes", "1e9"])
+    line = (
+        "schedule --data.batch 1024 --optimizer.scaling legw --train.epochs 2 --train.steps None "
+        "--optimizer.warmup-epochs 0.01 --data.window 256 --optimizer.learning-rate 5e-4 "
+        "--corpus-bytes 1e9"
+    )
+    cli.main(line.split())
     said = capsys.readouterr().out
     # The quickstart's optimizer is Muon, at 0.12.
     assert "Muon's are 240 times as high" in said
@@ -114,10 +116,10 @@ def test_a_schedule_can_be_looked_at(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "peak 0.00141" in said
     assert said.splitlines()[-1].split()[1:] == ["2.00", "0.000e+00"]
     pytest.importorskip("matplotlib")
-    cli.main(["schedule", *words, "--corpus-bytes", "1e9", "--plot", str(tmp_path / "x.png")])
+    cli.main([*line.split(), "--plot", str(tmp_path / "x.png")])
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(SystemExit):
-        cli.main(["schedule", *words, "--corpus-bytes", "1e9", "--plot", str(tmp_path / "x.qqq")])
+        cli.main([*line.split(), "--plot", str(tmp_path / "x.qqq")])
     assert "x.qqq: Format 'qqq' is not supported" in capsys.readouterr().err
 
 
@@ -190,18 +192,9 @@ def test_optimizers_against_their_equations(name, chosen, random) -> None:
             assert_close(leaf, exact[path], (n + 1) * TERMS)
 
 
-@pytest.mark.parametrize("name", get_args(get_type_hints(Optimizer)["name"]))
-def test_weight_decay_acts_or_is_refused(name: str) -> None:
-    if name == "adam":
-        with pytest.raises(UserError, match="0 with adam; adamw decays weights"):
-            Optimizer(name=name, weight_decay=0.1)
-        return
-    options = Optimizer(name=name, weight_decay=0.1)
-    tested = optimizer.build(options, Model(), schedule.learning_rate(options, 128, 10))
-    params = {"layer_0": {"wh_v": np.ones((3, 12), np.float32)}}
-    gradient = jax.tree.map(np.zeros_like, params)
-    updates, _ = tested.update(gradient, tested.init(params), params)
-    assert np.all(np.asarray(updates["layer_0"]["wh_v"]) < 0)
+def test_a_weight_decay_that_would_do_nothing_is_refused() -> None:
+    with pytest.raises(UserError, match="0 with adam; adamw decays weights"):
+        Optimizer(name="adam", weight_decay=0.1)
 
 
 def flat(tree: dict) -> dict[tuple[str, ...], np.ndarray]:
