@@ -7,7 +7,6 @@ import random
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from mlstm_jax import cli
 from mlstm_jax.corpora import prepare as module
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.corpora.prepare import prepare
-from mlstm_jax.data.corpus import SPLITS, differing, open_corpus
+from mlstm_jax.data.corpus import SPLITS, open_corpus
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import FileError, UserError
 from mlstm_jax.output import remove_leftovers
@@ -267,46 +266,6 @@ def test_killed_while_the_old_corpus_is_removed_none_of_it_comes_back(tmp_path, 
     shutil.rmtree(out)
     remove_leftovers(out)
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("there", [False, True])
-def test_kills_at_random_moments_leave_the_old_corpus_or_none(tmp_path, there) -> None:
-    generator, out, temp = random.Random(there), tmp_path / "corpora/out", tmp_path / "temp"
-    words = [f"{generator.getrandbits(64):x}" for _ in range(5000)]
-    sources = []
-    for name in ("old", "new"):
-        records = [{"text": " ".join(generator.choices(words, k=80))} for _ in range(20_000)]
-        sources.append(jsonl(tmp_path / f"{name}.jsonl", records))
-    old = prepare([sources[0]], out) if there else None
-    temp.mkdir()
-    command = [sys.executable, "-m", "mlstm_jax", "prepare", sources[1], "--overwrite"]
-    command += ["--temp-dir", temp, "--out"]
-    quiet = {"cwd": REPOSITORY, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    begun, whole = time.monotonic(), tmp_path / "corpora/whole"
-    subprocess.run([*command, whole], check=True, **quiet)
-    duration, new = time.monotonic() - begun, open_corpus(whole).manifest
-    killed, removed = 0, not there
-    for _ in range(10):
-        process = subprocess.Popen([*command, out], **quiet)
-        time.sleep(generator.uniform(0.3, 1) * duration)
-        process.kill()
-        process.wait()
-        killed += any(out.parent.glob(".out.*")) or any(temp.iterdir())
-        if out.exists():
-            found = open_corpus(out)
-            assert differing(found) == []
-            assert found.manifest in (old, new)
-            if found.manifest == new:  # It came through: once more from the beginning.
-                shutil.rmtree(out)
-                removed = True
-        else:
-            assert removed or list(out.parent.glob(".out.*.old"))
-    assert killed > 3
-    subprocess.run([*command, out], check=True, **quiet)
-    assert open_corpus(out).manifest == new
-    assert sorted(path.name for path in out.parent.iterdir()) == ["out", "whole"]
-    assert not list(temp.iterdir())
 
 
 def test_a_kill_between_the_two_renames_loses_nothing(tmp_path: Path, capfd) -> None:

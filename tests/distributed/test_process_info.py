@@ -51,8 +51,7 @@ def test_what_a_launcher_does_not_say_is_asked_for(distributed, environment, mes
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "1.0", "²", "1" * 5000])
 @pytest.mark.parametrize(
-    ("name", "others"),
-    [(name, others) for others in (SRUN, MPIRUN) for name in others],
+    ("name", "others"), [(name, others) for others in (SRUN, MPIRUN) for name in others]
 )
 def test_a_launchers_number_that_is_none_is_named(name, others, text):
     with pytest.raises(UserError, match=f"{name} is .*, but it must be a whole number"):
