@@ -131,9 +131,7 @@ def test_smoothing_starts_at_the_first_value_and_passes_over_gaps() -> None:
 
 
 def test_limits_leave_out_the_first_fall_and_no_curve(tmp_path: Path) -> None:
-    one, other = (
-        write_run(tmp_path / name, bpc=bpc, train=bpc) for name, bpc in (("a", 1), ("b", 6))
-    )
+    one, other = (write_run(tmp_path / str(bpc), bpc=bpc, train=bpc) for bpc in (1, 6))
     low, high = analysis.limits(analysis.load_histories(one, other), "bpc")
     assert 0.7 < low < 1
     assert 6.75 < high < 7.1

@@ -47,9 +47,8 @@ ENTRY %main (a: u16[2,3]) -> (f32[3,3], s8[]) {
 """
     program = parse(text)
     found = program.computations["main"]
-    assert [found[name].opcode for name in "abdfg"] == [
-        *("parameter", "bitcast", "dot", "constant", "tuple")
-    ]
+    opcodes = ["parameter", "bitcast", "dot", "constant", "tuple"]
+    assert [found[name].opcode for name in "abdfg"] == opcodes
     assert [one.bytes for one in found.values()] == [12, 12, 12, 36, 36, 1, 37]
     assert found["a"].number == 0
     assert found["e.1"].called == ("some.2",)

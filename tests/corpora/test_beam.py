@@ -41,10 +41,8 @@ def sources(tmp_path: Path) -> list[str]:
     for n in range(20):
         two = [(f"\n {word} {n} ".encode(), 0.0) for word in ("twice", "TWICE")]
         ((kept, _),) = in_order(two, 5, "normalized")
-        copies += [
-            {"text": text.decode().strip()} | ({} if text == kept else {"rating": 5})
-            for text, _ in two
-        ]
+        (other,) = {text for text, _ in two} - {kept}
+        copies += [{"text": kept.decode().strip()}, {"text": other.decode().strip(), "rating": 5}]
     jsonl(tmp_path / "in/rated.jsonl", copies)
     return [str(tmp_path / "in"), "pydoc:"]
 

@@ -110,6 +110,7 @@ def test_the_documentation_of_python_is_built_in() -> None:
     paragraphs, topics = texts(Source("pydoc:")), texts(Source("pydoc:"), document="file")
     assert len(paragraphs) > 10 * len(topics) > 500
     assert all(text and "\n\n" not in text for text in paragraphs)
+    assert max(text.count("\n") for text in paragraphs) > 5
     assert " ".join(paragraphs).split() == " ".join(topics).split()
 
 

@@ -5,16 +5,15 @@ import random
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from mlstm_jax.corpora import prepare as preparation
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.corpora.prepare import prepare
-from mlstm_jax.data.corpus import SPLITS, SplitName, open_corpus
+from mlstm_jax.data.corpus import SPLITS, SplitName
 from mlstm_jax.errors import UserError
 
-from .written import documents, jsonl
+from .written import documents, jsonl, rated
 
 
 def some_bytes(seed: int, count: int) -> bytes:
@@ -59,12 +58,10 @@ def test_records_keep_their_order_their_copies_and_their_ratings(tmp_path: Path)
     manifest = prepare(sources, tmp_path / "out")
     assert (manifest.records, manifest.blank, manifest.without_text) == (10, 2, 2)
     assert (manifest.duplicates, manifest.dedupe) == (0, "none")
-    assert documents(tmp_path / "out", "train") == [clean(t, "radford") for t in texts["train"]]
-    assert documents(tmp_path / "out", "test") == [clean(t, "radford") for t in texts["test"]]
+    cleaned = {name: [clean(text, "radford") for text in texts[name]] for name in texts}
+    assert rated(tmp_path / "out") == list(zip(cleaned["train"], [1, 2, 1, 2], strict=True))
+    assert documents(tmp_path / "out", "test") == cleaned["test"]
     assert documents(tmp_path / "out", "valid") == []
-    np.testing.assert_array_equal(
-        open_corpus(tmp_path / "out").split("train").ratings, [1, 2, 1, 2]
-    )
 
 
 @pytest.mark.parametrize(

@@ -66,10 +66,8 @@ def test_counts_of_duplicates_and_of_records_without_text(tmp_path: Path) -> Non
     assert (manifest.records, manifest.without_text, manifest.blank) == (18, 1, 2)
     assert manifest.duplicates == 5
     assert sum(split.documents for split in manifest.splits.values()) == 10
-    assert [(s.name, s.documents, s.without_text, s.blank) for s in manifest.sources] == [
-        ("a.jsonl", 11, 1, 2),
-        ("b.jsonl", 4, 0, 0),
-    ]
+    of_a, of_b = ((s.name, s.documents, s.without_text, s.blank) for s in manifest.sources)
+    assert (of_a, of_b) == (("a.jsonl", 11, 1, 2), ("b.jsonl", 4, 0, 0))
     assert open_corpus(tmp_path / "out").manifest == manifest
 
 

@@ -80,8 +80,7 @@ def test_features_by_name(tmp_path: Path, folder: Path) -> None:
     half = prepare(["tfds:glue/sst2:train[:50%]"], tmp_path / "half", split=(1, 0, 0))
     assert half.records == 10
     found = read_labelled(source, None)
-    assert dict(zip(found.texts, found.labels, strict=True)) == {
-        f"sentence {n} é": str(n % 2) for n in range(20)
-    }
+    labels = {f"sentence {n} é": str(n % 2) for n in range(20)}
+    assert dict(zip(found.texts, found.labels, strict=True)) == labels
     with pytest.raises(UserError, match=r"no column body; its columns are .*sentence"):
         prepare([source], tmp_path / "more", text_column="body")

@@ -261,10 +261,8 @@ def test_evaluation_scores_every_byte_once_save_each_shards_first(split: Split) 
     bounds = cut(split.offsets, 16, slack=0.5)
     firsts = np.isin(np.arange(len(split.bytes)), bounds[:-1])
     assert sum(map(len, seen)) == stream.scored == (~firsts).sum()
-    np.testing.assert_array_equal(
-        np.bincount(np.concatenate(seen), minlength=256),
-        np.bincount(split.bytes[:][~firsts], minlength=256),
-    )
+    wanted = split.bytes[:][~firsts]
+    np.testing.assert_array_equal(np.sort(np.concatenate(seen)), np.sort(wanted))
 
 
 @pytest.mark.parametrize(
@@ -291,9 +289,8 @@ def test_documents_are_read_each_by_itself_to_its_stop(lengths: list[int]) -> No
             if batch.reset_B[row]:
                 rows[row].append(batch.inputs_BT[row, :1].tobytes())
             rows[row][-1] += batch.targets_BT[row][mask].tobytes()
-            np.testing.assert_array_equal(
-                batch.inputs_BT[row][mask][1:], batch.targets_BT[row][mask][:-1]
-            )
+            following, before = batch.inputs_BT[row][mask][1:], batch.targets_BT[row][mask][:-1]
+            np.testing.assert_array_equal(following, before)
     data, ends = split.bytes[:].tobytes(), np.cumsum(lengths)
     documents = [data[e - n : e] + b"\x03" for e, n in zip(ends, lengths, strict=True)]
     assert [text for row in rows for text in row] == documents
