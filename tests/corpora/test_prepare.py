@@ -279,3 +279,15 @@ def test_a_kill_between_the_two_renames_loses_nothing(tmp_path: Path, capfd) -> 
         prepare([str(tmp_path / "b.jsonl")], out, overwrite=True)
     assert contents(out) == before
     assert not list(tmp_path.glob(".out.*"))
+
+
+def test_amazon_reviews(tmp_path: Path) -> None:
+    shared = Path(os.environ.get("MLSTM_JAX_SHARED_DATA") or REPOSITORY.parent / "shared/data")
+    sources = [str(path) for path in shared.glob("amazon/*.json.gz")]
+    if not sources:
+        pytest.skip("no real reviews: MLSTM_JAX_SHARED_DATA/amazon has no .json.gz files")
+    manifest = prepare(sources, tmp_path / "out")
+    assert manifest.records == 26_330
+    # In 28 records of the 2018 files reviewText is missing; in 7 of the 2014 file it is "".
+    assert (manifest.without_text, manifest.blank) == (28, 7)
+    assert sum(s.documents for s in manifest.splits.values()) == 26_330 - 35 - manifest.duplicates
