@@ -296,9 +296,12 @@ def test_a_rollback_to_before_other_rows_reads_on_from_there(corpus: Path, tmp_p
 
 
 @pytest.mark.fp16
-@pytest.mark.parametrize("scales", [[], pytest.param([0.2, 0.04], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("scales", [[], pytest.param([0.04], marks=pytest.mark.slow)])
 def test_a_run_that_always_overflows_stops_in_the_end(scales, corpus, tmp_path) -> None:
-    """At once, or after two returns to its beginning; here whatever loss scale and rate are."""
+    """At once, or after two returns to its beginning, whatever loss scale and rate are.
+
+    The second return takes the line of the first with it.
+    """
     config = make_config(
         corpus,
         tmp_path / "run",
