@@ -159,8 +159,3 @@ def test_wrong_spans_are_refused(model, text, span, message) -> None:
         model.spans(["other", text], [[], [span]])
     with pytest.raises(UserError, match="spans has 1 lists, but texts has 2"):
         model.spans(["other", text], [[]])
-
-
-def test_a_reader_takes_bytes_only(model: mlstm.TrainedModel) -> None:
-    with pytest.raises(UserError, match="piece has type str, but it must be bytes"):
-        model.reader().feed("text")  # type: ignore[arg-type]

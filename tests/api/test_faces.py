@@ -14,6 +14,7 @@ import pytest
 import mlstm_jax as mlstm
 from mlstm_jax import cli
 from mlstm_jax.commands import as_options
+from mlstm_jax.config import load_file
 from mlstm_jax.corpora.options import PrepareOptions
 from mlstm_jax.errors import UserError
 from mlstm_jax.planning.machine import load_machine
@@ -52,7 +53,7 @@ SAME: list[tuple[str, str | None, Callable[[mlstm.TrainedModel, Path, Path], Any
     ("report MODEL", None, lambda m, i, o: f"\n{m.report()}\n"),
     ("schedule small_512 --corpus-bytes 1e6 --train.steps 40", None,
      lambda m, i, o: mlstm.schedule(
-         mlstm.vary(config("small_512"), train__steps=40), corpus_bytes=1e6
+         mlstm.vary(load_file("small_512"), train__steps=40), corpus_bytes=1e6
      ).text + "\n"),
     ("plan small_512 --machine h200 --gpus 1 4 --price 3 --json OUT/plan.json", "plan.json",
      lambda m, i, o: {"machine": load_machine(Path("h200")).name, "rows": [
@@ -63,10 +64,10 @@ SAME: list[tuple[str, str | None, Callable[[mlstm.TrainedModel, Path, Path], Any
     ("classify MODEL IN/known IN/a.jsonl --out OUT/c.csv", "c.csv",
      lambda m, i, o: [[f"{p:.4f}" for p in row.values()]
                       for row in m.classify(i / "a.jsonl", i / "known")]),
-    ("transfer MODEL --train IN/a.jsonl --valid IN/a.jsonl --state h --out OUT/t",
-     "t/classifier.safetensors",
-     lambda m, i, o: (m.transfer(i / "a.jsonl", valid=i / "a.jsonl", out=o, state="h").folder
-                      / "classifier.safetensors").read_bytes()),
+    ("transfer MODEL --train IN/a.jsonl --valid IN/a.jsonl --state h --words --out OUT/t",
+     "t/classifier.safetensors", lambda m, i, o: (m.transfer(
+         i / "a.jsonl", valid=i / "a.jsonl", out=o, state="h", words=True
+     ).folder / "classifier.safetensors").read_bytes()),
     ("heatmap MODEL --unit 3 --text my --scale 1 --out OUT/h.html", "h.html",
      lambda m, i, o: saved(m.heatmap("my", 3, scale=1.0), o / "h.html")),
     ("export MODEL --dtype float16 --out OUT/m.npz", "m.npz",
@@ -76,12 +77,6 @@ SAME: list[tuple[str, str | None, Callable[[mlstm.TrainedModel, Path, Path], Any
          i / "a.jsonl", o / "corpus", PrepareOptions(split=(8, 1, 1), seed=3)
      ).path / "train.bin").read_bytes()),
 ]  # fmt: skip
-
-
-def config(name: str) -> mlstm.Config:
-    from mlstm_jax.config import load_file
-
-    return load_file(name)
 
 
 def saved(found: Any, path: Path) -> bytes:
@@ -128,15 +123,7 @@ REFUSED: list[tuple[str, Callable[[mlstm.TrainedModel, Path], Any]]] = [
 
 
 @pytest.mark.parametrize(("line", "call"), REFUSED, ids=[line for line, *_ in REFUSED])
-def test_a_line_and_a_call_are_refused_alike(
-    line: str,
-    call: Callable[[mlstm.TrainedModel, Path], Any],
-    model: mlstm.TrainedModel,
-    files: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    refused: Callable[..., str],
-) -> None:
+def test_both_are_refused_alike(line, call, model, files, tmp_path, monkeypatch, refused) -> None:
     monkeypatch.chdir(tmp_path)
     words = words_of(line, MODEL=model.path, IN=files)
     written = refused(*words)

@@ -1,7 +1,5 @@
 """Mistakes in Python: each is a UserError that names the argument, or gives the right result."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -72,14 +70,15 @@ def test_texts_come_in_any_list_or_file(model, classifier, tmp_path) -> None:
         assert model.classify([two[0], " ", two[1]], classifier) == [answers[0], {}, answers[1]]
 
 
-Call = Callable[[mlstm.TrainedModel, Path], object]
-
-
 def refused(method: str, given: dict[str, Any], **mistakes: Any) -> Any:
-    """Calls of a method of the model, each with one argument that must be refused, and its name."""
+    """Calls with one argument that must be refused, and its name."""
     for name, values in mistakes.items():
         for value in values:
-            yield name, lambda m, p, one=given | {name: value}: getattr(m, method)(**one)
+            one = given | {name: value}
+            yield (
+                name,
+                lambda m, one=one: getattr(m if hasattr(m, method) else mlstm, method)(**one),
+            )
 
 
 @pytest.mark.parametrize(
@@ -106,67 +105,63 @@ def refused(method: str, given: dict[str, Any], **mistakes: Any) -> Any:
             "transfer", {"train": (TEXTS, LABELS)}, label_columns=(3,), out=(3,),
             test=((["a"], [7]), ([], [])),
         ),
-        ("layer is for `unit`; leave it out", lambda m, p: m.heatmap("a", score="x", layer=1)),
-        ("score", lambda m, p: m.heatmap("a", score=3)),
-        ("label", lambda m, p: m.heatmap("a", score="x", label=3)),
-        ("^bytes is 5.5, but it must be a whole number", lambda m, p: m.generate(bytes=5.5)),
-        ("^stop is b'ab', but it must be a single byte", lambda m, p: m.generate(stop="ab")),
-        (r"prompt is \['a'\], but it must be a string", lambda m, p: m.generate(["a"])),
-        ("classifier", lambda m, p: m.classify(["a"], 3)),
-        ("split is 'dev', but it must be one of train", lambda m, p: m.evaluate("dev")),
-        ("corpus", lambda m, p: m.evaluate("test", corpus=3)),
-        ("state is 'mean', but it must be one of c, h", lambda m, p: m.encode(["a"], "mean")),
-        ("batch_size is 0, but .* at least 1", lambda m, p: m.encode(["a"], batch_size=0)),
-        ("state 'cc' is not one of c, h", lambda m, p: mlstm.Features(m, state="cc").fit(["a"])),
-        ("model has type int", lambda m, p: mlstm.Features(3).fit(["a"])),
-        (r"^none\.csv", lambda m, p: m.transfer("none.csv")),
-        ("only the label 1", lambda m, p: m.transfer((["a", "b"], [1, 1]), (["a"], [1]))),
-        (r"\[1\], text 1: the label is empty", lambda m, p: m.transfer((["a", "b"], [1, None]))),
-        ("text 0: the label is empty", lambda m, p: m.transfer((["a"], [np.nan]))),
-        ("neither a string nor a number", lambda m, p: m.transfer((["a"], [[1]]))),
+        ("layer is for `unit`; leave it out", lambda m: m.heatmap("a", score="x", layer=1)),
+        ("score", lambda m: m.heatmap("a", score=3)),
+        ("label", lambda m: m.heatmap("a", score="x", label=3)),
+        ("^bytes is 5.5, but it must be a whole number", lambda m: m.generate(bytes=5.5)),
+        ("^stop is b'ab', but it must be a single byte", lambda m: m.generate(stop="ab")),
+        (r"prompt is \['a'\], but it must be a string", lambda m: m.generate(["a"])),
+        ("classifier", lambda m: m.classify(["a"], 3)),
+        ("split is 'dev', but it must be one of train", lambda m: m.evaluate("dev")),
+        ("corpus", lambda m: m.evaluate("test", corpus=3)),
+        ("state is 'mean', but it must be one of c, h", lambda m: m.encode(["a"], "mean")),
+        ("batch_size is 0, but .* at least 1", lambda m: m.encode(["a"], batch_size=0)),
+        ("state 'cc' is not one of c, h", lambda m: mlstm.Features(m, state="cc").fit(["a"])),
+        ("model has type int", lambda m: mlstm.Features(3).fit(["a"])),
+        (r"^none\.csv", lambda m: m.transfer("none.csv")),
+        ("only the label 1", lambda m: m.transfer((["a", "b"], [1, 1]), (["a"], [1]))),
+        (r"\[1\], text 1: the label is empty", lambda m: m.transfer((["a", "b"], [1, None]))),
+        ("text 0: the label is empty", lambda m: m.transfer((["a"], [np.nan]))),
+        ("neither a string nor a number", lambda m: m.transfer((["a"], [[1]]))),
         (r"text 0: the label 'joy' is array\(\[1\]\)",
-         lambda m, p: m.transfer((["a"], {"joy": np.array([[1]])}))),
-        ("out", lambda m, p: m.finetune((TEXTS, LABELS), out=None)),
-        ("options", lambda m, p: m.finetune((TEXTS, LABELS), out=p / "x", options=3)),
-        *(
-            (name, lambda m, p, one={name: value}: mlstm.FinetuneOptions(**one))
-            for name, value in {
-                "epochs": -1, "batch": 0, "window": -3, "learning_rate": NAN, "dropout": 1,
-            }.items()
+         lambda m: m.transfer((["a"], {"joy": np.array([[1]])}))),
+        *refused("finetune", {"train": (TEXTS, LABELS), "out": "x"}, out=(None,), options=(3,)),
+        *refused(
+            "FinetuneOptions", {}, epochs=(-1,), batch=(0, "3"), window=(-3,),
+            learning_rate=(NAN,), dropout=(1,),
         ),
-        ("batch", lambda m, p: mlstm.FinetuneOptions(batch="3")),
-        ("out", lambda m, p: m.export(3)),
-        ("dtype", lambda m, p: m.export(p / "x.npz", "int8")),
-        ("path", lambda m, p: mlstm.load(None)),
-        ("checkpoint", lambda m, p: mlstm.load(m.path, 3.5)),
-        ("config is 3, but it must be a Config or a string or a Path", lambda m, p: mlstm.train(3)),
-        ("smal_512 .* did you mean small_512", lambda m, p: mlstm.train("smal_512")),
-        ("callbacks", lambda m, p: mlstm.train(m.config, callbacks=3)),
-        ("has 3, but each must be a func", lambda m, p: mlstm.train(m.config, callbacks=[3])),
-        ("runs", lambda m, p: mlstm.sweep(3, p / "x")),
-        ("runs", lambda m, p: mlstm.sweep({"a": m.config}, p / "x")),
-        ("runs", lambda m, p: mlstm.sweep({("a", "b"): 3}, p / "x")),
-        ("out", lambda m, p: mlstm.sweep({("a", "b"): m.config}, 3)),
-        ("devices", lambda m, p: mlstm.plan(m.config, "h200", devices=(1.5,))),
-        ("devices", lambda m, p: mlstm.plan(m.config, "h200", devices="8")),
-        ("corpus_bytes", lambda m, p: mlstm.plan(m.config, "h200", corpus_bytes=NAN)),
-        ("machine", lambda m, p: mlstm.plan(m.config, 3)),
-        ("sources", lambda m, p: mlstm.prepare(3, p / "x")),
-        ("sources", lambda m, p: mlstm.prepare({"train": 3}, p / "x")),
-        ("out", lambda m, p: mlstm.prepare("a.csv", None)),
-        ("options", lambda m, p: mlstm.prepare("a.csv", p / "x", 3)),
-        ("runs", lambda m, p: mlstm.plot_metrics("runs/x")),
-        ("runs is empty", lambda m, p: mlstm.plot_metrics([])),
-        ("live_seconds", lambda m, p: mlstm.plot_metrics(["x"], live_seconds="x")),
-        ("config", lambda m, p: mlstm.vary(3, a=1)),
-        ("no field 'dat'; did you mean", lambda m, p: mlstm.vary(m.config, dat__batch=1)),
-        ("no field 'bacth'; did you mean", lambda m, p: mlstm.vary(m.config, data__bacth=1)),
+        *refused("export", {"out": "x.npz"}, out=(3,), dtype=("int8",)),
+        *refused("load", {"path": "reviews-1024"}, path=(None,), checkpoint=(3.5,)),
+        ("config is 3, but it must be a Config or a string or a Path", lambda m: mlstm.train(3)),
+        ("smal_512 .* did you mean small_512", lambda m: mlstm.train("smal_512")),
+        ("callbacks", lambda m: mlstm.train(m.config, callbacks=3)),
+        ("has 3, but each must be a func", lambda m: mlstm.train(m.config, callbacks=[3])),
+        *refused(
+            "sweep", {"runs": {("a", "b"): mlstm.Config()}, "out": "x"}, out=(3,),
+            runs=(3, {"a": mlstm.Config()}, {("a", "b"): 3}),
+        ),
+        *refused(
+            "plan", {"config": "small_512", "machine": "h200"}, devices=((1.5,), "8"),
+            corpus_bytes=(NAN,), machine=(3,),
+        ),
+        *refused(
+            "prepare", {"sources": "a.csv", "out": "x"}, sources=(3, {"train": 3}), out=(None,),
+            options=(3,),
+        ),
+        *refused("plot_metrics", {"runs": ["x"]}, runs=("runs/x",), live_seconds=("x",)),
+        ("runs is empty", lambda m: mlstm.plot_metrics([])),
+        ("config", lambda m: mlstm.vary(3, a=1)),
+        ("piece has type str, but it must be bytes", lambda m: m.reader().feed("text")),
+        ("no field 'dat'; did you mean", lambda m: mlstm.vary(m.config, dat__batch=1)),
+        ("no field 'bacth'; did you mean", lambda m: mlstm.vary(m.config, data__bacth=1)),
     ],
 )  # fmt: skip
-def test_a_mistake_names_the_argument_and_leaves_nothing(message, call, model, tmp_path) -> None:
+def test_a_mistake_names_the_argument(message, call, model, tmp_path, monkeypatch) -> None:
+    """And leaves nothing."""
+    monkeypatch.chdir(tmp_path)
     pattern = rf"\b{message}\b" if message.isidentifier() else message
     with pytest.raises(UserError, match=pattern) as error:
-        call(model, tmp_path)
+        call(model)
     assert "--" not in str(error.value)
     assert not list(tmp_path.iterdir())
 

@@ -288,14 +288,14 @@ def test_a_byte_without_a_symbol_is_refused_by_name(tmp_path, random) -> None:
 @pytest.mark.parametrize("ending", ["safetensors", "npz"])
 def test_import_export_import_gives_the_same_bytes(ending, tmp_path, found, capsys) -> None:
     """And in float16 the half of them, rounded once."""
-    a, b, half_b = (tmp_path / name for name in ("a", "b", "half_b"))
+    a, b = tmp_path / "a", tmp_path / "b"
     cli.main(["import", "openai", str(tmp_path / "o"), "--out", str(a)])
     assert "1 x 7-d" in capsys.readouterr().out
     whole, again, half, half_again = (tmp_path / f"{n}.{ending}" for n in range(4))
     cli.main(["export", str(a), "--format", ending, "--out", str(whole)])
     cli.main(["import", "mlstm", str(whole), "--out", str(b)])
     assert (a / run.WEIGHTS).read_bytes() == (b / run.WEIGHTS).read_bytes()
-    cli.main(["export", str(b), "--out", str(again)])
+    mlstm.load(b).export(again)
     assert again.read_bytes() == whole.read_bytes()
     assert weights.load_weights(whole).source == "openai/generating-reviews-discovering-sentiment"
 
@@ -306,10 +306,9 @@ def test_import_export_import_gives_the_same_bytes(ending, tmp_path, found, caps
     # What an .npz pads its headers with.
     assert abs(whole.stat().st_size - half.stat().st_size - saved) <= 64 * (len(exact) + 1)
     for name, array in exact.items():
-        assert rounded[name].dtype == np.float32
-        np.testing.assert_array_equal(rounded[name], array.astype(np.float16))
-    cli.main(["import", "mlstm", str(half), "--out", str(half_b)])
-    cli.main(["export", str(half_b), "--out", str(half_again), "--dtype", "float16"])
+        twice = array.astype(np.float16).astype(np.float32)
+        np.testing.assert_array_equal(rounded[name], twice, strict=True)
+    weights.save(half_again, weights.load_weights(half), "float16")
     assert half_again.read_bytes() == half.read_bytes()
     found.params["decoder_bias"][0] = 1e6
     with pytest.raises(UserError, match="decoder_bias has values too large for float16"):
@@ -343,51 +342,24 @@ def test_an_export_that_cannot_be_written_leaves_nothing(ending, tmp_path, found
     assert [path.name for path in tmp_path.iterdir()] == ["o"]
 
 
-def test_one_flipped_bit_in_an_export_is_found(tmp_path: Path, found: weights.ModelWeights) -> None:
-    file = tmp_path / "model.safetensors"
-    weights.save(file, found)
-    weights.load_weights(file)
-    whole = file.read_bytes()
-    for place in (-1, -1000):  # in arrays, which come last
-        changed = bytearray(whole)
-        changed[place] ^= 1
-        file.write_bytes(changed)
-        with pytest.raises(UserError, match="arrays do not match its fingerprint"):
-            weights.load_weights(file)
-
-
-def test_an_export_is_read_without_this_package(tmp_path, random) -> None:
-    """By the libraries of the formats alone, and the equations above."""
+def test_an_export_is_read_without_this_package(tmp_path, found) -> None:
+    """By the libraries of the formats alone."""
     from safetensors import safe_open
 
-    forward = write_openai(tmp_path / "o", random)
-    found = published.read_openai(tmp_path / "o")
     for name in ("m.safetensors", "m.npz"):
         weights.save(tmp_path / name, found)
     with safe_open(tmp_path / "m.safetensors", "np") as file:
         about = json.loads(file.metadata()["mlstm_jax"])
         p = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    assert about["model"]["hidden"] == H
     with np.load(tmp_path / "m.npz") as arrays:
         assert json.loads(arrays["mlstm_jax"].tobytes()) == about
-        for name, array in p.items():
-            np.testing.assert_array_equal(arrays[name], array)
-    assert about["model"]["hidden"] == H
-    short = {name: p[f"layer_0/{name}_v"] for name in ("wx", "wh", "wmx", "wmh")}
-    short |= {"b": p["layer_0/b"]}
-    short |= {f"g{name}": p[f"layer_0/w{name}_g"] for name in ("x", "h", "mx", "mh")}
-    h = c = np.zeros(H)
-    for byte in TEXT:
-        h, c = cell(p["embedding"][byte], h, c, short)
-    assert_close(c, forward(TEXT)[0], terms=3 * H, compute="float64")
+        for name, array in weights.flatten(found.params).items():
+            np.testing.assert_array_equal(arrays[name], array, strict=True)
+            np.testing.assert_array_equal(p[name], array, strict=True)
 
 
-def test_the_file_that_is_wrong_is_named(folder, tmp_path, random) -> None:
-    np.save(folder / "7.npy", np.zeros((H, H + 1), np.float32))
-    with pytest.raises(UserError, match=r"7\.npy has the shape \(7, 8\), but must have \(7, 7\)"):
-        published.read_openai(folder)
-    (folder / "3.npy").unlink()
-    with pytest.raises(UserError, match=r"3\.npy: is missing"):
-        published.read_openai(folder)
+def test_the_file_that_is_missing_is_named(tmp_path, random) -> None:
     write_unirep(tmp_path / "u", random, 2)
     name = "rnn_mlstm_stack_mlstm_stack1_mlstm_stack1_wmx:0.npy"
     (tmp_path / "u" / name).unlink()
@@ -461,6 +433,12 @@ def test_a_damaged_export_is_refused(folder: Path, tmp_path: Path) -> None:
         weights.save(path, made)
         with pytest.raises(UserError, match=message):
             weights.load_weights(path)
-    (tmp_path / "cut.npz").write_bytes(path.read_bytes()[:100])
+    weights.save(path, published.read_openai(folder))
+    changed = bytearray(path.read_bytes())
+    changed[-1] ^= 1  # of an array, which come last
+    path.write_bytes(changed)
+    with pytest.raises(UserError, match="arrays do not match its fingerprint"):
+        weights.load_weights(path)
+    (tmp_path / "cut.npz").write_bytes(changed[:100])
     with pytest.raises(UserError, match="cannot be read"):
         weights.load_weights(tmp_path / "cut.npz")

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -222,11 +223,9 @@ def products(jaxpr: Any) -> Iterator[tuple[Any, Any]]:
 def test_every_product_has_operands_of_the_compute_type(compute, inputs, recompute_every, random):
     given = arguments(random, 8, 2, 4, inputs=inputs)
     direction = directions(random, given)
-    jaxpr = jax.make_jaxpr(
-        lambda given: gradients(
-            recurrence, given, compute, direction, recompute_every=recompute_every
-        )
-    )((*given,))
+    options = {"direction": direction, "recompute_every": recompute_every}
+    gradient = partial(gradients, recurrence, compute=compute, **options)
+    jaxpr = jax.make_jaxpr(lambda given: gradient(given=given))((*given,))
     found = list(products(jaxpr.jaxpr))
     # Two forward (and two more by vectors), as many backward, and one for each weight.
     assert len(found) >= 6
@@ -239,23 +238,20 @@ def temporary_bytes(function: Any, *given: Any) -> int:
 
 @pytest.mark.parametrize("inputs", [None, 16])
 def test_memory_without_a_gradient_does_not_grow_with_the_window(inputs, random):
-    def forward(*given: Any) -> Any:
-        return recurrence(*given, jnp.float32)
-
-    short, long = (
-        temporary_bytes(forward, *arguments(random, t, 4, 32, inputs=inputs)) for t in (32, 512)
-    )
-    assert long < short + 4096
+    short, long = (arguments(random, t, 4, 32, inputs=inputs) for t in (32, 512))
+    forward = partial(recurrence, compute=jnp.float32)
+    assert temporary_bytes(forward, *long) < temporary_bytes(forward, *short) + 4096
 
 
 def test_recomputing_takes_a_fraction_of_the_memory(random: np.random.Generator) -> None:
     given = arguments(random, 256, 8, 32)
     direction = directions(random, given)
 
-    def gradient(k: int | None) -> Any:
-        return lambda given: gradients(recurrence, given, "float32", direction, recompute_every=k)
-
-    plain, every_16 = (temporary_bytes(gradient(k), given) for k in (None, 16))
+    how = {"compute": "float32", "direction": direction}
+    plain, every_16 = (
+        temporary_bytes(partial(gradients, recurrence, recompute_every=k, **how), given)
+        for k in (None, 16)
+    )
     assert every_16 < plain / 3
 
 

@@ -113,18 +113,6 @@ def test_a_long_text_is_read_with_the_last_positions(random: np.random.Generator
     assert_close(found.logits_BTV, last.logits_BTV[:, -5:], TERMS)
 
 
-@pytest.mark.parametrize("kind", ["transformer", pytest.param("bert", marks=pytest.mark.slow)])
-def test_half_precision_gradient_is_near_float32(kind: str, random: np.random.Generator) -> None:
-    batch = random.integers(0, 256, (8, 33), dtype=np.uint8)
-    exact_model, params = make("fp32", kind, hidden=64, layers=1)
-    half_model, _ = make("bf16", kind, hidden=64, layers=1)
-    exact, half = (
-        jax.jit(jax.grad(lambda p: mean_loss(model, p, batch, ())))(params)  # noqa: B023
-        for model in (exact_model, half_model)
-    )
-    assert_close(half, exact, 8 * 32 + 2 * 10 * 64, "bfloat16")
-
-
 def test_dropout_multiplies_the_branches(random: np.random.Generator) -> None:
     """With every branch dropped, only the embedding is left; with factors of 1, nothing changes."""
     model, params = small("transformer")

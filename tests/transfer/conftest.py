@@ -1,14 +1,21 @@
-"""A small trained model."""
+"""A small trained model, and what several files do with it."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
+import mlstm_jax as mlstm
 from mlstm_jax.config import Config, Data, Model, Optimizer, Train
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.run import Run, load_run
 from mlstm_jax.training import loop
+
+
+def whole(pieces: Iterable[list[bytes]]) -> list[bytes]:
+    """The texts whose pieces `generate` yields."""
+    return [b"".join(sample) for sample in zip(*pieces, strict=True)]
 
 
 @pytest.fixture(scope="session")
@@ -33,3 +40,8 @@ def run(text_file: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: st
             )
             (folder / "done").touch()
     return load_run(folder / "run")
+
+
+@pytest.fixture(scope="session")
+def model(run: Run) -> mlstm.TrainedModel:
+    return mlstm.load(run.folder)

@@ -1,4 +1,4 @@
-"""Several binary labels: read, learned, measured and given, mostly through the command."""
+"""Several binary labels: read, learned and given, mostly through the command; their thresholds."""
 
 import csv
 import json
@@ -11,17 +11,16 @@ import jax
 import numpy as np
 import pytest
 
-import mlstm_jax as mlstm
-from mlstm_jax import cli, digest
+from mlstm_jax import cli
 from mlstm_jax.api.arguments import as_labelled
 from mlstm_jax.errors import UserError
 from mlstm_jax.run import Run, load_run
-from mlstm_jax.transfer import classifier_file, classify
+from mlstm_jax.transfer import classifier_file, classify, thresholds
 from mlstm_jax.transfer.classify import Examples
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.labels import Labelled, Task, of_columns, read_labelled, require_task
 from tests.tolerance import bound
-from tests.transfer.test_thresholds import f1_of
+from tests.transfer.test_classify import change_files
 
 pytestmark = pytest.mark.numeric
 
@@ -90,10 +89,8 @@ def test_transfer_and_classify_several_labels(run, files, transferred, tmp_path)
     words = ["classify", str(run.folder), str(transferred), str(files["test"])]
     cli.main([*words, "--out", str(test)])
     check_against_csv(result["labels"], test, files["test"])
-    means = {
-        name: np.mean([score[name] for score in result["labels"]])
-        for name in ("f1", "precision", "recall", "average_precision", "all_yes")
-    }
+    fields = ("f1", "precision", "recall", "average_precision", "all_yes")
+    means = {name: np.mean([score[name] for score in result["labels"]]) for name in fields}
     assert result["macro"] == pytest.approx(means)
     assert result["test"] == pytest.approx(means["f1"])
     assert result["majority"] == pytest.approx(means["all_yes"])
@@ -109,12 +106,9 @@ def test_transfer_and_classify_several_labels(run, files, transferred, tmp_path)
     assert "Macro F1 of the labels, %" in report
     assert f"| always yes |  |  | **{100 * means['all_yes']:.1f}** |" in report
     # A label with the name of another column of the answer.
-    for name in ("classifier.json", "classifier.safetensors"):
-        shutil.copy(transferred / name, tmp_path)
-    about = json.loads((tmp_path / "classifier.json").read_text())
-    renamed = about | {"classes": ["praise", "record", "bad"]}
-    digest.write_json(tmp_path / "classifier.json", renamed)
-    words[2] = str(tmp_path)
+    shutil.copytree(transferred, renamed := tmp_path / "renamed")
+    change_files(renamed, {"classes": ["praise", "record", "bad"]})
+    words[2] = str(renamed)
     cli.main([*words, "--out", str(test), "--overwrite"])
     header = test.read_text().splitlines()[0]
     assert header == "record,text,praise,label(record),bad,p(praise),p(record),p(bad)"
@@ -168,10 +162,9 @@ def test_bad_labels_are_named(values, option, message, run, tmp_path, refused) -
         assert not out.exists()
 
 
-def test_a_label_of_one_value_in_validation_has_no_threshold(run, files, tmp_path) -> None:
+def test_a_label_of_one_value_in_validation_has_no_threshold(model, files, tmp_path) -> None:
     valid, task = tmp_path / "valid.csv", Task(list(NAMES), several=True)
     valid.write_text("text,praise,guitar,bad\na,1,0,0\nb,0,1,\n")
-    model = mlstm.load(run.folder)
     message = r"valid\.csv: the label 'bad' is 0 in every text that has it, "
     with pytest.raises(ValueError, match=message):
         model.transfer(files["train"], files["test"], valid, label_columns=NAMES)
@@ -196,8 +189,7 @@ def test_values_that_mean_one_zero_and_missing() -> None:
     assert of_table["train"].labels == [(1,), (-1,), (0,)]
 
 
-def test_labels_in_memory_are_those_of_a_file(run, files, transferred) -> None:
-    model = mlstm.load(run.folder)
+def test_labels_in_memory_are_those_of_a_file(model, files, transferred) -> None:
     given, missing = {}, {"praise": None, "guitar": float("nan"), "bad": ""}
     for name, path in files.items():
         texts, rows = read_labelled(path, None, NAMES)[:2]
@@ -215,9 +207,6 @@ def test_labels_in_memory_are_those_of_a_file(run, files, transferred) -> None:
     result = json.loads((transferred / "report.json").read_text())
     assert made.result.valid == result["valid"]
     assert made.result.test < result["test"]
-    answers = made.classifier.predict(model.encode(texts, "mean_h"))
-    assert answers.shape == (90, 3)
-    assert set(answers.ravel()) == {0, 1}
     for train, test, message in (
         ({"praise": [1, 0]}, {"praise": [1]}, "train has 1 texts, but 2 labels"),
         ({"bad": [3]}, {"bad": [1]}, r"train\[1\], text 0: the label 'bad' is 3, but it must be"),
@@ -228,31 +217,14 @@ def test_labels_in_memory_are_those_of_a_file(run, files, transferred) -> None:
             model.transfer((["a"], train), (["a"], test))
 
 
-def test_the_page_shows_what_is_a_yes(run: Run, transferred: Path) -> None:
-    from mlstm_jax.view.viewer import Viewer
-
-    chosen, about = classifier_file.load_classifier(transferred)
-    viewer = Viewer(run, chosen, about)
-    texts = [f"my {noun} is {end}" for noun in ("guitar", "cable") for end in ("good", "bad")]
-    features, said = Featurizer(run, states=("mean_h",))(texts), set()
-    for text, shares, answers in zip(
-        texts, chosen.probabilities(features), chosen.predict(features), strict=True
-    ):
-        found = viewer.read({"text": text})["classes"]
-        np.testing.assert_allclose([one["probability"] for one in found], shares, atol=1e-4)
-        assert [one["yes"] for one in found] == answers.astype(bool).tolist()
-        said |= {one["yes"] for one in found}
-    assert said == {True, False}
-
-
 @pytest.mark.slow
 def test_finetune_several_labels_from_the_outside(run, files, tmp_path, capsys) -> None:
     """Then again, as after a kill at the checkpoint in the middle: the same to the bit."""
     out = tmp_path / "out"
     words = [word for name, path in files.items() for word in (f"--{name}", str(path))]
-    command = ["finetune", str(run.folder), *words, *OPTION, "--out", str(out), "--epochs", "4"]
-    command += ["--batch", "16", "--window", "32", "--label-weight", "100"]
-    command += ["--learning-rate", "1e-2", "--checkpoint", "latest"]
+    how = "--epochs 4 --batch 16 --window 32 --label-weight 100 --learning-rate 1e-2"
+    command = ["finetune", str(run.folder), *words, *OPTION, *how.split()]
+    command += ["--checkpoint", "latest", "--out", str(out)]
     cli.main(command)
     said = capsys.readouterr().out
     result = json.loads((out / "report.json").read_text())
@@ -288,3 +260,84 @@ def test_finetune_several_labels_from_the_outside(run, files, tmp_path, capsys) 
     again = load_run(out / "run", "latest")
     assert again.step == tuned.step
     jax.tree.map(np.testing.assert_array_equal, again.params, tuned.params)
+
+
+MISSING = -1
+
+
+def f1_of(answers: np.ndarray, said: np.ndarray) -> float:
+    both = int(((answers == 1) & (said == 1)).sum())
+    return 2 * both / (int((answers == 1).sum()) + int((said == 1).sum()))
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_no_threshold_has_a_larger_f1(ties: bool, random: np.random.Generator) -> None:
+    """Each that tells two probabilities apart is tried; of the best it is the highest."""
+    for _ in range(200):
+        count = int(random.integers(2, 30))
+        answers = np.concatenate([[1, 0], random.integers(0, 2, count - 2)])
+        yes = 0.3 * answers + 0.7 * random.random(count)
+        if ties:
+            yes = np.round(yes, 1)
+        found, f1 = thresholds.best_threshold(answers, yes)
+        assert f1 == pytest.approx(f1_of(answers, yes >= found), rel=1e-12)
+        scores = {low: f1_of(answers, yes >= low) for low in np.unique(yes)}
+        best = max(scores.values())
+        assert f1 == pytest.approx(best, rel=1e-12)
+        highest = max(low for low, score in scores.items() if score >= best - 1e-12)
+        lower = max((low for low in scores if low < highest), default=0.0)
+        assert found == pytest.approx((lower + highest) / 2)
+
+
+@pytest.mark.parametrize("yes", [[1.0, np.nextafter(1.0, 0)], [5e-324, 0.0], [0.0, 0.0]])
+def test_a_threshold_between_neighbouring_floats_tells_them_apart(yes: list[float]) -> None:
+    found, f1 = thresholds.best_threshold(np.array([1, 0]), np.array(yes))
+    assert f1 == pytest.approx(f1_of(np.array([1, 0]), np.array(yes) >= found))
+
+
+def test_what_is_measured_is_counted_without_missing_answers() -> None:
+    answers = np.array([[1, 0], [1, 0], [0, MISSING], [0, 0], [MISSING, 0], [1, 0]])
+    yes = np.array([[0.9, 0.9], [0.4, 0.1], [0.6, 0.9], [0.1, 0.1], [0.9, 0.1], [0.5, 0.1]])
+    first, second = thresholds.measure(answers, yes, [0.5, 0.5], ["joy", "fear"])
+    assert (first.label, first.threshold, first.known, first.positives) == ("joy", 0.5, 5, 3)
+    # Said yes to 0.9, 0.6 and 0.5, the first and the last rightly.
+    found = (first.f1, first.precision, first.recall, first.all_yes)
+    assert found == pytest.approx((2 / 3, 2 / 3, 2 / 3, 2 * 3 / (3 + 5)))
+    # By falling probability: yes, no, yes, yes.
+    assert first.average_precision == pytest.approx((1 / 1 + 2 / 3 + 3 / 4) / 3)
+    assert (second.known, second.positives, second.f1, second.recall) == (5, 0, None, None)
+    assert thresholds.macro([first, second])["f1"] == pytest.approx(2 / 3)
+
+
+def learn_by_heart(inputs: np.ndarray, answers: np.ndarray, C: float) -> Any:
+    """Learn all texts, and C."""
+    return dict(zip(inputs.tolist(), answers.tolist(), strict=True)), C
+
+
+def recalled(learned: Any, asked: np.ndarray) -> np.ndarray:
+    """Of other texts the probability is the input; with a small C it is the reverse."""
+    known, C = learned
+    return np.array([known.get(x, x if C > 1 else 1 - x) for x in asked.tolist()], float)
+
+
+@pytest.mark.parametrize("validated", [True, False])
+def test_c_and_threshold_are_of_texts_held_out(validated, random) -> None:
+    """On the texts of the fit every C would be perfect, and 0.5 the threshold."""
+
+    def data(count: int) -> tuple[Any, np.ndarray]:
+        inputs = random.permutation(np.linspace(0.01, 0.99, count)) + 1e-6 * random.random(count)
+        return inputs, (inputs > 0.8).astype(np.int64)[:, None]
+
+    train, valid = data(60), data(50)
+    held_out = valid if validated else None
+    (chosen,) = thresholds.choose(learn_by_heart, recalled, (1, 4), train, held_out, ["joy"])
+    assert chosen.C == 4
+    # Between two neighbouring inputs, of which one is above 0.8.
+    assert abs(chosen.threshold - 0.8) < 0.02
+    assert chosen.f1 == 1
+
+
+def test_one_yes_cannot_be_held_out() -> None:
+    inputs, answers = np.linspace(0, 1, 9), np.array([[1], *[[0]] * 8])
+    with pytest.raises(UserError, match="1 in the label 'joy' has only one text, too few"):
+        thresholds.choose(learn_by_heart, recalled, (1,), (inputs, answers), None, ["joy"])

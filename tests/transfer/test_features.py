@@ -86,30 +86,24 @@ def test_every_byte_of_a_text_is_read_once_in_its_row(lengths: list[int]) -> Non
     texts, read, cells = [random.bytes(n) for n in lengths], 0, 0
     ended: dict[int, bytes] = {}
     rows: list[bytes] = []
-    first_turn: list[int] = []  # of each row's text
-    began: dict[int, int] = {}
-    for number, turn in enumerate(turns(texts, (1, 8, 64), (16, 128))):
+    begun: list[int] = []  # the lengths
+    for turn in turns(texts, (1, 8, 64), (16, 128)):
         (bytes_BT, counts_B3), width = turn.window, turn.window.bytes_BT.shape[1] - 1
-        rows, first_turn = rows or [b""] * len(bytes_BT), first_turn or [0] * len(bytes_BT)
+        rows = rows or [b""] * len(bytes_BT)
         if turn.kept_B is not None:
             rows = [rows[n] for n in turn.kept_B]
-            first_turn = [first_turn[n] for n in turn.kept_B]
         assert len(bytes_BT) in (1, 8, 64)
         assert width in (16, 128)
         for row, (left, scored, starts) in enumerate(counts_B3.tolist()):
             rows[row] = (b"" if starts else rows[row]) + bytes_BT[row, :left].tobytes()
-            first_turn[row] = number if starts else first_turn[row]
             assert 0 <= left - scored <= 1
         ended |= {int(n): rows[row] for row, n in zip(turn.rows, turn.texts, strict=True)}
-        began |= {int(n): first_turn[row] for row, n in zip(turn.rows, turn.texts, strict=True)}
+        begun += sorted((lengths[n] for n in turn.text_B[counts_B3[:, 2] > 0]), reverse=True)
         assert (counts_B3[turn.rows, 1] == np.maximum(counts_B3[turn.rows, 0] - 1, 0)).all()
         read, cells = read + turn.bytes, cells + bytes_BT[:, :-1].size
     assert ended == {n: text for n, text in enumerate(texts) if text}
     assert read == sum(lengths)
-    # The longest begin first.
-    assert sorted(began, key=lambda n: (began[n], -lengths[n])) == sorted(
-        began, key=lambda n: (-lengths[n], began[n])
-    )
+    assert begun == sorted(begun, reverse=True)
     # The end of a long text is read alone, not with 63 empty rows.
     assert cells <= 2 * read + 64 * 2 * 16 + 8 * 16
 
@@ -166,8 +160,7 @@ def test_the_gain_of_bf16_is_measured_once(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_features_are_the_same_on_more_devices(run: Run) -> None:
-    one, four = (Featurizer(run, devices=Parallel(jax.local_devices()[:n])) for n in (1, 4))
-    assert_close(four(TEXTS), one(TEXTS), TERMS)
+    assert_close(Featurizer(run)(TEXTS), Featurizer(run, devices=one_device())(TEXTS), TERMS)
 
 
 def test_units_and_layers_are_columns_of_the_whole(run: Run) -> None:

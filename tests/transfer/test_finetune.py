@@ -21,6 +21,7 @@ from mlstm_jax.config import (
     Optimizer,
     Train,
     Transformer,
+    vary,
 )
 from mlstm_jax.data.corpus import differing, open_corpus
 from mlstm_jax.distributed.cluster import Cluster
@@ -39,7 +40,7 @@ from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.finetune import FinetuneOptions
 from mlstm_jax.transfer.labels import Labelled, Task
 from tests.tolerance import assert_close
-from tests.transfer.test_classify import COLUMNS, write_reviews
+from tests.transfer.test_classify import COLUMNS, answers_of, write_reviews
 
 pytestmark = pytest.mark.numeric
 
@@ -59,17 +60,15 @@ def test_a_run_starts_from_the_parameters_of_another(run: Run) -> None:
     np.testing.assert_array_equal(params["embedding"], run.params["embedding"])
     np.testing.assert_array_equal(params["layer_1"]["wh_v"], run.params["layer_1"]["wh_v"])
     assert params["label_kernel"].shape == (64, 3)
-    for change, message in (({"hidden": 32}, "has the shape"), ({"layers": 1}, "this run lacks")):
-        other = dataclasses.replace(config, model=dataclasses.replace(model, **change))
+    for change, message in (("hidden", "has the shape"), ("layers", "this run lacks")):
         with pytest.raises(UserError, match=message):
-            first_parameters(other)
+            first_parameters(vary(config, **{f"model__{change}": 1}))
 
 
 def test_a_start_from_other_positions_names_them() -> None:
     model = Transformer(hidden=8, embedding=8, heads=2, layers=1, positions=16)
     config = Config(model=dataclasses.replace(model, positions=32), train=Train(start_from="it"))
-    shapes = expected_shapes(model)
-    given = {name: np.zeros(shape) for name, shape in shapes.items()}
+    given = {name: np.zeros(shape) for name, shape in expected_shapes(model).items()}
     made = LanguageModel(config.model, config.precision)
     tx = optimizer.build(Optimizer(), config.model, lambda count: 0.0)
     with pytest.raises(UserError, match=r"set `model\.positions` 16, with windows of at most 16"):
@@ -120,9 +119,7 @@ def test_the_corpus_of_labelled_texts_is_the_same_again(kind: str, tmp_path: Pat
 )
 def test_the_head_is_a_classifier_of_h(run, random, field, count, probabilities) -> None:
     """Its probabilities are those of the model's own logits at the text's end."""
-    config = dataclasses.replace(
-        run.config, model=dataclasses.replace(run.config.model, **{field: count})
-    )
+    config = vary(run.config, **{f"model__{field}": count})
     params = run.params | {
         "label_kernel": random.normal(size=(64, count)).astype(np.float32),
         "label_bias": random.normal(size=count).astype(np.float32),
@@ -165,8 +162,8 @@ def test_finetune_from_the_outside(run, tmp_path, random, capsys, monkeypatch, r
     train, valid = (write_reviews(tmp_path / f"{n}.csv", random, n) for n in (600, 100))
     out = tmp_path / "out"
     command = ["finetune", str(run.folder), "--train", str(train), "--valid", str(valid), *COLUMNS]
-    command += ["--out", str(out), "--epochs", "5", "--batch", "16", "--window", "32"]
-    command += ["--label-weight", "100", "--learning-rate", "5e-3"]
+    how = "--epochs 5 --batch 16 --window 32 --label-weight 100 --learning-rate 5e-3"
+    command += ["--out", str(out), *how.split()]
     cli.main(command)
     said = capsys.readouterr().err
     assert re.search(r"train \d+/\d+  bpc \d\.\d{3}  label loss \d\.\d{3}", said)
@@ -180,12 +177,10 @@ def test_finetune_from_the_outside(run, tmp_path, random, capsys, monkeypatch, r
     best = min(scores, key=lambda line: line["label_loss"])
     assert (best["step"], best["accuracy"]) == (tuned.step, result["accuracy"]["valid"])
     assert tuned.step == result["step"]
-    classify = ["classify", str(out / "run"), str(out / "classifier"), str(valid)]
-    cli.main(classify)
+    cli.main(["classify", str(out / "run"), str(out / "classifier"), str(valid)])
     labels = [row["label"] for row in csv.DictReader(capsys.readouterr().out.splitlines())]
-    true = [line.split(",")[0] for line in valid.read_text().splitlines()[1:]]
-    right = np.mean([a == b for a, b in zip(labels, true, strict=True)])
-    assert right == pytest.approx(result["accuracy"]["valid"])
+    right = [a == b["verdict"] for a, b in zip(labels, answers_of(valid), strict=True)]
+    assert np.mean(right) == pytest.approx(result["accuracy"]["valid"])
     # The same command again finds it finished; with another model it is refused.
     before = (out / "run/metrics.jsonl").read_text()
     cli.main(command)
@@ -216,13 +211,11 @@ def test_a_transformer_is_tuned_on_windows_of_single_documents(kind, corpus, tmp
     random = np.random.default_rng(0)
 
     def draw(count: int) -> Labelled:
-        labels = random.choice(["no", "yes"], count)
-        rest = ["".join(random.choice(list("abcdefg "), random.integers(0, 70))) for _ in labels]
-        marks = np.where(labels == "yes", "+++", "---")
-        return Labelled(
-            [f"{text[:9]}{mark}{text[9:]}" for text, mark in zip(rest, marks, strict=True)],
-            list(labels),
-        )
+        labels, texts = random.choice(["no", "yes"], count), []
+        for label in labels:
+            text = "".join(random.choice(list("abcdefg "), random.integers(0, 70)))
+            texts.append(f"{text[:9]}{'+++' if label == 'yes' else '---'}{text[9:]}")
+        return Labelled(texts, list(labels))
 
     texts = {"train": draw(300), "valid": draw(60)}
     compute: Compute | None = "bf16" if kind == "bert" else None

@@ -20,6 +20,7 @@ from mlstm_jax.transfer.generate import generate
 from mlstm_jax.transfer.trace import Reader, heat, score_heat
 from mlstm_jax.view.viewer import Viewer
 from tests.tolerance import assert_close
+from tests.transfer.conftest import whole
 from tests.transfer.test_features import one_device
 
 pytestmark = pytest.mark.numeric
@@ -88,20 +89,18 @@ def test_a_state_that_the_model_lacks_is_refused(untrained: Run) -> None:
 
 def test_a_sample_is_the_models_own(untrained: Run) -> None:
     """At temperature 0 each byte is the likeliest after the text so far."""
+    reader = Reader(untrained)
     if untrained.config.model.bidirectional:
         with pytest.raises(UserError, match="generating text needs a model that predicts the next"):
-            next(generate(Reader(untrained), "the", bytes=5, seed=1))
+            next(generate(reader, "the", bytes=5, seed=1))
         return
-    (text,) = zip(*generate(Reader(untrained), "the", bytes=5, seed=1, temperature=0), strict=True)
-    drawn = b"".join(text)
+    (drawn,) = whole(generate(reader, "the", bytes=5, seed=1, temperature=0))
     for n in range(5):
-        assert Reader(untrained)(b"\n the" + drawn[:n]).next_V.argmax() == drawn[n]
+        assert reader(b"\n the" + drawn[:n]).next_V.argmax() == drawn[n]
     if "c" in untrained.config.model.states:
-        held = generate(
-            Reader(untrained), "the", bytes=50, seed=1, held=dict.fromkeys(range(12), 30.0)
-        )
-        free = generate(Reader(untrained), "the", bytes=50, seed=1)
-        assert list(held) != list(free)
+        how = {"bytes": 50, "seed": 1}
+        held = whole(generate(reader, "the", held=dict.fromkeys(range(12), 30.0), **how))
+        assert held != whole(generate(reader, "the", **how))
 
 
 @pytest.mark.parametrize("kind", sorted(set(Architecture.kinds) - {"mlstm"}))

@@ -14,7 +14,6 @@ import pytest
 import mlstm_jax as mlstm
 from mlstm_jax import cli
 from mlstm_jax.errors import KnownError, UserError
-from mlstm_jax.run import Run
 from mlstm_jax.transfer import onnx_file
 from mlstm_jax.transfer.classifier_file import load_classifier
 from tests.tolerance import assert_close, bound
@@ -26,11 +25,6 @@ onnxruntime = pytest.importorskip("onnxruntime")
 TEXTS = ["my guitar is good", "the café works very well as expected &amp; great", "bad"]
 TERMS = 2 * 3 * 64
 OURS = Path("reviews-1024/sentiment")
-
-
-@pytest.fixture(scope="module")
-def model(run: Run) -> mlstm.TrainedModel:
-    return mlstm.load(run.folder)
 
 
 def given(model: mlstm.TrainedModel, texts: list[bytes], **state: Any) -> dict[str, Any]:
@@ -64,15 +58,12 @@ def test_the_outputs_are_those_of_jax(model, tmp_path, dtype) -> None:
         shares = shifted / shifted.sum(axis=1, keepdims=True)
         nats = np.log(shares[np.arange(len(read) - 1), np.frombuffer(read, np.uint8)[1:]])
         far(nats, model.log_probabilities(text))
-    if dtype == "int8":
-        return
-    # In pieces, with the state carried; the last has one byte.
-    (text,) = [read for read in texts if len(read) > 40]
-    state: dict[str, Any] = {}
-    for piece in (text[:30], text[30:-1], text[-1:]):
-        logits, h, c, *_ = session.run(None, given(model, [piece], **state))
-        state = {"h": h, "c": c}
-    assert_close(state, {"h": found["h"][1:2], "c": found["c"][1:2]}, TERMS)
+    if dtype == "float32":  # in pieces, with the state carried; the last has one byte
+        text, state = texts[1], {}
+        for piece in (text[:30], text[30:-1], text[-1:]):
+            _, h, c, *_ = session.run(None, given(model, [piece], **state))
+            state = {"h": h, "c": c}
+        assert_close(state, {"h": found["h"][1:2], "c": found["c"][1:2]}, TERMS)
 
 
 def assert_near(found: Any, expected: Any) -> None:

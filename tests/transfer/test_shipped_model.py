@@ -20,6 +20,7 @@ from mlstm_jax.transfer.generate import generate
 from mlstm_jax.transfer.trace import Reader
 from mlstm_jax.view.viewer import Viewer
 from tests.tolerance import bound
+from tests.transfer.conftest import whole
 
 NAME = shipped.MODEL
 GOOD = ["I loved this film, it is wonderful.", "Great sound, and my son plays it every day!"]
@@ -73,13 +74,9 @@ def test_four_labels_do_not_make_worse_what_it_knows_without_any(model) -> None:
 def test_a_sample_in_bf16_is_the_same_alone_and_among_others(model: mlstm.TrainedModel) -> None:
     run = dataclasses.replace(model._run, batch_model=with_compute(model._run, "bf16").model)
 
-    def texts(samples: int) -> list[bytes]:
-        pieces = generate(
-            Reader(run), "This film", bytes=400, seed=1, temperature=0.7, samples=samples
-        )
-        return [b"".join(one) for one in zip(*pieces, strict=True)]
-
-    assert texts(1) == texts(3)[:1]
+    reader, how = Reader(run), {"bytes": 400, "seed": 1, "temperature": 0.7}
+    one, three = (whole(generate(reader, "This film", samples=n, **how)) for n in (1, 3))
+    assert one == three[:1]
 
 
 # Invented, as GOOD and BAD are.
@@ -108,7 +105,9 @@ def test_it_notes_texts_unlike_its_training_texts(model, tmp_path, monkeypatch, 
     monkeypatch.setattr(features, "_MOST_TEXTS", 2)  # the notes are of all parts
     cli.main(["classify", NAME, f"{NAME}/sentiment", "new.txt"])
     written = capsys.readouterr()
-    assert [row.split(",")[0] for row in written.out.splitlines()] == ["record", *"12345"]
+    rows = list(csv.DictReader(written.out.splitlines()))
+    assert [row["record"] for row in rows] == [*"12345"]
+    assert [row["label"] for row in rows[:2]] == ["positive"] * 2
     assert "note: 3 of 5 texts, the first number 3, are unlike" in written.err
     viewer = Viewer(loaded, classifier, about)
     for text in like + UNLIKE:
@@ -126,9 +125,6 @@ def test_the_text_of_its_page_turns(model: mlstm.TrainedModel) -> None:
 def test_commands_take_its_name(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     Path("new.txt").write_text("\n".join(GOOD + BAD))
-    cli.main(["classify", NAME, f"{NAME}/sentiment", "new.txt", "--out", "labels.csv"])
-    rows = list(csv.DictReader(Path("labels.csv").read_text().splitlines()))
-    assert [row["label"] for row in rows] == ["positive"] * 2 + ["negative"] * 2
     cli.main(["features", NAME, "new.txt", "--out", "features.npz"])
     assert np.load("features.npz")["features"].shape == (4, 2048)
     cli.main(["export", NAME])

@@ -1,10 +1,10 @@
-"""What a trained model is used for beside features: text, heat maps and the report."""
+"""Text, heat maps of units and of scores (test_view.py has the page), and the report."""
 
 import dataclasses
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,18 +20,18 @@ from mlstm_jax.config import text as config_text
 from mlstm_jax.corpora.documents import prompt_bytes
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.errors import KnownError, UserError
+from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.run import Run, load_run
+from mlstm_jax.transfer import classifier_file
+from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.generate import Sampling, _sample, as_text, generate
-from mlstm_jax.transfer.heatmap_drawing import as_html, colour, ink, places, write
-from mlstm_jax.transfer.trace import Reader, characters, heat
+from mlstm_jax.transfer.heatmap_drawing import Heatmap, as_html, colour, ink, places, write
+from mlstm_jax.transfer.trace import Reader, characters, heat, score_heat
 from tests.tolerance import assert_close, bound
+from tests.transfer.conftest import whole
 
 pytestmark = pytest.mark.numeric
-
-
-def whole(pieces: Iterable[list[bytes]]) -> list[bytes]:
-    return [b"".join(sample) for sample in zip(*pieces, strict=True)]
 
 
 def test_generated_text_is_of_the_corpus_and_of_the_seed(run: Run) -> None:
@@ -99,17 +99,12 @@ def test_a_held_unit_stays_where_it_is_and_changes_the_text(run: Run) -> None:
 
 def test_generation_draws_from_the_model(run: Run) -> None:
     """The first byte's frequencies over many samples are softmax of the logits."""
-    context = np.frombuffer(prompt_bytes("the guitar ", run.cleaning), np.uint8)[None]
-    apply = jax.jit(run.model.apply)
-    _, logits, *_ = apply({"params": run.params}, context, run.model.init_carry(1))
-    expected = np.asarray(jax.nn.softmax(logits[0, -1] / jnp.float32(2.0)))
-    drawn = whole(
-        generate(Reader(run), "the guitar ", bytes=1, temperature=2.0, seed=0, samples=300)
-    )
-    likeliest = expected.argmax()
-    share = np.mean([text[0] == likeliest for text in drawn])
-    sigma = np.sqrt(expected[likeliest] * (1 - expected[likeliest]) / 300)
-    assert abs(share - expected[likeliest]) < 4 * sigma
+    reader = Reader(run)
+    logits_V = reader(prompt_bytes("the guitar ", run.cleaning)).logits_V
+    expected = float(jax.nn.softmax(logits_V / jnp.float32(2)).max())
+    drawn = whole(generate(reader, "the guitar ", bytes=1, temperature=2.0, seed=0, samples=1000))
+    share = np.mean([text[0] == logits_V.argmax() for text in drawn])
+    assert abs(share - expected) < 4 * np.sqrt(expected * (1 - expected) / 1000)
 
 
 @pytest.mark.parametrize(
@@ -257,16 +252,6 @@ def test_one_outlier_leaves_the_others_their_colours(run: Run) -> None:
     assert (np.abs(made.values) > made.scale).mean() <= 0.01
 
 
-def test_a_longer_text_is_read_as_a_short_one(run: Run) -> None:
-    reader = Reader(run)
-    text = b"\n my guitar is very well as expected and so is that strap" * 4
-    whole_text, part = reader(text), reader(text[:70])
-    np.testing.assert_array_equal(whole_text.values_TH[:70], part.values_TH)
-    assert whole_text.values_TH.shape == (len(text), 64)
-    assert part.next_V.sum() == pytest.approx(1, abs=bound(256))
-    assert part.next_V[text[70]] > 0.1
-
-
 def test_characters_of_damaged_text() -> None:
     found = characters("é日".encode() + b"\xffa\xe6\x97")
     assert [one.text for one in found] == ["é", "日", "�", "a", "�", "�"]
@@ -294,18 +279,10 @@ def test_texts_of_all_lengths_share_their_programs(run: Run) -> None:
         jax.monitoring.unregister_event_duration_listener(note)
 
 
-def test_a_split_of_another_preparation_is_not_taken_for_one_that_was_not_trained_on(
-    run: Run,
-    text_file: Path,
-    corpus: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    refused: Callable[..., str],
-) -> None:
+def test_a_corpus_prepared_anew_is_refused(run, text_file, corpus, tmp_path, capsys, refused):
     """The same place, another seed: what was trained on may be in any split now."""
-    folder, own = tmp_path / "run", tmp_path / "corpus"
-    shutil.copytree(run.folder, folder)
-    shutil.copytree(corpus, own)
+    shutil.copytree(run.folder, folder := tmp_path / "run")
+    shutil.copytree(corpus, own := tmp_path / "corpus")
     data = dataclasses.replace(run.config.data, corpus=str(own))
     config = dataclasses.replace(run.config, data=data)
     (folder / "config.json").write_text(config_text.to_json(config))
@@ -313,11 +290,10 @@ def test_a_split_of_another_preparation_is_not_taken_for_one_that_was_not_traine
     assert "another corpus" not in capsys.readouterr().out
     assert json.loads((tmp_path / "score.json").read_text())["trained_on_this_corpus"] is True
     text, valid = load(folder).report(), (own / "valid.bin").read_bytes()
-    assert "not used for training" in text
-    assert f"{len(valid):,} validation bytes" in text
-    assert f"gzip -9{compressed_bpc(valid)['gzip -9']:13.3f}" in text
-    assert "this model" in text
-    assert str(folder) in text
+    compressed = f"gzip -9{compressed_bpc(valid)['gzip -9']:13.3f}"
+    for words in ("not used for training", f"{len(valid):,} validation bytes", compressed,
+                  "this model", str(folder)):  # fmt: skip
+        assert words in text
     prepare([str(text_file)], own, split=(20, 1, 1), seed=5, overwrite=True)
     for command in ("evaluate", "report"):
         assert "is not the corpus that" in refused(command, folder)
@@ -330,8 +306,8 @@ def test_a_run_needs_checkpoints_and_its_own_config(run: Run, tmp_path: Path) ->
     with pytest.raises(UserError, match="is not a run folder"):
         load_run(tmp_path)
     file, text = tmp_path / "config.json", (run.folder / "config.json").read_text()
-    for whole in (text, json.dumps(json.loads(text), sort_keys=True)):
-        file.write_text(whole)
+    for config in (text, json.dumps(json.loads(text), sort_keys=True)):
+        file.write_text(config)
         with pytest.raises(UserError, match="has no checkpoint"):
             load_run(tmp_path)
     digest.write_json(file, {"model": {"hiden": 3}})
@@ -353,3 +329,84 @@ def test_a_config_of_another_model_is_refused(run, tmp_path, monkeypatch) -> Non
         message = r"the checkpoint of step 300 (cannot|has other array sizes)"
         with pytest.raises(KnownError, match=message):
             load_run(copy)
+
+
+TEXT = "my café is good, but 5 < 6 & bad"
+
+
+def classifier_of(width: int, classes: int = 2, **fields: object) -> Classifier:
+    random = np.random.default_rng(0)
+    rows = 1 if classes == 2 and "thresholds" not in fields else classes
+    names = ["negative", "positive", "neither"][:classes]
+    weights = random.normal(size=(rows, width))
+    return Classifier(weights, random.normal(size=rows), names, 1.0, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("classes", "fields"),
+    [(2, {}), (3, {}), (3, {"softmax": True}), (3, {"thresholds": [0.2, 0.7, 0.5]})],
+)
+def test_scores_are_the_log_odds_of_what_is_answered(classes: int, fields: dict) -> None:
+    classifier = classifier_of(8, classes, **fields)
+    features = np.random.default_rng(1).normal(size=(50, 8)).astype(np.float32)
+    scores, shares = classifier.scores(features), classifier.probabilities(features)
+    if classifier.thresholds:
+        limits = np.array(classifier.thresholds)
+        expected = np.log(shares / (1 - shares)) - np.log(limits / (1 - limits))
+        np.testing.assert_array_equal(scores > 0, classifier.predict(features) == 1)
+    elif classes == 2 or classifier.softmax:
+        expected = np.log(shares / (1 - shares))
+    else:
+        expected = scores
+        np.testing.assert_array_equal(scores.argmax(axis=1), classifier.predict(features))
+    np.testing.assert_allclose(scores, expected, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("state", "all_layers"), [("c", False), ("h", True), ("mean_h", False), ("c+mean_h", True)]
+)
+def test_the_last_score_is_the_classifiers_own(run, state, all_layers) -> None:
+    """And that after each character is what it answers to the text up to there."""
+    featurizer = Featurizer(run, states=(state,), all_layers=all_layers)
+    classifier = classifier_of(len(featurizer.columns))
+    about = classifier_file.Description(state, all_layers, "abc", None)
+    made = score_heat(Reader(run), TEXT, classifier, about)
+    assert "".join(made.texts) == f"\n {TEXT} "
+    features = featurizer([TEXT, TEXT[:7]])
+    whole, part = classifier.scores(features)[:, 1]
+    # Two layers of three products over 64 units, and the classifier's sum.
+    limit = bound(2 * 3 * 64) * np.abs(classifier.weights_KD).sum() * np.abs(features).max()
+    assert abs(made.values[-1] - whole) <= limit
+    # The newline, the space, seven characters and the space after them.
+    assert made.texts[9] == " "
+    assert abs(made.values[9] - part) <= limit
+    ends = [n for n in range(2, len(made.texts) - 1) if made.texts[n + 1] == " " != made.texts[n]]
+    assert made.scale == np.abs(made.values[ends]).max()
+    negative = score_heat(Reader(run), TEXT, classifier, about, "negative")
+    np.testing.assert_array_equal(negative.values, -made.values)
+
+
+def test_a_page_has_the_score_after_each_word() -> None:
+    texts = list("\n so bad ")
+    values = np.array([0, 0, 1, 2.26, 0, -0.5, -1, -3.04, 0])
+    made = Heatmap(texts, values, 3.0, "Score of <good>", "log-odds of <good>", "run", by_word=True)
+    page = as_html(made)
+    assert re.findall(r"<rt>(.*?)</rt>", page) == ["+2.3", "−3.0"]
+    assert re.sub(r"<rt>.*?</rt>|<[^>]*>", "", page.split('class="text">')[1].split("</p>")[0]) == (
+        "↵ so bad "
+    )
+    assert page.count("<span style") == len(texts)
+    assert "<good>" not in page
+    assert "<rt>" not in as_html(made._replace(by_word=False))
+
+
+def test_the_command_draws_a_score(run, tmp_path, capsys) -> None:
+    about = classifier_file.Description("c", False, fingerprint(run.params), None)
+    classifier_file.save(tmp_path, classifier_of(64), about)
+    command = ["heatmap", str(run.folder), "--score", str(tmp_path), "--text", TEXT]
+    for name in ("a.html", "a.png"):
+        cli.main([*command, "--out", str(tmp_path / name)])
+        assert "log-odds of positive from" in capsys.readouterr().out
+    assert "Score of positive" in (tmp_path / "a.html").read_text(encoding="utf-8")
+    cli.main([*command, "--label", "negative", "--out", str(tmp_path / "b.html")])
+    assert "Score of negative" in (tmp_path / "b.html").read_text(encoding="utf-8")

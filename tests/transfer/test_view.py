@@ -27,7 +27,7 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.run import Run
 from mlstm_jax.transfer import classifier_file, classify
-from mlstm_jax.transfer.features import FeatureState, Featurizer
+from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.generate import generate
 from mlstm_jax.transfer.trace import Reader, heat, score_heat
 from mlstm_jax.view import server
@@ -129,24 +129,29 @@ def test_it_answers_as_the_library_does(page: str, run: Run, classifier: Path) -
     assert written["text"] == pieces[0].decode("utf-8", "replace")
 
 
-@pytest.mark.parametrize(("state", "all_layers"), [("mean_h", False), ("c+mean_h", True)])
-def test_a_classifier_on_the_mean_of_h_is_shown_as_it_reads(
-    run: Run, state: FeatureState, all_layers: bool
-) -> None:
+@pytest.mark.parametrize(
+    ("state", "all_layers", "thresholds"),
+    [("mean_h", False, None), ("c+mean_h", True, None), ("mean_h", False, [0.995, 0.4])],
+)
+def test_a_classifier_on_the_mean_of_h_is_shown_as_it_reads(run, state, all_layers, thresholds):
     featurizer = Featurizer(run, states=(state,), all_layers=all_layers)
-    weights = np.random.default_rng(0).normal(size=(1, len(featurizer.columns))) * 0.1
+    rows, width = 2 if thresholds else 1, len(featurizer.columns)
+    weights = np.random.default_rng(0).normal(size=(rows, width)) * 0.1
     # Unit 5 of the first layer read, of the mean of h.
-    weights[0, 5 + (len(featurizer.columns) // 2 if state == "c+mean_h" else 0)] = 9.0
-    chosen = classify.Classifier(weights, np.zeros(1), ["bad", "good"], 1.0)
+    weights[0, 5 + (width // 2 if state == "c+mean_h" else 0)] = 9.0
+    chosen = classify.Classifier(weights, np.zeros(rows), ["bad", "good"], 1.0)
+    chosen = chosen._replace(thresholds=thresholds)
     about = classifier_file.Description(state, all_layers, "abc", None)
     viewer = Viewer(run, chosen, about)
     layer = 0 if all_layers else 1
     told = viewer.model({})
     assert (told["state"], told["layer"], told["unit"]) == ("mean_h", layer, 5)
     found = viewer.read({"text": "my piano is good", "unit": 5})
-    (expected,) = chosen.probabilities(featurizer(["my piano is good"]))
+    features = featurizer(["my piano is good"])
     shares = [one["probability"] for one in found["classes"]]
-    np.testing.assert_allclose(shares, expected, atol=1e-4)
+    np.testing.assert_allclose(shares, chosen.probabilities(features)[0], atol=1e-4)
+    if thresholds:
+        assert [one["yes"] for one in found["classes"]] == [False, True]  # of 0.99 and 0.43
     values = [one["value"] for one in found["characters"]]
     wanted = heat(Reader(run), "my piano is good", 5, state="mean_h", layer=layer).values
     np.testing.assert_allclose(values, wanted, atol=1e-4)
@@ -172,20 +177,14 @@ def test_a_classifier_on_the_mean_of_h_is_shown_as_it_reads(
         ("read", b'"' + b"a" * 100_000 + b'"', 413, "larger than 80,000 bytes"),
         ("generate", {"text": "a", "bytes": 10**4000}, 400, "bytes is 1000"),
         ("generate", {"text": "a", "value": "x"}, 400, "value is 'x'"),
-        ("generate", {"text": "a", "value": 1e300}, 400, "must be finite in float32"),
         ("generate", {"text": "a", "value": 1, "unit": 10**30}, 400, "unit is 1000"),
-        ("generate", {"text": "a", "temperature": -1}, 400, "temperature is -1.0"),
         ("generate", {"text": "a", "temperature": 10**400}, 400, "temperature is 1000"),
-        ("generate", {"text": "a", "temperature": float("nan")}, 400, "temperature is nan"),
         ("generate", {"text": "a", "temperature": True}, 400, "temperature is True"),
-        ("generate", {"text": "a", "seed": 2**32}, 400, "must be 0 to 4,294,967,295"),
         ("generate", {"text": "a", "seed": 1.0}, 400, "seed is 1.0, but it must be a whole number"),
         ("etc/passwd", {}, 404, "/etc/passwd does not exist"),
     ],
 )
-def test_bad_requests_are_refused(
-    page: str, path: str, body: Any, status: int, message: str
-) -> None:
+def test_bad_requests_are_refused(page, path, body, status, message) -> None:
     found = ask(page + path, body)
     assert found[0] == status
     assert message in found[1]["error"]
@@ -234,6 +233,9 @@ def test_a_page_by_ipv6(run: Run) -> None:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
         pytest.skip("this machine has no IPv6")
+    address = server.bind("::", 0)
+    address.socket.close()
+    assert address.hosts is None
     for host in ("::1", "[::1]", "0:0:0:0:0:0:0:1"):
         address = server.bind(host, 0)
         assert re.fullmatch(r"http://\[::1\]:[0-9]+/", address.url)
@@ -248,9 +250,8 @@ def test_a_page_by_ipv6(run: Run) -> None:
 
 @pytest.mark.parametrize("host", ["", "[]", "é" * 70, "192.0.2.1", "2001:db8::1"])
 def test_a_host_of_another_machine_is_named(host: str) -> None:
-    with pytest.raises(
-        UserError, match="cannot listen on" if host.strip("[]") else "host is empty"
-    ):
+    message = "cannot listen on" if host.strip("[]") else "host is empty"
+    with pytest.raises(UserError, match=message):
         server.bind(host, 0)
 
 
@@ -267,9 +268,7 @@ _GET = b"GET /view.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
         *((sent, 0) for sent in (b"", _POST, _POST + b"\r\n{", _GET, _GET + _POST)),
     ],
 )
-def test_slow_clients_are_disconnected(
-    run: Run, monkeypatch: pytest.MonkeyPatch, sent: bytes, left: int
-) -> None:
+def test_slow_clients_are_disconnected(run, monkeypatch, sent, left) -> None:
     """Those beyond the limit are disconnected at once, and the others after some time."""
     monkeypatch.setattr(server, "_MOST_WAITING", left or 99)
     monkeypatch.setattr(server, "_WAITING_SECONDS", 600.0 if left else 0.3)
@@ -289,9 +288,7 @@ def test_slow_clients_are_disconnected(
     assert open_ >= left - 1  # the client that asked took a place, too
 
 
-def test_a_client_that_reads_nothing_is_disconnected(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_that_reads_nothing_is_disconnected(run, monkeypatch) -> None:
     """It asks for 4 MB, and is disconnected before it has them."""
     monkeypatch.setattr(server, "_WAITING_SECONDS", 0.3)
     received = 0
@@ -320,14 +317,9 @@ def _is_closed(client: socket.socket) -> bool:
 
 
 def test_a_page_on_all_addresses_takes_any_host_name() -> None:
-    for host in ("0.0.0.0", "::"):
-        try:
-            address = server.bind(host, 0)
-        except UserError:
-            assert host == "::"  # on a machine without IPv6
-            continue
-        address.socket.close()
-        assert address.hosts is None
+    address = server.bind("0.0.0.0", 0)
+    address.socket.close()
+    assert address.hosts is None
 
 
 def test_nothing_but_the_page_is_served(page: str) -> None:
@@ -354,8 +346,7 @@ def test_a_taken_port_is_named(page: str, run: Run, refused: Callable[..., str])
     assert "0 to 65535" in refused("view", run.folder, "--port", 99999)
 
 
-@pytest.mark.filterwarnings("ignore")  # of the browser's driver
-def test_the_page_in_a_browser(page: str) -> None:
+def use_in_a_browser(page: str) -> None:
     """One types, and sees; every request stays on this machine."""
     sync_api = pytest.importorskip("playwright.sync_api")
     with browser() as chromium:
@@ -414,6 +405,11 @@ def test_the_page_in_a_browser(page: str) -> None:
         sync_api.expect(tab.locator("#error")).to_contain_text("bytes is 0")
         assert all(url.startswith(page) for url in asked)
         assert [p for p in problems if "400" not in p] == []
+
+
+@pytest.mark.filterwarnings("ignore")  # of the browser's driver
+def test_the_page_in_a_browser(page: str) -> None:
+    use_in_a_browser(page)
 
 
 @pytest.mark.filterwarnings("ignore")  # of the browser's driver
