@@ -3,7 +3,7 @@
     python benchmarks/optimizer.py --json benchmarks/results/optimizer_cpu.json
 
 The gradient is given; only the hidden units of a point matter. Flops are those of Muon's
-Newton-Schulz steps (mlstm_jax/planning/__init__.py).
+Newton-Schulz steps (mlstm_jax/training/optimizer.py).
 """
 
 from collections.abc import Iterator

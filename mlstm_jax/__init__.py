@@ -16,7 +16,7 @@ Data flows one way, and imports point downwards only::
     corpora/               sources → readers → documents → an engine → writer   (no jax)
     data/                  corpus → shards → stream, evaluation_stream   (no jax)
     config/                what one experiment is, as Python and as JSON
-    model/                 the kinds of models, one a file; the language model   (no data)
+    model/                 the kinds of models; the language model   (no data)
     fields.py, output.py   checked input, atomic output
 
 docs/architecture.md has every file, and tests/test_layers.py the order of the layers.

@@ -8,7 +8,7 @@ are a separate item, so a reader can load them alone.
 Each array has a checksum: those of parameters and state are in the JSON item `meta`, which also has
 a checksum of itself; the carry is saved with one checksum per row. An item that does not match its
 checksum, or cannot be read, is damaged. Damaged checkpoints are never deleted, but moved to a
-folder next to the checkpoints.
+folder next to the checkpoints. `kept_steps` says which of the others stay.
 """
 
 import math
@@ -34,6 +34,11 @@ FOLDER = "checkpoints"
 ITEM, FILE = "meta", "metadata"
 
 Sums = dict[str, dict[str, int]]  # by item and by an array's path in it
+
+# Seconds before each new attempt to read, in case the file system fails briefly.
+PAUSES = (0.5, 2.0)
+SET_ASIDE = "set-aside"
+Read = TypeVar("Read")
 
 
 class Meta(NamedTuple):
@@ -89,7 +94,7 @@ def read_meta(folder: Path, step: int) -> tuple[Meta, Sums]:
     return Meta(**values | {"origin": Origin(*values["origin"])}), content["sums"]
 
 
-def score(folder: Path, step: int) -> float | None:
+def score_of(folder: Path, step: int) -> float | None:
     """Return `Meta.score` of a step; None if there is none, or it cannot be read."""
     try:
         return read_meta(folder, step)[0].score
@@ -97,7 +102,7 @@ def score(folder: Path, step: int) -> float | None:
         return None  # The file is damaged; restoring the checkpoint will raise an error.
 
 
-def best(scores: Mapping[int, float | None]) -> int | None:
+def best_step(scores: Mapping[int, float | None]) -> int | None:
     """Return the step with the lowest score, the earliest of several; None if none is finite."""
     finite = [
         (score, step)
@@ -107,7 +112,7 @@ def best(scores: Mapping[int, float | None]) -> int | None:
     return min(finite)[1] if finite else None
 
 
-def kept(
+def kept_steps(
     steps: Iterable[int], scores: Mapping[int, float | None], newest: int, reach: int
 ) -> set[int]:
     """Return the steps whose checkpoints are kept.
@@ -126,7 +131,7 @@ def kept(
     if not ordered:
         return set()
     chosen = set(ordered[-newest:])
-    lowest = best({step: scores.get(step) for step in ordered})
+    lowest = best_step({step: scores.get(step) for step in ordered})
     if lowest is not None:
         chosen.add(lowest)
     limit = ordered[-1] - reach
@@ -145,16 +150,8 @@ class Policy(NamedTuple):
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """Return whether each is kept; see Orbax's PreservationPolicy."""
         steps = [checkpoint.step for checkpoint in checkpoints]
-        chosen = kept(steps, *self)
+        chosen = kept_steps(steps, *self)
         return [step in chosen for step in steps]
-
-
-# Seconds before each new attempt to read, in case the file system fails briefly.
-PAUSES = (0.5, 2.0)
-
-SET_ASIDE = "set-aside"
-
-Read = TypeVar("Read")
 
 
 class Damaged(FileError):
@@ -200,7 +197,7 @@ class Checkpoints:
     def __init__(
         self, folder: Path, keep: int = 2, *, reach: int = 0, read_only: bool = False
     ) -> None:
-        """Open the folder; kept explains `keep` and `reach`."""
+        """Open the folder; `kept_steps` explains `keep` and `reach`."""
         self.folder, self._read_only = folder, read_only
         self._begun: int | None = None
         self._failed = False
@@ -212,7 +209,7 @@ class Checkpoints:
         """Read which checkpoints exist on disk; all processes must call it."""
         self._scores.clear()
         for step in steps_in(self.folder):
-            self._scores[step] = score(self.folder, step)
+            self._scores[step] = score_of(self.folder, step)
         self._manager = ocp.CheckpointManager(
             (self.folder / FOLDER).absolute(),
             options=ocp.CheckpointManagerOptions(
@@ -300,8 +297,8 @@ class Checkpoints:
     def best(self) -> int | None:
         """Return the step with the lowest `Meta.score`, or the newest if none was measured."""
         scores = {step: self._scores.get(step) for step in self.steps()}
-        best_step = best(scores)
-        return self.latest() if best_step is None else best_step
+        best = best_step(scores)
+        return self.latest() if best is None else best
 
     def steps(self) -> list[int]:
         """Return the steps of all complete checkpoints, in order."""

@@ -30,6 +30,8 @@ except ImportError:
 FIELD = "crc32"
 BLOCK = 1 << 20  # bytes of a file with one checksum
 
+_THREADS = min(8, os.cpu_count() or 1)  # the first step reads a new block for each row
+
 
 def of_array(array: Any) -> int:
     """Return the CRC-32 of an array's type, shape and bytes; a reader may cast to what it expects.
@@ -120,11 +122,8 @@ def of_blocks(data: bytes | memoryview) -> str:
     return sums.text()
 
 
-_THREADS = min(8, os.cpu_count() or 1)  # the first step reads a new block for each row
-
-
 class CheckedBytes:
-    """The bytes of a file, uint8; a slice, or all as an array, is a copy.
+    """The bytes of a file of a corpus, uint8; a slice, or all as an array, is a copy.
 
     Each block is compared with its checksum when it is first read, with `pread`: a mapped file that
     becomes shorter, or that the disk cannot read, would end the process with a signal.

@@ -1,4 +1,4 @@
-"""Settings of the process before JAX starts, its logging, and a description of the environment.
+"""What a process sets before JAX starts, and what it keeps for the next one; its environment.
 
 JAX starts with its first operation on a device, not with its import: until then the number of
 virtual CPU devices and of the threads that serve them, flags and the cache can be set. The next
@@ -53,6 +53,14 @@ _LOGGERS = ("absl", "asyncio")
 # Event loops that an error has closed, or that could not open (too many open files), say this when
 # they are deleted.
 _OF_LOOPS = ("Event loop is closed", "'_UnixSelectorEventLoop' object has no attribute '_ssock'")
+
+# The environment variable that names the folder of compiled programs.
+CACHE = "MLSTM_JAX_CACHE"
+_MOST_CACHED_BYTES = 1 << 30
+_LEAST_CACHED_SECONDS = 0.1  # of compilation
+_A100 = 8.0  # its compute capability
+_LEAST_BF16_GAIN = 1.2  # of bf16, whose results are coarser
+_LEAST_BF16_UNITS = 256  # with 64 or 128 the products are not most of the time
 
 
 def has_started() -> bool:
@@ -246,15 +254,6 @@ def silence() -> ExitStack:
     return undo
 
 
-# The environment variable that names the folder of compiled programs.
-CACHE = "MLSTM_JAX_CACHE"
-_MOST_CACHED_BYTES = 1 << 30
-_LEAST_CACHED_SECONDS = 0.1  # of compilation
-_A100 = 8.0  # its compute capability
-_LEAST_GAIN = 1.2  # of bf16, whose results are coarser
-_LEAST_BF16_UNITS = 256  # with 64 or 128 the products are not most of the time
-
-
 def cache_programs() -> None:
     """Let JAX keep compiled programs on disk, so that each is compiled once per machine.
 
@@ -309,10 +308,10 @@ def _remove_incomplete(folder: Path) -> None:
 
     with contextlib.suppress(Timeout), FileLock(folder / ".lockfile", timeout=10):
         for program in folder.glob("*-cache"):
-            time = program.with_name(program.name.removesuffix("-cache") + "-atime")
-            if not time.is_file() or not program.stat().st_size:
+            used = program.with_name(program.name.removesuffix("-cache") + "-atime")
+            if not used.is_file() or not program.stat().st_size:
                 program.unlink()
-                time.unlink(missing_ok=True)
+                used.unlink(missing_ok=True)
 
 
 def fastest_compute(units: int) -> Literal["fp32", "bf16"]:
@@ -336,7 +335,7 @@ def multiplies_bf16_faster() -> bool:
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     path = Path(folder or os.devnull) / f"bf16_{_machine()}_{metadata.version('jaxlib')}"
     with contextlib.suppress(OSError, ValueError):
-        return float(path.read_text()) >= _LEAST_GAIN
+        return float(path.read_text()) >= _LEAST_BF16_GAIN
     product = jax.jit(partial(jnp.dot, preferred_element_type=jnp.float32))
     least = dict.fromkeys(("float32", "bfloat16"), math.inf)
     for _ in range(8):  # other processes lengthen some
@@ -349,4 +348,4 @@ def multiplies_bf16_faster() -> bool:
     gain = least["float32"] / least["bfloat16"]
     with contextlib.suppress(OSError):
         output.write_text(path, f"{gain:.3f}\n")
-    return gain >= _LEAST_GAIN
+    return gain >= _LEAST_BF16_GAIN

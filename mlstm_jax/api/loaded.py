@@ -33,6 +33,8 @@ _PIECE = 4096  # bytes
 # More are hardly faster on a CPU (reader.py), and the states of a window take their memory.
 _SPAN_ROWS = 8
 
+PANELS = ("bpc", "learning_rate", "grad_norm", "loss_scale", "kilobytes_per_second")
+
 
 class LoadedModel:
     """What a model is, and knows after each byte; `ReadingModel` adds what it does with texts."""
@@ -247,9 +249,6 @@ class LoadedModel:
     def cleaned(self, text: str) -> bytes:
         """Return the bytes that the model reads of a text; b"" of a blank one."""
         return clean(text, self._run.cleaning)
-
-
-PANELS = ("bpc", "learning_rate", "grad_norm", "loss_scale", "kilobytes_per_second")
 
 
 @public

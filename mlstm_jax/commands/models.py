@@ -24,7 +24,7 @@ from mlstm_jax.transfer.generate import as_text
 from mlstm_jax.transfer.heatmap_drawing import require_suffix, write
 from mlstm_jax.transfer.trace import shown_label
 from mlstm_jax.view.server import bind, serve
-from mlstm_jax.view.viewer import Viewer, read_runtime, write_folder
+from mlstm_jax.view.viewer import Viewer, read_runtime, write_page
 
 
 @command(TrainedModel.evaluate)
@@ -207,7 +207,7 @@ def view(
         label = shown_label(chosen, label)
     viewer = Viewer(loaded, chosen, about, label, shipped.example(run).strip())
     if static:
-        size = write_folder(static, viewer, runtime)
+        size = write_page(static, viewer, runtime)
         show(f"{static}: {size:,} bytes; to try it: python -m http.server -b 127.0.0.1 -d {static}")
         return
     address = bind(host, port)

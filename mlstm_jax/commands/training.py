@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 # The config of a command without one: it needs no data.
 _QUICKSTART = shipped.files("config")["quickstart"]
 
+_WATCH_SECONDS = 2.0
+# A run counts as silent after this many times the usual interval between two lines.
+_STALE = 10
+
 
 class ConfigCommand(Command):
     """A command whose options are also the fields of a config.
@@ -288,11 +292,6 @@ def _take_file(arguments: Sequence[str], default: Config) -> tuple[Config, list[
     return config, rest
 
 
-_SECONDS = 2.0
-# A run counts as silent after this many times the usual interval between two lines.
-_STALE = 10
-
-
 @command()
 def watch(
     runs: Annotated[tuple[Path, ...], Positional, arg(metavar="RUN [RUN ...]")],
@@ -311,13 +310,13 @@ def watch(
         raise UserError("give at least one run folder, such as runs/quickstart.")
     _folders(runs)
     if not sys.stdout.isatty():
-        console(width=160).print(table(runs))
+        console(width=160).print(_table(runs))
         return
     live = Live(console=console(), auto_refresh=False)
     with contextlib.suppress(KeyboardInterrupt), live:
         while True:
-            live.update(table(runs), refresh=True)
-            time.sleep(_SECONDS)
+            live.update(_table(runs), refresh=True)
+            time.sleep(_WATCH_SECONDS)
 
 
 def _folders(runs: tuple[Path, ...]) -> dict[str, Path]:
@@ -329,7 +328,7 @@ def _folders(runs: tuple[Path, ...]) -> dict[str, Path]:
     }
 
 
-def table(runs: tuple[Path, ...]) -> "Table":
+def _table(runs: tuple[Path, ...]) -> "Table":
     """Return the table of all runs in these folders."""
     from rich.table import Table
 
@@ -359,11 +358,11 @@ def _row(folder: Path) -> list[str]:
         shown(last, "learning_rate", ".2e"),
         shown(last, "loss_scale", ".0f"),
         "" if not last.get("bytes_per_second") else f"{last['bytes_per_second'] / 1e3:,.1f}",
-        _state(folder, of_kind),
+        _status(folder, of_kind),
     ]
 
 
-def _state(folder: Path, of_kind: dict[str, list[dict[str, Any]]]) -> str:
+def _status(folder: Path, of_kind: dict[str, list[dict[str, Any]]]) -> str:
     """Return whether a run is finished, diverged or interrupted, or how long it has been silent."""
     events, train = of_kind["event"], of_kind["train"]
     end = events[-1] if events else {}

@@ -106,20 +106,6 @@ def clean(text: str, cleaning: Cleaning) -> bytes:
     return _utf8(before + kept + after) if kept.strip() else b""
 
 
-def prompt_bytes(prompt: str, cleaning: Cleaning) -> bytes:
-    """Return the bytes that a model reads before it continues `prompt`.
-
-    Radford's cleaning pads the start of a document with a newline and a space, so an empty prompt
-    is the start of a document. The padding at the end is left out, since the text continues.
-    """
-    if cleaning == "radford":
-        text = clean(prompt, "radford").removeprefix(b"\n ").removesuffix(b" ")
-        return b"\n " + text + (b" " if prompt[-1:].isspace() else b"")
-    if cleaning == "protein":
-        return clean(prompt, cleaning) or b"\x02"
-    return prompt.encode("utf-8", "replace") or b"\n"
-
-
 def _utf8(text: str) -> bytes:
     return text.encode("utf-8", errors="replace")
 
@@ -179,6 +165,20 @@ def cleaned_spans(text: str, spans: Sequence[tuple[int, int]], cleaning: Cleanin
         if sizes[start] == sizes[end]:
             raise Wrong(f"({start}, {end}), {text[start:end]!r}, has no byte left after cleaning")
     return [sizes[end] - 1 for _, end in spans]
+
+
+def prompt_bytes(prompt: str, cleaning: Cleaning) -> bytes:
+    """Return the bytes that a model reads before it continues `prompt`.
+
+    Radford's cleaning pads the start of a document with a newline and a space, so an empty prompt
+    is the start of a document. The padding at the end is left out, since the text continues.
+    """
+    if cleaning == "radford":
+        text = clean(prompt, "radford").removeprefix(b"\n ").removesuffix(b" ")
+        return b"\n " + text + (b" " if prompt[-1:].isspace() else b"")
+    if cleaning == "protein":
+        return clean(prompt, cleaning) or b"\x02"
+    return _utf8(prompt) or b"\n"
 
 
 def normalized(text: bytes) -> bytes:

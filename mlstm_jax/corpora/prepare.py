@@ -1,8 +1,9 @@
 """Make a corpus: read, clean, deduplicate, order, split, write.
 
-The order depends only on content and seed: documents are sorted by the md5 of seed and text, a key
-that any engine can compute. The order of files and lines and the number of threads do not change a
-byte of the result. The folder is complete or absent, whenever the program stops.
+Without given splits the order depends only on content and seed: documents are sorted by the md5 of
+seed and text, a key that any engine can compute. The order of files and lines and the number of
+threads do not change a byte of the result. The folder is complete or absent, whenever the program
+stops.
 
 Given splits have every document of each, in the order of its files: benchmarks such as enwik8, Penn
 Treebank and WikiText are published this way. Nothing is sorted, so no engine is needed: the files
@@ -54,92 +55,6 @@ from mlstm_jax.terminal import ProgressLine
 _BYTES_A_REPORT = 1 << 20
 
 OnRead = Callable[[int], None]
-
-
-@contextmanager
-def read_given_splits(
-    sources: Mapping[str, Sequence[Source]], recipe: Recipe, rejects: Rejects, *, report: Report
-) -> Iterator[SortedDocuments]:
-    """Count the documents of every split, and yield what to write.
-
-    Args:
-        sources: the sources of each split, in the order in which to write the splits.
-        recipe: with cleaning "none", a text file is kept byte for byte, and a document is cut
-            after the end of a line or paragraph; otherwise see `clean`.
-
-    Raises:
-        UserError: a source cannot be used.
-    """
-    every = [source for of_split in sources.values() for source in of_split]
-    advance = reading(every, report)
-    tallies = {source: Tally() for source in every}
-    for source, tally in tallies.items():
-        deque(tally.texts(_read(source, recipe, advance), rejects.add), maxlen=0)
-    sizes = {
-        split: sum(tallies[source].documents for source in of_split)
-        for split, of_split in sources.items()
-    }
-    documents = chain.from_iterable(_again(source, recipe, tallies[source]) for source in every)
-    rated = any(tally.rated for tally in tallies.values())
-    manifests = source_manifests(every, list(tallies.values()))
-    yield SortedDocuments(manifests, sum(sizes.values()), rated, documents, sizes)
-
-
-def _again(source: Source, recipe: Recipe, expected: Tally) -> Iterator[CleanDocument]:
-    tally = Tally()
-    yield from tally.texts(_read(source, recipe, lambda count: None), lambda reject: None)
-    if tally != expected:
-        raise UserError(f"{source}: changed while it was being read; run prepare again.")
-
-
-def _read(
-    source: Source, recipe: Recipe, on_read: OnRead
-) -> Iterator[CleanDocument | Reject | None]:
-    if recipe.cleaning == "none" and source.kind == "txt":
-        texts = _as_it_is(source, recipe.document or "line", on_read)
-        return ((text, nan) for text in texts)
-    return cleaned(read_source(source, recipe, on_read), recipe.cleaning)
-
-
-def _as_it_is(source: Source, document: Unit, on_read: OnRead) -> Iterator[bytes]:
-    """Yield all bytes of a file as documents, including line ends and blank lines.
-
-    The bytes are not decoded: a split of enwik8 may begin inside a character.
-    """
-    parts: list[bytes] = []
-    told, has_text, was_blank = 0, False, False
-    try:
-        with source.path.open("rb") as raw:
-            for line in limited_lines(source, raw):
-                is_blank = not line.strip()
-                ends = document == "line" or (document == "paragraph" and was_blank)
-                if has_text and ends and not is_blank:
-                    yield b"".join(parts)
-                    parts, has_text = [], False
-                parts.append(line)
-                has_text, was_blank = has_text or not is_blank, is_blank
-                if (position := raw.tell()) - told >= _BYTES_A_REPORT:
-                    on_read(position - told)
-                    told = position
-            on_read(raw.tell() - told)
-    except (OSError, EOFError, zlib.error) as error:  # also from gzip
-        raise UserError(f"{source}: cannot be read: {error}; fetch or create it again.") from error
-    if parts:
-        yield b"".join(parts)
-
-
-def check_apart(sources_of: Mapping[str, Sequence[Source]]) -> None:
-    """Raise UserError if two splits have a file in common."""
-    split_of: dict[tuple[str, ...], str] = {}
-    for split, sources in sources_of.items():
-        for source in sources:
-            other = split_of.setdefault(source.place, split)
-            if other != split:
-                raise UserError(
-                    f"{source}: is named for `{other}` and `{split}`; a score on text that was "
-                    "trained on says nothing about new text, so name it for only one."
-                )
-
 
 # The order of writing: the first documents become the test split.
 _ORDER: tuple[SplitName, ...] = ("test", "valid", "train")
@@ -217,7 +132,7 @@ def prepare(
         for split in ("", *_ORDER)
         if split in names_of
     }
-    check_apart(of_split)
+    _check_apart(of_split)
     check_rejects_file(rejects_file)
     scratch_beside = temp_dir / out.name if temp_dir else out
     remove_leftovers(scratch_beside)
@@ -253,7 +168,7 @@ def _read_and_sort(
 ) -> AbstractContextManager[SortedDocuments]:
     """Read the sources of given splits (in their order), or of "" (sorted, without duplicates)."""
     if "" not in of_split:
-        return read_given_splits(of_split, recipe, rejects, report=report)
+        return _read_given_splits(of_split, recipe, rejects, report=report)
     if options.engine == "beam":
         engine: Any = beam_engine
     else:
@@ -261,6 +176,93 @@ def _read_and_sort(
 
         engine = duckdb_engine
     return engine.read_and_sort(of_split[""], recipe, rejects, scratch, options, report)
+
+
+@contextmanager
+def _read_given_splits(
+    sources: Mapping[str, Sequence[Source]], recipe: Recipe, rejects: Rejects, *, report: Report
+) -> Iterator[SortedDocuments]:
+    """Count the documents of every split, and yield what to write.
+
+    Args:
+        sources: the sources of each split, in the order in which to write the splits.
+        recipe: with cleaning "none", a text file is kept byte for byte, and a document is cut
+            after the end of a line or paragraph; otherwise see `clean`.
+
+    Raises:
+        UserError: a source cannot be used.
+    """
+    every = [source for of_split in sources.values() for source in of_split]
+    advance = reading(every, report)
+    tallies = {source: Tally() for source in every}
+    for source, tally in tallies.items():
+        deque(tally.texts(_read_given(source, recipe, advance), rejects.add), maxlen=0)
+    sizes = {
+        split: sum(tallies[source].documents for source in of_split)
+        for split, of_split in sources.items()
+    }
+    documents = chain.from_iterable(
+        _read_given_again(source, recipe, tallies[source]) for source in every
+    )
+    rated = any(tally.rated for tally in tallies.values())
+    manifests = source_manifests(every, list(tallies.values()))
+    yield SortedDocuments(manifests, sum(sizes.values()), rated, documents, sizes)
+
+
+def _read_given_again(source: Source, recipe: Recipe, expected: Tally) -> Iterator[CleanDocument]:
+    tally = Tally()
+    yield from tally.texts(_read_given(source, recipe, lambda count: None), lambda reject: None)
+    if tally != expected:
+        raise UserError(f"{source}: changed while it was being read; run prepare again.")
+
+
+def _read_given(
+    source: Source, recipe: Recipe, on_read: OnRead
+) -> Iterator[CleanDocument | Reject | None]:
+    if recipe.cleaning == "none" and source.kind == "txt":
+        texts = _as_it_is(source, recipe.document or "line", on_read)
+        return ((text, nan) for text in texts)
+    return cleaned(read_source(source, recipe, on_read), recipe.cleaning)
+
+
+def _as_it_is(source: Source, document: Unit, on_read: OnRead) -> Iterator[bytes]:
+    """Yield all bytes of a file as documents, including line ends and blank lines.
+
+    The bytes are not decoded: a split of enwik8 may begin inside a character.
+    """
+    parts: list[bytes] = []
+    told, has_text, was_blank = 0, False, False
+    try:
+        with source.path.open("rb") as raw:
+            for line in limited_lines(source, raw):
+                is_blank = not line.strip()
+                ends = document == "line" or (document == "paragraph" and was_blank)
+                if has_text and ends and not is_blank:
+                    yield b"".join(parts)
+                    parts, has_text = [], False
+                parts.append(line)
+                has_text, was_blank = has_text or not is_blank, is_blank
+                if (position := raw.tell()) - told >= _BYTES_A_REPORT:
+                    on_read(position - told)
+                    told = position
+            on_read(raw.tell() - told)
+    except (OSError, EOFError, zlib.error) as error:  # also from gzip
+        raise UserError(f"{source}: cannot be read: {error}; fetch or create it again.") from error
+    if parts:
+        yield b"".join(parts)
+
+
+def _check_apart(sources_of: Mapping[str, Sequence[Source]]) -> None:
+    """Raise UserError if two splits have a file in common."""
+    split_of: dict[tuple[str, ...], str] = {}
+    for split, sources in sources_of.items():
+        for source in sources:
+            other = split_of.setdefault(source.place, split)
+            if other != split:
+                raise UserError(
+                    f"{source}: is named for `{other}` and `{split}`; a score on text that was "
+                    "trained on says nothing about new text, so name it for only one."
+                )
 
 
 @contextmanager

@@ -50,13 +50,17 @@ _TOKENS = [*map(ord, "MRHKDESTNQCUGPAVIFYWLOX"), 2, 3]
 _UNIREP = {"wx_v": "wx", "wh_v": "wh", "wmx_v": "wmx", "wmh_v": "wmh", "b": "b"}
 _UNIREP |= {"wx_g": "gx", "wh_g": "gh", "wmx_g": "gmx", "wmh_g": "gmh"}
 
+# Ours, theirs.
+_NVIDIA_MATRICES = (("wx", "w_ih"), ("wh", "w_hh"), ("wmx", "w_mih"), ("wmh", "w_mhh"))
+_NVIDIA_BIASES = ("b_ih", "b_hh")
+
 
 def read_openai(folder: Path) -> ModelWeights:
     """Read the model of generating-reviews-discovering-sentiment (Radford et al. 2017).
 
     A UserError names the file that is missing or has another shape.
     """
-    _require_folder(folder, "0.npy to 14.npy")
+    _require_npy_folder(folder, "0.npy to 14.npy")
     names = [f"{number}.npy" for number in range(len(_OPENAI))]
     files = {name: arrays.npy(folder / name) for name in names}
     # These two files give the sizes that all others must match.
@@ -79,7 +83,7 @@ def read_unirep(folder: Path) -> ModelWeights:
     token (B, Z, J). The model has no symbol for other bytes (language_model.py, `NEVER`). A
     UserError names the file that is missing or has another shape.
     """
-    _require_folder(folder, "embed_matrix:0.npy")
+    _require_npy_folder(folder, "embed_matrix:0.npy")
     there = {path.name for path in folder.glob("*.npy")}
     stacked = [re.match(r"rnn_mlstm_stack_mlstm_stack([0-9]+)_", name) for name in there]
     layers = arrays.count_layers(str(folder), {match[1] for match in stacked if match})
@@ -91,7 +95,7 @@ def read_unirep(folder: Path) -> ModelWeights:
         for name, theirs in _UNIREP.items()
     }
     others = ("embed_matrix", "fully_connected_weights", "fully_connected_biases")
-    files = {name: _array(folder, there, name) for name in (*ours, *others)}
+    files = {name: _unirep_array(folder, there, name) for name in (*ours, *others)}
     _, width = arrays.sizes(str(folder), files, "embed_matrix", 2)
     (hidden,) = arrays.sizes(str(folder), files, f"{prefixes[0]}gmh", 1)
     model = config.Model(hidden=hidden, embedding=width, layers=len(prefixes))
@@ -127,7 +131,7 @@ def read_unirep(folder: Path) -> ModelWeights:
     return ModelWeights(model, "protein", params, "churchlab/UniRep", notes)
 
 
-def _require_folder(folder: Path, files: str) -> None:
+def _require_npy_folder(folder: Path, files: str) -> None:
     if not folder.is_dir():
         raise UserError(f"{folder}: is not a folder; give the one that contains {files}.")
 
@@ -137,7 +141,7 @@ def _file_names(name: str) -> tuple[str, ...]:
     return f"{name}:0.npy", f"{name}_0.npy", f"{name}.npy"
 
 
-def _array(folder: Path, there: set[str], name: str) -> NDArray[Any]:
+def _unirep_array(folder: Path, there: set[str], name: str) -> NDArray[Any]:
     for file in _file_names(name):
         if file in there:
             return arrays.npy(folder / file)
@@ -146,14 +150,9 @@ def _array(folder: Path, there: set[str], name: str) -> NDArray[Any]:
     )
 
 
-# Ours, theirs.
-_MATRICES = (("wx", "w_ih"), ("wh", "w_hh"), ("wmx", "w_mih"), ("wmh", "w_mhh"))
-_BIASES = ("b_ih", "b_hh")
-
-
 def read_nvidia(path: Path) -> ModelWeights:
     """Read a .pt file; a UserError names the tensor that is missing or has another shape."""
-    stored = _load(path)
+    stored = _load_pt(path)
     encoder = "encoder.encoder.weight"
     encoder = encoder if _named(stored, encoder) else "encoder.weight"
     vocabulary, width = arrays.sizes(str(path), stored, _find(path, stored, encoder), 2)
@@ -176,7 +175,7 @@ def read_nvidia(path: Path) -> ModelWeights:
         "decoder.bias": (vocabulary,),
     }
     for layer in range(layers):
-        shapes |= _layer_shapes(stored, layer, hidden if layer else width, hidden)
+        shapes |= _nvidia_shapes(stored, layer, hidden if layer else width, hidden)
     files = {name: _as_numpy(path, name, stored[_find(path, stored, name)]) for name in shapes}
     tensors = arrays.read_arrays(str(path), files, shapes)
     padding = vocabulary - VOCABULARY
@@ -186,7 +185,7 @@ def read_nvidia(path: Path) -> ModelWeights:
         "decoder_bias": tensors["decoder.bias"][padding:],
     }
     for layer in range(layers):
-        params[f"layer_{layer}"] = _layer(path, tensors, layer, hidden)
+        params[f"layer_{layer}"] = _nvidia_layer(path, tensors, layer, hidden)
     model = config.Model(hidden=hidden, embedding=width, layers=layers)
     return ModelWeights(model, "radford", params, "NVIDIA/sentiment-discovery")
 
@@ -204,12 +203,12 @@ def _find(path: Path, stored: Collection[str], end: str) -> str:
     return name
 
 
-def _layer_shapes(
+def _nvidia_shapes(
     stored: Mapping[str, Any], layer: int, inputs: int, hidden: int
 ) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a layer's tensors, by the ends of their names."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for ours, theirs in _MATRICES:
+    for ours, theirs in _NVIDIA_MATRICES:
         rows = 4 * hidden if ours in ("wx", "wh") else hidden
         columns = inputs if ours in ("wx", "wmx") else hidden
         name = f"rnns.{layer}.{theirs}"
@@ -220,15 +219,15 @@ def _layer_shapes(
         g_O = _named(stored, f"{name}_g")
         flat = g_O is not None and stored[g_O].ndim == 1
         shapes |= {f"{name}_v": (rows, columns), f"{name}_g": (rows,) if flat else (rows, 1)}
-    biases = [f"rnns.{layer}.{name}" for name in _BIASES]
+    biases = [f"rnns.{layer}.{name}" for name in _NVIDIA_BIASES]
     return shapes | {name: (4 * hidden,) for name in biases if _named(stored, name)}
 
 
-def _layer(
+def _nvidia_layer(
     path: Path, tensors: Mapping[str, NDArray[np.float32]], layer: int, hidden: int
 ) -> dict[str, NDArray[np.float32]]:
     parameters = {}
-    for ours, theirs in _MATRICES:
+    for ours, theirs in _NVIDIA_MATRICES:
         name = f"rnns.{layer}.{theirs}"
         if name in tensors:
             v_OI = tensors[name]
@@ -240,7 +239,7 @@ def _layer(
             v_OI, g_O = _reorder(v_OI), _reorder(g_O)
         parameters[f"{ours}_v"], parameters[f"{ours}_g"] = np.ascontiguousarray(v_OI.T), g_O
     b_G = np.zeros(4 * hidden)
-    for name in _BIASES:
+    for name in _NVIDIA_BIASES:
         b_G += tensors.get(f"rnns.{layer}.{name}", 0.0)
     parameters["b"] = _reorder(_checked(path, f"rnns.{layer}.b_ih", b_G))
     return parameters
@@ -260,7 +259,7 @@ def _reorder(rows: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.concatenate([i, f, o, g])
 
 
-def _load(path: Path) -> dict[str, Any]:
+def _load_pt(path: Path) -> dict[str, Any]:
     """Return the tensors of a file by the path of keys to them, joined by dots."""
     with extra("torch", "reading a .pt file needs PyTorch; its CPU build is enough"):
         import torch

@@ -4,9 +4,9 @@ The pre-activations of a layer are sums of two products and a bias::
 
     z_t = [h_{t-1} Wh | 0] + [0 | x_t Wx] + b       [B, 4H]
 
-in which the columns of Wh are the first ones of z, and those of Wx the last. An LSTM's cover all of
-z; a GRU keeps the terms of its candidate apart. A cell is the function `advance`, which makes the
-next carry of z and the carry.
+in which the K columns of Wh are the first of the Z of z, and those of Wx the last. An LSTM's cover
+all of z; a GRU keeps the terms of its candidate apart. A cell is the function `advance`, which
+makes the next carry of z and the carry.
 
 The gradient is explicit for the reasons that recurrence.py has: the loop back computes dz_t only,
 in the buffer of z, and each weight gradient is one product over all steps, summed in float32. It

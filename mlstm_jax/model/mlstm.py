@@ -63,8 +63,8 @@ class MLSTM(Recurrent, _Initial, title="mLSTM"):
 
     def step(self, weights: LayerWeights, rows: int) -> Callable[[Carry, Sequence], Carry]:
         """Return the function of h and c, and of the input, to h and c after a step."""
-        advance = layer_step(weights, rows)
-        return lambda carry, now: advance(carry.h, carry, now)[0]
+        run = layer_step(weights, rows)
+        return lambda carry, now: run(carry.h, carry, now)[0]
 
     def run(
         self, weights: LayerWeights, carry: Carry, sequence: Sequence, options: ReadOptions

@@ -75,6 +75,8 @@ def advance(
 ) -> tuple[Gates, Array, Array]:
     """Return the gates, and h and c after the step.
 
+    All arrays have one shape and are float32; the Pallas kernels compute these lines, too.
+
     Args:
         z: pre-activations of the gates i, f, o and u.
         before_c: c before the step.
@@ -181,11 +183,11 @@ def _forward_loop(
 ) -> tuple[Carry, Saved]:
     """Run the window with rounded matrices; return the new carry and what the loop back needs."""
     window, shape = sequence.x.shape[0], carry.h.shape
-    advance = layer_step(weights, shape[0])
+    run = layer_step(weights, shape[0])
 
     def step(t: Array, before: tuple[Array, Carry, Saved]) -> tuple[Array, Carry, Saved]:
         rounded_h, carry, saved = before
-        after, (mh, gates) = advance(rounded_h, carry, step_of(sequence, t))
+        after, (mh, gates) = run(rounded_h, carry, step_of(sequence, t))
         rounded_h = after.h.astype(compute)
         parts = [x.astype(compute) for x in (mh, *gates)]
         saved = Saved(

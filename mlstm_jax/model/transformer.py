@@ -52,7 +52,7 @@ from mlstm_jax.model.ops import lookup, matmul
 
 Array = jax.Array
 
-_BLOCK = 64
+_QUERY_BLOCK = 64  # queries of a causal head
 
 
 def attention(
@@ -98,7 +98,7 @@ def _one_head_at_a_time(
     query: Array, key: Array, value: Array, causal: bool, keys_BS: Array | None
 ) -> Array:
     rows, size, heads, units = query.shape
-    block = _BLOCK if causal else size
+    block = _QUERY_BLOCK if causal else size
 
     def by_head(x: Array) -> Array:
         # In float32: small products of half types are slower.
@@ -375,8 +375,8 @@ class Transformer(Architecture, title="Transformer"):
         self, units: int, window: int, every: int | None, width: int, cell: int
     ) -> int:
         """Count x, both norms, q, k, v, attention's output, up and its gelu, and probabilities."""
-        attention = window * self.heads * (4 + width) / self.hidden
-        return int(window * units * (3 * 4 + 4 * 4 + 14 * width + attention))
+        probabilities = window * self.heads * (4 + width) / self.hidden
+        return int(window * units * (3 * 4 + 4 * 4 + 14 * width + probabilities))
 
 
 @dataclass(frozen=True, kw_only=True)

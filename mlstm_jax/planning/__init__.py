@@ -28,6 +28,28 @@ from mlstm_jax.training.state import compute_bytes, memory_bytes, parameter_coun
 # Per parameter and update, read and written by Adam: parameter, gradient and two moments, float32.
 _OPTIMIZER_BYTES = 28
 
+# The optimizer's settings for the batch and the length of a run: docs/large_batches.md as a table.
+# They were measured with mLSTMs; see there, "Which rate for a large batch?" and "Decay keeps Muon's
+# angle".
+_ALWAYS = {
+    "name": "muon",
+    "scaling": "none",
+    "schedule": "linear",
+    "muon_momentum": 0.9,
+    "muon_steps": 3,
+    "b2_half_life": 710e3,
+}
+# By the fewest rows of a batch.
+_BY_ROWS = {
+    0: {"muon_learning_rate": 0.12, "learning_rate": 16e-3, "warmup_steps": 20},
+    1000: {"muon_learning_rate": 0.24, "learning_rate": 32e-3, "warmup_steps": 100},
+}
+_DECAY = 4 / 0.12  # weight decay times updates, at any rate
+_UPDATES_FOR_DECODER = 5000
+# Weight decay helped with so many bytes of text per parameter, or epochs; not with few bytes.
+_LEAST_BYTES, _LEAST_EPOCHS, _FEW_BYTES = 560, 7, 8
+_MEASURED = {"rows": (16, 1024), "bytes in a window": (64, 64), "units": (128, 512)}
+
 
 class Row(NamedTuple):
     """The plan for one number of devices, and for one phase if the run has phases."""
@@ -133,6 +155,27 @@ def phases(config: Config) -> Iterator[tuple[int, Config]]:
     return enumerate(by_phase(config), 1 if config.phases else 0)
 
 
+def _hours(config: Config, seconds: float, corpus_bytes: float | None) -> float | None:
+    """Return the length of the run, or None where it depends on an unknown corpus."""
+    train, each = config.train, config.data.batch * config.data.window
+    limits = [] if train.steps is None else [float(train.steps)]
+    if train.epochs is not None and corpus_bytes is not None:
+        limits.append(train.epochs * corpus_bytes / each)
+    return min(limits) * seconds / 3600 if limits else None
+
+
+def _rate(config: Config, machine: Machine) -> float:
+    compute = config.precision.compute
+    if compute not in machine.step_flops_per_s:
+        known = ", ".join(machine.step_flops_per_s)
+        raise UserError(
+            f"{machine.name} has no step_flops_per_s of {compute}, only of {known}; choose one of "
+            "these with `precision.compute`, or measure it with benchmarks/train_step.py and give "
+            "the results with `rates`."
+        )
+    return machine.step_flops_per_s[compute]
+
+
 def format_plan(
     config: Config, machine: Machine, rows: list[Row], corpus_bytes: float | None
 ) -> str:
@@ -228,50 +271,6 @@ def _advice(config: Config, machine: Machine, row: Row) -> str:
     return text + (": " + "; or ".join(ways) if ways else "; take a smaller model or window") + "."
 
 
-def _hours(config: Config, seconds: float, corpus_bytes: float | None) -> float | None:
-    """Return the length of the run, or None where it depends on an unknown corpus."""
-    train, each = config.train, config.data.batch * config.data.window
-    limits = [] if train.steps is None else [float(train.steps)]
-    if train.epochs is not None and corpus_bytes is not None:
-        limits.append(train.epochs * corpus_bytes / each)
-    return min(limits) * seconds / 3600 if limits else None
-
-
-def _rate(config: Config, machine: Machine) -> float:
-    compute = config.precision.compute
-    if compute not in machine.step_flops_per_s:
-        known = ", ".join(machine.step_flops_per_s)
-        raise UserError(
-            f"{machine.name} has no step_flops_per_s of {compute}, only of {known}; choose one of "
-            "these with `precision.compute`, or measure it with benchmarks/train_step.py and give "
-            "the results with `rates`."
-        )
-    return machine.step_flops_per_s[compute]
-
-
-# The optimizer's settings for the batch and the length of a run: docs/large_batches.md as a table.
-# They were measured with mLSTMs; see there, "Which rate for a large batch?" and "Decay keeps Muon's
-# angle".
-_ALWAYS = {
-    "name": "muon",
-    "scaling": "none",
-    "schedule": "linear",
-    "muon_momentum": 0.9,
-    "muon_steps": 3,
-    "b2_half_life": 710e3,
-}
-# By the fewest rows of a batch.
-_BY_ROWS = {
-    0: {"muon_learning_rate": 0.12, "learning_rate": 16e-3, "warmup_steps": 20},
-    1000: {"muon_learning_rate": 0.24, "learning_rate": 32e-3, "warmup_steps": 100},
-}
-_DECAY = 4 / 0.12  # weight decay times updates, at any rate
-_UPDATES_FOR_DECODER = 5000
-# Weight decay helped with so many bytes of text per parameter, or epochs; not with few bytes.
-_BYTES, _EPOCHS, _FEW_BYTES = 560, 7, 8
-_MEASURED = {"rows": (16, 1024), "bytes in a window": (64, 64), "units": (128, 512)}
-
-
 def recommend(config: Config, segments: Sequence[Segment]) -> str:
     """Return fields of the optimizer for a run, and where they go beyond what was measured.
 
@@ -286,15 +285,15 @@ def recommend(config: Config, segments: Sequence[Segment]) -> str:
     text = sum((part.last - part.first) * part.batch * window for part, window in read)
     parameters = parameter_count(config)
     chosen: dict[str, Any] = _ALWAYS | _BY_ROWS[max(least for least in _BY_ROWS if rows >= least)]
-    decays = text > _FEW_BYTES * parameters or epochs >= _EPOCHS
+    decays = text > _FEW_BYTES * parameters or epochs >= _LEAST_EPOCHS
     chosen["weight_decay"] = float(f"{_DECAY / updates:.2g}") if decays else 0.0
     chosen["muon_decoder"] = updates >= _UPDATES_FOR_DECODER
-    options = " \\\n  ".join(_field(name, value) for name, value in chosen.items())
+    options = " \\\n  ".join(_as_field(name, value) for name, value in chosen.items())
     notes = []
-    if _FEW_BYTES * parameters < text < _BYTES * parameters and epochs < _EPOCHS:
+    if _FEW_BYTES * parameters < text < _LEAST_BYTES * parameters and epochs < _LEAST_EPOCHS:
         notes.append(
             f"the run reads {text / parameters:.0f} bytes per parameter; between {_FEW_BYTES} and "
-            f"{_BYTES} it was not measured whether weight decay helps"
+            f"{_LEAST_BYTES} it was not measured whether weight decay helps"
         )
     sizes = {"rows": rows, "bytes in a window": max(windows), "units": config.model.hidden}
     for name, (least, most) in _MEASURED.items():
@@ -315,7 +314,7 @@ def recommend(config: Config, segments: Sequence[Segment]) -> str:
     ).rstrip()
 
 
-def _field(name: str, value: object) -> str:
+def _as_field(name: str, value: object) -> str:
     """Return a field and its value, which the command line shows as an option."""
     if value is False:
         return f"`optimizer.no_{name}`"

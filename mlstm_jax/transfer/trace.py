@@ -25,6 +25,13 @@ from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.heatmap_drawing import Heatmap, word_ends
 from mlstm_jax.transfer.reader import State, TextReader, require_index, states_of
 
+_STATES: dict[State, str] = {
+    "c": "cell state c",
+    "h": "h",
+    "mean_h": "mean of h so far",
+}
+_EMPTY = "the text is empty; give one with a character that is not a space."
+
 
 class Trace(NamedTuple):
     """A model's states and prediction for some bytes."""
@@ -193,14 +200,6 @@ def characters(text: bytes) -> list[Character]:
     return every
 
 
-_STATES: dict[State, str] = {
-    "c": "cell state c",
-    "h": "h",
-    "mean_h": "mean of h so far",
-}
-_EMPTY = "the text is empty; give one with a character that is not a space."
-
-
 def heat(
     reader: Reader,
     text: str,
@@ -241,9 +240,9 @@ def score_heat(
     cleaned, values_T = running_score(reader, classifier, about, text, label)
     heading = f"score of {one_line(label)}"
     name = f"log-odds of {one_line(label)}"
-    heat = _heatmap(reader, cleaned, values_T, scale, heading.capitalize(), name)
-    largest = float(np.abs(heat.values[word_ends(heat.texts)]).max())
-    return heat._replace(by_word=True, scale=scale or largest or 1.0)
+    by_byte = _heatmap(reader, cleaned, values_T, scale, heading.capitalize(), name)
+    largest = float(np.abs(by_byte.values[word_ends(by_byte.texts)]).max())
+    return by_byte._replace(by_word=True, scale=scale or largest or 1.0)
 
 
 def running_score(

@@ -36,6 +36,9 @@ from mlstm_jax.transfer.reader import STATE_NAMES, FeatureState, features_of
 from mlstm_jax.transfer.thresholds import MEASURES, LabelScore, macro
 from mlstm_jax.transfer.words import require_classes, uncountable
 
+REPORT = "report.md"  # written last: if it exists, all files are complete
+_TITLES = ("F1", "precision", "recall", "average precision", "F1 of always yes")
+
 
 class Transferred(NamedTuple):
     """A classifier of a frozen model's features, and its results."""
@@ -121,7 +124,7 @@ def transfer(
             folder.mkdir(exist_ok=True)
             (folder / REPORT).unlink(missing_ok=True)
             classifier_file.save(folder, classifier, about)
-            write_report(folder, result, run.name)
+            _write_report(folder, result, run.name)
         experiments[state] = Transferred(classifier, about, result, folder)
     return experiments
 
@@ -198,18 +201,15 @@ def _features(
     return features
 
 
-REPORT = "report.md"  # written last: if it exists, all files are complete
-
-
-def write_report(folder: Path, result: Result, model: str) -> None:
+def _write_report(folder: Path, result: Result, model: str) -> None:
     """Write report.json, report.md and, if matplotlib is installed, the pictures."""
     written = {"model": model} | asdict(result)
     output.write_text(folder / "report.json", json.dumps(written, indent=2))
-    report = as_markdown(result, model, draw(folder, result))
+    report = _as_markdown(result, model, _draw_pictures(folder, result))
     output.write_text(folder / REPORT, report)
 
 
-def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
+def _as_markdown(result: Result, model: str, pictures: list[str]) -> str:
     """Return the report as Markdown with tables."""
     base, best = result.baseline, result.best_unit
     tfidf = [("TF-IDF, words and pairs", base.train, base.valid, base.test)] if base else []
@@ -264,12 +264,16 @@ def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
         f"{penalty}{result.nonzero} of {result.features} features have a nonzero weight. "
         f"Largest first: {', '.join(map(str, result.units[:10]))}.",
         "",
-        *(_of_labels(result) if several else _of_classes(result, classes, pictures)),
+        *(
+            _section_of_labels(result)
+            if several
+            else _section_of_classes(result, classes, pictures)
+        ),
     ]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _of_classes(result: Result, classes: list[str], pictures: list[str]) -> list[str]:
+def _section_of_classes(result: Result, classes: list[str], pictures: list[str]) -> list[str]:
     best = result.best_unit
     assert best
     return [
@@ -298,7 +302,7 @@ def _of_classes(result: Result, classes: list[str], pictures: list[str]) -> list
     ]
 
 
-def _of_labels(result: Result) -> list[str]:
+def _section_of_labels(result: Result) -> list[str]:
     Cs = result.C if isinstance(result.C, list) else []
     units = zip(result.labels, Cs, result.label_units, strict=True)
     more: dict[str, list[str]] = {}
@@ -315,9 +319,6 @@ def _of_labels(result: Result) -> list[str]:
         "|---|---|---|",
         *(f"| {markdown(score.label)} | {C:g} | {unit} |" for score, C, unit in units),
     ]
-
-
-_TITLES = ("F1", "precision", "recall", "average precision", "F1 of always yes")
 
 
 def label_table(
@@ -355,7 +356,7 @@ def _percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.1f}"
 
 
-def draw(folder: Path, result: Result) -> list[str]:
+def _draw_pictures(folder: Path, result: Result) -> list[str]:
     """Draw the best unit's histogram and the learning curve; return the file names.
 
     Needs matplotlib, the extra `plot`; without it, and of several labels, the list is empty.

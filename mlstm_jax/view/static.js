@@ -4,7 +4,7 @@ import * as ort from "./onnxruntime/ort.wasm.bundle.min.mjs";
 const SHOWN = 8; // active units, and next bytes
 const WINDOW = 64; // bytes of a call; between two the page answers its user
 const encoder = new TextEncoder();
-let model; // model.json, see static.py
+let model; // model.json, see viewer.py
 let session;
 let kept = []; // of each byte of the last text: byte, h, c [layers * hidden], logits [256]
 
@@ -46,7 +46,7 @@ function pieces(text) {
   return ["\x02", text.replace(/\*$/, ""), ""];
 }
 
-// As `prompt_bytes` in generate.py.
+// As `prompt_bytes` in documents.py.
 function prompt(text) {
   const [before, keeps] = pieces(text), isOpen = new RegExp(`${SPACE}$`).test(text);
   return before + keeps + (model.cleaning === "radford" && isOpen ? " " : "") || "\n";

@@ -1,4 +1,4 @@
-"""Answer the page's requests, and write the page as files: one model reads or continues a text.
+"""Answer the page's requests: one model reads or continues a text; write the page as files.
 
 The folder of static files, in which onnxruntime-web computes what the server would answer::
 
@@ -42,6 +42,10 @@ _SHOWN = 8  # active units, and next bytes
 # The placeholder text of the empty page.
 _EXAMPLE = "This guitar strap is"
 _EXAMPLES = {"protein": "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ"}
+
+_RUNTIME = ("ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm")
+_LICENCES = ("LICENSE", "ThirdPartyNotices.txt")
+_PAGE = {"static.js": "ask.js"} | {name: name for name in ("index.html", "view.css", "view.js")}
 
 
 class RequestError(UserError):
@@ -126,16 +130,16 @@ class Viewer:
         after each character are the classifier's score of it, not the unit's.
         """
         text = _text(request)
-        state: State = _field(request, "state", str, self._state)
+        state: State = _argument(request, "state", str, self._state)
         known = self._states()
         if state not in known:
             raise UserError(
                 f"state is {reprlib.repr(state)}, but it must be one of {', '.join(known)}."
             )
         layers, hidden = self.run.config.model.shape
-        layer = _field(request, "layer", int, self._layer)
+        layer = _argument(request, "layer", int, self._layer)
         require_index("layer", layer, layers)
-        label = _field(request, "label", str, None)
+        label = _argument(request, "label", str, None)
         if label is not None and label not in self._scores():
             raise UserError(f"there is no score of {reprlib.repr(label)}.")
         with self._lock:
@@ -143,7 +147,7 @@ class Viewer:
             (classes, unlike), scored = self._classes(text), self._scored(text, label)
         last_H = trace.values_TH[-1]
         active = np.argsort(-np.abs(last_H))[:_SHOWN]
-        unit = _field(request, "unit", int, int(active[0]))
+        unit = _argument(request, "unit", int, int(active[0]))
         require_index("unit", unit, hidden)
         predicts = self.run.config.model.objective == "next-byte"
         likeliest = np.argsort(-trace.next_V)[: _SHOWN if predicts else 0]
@@ -167,17 +171,17 @@ class Viewer:
     def generate(self, request: dict[str, Any]) -> dict[str, Any]:
         """Continue {text, bytes, temperature, seed, unit, value}; a null value holds no unit."""
         text = _text(request)
-        bytes = _field(request, "bytes", int, 200)
-        value = _field(request, "value", float, None)
+        bytes = _argument(request, "bytes", int, 200)
+        value = _argument(request, "value", float, None)
         require_kind("bytes", bytes, Annotated[int, Between(1, _MOST_GENERATED)])
-        unit = _field(request, "unit", int, self._unit or 0)
+        unit = _argument(request, "unit", int, self._unit or 0)
         with self._lock:
             pieces = generate(
                 self._reader,
                 text,
                 bytes=bytes,
-                seed=_field(request, "seed", int, 0),
-                temperature=_field(request, "temperature", float, 0.7),
+                seed=_argument(request, "seed", int, 0),
+                temperature=_argument(request, "temperature", float, 0.7),
                 held={} if value is None else {unit: value},
             )
             return {"text": "".join(as_text(piece for (piece,) in pieces))}
@@ -230,13 +234,13 @@ def _characters(text: bytes, values_T: Any) -> list[dict[str, Any]]:
 
 
 def _text(request: dict[str, Any]) -> str:
-    text: str = _field(request, "text", str, "")
+    text: str = _argument(request, "text", str, "")
     if len(text.encode("utf-8", "replace")) > MOST_BYTES:
         raise RequestError(f"the text is longer than {MOST_BYTES:,} bytes; make it shorter.", 413)
     return text
 
 
-def _field(request: dict[str, Any], name: str, kind: type[Any], default: Any) -> Any:
+def _argument(request: dict[str, Any], name: str, kind: type[Any], default: Any) -> Any:
     value: Any = request.get(name)
     if value is None:
         return default
@@ -247,11 +251,6 @@ def _field(request: dict[str, Any], name: str, kind: type[Any], default: Any) ->
 def _shown(byte: int) -> str:
     names = {10: "↵", 32: "␣", 2: "STX", 3: "ETX"}
     return names.get(byte) or (chr(byte) if 32 < byte < 127 else f"0x{byte:02x}")
-
-
-_RUNTIME = ("ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm")
-_LICENCES = ("LICENSE", "ThirdPartyNotices.txt")
-_PAGE = {"static.js": "ask.js"} | {name: name for name in ("index.html", "view.css", "view.js")}
 
 
 def read_runtime(package: Path | None) -> dict[str, bytes]:
@@ -269,7 +268,7 @@ def read_runtime(package: Path | None) -> dict[str, bytes]:
         raise UserError(f"{package}: is not onnxruntime-web ({error}): {how}") from error
 
 
-def write_folder(out: Path, viewer: Viewer, runtime: Mapping[str, bytes]) -> int:
+def write_page(out: Path, viewer: Viewer, runtime: Mapping[str, bytes]) -> int:
     """Write the folder, all or nothing; return its bytes.
 
     Args:

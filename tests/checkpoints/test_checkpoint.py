@@ -18,8 +18,8 @@ from mlstm_jax.checkpoint import (
     Checkpoints,
     Damaged,
     Meta,
-    best,
-    kept,
+    best_step,
+    kept_steps,
     read_meta,
     with_sums,
 )
@@ -57,7 +57,7 @@ ABOUT = Meta("c0ffee", "radford", {"batch": 8, "window": 16}, Origin(), 0.25, 10
     ],
 )
 def test_what_is_kept(steps, scores, newest, reach, expected) -> None:
-    assert kept(steps, scores, newest, reach) == expected
+    assert kept_steps(steps, scores, newest, reach) == expected
 
 
 @pytest.mark.parametrize("every", [1, 7, 99, 100, 101, 250])
@@ -65,7 +65,7 @@ def test_there_is_always_one_from_before_a_divergence_that_is_found(every: int) 
     """At each step of a run: one at least `reach` older than the newest, once there could be."""
     reach, there = 100, set[int]()
     for step in range(every, 1500, every):
-        there = kept(there | {step}, {}, 2, reach)
+        there = kept_steps(there | {step}, {}, 2, reach)
         assert len(there) <= 4
         old = [one for one in there if one <= step - reach]
         assert old or step - every < reach + every
@@ -74,8 +74,8 @@ def test_there_is_always_one_from_before_a_divergence_that_is_found(every: int) 
 
 
 def test_the_score_is_finite_and_of_the_labels_where_there_are_some() -> None:
-    assert best({1: math.nan, 2: 1.5, 3: 1.5, 4: None, 5: -math.inf}) == 2
-    assert best({1: math.nan}) is None
+    assert best_step({1: math.nan, 2: 1.5, 3: 1.5, 4: None, 5: -math.inf}) == 2
+    assert best_step({1: math.nan}) is None
     meta = Meta("", "radford", {}, Origin(), 0.0, 0, bpc=1.5)
     assert (meta.score, meta._replace(label_loss=0.3).score) == (1.5, 0.3)
 

@@ -94,13 +94,13 @@ def test_what_does_not_suit_given_splits_is_refused(
 def test_a_file_that_changes_while_it_is_read_makes_no_corpus(tmp_path, monkeypatch):
     source, out = tmp_path / "a.txt", tmp_path / "out"
     source.write_text("one\ntwo\nthree\n")
-    again = preparation._again
+    again = preparation._read_given_again
 
     def changed(*arguments: object) -> object:
         source.write_text("one\ntwo\n")
         return again(*arguments)
 
-    monkeypatch.setattr(preparation, "_again", changed)
+    monkeypatch.setattr(preparation, "_read_given_again", changed)
     with pytest.raises(UserError, match=r"a\.txt: changed while it was being read"):
         prepare({"train": [str(source)]}, out, clean="none")
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]

@@ -21,7 +21,7 @@ from mlstm_jax.corpora.documents import prompt_bytes
 from mlstm_jax.run import Run
 from mlstm_jax.transfer.classifier_file import Description, Familiar
 from mlstm_jax.transfer.classify import Classifier
-from mlstm_jax.view.viewer import Viewer, read_runtime, write_folder
+from mlstm_jax.view.viewer import Viewer, read_runtime, write_page
 from tests.tolerance import bound
 from tests.transfer.test_view import browser, classifier, use_in_a_browser
 
@@ -81,7 +81,7 @@ KINDS: dict[str, tuple[Any, Classifier | None, Any, bool]] = {
 @pytest.mark.filterwarnings("ignore")  # of the browser's driver
 def test_it_answers_as_the_server_does(run: Run, runtime: Path, tmp_path: Path) -> None:
     """Any kind of classifier and cleaning; they are in model.json, the model is the same."""
-    write_folder(tmp_path / "out", Viewer(run, None), read_runtime(runtime))
+    write_page(tmp_path / "out", Viewer(run, None), read_runtime(runtime))
     unlike = set()
     with browser() as chromium, hosted(tmp_path / "out") as address:
         for cleaning, chosen, state, all_layers in KINDS.values():
