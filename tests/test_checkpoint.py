@@ -29,6 +29,9 @@ from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.training import optimizer
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.state import TrainState, fresh_state
+from tests.training.conftest import collected, short_pauses
+
+__all__ = ["collected", "short_pauses"]  # fixtures
 
 # TensorStore's other reads of a checkpoint that failed report to an event loop that is gone, some
 # of them in the test that follows.
