@@ -141,7 +141,7 @@ def kept_steps(
 
 
 class Policy(NamedTuple):
-    """`kept` in the form that Orbax needs; the mapping of scores may change at any time."""
+    """`kept_steps` in the form that Orbax needs; the mapping of scores may change at any time."""
 
     scores: Mapping[int, float | None]
     newest: int

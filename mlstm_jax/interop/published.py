@@ -261,10 +261,10 @@ def _reorder(rows: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _load_pt(path: Path) -> dict[str, Any]:
     """Return the tensors of a file by the path of keys to them, joined by dots."""
-    with extra("torch", "reading a .pt file needs PyTorch; its CPU build is enough"):
-        import torch
     if not path.is_file():
         raise UserError(f"{path}: the file does not exist.")
+    with extra("torch", "reading a .pt file needs PyTorch; its CPU build is enough"):
+        import torch
     advice = " Save only the model's state_dict() where it was trained, and import that file."
     with arrays.errors(path, "is not a file of tensors only", advice):
         with path.open("rb") as file:
