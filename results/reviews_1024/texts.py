@@ -11,7 +11,8 @@ with their stars; the ninth is for validation, and the tenth for the test. Revie
 text as one of these, or as one of the corpus' own validation and test splits, are left out; so are
 those of IMDB's test part, if imdb/test.jsonl.gz is beside imdb/train.jsonl.gz: 266 of them are also
 in its unlabelled part. (It was not there for reviews-1024.) The stars are on Amazon's scale.
-In the unlabelled part of IMDB a rating of 0 means none.
+In the unlabelled part of IMDB a rating of 0 means none. With a last argument `without-stars` IMDB's
+stars are left out, as for the models of results/finetune.
 """
 
 import csv
@@ -41,7 +42,7 @@ def cleaned(text: str) -> str:
     return clean(text, "radford").decode()
 
 
-def main(reviews: Path, imdb: Path, sst: Path, out: Path) -> None:
+def main(reviews: Path, imdb: Path, sst: Path, out: Path, starred: bool) -> None:
     """Write all files."""
     out.mkdir(exist_ok=True)
     corpus, documents = open_corpus(reviews), {}
@@ -65,7 +66,10 @@ def main(reviews: Path, imdb: Path, sst: Path, out: Path) -> None:
             never |= {cleaned(json.loads(line)["text"]) for line in lines}
     else:
         print(f"{tested} is missing: texts that are also in IMDB's test part are not left out")
-    labelled = [(cleaned(row["text"]), 1 + (row["rating"] - 1) * 4 / 9) for row in parts["train"]]
+    labelled = [
+        (cleaned(row["text"]), 1 + (row["rating"] - 1) * 4 / 9 if starred else None)
+        for row in parts["train"]
+    ]
     read: dict[str, float | None] = {}
     for text, stars in labelled + documents["train"]:
         if text not in never:
@@ -93,4 +97,4 @@ def main(reviews: Path, imdb: Path, sst: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    main(*map(Path, sys.argv[1:5]), starred=sys.argv[5:] != ["without-stars"])
