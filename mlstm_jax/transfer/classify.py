@@ -208,8 +208,14 @@ def _pipeline(classes: int, C: float, prior: Prior | None) -> Any:
 
 
 def fit(examples: Examples, classes: list[str], C: float, prior: Prior | None = None) -> Classifier:
-    """Fit a classifier; every class must occur. With a prior it is linear in the features, too."""
+    """Fit a classifier; every class must occur. With a prior it is linear in the features, too.
+
+    With a prior of two classes C may be 0: it is the prior as it is.
+    """
     values = examples.features.astype(np.float64)
+    if prior and not C:
+        weights_KD, intercepts_K = prior.weights_D[None], np.array([prior.intercept])
+        return Classifier(weights_KD, intercepts_K, classes, C, deviations_D=values.std(axis=0))
     inputs, logistic = _pipeline(len(classes), C, prior).fit(values, examples.labels)
     scaler = inputs.transformer_list[0][1] if prior else inputs
     fitted = [logistic] if len(classes) == 2 else logistic.estimators_
@@ -286,8 +292,9 @@ def best_fit(
     examples would leave no nonzero weights. With a prior, return the strongest that leaves some.
 
     With a prior, of all C whose score is within one standard error of the best, return the smallest
-    (Breiman et al. 1984, section 3.4.3), which moves it least. A prior stays unless all these are
-    without it. Few examples cannot tell: there it stays.
+    (Breiman et al. 1984, section 3.4.3), which moves it least; that of two classes as it is, C = 0,
+    is one of them if it is right more often than not. A prior stays unless all these are without
+    it. Few examples cannot tell: there it stays.
     """
     prior = prior and prior.of(draws[0])
     can_tell = valid is not None or len(draws[0].labels) >= _FEW
@@ -295,11 +302,16 @@ def best_fit(
         # The penalty of a smaller C removes the prior, too: all texts would get one class.
         kept = [C for C in Cs if all(fit(one, classes, C, prior).nonzero for one in draws)]
         Cs = kept or Cs[-1:]
+    scores = {}
+    if prior and len(classes) == 2:
+        # Nothing is fitted, so the examples themselves can tell how good it is.
+        as_is = np.mean([fit(draw, classes, 0, prior).score(valid or draw) for draw in draws])
+        if as_is > 0.5:  # otherwise the classes have another meaning or order
+            scores[0.0, False] = float(as_is)
     if valid is None:
         draws = [draw for draw in draws if np.bincount(draw.labels).min() > 1]
     if not draws:
-        return Cs[0] if prior else CS[-1], prior, np.nan
-    scores = {}
+        return 0.0 if scores else Cs[0] if prior else CS[-1], prior, np.nan
     for count, C in enumerate(Cs, 1):
         for one in (prior, None) if prior and can_tell else (prior,):
             each = [_score(draw, valid, classes, C, one) for draw in draws]

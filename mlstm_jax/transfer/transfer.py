@@ -255,8 +255,14 @@ def _as_markdown(result: Result, model: str, pictures: list[str]) -> str:
         ),
         *(
             (
-                "The log-odds of the model's own classifier are one more feature. It comes with "
-                "the model: texts that it was fitted to (see the model's card) are not new to it.",
+                (
+                    "The log-odds of the model's own classifier are one more feature."
+                    if result.C
+                    else "This is the model's own classifier as it is: no fit to these labels is "
+                    "better than it by more than one standard error."
+                )
+                + " It comes with the model: texts that it was fitted to (see the model's card) "
+                "are not new to it.",
                 "",
             )
             * result.has_prior

@@ -141,7 +141,34 @@ def test_a_penalty_of_few_labels_does_not_remove_the_prior(random: np.random.Gen
         if np.bincount(few.labels, minlength=2).min() > 1:
             found, _, _ = classify.choose(few, None, Task(NAMES[2]), prior)
             assert set(found.predict(test.features)) == {0, 1}
-    assert classify.best_fit([few], None, NAMES[2], prior, (1e-9, 1e-8))[0] == 1e-8
+    away = classify.Prior(-weights_D, 0.0)
+    assert classify.best_fit([few], None, NAMES[2], away, (1e-9, 1e-8))[0] == 1e-8
+
+
+@pytest.mark.parametrize("validated", [True, False])
+@pytest.mark.parametrize(("others", "as_is"), [(0.95, True), (0.99, False)])
+def test_a_prior_stays_as_it_is(others, as_is, validated, random, monkeypatch) -> None:
+    """Unless a fit is better by a standard error: 0.028 of 0.95, 0.013 of 0.99."""
+    monkeypatch.setattr(classify, "_score", lambda *_: others)
+    weights_D = random.normal(size=80)
+    values = random.normal(size=(60, 80)).astype(np.float32)
+    labels = (values @ weights_D > 0).astype(np.int64)
+    labels[:4] = 1 - labels[:4]  # it is right for 56 of 60
+    few, prior = Examples(values, labels), classify.Prior(weights_D, 0.0)
+    valid = few if validated else None
+    C, used, score = classify.best_fit([few], valid, NAMES[2], prior)
+    assert used == prior
+    assert (C, score) == ((0, 56 / 60) if as_is else (classify.CS[0], others))
+    if as_is:
+        found = classify.fit(few, NAMES[2], C, prior)
+        np.testing.assert_array_equal(found.weights_KD[0], weights_D)
+        # Classes in the other order: it is right for 4 of 60, and a fit learns its sign.
+        turned = Examples(values, 1 - labels)
+        assert classify.best_fit([turned], None, NAMES[2], prior)[0] == classify.CS[0]
+    # A single example of a class cannot be cross-validated.
+    alone = Examples(values[4:8], np.array([1, 0, 0, 0]))
+    toward = classify.Prior(0 * weights_D, -1.0)
+    assert classify.best_fit([alone], None, NAMES[2], toward)[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -164,7 +191,8 @@ def test_when_a_prior_stays(count, validated, gain, slope, stays, random, monkey
         return 0.8 - slope * (0.25 - min(C, 0.25)) + (gain if prior is None else 0)
 
     monkeypatch.setattr(classify, "_score", score)
-    prior, train = classify.Prior(np.ones(80), 0.0), make(random, count)
+    train = make(random, count)
+    prior = classify.Prior(np.full(80, -1.0), 0.0)  # as it is it would be wrong
     wide = Examples(np.tile(train.features, 2), train.labels)
     C, used, best = classify.best_fit([wide], wide if validated else None, NAMES[2], prior)
     assert used == (prior if stays else None)
