@@ -5,6 +5,7 @@ score, after its last byte: blue below zero, orange above, on one stated scale. 
 text shows the same values. heatmap_drawing.py draws it.
 """
 
+import copy
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
@@ -30,6 +31,9 @@ _STATES: dict[State, str] = {
     "h": "h",
     "mean_h": "mean of h so far",
 }
+_EDITED = 8  # bytes at the end of a text, a character or two, that may be others in the next text
+_MOST_KEPT = 8  # states of layers; each keeps the values of a text
+
 _EMPTY = "the text is empty; give one with a character that is not a space."
 
 
@@ -118,27 +122,40 @@ class Stream:
         return self
 
     def trace(self, text: bytes) -> Trace:
-        """Return what is known after the first piece, `text`."""
+        """Return what is known after `text`; values and nats are of the last piece only."""
         carry = self._reader.fetch(self._reached.carry)
         named = self._run.config.model.named_states(carry)
         end_LH = {name: np.asarray(x[0], np.float32) for name, x in named.items()}
         end_LH["mean_h"] = (self._sum_LH / self._count).astype(np.float32)
-        nats = -float(self.scores.sum(dtype=np.float64))
-        return Trace(text, self.states, carry, self._logits_1V[0], end_LH, nats)
+        return Trace(text, self.states, carry, self._logits_1V[0], end_LH, self.nats)
+
+    @property
+    def nats(self) -> float:
+        """Of the last piece."""
+        return -float(self.scores.sum(dtype=np.float64))
+
+
+class _Kept(NamedTuple):
+    """The last text that was read for a state of a layer, and where the next one may go on."""
+
+    trace: Trace
+    place: int  # bytes that `stream` has read
+    stream: Stream
+    nats: float  # of these bytes but the first
 
 
 class Reader:
     """Reads one text at a time, byte by byte, with a model that is loaded once.
 
-    It keeps what it read of the last text: the page asks for its classes and its score.
+    It keeps what it read last: the page asks for a text's classes and its score, and then for the
+    text with one more character, which a recurrent model reads on from there.
     """
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self._device = Parallel(jax.local_devices()[:1])
         self._reader = TextReader(run, self._device, 1, trail=True)
-        self._last = b""
-        self._traces: dict[object, Trace] = {}
+        self._kept: dict[tuple[State | None, int], _Kept] = {}
 
     @functools.cached_property
     def writer(self) -> tuple[LanguageModel, Any]:
@@ -158,11 +175,29 @@ class Reader:
         The mean of h after a byte is over the text up to that byte; after the last, it is the
         feature.
         """
-        if text != self._last:
-            self._last, self._traces = text, {}
-        if (state, layer) not in self._traces:
-            self._traces[state, layer] = self.stream(state, layer).feed(text).trace(text)
-        return self._traces[state, layer]
+        kept = self._kept.pop((state, layer), None)
+        if kept is None or kept.trace.text != text:
+            kept = self._read(text, kept, self.stream(state, layer))
+        self._kept[state, layer] = kept
+        for oldest in list(self._kept)[:-_MOST_KEPT]:
+            del self._kept[oldest]
+        return kept.trace
+
+    def _read(self, text: bytes, last: _Kept | None, stream: Stream) -> _Kept:
+        place, nats, values = 0, 0.0, []
+        if last and text.startswith(last.trace.text[: last.place]):
+            place, nats, stream = last.place, last.nats, copy.copy(last.stream)
+            values = [last.trace.values_TH[:place]]
+        # Other models read windows, which must begin where those of the whole text do.
+        goes_on = self.run.config.model.longest_window is None
+        if goes_on and (piece := text[place:-_EDITED]):
+            values.append(stream.feed(piece).states)
+            place, nats = place + len(piece), nats + stream.nats
+        before = copy.copy(stream)
+        trace = stream.feed(text[place:]).trace(text)
+        values_TH = np.concatenate([*values, trace.values_TH])
+        trace = trace._replace(values_TH=values_TH, nats=nats + trace.nats)
+        return _Kept(trace, place, before, nats)
 
 
 def states_at(
