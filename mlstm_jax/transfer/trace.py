@@ -186,7 +186,7 @@ class Reader:
     def _read(self, text: bytes, last: _Kept | None, stream: Stream) -> _Kept:
         place, nats, values = 0, 0.0, []
         if last and text.startswith(last.trace.text[: last.place]):
-            place, nats, stream = last.place, last.nats, copy.copy(last.stream)
+            place, nats, stream = last.place, last.nats, last.stream
             values = [last.trace.values_TH[:place]]
         # Other models read windows, which must begin where those of the whole text do.
         goes_on = self.run.config.model.longest_window is None

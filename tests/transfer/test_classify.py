@@ -152,23 +152,25 @@ def test_a_prior_stays_as_it_is(others, as_is, validated, random, monkeypatch) -
     monkeypatch.setattr(classify, "_score", lambda *_: others)
     weights_D = random.normal(size=80)
     values = random.normal(size=(60, 80)).astype(np.float32)
-    labels = (values @ weights_D > 0).astype(np.int64)
+    labels = (values @ weights_D > -2).astype(np.int64)
     labels[:4] = 1 - labels[:4]  # it is right for 56 of 60
-    few, prior = Examples(values, labels), classify.Prior(weights_D, 0.0)
-    valid = few if validated else None
+    told, turned = Examples(values, labels), Examples(values, 1 - labels)
+    prior = classify.Prior(weights_D, 2.0)
+    few, valid = (turned, told) if validated else (told, None)
     C, used, score = classify.best_fit([few], valid, NAMES[2], prior)
     assert used == prior
     assert (C, score) == ((0, 56 / 60) if as_is else (classify.CS[0], others))
     if as_is:
         found = classify.fit(few, NAMES[2], C, prior)
         np.testing.assert_array_equal(found.weights_KD[0], weights_D)
+        assert found.intercepts_K == [2]
         # Classes in the other order: it is right for 4 of 60, and a fit learns its sign.
-        turned = Examples(values, 1 - labels)
         assert classify.best_fit([turned], None, NAMES[2], prior)[0] == classify.CS[0]
     # A single example of a class cannot be cross-validated.
-    alone = Examples(values[4:8], np.array([1, 0, 0, 0]))
-    toward = classify.Prior(0 * weights_D, -1.0)
-    assert classify.best_fit([alone], None, NAMES[2], toward)[0] == 0
+    alone = Examples(values[:4], np.array([1, 0, 0, 0]))
+    right, wrong = (classify.Prior(0 * weights_D, sign) for sign in (-1.0, 1.0))
+    assert classify.best_fit([alone], None, NAMES[2], right)[0] == 0
+    assert classify.best_fit([alone], None, NAMES[2], wrong)[0] > 0
 
 
 @pytest.mark.parametrize(
