@@ -32,7 +32,6 @@ _STATES: dict[State, str] = {
     "mean_h": "mean of h so far",
 }
 _EDITED = 8  # bytes at the end of a text, a character or two, that may be others in the next text
-_MOST_KEPT = 8  # states of layers; each keeps the values of a text
 
 _EMPTY = "the text is empty; give one with a character that is not a space."
 
@@ -127,10 +126,10 @@ class Stream:
         named = self._run.config.model.named_states(carry)
         end_LH = {name: np.asarray(x[0], np.float32) for name, x in named.items()}
         end_LH["mean_h"] = (self._sum_LH / self._count).astype(np.float32)
-        return Trace(text, self.states, carry, self._logits_1V[0], end_LH, self.nats)
+        return Trace(text, self.states, carry, self._logits_1V[0], end_LH, self._nats)
 
     @property
-    def nats(self) -> float:
+    def _nats(self) -> float:
         """Of the last piece."""
         return -float(self.scores.sum(dtype=np.float64))
 
@@ -142,6 +141,11 @@ class _Kept(NamedTuple):
     place: int  # bytes that `stream` has read
     stream: Stream
     nats: float  # of these bytes but the first
+
+    def leads_to(self, text: bytes) -> bool:
+        """Return whether it is this text, or one that goes on from the place."""
+        read = self.trace.text[: self.place]
+        return self.trace.text == text or bool(read and text.startswith(read))
 
 
 class Reader:
@@ -175,24 +179,24 @@ class Reader:
         The mean of h after a byte is over the text up to that byte; after the last, it is the
         feature.
         """
+        # The values of a text need memory: those that are of no more use go.
+        self._kept = {key: one for key, one in self._kept.items() if one.leads_to(text)}
         kept = self._kept.pop((state, layer), None)
         if kept is None or kept.trace.text != text:
             kept = self._read(text, kept, self.stream(state, layer))
         self._kept[state, layer] = kept
-        for oldest in list(self._kept)[:-_MOST_KEPT]:
-            del self._kept[oldest]
         return kept.trace
 
     def _read(self, text: bytes, last: _Kept | None, stream: Stream) -> _Kept:
         place, nats, values = 0, 0.0, []
-        if last and text.startswith(last.trace.text[: last.place]):
+        if last:
             place, nats, stream = last.place, last.nats, last.stream
             values = [last.trace.values_TH[:place]]
         # Other models read windows, which must begin where those of the whole text do.
         goes_on = self.run.config.model.longest_window is None
         if goes_on and (piece := text[place:-_EDITED]):
             values.append(stream.feed(piece).states)
-            place, nats = place + len(piece), nats + stream.nats
+            place, nats = place + len(piece), nats + stream._nats
         before = copy.copy(stream)
         trace = stream.feed(text[place:]).trace(text)
         values_TH = np.concatenate([*values, trace.values_TH])

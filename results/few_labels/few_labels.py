@@ -92,7 +92,7 @@ def of_few(
         mean_h = Examples(test.features[:, width:], test.labels)
         yield 0, "the classifier in the box", [own.score(mean_h)]
     places = Examples(np.arange(len(texts), dtype=np.float32)[:, None], train.labels)
-    for count in (count for count in COUNTS if count <= len(texts)):
+    for count in [n for n in COUNTS if n <= len(texts)]:
         scores = defaultdict[str, list[float]](list)
         for seed in range(10 if count < 500 else 3):
             draw = classify.subset(train, count, seed)

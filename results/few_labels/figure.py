@@ -1,6 +1,8 @@
-"""Draw docs/few_labels.png from the tables here: test accuracy by number of labels.
+"""Draw docs/few_labels.png: test accuracy by number of labels.
 
-python results/few_labels/figure.py
+    python results/few_labels/figure.py
+
+Points are the means of table.csv and others.csv.
 """
 
 from pathlib import Path

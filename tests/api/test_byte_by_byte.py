@@ -133,6 +133,8 @@ def test_the_next_text_is_read_on_from_the_last(
                     assert bytes_read <= 10 or one.config.model.longest_window
                 else:
                     assert bytes_read <= len(text)
+        reader(b"another text")
+        assert len(reader._kept) == 1  # it keeps no other text
 
 
 def test_spans_are_the_states_after_the_last_byte_of_words(model: mlstm.TrainedModel) -> None:
