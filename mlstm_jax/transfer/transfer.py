@@ -397,6 +397,7 @@ def _draw_pictures(folder: Path, result: Result) -> list[str]:
         axes.axhline(100 * score, ls=style, color="gray", label=name)
     axes.set(xscale="log", xlabel="labelled examples", ylabel="test accuracy, %")
     axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.xaxis.set_minor_formatter("")
     axes.legend()
     axes.grid(alpha=0.3)
     figure.savefig(folder / "learning_curve.png", dpi=110)
