@@ -1,10 +1,10 @@
-"""A linear classifier on frozen features: L1-regularised logistic regression by scikit-learn.
+"""A linear classifier on frozen features: regularised logistic regression by scikit-learn.
 
-Puri et al. 2018, section VI, after Radford et al. 2017: C is the best of 2^-8 ... 2^0 on validation
-data; then a second classifier is fitted on the k units of largest |weight| alone. With more than
-two classes, each is classified against the rest. Binary labels are classified one by
-one, each on the texts that have it, with a C and a threshold of its own (thresholds.py). A
-classifier is saved as numbers and names (classifier_file.py).
+Puri et al. 2018, section VI, after Radford et al. 2017: an L1 penalty, whose C is the best of
+2^-8 ... 2^0 on validation data; then a second classifier is fitted on the k units of largest
+|weight| alone. With more than two classes, each is classified against the rest. Binary labels are
+classified one by one, each on the texts that have it, with a C and a threshold of its own
+(thresholds.py). A classifier is saved as numbers and names (classifier_file.py).
 
 # Paper: unscaled features. Here each feature is divided by its standard deviation for the fit, and
 the weights are then converted back to unscaled features. The cell state of a small model has a
@@ -30,7 +30,6 @@ from mlstm_jax.transfer.words import Words
 
 _SHOWN = 10  # names of classes
 _PRIOR_SCALE = 10
-_FEW = 50  # examples; the accuracy on fewer is too noisy
 
 CS = tuple(2.0**power for power in range(-8, 1))
 
@@ -57,6 +56,10 @@ class Prior(NamedTuple):
     def of(self, examples: Examples) -> "Prior | None":
         """Return the prior for as many examples; None if they are as many as their features."""
         return self if len(examples.labels) < len(self.weights_D) else None
+
+
+def _nats(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
+    return -np.log(np.maximum(probabilities, np.finfo(np.float64).tiny))
 
 
 def named(names: Sequence[str], kind: str) -> str:
@@ -154,7 +157,7 @@ class Classifier(NamedTuple):
             right = np.where(labels == 1, right, 1 - right)[labels != MISSING]
         else:
             right = right[np.arange(len(labels)), labels]
-        return float(-np.log(np.maximum(right, np.finfo(np.float64).tiny)).mean())
+        return float(_nats(right).mean())
 
     def score(self, examples: Examples, texts: Sequence[str] = ()) -> float:
         """Return the fraction of texts that it classifies correctly, or the macro F1 of labels."""
@@ -168,11 +171,6 @@ class Classifier(NamedTuple):
             return []
         yes_NK = self.probabilities(examples.features)
         return thresholds.measure(examples.labels, yes_NK, self.thresholds, self.classes)
-
-    @property
-    def nonzero(self) -> int:
-        """Number of features with a nonzero weight in some class."""
-        return int((self.weights_KD != 0).any(axis=0).sum())
 
     @property
     def ranking(self) -> NDArray[np.int64]:
@@ -189,18 +187,21 @@ class Classifier(NamedTuple):
         return np.abs(self.weights_KD * (1 if self.deviations_D is None else self.deviations_D))
 
 
-def _pipeline(classes: int, C: float, prior: Prior | None) -> Any:
+def _pipeline(examples: Examples, classes: int, C: float, prior: Prior | None) -> Any:
     """Return the unfitted estimator; more than two classes are classified one against the rest."""
-    # l1_ratio=1 is the L1 penalty; the seed fixes the order of liblinear's coordinates.
     # Importing scikit-learn takes a second, and applying a classifier does not need it.
     from sklearn.linear_model import LogisticRegression
     from sklearn.multiclass import OneVsRestClassifier
     from sklearn.pipeline import make_pipeline, make_union
     from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
-    logistic = LogisticRegression(
-        l1_ratio=1.0, C=C, solver="liblinear", random_state=0, max_iter=1000
-    )
+    if _is_few(examples):
+        logistic = LogisticRegression(C=C, max_iter=1000)  # L2
+    else:
+        # l1_ratio=1 is the L1 penalty; the seed fixes the order of liblinear's coordinates.
+        logistic = LogisticRegression(
+            l1_ratio=1.0, C=C, solver="liblinear", random_state=0, max_iter=1000
+        )
     inputs = StandardScaler()  # gives a constant feature the scale 1
     if prior:
         inputs = make_union(inputs, FunctionTransformer(prior.column))
@@ -216,7 +217,7 @@ def fit(examples: Examples, classes: list[str], C: float, prior: Prior | None = 
     if prior and not C:
         weights_KD, intercepts_K = prior.weights_D[None], np.array([prior.intercept])
         return Classifier(weights_KD, intercepts_K, classes, C, deviations_D=values.std(axis=0))
-    inputs, logistic = _pipeline(len(classes), C, prior).fit(values, examples.labels)
+    inputs, logistic = _pipeline(examples, len(classes), C, prior).fit(values, examples.labels)
     scaler = inputs.transformer_list[0][1] if prior else inputs
     fitted = [logistic] if len(classes) == 2 else logistic.estimators_
     coefficients_KD = np.concatenate([one.coef_ for one in fitted])
@@ -244,15 +245,14 @@ def choose(
         train: examples to fit.
         valid: examples to choose on; None: five-fold cross-validation of `train`.
         task: what to predict.
-        prior: one more feature, unless it is better without; see `best_fit`.
+        prior: one more feature, unless the fit is better without it; see `best_fit`.
         on_fit: called with the number of values of C tried so far, or of labels done.
     """
     if task.several:
         return *_choose_several(train, valid, task.names, on_fit), None
     if valid is None:
         _folds(train, task.names)  # raises an error where there are none
-    C, used, score = best_fit([train], valid, task.names, prior, CS, on_fit)
-    return fit(train, task.names, C, used), score, used
+    return best_fit(train, valid, task.names, prior, CS, on_fit)
 
 
 def _choose_several(
@@ -278,66 +278,75 @@ def _choose_several(
 
 
 def best_fit(
-    draws: Sequence[Examples],
+    train: Examples,
     valid: Examples | None,
     classes: list[str],
     prior: Prior | None = None,
     Cs: Sequence[float] = CS[::2],
     on_fit: Callable[[int], None] = lambda count: None,
-) -> tuple[float, Prior | None, float]:
-    """Return the best C over draws of the same number of examples, the prior or None, the score.
+) -> tuple[Classifier, float, Prior | None]:
+    """Return the best fit, its accuracy on held-out examples, and the prior that it has.
 
-    Without validation data each draw is cross-validated, except those with a single example of some
-    class. If no draw can be cross-validated, return the weakest penalty: with a strong one, few
-    examples would leave no nonzero weights. With a prior, return the strongest that leaves some.
+    The held-out examples are those of `valid`, or of a cross-validation. The best C has the fewest
+    errors; with fewer examples than features, the smallest loss, which varies less by chance.
 
-    With a prior, of all C whose score is within one standard error of the best, return the smallest
-    (Breiman et al. 1984, section 3.4.3), which moves it least; that of two classes as it is, C = 0,
-    is one of them if it is right more often than not. A prior stays unless all these are without
-    it. Few examples cannot tell: there it stays.
+    With a prior the candidates are ordered by how much they change it: the prior as it is (C = 0,
+    of two classes), with it from the smallest C, without it from the smallest C. The first whose
+    loss is within one standard error of the best is chosen (Breiman et al. 1984, section 3.4.3),
+    the error being that of the mean difference over the same examples.
+
+    If some class has a single example, cross-validation is impossible, and the accuracy NaN: then
+    it is the prior as it is, or the weakest penalty.
     """
-    prior = prior and prior.of(draws[0])
-    can_tell = valid is not None or len(draws[0].labels) >= _FEW
+    prior = prior and prior.of(train)
+    candidates: list[tuple[Prior | None, float]] = [(None, C) for C in Cs]
     if prior:
-        # The penalty of a smaller C removes the prior, too: all texts would get one class.
-        kept = [C for C in Cs if all(fit(one, classes, C, prior).nonzero for one in draws)]
-        Cs = kept or Cs[-1:]
-    scores = {}
-    if prior and len(classes) == 2:
-        # Nothing is fitted, so the examples themselves can tell how good it is.
-        as_is = np.mean([fit(draw, classes, 0, prior).score(valid or draw) for draw in draws])
-        if as_is > 0.5:  # otherwise the classes have another meaning or order
-            scores[0.0, False] = float(as_is)
-    if valid is None:
-        draws = [draw for draw in draws if np.bincount(draw.labels).min() > 1]
-    if not draws:
-        return 0.0 if scores else Cs[0] if prior else CS[-1], prior, np.nan
-    for count, C in enumerate(Cs, 1):
-        for one in (prior, None) if prior and can_tell else (prior,):
-            each = [_score(draw, valid, classes, C, one) for draw in draws]
-            scores[C, one is None] = float(np.mean(each))
-        on_fit(count)
-    # Of equal scores the smallest C: the fewest weights.
-    best, without = max(scores, key=lambda key: scores[key])
-    score = scores[best, without]
-    error = np.sqrt(score * (1 - score) / len((valid or draws[0]).labels))
-    near = [C for (C, bare), one in scores.items() if not bare and one >= score - error]
-    if near:
-        best, without = min(near), False
-    return best, None if without else prior, scores[best, without]
+        as_is = [0.0] if len(classes) == 2 else []
+        candidates = [(prior, C) for C in [*as_is, *Cs]] + candidates
+    if valid is None and np.bincount(train.labels).min() < 2:
+        one, C = candidates[0 if prior else -1]
+        return fit(train, classes, C, one), np.nan, one
+    costs, right = [], []
+    for count, (one, C) in enumerate(candidates, 1):
+        loss_N, right_N = _held_out(train, valid, classes, C, one)
+        costs.append(loss_N if _is_few(train) else 1.0 - right_N)
+        right.append(right_N)
+        on_fit(count * len(Cs) // len(candidates))
+    # Of equal costs the first: the smallest C, and so the fewest weights.
+    chosen = int(np.argmin([cost_N.mean() for cost_N in costs]))
+    if prior:
+        more = [cost_N - costs[chosen] for cost_N in costs]
+        chosen = [one_N.mean() <= one_N.std() / np.sqrt(len(one_N)) for one_N in more].index(True)
+    used, C = candidates[chosen]
+    return fit(train, classes, C, used), float(right[chosen].mean()), used
 
 
-def _score(
+def _is_few(examples: Examples) -> bool:
+    """Return whether there are fewer examples than features."""
+    return len(examples.labels) < examples.features.shape[1]
+
+
+def _held_out(
     train: Examples, valid: Examples | None, classes: list[str], C: float, prior: Prior | None
-) -> float:
-    """Return the accuracy on validation data, or without such data by cross-validation."""
-    if valid is not None:
-        return fit(train, classes, C, prior).score(valid)
-    from sklearn.model_selection import cross_val_score
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return the loss of each held-out example in nats, and whether the answer is right."""
+    if valid is None and C:
+        from sklearn.model_selection import cross_val_predict
 
-    folds, values = _folds(train, classes), train.features.astype(np.float64)
-    estimator = _pipeline(len(classes), C, prior)
-    return float(cross_val_score(estimator, values, train.labels, cv=folds).mean())
+        estimator, values = _pipeline(train, len(classes), C, prior), train.features
+        shares_NK = cross_val_predict(
+            estimator,
+            values.astype(np.float64),
+            train.labels,
+            cv=_folds(train, classes),
+            method="predict_proba",
+        )
+        labels = train.labels
+    else:  # nothing is fitted with C = 0, so the examples themselves are held out
+        features, labels = valid or train
+        shares_NK = fit(train, classes, C, prior).probabilities(features)
+    right_N = shares_NK.argmax(axis=1) == labels
+    return _nats(shares_NK[np.arange(len(labels)), labels]), right_N
 
 
 def _folds(examples: Examples, classes: list[str]) -> Any:

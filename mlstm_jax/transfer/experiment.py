@@ -68,7 +68,6 @@ class Result:
     test: float
     # Test accuracy of always predicting the most common class of train; or of always saying yes.
     majority: float
-    nonzero: int  # features with a nonzero weight after L1
     has_prior: bool  # whether the log-odds of the model's own classifier were a feature
     units: list[Unit]  # by |weight|, the largest first
     baseline: Baseline | None  # None: it cannot be fitted
@@ -80,7 +79,7 @@ class Result:
     best_unit_test: float | None = None  # its test accuracy
     top_units: dict[int, float] = field(default_factory=dict)  # k → test accuracy of the first k
     confusion: list[list[int]] = field(default_factory=list)  # of test: true class, predicted class
-    # Number of examples, C, and mean, least and largest test accuracy.
+    # Number of examples, and mean, least and largest test accuracy.
     learning_curve: list[dict[str, float]] = field(default_factory=list)
     # Of the best unit in train: edges, and counts by class.
     histogram: dict[str, Any] = field(default_factory=dict)
@@ -163,7 +162,6 @@ def run(
         valid=valid_score,
         test=chosen.score(test),
         majority=always,
-        nonzero=chosen.nonzero,
         has_prior=used is not None,
         units=units[: max(TOP_UNITS)],
         baseline=tfidf.baseline,
@@ -230,21 +228,19 @@ def _learning_curve(
     chosen: Classifier,
     prior: Prior | None,
 ) -> list[dict[str, float]]:
-    """Return the test accuracy by number of examples, with the best C for each number."""
+    """Return the test accuracy by number of examples, with the best C for each draw."""
     classes, total = chosen.classes, len(train.labels)
-    assert isinstance(chosen.C, float)
     curve = []
     for count in [n for n in _CURVE if len(classes) <= n < total]:
         draws = [classify.subset(train, count, seed) for seed in range(_DRAWS)]
-        C, used, _ = classify.best_fit(draws, valid, classes, prior)
-        scores = [classify.fit(draw, classes, C, used).score(test) for draw in draws]
-        curve.append(_point(count, C, scores))
-    return [*curve, _point(total, chosen.C, [chosen.score(test)])]
+        fits = [classify.best_fit(draw, valid, classes, prior)[0] for draw in draws]
+        curve.append(_point(count, [fitted.score(test) for fitted in fits]))
+    return [*curve, _point(total, [chosen.score(test)])]
 
 
-def _point(count: int, C: float, scores: list[float]) -> dict[str, float]:
+def _point(count: int, scores: list[float]) -> dict[str, float]:
     ends = {"least": min(scores), "largest": max(scores)}
-    return {"examples": count, "C": C, "mean": float(np.mean(scores)), **ends}
+    return {"examples": count, "mean": float(np.mean(scores)), **ends}
 
 
 def _histogram(train: Examples, unit: int, classes: list[str]) -> dict[str, Any]:
@@ -283,7 +279,7 @@ def _baseline_of_labels(
         return np.array(part.texts, object), task.codes(part.labels)
 
     def fit(texts: Any, answers: thresholds.BinaryLabels, C: float) -> Any:
-        return words.pipeline(C).fit(texts, answers)
+        return words.pipeline(C, len(texts)).fit(texts, answers)
 
     def yes(fitted: Any, texts: Any) -> Any:
         return fitted.predict_proba(texts)[:, 1]

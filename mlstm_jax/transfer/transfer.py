@@ -227,7 +227,7 @@ def _as_markdown(result: Result, model: str, pictures: list[str]) -> str:
         *together,
         ("always yes" if several else "the commonest class", None, None, result.majority),
     ]
-    penalty = "" if isinstance(result.C, list) else f"C = {result.C:g}; "
+    penalty = "" if isinstance(result.C, list) else f"C = {result.C:g}. "
     lines = [
         f"# Transfer of {markdown(model)}",
         "",
@@ -267,8 +267,7 @@ def _as_markdown(result: Result, model: str, pictures: list[str]) -> str:
             )
             * result.has_prior
         ),
-        f"{penalty}{result.nonzero} of {result.features} features have a nonzero weight. "
-        f"Largest first: {', '.join(map(str, result.units[:10]))}.",
+        f"{penalty}The features of largest weight: {', '.join(map(str, result.units[:10]))}.",
         "",
         *(
             _section_of_labels(result)
@@ -295,10 +294,10 @@ def _section_of_classes(result: Result, classes: list[str], pictures: list[str])
             for name, row in zip(classes, result.confusion, strict=True)
         ),
         "",
-        "| labelled examples | C | test accuracy, % | over three draws |",
-        "|---|---|---|---|",
+        "| labelled examples | test accuracy, % | over three draws |",
+        "|---|---|---|",
         *(
-            f"| {int(point['examples']):,} | {point['C']:g} | {_percent(point['mean'])} | "
+            f"| {int(point['examples']):,} | {_percent(point['mean'])} | "
             f"{_percent(point['least'])} to {_percent(point['largest'])} |"
             for point in result.learning_curve
         ),

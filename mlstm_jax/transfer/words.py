@@ -17,6 +17,7 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.transfer.labels import Labelled, Task
 
 CS = (1.0, 4.0, 16.0, 64.0)
+_FEW = 1000  # texts; of fewer, words that occur in a single one help (results/few_labels/)
 
 Floats = NDArray[np.float64]
 
@@ -47,19 +48,22 @@ class Words:
         return counts
 
 
-def _unfitted(vocabulary: dict[str, int] | None = None) -> Any:
+def _unfitted(vocabulary: dict[str, int] | None = None, min_df: int = 1) -> Any:
     # Importing scikit-learn takes a second, and a classifier without words does not need it.
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    return TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True, vocabulary=vocabulary)
+    return TfidfVectorizer(
+        ngram_range=(1, 2), min_df=min_df, sublinear_tf=True, vocabulary=vocabulary
+    )
 
 
-def pipeline(C: float) -> Any:
-    """Return the unfitted estimator."""
+def pipeline(C: float, texts: int) -> Any:
+    """Return the unfitted estimator for so many texts."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
 
-    return make_pipeline(_unfitted(), LogisticRegression(C=C, max_iter=1000))
+    counts = _unfitted(min_df=1 if texts < _FEW else 2)
+    return make_pipeline(counts, LogisticRegression(C=C, max_iter=1000))
 
 
 def fit(train: Labelled, valid: Labelled | None, task: Task) -> tuple[Words, float, float]:
@@ -74,19 +78,22 @@ def fit(train: Labelled, valid: Labelled | None, task: Task) -> tuple[Words, flo
 
     labels = task.codes(train.labels)
 
+    def unfitted(C: float) -> Any:
+        return pipeline(C, len(train.texts))
+
     def score(C: float) -> float:
         if valid is None:
             folds = StratifiedKFold(min(3, *Counter(train.labels).values()))
             scores = cross_val_score(
-                pipeline(C), train.texts, labels, cv=folds, error_score="raise"
+                unfitted(C), train.texts, labels, cv=folds, error_score="raise"
             )
             return float(scores.mean())
-        fitted = pipeline(C).fit(train.texts, labels)
+        fitted = unfitted(C).fit(train.texts, labels)
         return float(fitted.score(valid.texts, task.codes(valid.labels)))
 
     scores = {C: score(C) for C in CS}
     best = max(scores, key=lambda C: scores[C])
-    counts, logistic = pipeline(best).fit(train.texts, labels)
+    counts, logistic = unfitted(best).fit(train.texts, labels)
     vocabulary = counts.get_feature_names_out().tolist()
     return Words(vocabulary, counts.idf_, logistic.coef_, logistic.intercept_), best, scores[best]
 

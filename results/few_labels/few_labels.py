@@ -97,8 +97,7 @@ def of_few(
         for seed in range(10 if count < 500 else 3):
             draw = classify.subset(train, count, seed)
             for name, one in kinds.items():
-                C, used, _ = classify.best_fit([draw], None, names, one)
-                fitted = classify.fit(draw, names, C, used)
+                fitted, _, _ = classify.best_fit(draw, None, names, one)
                 scores[name].append(fitted.score(test))
             drawn = [texts[int(n)] for n in classify.subset(places, count, seed).features[:, 0]]
             folds = min(5, *np.bincount(draw.labels))

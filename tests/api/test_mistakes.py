@@ -7,6 +7,7 @@ import pytest
 
 import mlstm_jax as mlstm
 from mlstm_jax.errors import Note, UserError
+from tests.tolerance import assert_close
 
 NAN = float("nan")
 TEXTS = [f"{word} {n}" for n in range(9) for word in ("good", "bad")]
@@ -67,7 +68,10 @@ def test_texts_come_in_any_list_or_file(model, classifier, tmp_path) -> None:
         model.encode(tmp_path / "none.csv")
     assert model.classify([], classifier) == []
     with pytest.warns(Note, match="1 of 3 texts, the first number 2, are blank and get no label"):
-        assert model.classify([two[0], " ", two[1]], classifier) == [answers[0], {}, answers[1]]
+        some = model.classify([two[0], " ", two[1]], classifier)
+    assert some.pop(1) == {}
+    # A product with other rows may sum in another order.
+    assert_close(some, answers, features.shape[1], "float64")
 
 
 def refused(method: str, given: dict[str, Any], **mistakes: Any) -> Any:

@@ -39,13 +39,15 @@ def made(model: TrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Trans
     return model.transfer(train, test, valid, state="mean_h", words=True, out=out)
 
 
-@pytest.mark.parametrize(("classes", "validated"), [(2, True), (3, True), (3, False)])
-def test_word_counts_are_scikit_learns(classes: int, validated: bool) -> None:
+@pytest.mark.parametrize(
+    ("classes", "count", "validated"), [(2, 60, True), (3, 60, True), (3, 999, False)]
+)
+def test_word_counts_are_scikit_learns(classes: int, count: int, validated: bool) -> None:
     task = Task(list(ENDS)[:classes])
-    train, valid = labelled(task.names, 60), labelled(task.names, 30, 60)
+    train, valid = labelled(task.names, count), labelled(task.names, 30, count)
     found, C, score = words.fit(train, valid if validated else None, task)
     codes = task.codes(train.labels)
-    theirs = words.pipeline(C).fit(train.texts, codes)
+    theirs = words.pipeline(C, count).fit(train.texts, codes)
     shares = found.probabilities(NEW)
     assert_close(shares, theirs.predict_proba(NEW), len(found.vocabulary), "float64")
     np.testing.assert_array_equal(found.probabilities(train.texts).argmax(axis=1), codes)
@@ -55,12 +57,19 @@ def test_word_counts_are_scikit_learns(classes: int, validated: bool) -> None:
     np.testing.assert_array_equal(shares[2], shares[3])
 
 
+@pytest.mark.parametrize("count", [999, 1000])
+def test_of_a_thousand_texts_a_word_counts_if_two_have_it(count: int) -> None:
+    train = labelled(list(ENDS)[:2], count)
+    found, _, _ = words.fit(train._replace(texts=[*train.texts[1:], "odd"]), train, train.task)
+    assert ("odd" in found.vocabulary) == (count < 1000)
+
+
 def test_the_saved_classifier_is_the_mean_of_both(model, made, tmp_path) -> None:
     again, about = load_classifier(made.folder)
     found = made.classifier.words
     assert about == made.about
     jax.tree.map(np.testing.assert_array_equal, asdict(again.words), asdict(found))
-    assert repr(again).startswith("Classifier of 64 features and 20 words and pairs: 3 classes")
+    assert repr(again).startswith("Classifier of 64 features and 140 words and pairs: 3 classes")
 
     of_states = model.classify(NEW, made._replace(classifier=again._replace(words=None)))
     expected = [
