@@ -195,13 +195,13 @@ class TrainedModel(ReadingModel):
         text_column: str | None = None,
         show_progress: bool = False,
     ) -> Transferred:
-        """Fit L1 logistic regression to the frozen features of texts, and measure it.
+        """Fit logistic regression to the frozen features of texts, and measure it.
 
-        This follows the protocol of Puri et al. 2018, section VI, with TF-IDF as a baseline. For
-        your own pipeline use `Features`. With a model of the package, a state that has mean_h, and
-        fewer labels than features, the log-odds of its own classifier are one more feature unless
-        held-out texts are better without, so that a few labels do not make worse what it can do
-        without any.
+        This follows the protocol of Puri et al. 2018, section VI, with an L1 penalty and TF-IDF as
+        a baseline. For your own pipeline use `Features`. With fewer labels than features the
+        penalty is L2. Then, with a model of the package and a state that has mean_h, the log-odds
+        of its own classifier are one more feature unless held-out texts are better without, so
+        that a few labels do not make worse what it can do without any.
 
         Args:
             train: texts with labels: a .csv, .tsv, .json, .jsonl or .parquet file, or in Python a
@@ -209,7 +209,7 @@ class TrainedModel(ReadingModel):
                 {"joy": [1, 0, None], "anger": [0, 0, 1]}.
             test: as `train`, to measure the accuracy on; unset: a fifth of each class of `train`,
                 chosen by a digest of the texts, so that it is always the same.
-            valid: as `train`, to choose C on, the inverse strength of the L1 penalty, and the
+            valid: as `train`, to choose C on, the inverse strength of the penalty, and the
                 thresholds of several labels; unset: cross-validation.
             out: folder for the features, the classifier, report.md, report.json and pictures.
             state: see `encode`.

@@ -30,6 +30,7 @@ from mlstm_jax.transfer.words import Words
 
 _SHOWN = 10  # names of classes
 _PRIOR_SCALE = 10
+_FEW = 50  # examples; see `Prior.errors`
 
 CS = tuple(2.0**power for power in range(-8, 1))
 
@@ -48,6 +49,7 @@ class Prior(NamedTuple):
 
     weights_D: NDArray[np.float64]
     intercept: float
+    classes: Sequence[str]  # the log-odds are those of the second
 
     def column(self, features: Any) -> Any:
         """Return the feature, [texts, 1]; the larger its numbers, the less it is shrunk."""
@@ -56,6 +58,15 @@ class Prior(NamedTuple):
     def of(self, examples: Examples) -> "Prior | None":
         """Return the prior for as many examples; None if they are as many as their features."""
         return self if len(examples.labels) < len(self.weights_D) else None
+
+    def errors(self, examples: Examples, classes: Sequence[str]) -> int:
+        """Return by how many standard errors a change of the prior must be better than it.
+
+        They are underestimated where few examples are told without a mistake; so a few examples
+        must be clear to change a prior of classes with the same names.
+        """
+        same = [name.casefold() for name in classes] == [name.casefold() for name in self.classes]
+        return 3 if same and len(examples.labels) < _FEW else 1
 
 
 def _nats(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -293,7 +304,8 @@ def best_fit(
     With a prior the candidates are ordered by how much they change it: the prior as it is (C = 0,
     of two classes), with it from the smallest C, without it from the smallest C. The first whose
     loss is within one standard error of the best is chosen (Breiman et al. 1984, section 3.4.3),
-    the error being that of the mean difference over the same examples.
+    or within a few, see `Prior.errors`. The error is that of the mean difference over the same
+    examples.
 
     If some class has a single example, cross-validation is impossible, and the accuracy NaN: then
     it is the prior as it is, or the weakest penalty.
@@ -315,8 +327,9 @@ def best_fit(
     # Of equal costs the first: the smallest C, and so the fewest weights.
     chosen = int(np.argmin([cost_N.mean() for cost_N in costs]))
     if prior:
+        limit = prior.errors(train, classes) / np.sqrt(len(costs[0]))
         more = [cost_N - costs[chosen] for cost_N in costs]
-        chosen = [one_N.mean() <= one_N.std() / np.sqrt(len(one_N)) for one_N in more].index(True)
+        chosen = [one_N.mean() <= limit * one_N.std() for one_N in more].index(True)
     used, C = candidates[chosen]
     return fit(train, classes, C, used), float(right[chosen].mean()), used
 

@@ -137,7 +137,7 @@ def _prior(own: tuple[Classifier, Description], units: Sequence[Unit]) -> Prior 
         return None
     weights_D = np.zeros(len(units))
     weights_D[places] = classifier.weights_KD[0]
-    return Prior(weights_D, float(classifier.intercepts_K[0]))
+    return Prior(weights_D, float(classifier.intercepts_K[0]), classifier.classes)
 
 
 def _folders(out: Path, states: Sequence[FeatureState]) -> dict[FeatureState, Path]:
@@ -259,7 +259,7 @@ def _as_markdown(result: Result, model: str, pictures: list[str]) -> str:
                     "The log-odds of the model's own classifier are one more feature."
                     if result.C
                     else "This is the model's own classifier as it is: no fit to these labels is "
-                    "better than it by more than one standard error."
+                    "clearly better."
                 )
                 + " It comes with the model: texts that it was fitted to (see the model's card) "
                 "are not new to it.",

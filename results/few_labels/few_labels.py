@@ -86,8 +86,8 @@ def of_few(
     """Yield the number of labels, the classifier, and the test accuracy of each draw."""
     width = own.weights_KD.shape[1]
     weights_D = np.concatenate([np.zeros(width), own.weights_KD[0]])
-    prior = Prior(weights_D, float(own.intercepts_K[0])) if len(names) == 2 else None
-    kinds = {"states": None} | ({"states and the classifier in the box": prior} if prior else {})
+    prior = Prior(weights_D, float(own.intercepts_K[0]), NAMES) if len(names) == 2 else None
+    kind = "states and the classifier in the box" if prior else "states"
     if names == NAMES:
         mean_h = Examples(test.features[:, width:], test.labels)
         yield 0, "the classifier in the box", [own.score(mean_h)]
@@ -96,9 +96,8 @@ def of_few(
         scores = defaultdict[str, list[float]](list)
         for seed in range(10 if count < 500 else 3):
             draw = classify.subset(train, count, seed)
-            for name, one in kinds.items():
-                fitted, _, _ = classify.best_fit(draw, None, names, one)
-                scores[name].append(fitted.score(test))
+            fitted, _, _ = classify.best_fit(draw, None, names, prior)
+            scores[kind].append(fitted.score(test))
             drawn = [texts[int(n)] for n in classify.subset(places, count, seed).features[:, 0]]
             folds = min(5, *np.bincount(draw.labels))
             by_words = words(4.0)

@@ -1,8 +1,8 @@
-"""Draw docs/few_labels.png: test accuracy by number of labels.
+"""Draw docs/few_labels.png, test accuracy by number of labels, and print the table of the docs.
 
     python results/few_labels/figure.py
 
-Points are the means of table.csv and others.csv.
+Points are the means of table.csv, others.csv and other_programs.csv.
 """
 
 from pathlib import Path
@@ -11,6 +11,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 HERE = Path(__file__).parent
+OURS, BOTH = "states and the classifier in the box", "all three: the mean of both probabilities"
 PANELS = {
     "IMDB": "reviews of films (IMDB)",
     "reviews": "reviews of electronics",
@@ -18,23 +19,73 @@ PANELS = {
     "authors": "tweets of two authors",
 }
 LINES = {
-    "states and the classifier in the box": ("reviews-1024", "C0o-"),
-    "all three: the mean of both probabilities": ("reviews-1024 and word counts", "C2s-"),
+    OURS: ("reviews-1024", "C0o-"),
+    BOTH: ("reviews-1024 and word counts", "C2s-"),
     "word counts": ("word counts (TF-IDF)", "C1^-"),
+    "MiniLM": ("all-MiniLM-L6-v2", "C4D-"),
+}
+ROWS = {
+    "IMDB": "reviews of IMDB",
+    "films": "long reviews of films",
+    "SST": "sentences about films, SST",
+    "reviews": "whole reviews of electronics",
+    "electronics": "their sentences",
+    "tweets": "tweets",
+    "news": "sentences of the news",
+    "authors": "which of two authors wrote a tweet",
+    "certainty": "sentences of Wikipedia: certain or not",
+    "spam": "e-mails: spam or not",
+    "topics": "news of eight topics",
 }
 
-table = pd.concat([pd.read_csv(HERE / name) for name in ("table.csv", "others.csv")])
-figure, panels = plt.subplots(1, 4, figsize=(11, 3.2), layout="constrained")
-for axes, (texts, title) in zip(panels, PANELS.items(), strict=True):
-    rows = table[(table.texts == texts) & (table.labels <= 1000)]
-    for none in rows[rows.labels == 0]["mean"]:
-        axes.axhline(100 * none, color="C0", ls=":", label="reviews-1024, no label")
-    for kind, (label, style) in LINES.items():
-        some = rows[rows.classifier == kind]
-        axes.plot(some.labels, 100 * some["mean"], style, ms=4, label=label)
-    axes.set(xscale="log", xlim=(8, 1300), ylim=(48, 97), title=title, xlabel="labels")
-    axes.set_xticks([10, 100, 1000], ["10", "100", "1,000"])
-    axes.grid(alpha=0.3)
-panels[0].set_ylabel("test accuracy, %")
-panels[1].legend(fontsize=7, loc="lower right")
-figure.savefig(HERE.parents[1] / "docs/few_labels.png", dpi=100)
+
+def percent(share: float) -> str:
+    """Return it in %; the files have four digits, of which a 5 at the end was rounded down."""
+    return f"{100 * share + 1e-6:.1f}"
+
+
+def cell(rows: pd.DataFrame) -> str:
+    """Return the accuracies of all classifiers, in %, the largest bold; missing ones are empty."""
+    means = rows.set_index("classifier")["mean"]
+    if OURS not in means and "states" in means:
+        means[OURS] = means["states"]
+    numbers = [percent(means[kind]) for kind in LINES if kind in means]
+    return " / ".join(f"**{one}**" if one == max(numbers, key=float) else one for one in numbers)
+
+
+def main() -> None:
+    """Draw and print."""
+    files = ("table.csv", "others.csv", "other_programs.csv")
+    table = pd.concat([pd.read_csv(HERE / name) for name in files])
+    figure, panels = plt.subplots(1, 4, figsize=(11, 3.2), layout="constrained")
+    for axes, (texts, title) in zip(panels, PANELS.items(), strict=True):
+        rows = table[(table.texts == texts) & (table.labels <= 1000)]
+        none = rows[rows.classifier == "the classifier in the box"]
+        for mean in none["mean"]:
+            axes.axhline(100 * mean, color="C0", ls=":", label="reviews-1024, no label")
+        for kind, (label, style) in LINES.items():
+            some = rows[rows.classifier == kind]
+            axes.plot(some.labels, 100 * some["mean"], style, ms=4, label=label)
+        axes.set(xscale="log", xlim=(8, 1300), ylim=(48, 97), title=title, xlabel="labels")
+        axes.set_xticks([10, 100, 1000], ["10", "100", "1,000"])
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("test accuracy, %")
+    panels[1].legend(fontsize=7, loc="lower right")
+    figure.savefig(HERE.parents[1] / "docs/few_labels.png", dpi=100)
+
+    for texts, title in ROWS.items():
+        rows = table[table.texts == texts]
+        none = rows[rows.labels == 0].set_index("classifier")["mean"]
+        zero = [
+            percent(none[kind]) if kind in none else ""
+            for kind in ("the classifier in the box", "VADER")
+        ]
+        print(
+            "|",
+            " | ".join([title, *zero, *(cell(rows[rows.labels == n]) for n in (20, 100, 1000))]),
+            "|",
+        )
+
+
+if __name__ == "__main__":
+    main()

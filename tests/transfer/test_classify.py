@@ -37,6 +37,7 @@ from mlstm_jax.transfer.labels import (
     usable,
 )
 
+OTHER = ["No", "yes"]
 NAMES = {2: ["0", "1"], 3: ["bad", "good", "so so"]}
 LABEL = {"C": 1, "threshold": 0.5}
 ABOUT = Description("c", False, "abc", None)
@@ -123,7 +124,7 @@ def test_a_prior_says_what_few_labels_cannot(classes: int, random: np.random.Gen
 
     few, test, names = examples(10 * classes), examples(500), NAMES[classes]
     is_first = test.labels == 0
-    for prior in (classify.Prior(weights_D, 0.25), classify.Prior(-weights_D, 0)):
+    for prior in (classify.Prior(weights_D, 0.25, OTHER), classify.Prior(-weights_D, 0, OTHER)):
         found = classify.fit(few, names, classify.CS[0], prior)
         assert ((found.scores(test.features)[:, 0] > 0) == is_first).mean() > 0.9
         # The classifier is linear in the features, and has scikit-learn's probabilities.
@@ -160,7 +161,7 @@ def test_a_prior_changes_as_little_as_one_standard_error_allows(
         above = as_is if not C else (with_it if prior else without)[classify.CS[::2].index(C)]
         return 1 + above + bool(above) * noise_N, noise_N > 0
 
-    prior = classify.Prior(random.normal(size=80), 2.0)
+    prior = classify.Prior(random.normal(size=80), 2.0, OTHER)
     few = Examples(random.normal(size=(60, 80)).astype(np.float32), np.tile([0, 1], 30))
     monkeypatch.setattr(classify, "_held_out", held_out)
     found, score, used = classify.best_fit(few, few if validated else None, NAMES[2], prior)
@@ -177,6 +178,31 @@ def test_a_prior_changes_as_little_as_one_standard_error_allows(
     )
 
 
+@pytest.mark.parametrize(
+    ("count", "names", "above", "stays"),
+    [
+        (40, ["no", "Yes"], 0.29, True),
+        (40, ["no", "Yes"], 0.31, False),
+        (40, ["no", "so so"], 0.29, False),
+        (60, ["no", "Yes"], 0.29, False),
+    ],
+)
+def test_few_labels_of_the_same_names_must_be_clear(
+    count, names, above, stays, random, monkeypatch
+) -> None:
+    """That is, by three standard errors, each 0.1."""
+    noise_N = 0.1 * np.sqrt(count) * np.tile([-1.0, 1.0], count // 2)
+
+    def held_out(train: Any, valid: Any, classes: Any, C: float, prior: Any) -> Any:
+        return (1.0 + 0 * noise_N) if C else (1 + above + noise_N), noise_N > 0
+
+    monkeypatch.setattr(classify, "_held_out", held_out)
+    few = Examples(random.normal(size=(count, 80)).astype(np.float32), np.tile([0, 1], count // 2))
+    prior = classify.Prior(random.normal(size=80), 2.0, OTHER)
+    found, _, _ = classify.best_fit(few, None, names, prior)
+    assert (found.C == 0) == stays
+
+
 @pytest.mark.parametrize("validated", [True, False])
 def test_few_labels_judge_a_prior(validated: bool, random: np.random.Generator) -> None:
     """It stays if it is right, is turned if the classes are, and goes if it tells nothing."""
@@ -189,7 +215,7 @@ def test_few_labels_judge_a_prior(validated: bool, random: np.random.Generator) 
 
     few, held, test = (examples(count, weights_D) for count in (60, 60, 1000))
     valid = held if validated else None
-    right, turned, away = (classify.Prior(sign * weights_D, 0.0) for sign in (1, -1, 0))
+    right, turned, away = (classify.Prior(sign * weights_D, 0.0, OTHER) for sign in (1, -1, 0))
     found, score, used = classify.best_fit(few, valid, NAMES[2], right)
     assert (found.C, score, used) == (0, found.score(valid or few), right)
     again, _, used = classify.best_fit(few, valid, NAMES[2], turned)
