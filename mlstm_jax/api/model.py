@@ -199,9 +199,10 @@ class TrainedModel(ReadingModel):
 
         This follows the protocol of Puri et al. 2018, section VI, with an L1 penalty and TF-IDF as
         a baseline. For your own pipeline use `Features`. With fewer labels than features the
-        penalty is L2. Then, with a model of the package and a state that has mean_h, the log-odds
-        of its own classifier are one more feature unless held-out texts are better without, so
-        that a few labels do not make worse what it can do without any.
+        penalty is L2. In that case, with a model of the package and a state that includes mean_h,
+        its own classifier is a prior: it is kept as it is, or its log-odds are one more feature,
+        unless held-out texts are clearly better without it. So a few labels hardly lower the
+        accuracy that it has without any.
 
         Args:
             train: texts with labels: a .csv, .tsv, .json, .jsonl or .parquet file, or in Python a

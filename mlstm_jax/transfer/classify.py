@@ -9,10 +9,11 @@ classified one by one, each on the texts that have it, with a C and a threshold 
 # Paper: unscaled features. Here each feature is divided by its standard deviation for the fit, and
 the weights are then converted back to unscaled features. The cell state of a small model has a
 standard deviation of about 0.1, so the same values of C would shrink all of its weights to zero.
-# Paper: no prior. A model of the package comes with a classifier. Where there are fewer labels than
-features, its log-odds are one more feature, which the penalty hardly shrinks: so few labels find no
-weights, and without this would make worse what the model can do without any
-(results/few_labels/).
+# Paper: an L1 penalty, and C by accuracy. With fewer examples than features the penalty is L2, and
+C has the smallest loss: so few cannot tell which units matter (results/few_labels/).
+# Paper: no prior. A model of the package comes with a classifier. With fewer examples than
+features, its log-odds are one more feature, whose weight the penalty hardly shrinks: without the
+prior, a fit to a few examples is worse than that classifier, which needs none.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,25 +46,25 @@ class Examples(NamedTuple):
 
 
 class Prior(NamedTuple):
-    """Log-odds, features · weights + intercept, that are a feature of a fit themselves."""
+    """Log-odds, features · weights + intercept, which become one more feature of a fit."""
 
     weights_D: NDArray[np.float64]
     intercept: float
     classes: Sequence[str]  # the log-odds are those of the second
 
     def column(self, features: Any) -> Any:
-        """Return the feature, [texts, 1]; the larger its numbers, the less it is shrunk."""
+        """Return the feature, [texts, 1], so large that the penalty hardly shrinks its weight."""
         return _PRIOR_SCALE * (features @ self.weights_D[:, None] + self.intercept)
 
     def of(self, examples: Examples) -> "Prior | None":
-        """Return the prior for as many examples; None if they are as many as their features."""
+        """Return the prior, or None if there are at least as many examples as features."""
         return self if len(examples.labels) < len(self.weights_D) else None
 
     def errors(self, examples: Examples, classes: Sequence[str]) -> int:
-        """Return by how many standard errors a change of the prior must be better than it.
+        """Return how many standard errors from the smallest loss a candidate may be.
 
-        They are underestimated where few examples are told without a mistake; so a few examples
-        must be clear to change a prior of classes with the same names.
+        With few examples, all classified correctly, the standard error is underestimated. So with
+        fewer than 50, and the prior's own class names, the evidence against it must be stronger.
         """
         same = [name.casefold() for name in classes] == [name.casefold() for name in self.classes]
         return 3 if same and len(examples.labels) < _FEW else 1
@@ -199,7 +200,10 @@ class Classifier(NamedTuple):
 
 
 def _pipeline(examples: Examples, classes: int, C: float, prior: Prior | None) -> Any:
-    """Return the unfitted estimator; more than two classes are classified one against the rest."""
+    """Return the unfitted estimator, with the penalty for so many examples and features.
+
+    More than two classes are classified one against the rest.
+    """
     # Importing scikit-learn takes a second, and applying a classifier does not need it.
     from sklearn.linear_model import LogisticRegression
     from sklearn.multiclass import OneVsRestClassifier
@@ -256,7 +260,7 @@ def choose(
         train: examples to fit.
         valid: examples to choose on; None: five-fold cross-validation of `train`.
         task: what to predict.
-        prior: one more feature, unless the fit is better without it; see `best_fit`.
+        prior: the first candidate, and one more feature of others; see `best_fit`.
         on_fit: called with the number of values of C tried so far, or of labels done.
     """
     if task.several:
@@ -299,16 +303,16 @@ def best_fit(
     """Return the best fit, its accuracy on held-out examples, and the prior that it has.
 
     The held-out examples are those of `valid`, or of a cross-validation. The best C has the fewest
-    errors; with fewer examples than features, the smallest loss, which varies less by chance.
+    errors or, with fewer examples than features, the smallest loss, which varies less by chance.
 
     With a prior the candidates are ordered by how much they change it: the prior as it is (C = 0,
-    of two classes), with it from the smallest C, without it from the smallest C. The first whose
-    loss is within one standard error of the best is chosen (Breiman et al. 1984, section 3.4.3),
-    or within a few, see `Prior.errors`. The error is that of the mean difference over the same
-    examples.
+    two classes only), then fits with it, then fits without it, each in order of increasing C. The
+    first whose loss is within one standard error of the smallest is chosen (Breiman et al. 1984,
+    section 3.4.3), or within three (`Prior.errors`). The error is that of the mean difference over
+    the same examples.
 
-    If some class has a single example, cross-validation is impossible, and the accuracy NaN: then
-    it is the prior as it is, or the weakest penalty.
+    If some class has a single example, cross-validation is impossible, and the accuracy is NaN:
+    then the first candidate with a prior is chosen, or the weakest penalty.
     """
     prior = prior and prior.of(train)
     candidates: list[tuple[Prior | None, float]] = [(None, C) for C in Cs]

@@ -68,7 +68,7 @@ class Result:
     test: float
     # Test accuracy of always predicting the most common class of train; or of always saying yes.
     majority: float
-    has_prior: bool  # whether the log-odds of the model's own classifier were a feature
+    has_prior: bool  # whether the model's own classifier, or a fit with its log-odds, was chosen
     units: list[Unit]  # by |weight|, the largest first
     baseline: Baseline | None  # None: it cannot be fitted
     baseline_failure: str | None  # why it cannot be fitted

@@ -1,11 +1,12 @@
-"""Measure classifiers of few labels, on sentences of SST and on reviews of IMDB that are not read.
+"""Measure classifiers of few labels, on sentences of SST and reviews of IMDB that are not read.
 
     python results/few_labels/few_labels.py results/few_labels/table.csv sst/ imdb/train.jsonl.gz
     python results/few_labels/few_labels.py results/few_labels/others.csv texts/*.jsonl
 
-Labels are drawn from SST's training part, or from every ninth of IMDB's labelled reviews; the tests
-are SST's 1,821 sentences and every twentieth, 1,250. C is cross-validated on the labels alone. Five
-folds of IMDB's 5,000 reviews that are not read have a fixed C. `others.py` writes other texts.
+Labels are drawn from SST's training part, or from the ninth of every ten of IMDB's labelled
+reviews; the tests are SST's 1,821 sentences and every twentieth, 1,250. C is cross-validated on the
+drawn labels. Five folds of IMDB's 5,000 reviews that the model has not read have a fixed C.
+`others.py` writes other texts.
 """
 
 import csv
@@ -71,7 +72,7 @@ def words(C: float) -> Any:
 
 
 def states(C: float) -> Any:
-    """Return the unfitted classifier of states, with an L2 penalty, which many labels allow."""
+    """Return the unfitted classifier of many labels, with an L2 penalty; `transfer` has L1."""
     return make_pipeline(StandardScaler(), LogisticRegression(C=C, max_iter=1000))
 
 
@@ -119,7 +120,7 @@ def of_few(
 def of_all(
     parts: list[Part],
 ) -> Iterator[tuple[int, str, list[float]]]:
-    """Yield the same with all labels; C is chosen on validation texts."""
+    """Yield as `of_few`, with all labels; C is chosen on validation texts."""
     (train, texts), (valid, valid_texts), (test, tests) = parts
     yes = np.zeros(len(tests))
     for name, make, Cs, inputs in (
@@ -137,7 +138,7 @@ def of_all(
 def of_folds(
     parts: list[Part],
 ) -> Iterator[tuple[int, str, list[float]]]:
-    """Yield the same of five folds of all texts, each classified by the labels of the others."""
+    """Yield as `of_few`, of five folds of all texts, each classified by the others' labels."""
     x = np.concatenate([part.features for part, _ in parts])
     y = np.concatenate([part.labels for part, _ in parts])
     texts = [text for _, some in parts for text in some]

