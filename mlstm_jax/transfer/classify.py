@@ -56,10 +56,6 @@ class Prior(NamedTuple):
         """Return the feature, [texts, 1], so large that the penalty hardly shrinks its weight."""
         return _PRIOR_SCALE * (features @ self.weights_D[:, None] + self.intercept)
 
-    def of(self, examples: Examples) -> "Prior | None":
-        """Return the prior, or None if there are at least as many examples as features."""
-        return self if len(examples.labels) < len(self.weights_D) else None
-
     def errors(self, examples: Examples, classes: Sequence[str]) -> int:
         """Return how many standard errors from the smallest loss a candidate may be.
 
@@ -314,7 +310,7 @@ def best_fit(
     If some class has a single example, cross-validation is impossible, and the accuracy is NaN:
     then the first candidate with a prior is chosen, or the weakest penalty.
     """
-    prior = prior and prior.of(train)
+    prior = prior if _is_few(train) else None
     candidates: list[tuple[Prior | None, float]] = [(None, C) for C in Cs]
     if prior:
         as_is = [0.0] if len(classes) == 2 else []
