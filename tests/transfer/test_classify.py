@@ -178,6 +178,21 @@ def test_a_prior_changes_as_little_as_one_standard_error_allows(
     )
 
 
+@pytest.mark.parametrize(("features", "best"), [(60, 2), (61, 3)])
+def test_many_labels_choose_by_errors_and_few_by_the_loss(
+    features, best, random, monkeypatch
+) -> None:
+    def held_out(train: Any, valid: Any, classes: Any, C: float, prior: Any) -> Any:
+        number = classify.CS[::2].index(C)
+        return np.full(60, 1.0 - (number == 3)), np.arange(60) < (50 if number == 2 else 40)
+
+    monkeypatch.setattr(classify, "_held_out", held_out)
+    values = random.normal(size=(60, features)).astype(np.float32)
+    found, score, _ = classify.best_fit(Examples(values, np.tile([0, 1], 30)), None, NAMES[2])
+    assert classify.CS[::2].index(found.C) == best
+    assert score == (50 if best == 2 else 40) / 60
+
+
 @pytest.mark.parametrize(
     ("count", "names", "above", "stays"),
     [
@@ -650,3 +665,6 @@ def test_the_learning_curve_chooses_C_for_each_draw(random: np.random.Generator)
     means = {point["examples"]: point["mean"] for point in curve}
     assert 0.6 < means[20] < means[200]
     assert means[3000] == strong.score(test)
+    prior = classify.Prior(4.0 * (np.arange(40) == 18), 0.0, NAMES[2])
+    told = experiment._learning_curve(train, None, test, strong, prior)
+    assert {point["examples"]: point["mean"] for point in told}[10] > 0.95

@@ -14,8 +14,9 @@ import mlstm_jax as mlstm
 from mlstm_jax import cli, shipped
 from mlstm_jax.errors import Note
 from mlstm_jax.run import load_run, with_compute
-from mlstm_jax.transfer import features
+from mlstm_jax.transfer import features, transfer
 from mlstm_jax.transfer.classifier_file import load_classifier
+from mlstm_jax.transfer.features import Unit
 from mlstm_jax.transfer.generate import generate
 from mlstm_jax.transfer.trace import Reader
 from mlstm_jax.view.viewer import Viewer
@@ -69,6 +70,13 @@ def test_four_labels_do_not_make_worse_what_it_knows_without_any(model) -> None:
     with_prior = model.transfer(train, test, state="mean_h")
     assert (with_prior.result.has_prior, with_prior.result.test) == (True, 1)
     assert not model.transfer(train, test, state="c").result.has_prior
+    own = load_classifier(shipped.model(Path(NAME) / "sentiment"))
+    units = [Unit(state, 0, unit) for state in ("c", "mean_h") for unit in range(1024)]
+    prior = transfer._prior(own, units)
+    assert prior is not None
+    assert prior.classes == ["negative", "positive"]
+    np.testing.assert_array_equal(prior.weights_D[1024:], own[0].weights_KD[0])
+    assert not prior.weights_D[:1024].any()
 
 
 def test_a_sample_in_bf16_is_the_same_alone_and_among_others(model: mlstm.TrainedModel) -> None:
