@@ -89,16 +89,22 @@ def of_few(
     weights_D = np.concatenate([np.zeros(width), own.weights_KD[0]])
     prior = Prior(weights_D, float(own.intercepts_K[0]), NAMES) if len(names) == 2 else None
     kind = "states and the classifier in the box" if prior else "states"
+    mean_h = Examples(test.features[:, width:], test.labels)
     if names == NAMES:
-        mean_h = Examples(test.features[:, width:], test.labels)
         yield 0, "the classifier in the box", [own.score(mean_h)]
     places = Examples(np.arange(len(texts), dtype=np.float32)[:, None], train.labels)
     for count in [n for n in COUNTS if n <= len(texts)]:
         scores = defaultdict[str, list[float]](list)
         for seed in range(10 if count < 500 else 3):
             draw = classify.subset(train, count, seed)
-            fitted, _, _ = classify.best_fit(draw, None, names, prior)
-            scores[kind].append(fitted.score(test))
+            fitted = {kind: (classify.best_fit(draw, None, names, prior)[0], test)}
+            if names != NAMES:
+                means = draw._replace(features=draw.features[:, width:])
+                own_prior = prior and prior._replace(weights_D=own.weights_KD[0])
+                fitted["the mean of h"] = (
+                    classify.best_fit(means, None, names, own_prior)[0],
+                    mean_h,
+                )
             drawn = [texts[int(n)] for n in classify.subset(places, count, seed).features[:, 0]]
             folds = min(5, *np.bincount(draw.labels))
             by_words = words(4.0)
@@ -106,12 +112,13 @@ def of_few(
                 grid = {"logisticregression__C": WORDS_CS}
                 fold = StratifiedKFold(folds, shuffle=True, random_state=0)
                 by_words = GridSearchCV(by_words, grid, cv=fold)
-            shares_NK = by_words.fit(drawn, draw.labels).predict_proba(tests)
-            both_NK = shares_NK + fitted.probabilities(test.features)
-            for name, of_NK in (
-                ("word counts", shares_NK),
-                ("all three: the mean of both probabilities", both_NK),
-            ):
+            words_NK = by_words.fit(drawn, draw.labels).predict_proba(tests)
+            shares = {"word counts": words_NK}
+            for name, (one, part) in fitted.items():
+                shares[name] = one.probabilities(part.features)
+                both = "all three" if name == kind else name + " and words"
+                shares[both + ": the mean of both probabilities"] = words_NK + shares[name]
+            for name, of_NK in shares.items():
                 scores[name].append(float((of_NK.argmax(axis=1) == test.labels).mean()))
         for name, reached in scores.items():
             yield count, name, reached
