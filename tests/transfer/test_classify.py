@@ -425,8 +425,7 @@ def test_transfer_and_classify_from_the_outside(run, tmp_path, random, capsys, r
     assert re.findall(r"note: .*90\.csv: 1 of 9. records have no text", noted) == 2 * [ANY]
     result = json.loads((out / "report.json").read_text())
     assert (result["classes"], result["state"]) == (["fair", "fine", "poor"], "c")
-    assert result["test"] > 0.9
-    assert result["majority"] < 0.8
+    assert result["test"] > 0.8 > result["majority"]
     assert result["baseline"]["test"] > 0.9
     assert np.sum(result["confusion"]) == 100
     assert np.trace(result["confusion"]) == pytest.approx(100 * result["test"])
