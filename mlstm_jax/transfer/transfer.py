@@ -395,8 +395,8 @@ def _draw_pictures(folder: Path, result: Result) -> list[str]:
     for name, score, style in (*lines, ("commonest class", result.majority, "-.")):
         axes.axhline(100 * score, ls=style, color="gray", label=name)
     axes.set(xscale="log", xlabel="labelled examples", ylabel="test accuracy, %")
-    axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.xaxis.set_minor_formatter("")
+    axes.set_xticks(examples, [f"{count:,}" for count in examples], rotation=45)
+    axes.set_xticks([], minor=True)
     axes.legend()
     axes.grid(alpha=0.3)
     figure.savefig(folder / "learning_curve.png", dpi=110)
