@@ -16,9 +16,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Timer
 from typing import Any, NamedTuple
 
 FOLDER = Path(__file__).resolve().parent
@@ -69,8 +69,11 @@ def steps(small: bool, torch: bool) -> list[Step]:
     ]  # fmt: skip
 
 
-def run(step: Step, out: Path, seconds: float) -> bool:
-    """Run a step and also write its output to a log; return whether it succeeded."""
+def run(step: Step, out: Path, seconds: float) -> int | None:
+    """Run a step and also write its output to a log.
+
+    Return its exit code, or None if it was stopped after so many seconds.
+    """
     flags = f"{os.environ.get('XLA_FLAGS', '')} {step.flags or ''}".strip()
     environment = os.environ | {"PYTHONPATH": str(ROOT)} | ({"XLA_FLAGS": flags} if flags else {})
     command = [sys.executable, *step.command, "--json", str(out / f"{step.name}.json")]
@@ -80,22 +83,16 @@ def run(step: Step, out: Path, seconds: float) -> bool:
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
         ) as process,
     ):
-        stopper = _stop_after(process, seconds)
+        stopper = Timer(max(1.0, seconds), process.send_signal, (signal.SIGTERM,))
+        stopper.daemon = True
+        stopper.start()
         assert process.stdout
         for line in process.stdout:
             print(line, end="", flush=True)
             log.write(line)
+        stopped = stopper.finished.is_set()
         stopper.cancel()
-        return process.wait() == 0
-
-
-def _stop_after(process: subprocess.Popen[str], seconds: float) -> Any:
-    from threading import Timer
-
-    timer = Timer(max(1.0, seconds), process.send_signal, (signal.SIGTERM,))
-    timer.daemon = True
-    timer.start()
-    return timer
+        return None if process.wait() and stopped else process.returncode
 
 
 def train(out: Path, seconds: float, small: bool) -> None:
@@ -122,11 +119,13 @@ def train(out: Path, seconds: float, small: bool) -> None:
         if small
         else Train(epochs=100, log_every=50, eval_every=500, checkpoint_every=500),
     )
-    before = _trained(metrics.read_metrics(folder / "metrics.jsonl"))
-    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-    signal.setitimer(signal.ITIMER_REAL, max(1.0, seconds - before))
+
+    def stop(line: dict[str, Any]) -> None:
+        if line["kind"] == "train" and line["seconds"] >= seconds:
+            signal.raise_signal(signal.SIGTERM)
+
     with contextlib.suppress(Interrupted):
-        loop.train(config)
+        loop.train(config, callbacks=[stop], owns_process=True)
     lines = metrics.read_metrics(folder / "metrics.jsonl")
     made = {
         "benchmark": "training",
@@ -135,15 +134,11 @@ def train(out: Path, seconds: float, small: bool) -> None:
         "batch": config.data.batch,
         "window": config.data.window,
         "dtype": config.precision.compute,
-        "seconds": _trained(lines),
+        "seconds": max(line.get("seconds", 0.0) for line in lines),
         "train": [[x["step"], x["bytes_seen"], x["bpc"]] for x in lines if x["kind"] == "train"],
         "eval": [[x["step"], x["bpc"]] for x in lines if x["kind"] == "eval"],
     }
     (out / "training.json").write_text(json.dumps(made) + "\n")
-
-
-def _trained(lines: Sequence[dict[str, Any]]) -> float:
-    return max((line.get("seconds", 0.0) for line in lines), default=0.0)
 
 
 def prepare(out: Path, text: Path) -> None:
@@ -202,7 +197,10 @@ def main() -> None:
             left.append(step.name)
         else:
             print(f"=== {step.name}, about {step.minutes:g} minutes", flush=True)
-            if not run(step, given.out, end - time.monotonic()):
+            code = run(step, given.out, end - time.monotonic())
+            if code is None:
+                left.append(step.name)
+            elif code:
                 failed.append(step.name)
 
     # In small nothing that is timed counts, so two steps may run at a time.

@@ -26,9 +26,12 @@ def load(folder: Path) -> dict[str, Json]:
 
 def modelled(device: str, row: Json) -> str:
     """Return the modelled milliseconds of a step with launches of 1 us, or "" if unknown."""
-    for path in sorted(RESULTS.glob("gpu_program_*.json")):
-        kind = path.stem.split("_")[2]
-        if kind.upper() not in device.upper() or path.stem.endswith("before"):
+    suffix = {"ours": "", "pallas": "_pallas"}.get(row["implementation"])
+    if suffix is None or row["recompute_every"]:
+        return ""
+    for path in sorted(RESULTS.glob(f"gpu_program_*{suffix}.json")):
+        kind = path.stem.removeprefix("gpu_program_").removesuffix(suffix)
+        if kind.upper() not in device.upper():
             continue
         for found in json.loads(path.read_text())["rows"]:
             same = ("hidden", "window", "dtype")

@@ -113,28 +113,30 @@ def smooth(values: pd.Series, span: float) -> pd.Series:
 
 def summary(histories: Iterable[History]) -> pd.DataFrame:
     """Return one row per run: its main settings and results."""
-    rows = {}
+    rows, histories = [], list(histories)
     for one in histories:
         config, train, bpc = one.config, one.train, one.evaluations["bpc"]
         ends = [event for event in one.events["event"] if event in ("finished", "diverged")]
-        rows[one.name] = {
-            "hidden": config.model.hidden,
-            "batch": config.phases[-1].batch if config.phases else config.data.batch,
-            "window": config.data.window,
-            "precision": config.precision.compute,
-            "optimizer": config.optimizer.name,
-            "peak rate": train["learning_rate"].max() if len(train) else np.nan,
-            "steps": int(train["step"].iloc[-1]) if len(train) else 0,
-            "MB": train["megabytes"].iloc[-1] if len(train) else 0.0,
-            "last BPC": bpc.iloc[-1] if len(bpc) else np.nan,
-            "best BPC": bpc.min() if len(bpc) else np.nan,
-            "skipped": int(train["skipped"].iloc[-1]) if len(train) else 0,
-            "noise scale": noise_scale(one),
-            "kB/s": train["kilobytes_per_second"].median(),
-            "minutes": train["minutes"].iloc[-1] if len(train) else 0.0,
-            "end": ends[-1] if ends else "unfinished",
-        }
-    return pd.DataFrame.from_dict(rows, orient="index")
+        rows.append(
+            {
+                "hidden": config.model.hidden,
+                "batch": config.phases[-1].batch if config.phases else config.data.batch,
+                "window": config.data.window,
+                "precision": config.precision.compute,
+                "optimizer": config.optimizer.name,
+                "peak rate": train["learning_rate"].max() if len(train) else np.nan,
+                "steps": int(train["step"].iloc[-1]) if len(train) else 0,
+                "MB": train["megabytes"].iloc[-1] if len(train) else 0.0,
+                "last BPC": bpc.iloc[-1] if len(bpc) else np.nan,
+                "best BPC": bpc.min() if len(bpc) else np.nan,
+                "skipped": int(train["skipped"].iloc[-1]) if len(train) else 0,
+                "noise scale": noise_scale(one),
+                "kB/s": train["kilobytes_per_second"].median(),
+                "minutes": train["minutes"].iloc[-1] if len(train) else 0.0,
+                "end": ends[-1] if ends else "unfinished",
+            }
+        )
+    return pd.DataFrame(rows, index=[one.name for one in histories])
 
 
 def noise_scale(history: History) -> float:

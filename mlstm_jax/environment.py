@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import platform
+import re
 import resource
 import sys
 import time
@@ -266,9 +267,10 @@ def cache_programs() -> None:
     name = os.environ.get(CACHE)
     if name == "" or "JAX_COMPILATION_CACHE_DIR" in os.environ or has_started():
         return
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = (Path(name) if name else Path(home) / "mlstm_jax").absolute() / _machine()
     try:
+        if not name:
+            name = f"{os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'}/mlstm_jax"
+        folder = Path(name).absolute() / _machine()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         status = folder.stat()
         if status.st_uid != os.getuid() or status.st_mode & 0o022:
@@ -331,7 +333,9 @@ def multiplies_bf16_faster() -> bool:
     import jax.numpy as jnp
 
     if jax.default_backend() != "cpu":
-        return float(getattr(jax.local_devices()[0], "compute_capability", 0)) >= _A100
+        # Of an NVIDIA GPU; AMD's are called gfx942.
+        capability = str(getattr(jax.local_devices()[0], "compute_capability", ""))
+        return bool(re.fullmatch(r"\d+\.\d+", capability)) and float(capability) >= _A100
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     path = Path(folder or os.devnull) / f"bf16_{_machine()}_{metadata.version('jaxlib')}"
     with contextlib.suppress(OSError, ValueError):

@@ -162,12 +162,14 @@ def collect() -> Iterator[list[signal.Signals]]:
 def _confirm(reading: int) -> None:
     """Print a note for the first signal that arrives; end when the pipe is closed."""
     with open(reading, "rb", buffering=0) as pipe:
-        while number := pipe.read(1):
-            if number[0] in WEIGHTS:
-                name = signal.Signals(number[0]).name
-                with contextlib.suppress(OSError):  # The terminal may be closed.
-                    show(f"{name}: stopping with a checkpoint after this step", file=sys.stderr)
-                return
+        while (number := pipe.read(1)) and number[0] not in WEIGHTS:
+            pass
+        if number:
+            name = signal.Signals(number[0]).name
+            with contextlib.suppress(OSError):  # The terminal may be closed.
+                show(f"{name}: stopping with a checkpoint after this step", file=sys.stderr)
+        while pipe.read(1):  # Python reports a pipe that nothing reads
+            pass
 
 
 class Watchdog:

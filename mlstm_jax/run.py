@@ -125,10 +125,7 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
     environment.local_devices()  # fails before the weights are read if JAX cannot start
     folder = shipped.model(folder)
     if folder.is_file() and folder.suffix in (".safetensors", ".npz"):
-        imported = weights.load_weights(folder)
-        default = Config(out=str(folder), model=imported.model)
-        model = _language_model(default)
-        return Run(folder, default, 0, imported.cleaning, model, imported.params)
+        return _of_weights(folder, folder, None, checkpoint)
     config = read_config(folder)
     if config is None:
         if (folder / "manifest.json").is_file():
@@ -146,18 +143,7 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
             + question(nearest(str(folder), ours))
         )
     if (folder / WEIGHTS).is_file():
-        if checkpoint not in ("best", "latest"):
-            raise UserError(
-                f"checkpoint {checkpoint}: {folder} has weights and no checkpoints; "
-                "leave the option out."
-            )
-        imported = weights.load_weights(folder / WEIGHTS)
-        if imported.model != config.model:
-            raise UserError(
-                f"{folder}: config.json and {WEIGHTS} are from different models; import it again."
-            )
-        model = _language_model(config)
-        return Run(folder, config, 0, imported.cleaning, model, imported.params)
+        return _of_weights(folder, folder / WEIGHTS, config, checkpoint)
     if not (folder / "checkpoints").is_dir():
         raise UserError(
             f"{folder} has no checkpoint: train the run for longer, or give another run (those in "
@@ -170,6 +156,22 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
         params = checkpoints.restore_params(step, shapes)
         about = checkpoints.meta(step)
         return Run(folder, config, step, about.cleaning, model, params, about.corpus)
+
+
+def _of_weights(folder: Path, file: Path, config: Config | None, checkpoint: str) -> Run:
+    if checkpoint not in ("best", "latest"):
+        raise UserError(
+            f"checkpoint {checkpoint}: {folder} has weights and no checkpoints; "
+            "leave the option out."
+        )
+    imported = weights.load_weights(file)
+    config = config or Config(out=str(folder), model=imported.model)
+    if imported.model != config.model:
+        raise UserError(
+            f"{folder}: config.json and {file.name} are from different models; import it again."
+        )
+    model = _language_model(config)
+    return Run(folder, config, 0, imported.cleaning, model, imported.params)
 
 
 def _language_model(config: Config) -> LanguageModel:

@@ -77,6 +77,7 @@ def test_a_run_becomes_tables(tmp_path: Path) -> None:
     assert table.loc["a", "last BPC"] == 2.0
     assert table.loc["a", "skipped"] == 10
     assert table.loc["a", "noise scale"] == 3.0  # of the second half alone
+    assert list(analysis.summary(iter([first, second, first])).index) == ["a", "deep/b", "a"]
 
 
 def test_a_study_in_one_file_is_read_as_its_folders(tmp_path: Path) -> None:

@@ -63,6 +63,13 @@ def test_where_there_is_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv(environment.CACHE, "")
     environment.cache_programs()
     assert own not in os.environ
+    with monkeypatch.context() as without_home:
+        without_home.delenv("XDG_CACHE_HOME", raising=False)
+        without_home.delenv("HOME")
+        without_home.delenv(environment.CACHE)
+        without_home.setattr("pwd.getpwuid", {}.__getitem__)  # as of a container's user
+        environment.cache_programs()
+        assert own not in os.environ
     monkeypatch.setenv(environment.CACHE, str(tmp_path))
     environment.cache_programs()
     (folder,) = tmp_path.iterdir()

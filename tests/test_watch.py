@@ -33,6 +33,15 @@ def test_what_each_run_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "interrupted" not in rows[5]
 
 
+def test_runs_of_the_same_name_are_all_shown(tmp_path, capsys, monkeypatch) -> None:
+    for number, name in enumerate(("a/run", "b/run"), 1):
+        write_lines(tmp_path / name, train_line(number))
+    monkeypatch.chdir(tmp_path)
+    cli.main(["watch", "a/run", "b/run", "a/run"])
+    rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
+    assert rows[1:] == [["a/run", "1"], ["b/run", "2"]]
+
+
 @pytest.mark.parametrize("name", ["x[/y]", "[red]a", "a:warning:"])
 def test_a_name_is_shown_as_it_is(name, tmp_path, capsys):
     write_lines(tmp_path / name / "b", train_line(10))

@@ -89,7 +89,7 @@ def as_labelled(
         UserError: a file cannot be read, texts and labels do not fit together, or a label is of
             the wrong kind.
     """
-    given = {name: _with_columns(one) for name, one in given.items()}
+    given = {name: _with_columns(name, one) for name, one in given.items()}
     dicts = [one[1] for one in given.values() if isinstance(one, tuple)]
     columns = next((list(one) for one in dicts if isinstance(one, Mapping)), None)
     column = columns_of(label_column, columns if label_columns is None else label_columns)
@@ -117,11 +117,21 @@ def as_labelled(
     return texts
 
 
-def _with_columns(one: Any) -> Any:
-    """Return examples with a DataFrame of labels as a dict of its columns."""
-    if isinstance(one, tuple) and len(one) == 2 and hasattr(one[1], "columns"):
-        return one[0], dict(one[1].items())
-    return one
+def _with_columns(name: str, one: Any) -> Any:
+    """Return examples with a DataFrame or dict of labels as a dict whose keys are strings.
+
+    Raises UserError if two columns have the same name.
+    """
+    if not isinstance(one, tuple) or len(one) != 2:
+        return one
+    texts, labels = one
+    columns = getattr(labels, "columns", labels if isinstance(labels, Mapping) else None)
+    if columns is None:
+        return one
+    names = list(map(str, columns))
+    if len({*names}) < len(names):
+        raise UserError(f"{name}[1] has columns of the same name: {', '.join(names)}; rename one.")
+    return texts, dict(zip(names, (labels[column] for column in columns), strict=True))
 
 
 def _columns(name: str, labels: Any, column: str | tuple[str, ...]) -> dict[str, Sequence[object]]:

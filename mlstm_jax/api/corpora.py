@@ -8,6 +8,7 @@ from mlstm_jax.api.arguments import public
 from mlstm_jax.corpora.inspect import summarise
 from mlstm_jax.corpora.options import PrepareOptions
 from mlstm_jax.corpora.prepare import prepare as run_prepare
+from mlstm_jax.corpora.writer import resolved
 from mlstm_jax.data.corpus import Corpus, SplitName, open_corpus
 from mlstm_jax.fields import Count
 
@@ -43,7 +44,8 @@ def prepare(
         if isinstance(sources, Mapping)
         else _names(sources)
     )
-    out = Path(out)
+    # The corpus replaces the folder, so "." would still be the old one.
+    out = resolved("out", Path(out))
     run_prepare(
         given, out, options or PrepareOptions(), overwrite=overwrite, show_progress=show_progress
     )

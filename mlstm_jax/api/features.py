@@ -183,7 +183,11 @@ class FineTuned(ClassifierMixin, _OfModel):
             show_progress=self.show_progress,
         )
         self._reader = load(self.tuned_.run.folder, self.tuned_.run.step)
-        self._columns = [self.tuned_.classifier.classes.index(str(name)) for name in names]
+        classes = self.tuned_.classifier.classes
+        # A class whose texts are all blank is unknown to the classifier.
+        known = [str(name) in classes for name in names]
+        self.classes_ = self.classes_[known]
+        self._columns = [classes.index(str(name)) for name in names if str(name) in classes]
         return self
 
     @public

@@ -160,10 +160,11 @@ def plan(
     config, described, size = plan_inputs(as_config(config), machine, corpus_bytes, rates, price)
     if devices is None:
         devices = [count for count in _DEVICES if _can_share(config, count)] or [1]
+    devices = list(devices)
     for count in devices:
         require_kind("devices", count, Count)
     require(bool(devices), "devices", devices, "one number or more")
-    return make_plan(config, described, list(devices), size)
+    return make_plan(config, described, devices, size)
 
 
 def plan_inputs(

@@ -95,7 +95,8 @@ def generate(
             before = ""
         write(before)
         return
-    for number, whole in enumerate(zip(*pieces, strict=True), 1):
+    rows = list(pieces) or [[b""] * samples]
+    for number, whole in enumerate(zip(*rows, strict=True), 1):
         write(f"--- {number} of {samples}\n{prompt}{''.join(as_text(iter(whole)))}")
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -319,13 +320,14 @@ def watch(
             time.sleep(_WATCH_SECONDS)
 
 
-def _folders(runs: tuple[Path, ...]) -> dict[str, Path]:
-    """Return the run folders by displayed name."""
-    return {
-        given.name if folder == given else f"{given.name}/{folder.relative_to(given)}": folder
-        for given in runs
+def _folders(runs: tuple[Path, ...]) -> list[tuple[str, Path]]:
+    """Return the run folders and their displayed names: the path where a name would repeat."""
+    names = Counter(given.name for given in {*runs})
+    return [
+        (str(folder) if names[given.name] > 1 else str(folder.relative_to(given.parent)), folder)
+        for given in dict.fromkeys(runs)
         for folder in runs_in(given)
-    }
+    ]
 
 
 def _table(runs: tuple[Path, ...]) -> "Table":
@@ -336,7 +338,7 @@ def _table(runs: tuple[Path, ...]) -> "Table":
     for name in ("run", "step", "epoch", "train bpc", "valid bpc", "rate", "scale", "kB/s", ""):
         is_text = name in ("run", "")
         table.add_column(name, justify="left" if is_text else "right", no_wrap=not is_text)
-    for name, folder in _folders(runs).items():
+    for name, folder in _folders(runs):
         table.add_row(one_line(name), *_row(folder))
     return table
 

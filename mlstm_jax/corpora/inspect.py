@@ -207,7 +207,7 @@ def advice(corpus: Corpus, sources: Sequence[str], document: Unit | None) -> Ite
             f"{names}{', ...' if len(others) > _MOST_NAMED else ''}; if one is text, rename it to "
             "end in .txt."
         )
-    of_lines = any(source.name.endswith(_TEXT_FILES) for source in manifest.sources)
+    of_lines = any(source.name.lower().endswith(_TEXT_FILES) for source in manifest.sources)
     is_cut = document is None and manifest.split is not None and of_lines
     median = _wrapped(train) if is_cut else 0
     if median:

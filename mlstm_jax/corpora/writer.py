@@ -204,6 +204,8 @@ def resolved(option: str, path: Path) -> Path:
     except UnicodeEncodeError as error:
         why = "this name is not UTF-8, so DuckDB cannot open files there"
         raise UserError(f"{option} {resolved}: {why}; name another folder.") from error
+    except ValueError as error:
+        raise UserError(f"{option} {str(path)!r}: {error}; name another folder.") from error
     except (OSError, RuntimeError) as error:  # RuntimeError: Python 3.13 and earlier
         why = getattr(error, "strerror", None) or "a link that leads back to itself"
         raise UserError(f"{option} {path}: {why}; name another folder.") from error

@@ -224,7 +224,7 @@ class TrainStream:
                 f"documents, too few for data.batch {batch} rows of data.window {window} bytes; "
                 "lower data.batch or data.window, or prepare more text."
             )
-        if size <= window:
+        if size <= window and not separate:
             raise UserError(
                 f"the {split.name} split has {size:,} bytes, too few for data.window {window}; "
                 "lower data.window, or prepare more text."

@@ -310,7 +310,7 @@ def find_first(address: Address, greeting: Greeting, seconds: float) -> tuple[Co
             if time.monotonic() > deadline:
                 raise UserError(
                     f"process 0 did not answer at {address} within {seconds:g} s "
-                    f"({why or type(why).__name__}). Check that it has started, that this is "
+                    f"({str(why) or type(why).__name__}). Check that it has started, that this is "
                     f"its address, and that no firewall blocks the port.{_hint(address.host)}"
                 ) from error
             time.sleep(0.2)

@@ -180,6 +180,7 @@ def format_plan(
     config: Config, machine: Machine, rows: list[Row], corpus_bytes: float | None
 ) -> str:
     """Return the plan as a table, with advice if it does not fit into memory."""
+    config = resolve_batch(config, rows[0].devices)  # also sets a Transformer's positions
     model, phases = config.model, config.phases
     compiled = any(row.compiled_bytes for row in rows)
     windows = ", ".join(str(phase.window) for phase in phases) or config.data.window
@@ -259,7 +260,8 @@ def _advice(config: Config, machine: Machine, row: Row) -> str:
         recomputed = memory_bytes(dataclasses.replace(config, train=train), rows)
         if recomputed <= limit:
             ways.append(f"`train.recompute_every` {every} needs {recomputed / 1e9:.1f} GB")
-    for fewer in range(rows - 1, 0, -1):
+    parts = config.train.micro_batches
+    for fewer in range(rows - parts, 0, -parts):
         if memory_bytes(config, fewer) <= limit:
             how = (
                 f"a batch of {fewer * row.devices} in phase {row.phase}"

@@ -150,7 +150,9 @@ def with_updates_of(
     """
     if optimizer.b2_half_life is None or before in (None, now):
         return state
-    log_old, log_new = (math.log(second_moment_decay(optimizer, n)) for n in (before or now, now))
+    # β2 itself may round to 0 or 1.
+    half_lives = (n / optimizer.b2_half_life for n in (before or now, now))
+    log_old, log_new = (-math.log(2) * count for count in half_lives)
 
     def adapt(part: Any) -> Any:
         if not _is_adam(part) or not (count := int(part.count)):

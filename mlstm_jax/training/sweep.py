@@ -45,14 +45,14 @@ def load_sweep(path: Path) -> Runs:
     valid = isinstance(runs, dict) and all(
         isinstance(key, tuple)
         and len(key) == 2
-        and all(isinstance(label, str) and label and "/" not in label for label in key)
+        and all(isinstance(label, str) and label.strip(".") and "/" not in label for label in key)
         and isinstance(config, Config)
         for key, config in runs.items()
     )
     if not valid or not runs:
         raise UserError(
-            f"{path} sets no `runs = {{(ROW, COLUMN): Config(...)}}` with two labels without /; "
-            "see `mlstm-jax configs puri_fig5`."
+            f"{path} sets no `runs = {{(ROW, COLUMN): Config(...)}}` with two labels that can name "
+            "a folder; see `mlstm-jax configs puri_fig5`."
         )
     return runs
 

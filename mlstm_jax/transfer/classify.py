@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from mlstm_jax.errors import UserError
 from mlstm_jax.transfer import thresholds
 from mlstm_jax.transfer.features import Features
-from mlstm_jax.transfer.labels import MISSING, Task
+from mlstm_jax.transfer.labels import MISSING
 from mlstm_jax.transfer.thresholds import LabelScore
 from mlstm_jax.transfer.words import Words
 
@@ -241,41 +241,21 @@ def fit(examples: Examples, classes: list[str], C: float, prior: Prior | None = 
     return Classifier(weights_KD, intercepts_K, classes, C, deviations_D=scaler.scale_)
 
 
-def choose(
-    train: Examples,
-    valid: Examples | None,
-    task: Task,
-    prior: Prior | None = None,
-    on_fit: Callable[[int], None] = lambda count: None,
-) -> tuple[Classifier, float, Prior | None]:
-    """Return the best classifier, its accuracy on validation data, and the prior that it has.
-
-    Of several labels: with the best C and threshold of each, the macro F1, and no prior.
-
-    Args:
-        train: examples to fit.
-        valid: examples to choose on; None: five-fold cross-validation of `train`.
-        task: what to predict.
-        prior: the first candidate, and one more feature of others; see `best_fit`.
-        on_fit: called with the number of values of C tried so far, or of labels done.
-    """
-    if task.several:
-        return *_choose_several(train, valid, task.names, on_fit), None
-    if valid is None:
-        _folds(train, task.names)  # raises an error where there are none
-    return best_fit(train, valid, task.names, prior, CS, on_fit)
-
-
-def _choose_several(
-    train: Examples, valid: Examples | None, names: list[str], on_fit: Callable[[int], None]
+def best_of_labels(
+    train: Examples, valid: Examples | None, names: list[str], on_label: Callable[[int], None]
 ) -> tuple[Classifier, float]:
+    """Return the classifier of several labels, and its macro F1 on held-out examples.
+
+    Each label has the best C and threshold; see `thresholds.choose`.
+    """
+
     def fit_label(features: Features, labels: Labels, C: float) -> Classifier:
         return fit(Examples(features, labels), ["0", "1"], C)
 
     def yes(fitted: Classifier, features: Features) -> Any:
         return fitted.probabilities(features)[:, 1]
 
-    chosen = thresholds.choose(fit_label, yes, CS, train, valid, names, on_fit)
+    chosen = thresholds.choose(fit_label, yes, CS, train, valid, names, on_label)
     each = [one.fitted for one in chosen]
     classifier = Classifier(
         np.concatenate([one.weights_KD for one in each]),
@@ -306,6 +286,8 @@ def best_fit(
     first whose loss is within one standard error of the smallest is chosen (Breiman et al. 1984,
     section 3.4.3), or within three (`Prior.errors`). The error is that of the mean difference over
     the same examples.
+
+    `on_fit` is called with the number of values of C tried so far.
 
     If some class has a single example, cross-validation is impossible, and the accuracy is NaN:
     then the first candidate with a prior is chosen, or the weakest penalty.
@@ -351,7 +333,7 @@ def _held_out(
             estimator,
             values.astype(np.float64),
             train.labels,
-            cv=_folds(train, classes),
+            cv=folds(train.labels, classes),
             method="predict_proba",
         )
         labels = train.labels
@@ -362,8 +344,9 @@ def _held_out(
     return _nats(shares_NK[np.arange(len(labels)), labels]), right_N
 
 
-def _folds(examples: Examples, classes: list[str]) -> Any:
-    return thresholds.folds(examples.labels, [f"class {name!r}" for name in classes])
+def folds(labels: Labels, classes: Sequence[str]) -> Any:
+    """Return the folds of cross-validation; UserError if a class has one text."""
+    return thresholds.folds(labels, [f"class {name!r}" for name in classes])
 
 
 def columns(examples: Examples, units: Sequence[int]) -> Examples:

@@ -13,7 +13,7 @@ import numpy as np
 
 from mlstm_jax.errors import first_line
 from mlstm_jax.transfer import classify, thresholds, words
-from mlstm_jax.transfer.classify import CS, Classifier, Examples, Prior
+from mlstm_jax.transfer.classify import CS, Classifier, Examples, Prior, best_fit
 from mlstm_jax.transfer.features import Unit
 from mlstm_jax.transfer.labels import Labelled, Task
 from mlstm_jax.transfer.reader import FeatureState
@@ -134,17 +134,20 @@ def run(
     """
     train, valid, test = examples["train"], examples.get("valid"), examples["test"]
     fits, each = (len(task.names), "label") if task.several else (len(CS), "C")
-    chosen, valid_score, used = classify.choose(
-        train, valid, task, prior, lambda n: on_part(n, f"{each} {n} of {fits}")
-    )
-    units = [columns[column] for column in chosen.ranking]
+
+    def on_fit(count: int) -> None:
+        on_part(count, f"{each} {count} of {fits}")
+
     more: dict[str, Any]
+    used = None
     if task.several:
+        chosen, valid_score = classify.best_of_labels(train, valid, task.names, on_fit)
         scores = chosen.label_scores(test)
         first = [columns[column] for column in chosen.first_K]
         more = {"labels": scores, "macro": macro(scores), "label_units": first}
         always = more["macro"]["all_yes"]
     else:
+        chosen, valid_score, used = best_fit(train, valid, task.names, prior, CS, on_fit)
         more, always = _of_classes(chosen, train, valid, test, columns, prior, on_part)
     both = chosen._replace(words=tfidf.words)
     together = {
@@ -163,7 +166,7 @@ def run(
         test=chosen.score(test),
         majority=always,
         has_prior=used is not None,
-        units=units[: max(TOP_UNITS)],
+        units=[columns[column] for column in chosen.ranking[: max(TOP_UNITS)]],
         baseline=tfidf.baseline,
         baseline_failure=tfidf.failure,
         together=together,
@@ -233,7 +236,7 @@ def _learning_curve(
     curve = []
     for count in [n for n in _CURVE if len(classes) <= n < total]:
         draws = [classify.subset(train, count, seed) for seed in range(_DRAWS)]
-        fits = [classify.best_fit(draw, valid, classes, prior)[0] for draw in draws]
+        fits = [best_fit(draw, valid, classes, prior)[0] for draw in draws]
         curve.append(_point(count, [fitted.score(test) for fitted in fits]))
     return [*curve, _point(total, [chosen.score(test)])]
 

@@ -58,12 +58,6 @@ class Reading(NamedTuple):
     nats_N: NDArray[np.float64]  # of all bytes of a text but the first; 0 unless they are scored
     scored_N: NDArray[np.int64]  # how many bytes these are
 
-    @property
-    def bits_N(self) -> NDArray[np.float64]:
-        """Bits per character of each text; 0 for one without a byte to score."""
-        bits_N: NDArray[np.float64] = self.nats_N / np.log(2) / np.maximum(self.scored_N, 1)
-        return bits_N
-
 
 @dataclass(frozen=True)
 class Unit:
@@ -181,20 +175,13 @@ class Featurizer:
         return np.concatenate([np.flatnonzero(states == part) for part in single_states(state)])
 
     def __call__(self, texts: Sequence[str] | TextFile, progress: str | None = None) -> Features:
-        """Return the features of texts, float32 [texts, columns]; see `read`."""
-        return self.read(texts, progress).features
-
-    def read(self, texts: Sequence[str] | TextFile, progress: str | None = None) -> Reading:
-        """Read texts.
+        """Return the features of texts, float32 [texts, columns].
 
         Args:
             texts: any number, of any length.
             progress: name of a progress line on standard error; unset: none.
         """
-        parts = [read for _, read in self.read_each(texts, progress)]
-        return (
-            parts[0] if len(parts) == 1 else Reading(*map(np.concatenate, zip(*parts, strict=True)))
-        )
+        return np.concatenate([read.features for _, read in self.read_each(texts, progress)])
 
     def read_each(
         self, texts: Sequence[str] | TextFile, progress: str | None = None

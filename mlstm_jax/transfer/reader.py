@@ -10,6 +10,7 @@ A text's state depends on that text alone, up to rounding: rows do not mix, and 
 for bit what one long window gives; but a product of another number of rows adds in another order.
 """
 
+import functools
 import reprlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -236,17 +237,12 @@ def _make_step(
     return step
 
 
-_programs: dict[Any, Any] = {}
-
-
+@functools.cache
 def _program(
-    model: LanguageModel, devices: Parallel, *, mean: bool, score: bool, trail: bool
+    model: LanguageModel, devices: tuple[jax.Device, ...], mean: bool, score: bool, trail: bool
 ) -> Any:
     """Return the step on all devices, the same for equal arguments: it is compiled once."""
-    key = model, tuple(devices.devices), mean, score, trail
-    if key not in _programs:
-        _programs[key] = devices.map(_make_step(model, mean=mean, score=score, trail=trail))
-    return _programs[key]
+    return Parallel(devices).map(_make_step(model, mean=mean, score=score, trail=trail))
 
 
 class TextReader:
@@ -285,7 +281,7 @@ class TextReader:
         params = devices.replicate(run.params)
 
         def prepare(model: LanguageModel) -> tuple[Any, Any]:
-            step = _program(model, devices, mean=mean, score=score, trail=trail)
+            step = _program(model, tuple(devices.devices), mean, score, trail)
             return step, (params, devices.replicate(model.ready(run.params)))
 
         self.one_row = self._rows = prepare(run.model)

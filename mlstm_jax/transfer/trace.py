@@ -70,6 +70,8 @@ class Stream:
         states: after each byte of the last piece, float32 [bytes, units].
         scores: the log-probability, in nats, of each byte of the last piece, float32 [bytes]; the
             first byte of the text, which nothing predicts, has none.
+        count: bytes that it has read.
+        nats: of these bytes but the first.
     """
 
     def __init__(self, run: Run, reader: TextReader, state: State | None, layer: int = -1) -> None:
@@ -78,7 +80,8 @@ class Stream:
         self._run, self._reader, self._layer = run, reader, layer
         (self._state,) = states_of(model, state and (state,))
         self._reached: Any = None
-        self._sum_LH, self._count = np.zeros(model.shape), 0
+        self._sum_LH = np.zeros(model.shape)
+        self.count, self.nats = 0, 0.0
         self.states = np.zeros((0, model.hidden), np.float32)
         self.state = np.zeros(model.hidden, np.float32)
         self.scores = np.zeros(0, np.float32)
@@ -99,12 +102,12 @@ class Stream:
             # In float64, one byte after another, so that cuts do not change it.
             h_TLH = np.asarray(named["h"][0, : turn.bytes], np.float64)
             sums_TLH = np.concatenate([self._sum_LH[None], h_TLH]).cumsum(axis=0)[1:]
-            count_T1 = np.arange(1, turn.bytes + 1)[:, None] + self._count
+            count_T1 = np.arange(1, turn.bytes + 1)[:, None] + self.count
             if self._state == "mean_h":
                 values_TH = sums_TLH[:, self._layer] / count_T1
             else:
                 values_TH = named[self._state][0, : turn.bytes, self._layer]
-            self._sum_LH, self._count = sums_TLH[-1], int(count_T1[-1, 0])
+            self._sum_LH, self.count = sums_TLH[-1], int(count_T1[-1, 0])
             states.append(np.asarray(values_TH, np.float32))
             logits.append(logits_BTV[0, : turn.bytes])
         self.states = np.concatenate(states)
@@ -118,33 +121,27 @@ class Stream:
             normaliser_T = np.log(np.exp(logits_TV).sum(axis=1))
         scores_T = logits_TV[np.arange(len(read_T)), read_T] - normaliser_T
         self.scores = scores_T.astype(np.float32)
+        self.nats -= float(self.scores.sum(dtype=np.float64))
         return self
 
-    def trace(self, text: bytes) -> Trace:
-        """Return what is known after `text`; values and nats are of the last piece only."""
+    def trace(self, text: bytes, values_TH: NDArray[np.float32]) -> Trace:
+        """Return what is known after `text`, with the values after each of its bytes."""
         carry = self._reader.fetch(self._reached.carry)
         named = self._run.config.model.named_states(carry)
         end_LH = {name: np.asarray(x[0], np.float32) for name, x in named.items()}
-        end_LH["mean_h"] = (self._sum_LH / self._count).astype(np.float32)
-        return Trace(text, self.states, carry, self._logits_1V[0], end_LH, self._nats)
-
-    @property
-    def _nats(self) -> float:
-        """Of the last piece."""
-        return -float(self.scores.sum(dtype=np.float64))
+        end_LH["mean_h"] = (self._sum_LH / self.count).astype(np.float32)
+        return Trace(text, values_TH, carry, self._logits_1V[0], end_LH, self.nats)
 
 
 class _Kept(NamedTuple):
     """The last text that was read for a state of a layer, and where the next one may go on."""
 
     trace: Trace
-    place: int  # bytes that `stream` has read
-    stream: Stream
-    nats: float  # of these bytes but the first
+    stream: Stream  # after that part of the text with which the next one may begin
 
     def leads_to(self, text: bytes) -> bool:
-        """Return whether it is this text, or one that goes on from the place."""
-        read = self.trace.text[: self.place]
+        """Return whether it is this text, or one that begins with what the stream has read."""
+        read = self.trace.text[: self.stream.count]
         return self.trace.text == text or bool(read and text.startswith(read))
 
 
@@ -188,20 +185,17 @@ class Reader:
         return kept.trace
 
     def _read(self, text: bytes, last: _Kept | None, stream: Stream) -> _Kept:
-        place, nats, values = 0, 0.0, []
+        values = []
         if last:
-            place, nats, stream = last.place, last.nats, last.stream
-            values = [last.trace.values_TH[:place]]
+            stream = last.stream
+            values = [last.trace.values_TH[: stream.count]]
         # Other models read windows, which must begin where those of the whole text do.
         goes_on = self.run.config.model.longest_window is None
-        if goes_on and (piece := text[place:-_EDITED]):
+        if goes_on and (piece := text[stream.count : -_EDITED]):
             values.append(stream.feed(piece).states)
-            place, nats = place + len(piece), nats + stream._nats
         before = copy.copy(stream)
-        trace = stream.feed(text[place:]).trace(text)
-        values_TH = np.concatenate([*values, trace.values_TH])
-        trace = trace._replace(values_TH=values_TH, nats=nats + trace.nats)
-        return _Kept(trace, place, before, nats)
+        values.append(stream.feed(text[stream.count :]).states)
+        return _Kept(stream.trace(text, np.concatenate(values)), before)
 
 
 def states_at(
@@ -328,6 +322,11 @@ def _heatmap(
 ) -> Heatmap:
     every = characters(text)
     values = values_T[[one.end for one in every]]
+    if not np.isfinite(values).all():
+        raise UserError(
+            f"the {name} is infinite or not a number; the model may have diverged, so load an "
+            "earlier checkpoint."
+        )
     # In a long text a few outliers would make all other characters white.
     largest = float(np.percentile(np.abs(values), 99, method="higher"))
     texts, title = [one.text for one in every], one_line(reader.run.name)

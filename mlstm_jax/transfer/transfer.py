@@ -21,7 +21,7 @@ from mlstm_jax.run import Run
 from mlstm_jax.terminal import ProgressLine, markdown, one_line, show
 from mlstm_jax.transfer import classifier_file, experiment
 from mlstm_jax.transfer.classifier_file import Description
-from mlstm_jax.transfer.classify import Classifier, Examples, Prior
+from mlstm_jax.transfer.classify import Classifier, Examples, Prior, folds
 from mlstm_jax.transfer.experiment import PARTS, Result
 from mlstm_jax.transfer.features import (
     Features,
@@ -84,6 +84,8 @@ def transfer(
     task = require_task(texts["train"])
     if words:
         require_classes(task)
+    if not (task.several or "valid" in texts):
+        folds(task.codes(texts["train"].labels), task.names)  # raises an error if there are none
     for name in ("test", "valid"):
         if name in texts:
             require_task(texts[name], task, thresholds=name == "valid")
@@ -214,7 +216,9 @@ def _as_markdown(result: Result, model: str, pictures: list[str]) -> str:
     base, best = result.baseline, result.best_unit
     tfidf = [("TF-IDF, words and pairs", base.train, base.valid, base.test)] if base else []
     train, valid, test = map(result.together.get, PARTS)
-    together = [("features and words together, `words`", train, valid, test)] if test else []
+    together = (
+        [("features and words together, `words`", train, valid, test)] if result.together else []
+    )
     classes = [markdown(name) for name in result.classes]
     checked = "valid" if result.texts["valid"] else "cross-validated"
     several, kinds = bool(result.labels), "binary labels" if result.labels else "classes"

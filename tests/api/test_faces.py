@@ -50,6 +50,8 @@ def read(path: Path) -> Any:
 SAME: list[tuple[str, str | None, Callable[[mlstm.TrainedModel, Path, Path], Any]]] = [
     ("generate MODEL --prompt my --bytes 20 --seed 3 --top-k 9", None,
      lambda m, i, o: m.generate("my", bytes=20, seed=3, top_k=9) + "\n"),
+    ("generate MODEL --prompt my --bytes 0 --samples 2", None,
+     lambda m, i, o: "--- 1 of 2\nmy\n--- 2 of 2\nmy\n"),
     ("report MODEL", None, lambda m, i, o: f"\n{m.report()}\n"),
     ("schedule small_512 --corpus-bytes 1e6 --train.steps 40", None,
      lambda m, i, o: mlstm.schedule(
@@ -57,7 +59,8 @@ SAME: list[tuple[str, str | None, Callable[[mlstm.TrainedModel, Path, Path], Any
      ).text + "\n"),
     ("plan small_512 --machine h200 --gpus 1 4 --price 3 --json OUT/plan.json", "plan.json",
      lambda m, i, o: {"machine": load_machine(Path("h200")).name, "rows": [
-         row._asdict() for row in mlstm.plan("small_512", "h200", devices=[1, 4], price=3.0)
+         row._asdict()
+         for row in mlstm.plan("small_512", "h200", devices=np.array([1, 4]), price=3.0)
      ]}),
     ("features MODEL IN/a.jsonl --state mean_h --all-layers --out OUT/f.npz", "f.npz",
      lambda m, i, o: m.encode(i / "a.jsonl", "mean_h", all_layers=True).tolist()),

@@ -124,6 +124,8 @@ def refused(method: str, given: dict[str, Any], **mistakes: Any) -> Any:
         ("model has type int", lambda m: mlstm.Features(3).fit(["a"])),
         (r"^none\.csv", lambda m: m.transfer("none.csv")),
         ("only the label 1", lambda m: m.transfer((["a", "b"], [1, 1]), (["a"], [1]))),
+        ("class '3' has only one text, too few for cross-validation",
+         lambda m: m.transfer(([*TEXTS, "c"], [*LABELS, 3]), (TEXTS, LABELS), words=True)),
         (r"\[1\], text 1: the label is empty", lambda m: m.transfer((["a", "b"], [1, None]))),
         ("text 0: the label is empty", lambda m: m.transfer((["a"], [np.nan]))),
         ("neither a string nor a number", lambda m: m.transfer((["a"], [[1]]))),

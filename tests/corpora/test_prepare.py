@@ -114,6 +114,15 @@ def test_split_is_by_number_of_documents(tmp_path, split, expected):
     assert open_corpus(out).manifest == manifest
 
 
+def test_a_corpus_in_the_current_folder(tmp_path, monkeypatch, capsys) -> None:
+    source = jsonl(tmp_path / "a.jsonl", some(10))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    cli.main(["prepare", source, "--out", "."])
+    assert str(tmp_path / "here") in capsys.readouterr().out
+    assert open_corpus(tmp_path / "here").manifest.records == 10
+
+
 def test_a_corpus_to_score_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Described by what it has; nothing trains on it."""
     source, out = jsonl(tmp_path / "a.jsonl", some(10)), tmp_path / "out"

@@ -417,8 +417,9 @@ def test_weights_of_another_model_than_the_config_are_refused(imported: Path) ->
 
 def test_imported_weights_have_no_corpus_and_one_checkpoint(imported, refused) -> None:
     assert "give one with --corpus" in refused("evaluate", imported)
-    error = refused("generate", imported, "--checkpoint", "7")
-    assert "has weights and no checkpoints" in error
+    for path in (imported, imported / run.WEIGHTS):
+        error = refused("generate", path, "--checkpoint", "7")
+        assert "has weights and no checkpoints" in error
 
 
 def test_a_damaged_export_is_refused(folder: Path, tmp_path: Path) -> None:

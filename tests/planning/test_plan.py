@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,18 @@ import pytest
 from mlstm_jax import cli, planning
 from mlstm_jax import config as configs
 from mlstm_jax.api import functions
-from mlstm_jax.config import Config, Data, Model, Optimizer, Phase, Precision, Train, vary
+from mlstm_jax.config import (
+    Config,
+    Data,
+    Model,
+    Optimizer,
+    Phase,
+    Precision,
+    Train,
+    Transformer,
+    resolve_batch,
+    vary,
+)
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import LanguageModel
@@ -151,6 +163,25 @@ def test_what_does_not_fit_is_said_with_what_to_change(capsys: pytest.CaptureFix
     advice = said[said.index("--train.recompute-every") :].split()
     cli.main(["plan", *words, "--data.batch-per-device", "512", *advice[:2]])
     assert "do not fit" not in capsys.readouterr().out
+
+
+def test_advice_is_a_batch_that_train_accepts(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "small_512", "--machine", str(MACHINES / "h200.json"), "--gpus", "1"]
+    words += ["--train.micro-batches", "4", "--data.batch-per-device"]
+    cli.main([*words, "2000000"])
+    (fewer,) = re.findall(r"--data.batch-per-device (\d+)", capsys.readouterr().out)
+    cli.main([*words, fewer])
+    assert "do not fit" not in capsys.readouterr().out
+
+
+def test_a_transformer_has_the_positions_of_the_window() -> None:
+    config = Config(model=Transformer(hidden=64, layers=1, heads=1), data=Data(window=2048))
+    config = dataclasses.replace(config, precision=Precision(compute="bf16"))
+    machine = load_machine(MACHINES / "h200.json")
+    said = planning.format_plan(config, machine, planning.plan(config, machine, [1], None), None)
+    count = parameter_count(resolve_batch(config, 1))
+    assert f" {count:,} parameters" in said
+    assert count > parameter_count(config)
 
 
 def test_compiled_memory_is_shown_and_decides_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mlstm_jax import environment, run
+from mlstm_jax import environment, guard, run
 from mlstm_jax.checkpoint import Checkpoints, steps_in
 from mlstm_jax.config import Config, Devices, Optimizer, Precision, Train, vary
 from mlstm_jax.corpora.prepare import prepare
@@ -67,6 +67,24 @@ def test_killed_and_interrupted_it_ends_as_if_never_stopped(
     assert steps_in(folder)[-1] == last["step"]
     finish(start(config, tmp_path, command_environment))
     assert_same_run(folder, undisturbed)
+
+
+def test_a_second_signal_leaves_no_error(capfd: pytest.CaptureFixture[str]) -> None:
+    """Python writes each signal to a pipe; without a reader it would report an error."""
+    received = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: received.append(number))
+    try:
+        with guard.collect() as first:
+            signal.raise_signal(signal.SIGTERM)
+            while "stopping with a checkpoint" not in (said := capfd.readouterr().err):
+                assert not said
+                time.sleep(0.01)
+            time.sleep(0.1)  # in which the pipe could be closed
+            signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert (first, received) == ([signal.SIGTERM], [signal.SIGUSR1])
+    assert not capfd.readouterr().err
 
 
 def test_a_closed_terminal_stops_it_with_a_checkpoint(corpus, tmp_path, command_environment):

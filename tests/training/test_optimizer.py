@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from mlstm_jax import cli
@@ -51,6 +52,13 @@ def test_adam_goes_on_when_the_bytes_of_an_update_change() -> None:
         # 1 − β2ⁿ is near 0.05 at first, and β2ⁿ has the rounding of n products.
         assert_close(updates["embedding"], np.float32([-1.0, 1.0]), 20 * 75)
         state, before = state._replace(opt_state=jax.device_get(opt_state)), n
+    for half_life, ratio in ((10.0, 1), (1e30, 64)):  # β2 rounds to 0, and to 1
+        extreme = dataclasses.replace(chosen, b2_half_life=half_life)
+        adapted = optimizer.with_updates_of(extreme, state, 1024, 65536)
+        (before_V, after_V) = (
+            jax.tree.leaves(optax.tree.get(one.opt_state, "nu"))[0] for one in (state, adapted)
+        )
+        assert_close(after_V, ratio * before_V, 8)
     fixed = dataclasses.replace(chosen, b2_half_life=None)
     assert optimizer.with_updates_of(fixed, state, 1024, 65536) is state
 

@@ -143,7 +143,8 @@ def test_one_process_has_one_number_of_virtual_devices(tmp_path, capsys) -> None
 
 def test_a_file_without_runs_is_named(tmp_path: Path) -> None:
     config = "from mlstm_jax.config import Config\n"
-    for text in ("runs = {}", "runs = {'a': 3}", config + "runs = {('a/b', 'c'): Config()}"):
+    labels = [f"{config}runs = {{({label!r}, 'c'): Config()}}" for label in ("a/b", "..", ".", "")]
+    for text in ("runs = {}", "runs = {'a': 3}", *labels):
         (tmp_path / "spec.py").write_text(text)
         with pytest.raises(UserError, match=r"spec\.py sets no `runs"):
             sweep.load_sweep(tmp_path / "spec.py")

@@ -187,6 +187,13 @@ def test_values_that_mean_one_zero_and_missing() -> None:
     table = pandas.DataFrame({"joy": pandas.Series([1, None, 0], dtype="Int64")})
     of_table = as_labelled({"train": (["a", "b", "c"], table)}, None, None, None)
     assert of_table["train"].labels == [(1,), (-1,), (0,)]
+    for labels in ({0: [1, 0], 1: [0, 1]}, pandas.DataFrame({0: [1, 0], 1: [0, 1]})):
+        of_numbers = as_labelled({"train": (["a", "b"], labels)}, None, None, None)["train"]
+        assert of_numbers == Labelled(["a", "b"], [(1, 0), (0, 1)], ("0", "1"), "train")
+    twice = pandas.DataFrame([[1, 0], [0, 1]], columns=["joy", "joy"])
+    for labels in (twice, {1: [1, 0], "1": [0, 1]}):
+        with pytest.raises(UserError, match=r"train\[1\] has columns of the same name"):
+            as_labelled({"train": (["a", "b"], labels)}, None, None, None)
 
 
 def test_labels_in_memory_are_those_of_a_file(model, files, transferred) -> None:

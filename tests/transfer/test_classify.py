@@ -68,7 +68,8 @@ def make(random: np.random.Generator, count: int, classes: int = 2) -> Examples:
 @pytest.mark.parametrize(("classes", "validated"), [(2, True), (3, True), (3, False)])
 def test_informative_units_rank_first(classes, validated, random) -> None:
     valid = make(random, 100, classes) if validated else None
-    found, score, _ = classify.choose(make(random, 400, classes), valid, Task(NAMES[classes]))
+    train = make(random, 400, classes)
+    found, score, _ = classify.best_fit(train, valid, NAMES[classes], None, classify.CS)
     test = make(random, 400, classes)
     assert min(found.score(test), score) > 0.95
     telling = [18] if classes == 2 else [17, 18, 19]

@@ -224,11 +224,15 @@ def test_a_request_is_answered_whatever_it_is(page: str) -> None:
 
 def test_inf_and_nan_are_reported(run: Run) -> None:
     """Weights that are finite, and what is made of them is not."""
-    large = jax.tree.map(lambda array: np.full_like(array, 1e38), run.params)
-    with serving(dataclasses.replace(run, params=large)) as address:
+    params = jax.tree.map(lambda array: np.full_like(array, 1e38), run.params)
+    large = dataclasses.replace(run, params=params)
+    with serving(large) as address:
         status, found = ask(f"{address.url}read", {"text": "a"})
     assert status == 422
     assert "computes inf or NaN here" in found["error"]
+    with pytest.raises(UserError, match="c of unit 0 of layer 1 is infinite or not a number"):
+        params = jax.tree.map(lambda array: np.full_like(array, np.nan), run.params)
+        heat(Reader(dataclasses.replace(run, params=params)), "a", 0)
 
 
 def test_a_page_by_ipv6(run: Run) -> None:
