@@ -1,17 +1,13 @@
 """JAX baselines for the recurrence: a plain scan with JAX's gradient, and Flax's LSTM."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import linen
 
 from mlstm_jax.model.ops import dot
-from mlstm_jax.model.recurrence import (
-    SEPARATE,
-    Carry,
-    LayerWeights,
-    Loops,
-    Outputs,
-)
+from mlstm_jax.model.recurrence import Carry, LayerWeights
 from mlstm_jax.model.time_loops import Sequence
 
 Array = jax.Array
@@ -22,9 +18,8 @@ def autodiff(
     sequence: Sequence,
     weights: LayerWeights,
     compute: jnp.dtype,
-    recompute_every: int | None = None,
-    loops: Loops = SEPARATE,
-) -> Outputs:
+    *_: Any,
+) -> tuple[Carry, Array]:
     """Run a straightforward scan, with the input projections outside it.
 
     It takes the arguments of `recurrence`, so that it can replace it, but ignores the last two. JAX

@@ -58,10 +58,8 @@ from mlstm_jax.model.recurrence import (  # noqa: E402
     STACKED,
     Carry,
     LayerWeights,
-    Loops,
-    recurrence,
 )
-from mlstm_jax.model.time_loops import Sequence  # noqa: E402
+from mlstm_jax.model.time_loops import Loops, Sequence, recurrence  # noqa: E402
 from mlstm_jax.training import loop, metrics, optimizer, parallel, schedule  # noqa: E402
 from mlstm_jax.training.parallel import Parallel  # noqa: E402
 from mlstm_jax.training.state import fresh_state  # noqa: E402

@@ -25,9 +25,8 @@ from mlstm_jax.model.recurrence import (
     STACKED,
     Carry,
     LayerWeights,
-    recurrence,
 )
-from mlstm_jax.model.time_loops import Sequence
+from mlstm_jax.model.time_loops import Sequence, recurrence
 
 EMBEDDING = 64
 IMPLEMENTATIONS = ["ours", "autodiff", "flax_lstm", "torch"]

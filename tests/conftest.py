@@ -27,6 +27,13 @@ environment.prepare(Devices(virtual_cpu=4))
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+from filelock import FileLock  # noqa: E402
+
+import mlstm_jax as mlstm  # noqa: E402
+from mlstm_jax.config import Config, Data, Model, Optimizer, Train  # noqa: E402
+from mlstm_jax.corpora.prepare import prepare  # noqa: E402
+from mlstm_jax.run import Run, load_run  # noqa: E402
+from mlstm_jax.training import loop  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -116,3 +123,32 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
         return said.err
 
     return refuse
+
+
+@pytest.fixture(scope="session")
+def run(text_file: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Run:
+    """A small model that has learned the made-up reviews; two layers. All workers share it."""
+    shared = tmp_path_factory.getbasetemp()
+    if worker_id != "master":
+        shared = shared.parent
+    folder = shared / "shared_model"
+    with FileLock(shared / "shared_model.lock"):
+        if not (folder / "done").exists():
+            # A corpus of its own, whose place does not go with one worker.
+            prepare([str(text_file)], folder / "corpus", split=(20, 1, 1))
+            loop.train(
+                Config(
+                    out=str(folder / "run"),
+                    model=Model(hidden=64, embedding=16, layers=2),
+                    data=Data(corpus=str(folder / "corpus"), batch=16, window=32),
+                    optimizer=Optimizer(learning_rate=1e-2),
+                    train=Train(steps=300, epochs=None, eval_every=300, checkpoint_every=300),
+                )
+            )
+            (folder / "done").touch()
+    return load_run(folder / "run")
+
+
+@pytest.fixture(scope="session")
+def model(run: Run) -> mlstm.TrainedModel:
+    return mlstm.load(run.folder)

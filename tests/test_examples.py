@@ -8,9 +8,6 @@ import numpy as np
 import pytest
 
 import mlstm_jax
-from tests.transfer.conftest import run
-
-__all__ = ["run"]
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

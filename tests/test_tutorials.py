@@ -8,9 +8,6 @@ from typing import Any
 import numpy as np
 
 from mlstm_jax import cli, shipped
-from tests.transfer.conftest import run
-
-__all__ = ["run"]
 
 ROOT = Path(__file__).parent.parent
 TUTORIALS = ROOT / "docs/tutorials"

@@ -68,8 +68,8 @@ class Products(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """The sizes of a model, and its embedding."""
+class Architecture(ABC):
+    """One kind of model; see the top of this file."""
 
     # Hidden units H of a layer. Paper: 4096 (also 256, 1024, 8192).
     hidden: Size = 4096
@@ -80,12 +80,6 @@ class Sizes:
     # Standard deviation of the initial embedding. Paper: 1. With a small value the multiplicative
     # path of an mLSTM starts almost closed.
     embedding_std: Positive = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Architecture(Sizes, ABC):
-    """One kind of model; see the top of this file."""
-
     # Also predict a document's rating from the state at its end, as an auxiliary objective of the
     # language model (see train.label_weight). The corpus must have ratings. Paper: future work.
     rating_head: bool = False

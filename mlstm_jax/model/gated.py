@@ -24,8 +24,8 @@ A gate's Wx is at first normal(0, 1/√I), and its Wh orthogonal, as in Flax's c
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from functools import cache, partial
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,13 +43,13 @@ from mlstm_jax.model.ops import (
 )
 from mlstm_jax.model.recurrent import Matrix, Recurrent, matrix
 from mlstm_jax.model.time_loops import (
+    Loops,
     Sequence,
     as_bits,
     empty_buffer,
     of_bits,
     put_step,
-    recomputed,
-    require_no_padding,
+    recurrence,
     step_of,
 )
 
@@ -174,61 +174,15 @@ def _backward_loop(
     return dfirst, of_bits(dz_TBZ, compute)
 
 
-def gated_recurrence(
-    advance: Advance,
-    carry: Tree,
-    sequence: Sequence,
-    weights: GatedWeights,
-    compute: jnp.dtype,
-    recompute_every: int | None = None,
-) -> tuple[Tree, Array]:
-    """Run one layer over a window.
-
-    Args:
-        advance: the kind's function of z and the carry, elementwise.
-        carry: the state before the window.
-        sequence: its input, T steps.
-        weights: its matrices and bias.
-        compute: operand type of every product.
-        recompute_every: see `recomputed`.
-
-    Returns:
-        The carry after the window, and h at every step [T, B, H] in the compute type. Gradients
-        are float32; those of the weights are summed in float32. Without a gradient nothing is kept.
-    """
-
-    def run(carry: Tree, sequence: Sequence) -> tuple[Tree, Array]:
-        return _recurrence(advance, carry, sequence, weights, compute)
-
-    return recomputed(run, carry, sequence, recompute_every)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0, 4))
-def _recurrence(
-    advance: Advance, carry: Tree, sequence: Sequence, weights: GatedWeights, compute: jnp.dtype
-) -> tuple[Tree, Array]:
-    # The compiler removes unused values, so without a gradient this loop saves nothing.
-    weights = weights.rounded(sequence.x, compute)
-    last, saved = _forward_loop(advance, carry, sequence, weights, compute)
-    return last, of_bits(saved.h_TBH, compute)
-
-
-def _forward(
-    advance: Advance, carry: Tree, sequence: Sequence, weights: GatedWeights, compute: jnp.dtype
-) -> tuple[tuple[Tree, Array], tuple[Tree, Sequence, GatedWeights, Saved]]:
-    require_no_padding(sequence)
-    weights = weights.rounded(sequence.x, compute)
-    last, saved = _forward_loop(advance, carry, sequence, weights, compute)
-    return (last, of_bits(saved.h_TBH, compute)), (carry, sequence, weights, saved)
-
-
 def _backward(
     advance: Advance,
+    first: Tree,
+    sequence: Sequence,
+    weights: GatedWeights,
+    saved: Saved,
     compute: jnp.dtype,
-    residuals: tuple[Tree, Sequence, GatedWeights, Saved],
-    cotangents: tuple[Tree, Array],
-) -> tuple[Tree, Sequence, GatedWeights]:
-    first, sequence, weights, saved = residuals
+    *cotangents: Any,
+) -> tuple[Tree, Array | None, GatedWeights]:
     dfirst, dz_TBZ = _backward_loop(advance, first, sequence, weights, saved, compute, *cotangents)
     h_TBH = of_bits(saved.h_TBH, compute)
     before_h_TBH = jnp.concatenate([first.h.astype(compute)[None], h_TBH[:-1]])
@@ -240,7 +194,7 @@ def _backward(
     db_K = jnp.sum(dz_TBZ[..., :only_h], (0, 1), dtype=jnp.float32)
     return (
         jax.tree.map(lambda x, like: x.astype(like.dtype), dfirst, first),
-        Sequence(cast(Array, dx if dx is None else dx.astype(sequence.x.dtype)), None),
+        dx if dx is None else dx.astype(sequence.x.dtype),
         GatedWeights(
             wx_IG=dwx_IG,
             wh_HK=sum_rows(before_h_TBH, dz_TBZ[..., :of_h]),
@@ -249,7 +203,10 @@ def _backward(
     )
 
 
-_recurrence.defvjp(_forward, _backward)
+@cache
+def _loops(advance: Advance) -> Loops:
+    forward = partial(_forward_loop, advance)
+    return Loops(forward, forward, partial(_backward, advance))
 
 
 def _gate_by_gate(initialise: Any, gates: int) -> Any:
@@ -299,8 +256,8 @@ class GatedCell(Recurrent):
         self, weights: GatedWeights, carry: Tree, sequence: Sequence, options: ReadOptions
     ) -> tuple[Tree, Array]:
         """Run the recurrence over a window."""
-        every = options.recompute_every
-        return gated_recurrence(self.advance, carry, sequence, weights, options.compute, every)
+        every, loops = options.recompute_every, _loops(self.advance)
+        return recurrence(carry, sequence, weights, options.compute, every, loops)
 
     def step_bytes(self, width: int, cell: int) -> int:
         """Count h, z, which becomes dz, and the carry before the step."""

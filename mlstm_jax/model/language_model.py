@@ -25,9 +25,8 @@ from numpy.typing import NDArray
 
 from mlstm_jax.model.architecture import VOCABULARY, Architecture, ReadOptions, Window
 from mlstm_jax.model.ops import Precision, matmul, uniform
-from mlstm_jax.model.recurrence import Loops
 from mlstm_jax.model.recurrent import Recurrent
-from mlstm_jax.model.time_loops import by_step, steps_read
+from mlstm_jax.model.time_loops import Loops, by_step, steps_read
 
 Array = jax.Array
 Parameters = Any  # A tree of float32 arrays, as in the docstring above.

@@ -17,28 +17,24 @@ import jax
 from flax import linen
 
 from mlstm_jax.fields import Positive
-from mlstm_jax.model.architecture import Carry, ReadOptions, Sizes, Tree
+from mlstm_jax.model.architecture import Carry, ReadOptions, Tree
 from mlstm_jax.model.ops import uniform
-from mlstm_jax.model.recurrence import SEPARATE, STACKED, LayerWeights, layer_step, recurrence
+from mlstm_jax.model.recurrence import SEPARATE, STACKED, LayerWeights, layer_step
 from mlstm_jax.model.recurrent import Matrix, Recurrent, matrix
-from mlstm_jax.model.time_loops import Sequence
+from mlstm_jax.model.time_loops import Sequence, recurrence
 
 Array = jax.Array
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Initial(Sizes):
+class MLSTM(Recurrent, title="mLSTM"):
+    """The network and its initial parameters."""
+
     # Initial recurrent matrices Wh and Wmh. Paper: uniform(±1/√H).
     recurrent_init: Literal["uniform", "orthogonal"] = "uniform"
     # Initial gains of Wh and Wmh, relative to the column norms of V, so that W = gain · V. √3 makes
     # the columns of a uniform Wmh as long as those of an orthogonal one. Paper: 1.
     recurrent_gain: Positive = 1.0
-
-
-# A config.json has the fields of `_Initial` before those of `Architecture`.
-@dataclass(frozen=True, kw_only=True)
-class MLSTM(Recurrent, _Initial, title="mLSTM"):
-    """The network and its initial parameters."""
 
     gates: ClassVar[dict[str, int]] = {"wmh": 1, "wh": 4, "wmx": 1, "wx": 4}
     input_matrices: ClassVar[tuple[str, ...]] = ("wmx", "wx")

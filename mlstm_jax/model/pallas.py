@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Carry
 from mlstm_jax.model.ops import dot, is_bytes, project
-from mlstm_jax.model.recurrence import Gates, LayerWeights, Loops, Saved, advance, step_gradient
+from mlstm_jax.model.recurrence import Gates, LayerWeights, Saved, advance, loops_of, step_gradient
 from mlstm_jax.model.time_loops import Sequence
 
 try:
@@ -377,6 +377,6 @@ def _backward_loop(
 
 # Our kernels, on a GPU; and in Pallas's interpreter, for tests.
 PALLAS, INTERPRETED = (
-    Loops(partial(_forward_loop, interpret), partial(_backward_loop, interpret))
+    loops_of(partial(_forward_loop, interpret), partial(_backward_loop, interpret))
     for interpret in (False, True)
 )

@@ -32,7 +32,7 @@ gain from each choice.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,14 +47,13 @@ from mlstm_jax.model.ops import (
     times,
 )
 from mlstm_jax.model.time_loops import (
+    Loops,
     Sequence,
     as_bits,
     empty_buffer,
     of_bits,
     put_side_by_side,
     put_step,
-    recomputed,
-    require_no_padding,
     step_of,
 )
 
@@ -148,9 +147,6 @@ def layer_step(
     return step
 
 
-Outputs = tuple[Carry, Array]
-
-
 class Saved(NamedTuple):
     """What the backward loop needs besides the arguments, in time buffers (see `empty_buffer`).
 
@@ -162,20 +158,6 @@ class Saved(NamedTuple):
     h: Array
     before_c: Array
     mh_gates: tuple[Array, ...]
-
-
-class Loops(NamedTuple):
-    """The two loops over time of a gradient, with rounded matrices.
-
-    Attributes:
-        forward: (carry, sequence, weights, compute) → the carry after the window, and `Saved`.
-        backward: (first carry, sequence, weights, saved, compute, cotangents of the last carry, and
-            of h after each step) → the cotangents of h and c before the window, float32 [B, H];
-            and, in the compute type, dz of each step [T, B, 4H], and dmh with dmx [T, 2, B, H].
-    """
-
-    forward: Callable[[Carry, Sequence, LayerWeights, Any], tuple[Carry, Saved]]
-    backward: Callable[..., tuple[Array, Array, Array, Array]]
 
 
 def _forward_loop(
@@ -273,72 +255,22 @@ def _backward_loop(
     return dh0_BH, dc0_BH, of_bits(dz, compute), of_bits(dm, compute)
 
 
-# The parts of a step in separate arrays, where dz overwrites the gates: best on a CPU. Stacked in
-# one array: best on a GPU.
-SEPARATE, STACKED = (
-    Loops(partial(_forward_loop, stacked), partial(_backward_loop, stacked))
-    for stacked in (False, True)
-)
-
-
-def recurrence(
-    carry: Carry,
+def gradient(
+    backward_loop: Callable[..., tuple[Array, Array, Array, Array]],
+    first: Carry,
     sequence: Sequence,
     weights: LayerWeights,
+    saved: Saved,
     compute: jnp.dtype,
-    recompute_every: int | None = None,
-    loops: Loops = SEPARATE,
-) -> Outputs:
-    """Run one layer over a window.
+    *cotangents: Any,
+) -> tuple[Carry, Array | None, LayerWeights]:
+    """Return the cotangents of the carry, of x and of the weights.
 
-    Args:
-        carry: the state before the window.
-        sequence: its input, T steps.
-        weights: its matrices and bias.
-        compute: operand type of every product.
-        recompute_every: see `recomputed`.
-        loops: those of a gradient.
-
-    Returns:
-        The carry after the window, and h at every step [T, B, H] in the compute type. Gradients
-        are float32; those of the weights are summed in float32. Without a gradient nothing is kept.
+    The loop returns those of h and c before the window, float32 [B, H]; and, in the compute type,
+    dz of each step [T, B, 4H], and dmh with dmx [T, 2, B, H].
     """
-
-    def run(carry: Carry, sequence: Sequence) -> Outputs:
-        return _recurrence(carry, sequence, weights, compute, loops)
-
-    return recomputed(run, carry, sequence, recompute_every)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _recurrence(
-    carry: Carry, sequence: Sequence, weights: LayerWeights, compute: jnp.dtype, loops: Loops
-) -> Outputs:
-    # The compiler removes unused values, so without a gradient this loop saves nothing.
-    weights = weights.rounded(sequence.x, compute)
-    last, saved = SEPARATE.forward(carry, sequence, weights, compute)
-    return last, of_bits(saved.h, compute)
-
-
-Residuals = tuple[Carry, Sequence, LayerWeights, Saved]
-
-
-def _forward(
-    carry: Carry, sequence: Sequence, weights: LayerWeights, compute: jnp.dtype, loops: Loops
-) -> tuple[Outputs, Residuals]:
-    require_no_padding(sequence)
-    weights = weights.rounded(sequence.x, compute)
-    last, saved = loops.forward(carry, sequence, weights, compute)
-    return (last, of_bits(saved.h, compute)), (carry, sequence, weights, saved)
-
-
-def _backward(
-    compute: jnp.dtype, loops: Loops, residuals: Residuals, cotangents: Outputs
-) -> tuple[Carry, Sequence, LayerWeights]:
-    first, sequence, weights, saved = residuals
-    dlast, dh_TBH = cotangents
-    dh0_BH, dc0_BH, dz_TBG, dm_T2BH = loops.backward(
-        first, sequence, weights, saved, compute, dlast, dh_TBH
+    dh0_BH, dc0_BH, dz_TBG, dm_T2BH = backward_loop(
+        first, sequence, weights, saved, compute, *cotangents
     )
     dmh_TBH, dmx_TBH = dm_T2BH[:, 0], dm_T2BH[:, 1]
     h_TBH, mh = of_bits(saved.h, compute), saved.mh_gates[0]
@@ -353,7 +285,7 @@ def _backward(
         dx = (dx_of_mx + dx_of_z).astype(sequence.x.dtype)
     return (
         Carry(h=dh0_BH, c=dc0_BH.astype(first.c.dtype)),
-        Sequence(x=cast(Array, dx), padding_mask_TB=None),
+        dx,
         LayerWeights(
             wmx_IH=dwmx_IH,
             wx_IG=dwx_IG,
@@ -364,4 +296,14 @@ def _backward(
     )
 
 
-_recurrence.defvjp(_forward, _backward)
+def loops_of(forward: Any, backward: Any) -> Loops:
+    """Return the loops of an mLSTM with these two under a gradient."""
+    return Loops(partial(_forward_loop, False), forward, partial(gradient, backward))
+
+
+# The parts of a step in separate arrays, where dz overwrites the gates: best on a CPU. Stacked in
+# one array: best on a GPU.
+SEPARATE, STACKED = (
+    loops_of(partial(_forward_loop, stacked), partial(_backward_loop, stacked))
+    for stacked in (False, True)
+)

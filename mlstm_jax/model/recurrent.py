@@ -103,9 +103,7 @@ class Recurrent(Architecture):
     def step_bytes(self, width: int, cell: int) -> int:
         """Return the bytes that a unit keeps of each step for the gradient, and needs in it.
 
-        Args:
-            width: bytes of a number of the compute type.
-            cell: bytes of a number of c.
+        See `activation_bytes`.
         """
 
     def with_tables(self, weights: Any, embedding_VE: Array, compute: Any) -> Any:

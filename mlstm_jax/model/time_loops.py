@@ -7,6 +7,7 @@ A recurrent layer is a function of one step: its carry and the input of the step
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -174,3 +175,76 @@ def recomputed(
     carry, run_h = jax.lax.scan(run, carry, runs)
     h.append(run_h.reshape(-1, *run_h.shape[2:]))
     return carry, jnp.concatenate(h)
+
+
+class Loops(NamedTuple):
+    """The loops of a layer over time, with rounded matrices.
+
+    Attributes:
+        read: without a gradient: (carry, sequence, weights, compute) → the carry after the window,
+            and what it keeps, a NamedTuple whose first field is h after each step.
+        forward: the same under a gradient.
+        backward: (first carry, sequence, weights, kept, compute, cotangents of the last carry, and
+            of h after each step) → the cotangents of the carry, of x and of the weights.
+    """
+
+    read: Callable[..., tuple[Any, Any]]
+    forward: Callable[..., tuple[Any, Any]]
+    backward: Callable[..., tuple[Any, Any, Any]]
+
+
+def recurrence(
+    carry: Any,
+    sequence: Sequence,
+    weights: Any,
+    compute: jnp.dtype,
+    recompute_every: int | None,
+    loops: Loops,
+) -> tuple[Any, Array]:
+    """Run one layer over a window.
+
+    Args:
+        carry: the state before the window.
+        sequence: its input, T steps.
+        weights: its matrices and bias.
+        compute: operand type of every product.
+        recompute_every: see `recomputed`.
+        loops: of the kind of layer.
+
+    Returns:
+        The carry after the window, and h at every step [T, B, H] in the compute type. Gradients
+        are float32; those of the weights are summed in float32. Without a gradient nothing is kept.
+    """
+
+    def run(carry: Any, sequence: Sequence) -> tuple[Any, Array]:
+        return _recurrence(carry, sequence, weights, compute, loops)
+
+    return recomputed(run, carry, sequence, recompute_every)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _recurrence(
+    carry: Any, sequence: Sequence, weights: Any, compute: jnp.dtype, loops: Loops
+) -> tuple[Any, Array]:
+    # The compiler removes unused values, so without a gradient this loop saves nothing.
+    last, saved = loops.read(carry, sequence, weights.rounded(sequence.x, compute), compute)
+    return last, of_bits(saved[0], compute)
+
+
+def _forward(
+    carry: Any, sequence: Sequence, weights: Any, compute: jnp.dtype, loops: Loops
+) -> tuple[tuple[Any, Array], tuple[Any, ...]]:
+    require_no_padding(sequence)
+    weights = weights.rounded(sequence.x, compute)
+    last, saved = loops.forward(carry, sequence, weights, compute)
+    return (last, of_bits(saved[0], compute)), (carry, sequence, weights, saved)
+
+
+def _backward(
+    compute: jnp.dtype, loops: Loops, residuals: tuple[Any, ...], cotangents: tuple[Any, Array]
+) -> tuple[Any, Sequence, Any]:
+    carry, dx, dweights = loops.backward(*residuals, compute, *cotangents)
+    return carry, Sequence(dx), dweights
+
+
+_recurrence.defvjp(_forward, _backward)

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from mlstm_jax import output
 from mlstm_jax.config import MOST_STEPS
@@ -97,21 +97,8 @@ def runs_in(folder: Path) -> list[Path]:
     return folders
 
 
-class NullLog:
-    """The log of a process that does not write one; every process computes the same lines."""
-
-    seconds = 0.0
-    finished_at = None
-
-    def write(self, kind: str, step: int, **values: Any) -> None:
-        """Write nothing."""
-
-    def close(self) -> None:
-        """Close nothing."""
-
-
 class MetricsLog:
-    """The metrics of one run, appended to after `step`.
+    """The metrics of one run, appended to after `step`; without a folder nothing is written.
 
     Attributes:
         seconds: training time recorded in the existing lines.
@@ -120,10 +107,14 @@ class MetricsLog:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path | None,
         step: int,
         callbacks: Sequence[Callable[[dict[str, Any]], None]] = (),
     ) -> None:
+        self.seconds, self.finished_at = 0.0, None
+        self._file: IO[str] | None = None
+        if folder is None:
+            return
         self._callbacks = callbacks
         path = folder / "metrics.jsonl"
         kept = [line for line in read_metrics(path) if line["step"] <= step and step > 0]
@@ -136,6 +127,8 @@ class MetricsLog:
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Append a line and flush it; NaN and inf, which JSON does not have, become null."""
+        if self._file is None:
+            return
         finite = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in values.items()
@@ -150,6 +143,8 @@ class MetricsLog:
 
     def close(self) -> None:
         """Close both files."""
+        if self._file is None:
+            return
         self._file.close()
         if self._events:
             self._events.close()

@@ -13,7 +13,7 @@ from mlstm_jax.errors import KnownError
 from mlstm_jax.terminal import ProgressLine, rate
 from mlstm_jax.training.begin import ResumePoint
 from mlstm_jax.training.evaluation import Score
-from mlstm_jax.training.metrics import BITS_PER_NAT, MetricsLog, NullLog
+from mlstm_jax.training.metrics import BITS_PER_NAT, MetricsLog
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.phases import ResolvedPhase
 from mlstm_jax.training.step import StepMetrics
@@ -70,7 +70,7 @@ class Reporter:
         self,
         config: Config,
         stream: TrainStream,
-        log: MetricsLog | NullLog,
+        log: MetricsLog,
         progress: ProgressLine,
         point: ResumePoint,
     ) -> None:

@@ -27,7 +27,7 @@ from mlstm_jax.terminal import ProgressLine
 from mlstm_jax.training import parallel, run_folder, schedule
 from mlstm_jax.training.begin import Beginning, ResumePoint
 from mlstm_jax.training.evaluation import Evaluator
-from mlstm_jax.training.metrics import MetricsLog, NullLog
+from mlstm_jax.training.metrics import MetricsLog
 from mlstm_jax.training.phases import ResolvedPhase, resolve_phases, segments, total_steps
 from mlstm_jax.training.reporter import announcement
 from mlstm_jax.training.state import require_memory
@@ -61,11 +61,10 @@ class Session:
         """Number of steps of the run."""
         return self.phases[-1].last
 
-    def open_log(self, step: int) -> MetricsLog | NullLog:
+    def open_log(self, step: int) -> MetricsLog:
         """Open metrics.jsonl to append after a step; only process 0 has one."""
-        if not self.cluster.is_first:
-            return NullLog()
-        return MetricsLog(Path(self.config.out), step, self.callbacks)
+        folder = Path(self.config.out) if self.cluster.is_first else None
+        return MetricsLog(folder, step, self.callbacks)
 
     def starting_at(self, origin: Origin) -> "Session":
         """Return the session of the same run, which has returned to an earlier checkpoint."""
@@ -89,16 +88,12 @@ def set_up(
 
     Args:
         stack: closes what is opened here.
-        config: what to train, and where.
         score_labels: returns the loss of the labels of validation texts, which then chooses the
             best checkpoint, and their accuracy.
-        resume: fail unless there is a run to resume.
-        reset_carry: resume with other rows (batch, window, shards), each from a zero state.
-        callbacks: called with each line of metrics.jsonl when it is written; only in process 0.
-        quiet: show no progress.
-        owns_process: the process does nothing else. SIGINT, SIGTERM and SIGHUP then stop the run
-            with a checkpoint. If there is no progress for `config.train.watchdog_seconds`, or
-            another process of the run is lost, the process ends at once.
+        owns_process: if there is no progress for `config.train.watchdog_seconds`, or another
+            process of the run is lost, the process then ends at once.
+
+    Of all others, see `mlstm_jax.train`.
     """
     cluster = Cluster(config.distributed)
     if cluster.processes > 1 and not owns_process:

@@ -80,6 +80,12 @@ class MetricSums(NamedTuple):
     updates: Array  # int32
 
 
+def zero_tally() -> MetricSums:
+    """Return empty sums."""
+    zero = jnp.float32(0)
+    return MetricSums(zero, zero, zero, zero, zero, zero, jnp.int32(0))
+
+
 class TrainState(NamedTuple):
     """Parameters and all values that change with them; every counter is an int32 scalar."""
 
@@ -91,13 +97,6 @@ class TrainState(NamedTuple):
     opt_state: Any
     loss_scale: LossScale
     tally: MetricSums
-
-
-def zero_tally() -> MetricSums:
-    """Return empty sums."""
-    zero = jnp.float32(0)
-    floats = {name: zero for name in MetricSums._fields if name != "updates"}
-    return MetricSums(updates=jnp.int32(0), **floats)
 
 
 def init_state(

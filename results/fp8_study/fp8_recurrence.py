@@ -30,7 +30,7 @@ from mlstm_jax.model.language_model import (
     Parameters,
 )
 from mlstm_jax.model.ops import matmul, project, project_gradient, sum_rows, weight_norm
-from mlstm_jax.model.recurrence import LayerWeights, Outputs
+from mlstm_jax.model.recurrence import LayerWeights
 from mlstm_jax.model.time_loops import (
     Sequence,
     as_bits,
@@ -151,7 +151,7 @@ class _Saved(NamedTuple):
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
 def recurrence(
     carry: Carry, sequence: Sequence, weights: LayerWeights, scaling: Scaling, formats: Formats
-) -> Outputs:
+) -> tuple[Carry, Array]:
     """Run one layer over the bytes of a window, as the package does in bfloat16, without padding.
 
     The "gradient" of `scaling` is not a gradient but the statistics after the update.
@@ -167,7 +167,7 @@ def _scales(scaling: Scaling, formats: Formats) -> list[Array]:
 
 def _forward(
     carry: Carry, sequence: Sequence, weights: LayerWeights, scaling: Scaling, formats: Formats
-) -> tuple[Outputs, Any]:
+) -> tuple[tuple[Carry, Array], Any]:
     window, shape = sequence.x.shape[0], carry.h.shape
     h_scale, m_scale, *_ = _scales(scaling, formats)
     times_wmh = _Matrix.of(weights.wmh_HH, formats).product_with(h_scale)
@@ -207,7 +207,7 @@ def _forward(
 
 
 def _backward(
-    formats: Formats, residuals: Any, cotangents: Outputs
+    formats: Formats, residuals: Any, cotangents: tuple[Carry, Array]
 ) -> tuple[Carry, Sequence, LayerWeights, Scaling]:
     first, sequence, weights, scaling, saved = residuals
     dlast, dh_TBH = cotangents

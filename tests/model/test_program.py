@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.compiled_program import Program, parse, places, products
 from mlstm_jax.model.ops import dot, times
-from mlstm_jax.model.recurrence import Carry, LayerWeights, recurrence
-from mlstm_jax.model.time_loops import Sequence
+from mlstm_jax.model.recurrence import SEPARATE, Carry, LayerWeights
+from mlstm_jax.model.time_loops import Sequence, recurrence
 from tests.tolerance import assert_close
 
 T, B, H = 24, 8, 128
@@ -21,7 +21,7 @@ def gradient(compute: str) -> Program:
     """Compile the gradient by all weights of one layer that reads bytes."""
 
     def total(carry: Carry, sequence: Sequence, weights: LayerWeights) -> jax.Array:
-        (last, _), h_TBH = recurrence(carry, sequence, weights, jnp.dtype(compute))
+        (last, _), h_TBH = recurrence(carry, sequence, weights, jnp.dtype(compute), None, SEPARATE)
         return jnp.sum(last) + jnp.sum(h_TBH.astype(jnp.float32))
 
     zero_BH = jnp.zeros((B, H))

@@ -20,14 +20,14 @@ from mlstm_jax.model.recurrence import (
     Carry,
     LayerWeights,
     layer_step,
-    recurrence,
 )
-from mlstm_jax.model.time_loops import Sequence
+from mlstm_jax.model.time_loops import Sequence, recurrence
 from tests.tolerance import assert_close, error
 
 pytestmark = pytest.mark.numeric
 
 TYPES = ["float32", "bfloat16", "float16"]
+run_layer = partial(recurrence, recompute_every=None, loops=SEPARATE)
 Arguments = tuple[Carry, Sequence, LayerWeights]
 
 
@@ -157,7 +157,7 @@ def test_it_agrees_with_the_reference(compute, inputs, recompute_every, random):
     plain = reference(*given)
     for loops in (SEPARATE, STACKED):
         options = {"recompute_every": recompute_every, "loops": loops}
-        made, ours = gradients(recurrence, given, compute, direction, **options)
+        made, ours = gradients(run_layer, given, compute, direction, **options)
         assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(ours))
         assert_close(ours, exact, terms_of(t, b, h, inputs), compute)
         assert_close(made, plain, 4 * t * h, compute)
@@ -166,7 +166,7 @@ def test_it_agrees_with_the_reference(compute, inputs, recompute_every, random):
     if inputs:  # and padding
         sequence = sequence._replace(padding_mask_TB=random.random((t, b)) < 0.2)
         plain = reference(carry, sequence, weights)
-    run = jax.jit(lambda *x: recurrence(*x, jnp.dtype(compute), recompute_every))
+    run = jax.jit(lambda *x: recurrence(*x, jnp.dtype(compute), recompute_every, SEPARATE))
     assert_equal(run(carry, sequence, weights), plain)
     halves = [jax.tree.map(lambda x, n=n: x[n : n + t // 2], sequence) for n in (0, t // 2)]
     between, first_h = run(carry, halves[0], weights)
@@ -183,9 +183,9 @@ def test_weight_gradients_are_near_to_float64(compute: str, random: np.random.Ge
     direction = directions(random, given)
     exact = float64_gradients(given, direction)
     for k in (None, 16):
-        _, (_, ours) = gradients(recurrence, given, "float32", direction, recompute_every=k)
+        _, (_, ours) = gradients(run_layer, given, "float32", direction, recompute_every=k)
         assert_close(ours, exact, terms_of(256, 8, 64))
-    _, (_, ours) = gradients(recurrence, given, compute, direction)
+    _, (_, ours) = gradients(run_layer, given, compute, direction)
     _, (_, plain) = gradients(recurrence_reference, given, compute, direction)
     ours, plain = (jax.tree.map(error, made, exact) for made in (ours, plain))
     assert ours.wh_HG < plain.wh_HG / 2
@@ -198,7 +198,7 @@ def test_a_cell_in_the_compute_type_keeps_it(random: np.random.Generator) -> Non
     direction = directions(random, given)
     _, exact = gradients(recurrence_reference, (carry, sequence, weights), "float32", direction)
     for options in ({}, {"recompute_every": 5}, {"loops": INTERPRETED}):
-        (last, _), ours = gradients(recurrence, given, "bfloat16", direction, **options)
+        (last, _), ours = gradients(run_layer, given, "bfloat16", direction, **options)
         assert (last.h.dtype, last.c.dtype) == (jnp.float32, jnp.bfloat16)
         assert ours[0].c.dtype == jnp.bfloat16
         ours = jax.tree.map(lambda x: x.astype(jnp.float32), ours)
@@ -224,7 +224,7 @@ def test_every_product_has_operands_of_the_compute_type(compute, inputs, recompu
     given = arguments(random, 8, 2, 4, inputs=inputs)
     direction = directions(random, given)
     options = {"direction": direction, "recompute_every": recompute_every}
-    gradient = partial(gradients, recurrence, compute=compute, **options)
+    gradient = partial(gradients, run_layer, compute=compute, **options)
     jaxpr = jax.make_jaxpr(lambda given: gradient(given=given))((*given,))
     found = list(products(jaxpr.jaxpr))
     # Two forward (and two more by vectors), as many backward, and one for each weight.
@@ -239,7 +239,7 @@ def temporary_bytes(function: Any, *given: Any) -> int:
 @pytest.mark.parametrize("inputs", [None, 16])
 def test_memory_without_a_gradient_does_not_grow_with_the_window(inputs, random):
     short, long = (arguments(random, t, 4, 32, inputs=inputs) for t in (32, 512))
-    forward = partial(recurrence, compute=jnp.float32)
+    forward = partial(run_layer, compute=jnp.float32)
     assert temporary_bytes(forward, *long) < temporary_bytes(forward, *short) + 4096
 
 
@@ -249,7 +249,7 @@ def test_recomputing_takes_a_fraction_of_the_memory(random: np.random.Generator)
 
     how = {"compute": "float32", "direction": direction}
     plain, every_16 = (
-        temporary_bytes(partial(gradients, recurrence, recompute_every=k, **how), given)
+        temporary_bytes(partial(gradients, run_layer, recompute_every=k, **how), given)
         for k in (None, 16)
     )
     assert every_16 < plain / 3
@@ -277,7 +277,7 @@ def test_our_own_kernels_compute_the_same(random, compute, inputs, recompute_eve
     direction = directions(random, given)
     options = {"recompute_every": recompute_every, "loops": INTERPRETED}
     exact_made, exact = gradients(recurrence_reference, given, "float32", direction)
-    made, ours = gradients(recurrence, given, compute, direction, **options)
+    made, ours = gradients(run_layer, given, compute, direction, **options)
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(ours))
     assert_close(ours, exact, terms_of(t, b, h, inputs), compute)
     assert_close(made, exact_made, 4 * t * h, compute)

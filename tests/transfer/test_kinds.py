@@ -20,7 +20,7 @@ from mlstm_jax.transfer.generate import generate
 from mlstm_jax.transfer.trace import Reader, heat, score_heat
 from mlstm_jax.view.viewer import Viewer
 from tests.tolerance import assert_close
-from tests.transfer.conftest import whole
+from tests.transfer.pieces import whole
 from tests.transfer.test_features import one_device
 
 pytestmark = pytest.mark.numeric

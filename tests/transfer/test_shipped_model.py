@@ -21,7 +21,7 @@ from mlstm_jax.transfer.generate import generate
 from mlstm_jax.transfer.trace import Reader
 from mlstm_jax.view.viewer import Viewer
 from tests.tolerance import bound
-from tests.transfer.conftest import whole
+from tests.transfer.pieces import whole
 
 NAME = shipped.MODEL
 GOOD = ["I loved this film, it is wonderful.", "Great sound, and my son plays it every day!"]

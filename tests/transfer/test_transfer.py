@@ -29,7 +29,7 @@ from mlstm_jax.transfer.generate import Sampling, _sample, as_text, generate
 from mlstm_jax.transfer.heatmap_drawing import Heatmap, as_html, colour, ink, places, write
 from mlstm_jax.transfer.trace import Reader, characters, heat, score_heat
 from tests.tolerance import assert_close, bound
-from tests.transfer.conftest import whole
+from tests.transfer.pieces import whole
 
 pytestmark = pytest.mark.numeric
 

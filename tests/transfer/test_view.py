@@ -230,9 +230,10 @@ def test_inf_and_nan_are_reported(run: Run) -> None:
         status, found = ask(f"{address.url}read", {"text": "a"})
     assert status == 422
     assert "computes inf or NaN here" in found["error"]
+    params = jax.tree.map(lambda array: np.full_like(array, np.nan), run.params)
+    reader = Reader(dataclasses.replace(run, params=params))
     with pytest.raises(UserError, match="c of unit 0 of layer 1 is infinite or not a number"):
-        params = jax.tree.map(lambda array: np.full_like(array, np.nan), run.params)
-        heat(Reader(dataclasses.replace(run, params=params)), "a", 0)
+        heat(reader, "a", 0)
 
 
 def test_a_page_by_ipv6(run: Run) -> None:
