@@ -21,7 +21,7 @@ from mlstm_jax.transfer import classifier_file, onnx_file
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.generate import as_text
-from mlstm_jax.transfer.heatmap_drawing import require_suffix, write
+from mlstm_jax.transfer.heatmap_drawing import require_suffix, word_ends, write
 from mlstm_jax.transfer.trace import shown_label
 from mlstm_jax.view.server import bind, serve
 from mlstm_jax.view.viewer import Viewer, read_runtime, write_page
@@ -105,7 +105,7 @@ def _held(text: str) -> tuple[int, float]:
     try:
         return int(unit), float(value)
     except ValueError:
-        raise UserError(f"--set-unit {text!r}: give UNIT=VALUE, such as 2388=1.5.") from None
+        raise UserError(f"--set-unit {text!r}: give UNIT=VALUE, such as 236=3.") from None
 
 
 def _byte(text: str) -> bytes:
@@ -143,9 +143,10 @@ def heatmap(
             raise UserError(f"{file}: cannot be read: {error.strerror}") from error
     heat = call()
     missing = write(out, heat)
+    values = heat.values[word_ends(heat.texts)] if heat.by_word else heat.values
     show(
-        f"{out}: {len(heat.texts):,} characters, {heat.name} from {heat.values.min():.3f} to "
-        f"{heat.values.max():.3f}"
+        f"{out}: {len(heat.texts):,} characters of the cleaned text, {heat.name} from "
+        f"{values.min():.3f} to {values.max():.3f}{' at the ends of words' if heat.by_word else ''}"
     )
     if missing:
         show(

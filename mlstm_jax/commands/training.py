@@ -217,7 +217,7 @@ def schedule(
 
     Args:
         recommend_: instead, show the optimizer's settings that docs/large_batches.md recommends for
-            this batch, window, model and number of updates, as options of `train`.
+            this batch, window, model and number of updates, as options of mlstm-jax train.
         plot: also plot it to this .png, .svg or .pdf file (needs the extra "plot").
         overwrite: replace that file if it exists.
     """

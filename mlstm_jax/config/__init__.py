@@ -188,6 +188,11 @@ def run_python(path: Path, what: str) -> dict[str, Any]:
     Raises:
         UserError: the file is not valid Python, or raises an error; the message names the line.
     """
+    run = path.parent if path.name == "config.json" else path
+    if (run / "config.json").is_file():
+        raise UserError(
+            f"{path} is of a run; to resume it, repeat the command that began it, with `out={run}`."
+        )
     if path.suffix != ".py":
         raise UserError(
             f"{path} is not a {what}, which must be a Python file (.py). If {path} is text to "

@@ -296,7 +296,8 @@ def _write(
     rejects.check(records + len(rejects), options.max_reject_fraction, rejects_file)
     if recipe.rating_column and not gathered.rated:
         raise UserError(
-            f"no record has a number in `rating_column` {recipe.rating_column!r}; check it."
+            f"no record has a number in `rating_column` {recipe.rating_column!r}; give the field "
+            "or column of the ratings, or leave the option out."
         )
     split = None if gathered.sizes else options.split
     sizes = _sizes(gathered.documents, split) if split else gathered.sizes

@@ -57,8 +57,9 @@ class Precision(Checked, section="precision"):
     initial_loss_scale: float = 2.0**16
     # Number of clean updates after which the loss scale doubles.
     growth_interval: Count = 1000
-    # Limits of the loss scale.
+    # The smallest loss scale.
     min_loss_scale: Annotated[float, Between(0, ends="(]")] = 1.0
+    # The largest loss scale.
     max_loss_scale: float = 2.0**24
     # Number of consecutive skipped updates (inf or NaN in the gradient) after which the run stops.
     max_consecutive_skips: Count = 50

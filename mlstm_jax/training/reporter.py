@@ -210,7 +210,7 @@ def announcement(
     total, first = phases[-1].last, point.step
     if first >= total:
         limits = {"train.steps": config.train.steps, "train.epochs": config.train.epochs}
-        shown = " and ".join(f"{name} {value:,}" for name, value in limits.items() if value)
+        shown = " and ".join(f"{name} (now {value:,})" for name, value in limits.items() if value)
         more = "add a phase" if config.phases else f"raise {shown}"
         return f"{config.out} is finished: {first:,} steps. To train for more, {more}."
     count = sum(leaf.size for leaf in jax.tree.leaves(point.state.params))
@@ -233,8 +233,7 @@ def announcement(
         )
         if stream.shards < stream.wanted_shards:
             lines.append(
-                f"the corpus is too small for {stream.wanted_shards:,} shards; the run uses "
-                f"{stream.shards:,}"
+                f"{stream.shards:,} shards instead of {stream.wanted_shards:,}, as the corpus is small"
             )
         padding_fraction = phase.padding_fraction if config.phases else stream.padding_fraction
         if padding_fraction > 0.1:

@@ -66,7 +66,8 @@ def lock(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterator
             raise UserError(
                 f"the run in {folder} cannot resume with another "
                 + ", another ".join(forbidden)
-                + f". Undo the change, or start a new run with `out`{way_out}."
+                + ". Give the config and the options of the command that began it, or start a new "
+                f"run with `out`{way_out}."
             )
         changed = change.resets_carry + change.allowed
     if not folder.exists():

@@ -259,7 +259,11 @@ def draw(path: Path, heat: Heatmap) -> str:
     figure.colorbar(scale, cax=bar, orientation="horizontal", label="value")
     curve.plot(heat.values, color="black", lw=1)
     curve.axhline(0, color="gray", lw=0.6)
-    curve.set(xlim=(0, max(1, len(heat.values) - 1)), xlabel="characters", ylabel="value")
+    columns = [column for _, column in cells]
+    # Below a single line of text each value is under its character.
+    is_line = columns == list(range(len(columns)))
+    limits = (-0.5, _COLUMNS + 0.5) if is_line else (0, len(columns) - 1)
+    curve.set(xlim=limits, xlabel="characters", ylabel="value")
     if heat.by_word:
         curve.set_ylim(-curve_limit(heat), curve_limit(heat))
     curve.xaxis.set_major_locator(MaxNLocator(integer=True))

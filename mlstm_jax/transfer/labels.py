@@ -141,9 +141,10 @@ def read_labelled(
         if not any(label_of(_plain(value)) for value in values[name]):
             option = "`label_column`" if isinstance(column, str) else "`label_columns`"
             near = nearest(name, seen.keys() - {name})
+            seen_names = ", ".join(seen)
             raise UserError(
                 f"{path}: no record has a label in {name!r}; give the field or column of the "
-                f"labels with {option}{question(near)}"
+                f"labels with {option}{question(near, f'; the fields seen are {seen_names}.')}"
             )
     if not isinstance(column, str):
         return of_columns(texts, values, [f"{path}, record {number:,}" for number in numbers])

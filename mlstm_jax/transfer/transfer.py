@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from mlstm_jax import output
 from mlstm_jax.errors import UserError
@@ -108,7 +109,11 @@ def transfer(
         }
         units = [featurizer.columns[n] for n in columns]
         parts = experiment.parts_of(task)
-        with ProgressLine(f"classifier of {state}", parts, quiet=not show_progress) as progress:
+        with (
+            ProgressLine(f"classifier of {state}", parts, quiet=not show_progress) as progress,
+            # Several threads on a busy machine wait for each other, and fits take minutes.
+            threadpool_limits(1, user_api="blas"),
+        ):
             classifier, result = experiment.run(
                 examples,
                 texts,
