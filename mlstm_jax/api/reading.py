@@ -60,7 +60,8 @@ class ReadingModel(LoadedModel):
             all_layers: use every layer, the lowest first; otherwise only the top one.
             batch_size: texts read at a time, over all devices, at most; unset: 256 for each
                 device, or 64 of a model other than an mLSTM.
-            text_column: field or column of the text in a file; unset: text, reviewText, or sentence.
+            text_column: field or column of the text in a file; unset: text, reviewText,
+                or sentence.
             show_progress: on standard error.
 
         Returns:

@@ -76,8 +76,8 @@ def transfer(
 
     OUT gets report.md, report.json and pictures (extra "plot"), and the classifier for `mlstm-jax
     classify`. The report compares it with logistic regression on TF-IDF of the same texts. Each of
-    several states gets its own folder in OUT. The features are saved in OUT/features: if the command
-    was stopped, the same command reads them there, and fits the classifier from the beginning.
+    several states gets its own folder in OUT. The features are saved in OUT/features: after a stop
+    the same command reads them there, and fits the classifier from the beginning.
 
     Args:
         state: see `encode`. One or several, all in one pass over the texts.

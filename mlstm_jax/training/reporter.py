@@ -233,7 +233,7 @@ def announcement(
         )
         if stream.shards < stream.wanted_shards:
             lines.append(
-                f"{stream.shards:,} shards instead of {stream.wanted_shards:,}, as the corpus is small"
+                f"{stream.shards:,} shards instead of {stream.wanted_shards:,}: the corpus is small"
             )
         padding_fraction = phase.padding_fraction if config.phases else stream.padding_fraction
         if padding_fraction > 0.1:
