@@ -103,7 +103,9 @@ class _Seen:
     def error(self) -> UserError:
         columns = " or ".join(self._columns)
         if not self._kinds:
-            return UserError(f"{self._source}: has no record; give a file with a text.")
+            return UserError(
+                f"{self._source}: has no record; leave it out, or give a file with a text."
+            )
         why = f"{self._source}: none of its {self._kinds.total():,} records has text in {columns}"
         kinds = {kind: n for kind, n in self._kinds.items() if kind != "missing"}
         if kinds:

@@ -25,7 +25,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from mlstm_jax import environment, output
-from mlstm_jax.config import Compute, Config, Data, Optimizer, Train
+from mlstm_jax.config import Compute, Config, Data, Devices, Optimizer, Train
 from mlstm_jax.config.sections import Seed
 from mlstm_jax.corpora.documents import clean, in_order
 from mlstm_jax.corpora.writer import check_out, durable, write_split
@@ -37,6 +37,7 @@ from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.output import atomic_directory
 from mlstm_jax.run import Run, load_run
+from mlstm_jax.training import parallel
 from mlstm_jax.training.loop import train
 from mlstm_jax.transfer import words
 from mlstm_jax.transfer.classifier_file import Description, save
@@ -44,6 +45,8 @@ from mlstm_jax.transfer.classify import Classifier, Examples
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.labels import MISSING, Labelled, Task, require_task, usable
 from mlstm_jax.transfer.thresholds import LabelScore, best_thresholds, macro
+
+_MOST_ROWS, _UPDATES = 32, 20  # of a batch, and the fewest of an epoch (results/finetune/)
 
 
 def write_corpus(
@@ -98,7 +101,8 @@ class FinetuneOptions(Checked):
         epochs: passes over the training texts.
         learning_rate: peak rate, reached after a tenth of the steps; it then falls to a 32nd.
         label_weight: how many bytes of the language model's loss one label counts as.
-        batch: rows in the global batch.
+        batch: rows in the global batch; unset: 32, or with few texts fewer, so that an epoch has
+            about 20 updates or more.
         window: bytes of truncated back-propagation; a Transformer's is always `model.positions`.
         dropout: fraction of the units of each layer's output that are dropped.
         seed: of dropout and of the order of the text.
@@ -111,7 +115,7 @@ class FinetuneOptions(Checked):
     epochs: Positive = 3.0
     learning_rate: Positive = 1e-3
     label_weight: Annotated[float, Between(0, ends="[)")] = 1000.0
-    batch: Count = 32
+    batch: Count | None = None
     window: Count = 128
     dropout: Fraction = 0.2
     seed: Seed = 0
@@ -220,7 +224,7 @@ def _words(texts: Mapping[str, Labelled], task: Task) -> words.Words:
 
 def make_config(run: Run, out: Path, task: Task, options: FinetuneOptions) -> Config:
     """Return the config of the run, which evaluates and reshuffles the shards every epoch."""
-    batch, longest = options.batch, run.config.model.longest_window
+    longest = run.config.model.longest_window
     # A model without a carry knows of a document only what is in a window.
     window = longest or options.window
     several, count = task.several, len(task.names)
@@ -233,7 +237,13 @@ def make_config(run: Run, out: Path, task: Task, options: FinetuneOptions) -> Co
     split = corpus.open_corpus(out / "corpus").split("train")
     sizes = np.diff(split.offsets.astype(np.int64))
     windows = (-(-sizes // window)).sum() if longest else sizes.sum() // window
-    steps = max(1, int(windows) // batch)
+    batch = options.batch or _rows(int(windows), parallel.local(Devices()).count)
+    steps = int(windows) // batch
+    if not steps:
+        raise UserError(
+            f"the training texts have {int(windows)} windows of {window} bytes, too few for a "
+            f"`batch` of {batch}; lower `batch` or `window`, or give more texts."
+        )
     precision = run.config.precision
     compute = options.compute or precision.compute or environment.fastest_compute(model.hidden)
     return Config(
@@ -261,6 +271,12 @@ def make_config(run: Run, out: Path, task: Task, options: FinetuneOptions) -> Co
             checkpoint_every=max(1, min(steps, 500)),
         ),
     )
+
+
+def _rows(windows: int, devices: int) -> int:
+    """Return the rows of a batch for so many windows: a power of two, or what devices can share."""
+    rows = 2 ** int(math.log2(min(max(windows // _UPDATES, 1), _MOST_ROWS)))
+    return -(-rows // devices) * devices
 
 
 def calibrated(classifier: Classifier, valid: Examples) -> Classifier:

@@ -125,7 +125,7 @@ def test_the_documentation_of_python_is_built_in() -> None:
         ("a.txt", b"fine\nPK\0\1", r"line 2: has a NUL byte, so it is a binary file"),
         ("a.csv", "id,body\n1,t\n", r"no column text or .*columns are id, body\. .*`text_column`"),
         ("a.csv", 'n,text\n1,"a"\n2,"b\n3,c\n', r"line 3: not CSV .*quote is stray or not closed"),
-        ("a.csv", "", r"contains no text"),
+        ("a.csv", "", r"has no record"),
         ("a.csv", "text\n \n", r"none of its 1 records has text in text or .*: it is blank in 1"),
         ("a.csv", "1,t\n0,u\n", r"first line was taken for the header, .* ',': '1,t'\. If the"),
         ("a.csv", "Text,Label\nt,1\n", r"`text_column`; did you mean Text\?"),

@@ -284,7 +284,7 @@ def test_a_kill_between_the_two_renames_loses_nothing(tmp_path: Path, capfd) -> 
     out.rename(tmp_path / ".out.partial-4999999.old")  # of a process that cannot be alive
     (tmp_path / ".out.partial-4999999").mkdir()
     (tmp_path / "b.jsonl").touch()
-    with pytest.raises(UserError, match=r"contains no text"):
+    with pytest.raises(UserError, match=r"has no record"):
         prepare([str(tmp_path / "b.jsonl")], out, overwrite=True)
     assert contents(out) == before
     assert not list(tmp_path.glob(".out.*"))

@@ -192,6 +192,19 @@ def test_finetune_from_the_outside(run, tmp_path, random, capsys, monkeypatch, r
     assert json.loads((out / "report.json").read_text()) == result
 
 
+@pytest.mark.parametrize(
+    ("windows", "devices", "rows"), [(10_000, 1, 32), (10_000, 6, 36), (47, 1, 2), (9, 1, 1)]
+)
+def test_few_texts_have_small_batches(windows: int, devices: int, rows: int) -> None:
+    assert finetune._rows(windows, devices) == rows
+
+
+def test_a_batch_larger_than_the_texts_is_refused(run: Run, tmp_path: Path) -> None:
+    texts = {part: Labelled(["fine", "poor"], ["yes", "no"]) for part in ("train", "valid")}
+    with pytest.raises(UserError, match="0 windows of 128 bytes, too few for a `batch` of 8"):
+        finetune.finetune(run, texts, tmp_path / "out", FinetuneOptions(batch=8))
+
+
 def test_classes_and_a_rating_exclude_each_other() -> None:
     with pytest.raises(UserError, match=r"model\.classes is 3"):
         Model(classes=3, rating_head=True)
