@@ -148,7 +148,7 @@ def _usage(program: str) -> str:
     lines += [f"  {name:<11}{summary}" for name, summary in _summaries()]
     lines += [
         "",
-        f"{program} COMMAND --help explains the options of a command.",
+        f"{program} COMMAND --help explains the options of a command; {program} --version.",
         "Compiled programs are cached in ~/.cache/mlstm_jax, at most 1 GB per type of processor.",
         f"Set {environment.CACHE} to another folder, or to an empty value to turn the cache off.",
     ]

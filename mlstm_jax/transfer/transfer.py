@@ -158,7 +158,7 @@ def require_out(out: Path, states: Sequence[FeatureState]) -> bool:
     is_begun = out.is_dir() and any(path != kept for path in out.iterdir())
     is_done = all((folder / REPORT).exists() for folder in folders)
     if out.exists() and (not out.is_dir() or (is_begun and (is_done or not kept.is_dir()))):
-        raise UserError(f"{out} exists; choose another folder with `out`.")
+        raise UserError(f"{out} exists; choose another folder with `out`, or remove it.")
     output.require_folder(out)
     return is_begun
 
