@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from mlstm_jax import __version__, environment, terminal
-from mlstm_jax.errors import KnownError, Note, explained, nearest, question
+from mlstm_jax.errors import KnownError, Note, did_you_mean, explained, nearest
 from mlstm_jax.guard import Interrupted, interruptible
 
 # Each command is a `commands.Command` of its name in this module of commands/, imported when it is
@@ -108,7 +108,7 @@ def run(words: Sequence[str], program: str | None) -> None:
         print(f"mlstm-jax {__version__}")
         return
     if name not in _COMMANDS:
-        near = question(nearest(name, _COMMANDS))
+        near = did_you_mean(nearest(name, _COMMANDS))
         more = "`mlstm-jax --help` lists the commands."
         terminal.show(f"mlstm-jax: unknown command {name!r}{near} {more}", file=sys.stderr)
         sys.exit(2)
@@ -184,7 +184,7 @@ def _explain_short(name: str, rest: Sequence[str], options: Collection[str]) -> 
             or (len(short) > 1 and end.startswith(short))
         ]
         if near and given.startswith("--") and given not in options:
-            asked = question(sorted(near, key=len)[:2])
+            asked = did_you_mean(sorted(near, key=len)[:2])
             terminal.show(f"mlstm-jax {name}: unknown option {given}{asked}", file=sys.stderr)
 
 

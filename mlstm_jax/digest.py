@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from mlstm_jax import output
 from mlstm_jax.errors import UserError
-from mlstm_jax.fields import Wrong
+from mlstm_jax.fields import InvalidField
 
 try:
     from zlib_ng.zlib_ng import crc32
@@ -52,7 +52,7 @@ def require_arrays(what: str, actual: Mapping[str, int], sums: Mapping[str, int]
     """Raise Wrong, with `what` they belong to, unless arrays have these checksums."""
     wrong = [name for name in {**actual, **sums} if actual.get(name) != sums.get(name)]
     if wrong:
-        raise Wrong(f"{', '.join(wrong[:3])} of {what} does not match its checksum")
+        raise InvalidField(f"{', '.join(wrong[:3])} of {what} does not match its checksum")
 
 
 def of_json(values: Any) -> str:
@@ -71,10 +71,10 @@ def opened(values: Any) -> Any:
     if not isinstance(values, Mapping):
         return values  # `fields.build` says that it is not an object
     if FIELD not in values:
-        raise Wrong(f"it has no {FIELD}: this version did not write it, or it was edited")
+        raise InvalidField(f"it has no {FIELD}: this version did not write it, or it was edited")
     inner = _inner(values)
     if values[FIELD] != of_json(inner):
-        raise Wrong(f"its content does not match its {FIELD}: it was damaged or edited")
+        raise InvalidField(f"its content does not match its {FIELD}: it was damaged or edited")
     return inner
 
 

@@ -38,7 +38,7 @@ def nearest(word: str, known: Iterable[str]) -> list[str]:
     return [names[one] for one in difflib.get_close_matches(word.casefold(), names, n=2)]
 
 
-def question(names: Iterable[str], otherwise: str = ".") -> str:
+def did_you_mean(names: Iterable[str], otherwise: str = ".") -> str:
     """Return the end of a message: "; did you mean A or B?", or without names another."""
     joined = " or ".join(names)
     return f"; did you mean {joined}?" if joined else otherwise

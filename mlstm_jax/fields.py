@@ -59,7 +59,7 @@ Positive = Annotated[float, Between(0, ends="()")]
 Fraction = Annotated[float, Between(0, 1, "[)")]
 
 
-class Wrong(UserError):
+class InvalidField(UserError):
     """The message states which field is wrong and what it must be; the caller adds the file."""
 
 
@@ -80,7 +80,7 @@ def parse(text: str | bytes) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Wrong(f"not JSON: {error}") from error
+        raise InvalidField(f"not JSON: {error}") from error
 
 
 def build(kind: type[Built], values: object, name: str = "") -> Built:
@@ -108,15 +108,15 @@ def build(kind: type[Built], values: object, name: str = "") -> Built:
     types = type_hints(kind, include_extras=True)
     for key in values:
         if key not in types:
-            raise Wrong(f"there is no field {reprlib.repr(prefix + str(key))}")
+            raise InvalidField(f"there is no field {reprlib.repr(prefix + str(key))}")
     for key, parameter in inspect.signature(kind).parameters.items():
         if parameter.default is parameter.empty and key not in values:
-            raise Wrong(f"{prefix}{key} is missing")
+            raise InvalidField(f"{prefix}{key} is missing")
     parts = {key: _converted(types[key], value, prefix + key) for key, value in values.items()}
     try:
         return kind(**parts)
     except UserError as error:
-        raise Wrong(str(error).rstrip(".")) from error
+        raise InvalidField(str(error).rstrip(".")) from error
 
 
 def _converted(kind: Any, value: Any, name: str) -> Any:
@@ -227,8 +227,8 @@ def _words(kind: Any) -> str:
     return "..." if kind is Ellipsis else broken_rule(kind, object()) or "any value"
 
 
-def _wrong(name: str, value: object, rule: str) -> Wrong:
+def _wrong(name: str, value: object, rule: str) -> InvalidField:
     shown = reprlib.repr(value)
     if "\n" in shown:  # a table
         shown = f"a {type(value).__name__}"
-    return Wrong(f"{name} is {shown}, but it must be {rule}")
+    return InvalidField(f"{name} is {shown}, but it must be {rule}")

@@ -142,7 +142,7 @@ def collect() -> Iterator[list[signal.Signals]]:
     os.set_blocking(writing, False)
     # Python runs handlers between two of its instructions, but writes to this pipe immediately.
     wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    threading.Thread(target=_confirm, args=(reading,), daemon=True).start()
+    threading.Thread(target=_announce, args=(reading,), daemon=True).start()
 
     def record(number: int, _: object) -> None:
         received.append(signal.Signals(number))
@@ -159,7 +159,7 @@ def collect() -> Iterator[list[signal.Signals]]:
         os.close(writing)
 
 
-def _confirm(reading: int) -> None:
+def _announce(reading: int) -> None:
     """Print a note for the first signal that arrives; end when the pipe is closed."""
     with open(reading, "rb", buffering=0) as pipe:
         while (number := pipe.read(1)) and number[0] not in WEIGHTS:

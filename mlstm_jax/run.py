@@ -28,7 +28,7 @@ from mlstm_jax.config import Config
 from mlstm_jax.config import text as config_text
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.data.corpus import Cleaning, Corpus, SplitName
-from mlstm_jax.errors import UserError, nearest, question
+from mlstm_jax.errors import UserError, did_you_mean, nearest
 from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import ModelWeights
 from mlstm_jax.model.language_model import LanguageModel, Parameters, unknown_bytes
@@ -140,7 +140,7 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
         raise UserError(
             f"{folder} {what}. Give the folder that `mlstm-jax train` or `mlstm-jax import` wrote, "
             f"such as runs/mine, or a model of the package, {', '.join(ours)}"
-            + question(nearest(str(folder), ours))
+            + did_you_mean(nearest(str(folder), ours))
         )
     if (folder / WEIGHTS).is_file():
         return _of_weights(folder, folder / WEIGHTS, config, checkpoint)

@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Literal, get_args
 
-from mlstm_jax.errors import UserError, nearest, question
+from mlstm_jax.errors import UserError, did_you_mean, nearest
 
 Kind = Literal["config", "sweep", "machine", "flags", "model"]
 
@@ -59,7 +59,7 @@ def find(path: Path, kind: Kind) -> Path:
         return path
     if str(path) in known:
         return known[str(path)]
-    near = question(nearest(path.stem, known))
+    near = did_you_mean(nearest(path.stem, known))
     raise UserError(
         f"{path} does not exist, and the package has no {kind} of that name{near} "
         "`mlstm-jax configs` lists all names."

@@ -199,7 +199,7 @@ def test_the_batch_that_phases_replace_decides_nothing() -> None:
     ids=lambda value: str(value)[:40],
 )
 def test_json_that_is_no_config_is_refused(text: str | bytes, message: str, tmp_path: Path) -> None:
-    with contextlib.suppress(fields.Wrong):  # what is JSON gets a checksum
+    with contextlib.suppress(fields.InvalidField):  # what is JSON gets a checksum
         text = json.dumps(digest.sealed(fields.parse(text))) if text[:1] == "{" else text
     (tmp_path / "config.json").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(UserError) as error:

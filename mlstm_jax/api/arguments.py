@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from mlstm_jax import fields
-from mlstm_jax.errors import UserError, nearest, question
+from mlstm_jax.errors import UserError, did_you_mean, nearest
 from mlstm_jax.transfer.labels import (
     Labelled,
     columns_of,
@@ -37,7 +37,7 @@ def public(function: Callable[Parameters, Returned]) -> Callable[Parameters, Ret
     def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
         for name in kwargs:
             if name not in names:
-                near = question(nearest(name, names), f"; it has {', '.join(names)}.")
+                near = did_you_mean(nearest(name, names), f"; it has {', '.join(names)}.")
                 raise TypeError(f"{function.__name__} has no argument {name!r}{near}")
         for name, value in signature.bind(*args, **kwargs).arguments.items():
             fields.require_kind(name, value, function.__annotations__.get(name, Any))
@@ -145,6 +145,6 @@ def _columns(name: str, labels: Any, column: str | tuple[str, ...]) -> dict[str,
         )
     for one in column:
         if one not in labels:
-            near = question(nearest(one, map(str, labels)))
+            near = did_you_mean(nearest(one, map(str, labels)))
             raise UserError(f"{name}[1] has no label {one!r}{near}")
     return {one: list(labels[one]) for one in column}

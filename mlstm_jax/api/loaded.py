@@ -15,7 +15,7 @@ from mlstm_jax.api.arguments import as_texts, public
 from mlstm_jax.config import Config, Devices
 from mlstm_jax.corpora.documents import clean, cleaned_spans
 from mlstm_jax.errors import UserError, extra
-from mlstm_jax.fields import Wrong
+from mlstm_jax.fields import InvalidField
 from mlstm_jax.interop import weights
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.run import ReadingCompute, Run
@@ -221,7 +221,7 @@ class LoadedModel:
             try:
                 pairs = [(index(start), index(end)) for start, end in one]
                 last = cleaned_spans(text, pairs, self._run.cleaning)
-            except Wrong as error:
+            except InvalidField as error:
                 raise UserError(f"spans[{number}]: {error}.") from None
             except (TypeError, ValueError):
                 rule = "a list of pairs of integers, (start, end)"

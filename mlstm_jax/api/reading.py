@@ -243,7 +243,7 @@ class ReadingModel(LoadedModel):
                 blank_N = read.scored_N == 0  # every cleaning adds a byte to a text
                 marked = {"are blank and get no label": blank_N}
                 if about.familiar:
-                    marked[_UNLIKE] = about.familiar.is_unlike(read.nats_N, read.scored_N)
+                    marked[_UNLIKE] = about.familiar.is_out_of_domain(read.nats_N, read.scored_N)
                 for what, is_marked_N in marked.items():
                     if is_marked_N.any():
                         firsts.setdefault(what, count + int(is_marked_N.argmax()) + 1)

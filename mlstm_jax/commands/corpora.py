@@ -13,7 +13,7 @@ from mlstm_jax.api import corpora
 from mlstm_jax.commands import Call, as_options, command
 from mlstm_jax.corpora.inspect import advice, format_summary
 from mlstm_jax.data.corpus import format_corpus, open_corpus
-from mlstm_jax.errors import UserError, nearest, question
+from mlstm_jax.errors import UserError, did_you_mean, nearest
 from mlstm_jax.guard import interruptible
 from mlstm_jax.terminal import show
 
@@ -103,7 +103,7 @@ def configs(
         return
     known = shipped.files()
     if name not in known:
-        near = question(nearest(name, known))
+        near = did_you_mean(nearest(name, known))
         raise UserError(
             f"the package has no config, sweep, machine, flags or model {name!r}{near} "
             "`mlstm-jax configs` lists all names."

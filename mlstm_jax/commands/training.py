@@ -22,7 +22,7 @@ from mlstm_jax.config import Config, load_file, vary
 from mlstm_jax.config import text as config_text
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.distributed.process_info import process_info
-from mlstm_jax.errors import UserError, nearest, question
+from mlstm_jax.errors import UserError, did_you_mean, nearest
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.planning import compile as compiling
 from mlstm_jax.planning import format_plan, recommend
@@ -268,7 +268,9 @@ def _take_file(arguments: Sequence[str], default: Config) -> tuple[Config, list[
         if kind is None or len(words) > 1:
             known = ", ".join(f"model:{name}" for name in sorted(kinds))
             near = [f"model:{name}" for name in nearest(word.removeprefix("model:"), kinds)]
-            raise UserError(f"{' and '.join(words)}: choose one model of {known}{question(near)}")
+            raise UserError(
+                f"{' and '.join(words)}: choose one model of {known}{did_you_mean(near)}"
+            )
         if kind is not type(config.model):
             shared = [field.name for field in dataclasses.fields(Architecture)]
             sizes = {name: getattr(config.model, name) for name in shared}

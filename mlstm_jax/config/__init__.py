@@ -24,7 +24,7 @@ from mlstm_jax.config.sections import (
     Phase,
     Train,
 )
-from mlstm_jax.errors import KnownError, UserError, nearest, question, require
+from mlstm_jax.errors import KnownError, UserError, did_you_mean, nearest, require
 from mlstm_jax.fields import Checked
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.gated import GRU, LSTM
@@ -264,5 +264,5 @@ def _require_field(section: Any, name: str) -> None:
 
 def _no_field(section: type, name: str) -> str:
     names = [field.name for field in dataclasses.fields(section)]
-    near = question(nearest(name, names), f"; its fields are {', '.join(names)}.")
+    near = did_you_mean(nearest(name, names), f"; its fields are {', '.join(names)}.")
     return f"{section.__name__} has no field {name!r}{near}"

@@ -33,7 +33,7 @@ def from_json(text: str | bytes, source: Path) -> Config:
     """Build a config from `to_json`'s text; UserError names the file `source` and the field."""
     try:
         return fields.build(Config, digest.opened(fields.parse(text)))
-    except fields.Wrong as error:
+    except fields.InvalidField as error:
         raise UserError(
             f"{source} is not the config of a run of this version ({error}); "
             "restore the file. For other values start a new run in another folder, with the values "

@@ -17,7 +17,7 @@ from operator import itemgetter
 from typing import Literal, NamedTuple
 
 from mlstm_jax.data.corpus import Cleaning, Dedupe
-from mlstm_jax.fields import Wrong
+from mlstm_jax.fields import InvalidField
 
 Unit = Literal["line", "paragraph", "file"]
 Quoting = Literal["yes", "no"]
@@ -144,7 +144,9 @@ def cleaned_spans(text: str, spans: Sequence[tuple[int, int]], cleaning: Cleanin
     last = len(text)
     for start, end in spans:
         if not 0 <= start < end <= last:
-            raise Wrong(f"({start}, {end}) must have 0 <= start < end <= {last}, its characters")
+            raise InvalidField(
+                f"({start}, {end}) must have 0 <= start < end <= {last}, its characters"
+            )
     cuts = sorted({0, *(offset for span in spans for offset in span), last})
     parts = [_converted(text[a:b], cleaning) for a, b in pairwise(cuts)]
     converted = _converted(text, cleaning)
@@ -152,7 +154,7 @@ def cleaned_spans(text: str, spans: Sequence[tuple[int, int]], cleaning: Cleanin
         for start, end in spans:
             for cut in (start, end):
                 if _converted(text[:cut], cleaning) + _converted(text[cut:], cleaning) != converted:
-                    raise Wrong(f"({start}, {end}) cuts characters that cleaning makes one")
+                    raise InvalidField(f"({start}, {end}) cuts characters that cleaning makes one")
     before, kept, _ = _pieces(converted, cleaning)
     # How many bytes there are up to each cut, of what is kept.
     first = converted.index(kept)
@@ -163,7 +165,9 @@ def cleaned_spans(text: str, spans: Sequence[tuple[int, int]], cleaning: Cleanin
         sizes[cut] = size
     for start, end in spans:
         if sizes[start] == sizes[end]:
-            raise Wrong(f"({start}, {end}), {text[start:end]!r}, has no byte left after cleaning")
+            raise InvalidField(
+                f"({start}, {end}), {text[start:end]!r}, has no byte left after cleaning"
+            )
     return [sizes[end] - 1 for _, end in spans]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax.corpora.documents import Unit
-from mlstm_jax.corpora.sources import passed_over
+from mlstm_jax.corpora.sources import skipped_files
 from mlstm_jax.data.corpus import SPLITS, Corpus, Manifest, Split
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.digest import CheckedBytes
@@ -199,7 +199,7 @@ def advice(corpus: Corpus, sources: Sequence[str], document: Unit | None) -> Ite
             f"{share:.0%} of the train split's bytes are in tags such as <p>, so it looks like "
             "HTML or XML; if that is not intended, extract the text first."
         )
-    others = passed_over(sources, without=(corpus.path.resolve(),))
+    others = skipped_files(sources, without=(corpus.path.resolve(),))
     if others:
         names = ", ".join(path.name for path in others[:_MOST_NAMED])
         yield (

@@ -132,7 +132,7 @@ def prepare(
         for split in ("", *_ORDER)
         if split in names_of
     }
-    _check_apart(of_split)
+    _check_disjoint(of_split)
     check_rejects_file(rejects_file)
     scratch_beside = temp_dir / out.name if temp_dir else out
     remove_leftovers(scratch_beside)
@@ -141,7 +141,7 @@ def prepare(
     # Inside the folder that becomes the corpus, unless `temp_dir` is set.
     scratch = partial_folder(scratch_beside) / "scratch"
     with (
-        _tidied(out, scratch_beside, rejects_file, rejects),
+        _removing_leftovers(out, scratch_beside, rejects_file, rejects),
         atomic_directory(out, lambda: check_out(out, overwrite)) as folder,
         _progress(quiet=not show_progress) as report,
     ):
@@ -220,12 +220,12 @@ def _read_given(
     source: Source, recipe: Recipe, on_read: OnRead
 ) -> Iterator[CleanDocument | Reject | None]:
     if recipe.cleaning == "none" and source.kind == "txt":
-        texts = _as_it_is(source, recipe.document or "line", on_read)
+        texts = _raw_documents(source, recipe.document or "line", on_read)
         return ((text, nan) for text in texts)
     return cleaned(read_source(source, recipe, on_read), recipe.cleaning)
 
 
-def _as_it_is(source: Source, document: Unit, on_read: OnRead) -> Iterator[bytes]:
+def _raw_documents(source: Source, document: Unit, on_read: OnRead) -> Iterator[bytes]:
     """Yield all bytes of a file as documents, including line ends and blank lines.
 
     The bytes are not decoded: a split of enwik8 may begin inside a character.
@@ -252,7 +252,7 @@ def _as_it_is(source: Source, document: Unit, on_read: OnRead) -> Iterator[bytes
         yield b"".join(parts)
 
 
-def _check_apart(sources_of: Mapping[str, Sequence[Source]]) -> None:
+def _check_disjoint(sources_of: Mapping[str, Sequence[Source]]) -> None:
     """Raise UserError if two splits have a file in common."""
     split_of: dict[tuple[str, ...], str] = {}
     for split, sources in sources_of.items():
@@ -266,7 +266,9 @@ def _check_apart(sources_of: Mapping[str, Sequence[Source]]) -> None:
 
 
 @contextmanager
-def _tidied(out: Path, scratch: Path, rejects_file: Path, rejects: Rejects) -> Iterator[None]:
+def _removing_leftovers(
+    out: Path, scratch: Path, rejects_file: Path, rejects: Rejects
+) -> Iterator[None]:
     """Remove what the block left behind if it fails, even during its own cleanup."""
     try:
         yield

@@ -36,7 +36,7 @@ from mlstm_jax.corpora.records import (
 from mlstm_jax.corpora.sources import FASTA, Source, check_source
 from mlstm_jax.corpora.tables import csv_records
 from mlstm_jax.data.corpus import Cleaning
-from mlstm_jax.errors import UserError, nearest, note, question
+from mlstm_jax.errors import UserError, did_you_mean, nearest, note
 
 LONGEST_LINE = 2**28  # bytes; a longer one is probably not text
 _LINES_A_REPORT = 1000
@@ -85,7 +85,7 @@ def cleaned(
             yield clean(record.text, cleaning), rating
 
 
-class _Seen:
+class _MissingText:
     """What the records of a file have in place of a text, until one has a text."""
 
     def __init__(self, source: Source, recipe: Recipe) -> None:
@@ -117,7 +117,7 @@ class _Seen:
         near = dict.fromkeys(name for one in self._columns for name in nearest(one, self._fields))
         return UserError(
             f"{why}; the fields seen are {', '.join(self._fields) or '(none)'}. Name the right one "
-            f"with `text_column`{question(near)}"
+            f"with `text_column`{did_you_mean(near)}"
         )
 
 
@@ -154,7 +154,7 @@ def read_source(
         yield from read_parquet(source, recipe)
         return
     check_source(source)
-    seen, records = _Seen(source, recipe), 0
+    seen, records = _MissingText(source, recipe), 0
     first_reject: Reject | None = None
     # Errors raised by the code that uses the documents do not pass through here.
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from mlstm_jax import output
 from mlstm_jax.corpora.documents import Record, Reject, Unit
 from mlstm_jax.corpora.sources import Source
-from mlstm_jax.errors import UserError, nearest, question
+from mlstm_jax.errors import UserError, did_you_mean, nearest
 
 EXCERPT = 80  # characters
 MAX_REJECT_FRACTION = 0.001
@@ -41,7 +41,7 @@ def no_column(
     near = dict.fromkeys(n for name in wanted for n in nearest(name, columns))
     return (
         f"{source}: no column {' or '.join(wanted)}; its columns are {', '.join(columns)}. Name "
-        f"the right one with {option}{question(near)}"
+        f"the right one with {option}{did_you_mean(near)}"
     )
 
 

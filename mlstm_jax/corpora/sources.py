@@ -136,7 +136,7 @@ def find_sources(names: Sequence[str], without: Collection[Path] = ()) -> list[S
     return list({source.place: source for source in sources}.values())
 
 
-def passed_over(names: Sequence[str], without: Collection[Path] = ()) -> list[Path]:
+def skipped_files(names: Sequence[str], without: Collection[Path] = ()) -> list[Path]:
     """Return the files in named folders that are of an unknown kind, and so are not read.
 
     Takes the arguments of `find_sources`. Hidden and empty files are left out: they are not meant

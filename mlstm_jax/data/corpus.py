@@ -115,12 +115,12 @@ class Manifest:
                 )
             manifest = fields.build(cls, digest.opened(values))
             if set(manifest.splits) != set(SPLITS):
-                raise fields.Wrong(f"splits must be {', '.join(SPLITS)}")
+                raise fields.InvalidField(f"splits must be {', '.join(SPLITS)}")
             for name, split in manifest.splits.items():
                 files = files_of(name)
                 if not {files.bytes, files.offsets} <= split.crc32.keys() <= FILES:
-                    raise fields.Wrong(f"crc32 does not name the files of {name}")
-        except fields.Wrong as error:
+                    raise fields.InvalidField(f"crc32 does not name the files of {name}")
+        except fields.InvalidField as error:
             raise UserError(
                 f"{where}: is not a valid manifest ({error}); run prepare again."
             ) from error

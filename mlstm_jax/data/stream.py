@@ -65,7 +65,7 @@ class Origin(NamedTuple):
     places: int | None = None
 
 
-class _Rest(NamedTuple):
+class _EpochRemainder(NamedTuple):
     """The rest of an epoch, when a stream continues another one in the middle of it."""
 
     order: Order
@@ -154,9 +154,9 @@ class TrainStream:
 
     Attributes:
         origin: the run's step and the position in this stream where it continued; set by the loop
-            or by `go_on_from`.
+            or by `continue_from`.
         shards: number of shards of the split.
-        own_cut: whether this batch and window alone would give the same cut.
+        has_default_shards: whether this batch and window alone would give the same cut.
         steps_per_epoch: number of windows of the row with the most.
         padding_fraction: fraction of an epoch's positions without a target: padding and waiting.
     """
@@ -201,7 +201,7 @@ class TrainStream:
             return (-(-documents // batch) * batch,) * 2
 
         self.wanted_shards, self.shards = number(*(shard_layout or (batch, window)))
-        self.own_cut = self.shards == number(batch, window)[1]
+        self.has_default_shards = self.shards == number(batch, window)[1]
         if not separate:
             bounds = cut(split.offsets, self.shards, slack=TRAINING_SLACK)
         else:
@@ -209,7 +209,7 @@ class TrainStream:
             more = (0, self.shards - documents)
             bounds = np.pad(split.offsets.astype(np.int64), more, mode="edge")
         self.origin = Origin()
-        self._rest: _Rest | None = None
+        self._rest: _EpochRemainder | None = None
         self._bytes, self._window, self._batch = split.bytes, window, batch
         self._shuffle, self._seed, self._stop = shuffle, seed, stop
         # Bytes of a shard without a target: its first, unless a stop makes up for it.
@@ -238,7 +238,7 @@ class TrainStream:
                 split, scaled=scaled, several=several, per_document=per_document
             )
 
-    def go_on_from(self, before: "TrainStream", step: int) -> None:
+    def continue_from(self, before: "TrainStream", step: int) -> None:
         """Continue, at the run's `step`, from the rows of another stream with the same shards.
 
         Row j of that stream becomes row k·j of this one, so that it stays on its device if rows are
@@ -261,7 +261,7 @@ class TrainStream:
                 order, done, before._window, growth=growth, new_window=self._window
             )
             end = position + self.steps_per_epoch
-            self._rest = _Rest(rest, continues_B, before.epoch(step), end)
+            self._rest = _EpochRemainder(rest, continues_B, before.epoch(step), end)
             position = end - rest.windows
             for array in (rest.starts_BK, rest.lengths_BK):
                 places = crc32(np.ascontiguousarray(array, "<i8").data, places)

@@ -115,7 +115,7 @@ def save(path: Path, weights: ModelWeights, dtype: Dtype = "float32") -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _About:
+class _Metadata:
     """The metadata of a file."""
 
     format: int
@@ -146,7 +146,7 @@ def load_weights(path: Path) -> ModelWeights:
     return ModelWeights(about.model, about.cleaning, params, about.source)
 
 
-def _about(path: Path, text: str) -> _About:
+def _about(path: Path, text: str) -> _Metadata:
     try:
         values = fields.parse(text)
         version = values.get("format") if isinstance(values, dict) else None
@@ -157,6 +157,6 @@ def _about(path: Path, text: str) -> _About:
             )
         # Other programs may omit the checksum.
         sealed = isinstance(values, dict) and digest.FIELD in values
-        return fields.build(_About, digest.opened(values) if sealed else values)
-    except fields.Wrong as error:
+        return fields.build(_Metadata, digest.opened(values) if sealed else values)
+    except fields.InvalidField as error:
         raise UserError(f"{path}: its metadata are invalid ({error}).") from error

@@ -69,7 +69,7 @@ def load_machine(path: Path) -> Machine:
             f"{path} cannot be read ({error.strerror}); `mlstm-jax configs` lists the machines "
             "that come with the package."
         ) from error
-    except fields.Wrong as error:
+    except fields.InvalidField as error:
         raise UserError(
             f"{path} is not a machine description ({error}); `mlstm-jax configs h200` shows an "
             "example."

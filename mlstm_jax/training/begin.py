@@ -62,7 +62,7 @@ def load_start(
 
 
 @dataclass
-class Beginning:
+class ResumeFinder:
     """Finds where a session begins, and where it returns to after a divergence.
 
     Attributes:

@@ -137,7 +137,7 @@ def _train_phase(
     carry = point.carry
     if carry is None:
         carry = jax.tree.map(lambda x: x[rows], session.model.init_carry(config.data.batch))
-    state = optimizer.with_updates_of(
+    state = optimizer.rescale_second_moment(
         config.optimizer, point.state, point.update_bytes, phase.update_bytes
     )
     state, carry = devices.replicate(state), devices.split_rows(carry)

@@ -140,7 +140,7 @@ def second_moment_decay(optimizer: Optimizer, update_bytes: int) -> float:
     return optimizer.b2 if half_life is None else 2.0 ** (-update_bytes / half_life)
 
 
-def with_updates_of(
+def rescale_second_moment(
     optimizer: Optimizer, state: TrainState, before: int | None, now: int
 ) -> TrainState:
     """Return a state, NumPy, whose next updates have `now` bytes of text, the last had `before`.

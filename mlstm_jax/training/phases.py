@@ -108,7 +108,7 @@ def resolve_phases(config: Config, corpus: Corpus) -> list[ResolvedPhase]:
             position = round(before.epoch(first) * stream.steps_per_epoch)
             stream.origin = Origin(first, position, before.bytes_seen(first))
         else:
-            stream.go_on_from(before, first)
+            stream.continue_from(before, first)
         phases.append(resolved)
     return phases
 
@@ -221,7 +221,7 @@ def checkpoint_meta(phase: ResolvedPhase, corpus: Corpus, step: int) -> Meta:
     del rows["corpus"], rows["batch_per_device"]
     if corpus.stop is None:
         rows["slack"] = TRAINING_SLACK
-    if not stream.own_cut:
+    if not stream.has_default_shards:
         rows["cut_into"] = stream.shards
     return Meta(
         corpus=corpus.identity,

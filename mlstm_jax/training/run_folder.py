@@ -186,7 +186,7 @@ def inputs_of(folder: Path) -> dict[str, str | None]:
     path = folder / "environment.json"
     try:
         return digest.opened(fields.parse(path.read_bytes()))["inputs"] if path.is_file() else {}
-    except (fields.Wrong, OSError, TypeError) as error:
+    except (fields.InvalidField, OSError, TypeError) as error:
         raise UserError(f"{path}: is damaged ({error}); restore it, or remove it.") from error
 
 

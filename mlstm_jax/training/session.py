@@ -25,7 +25,7 @@ from mlstm_jax.model import pallas
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.terminal import ProgressLine
 from mlstm_jax.training import parallel, run_folder, schedule
-from mlstm_jax.training.begin import Beginning, ResumePoint
+from mlstm_jax.training.begin import ResumeFinder, ResumePoint
 from mlstm_jax.training.evaluation import Evaluator
 from mlstm_jax.training.metrics import MetricsLog
 from mlstm_jax.training.phases import ResolvedPhase, resolve_phases, segments, total_steps
@@ -131,7 +131,7 @@ def set_up(
         closing(Checkpoints(folder, config.train.keep_checkpoints, reach=reach))
     )
     phases = resolve_phases(config, corpus)
-    beginning = Beginning(
+    beginning = ResumeFinder(
         cluster, devices, corpus, model, checkpoints, config, phases, resume, reset_carry
     )
     if beginning.given:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax import digest, fields, output, shipped
-from mlstm_jax.errors import UserError, nearest, question
+from mlstm_jax.errors import UserError, did_you_mean, nearest
 from mlstm_jax.fields import Between
 from mlstm_jax.interop import arrays
 from mlstm_jax.interop.weights import fingerprint
@@ -23,7 +23,7 @@ FORMAT = 2
 
 
 @dataclass(frozen=True)
-class Familiar:
+class DomainLimit:
     """How well the model predicts texts of the kind that a classifier knows.
 
     A text of n scored bytes is unlike them if it has more than bits + short / √n bits per
@@ -33,12 +33,12 @@ class Familiar:
     bits: float
     short: float
 
-    def is_unlike(self, nats_N: Any, scored_N: Any) -> NDArray[np.bool_]:
+    def is_out_of_domain(self, nats_N: Any, scored_N: Any) -> NDArray[np.bool_]:
         """Return whether each text is unlike them, of the nats of its scored bytes."""
         scored_N = np.asarray(scored_N)
         most_N = (self.bits * scored_N + self.short * np.sqrt(scored_N)) * np.log(2)
-        is_unlike_N: NDArray[np.bool_] = np.asarray(nats_N) > most_N
-        return is_unlike_N
+        is_out_N: NDArray[np.bool_] = np.asarray(nats_N) > most_N
+        return is_out_N
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Description:
     all_layers: bool
     model: str  # fingerprint of its parameters
     text_column: str | None
-    familiar: Familiar | None = None
+    familiar: DomainLimit | None = None
 
     def layers(self, model: Architecture) -> list[tuple[State, int]]:
         """See `layers_of`."""
@@ -126,7 +126,7 @@ def load_classifier(folder: Path) -> tuple[Classifier, Description]:
                 for model, where in shipped.files("model").items()
                 for path in where.parent.glob("*/classifier.json")
             ]
-            near = question(nearest(str(given), ours), f"; {advice}")
+            near = did_you_mean(nearest(str(given), ours), f"; {advice}")
             raise UserError(f"there is no folder {given}{near}")
         raise UserError(f"{given} has no classifier.json; {advice}")
     try:
@@ -139,13 +139,13 @@ def load_classifier(folder: Path) -> tuple[Classifier, Description]:
         file = fields.build(_File, digest.opened(values))
         labels = file.labels or []
         if len(set(file.classes)) != len(file.classes) or len(file.classes) + len(labels) < 2:
-            raise fields.Wrong("classes must be two or more different names")
+            raise fields.InvalidField("classes must be two or more different names")
         if labels and len(labels) != len(file.classes):
-            raise fields.Wrong("labels must be one for each of classes")
+            raise fields.InvalidField("labels must be one for each of classes")
         count = len(vocabulary := file.vocabulary or [])
         if file.vocabulary is not None and (labels or not 0 < len(set(vocabulary)) == count):
-            raise fields.Wrong("vocabulary must be different words, and is for classes only")
-    except fields.Wrong as error:
+            raise fields.InvalidField("vocabulary must be different words, and is for classes only")
+    except fields.InvalidField as error:
         raise UserError(
             f"{path}: the classifier cannot be read ({error}); restore it, or create it again "
             "with `mlstm-jax transfer`."
@@ -167,7 +167,7 @@ def load_classifier(folder: Path) -> tuple[Classifier, Description]:
     loaded = arrays.read_arrays(str(path), stored, shapes, np.float64)
     try:
         digest.require_arrays(path.name, digest.of_arrays(loaded), file.arrays)
-    except fields.Wrong as error:
+    except fields.InvalidField as error:
         raise UserError(f"{path}: is damaged ({error}); restore it, or create it again.") from error
     classifier = Classifier(
         loaded["weights"],

@@ -108,12 +108,12 @@ class Classifier(NamedTuple):
         Of several labels: each one's probability of yes, [texts, K]. With words it needs the texts.
         """
         if not self.words or not len(features):
-            return self._of_states(features)
+            return self._feature_probabilities(features)
         if len(texts) != len(features):
             raise UserError(f"texts has {len(texts):,}, but features has {len(features):,} rows.")
-        return (self._of_states(features) + self.words.probabilities(texts)) / 2
+        return (self._feature_probabilities(features) + self.words.probabilities(texts)) / 2
 
-    def _of_states(self, features: Features) -> NDArray[np.float64]:
+    def _feature_probabilities(self, features: Features) -> NDArray[np.float64]:
         scores_NK = self._linear(features)
         if self.softmax:
             yes_NK = np.exp(scores_NK - scores_NK.max(axis=1, keepdims=True))
@@ -183,15 +183,15 @@ class Classifier(NamedTuple):
     @property
     def ranking(self) -> NDArray[np.int64]:
         """The features by their largest |weight| per standard deviation, the largest first."""
-        return np.argsort(-self._sizes_KD.max(axis=0), kind="stable")
+        return np.argsort(-self._scaled_weights_KD.max(axis=0), kind="stable")
 
     @property
     def first_K(self) -> NDArray[np.int64]:
         """The first feature of each row of the weights, by |weight| per standard deviation."""
-        return self._sizes_KD.argmax(axis=1)
+        return self._scaled_weights_KD.argmax(axis=1)
 
     @property
-    def _sizes_KD(self) -> NDArray[np.float64]:
+    def _scaled_weights_KD(self) -> NDArray[np.float64]:
         return np.abs(self.weights_KD * (1 if self.deviations_D is None else self.deviations_D))
 
 

@@ -20,7 +20,7 @@ from mlstm_jax.corpora.documents import Recipe, clean, label_of, rating_of
 from mlstm_jax.corpora.readers import read_documents
 from mlstm_jax.corpora.sources import FASTA, Source
 from mlstm_jax.data.corpus import Cleaning
-from mlstm_jax.errors import UserError, nearest, note, question
+from mlstm_jax.errors import UserError, did_you_mean, nearest, note
 
 _SHOWN = 5
 MISSING = -1  # a binary label that a text does not have
@@ -141,10 +141,10 @@ def read_labelled(
         if not any(label_of(_plain(value)) for value in values[name]):
             option = "`label_column`" if isinstance(column, str) else "`label_columns`"
             near = nearest(name, seen.keys() - {name})
-            seen_names = ", ".join(seen)
+            otherwise = f"; the fields seen are {', '.join(seen)}."
             raise UserError(
                 f"{path}: no record has a label in {name!r}; give the field or column of the "
-                f"labels with {option}{question(near, f'; the fields seen are {seen_names}.')}"
+                f"labels with {option}{did_you_mean(near, otherwise)}"
             )
     if not isinstance(column, str):
         return of_columns(texts, values, [f"{path}, record {number:,}" for number in numbers])
@@ -277,7 +277,7 @@ def require_task(labelled: Labelled, task: Task | None = None, *, thresholds: bo
             raise UserError(f"{path}: every label is 0 or missing in every text; add texts with 1.")
     elif not is_train:
         if unknown := [label for label in labelled.task.names if label not in task.names]:
-            near = question(nearest(unknown[0], task.names))
+            near = did_you_mean(nearest(unknown[0], task.names))
             raise UserError(
                 f"{path} has the label {unknown[0]!r}, which the training texts do not have; "
                 f"theirs: {', '.join(task.names[:_SHOWN])}"

@@ -192,7 +192,7 @@ def cheapest_rows(
     return min(tried, key=cost) if len(tried) > 1 else sizes[:enough]
 
 
-class Reached(NamedTuple):
+class RowStates(NamedTuple):
     """What a row knows of its text so far."""
 
     carry: Carry
@@ -200,7 +200,7 @@ class Reached(NamedTuple):
     nats_B: Any  # of its bytes but the first, float32; zero without `score`
 
 
-class Trail(NamedTuple):
+class StepOutputs(NamedTuple):
     """What a window gives besides the state after it."""
 
     states: Carry  # after each byte
@@ -209,10 +209,12 @@ class Trail(NamedTuple):
 
 def _make_step(
     model: LanguageModel, *, mean: bool, score: bool, trail: bool
-) -> Callable[..., tuple[Reached, Trail | None]]:
+) -> Callable[..., tuple[RowStates, StepOutputs | None]]:
     """Return the step of one device: it reads a window."""
 
-    def step(weights: Any, state: Reached, window: Window) -> tuple[Reached, Trail | None]:
+    def step(
+        weights: Any, state: RowStates, window: Window
+    ) -> tuple[RowStates, StepOutputs | None]:
         (params, ready), bytes_BT = weights, window.bytes_BT[:, :-1]
         read_B, scored_B, starts_B = (window.counts_B3[:, n] for n in range(3))
         before = reset(state, starts_B)
@@ -229,10 +231,10 @@ def _make_step(
         if score:
             nats_BT = cross_entropy(read.logits_BTV, window.bytes_BT[:, 1:])
             nats_B = nats_B + jnp.where(place_1T < scored_B[:, None], nats_BT, 0).sum(axis=1)
-        after = Reached(read.carry, sum_BLH, nats_B)
+        after = RowStates(read.carry, sum_BLH, nats_B)
         if not trail:
             return after, None
-        return after, Trail(read.states, read.logits_BTV)
+        return after, StepOutputs(read.states, read.logits_BTV)
 
     return step
 
@@ -266,7 +268,7 @@ class TextReader:
             rows: the most texts at a time; unset: 256 for each device, 64 if it is a Transformer.
             mean: sum h over the bytes of each text.
             score: sum the loss of each text, of a model that predicts the next byte.
-            trail: also return `Trail`; one program reads texts of all lengths.
+            trail: also return `StepOutputs`; one program reads texts of all lengths.
         """
         self._model, self._devices = run.model, devices
         # 256 rows of an mLSTM were measured to be faster; those of a Transformer would take more
@@ -290,13 +292,13 @@ class TextReader:
 
     def read(
         self, texts: Sequence[bytes], state: Any = None
-    ) -> Iterator[tuple[Turn, Reached, Trail | None]]:
+    ) -> Iterator[tuple[Turn, RowStates, StepOutputs | None]]:
         """Read texts: yield each turn, and on the devices the state and the trail after it.
 
         With the state after an earlier text, a single text is read as its continuation.
         """
         goes_on = state is not None
-        before: tuple[Turn, Reached, Trail | None] | None = None
+        before: tuple[Turn, RowStates, StepOutputs | None] | None = None
         sizes = cheapest_rows(texts, self._sizes, self._widths, self._weights_cost)
         for turn in turns(texts, sizes, self._widths):
             rows = len(turn.window.counts_B3)
@@ -304,7 +306,7 @@ class TextReader:
                 turn.window.counts_B3[:, 2] = False
             if state is None:
                 sums = np.zeros((rows, *self._model.model.shape), np.float32)
-                start = Reached(self._model.reading_carry(rows), sums, np.zeros(rows, np.float32))
+                start = RowStates(self._model.reading_carry(rows), sums, np.zeros(rows, np.float32))
                 state = self._devices.split_rows(start)
             elif turn.kept_B is not None:
                 kept = jax.tree.map(lambda x: x[turn.kept_B], self.fetch(state))  # noqa: B023

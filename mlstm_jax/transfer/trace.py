@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax.corpora.documents import clean, prompt_bytes
-from mlstm_jax.errors import UserError, nearest, question
+from mlstm_jax.errors import UserError, did_you_mean, nearest
 from mlstm_jax.model.architecture import VOCABULARY
 from mlstm_jax.model.language_model import Carry, LanguageModel
 from mlstm_jax.run import Run, require_known
@@ -31,7 +31,9 @@ _STATES: dict[State, str] = {
     "h": "h",
     "mean_h": "mean of h so far",
 }
-_EDITED = 8  # bytes at the end of a text, a character or two, that may be others in the next text
+_LAST_EDITED = (
+    8  # bytes at the end of a text, a character or two, that may be others in the next text
+)
 
 _EMPTY = "the text is empty; give one with a character that is not a space."
 
@@ -133,7 +135,7 @@ class Stream:
         return Trace(text, values_TH, carry, self._logits_1V[0], end_LH, self.nats)
 
 
-class _Kept(NamedTuple):
+class _CachedTrace(NamedTuple):
     """The last text that was read for a state of a layer, and where the next one may go on."""
 
     trace: Trace
@@ -156,7 +158,7 @@ class Reader:
         self.run = run
         self._device = Parallel(jax.local_devices()[:1])
         self._reader = TextReader(run, self._device, 1, trail=True)
-        self._kept: dict[tuple[State | None, int], _Kept] = {}
+        self._kept: dict[tuple[State | None, int], _CachedTrace] = {}
 
     @functools.cached_property
     def writer(self) -> tuple[LanguageModel, Any]:
@@ -184,18 +186,18 @@ class Reader:
         self._kept[state, layer] = kept
         return kept.trace
 
-    def _read(self, text: bytes, last: _Kept | None, stream: Stream) -> _Kept:
+    def _read(self, text: bytes, last: _CachedTrace | None, stream: Stream) -> _CachedTrace:
         values = []
         if last:
             stream = last.stream
             values = [last.trace.values_TH[: stream.count]]
         # Other models read windows, which must begin where those of the whole text do.
         goes_on = self.run.config.model.longest_window is None
-        if goes_on and (piece := text[stream.count : -_EDITED]):
+        if goes_on and (piece := text[stream.count : -_LAST_EDITED]):
             values.append(stream.feed(piece).states)
         before = copy.copy(stream)
         values.append(stream.feed(text[stream.count :]).states)
-        return _Kept(stream.trace(text, np.concatenate(values)), before)
+        return _CachedTrace(stream.trace(text, np.concatenate(values)), before)
 
 
 def states_at(
@@ -312,7 +314,7 @@ def shown_label(classifier: Classifier, label: str | None) -> str:
     """
     if label is None or label in classifier.classes:
         return label if label is not None else classifier.classes[-1]
-    near = question(nearest(label, classifier.classes))
+    near = did_you_mean(nearest(label, classifier.classes))
     known = ", ".join(classifier.classes)
     raise UserError(f"the classifier has no class or label {label!r}{near} It has {known}.")
 

@@ -203,7 +203,7 @@ class Viewer:
             return [], False
         model, familiar = self.run.config.model, self._about.familiar
         read = self._reader(cleaned, self._state, model.layers - 1)
-        unlike = bool(familiar and familiar.is_unlike(read.nats, len(cleaned) - 1))
+        unlike = bool(familiar and familiar.is_out_of_domain(read.nats, len(cleaned) - 1))
         parts = [read.end_LH[state][layer] for state, layer in self._about.layers(model)]
         features = np.concatenate(parts)[None]
         (shares,) = self._classifier.probabilities(features, [text])

@@ -11,7 +11,7 @@ import duckdb
 import pytest
 
 from mlstm_jax.corpora.prepare import prepare
-from mlstm_jax.corpora.sources import find_sources, passed_over
+from mlstm_jax.corpora.sources import find_sources, skipped_files
 from mlstm_jax.errors import UserError
 
 from .written import rated
@@ -203,7 +203,7 @@ def test_what_is_of_no_known_kind_in_a_folder_is_told(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("text\n")
     (tmp_path / "empty.md").touch()
-    found = passed_over([str(tmp_path), "pydoc:", str(tmp_path / "a.txt")])
+    found = skipped_files([str(tmp_path), "pydoc:", str(tmp_path / "a.txt")])
     assert [path.name for path in found] == ["b.md", "c.doc"]
 
 

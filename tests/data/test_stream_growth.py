@@ -40,7 +40,7 @@ def make_streams(split: Split, parts: Sequence[Rows], **options: Any) -> list[Tr
             split, batch=part.batch, window=part.window, shard_layout=shard_layout, **options
         )
         if made:
-            stream.go_on_from(made[-1], step)
+            stream.continue_from(made[-1], step)
         made.append(stream)
         step += part.steps
     return made
@@ -183,4 +183,4 @@ def test_other_shards_or_fewer_rows_cannot_go_on(split: Split) -> None:
     for batch, shards in ((12, 36), (2, 24), (6, 24)):
         other = TrainStream(split, batch=batch, window=16, shards=shards)
         with pytest.raises(ValueError, match=f"{batch} rows of {shards} shards cannot continue"):
-            other.go_on_from(four, 5)
+            other.continue_from(four, 5)

@@ -195,7 +195,7 @@ def reading_programs() -> dict[str, Compiled]:
     carry, bytes_BT = model.init_carry(64), np.zeros((64, 32), np.uint8)
     mask_BT, reset_B = np.zeros((64, 32), np.bool_), np.zeros(64, np.bool_)
     batch = EvaluationBatch(bytes_BT, bytes_BT, mask_BT, reset_B, np.zeros(64, np.uint32))
-    sums = reader.Reached(carry, np.zeros((64, 1, 512), np.float32), np.zeros(64, np.float32))
+    sums = reader.RowStates(carry, np.zeros((64, 1, 512), np.float32), np.zeros(64, np.float32))
     window = reader.Window(np.zeros((64, 33), np.uint8), np.zeros((64, 3), np.int32))
     ready = jax.eval_shape(lambda params: model.model.ready(params, model.compute), params)
     held_H = np.full(512, np.nan, np.float32)

@@ -45,22 +45,22 @@ def test_adam_goes_on_when_the_bytes_of_an_update_change() -> None:
     state = TrainState(*[None] * 8)._replace(opt_state=tx[1024].init(gradient))
     before = None
     for n in [1024] * 50 + [65536] * 20 + [1024] * 5:
-        same = optimizer.with_updates_of(chosen, state, n, n)
+        same = optimizer.rescale_second_moment(chosen, state, n, n)
         assert same is state
-        state = optimizer.with_updates_of(chosen, state, before, n)
+        state = optimizer.rescale_second_moment(chosen, state, before, n)
         updates, opt_state = update[n](gradient, state.opt_state)
         # 1 − β2ⁿ is near 0.05 at first, and β2ⁿ has the rounding of n products.
         assert_close(updates["embedding"], np.float32([-1.0, 1.0]), 20 * 75)
         state, before = state._replace(opt_state=jax.device_get(opt_state)), n
     for half_life, ratio in ((10.0, 1), (1e30, 64)):  # β2 rounds to 0, and to 1
         extreme = dataclasses.replace(chosen, b2_half_life=half_life)
-        adapted = optimizer.with_updates_of(extreme, state, 1024, 65536)
+        adapted = optimizer.rescale_second_moment(extreme, state, 1024, 65536)
         (before_V, after_V) = (
             jax.tree.leaves(optax.tree.get(one.opt_state, "nu"))[0] for one in (state, adapted)
         )
         assert_close(after_V, ratio * before_V, 8)
     fixed = dataclasses.replace(chosen, b2_half_life=None)
-    assert optimizer.with_updates_of(fixed, state, 1024, 65536) is state
+    assert optimizer.rescale_second_moment(fixed, state, 1024, 65536) is state
 
 
 # Of a schedule: a few, one after the other, in float32.

@@ -89,13 +89,13 @@ def test_phases_are_one_run(corpus: Path, straight: Path) -> None:
 def test_it_resumes_before_at_and_after_a_border_as_if_never_stopped(
     step, corpus, straight, tmp_path, monkeypatch
 ) -> None:
-    changes, real = [], optimizer.with_updates_of
+    changes, real = [], optimizer.rescale_second_moment
 
     def seen(chosen: Optimizer, state: Any, before: int | None, now: int) -> Any:
         changes.append((before, now))
         return real(chosen, state, before, now)
 
-    monkeypatch.setattr(optimizer, "with_updates_of", seen)
+    monkeypatch.setattr(optimizer, "rescale_second_moment", seen)
     folder = copy_until(straight, step, tmp_path / "run")
     loop.train(phased(corpus, folder))
     assert_same_run(folder, straight, batch=12)

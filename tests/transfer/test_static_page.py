@@ -19,7 +19,7 @@ import pytest
 from mlstm_jax import cli
 from mlstm_jax.corpora.documents import prompt_bytes
 from mlstm_jax.run import Run
-from mlstm_jax.transfer.classifier_file import Description, Familiar
+from mlstm_jax.transfer.classifier_file import Description, DomainLimit
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.view.viewer import Viewer, read_runtime, write_page
 from tests.tolerance import bound
@@ -85,7 +85,7 @@ def test_it_answers_as_the_server_does(run: Run, runtime: Path, tmp_path: Path) 
     unlike = set()
     with browser() as chromium, hosted(tmp_path / "out") as address:
         for cleaning, chosen, state, all_layers in KINDS.values():
-            about = Description(state, all_layers, "abc", None, Familiar(2.0, 8.0))
+            about = Description(state, all_layers, "abc", None, DomainLimit(2.0, 8.0))
             viewer = Viewer(dataclasses.replace(run, cleaning=cleaning), chosen, about)
             (tmp_path / "out/model.json").write_text(json.dumps(viewer.knowledge()))
             tab = chromium.new_page()
