@@ -46,7 +46,8 @@ from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.labels import MISSING, Labelled, Task, require_task, usable
 from mlstm_jax.transfer.thresholds import LabelScore, best_thresholds, macro
 
-_MOST_ROWS, _UPDATES = 32, 20  # of a batch, and the fewest of an epoch (results/finetune/)
+# Rows of a batch, and the fewest updates of an epoch if there can be so many (results/finetune/).
+_LEAST_ROWS, _MOST_ROWS, _UPDATES = 2, 32, 40
 
 
 def write_corpus(
@@ -102,7 +103,7 @@ class FinetuneOptions(Checked):
         learning_rate: peak rate, reached after a tenth of the steps; it then falls to a 32nd.
         label_weight: how many bytes of the language model's loss one label counts as.
         batch: rows in the global batch; unset: 32, or with few texts fewer, so that an epoch has
-            about 20 updates or more.
+            about 40 updates or more.
         window: bytes of truncated back-propagation; a Transformer's is always `model.positions`.
         dropout: fraction of the units of each layer's output that are dropped.
         seed: of dropout and of the order of the text.
@@ -275,7 +276,8 @@ def make_config(run: Run, out: Path, task: Task, options: FinetuneOptions) -> Co
 
 def _rows(windows: int, devices: int) -> int:
     """Return the rows of a batch for so many windows: a power of two, or what devices can share."""
-    rows = 2 ** int(math.log2(min(max(windows // _UPDATES, 1), _MOST_ROWS)))
+    rows = min(max(windows // _UPDATES, _LEAST_ROWS), _MOST_ROWS, max(windows, 1))
+    rows = 2 ** int(math.log2(rows))
     return -(-rows // devices) * devices
 
 

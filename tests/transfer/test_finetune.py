@@ -193,7 +193,8 @@ def test_finetune_from_the_outside(run, tmp_path, random, capsys, monkeypatch, r
 
 
 @pytest.mark.parametrize(
-    ("windows", "devices", "rows"), [(10_000, 1, 32), (10_000, 6, 36), (47, 1, 2), (9, 1, 1)]
+    ("windows", "devices", "rows"),
+    [(10_000, 1, 32), (10_000, 6, 36), (160, 1, 4), (47, 1, 2), (1, 1, 1)],
 )
 def test_few_texts_have_small_batches(windows: int, devices: int, rows: int) -> None:
     assert finetune._rows(windows, devices) == rows
