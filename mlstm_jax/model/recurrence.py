@@ -11,7 +11,7 @@ One layer (Krause et al. 2016, eqs. 10-12 and the LSTM around them; Puri et al. 
 
 Where x_t is a byte, Wmx and Wx are tables of 256 rows and x_t W is a lookup.
 
-`recurrence` has an explicit gradient instead of JAX's own, for three reasons:
+A layer has an explicit gradient instead of JAX's own, for three reasons:
 
 * Reverse mode through `lax.scan` adds to the weight gradients at every step, one small product at
   a time, in the compute type. Here the backward scan computes only dz_t, dmh_t and dmx_t, and each
@@ -21,8 +21,8 @@ Where x_t is a byte, Wmx and Wx are tables of 256 rows and x_t W is a lookup.
 * It saves mh, the four gates, c and h; m, tanh(c_t) and the derivatives of σ are cheap to
   recompute.
 
-The two loops over time of a gradient are a value, `Loops`: `SEPARATE` and `STACKED` are XLA's, with
-equal numbers, and pallas.py has those of our own kernels.
+`time_loops.recurrence` runs a layer with a value of `Loops`: `SEPARATE` and `STACKED` are XLA's,
+with equal numbers, and pallas.py has those of our own kernels.
 
 h and c are float32 between steps (c optionally in the compute type), and h is rounded to the
 compute type where it enters a product. Every product of the forward scan is over B rows for any T,

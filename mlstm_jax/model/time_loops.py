@@ -4,6 +4,7 @@
 time. Arrays are time-major in the loops of recurrent layers and only there.
 
 A recurrent layer is a function of one step: its carry and the input of the step → its next carry.
+`recurrence` runs a layer over a window with the kind's own loops, and gives JAX its gradient.
 """
 
 from collections.abc import Callable
