@@ -220,12 +220,11 @@ def format_plan(
         lines.append(" ".join(cells).rstrip())
         if phases and row.phase == len(phases):
             lines.append(_sum_of_phases(rows[number - len(phases) : number]))
-    epochs = config.train.epochs
+    steps, epochs = config.train.steps, config.train.epochs
     times = [(row.hours, row.hours_per_epoch) for row in rows]
-    if epochs and any(run and one and run < 0.999 * epochs * one for run, one in times):
-        lines.append(
-            f"`train.steps` {config.train.steps:,} ends a run of fewer than {epochs:g} epochs"
-        )
+    is_cut = any(run and one and run < 0.999 * (epochs or 0) * one for run, one in times)
+    if is_cut and steps and not phases:
+        lines.append(f"`train.steps` {steps:,} ends a run of fewer than {epochs:g} epochs")
     if corpus_bytes is None and not phases:
         lines.append("epochs and their hours need `corpus_bytes`, or a corpus that exists")
     if all(row.cost is None for row in rows):

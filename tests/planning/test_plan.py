@@ -215,6 +215,19 @@ def test_phases_are_summed_for_each_number_of_devices() -> None:
     hours = [f"{sum(row.hours or 0 for row in rows[n : n + 2]):.2f} hours" for n in (0, 2, 4)]
     assert len(sums) == 3
     assert all(figure in line for figure, line in zip(hours, sums, strict=True))
+    # With a corpus, whose epochs the phases do not reach.
+    rows = planning.plan(config, machine, [1], 38.8e9)
+    assert "ends a run" not in planning.format_plan(config, machine, rows, 38.8e9)
+
+
+def test_what_ends_a_run_is_said() -> None:
+    machine = load_machine(MACHINES / "h200.json")
+    for steps, said in ((10, "`train.steps` 10 ends a run of fewer than 3 epochs"), (10**7, "")):
+        config = vary(paper(), train__steps=steps, precision__compute="bf16")
+        rows = planning.plan(config, machine, [1], 38.8e9)
+        text = planning.format_plan(config, machine, rows, 38.8e9)
+        assert said in text
+        assert ("ends a run" in text) == bool(said)
 
 
 @pytest.mark.parametrize("decoder", [False, True])
