@@ -131,12 +131,12 @@ def set_up(
         closing(Checkpoints(folder, config.train.keep_checkpoints, reach=reach))
     )
     phases = resolve_phases(config, corpus)
-    beginning = ResumeFinder(
+    finder = ResumeFinder(
         cluster, devices, corpus, model, checkpoints, config, phases, resume, reset_carry
     )
-    if beginning.given:
-        run.require_known_corpus(beginning.given, corpus, ("train", "valid"))
-    begin = beginning.find()
+    if finder.given:
+        run.require_known_corpus(finder.given, corpus, ("train", "valid"))
+    begin = finder.find()
     phases = _starting_at(config, phases, begin.origin)
     total = phases[-1].last
     same = "Give every process the same corpus and config."
@@ -163,7 +163,7 @@ def set_up(
         checkpoints=checkpoints,
         require_equal_replicas=parallel.make_comparison(cluster, devices),
         begin=begin,
-        find=beginning.find,
+        find=finder.find,
         phases=phases,
         lr_schedules=schedule.rates(config.optimizer, segments(phases)),
         progress=progress,

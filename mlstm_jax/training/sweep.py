@@ -45,16 +45,21 @@ def load_sweep(path: Path) -> Runs:
     valid = isinstance(runs, dict) and all(
         isinstance(key, tuple)
         and len(key) == 2
-        and all(isinstance(label, str) and label.strip(".") and "/" not in label for label in key)
+        and all(isinstance(label, str) for label in key)
         and isinstance(config, Config)
         for key, config in runs.items()
     )
-    if not valid or not runs:
+    if not valid or not runs or not have_folders(runs):
         raise UserError(
             f"{path} sets no `runs = {{(ROW, COLUMN): Config(...)}}` with two labels that can name "
             "a folder; see `mlstm-jax configs puri_fig5`."
         )
     return runs
+
+
+def have_folders(runs: Runs) -> bool:
+    """Return whether all labels can name a folder."""
+    return all(label.strip(".") and "/" not in label for key in runs for label in key)
 
 
 def prepare(runs: Runs) -> None:

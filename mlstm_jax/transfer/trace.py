@@ -31,9 +31,8 @@ _STATES: dict[State, str] = {
     "h": "h",
     "mean_h": "mean of h so far",
 }
-_LAST_EDITED = (
-    8  # bytes at the end of a text, a character or two, that may be others in the next text
-)
+# Bytes at the end of a text, a character or two, that may be others in the next text.
+_LAST_EDITED = 8
 
 _EMPTY = "the text is empty; give one with a character that is not a space."
 
@@ -72,8 +71,6 @@ class Stream:
         states: after each byte of the last piece, float32 [bytes, units].
         scores: the log-probability, in nats, of each byte of the last piece, float32 [bytes]; the
             first byte of the text, which nothing predicts, has none.
-        count: bytes that it has read.
-        nats: of these bytes but the first.
     """
 
     def __init__(self, run: Run, reader: TextReader, state: State | None, layer: int = -1) -> None:
@@ -83,7 +80,7 @@ class Stream:
         (self._state,) = states_of(model, state and (state,))
         self._reached: Any = None
         self._sum_LH = np.zeros(model.shape)
-        self.count, self.nats = 0, 0.0
+        self._count, self._nats = 0, 0.0  # bytes read, and the nats of all but the first
         self.states = np.zeros((0, model.hidden), np.float32)
         self.state = np.zeros(model.hidden, np.float32)
         self.scores = np.zeros(0, np.float32)
@@ -104,12 +101,12 @@ class Stream:
             # In float64, one byte after another, so that cuts do not change it.
             h_TLH = np.asarray(named["h"][0, : turn.bytes], np.float64)
             sums_TLH = np.concatenate([self._sum_LH[None], h_TLH]).cumsum(axis=0)[1:]
-            count_T1 = np.arange(1, turn.bytes + 1)[:, None] + self.count
+            count_T1 = np.arange(1, turn.bytes + 1)[:, None] + self._count
             if self._state == "mean_h":
                 values_TH = sums_TLH[:, self._layer] / count_T1
             else:
                 values_TH = named[self._state][0, : turn.bytes, self._layer]
-            self._sum_LH, self.count = sums_TLH[-1], int(count_T1[-1, 0])
+            self._sum_LH, self._count = sums_TLH[-1], int(count_T1[-1, 0])
             states.append(np.asarray(values_TH, np.float32))
             logits.append(logits_BTV[0, : turn.bytes])
         self.states = np.concatenate(states)
@@ -123,7 +120,7 @@ class Stream:
             normaliser_T = np.log(np.exp(logits_TV).sum(axis=1))
         scores_T = logits_TV[np.arange(len(read_T)), read_T] - normaliser_T
         self.scores = scores_T.astype(np.float32)
-        self.nats -= float(self.scores.sum(dtype=np.float64))
+        self._nats -= float(self.scores.sum(dtype=np.float64))
         return self
 
     def trace(self, text: bytes, values_TH: NDArray[np.float32]) -> Trace:
@@ -131,8 +128,8 @@ class Stream:
         carry = self._reader.fetch(self._reached.carry)
         named = self._run.config.model.named_states(carry)
         end_LH = {name: np.asarray(x[0], np.float32) for name, x in named.items()}
-        end_LH["mean_h"] = (self._sum_LH / self.count).astype(np.float32)
-        return Trace(text, values_TH, carry, self._logits_1V[0], end_LH, self.nats)
+        end_LH["mean_h"] = (self._sum_LH / self._count).astype(np.float32)
+        return Trace(text, values_TH, carry, self._logits_1V[0], end_LH, self._nats)
 
 
 class _CachedTrace(NamedTuple):
@@ -143,7 +140,7 @@ class _CachedTrace(NamedTuple):
 
     def leads_to(self, text: bytes) -> bool:
         """Return whether it is this text, or one that begins with what the stream has read."""
-        read = self.trace.text[: self.stream.count]
+        read = self.trace.text[: self.stream._count]
         return self.trace.text == text or bool(read and text.startswith(read))
 
 
@@ -190,13 +187,13 @@ class Reader:
         values = []
         if last:
             stream = last.stream
-            values = [last.trace.values_TH[: stream.count]]
+            values = [last.trace.values_TH[: stream._count]]
         # Other models read windows, which must begin where those of the whole text do.
         goes_on = self.run.config.model.longest_window is None
-        if goes_on and (piece := text[stream.count : -_LAST_EDITED]):
+        if goes_on and (piece := text[stream._count : -_LAST_EDITED]):
             values.append(stream.feed(piece).states)
         before = copy.copy(stream)
-        values.append(stream.feed(text[stream.count :]).states)
+        values.append(stream.feed(text[stream._count :]).states)
         return _CachedTrace(stream.trace(text, np.concatenate(values)), before)
 
 

@@ -144,7 +144,7 @@ def refused(method: str, given: dict[str, Any], **mistakes: Any) -> Any:
         ("has 3, but each must be a func", lambda m: mlstm.train(m.config, callbacks=[3])),
         *refused(
             "sweep", {"runs": {("a", "b"): mlstm.Config()}, "out": "x"}, out=(3,),
-            runs=(3, {"a": mlstm.Config()}, {("a", "b"): 3}),
+            runs=(3, {"a": mlstm.Config()}, {("a", "b"): 3}, {("..", "b"): mlstm.Config()}),
         ),
         *refused(
             "plan", {"config": "small_512", "machine": "h200"}, devices=((1.5,), "8"),
