@@ -191,7 +191,7 @@ def run_python(path: Path, what: str) -> dict[str, Any]:
     run = path.parent if path.name == "config.json" else path
     if (run / "config.json").is_file():
         raise UserError(
-            f"{path} is of a run; to resume it, repeat the command that began it, with `out={run}`."
+            f"{run} is a run; to resume it, repeat the command that began it, with `out={run}`."
         )
     if path.suffix != ".py":
         raise UserError(
