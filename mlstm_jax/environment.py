@@ -11,6 +11,7 @@ import functools
 import hashlib
 import logging
 import math
+import mmap
 import os
 import platform
 import re
@@ -21,6 +22,7 @@ import warnings
 from contextlib import ExitStack
 from functools import partial
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -112,7 +114,8 @@ def prepare(devices: "Devices", *, deterministic: bool = False) -> None:
 def local_devices() -> "list[jax.Device]":
     """Return the devices of this process; JAX starts if it has not.
 
-    Raises UserError if the machine has no device of JAX_PLATFORMS, or too little address space.
+    Raises UserError if the machine has no device of JAX_PLATFORMS, or too little address space, or
+    if XLA_FLAGS has an unknown flag.
     """
     space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if space != resource.RLIM_INFINITY and space < _LEAST_ADDRESS_SPACE:
@@ -120,6 +123,7 @@ def local_devices() -> "list[jax.Device]":
             f"the limit on address space (ulimit -v) is {space / 1e9:.1f} GB, but JAX needs "
             f"{_LEAST_ADDRESS_SPACE / 1e9:.1f} GB before it reads a model; raise the limit."
         )
+    require_known_flags()
     import jax
 
     try:
@@ -131,6 +135,40 @@ def local_devices() -> "list[jax.Device]":
             f"JAX cannot start with JAX_PLATFORMS={wanted!r}: {why}. Install JAX for this device "
             "(mlstm-jax[cuda13]), set JAX_PLATFORMS to cpu, or unset it."
         ) from error
+
+
+def require_known_flags() -> None:
+    """Raise UserError if XLA_FLAGS has a flag unknown to jaxlib, which would end the process."""
+    unknown = unknown_flags(os.environ.get("XLA_FLAGS", ""))
+    if unknown:
+        raise UserError(
+            f"XLA_FLAGS has {', '.join(unknown)}, which jaxlib {metadata.version('jaxlib')} does "
+            "not know; remove it."
+        )
+
+
+@functools.cache
+def unknown_flags(flags: str) -> list[str]:
+    """Return those XLA flags, separated by spaces, that the installed jaxlib does not know.
+
+    jaxlib has no list of its flags, but its library contains their names.
+    """
+    words = [word for word in flags.split() if word.startswith("--")]
+    package = find_spec("jaxlib")
+    folders = (package and package.submodule_search_locations) or []
+    libraries = [path for folder in folders for path in Path(folder).glob("libjax_common.*")]
+    if not words or not libraries:
+        return []
+    unknown = []
+    with (
+        libraries[0].open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library,
+    ):
+        for word in words:
+            name = word[2:].partition("=")[0]
+            if library.find(f"{name}\0".encode()) < 0:
+                unknown.append(word)
+    return unknown
 
 
 def memory_limits() -> dict[str, float]:

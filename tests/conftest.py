@@ -15,11 +15,16 @@ from mlstm_jax.config import Devices
 os.environ.setdefault(environment.CACHE, str(Path(__file__).parents[1] / ".pytest_cache/programs"))
 # Most of a small program's time is that of compiling it: with these flags a third of it.
 # `make test-portable` sets XLA_FLAGS, and so has programs that are optimized as a user's are.
-os.environ.setdefault(
-    "XLA_FLAGS",
+FLAGS = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
-    "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
+    "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 )
+if "XLA_FLAGS" not in os.environ:
+    unknown = environment.unknown_flags(FLAGS)
+    known = [flag for flag in FLAGS.split() if flag not in unknown]
+    os.environ["XLA_FLAGS"] = " ".join(known)
+# pytest would capture XLA's own message.
+environment.require_known_flags()
 environment.cache_programs()
 environment.without_gpus()
 environment.prepare(Devices(virtual_cpu=4))

@@ -90,6 +90,7 @@ def test_where_there_is_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         # A kind of device that this machine has not, even where it has GPUs.
         ("JAX_PLATFORMS=rocm", "JAX_PLATFORMS='rocm'"),
         ("ulimit -v 600000;", "(ulimit -v) is 0.6 GB"),
+        ("XLA_FLAGS='--xla_dump_to= --xla_gpu_flag=1'", "--xla_gpu_flag=1"),
     ],
 )
 def test_what_jax_lacks_to_start_is_said(shell, words, command_environment):
