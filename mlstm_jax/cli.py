@@ -42,13 +42,12 @@ _COMMANDS = {
     "finetune": "texts",
     "classify": "texts",
     "view": "models",
-    "watch": "training",
     "import": "models",
     "export": "models",
 }
 
 # Commands that run no model: they do not use the GPU, which may be busy.
-_ON_CPU = ("configs", "prepare", "inspect", "plan", "schedule", "import", "export", "watch")
+_ON_CPU = ("configs", "prepare", "inspect", "plan", "schedule", "import", "export")
 
 
 def main(arguments: Sequence[str] | None = None, program: str | None = None) -> None:

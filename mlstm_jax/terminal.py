@@ -111,11 +111,11 @@ def open_streams() -> None:
         getattr(sys, name).reconfigure(errors="replace")
 
 
-def console(*, stderr: bool = False, width: int | None = None) -> "Console":
+def _console() -> "Console":
     """Return a console that prints brackets and colons as they are: names and texts have them."""
     from rich.console import Console  # not needed for --help
 
-    return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
+    return Console(stderr=True, markup=False, emoji=False, highlight=False)
 
 
 class ProgressLine:
@@ -136,7 +136,7 @@ class ProgressLine:
     ) -> None:
         self._name, self._total, self._done, self._quiet = name, total, done, quiet
         self._of_bytes = of_bytes
-        self._console = console(stderr=True)
+        self._console = _console()
         # The first step includes compilation, so the estimate starts at the first update.
         self._since: tuple[int, float] | None = None
         self._printed = time.monotonic()

@@ -101,8 +101,6 @@ def test_from_text_to_a_score_and_a_sentence(text_file, tmp_path, monkeypatch, c
         ("prepare absent.jsonl --out x", "absent.jsonl"),
         ("prepare pydoc: --out x --split 1;2", "'1;2' is not three numbers"),
         ("prepare pydoc: --out /proc/x", "/proc/x: cannot write in /proc"),
-        ("watch", "give at least one run folder"),
-        ("watch a", "holds no run"),
         ("train --config smal_512", "did you mean small_512 or"),
         ("train small_512 --config=tuned_512", "not small_512 and tuned_512."),
         ("train /proc/cpuinfo", "/proc/cpuinfo is not a config"),

@@ -1,17 +1,13 @@
-"""Commands of a config: train, quickstart, sweep, plan, schedule; and watch, of their runs."""
+"""Commands of a config: train, quickstart, sweep, plan, schedule."""
 
-import contextlib
 import dataclasses
 import json
 import os
 import shutil
 import sys
-import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
@@ -26,19 +22,11 @@ from mlstm_jax.errors import UserError, did_you_mean, nearest
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.planning import compile as compiling
 from mlstm_jax.planning import format_plan, recommend
-from mlstm_jax.terminal import ProgressLine, console, one_line, show
-from mlstm_jax.training.metrics import by_kind, read_metrics, runs_in
+from mlstm_jax.terminal import ProgressLine, show
 from mlstm_jax.training.schedule import plot as plot_schedule
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 # The config of a command without one: it needs no data.
 _QUICKSTART = shipped.files("config")["quickstart"]
-
-_WATCH_SECONDS = 2.0
-# A run counts as silent after this many times the usual interval between two lines.
-_STALE = 10
 
 
 class ConfigCommand(Command):
@@ -293,87 +281,3 @@ def _take_file(arguments: Sequence[str], default: Config) -> tuple[Config, list[
     if "--data.batch" in options:
         config = vary(config, data__batch_per_device=None)
     return config, rest
-
-
-@command()
-def watch(
-    runs: Annotated[tuple[Path, ...], Positional, arg(metavar="RUN [RUN ...]")],
-) -> None:
-    """Show the progress of runs, here or on a shared file system: BPC, rate, speed.
-
-    In a terminal the table updates every two seconds until Ctrl-C; a file or a pipe gets it once.
-    TensorBoard shows the curves: `tensorboard --logdir RUN`.
-
-    Args:
-        runs: run folders, or folders that contain them, such as that of a sweep.
-    """
-    from rich.live import Live
-
-    if not runs:
-        raise UserError("give at least one run folder, such as runs/quickstart.")
-    _folders(runs)
-    if not sys.stdout.isatty():
-        console(width=160).print(_table(runs))
-        return
-    live = Live(console=console(), auto_refresh=False)
-    with contextlib.suppress(KeyboardInterrupt), live:
-        while True:
-            live.update(_table(runs), refresh=True)
-            time.sleep(_WATCH_SECONDS)
-
-
-def _folders(runs: tuple[Path, ...]) -> list[tuple[str, Path]]:
-    """Return the run folders and their displayed names: the path where a name would repeat."""
-    names = Counter(given.name for given in {*runs})
-    return [
-        (str(folder) if names[given.name] > 1 else str(folder.relative_to(given.parent)), folder)
-        for given in dict.fromkeys(runs)
-        for folder in runs_in(given)
-    ]
-
-
-def _table(runs: tuple[Path, ...]) -> "Table":
-    """Return the table of all runs in these folders."""
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold")
-    for name in ("run", "step", "epoch", "train bpc", "valid bpc", "rate", "scale", "kB/s", ""):
-        is_text = name in ("run", "")
-        table.add_column(name, justify="left" if is_text else "right", no_wrap=not is_text)
-    for name, folder in _folders(runs):
-        table.add_row(one_line(name), *_row(folder))
-    return table
-
-
-def _row(folder: Path) -> list[str]:
-    of_kind = by_kind(read_metrics(folder / "metrics.jsonl"))
-    last = of_kind["train"][-1] if of_kind["train"] else {}
-    scored = of_kind["eval"][-1] if of_kind["eval"] else {}
-
-    def shown(values: dict[str, Any], name: str, form: str) -> str:
-        value = values.get(name)
-        return "" if value is None else format(value, form)
-
-    return [
-        shown(last, "step", ",d"),
-        shown(last, "epoch", ".3f"),
-        shown(last, "bpc", ".4f"),
-        shown(scored, "bpc", ".4f"),
-        shown(last, "learning_rate", ".2e"),
-        shown(last, "loss_scale", ".0f"),
-        "" if not last.get("bytes_per_second") else f"{last['bytes_per_second'] / 1e3:,.1f}",
-        _status(folder, of_kind),
-    ]
-
-
-def _status(folder: Path, of_kind: dict[str, list[dict[str, Any]]]) -> str:
-    """Return whether a run is finished, diverged or interrupted, or how long it has been silent."""
-    events, train = of_kind["event"], of_kind["train"]
-    end = events[-1] if events else {}
-    newest = max((line["step"] for line in train), default=0)
-    if end.get("event") in ("finished", "diverged", "interrupted") and end["step"] >= newest:
-        return str(end["event"])
-    times = [line["seconds"] for line in train[-5:]]
-    usual = max((after - before for before, after in pairwise(times)), default=0)
-    silent = time.time() - (folder / "metrics.jsonl").stat().st_mtime
-    return f"no line for {silent:.0f} s" if silent > max(60.0, _STALE * usual) else ""
