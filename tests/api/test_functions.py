@@ -68,13 +68,8 @@ def test_an_error_in_a_callback_ends_the_training(corpus, tmp_path, capfd) -> No
     assert capfd.readouterr().err == ""  # progress is not shown
 
 
-def test_curves_are_redrawn_live(trained: Any) -> None:
+def test_curves_of_a_run(trained: Any) -> None:
     pytest.importorskip("pandas")
     pytest.importorskip("matplotlib")
     model, _ = trained
-    figures: list[Any] = []
-    mlstm.plot_metrics([model.path], live_seconds=2.0, on_draw=figures.append)
-    assert len(figures) >= 2
     assert len(model.plot("step").axes) == 5
-    with pytest.raises(ValueError, match="x is 'hours'"):
-        mlstm.plot_metrics([model.path], x="hours")  # type: ignore[arg-type]

@@ -154,7 +154,7 @@ def refused(method: str, given: dict[str, Any], **mistakes: Any) -> Any:
             "prepare", {"sources": "a.csv", "out": "x"}, sources=(3, {"train": 3}), out=(None,),
             options=(3,),
         ),
-        *refused("plot_metrics", {"runs": ["x"]}, runs=("runs/x",), live_seconds=("x",)),
+        *refused("plot_metrics", {"runs": ["x"]}, runs=("runs/x",), x=("hours",)),
         ("runs is empty", lambda m: mlstm.plot_metrics([])),
         ("config", lambda m: mlstm.vary(3, a=1)),
         ("piece has type str, but it must be bytes", lambda m: m.reader().feed("text")),
