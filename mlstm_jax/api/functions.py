@@ -206,20 +206,13 @@ def schedule(
     Raises:
         ValueError: there is no corpus, or it is too small for the batch.
     """
-    config, parts = schedule_inputs(as_config(config), devices, corpus_bytes)
+    config = resolve_batch(as_config(config), devices)
+    if corpus_bytes is None:
+        corpus = open_corpus(Path(config.data.corpus))
+        parts = phases.segments(phases.resolve_phases(config, corpus))
+    else:
+        parts = phases.expected_segments(config, corpus_bytes)
     return schedules.draw(config.optimizer, parts)
-
-
-@public
-def schedule_inputs(
-    config: Config, devices: Count, corpus_bytes: Positive | None
-) -> tuple[Config, list[schedules.Segment]]:
-    """Return the config with its batch, and the parts of the run that differ in batch."""
-    config = resolve_batch(config, devices)
-    if corpus_bytes is not None:
-        return config, phases.expected_segments(config, corpus_bytes)
-    corpus = open_corpus(Path(config.data.corpus))
-    return config, phases.segments(phases.resolve_phases(config, corpus))
 
 
 @public

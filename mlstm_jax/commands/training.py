@@ -21,7 +21,7 @@ from mlstm_jax.distributed.process_info import process_info
 from mlstm_jax.errors import UserError, did_you_mean, nearest
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.planning import compile as compiling
-from mlstm_jax.planning import format_plan, recommend
+from mlstm_jax.planning import format_plan
 from mlstm_jax.terminal import ProgressLine, show
 from mlstm_jax.training.schedule import plot as plot_schedule
 
@@ -194,7 +194,6 @@ def plan(
 @_of_config(functions.schedule, devices="gpus")
 def schedule(
     call: Call,
-    recommend_: Annotated[bool, arg(name="recommend")] = False,
     plot: Path | None = None,
     overwrite: bool = False,
 ) -> None:
@@ -204,15 +203,10 @@ def schedule(
     `mlstm-jax configs` lists, sets the fields, and the options override them, as with train.
 
     Args:
-        recommend_: instead, show the optimizer's settings that docs/large_batches.md recommends for
-            this batch, window, model and number of updates, as options of mlstm-jax train.
         plot: also plot it to this .png, .svg or .pdf file (needs the extra "plot").
         overwrite: replace that file if it exists.
     """
     output.require_file(plot, overwrite=overwrite, name="plot")
-    if recommend_:
-        show(as_options(recommend(*functions.schedule_inputs(**call.arguments))))
-        return
     drawn = call()
     show(drawn.text)
     if plot:

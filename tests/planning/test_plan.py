@@ -257,41 +257,6 @@ def test_muon_costs_what_the_compiler_counts(decoder: bool) -> None:
     assert planning.update_seconds(half, machine, 1) == pytest.approx(planned / rates["bf16"])
 
 
-@pytest.mark.parametrize(
-    ("words", "options", "notes"),
-    [
-        # The example of docs/tutorials/large_batches.md, whose decay is rounded to 0.02.
-        (
-            "small_512 --data.batch 1024 --train.steps 1500 --train.epochs 3",
-            "muon-learning-rate 0.24, learning-rate 0.032, warmup-steps 100, weight-decay 0.022, "
-            "no-muon-decoder",
-            "60 bytes per parameter",
-        ),
-        (
-            "--model.hidden 128 --data.batch 16 --data.window 64 --train.steps 96000 "
-            "--train.epochs 3",
-            "muon-learning-rate 0.12, learning-rate 0.016, warmup-steps 20, weight-decay 0.00035, "
-            "muon-decoder",
-            "",
-        ),
-        # As fast_512: 8 bytes per parameter.
-        ("fast_512 --train.steps 1400 --train.epochs 1", "weight-decay 0", ""),
-        ("model:gru --data.window 128", "muon-learning-rate 0.12", "with mLSTMs, not with"),
-    ],
-)
-def test_what_is_recommended_is_what_the_docs_say(words, options, notes, capsys):
-    command = ["schedule", *words.split(), "--corpus-bytes", "49e6"]
-    cli.main([*command, "--recommend"])
-    pasted, _, noted = capsys.readouterr().out.partition("\n\n")[2].partition("\n\n")
-    assert {f"--optimizer.{option}" for option in options.split(", ")} <= set(
-        pasted.strip().split(" \\\n  ")
-    )
-    assert notes in noted
-    assert bool(noted.strip()) == bool(notes)
-    cli.main([*command, *pasted.replace("\\\n", "").split()])  # as a shell reads them
-    assert "muon: " in capsys.readouterr().out
-
-
 def test_without_devices_a_plan_has_those_that_can_share_the_batch() -> None:
     config = vary(Config(model=Model(hidden=16)), data__batch=24)
     rows = functions.plan(config, "h200", corpus_bytes=1e9)
