@@ -14,7 +14,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None, program: str | None = None) -> 
         error = error or (lost if isinstance(lost, KnownError) else None)
     if error:
         code = error.exit_code
-        print(f"{prefix}: {terminal.message(error)}", file=sys.stderr, flush=True)
+        terminal.tell(f"{prefix}: {terminal.message(error)}")
     if isinstance(error, Interrupted) and arguments is None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)  # A second one ends the process at once.
@@ -89,7 +89,8 @@ def main(arguments: Sequence[str] | None = None, program: str | None = None) -> 
 
 def _discard_output() -> None:
     """Redirect standard output, and what is left in its buffer, to /dev/null."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with suppress(Exception):  # A program may have replaced it by an object without a file.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run(words: Sequence[str], program: str | None) -> None:
@@ -109,7 +110,7 @@ def run(words: Sequence[str], program: str | None) -> None:
     if name not in _COMMANDS:
         near = did_you_mean(nearest(name, _COMMANDS))
         more = "`mlstm-jax --help` lists the commands."
-        terminal.show(f"mlstm-jax: unknown command {name!r}{near} {more}", file=sys.stderr)
+        terminal.tell(f"mlstm-jax: unknown command {name!r}{near} {more}")
         sys.exit(2)
     environment.silence()
     environment.without_gpus()
@@ -184,7 +185,7 @@ def _explain_short(name: str, rest: Sequence[str], options: Collection[str]) -> 
         ]
         if near and given.startswith("--") and given not in options:
             asked = did_you_mean(sorted(near, key=len)[:2])
-            terminal.show(f"mlstm-jax {name}: unknown option {given}{asked}", file=sys.stderr)
+            terminal.tell(f"mlstm-jax {name}: unknown option {given}{asked}")
 
 
 @contextmanager
@@ -198,7 +199,7 @@ def _notes() -> Iterator[None]:
 
         def print_note(text: Any, category: type[Warning], *rest: Any, **more: Any) -> None:
             if issubclass(category, Note):
-                print(f"note: {terminal.message(as_options(str(text)))}", file=sys.stderr)
+                terminal.tell(f"note: {terminal.message(as_options(str(text)))}")
             else:
                 show(text, category, *rest, **more)
 

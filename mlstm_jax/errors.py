@@ -56,7 +56,12 @@ class Note(UserWarning):
 
 def note(text: str) -> None:
     """Warn with a note; Python shows it as a warning, the command as a line "note: ..."."""
-    warnings.warn(text, Note, stacklevel=3)
+    try:
+        warnings.warn(text, Note, stacklevel=3)
+    except Note:  # A filter has made it an error.
+        raise
+    except Exception:  # A closed stream, for example: the work continues.
+        return
 
 
 @contextmanager

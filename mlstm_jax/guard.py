@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mlstm_jax.errors import KnownError
-from mlstm_jax.terminal import show
+from mlstm_jax.terminal import tell
 
 # A device adds its signal's weight to a sum that all devices see: one SIGINT outweighs a million
 # SIGTERMs, and one SIGTERM a million SIGHUPs.
@@ -27,6 +27,7 @@ WEIGHTS = {signal.SIGHUP: 1.0, signal.SIGTERM: 2.0**20, signal.SIGINT: 2.0**40}
 # A second signal within this time must not interrupt the cleanup that the first started.
 _SECONDS_OF_CLEANUP = 1.0
 _SECONDS_TO_LEAVE_A_CALLBACK = 0.05
+_SECONDS_TO_REPORT = 60.0
 
 
 class Interrupted(KnownError):
@@ -166,8 +167,7 @@ def _announce(reading: int) -> None:
             pass
         if number:
             name = signal.Signals(number[0]).name
-            with contextlib.suppress(OSError):  # The terminal may be closed.
-                show(f"{name}: stopping with a checkpoint after this step", file=sys.stderr)
+            tell(f"{name}: stopping with a checkpoint after this step")
         while pipe.read(1):  # Python reports a pipe that nothing reads
             pass
 
@@ -226,13 +226,23 @@ class Watchdog:
                 return
 
     def _end_process(self) -> None:
+        # The process must end even if nobody reads what it writes, and its pipe is full.
+        with open(os.devnull, "w") as nowhere:
+            faulthandler.dump_traceback_later(_SECONDS_TO_REPORT, exit=True, file=nowhere)
+            try:
+                self._report()
+            finally:
+                faulthandler.cancel_dump_traceback_later()
+
+    def _report(self) -> None:
         where, advice = "", "There is no checkpoint yet: the same command starts over"
-        # The process must end even if the stacks cannot be written.
-        with contextlib.suppress(OSError, ValueError):
-            faulthandler.dump_traceback(sys.stderr)
+        # What has replaced sys.stderr may have no file.
+        if sys.__stderr__:
+            with contextlib.suppress(Exception):
+                faulthandler.dump_traceback(sys.__stderr__)
         if self.folder:
             stacks = self.folder / f"stacks-{self._index}.txt"
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(Exception):
                 advice = self._advice(self.folder)
                 with stacks.open("w") as file:
                     faulthandler.dump_traceback(file)

@@ -14,9 +14,9 @@ import re
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from mlstm_jax.errors import FileError, with_remedy
 
@@ -57,9 +57,41 @@ def message(text: object) -> str:
     return printable(text).replace("\n", "\n  ")
 
 
-def show(text: object, *, file: TextIO | None = None, end: str = "\n") -> None:
-    """Print a text with escapes and flush; to standard output unless `file` is set."""
-    print(printable(text), file=file, end=end, flush=True)
+def show(text: object, *, end: str = "\n") -> None:
+    """Print a text with escapes to standard output, and flush."""
+    print(printable(text), end=end, flush=True)
+
+
+def tell(text: object) -> None:
+    """Print a message with escapes to standard error, whatever that is; see `write_error`."""
+    write_error(f"{printable(text)}\n")
+
+
+def write_error(text: str) -> None:
+    """Write a text as it is to standard error; a message that nobody gets must not end the work.
+
+    A program may have replaced the stream by None, by a closed file, or by any object with `write`.
+    """
+    if sys.stderr is None:  # print would take standard output.
+        return
+    with suppress(Exception):
+        print(text, file=sys.stderr, end="", flush=True)
+
+
+def is_terminal(stream: Any) -> bool:
+    """Whether a standard stream, or what has replaced it, is a terminal."""
+    with suppress(Exception):
+        return bool(stream.isatty())
+    return False
+
+
+def leave() -> None:
+    """Show the cursor, which a progress line may have hidden, and flush the standard streams."""
+    if is_terminal(sys.stderr):
+        write_error("\x1b[?25h")
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
 
 
 class _Output(io.FileIO):
@@ -97,7 +129,7 @@ def open_streams() -> None:
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
         old = getattr(sys, name)
-        if name == "stdin" or not isinstance(old, io.TextIOWrapper):
+        if name == "stdin" or not isinstance(old, io.TextIOWrapper) or old.closed:
             continue
         if old is getattr(sys, f"__{name}__"):
             raw = _Output(old.fileno(), of_messages=name == "stderr")
@@ -136,14 +168,16 @@ class ProgressLine:
     ) -> None:
         self._name, self._total, self._done, self._quiet = name, total, done, quiet
         self._of_bytes = of_bytes
-        self._console = _console()
         # The first step includes compilation, so the estimate starts at the first update.
         self._since: tuple[int, float] | None = None
         self._printed = time.monotonic()
         self._live: Progress | None = None
+        if quiet:
+            return
+        shown = _console()
         # In a notebook, rich updates a bar in place if there are widgets.
-        has_widgets = self._console.is_jupyter and importlib.util.find_spec("ipywidgets")
-        if not quiet and (sys.stderr.isatty() or has_widgets):
+        has_widgets = shown.is_jupyter and importlib.util.find_spec("ipywidgets")
+        if is_terminal(sys.stderr) or has_widgets:
             from rich import progress
 
             self._live = progress.Progress(
@@ -154,15 +188,16 @@ class ProgressLine:
                 progress.TimeElapsedColumn(),
                 progress.TimeRemainingColumn(elapsed_when_finished=False),
                 progress.TextColumn("left"),
-                console=self._console,
+                console=shown,
             )
             self._task = self._live.add_task(
                 name, total=total, completed=done, count=self._count(), status=status
             )
 
     def __enter__(self) -> "ProgressLine":
-        if self._live:
-            self._live.start()
+        with self._terminal():
+            if self._live:
+                self._live.start()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -194,7 +229,7 @@ class ProgressLine:
                     if speed
                     else ""
                 )
-                show(f"{self._name} {self._count()}  {status}{left}", file=sys.stderr)
+                tell(f"{self._name} {self._count()}  {status}{left}")
 
     def _count(self) -> str:
         """Return the number of steps done, of all: 300/600, or 1.2/45.6 MB."""
@@ -207,16 +242,16 @@ class ProgressLine:
         """Print a permanent line above the live line."""
         with self._terminal():
             if self._live:
-                self._console.print(printable(text), soft_wrap=True)
+                self._live.console.print(printable(text), soft_wrap=True)
             elif not self._quiet:
-                show(text, file=sys.stderr)
+                tell(text)
 
     @contextmanager
     def _terminal(self) -> Iterator[None]:
-        """Stop printing when the terminal is closed; the work continues."""
+        """Stop printing when the terminal cannot be written; the work continues."""
         try:
             yield
-        except OSError:
+        except Exception:  # of a closed terminal, or of what has replaced the stream
             self._live, self._quiet = None, True
 
 

@@ -1,6 +1,7 @@
 r"""What strangers wrote is shown with escapes: in a real terminal, nothing but \n, \t and text."""
 
 import contextlib
+import io
 import json
 import os
 import pty
@@ -157,6 +158,45 @@ def test_a_progress_line_says_nothing_that_steers(capsys: pytest.CaptureFixture[
     with ProgressLine("name", 3) as progress:
         progress.say(f"changed: {HOSTILE}")
     assert capsys.readouterr().err == f"changed: {SHOWN}\n"
+
+
+class Tee:
+    """A stream as programs make one: with `write` and `flush` only."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error, self.text = error, ""
+
+    def write(self, text: str) -> None:
+        self.text += text
+        if self.error:
+            raise self.error
+
+    def flush(self) -> None:
+        pass
+
+
+class BrokenTerminal(Tee):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    "stream", [Tee(), Tee(RuntimeError()), BrokenTerminal(RuntimeError()), "closed", None]
+)
+def test_messages_survive_any_stream(stream, monkeypatch, capsys):
+    if stream == "closed":
+        stream = io.StringIO()
+        stream.close()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(terminal, "_SECONDS_BETWEEN_PLAIN_LINES", 0.0)
+    with ProgressLine("train", 3) as progress:
+        progress.say("said")
+        progress.update(2)
+    terminal.tell("told")
+    terminal.leave()
+    if isinstance(stream, Tee) and not stream.error:
+        assert stream.text == "said\ntrain 2/3  \ntold\n"
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(

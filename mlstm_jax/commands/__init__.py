@@ -10,7 +10,6 @@ import functools
 import inspect
 import io
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter
 from pathlib import Path
@@ -25,7 +24,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
 from mlstm_jax.corpora.options import SplitWeights
 from mlstm_jax.corpora.sources import Source, check_source
 from mlstm_jax.errors import UserError
-from mlstm_jax.terminal import printable, uncoloured
+from mlstm_jax.terminal import printable, uncoloured, write_error
 
 if TYPE_CHECKING:
     from mlstm_jax.api.model import TrainedModel
@@ -150,7 +149,7 @@ class Command:
         finally:
             # It may repeat words of the command line.
             hostile = any(printable(word) != word for word in words)
-            sys.stderr.write(uncoloured(said.getvalue()) if hostile else said.getvalue())
+            write_error(uncoloured(said.getvalue()) if hostile else said.getvalue())
 
     def __call__(self, words: Sequence[str], program: str) -> None:
         """Run the command."""

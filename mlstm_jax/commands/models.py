@@ -14,7 +14,7 @@ from mlstm_jax.api.model import TrainedModel
 from mlstm_jax.commands import Call, RunFolder, command
 from mlstm_jax.errors import UserError, extra
 from mlstm_jax.run import as_weights, load_run
-from mlstm_jax.terminal import show
+from mlstm_jax.terminal import is_terminal, show
 from mlstm_jax.training.evaluation import corpus_of
 from mlstm_jax.training.state import parameter_count
 from mlstm_jax.transfer import classifier_file, onnx_file
@@ -86,7 +86,7 @@ def generate(
     """
     given = call.arguments | {"set_unit": dict(map(_held, set_unit)), "stop": _byte(stop)}
     pieces = call.model.pieces(samples=samples, **given)
-    write = show if sys.stdout.isatty() else partial(print, flush=True)
+    write = show if is_terminal(sys.stdout) else partial(print, flush=True)
     if samples == 1:
         # Write the prompt with the first piece, so that wrong options are reported before it.
         before = prompt

@@ -16,7 +16,7 @@ from mlstm_jax.api.model import TrainedModel
 from mlstm_jax.commands import Call, InputFile, command, require_files
 from mlstm_jax.errors import UserError
 from mlstm_jax.guard import interruptible
-from mlstm_jax.terminal import one_line, rate, show
+from mlstm_jax.terminal import is_terminal, one_line, rate, show
 from mlstm_jax.transfer.classifier_file import load_classifier
 from mlstm_jax.transfer.features import Featurizer, TextFile, write_parts
 from mlstm_jax.transfer.labels import columns_of
@@ -151,7 +151,7 @@ def classify(
     chosen, _ = load_classifier(classifier)
     parts = call.model.classify_each(**call.arguments)
     # A file or another program gets labels unchanged; for a terminal they are escaped.
-    to_people = not out and sys.stdout.isatty()
+    to_people = not out and is_terminal(sys.stdout)
     names = [one_line(name) for name in chosen.classes] if to_people else chosen.classes
     labels = [_column(name) for name in names] if chosen.thresholds else ["label"]
     header = ["record", "text", *labels, *(f"p({name})" for name in names)]

@@ -22,7 +22,7 @@ from mlstm_jax.errors import UserError, did_you_mean, nearest
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.planning import compile as compiling
 from mlstm_jax.planning import format_plan
-from mlstm_jax.terminal import ProgressLine, show
+from mlstm_jax.terminal import ProgressLine, show, tell
 from mlstm_jax.training.schedule import plot as plot_schedule
 
 # The config of a command without one: it needs no data.
@@ -144,7 +144,7 @@ def sweep(call: Call, runs: Annotated[Path, Positional, arg(metavar="SPEC")]) ->
     """
 
     def on_begin(number: int, total: int, key: tuple[str, str]) -> None:
-        show(f"\n{number} of {total}: {key[0]} / {key[1]}", file=sys.stderr)
+        tell(f"\n{number} of {total}: {key[0]} / {key[1]}")
 
     call.arguments["on_begin"] = on_begin
     call()

@@ -14,7 +14,6 @@ it to the others, and ends with `os._exit`.
 import json
 import os
 import socket
-import sys
 import threading
 import time
 import traceback
@@ -202,13 +201,13 @@ class Cluster:
             code, text = 130, "interrupted"
         else:
             code, text = 1, f"{type(error).__name__}: {error}"
-            traceback.print_exception(error)
+            terminal.tell("".join(traceback.format_exception(error)))
         self._end(Stop(text, str(self), code), tell=True)
 
     def _say(self, text: str) -> None:
         me = f", process {self.index} of {self.processes} ({self.host})"
         who = me if self.processes > 1 else ""
-        terminal.show(f"mlstm-jax train{who}: {terminal.message(text)}", file=sys.stderr)
+        terminal.tell(f"mlstm-jax train{who}: {terminal.message(text)}")
 
     def _meet(self) -> None:
         assert self._coordinator
@@ -319,8 +318,5 @@ class Cluster:
 
 def _exit(code: int) -> None:
     """End the process at once; a collective that waits for a lost process cannot be interrupted."""
-    if sys.stderr.isatty():
-        sys.stderr.write("\x1b[?25h")  # The progress line may have hidden the cursor.
-    sys.stdout.flush()
-    sys.stderr.flush()
+    terminal.leave()
     os._exit(code)

@@ -4,7 +4,6 @@ import dataclasses
 import errno
 import fcntl
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from mlstm_jax.config.text import differences, to_json
 from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.errors import FileError, InUse, KnownError, UserError, remedy
-from mlstm_jax.terminal import show
+from mlstm_jax.terminal import tell
 
 _LOCK = ".lock"
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
@@ -118,10 +117,9 @@ def _lock(file: int, folder: Path) -> None:
                 f"{folder} cannot be locked ({error.strerror}). Another process may be training in "
                 "it; wait for it. Otherwise the file system refuses locks; use another `out`."
             ) from error
-        show(
+        tell(
             f"mlstm-jax: warning: the file system of {folder} has no locks "
-            f"({error.strerror}); make sure that no other run trains in this folder.",
-            file=sys.stderr,
+            f"({error.strerror}); make sure that no other run trains in this folder."
         )
 
 

@@ -8,7 +8,6 @@ have diverged are not repeated, so a sweep that was stopped resumes where it end
 import csv
 import functools
 import io
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +22,7 @@ from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import InUse, UserError
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.run import load_run
-from mlstm_jax.terminal import markdown, message, show
+from mlstm_jax.terminal import markdown, message, tell
 from mlstm_jax.training import metrics
 from mlstm_jax.training.loop import train
 from mlstm_jax.training.reporter import Diverged
@@ -181,14 +180,14 @@ def sweep(
         try:
             train(config, owns_process=owns_process)
         except Diverged as error:  # a divergence is a result
-            show(f"diverged: {message(error)}", file=sys.stderr)
+            tell(f"diverged: {message(error)}")
         except InUse:
-            show("another process trains this run", file=sys.stderr)
+            tell("another process trains this run")
             elsewhere.append(" / ".join(key))
         jax.clear_caches()
         write_tables(runs, out)
     if elsewhere:
-        show(f"\nleft to other processes: {', '.join(elsewhere)}", file=sys.stderr)
+        tell(f"\nleft to other processes: {', '.join(elsewhere)}")
 
 
 def write_tables(runs: Runs, out: Path) -> list[Result]:

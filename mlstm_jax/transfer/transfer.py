@@ -5,7 +5,6 @@ The report is report.json, report.md and two pictures.
 """
 
 import json
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -19,7 +18,7 @@ from mlstm_jax import output
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.run import Run
-from mlstm_jax.terminal import ProgressLine, markdown, one_line, show
+from mlstm_jax.terminal import ProgressLine, markdown, one_line, tell
 from mlstm_jax.transfer import classifier_file, experiment
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier, Examples, Prior, folds
@@ -202,9 +201,9 @@ def _features(
         features[name] = saved
     if loud and read_now:
         rate = read_now / (time.monotonic() - started)
-        show(f"features of {read_now:,} texts: {rate:,.1f} texts/s", file=sys.stderr)
+        tell(f"features of {read_now:,} texts: {rate:,.1f} texts/s")
     if loud and kept and read_now < sum(len(part.texts) for part in texts.values()):
-        show(f"reusing the features of the same texts in {kept}", file=sys.stderr)
+        tell(f"reusing the features of the same texts in {kept}")
     return features
 
 
