@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 
 import mlstm_jax
+from mlstm_jax import environment
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -23,3 +24,15 @@ def test_messages_name_what_can_be_typed_without_a_clone() -> None:
     for path in (REPOSITORY / "mlstm_jax").rglob("*.py"):
         found = re.findall(r"-e '\.|bin/activate|configs/\w+", path.read_text())
         assert not found, f"{path}: {found}"
+
+
+def test_jaxlib_knows_the_flags_of_xla_that_are_set_or_documented() -> None:
+    paths = [REPOSITORY / "Makefile", *REPOSITORY.glob("*.md"), *REPOSITORY.glob(".ci/*")]
+    for folder in ("mlstm_jax", "benchmarks", "results", "docs"):
+        paths += (REPOSITORY / folder).rglob("*.py")
+        paths += (REPOSITORY / folder).rglob("*.md")
+    found: set[str] = set()
+    for path in paths:
+        found.update(re.findall(r"--xla_\w+", path.read_text(encoding="utf-8")))
+    assert "--xla_cpu_max_isa" in found
+    assert environment.unknown_flags(" ".join(found)) == []

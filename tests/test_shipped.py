@@ -1,5 +1,7 @@
 """The files that come with the package: found by their names, listed and copied out."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import get_args
 
@@ -54,6 +56,13 @@ def test_the_list_has_every_file_with_what_it_is(capsys: pytest.CaptureFixture[s
     assert shown["h200"].startswith("H200 141 GB")
     assert shown["overlap"].startswith("--xla_gpu")
     assert shown["reviews-1024"].startswith("English reviews")
+
+
+@pytest.mark.parametrize("name", shipped.files("flags"))
+def test_jax_starts_with_the_flags(name, command_environment):
+    flags = {"XLA_FLAGS": shipped.files("flags")[name].read_text()}
+    command = [sys.executable, "-c", "import jax; jax.devices()"]
+    subprocess.run(command, env=command_environment | flags, check=True)
 
 
 def test_a_file_is_printed_and_copied(tmp_path, capsys) -> None:
