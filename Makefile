@@ -8,7 +8,7 @@
 #   make test-newest  with the newest releases of all that it needs; Python 3.12 or newer
 #   make wheel        a wheel and an sdist in dist/; make test-wheel: installed and used elsewhere
 #   make docs         the documentation as pages in site/
-#   make gpu          all that is measured on a GPU, in 35 minutes; it needs jax[cuda12] or [cuda13]
+#   make gpu          measurements on a GPU, 12 minutes a call; it needs jax[cuda12] or [cuda13]
 #   make test-gpu     the same in small on a CPU, with no more installed than a GPU's machine has
 #   make check        what CI checks: lint, types and tests
 

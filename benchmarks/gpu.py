@@ -1,11 +1,11 @@
-"""Run all GPU measurements with one command of at most 35 minutes that can be interrupted.
+"""Run GPU measurements for at most 12 minutes, and name what is left for the next call.
 
     python benchmarks/gpu.py --out gpu_results --text reviews.txt
     python benchmarks/gpu_report.py gpu_results
 
 Each finished measurement is a JSON file and a log in --out. The same command then runs only the
-rest, so --minutes can divide it into several calls. It needs jax[cuda], flax and optax, and also
-times PyTorch if it is installed.
+rest; --minutes sets the limit of a call. It needs jax[cuda], flax and optax, and also times PyTorch
+if it is installed.
 """
 
 import argparse
@@ -23,9 +23,7 @@ from typing import Any, NamedTuple
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent
-FLAGS = ROOT / "configs/xla_flags"
-SIZES = [("512", "32", "128"), ("1024", "256", "256"), ("4096", "256", "256")]
-SMALL = [("64", "8", "16")]  # to test this script on a CPU
+SMALL = ["--point", "64", "8", "16", "fp32"]  # to test this script on a CPU
 
 
 class Step(NamedTuple):
@@ -34,15 +32,11 @@ class Step(NamedTuple):
     name: str
     minutes: float
     command: list[str]  # after python and before --json FILE
-    flags: str | None = None  # XLA flags, in addition to the user's
 
 
 def steps(small: bool, torch: bool) -> list[Step]:
     """Return the benchmarks in order, the most informative first."""
-    sizes = SMALL if small else SIZES
-    dtype = "fp32" if small else "bf16"
-    points = [word for size in sizes for word in ("--point", *size, dtype)]
-    grid = points if small else ["--grid", "paper"]
+    grid = SMALL if small else ["--grid", "paper"]
     quick = ["--rounds", "1" if small else "5", "--seconds", "6"]
     trial = ["--small"] if small else []
     others = ["autodiff", *(["torch"] if torch else [])]
@@ -50,22 +44,18 @@ def steps(small: bool, torch: bool) -> list[Step]:
     def script(name: str) -> str:
         return str(FOLDER / f"{name}.py")
 
-    ours = [script("train_step"), *points, *quick, "--implementations", "ours"]
     recompute = ["--recompute-every", "8" if small else "32"]
     return [
         Step("check", 1.5, [script("gpu_check"), *trial]),
         Step("train_step", 7 if torch else 4, [script("train_step"), *grid, *quick, *recompute,
                                "--implementations", "ours", "pallas", *others]),
         Step("products", 3, [script("products"), *grid, *quick]),
-        Step("graphs_off", 1.5, ours, "--xla_gpu_enable_command_buffer="),
-        *(Step(name, 1.5, ours, (FLAGS / f"{name}.txt").read_text().strip())
-          for name in ("one_graph", "one_graph_unrolled")),
-        Step("recurrence", 4, [script("recurrence"), *grid, *quick,
-                               "--implementations", "ours", *others]),
         Step("features", 2, [script("features"), "--hidden", "64" if small else "4096",
                              "--count", "8" if small else "2000",
                              "--compared", "2" if small else "16",
                              *(["--rounds", "1"] if small else [])]),
+        Step("recurrence", 4, [script("recurrence"), *grid, *quick,
+                               "--implementations", "ours", *others]),
     ]  # fmt: skip
 
 
@@ -74,8 +64,7 @@ def run(step: Step, out: Path, seconds: float) -> int | None:
 
     Return its exit code, or None if it was stopped after so many seconds.
     """
-    flags = f"{os.environ.get('XLA_FLAGS', '')} {step.flags or ''}".strip()
-    environment = os.environ | {"PYTHONPATH": str(ROOT)} | ({"XLA_FLAGS": flags} if flags else {})
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, *step.command, "--json", str(out / f"{step.name}.json")]
     with (
         (out / f"{step.name}.log").open("w") as log,
@@ -165,10 +154,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=Path("gpu_results"), help="results and logs")
-    parser.add_argument(
-        "--text", type=Path, help="text to train on for ten minutes; unset: no training"
-    )
-    parser.add_argument("--minutes", type=float, default=35, help="limit of this call")
+    parser.add_argument("--text", type=Path, help="text to train on; unset: no training")
+    parser.add_argument("--minutes", type=float, default=12, help="limit of this call")
     parser.add_argument("--training-minutes", type=float, default=10)
     names = [step.name for step in steps(False, False)]
     parser.add_argument("--steps", nargs="+", choices=names, default=names, help="run only these")

@@ -97,7 +97,6 @@ def page(found: dict[str, Json]) -> str:
         ]  # fmt: skip
         lines += ["The products of a step:", ""]
         lines += table(["H / B / T, type", "product", "ms", "Tflop/s", "of a large one"], rows)
-    lines += _graphs(found)
     if "features" in found:
         one = found["features"]
         lines += [
@@ -118,30 +117,6 @@ def page(found: dict[str, Json]) -> str:
             "",
         ]
     return "\n".join(lines)
-
-
-def _graphs(found: dict[str, Json]) -> list[str]:
-    """Return a table of the steps with other command buffers than XLA's default."""
-    titles = {
-        "graphs_off": "nothing",
-        "one_graph": "the step",
-        "one_graph_unrolled": "the step, loops unrolled",
-    }
-    names = [name for name in titles if name in found]
-    if not names:
-        return []
-    default = {
-        size(row): spread(row)
-        for row in found.get("train_step", {"rows": []})["rows"]
-        if name_of(row) == "ours"
-    }
-    others = {name: {size(row): spread(row) for row in found[name]["rows"]} for name in names}
-    sizes = list(dict.fromkeys(key for rows in others.values() for key in rows))
-    rows = [
-        [key, default.get(key, ""), *(others[name].get(key, "") for name in names)] for key in sizes
-    ]
-    head = ["H / B / T, type", "a loop's body (XLA's default)", *(titles[name] for name in names)]
-    return ["What is one command buffer, ms of our train step:", "", *table(head, rows)]
 
 
 def main() -> None:

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -260,25 +259,6 @@ def test_pieces_of_the_all_reduce_run_beside_the_backward_pass(tmp_path: Path) -
     assert wmh["beside_flops"] >= of_wh
     assert wh["beside_flops"] >= 2 * steps * 256 * 4 * 4096  # the tables'
     assert rest["bytes"] < 0.02 * sum(one["bytes"] for one in row["collectives"])
-
-
-@pytest.mark.parametrize("preset", [None, "one_graph", "one_graph_unrolled"])
-def test_the_presets_make_one_graph_of_the_step(preset: str | None, tmp_path: Path) -> None:
-    """Without one, XLA makes a graph of each loop's body, and the host starts every step of it."""
-    own = (FLAGS / f"{preset}.txt").read_text().strip() if preset else ""
-    dump = tmp_path / "dump"
-    counts_with_flags(tmp_path, f"{own} --xla_dump_to={dump}", f"512 32 {WINDOW}", 1)
-    (dumped,) = dump.glob("*one_device.thunk_sequence_after_thunk_passes.txt")
-    # What the program starts, one a line, indented beneath what starts it.
-    started = re.findall(r"^( *)\d+: k(\w+)", dumped.read_text(), re.MULTILINE)
-    by_host = [kind for indent, kind in started if not indent]
-    loops = [bool(indent) for indent, kind in started if kind == "While"]
-    if preset:
-        assert by_host == ["CommandBuffer"]
-        assert loops == [True, True]
-    else:
-        assert by_host == ["CommandBuffer", "While"] * 2 + ["CommandBuffer"]
-        assert loops == [False, False]
 
 
 def test_plan_compile_from_the_outside(tmp_path: Path) -> None:
