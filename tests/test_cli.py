@@ -194,7 +194,7 @@ import sys
 import mlstm_jax.cli, mlstm_jax.commands.corpora
 assert "jax" not in sys.modules
 import mlstm_jax.training.loop, mlstm_jax.transfer.labels, mlstm_jax.commands.training
-needless = {"duckdb", "tensorflow_datasets", "apache_beam", "sklearn", "matplotlib"}
+needless = {"duckdb", "sklearn", "matplotlib", "orbax", "tensorflow_datasets", "apache_beam"}
 assert not sys.modules.keys() & needless
 import mlstm_jax.transfer.features
 from mlstm_jax import environment
