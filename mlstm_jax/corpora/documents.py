@@ -230,7 +230,11 @@ def in_order(
 
 def first(record: Record, fields: tuple[str, ...]) -> object:
     """Return the value of the first of `fields` that is not null."""
-    return next((record[name] for name in fields if record.get(name) is not None), None)
+    for name in fields:
+        value = record.get(name)
+        if value is not None:
+            return value
+    return None
 
 
 def rating_of(value: object) -> float | None:

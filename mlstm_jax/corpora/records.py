@@ -102,17 +102,24 @@ def fasta_records(
         yield record()
 
 
-class _Object(dict[str, object]):
-    """A JSON object that knows which of its fields occur more than once."""
+class _Repeating(dict[str, object]):
+    """A JSON object in which fields occur more than once."""
 
-    twice: frozenset[str] = frozenset()
+    fields: frozenset[str]
 
 
-def _object_of(pairs: list[tuple[str, object]]) -> _Object:
-    result = _Object(pairs)
-    if len(result) < len(pairs):
-        result.twice = frozenset(name for name, n in Counter(k for k, _ in pairs).items() if n > 1)
-    return result
+def _object_of(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    value = dict(pairs)
+    if len(value) == len(pairs):
+        return value
+    repeating = _Repeating(value)
+    counts = Counter(name for name, _ in pairs)
+    repeating.fields = frozenset(name for name, count in counts.items() if count > 1)
+    return repeating
+
+
+# Made once: `json.loads` would make one for every record.
+_DECODER = json.JSONDecoder(object_pairs_hook=_object_of)
 
 
 def json_records(
@@ -152,7 +159,7 @@ def json_records(
 
 def _json(source: Source, line: int, text: str) -> object:
     try:
-        return json.loads(text, object_pairs_hook=_object_of)
+        return _DECODER.decode(text)
     except (ValueError, RecursionError) as error:
         if isinstance(error, json.JSONDecodeError):
             line += error.lineno - 1
@@ -168,8 +175,8 @@ def _json(source: Source, line: int, text: str) -> object:
 def _object(
     source: Source, where: int | str, value: object, fields: Collection[str]
 ) -> RecordOrReject:
-    twice = sorted(value.twice.intersection(fields)) if isinstance(value, _Object) else []
-    if isinstance(value, _Object) and not twice:
+    twice = sorted(value.fields.intersection(fields)) if isinstance(value, _Repeating) else []
+    if isinstance(value, dict) and not twice:
         return where, value
     excerpt = json.dumps(value)
     if twice:
