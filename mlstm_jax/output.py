@@ -14,7 +14,7 @@ from pathlib import Path
 from mlstm_jax.errors import FileError, KnownError, UserError, with_remedy
 
 
-def require_folder(folder: Path) -> None:
+def require_folder(folder: Path, name: str = "out") -> None:
     """Raise UserError unless a folder exists or can be created, and is writable.
 
     Tries it in the nearest existing folder: permissions alone do not show it, as in /proc.
@@ -23,7 +23,8 @@ def require_folder(folder: Path) -> None:
     if not nearest.is_dir():
         what = "a file" if nearest.exists() else "a link that leads nowhere"
         raise UserError(
-            f"{folder}: cannot be created: {nearest} is {what}; choose another folder with `out`."
+            f"{folder}: cannot be created: {nearest} is {what}; choose another folder with "
+            f"`{name}`."
         )
     try:
         with tempfile.TemporaryDirectory(prefix=".mlstm-jax-", dir=nearest):
@@ -31,7 +32,7 @@ def require_folder(folder: Path) -> None:
     except OSError as error:
         raise UserError(
             f"{folder}: cannot write in {nearest} ({error.strerror or error}); choose another "
-            "folder with `out`."
+            f"folder with `{name}`."
         ) from error
 
 
@@ -47,16 +48,15 @@ def require_file(
     """Raise UserError unless a file can be written; call it before the work.
 
     Args:
-        path: the file, if one is to be written.
+        path: the file, if one is to be written; `atomic_file` creates its folder.
         source: the input, which is never replaced.
         overwrite: replace an existing file; but never a folder or a device.
         name: of the argument, for the message.
     """
     if path is None:
         return
-    if not path.parent.is_dir():
-        raise UserError(f"{name} {path}: the folder {path.parent} does not exist; create it first.")
     if not os.path.lexists(path):
+        require_folder(path.parent, name)
         return
     if not path.is_file():
         raise UserError(f"{name} {path} exists, and is not a file; choose another name.")
@@ -83,7 +83,7 @@ def atomic_file(path: Path, suffix: str = ".partial") -> Iterator[Path]:
     """Yield the name of a temporary file to write; it becomes `path` if there is no error.
 
     Args:
-        path: the file to create or replace.
+        path: the file to create or replace; its folder is created, too.
         suffix: of the temporary name; must be unique if several processes write the same file.
 
     Raises:
@@ -92,6 +92,7 @@ def atomic_file(path: Path, suffix: str = ".partial") -> Iterator[Path]:
     partial = path.with_name(f"{path.name}{suffix}")
     try:
         with write_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
             yield partial
             os.replace(partial, path)
     finally:

@@ -86,8 +86,8 @@ def test_export_and_load_again(model: mlstm.TrainedModel, tmp_path: Path) -> Non
     with pytest.raises(ValueError, match="has no metrics"):
         _ = again.metrics
     assert model.export(path, overwrite=True) == path
-    with pytest.raises(ValueError, match=r"the folder .*none does not exist"):
-        model.export(tmp_path / "none" / "m.npz")
+    with pytest.raises(ValueError, match="is a file; choose another folder"):
+        model.export(path / "m.npz")
     pickled = pickle.loads(pickle.dumps(again))
     np.testing.assert_array_equal(pickled.encode(TEXTS[:1]), model.encode(TEXTS[:1]))
 
