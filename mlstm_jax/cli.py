@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from mlstm_jax import __version__, environment, terminal
-from mlstm_jax.errors import KnownError, Note, did_you_mean, explained, nearest
+from mlstm_jax.errors import KnownError, Note, UserError, did_you_mean, explained, nearest
 from mlstm_jax.guard import Interrupted, interruptible
 
 # Each command is a `commands.Command` of its name in this module of commands/, imported when it is
@@ -48,6 +48,37 @@ _COMMANDS = {
 
 # Commands that run no model: they do not use the GPU, which may be busy.
 _ON_CPU = ("configs", "prepare", "inspect", "plan", "schedule", "import", "export")
+
+# What other programs call a command, and what they call an option. The parser itself suggests
+# options for misspelt ones.
+_ALSO_CALLED = {
+    "models": ["configs"],
+    "predict": ["classify"],
+    "sample": ["generate"],
+    "serve": ["view"],
+}
+_RATE = ("--optimizer.learning-rate", "--learning-rate")
+_PLATFORM = ("JAX_PLATFORMS=cpu or cuda, set before the command",)
+_MEANT = {
+    "--lr": _RATE,
+    "--optimizer.lr": _RATE,
+    "--units": ("--model.hidden",),
+    "--hidden": ("--model.hidden",),
+    "--model.units": ("--model.hidden",),
+    "--device": _PLATFORM,
+    "--gpu": _PLATFORM,
+    "--cpu": _PLATFORM,
+}
+# What a second word, given without an option, is likely to be.
+_SECOND = {
+    "generate": "--prompt",
+    "heatmap": "--text",
+    "evaluate": "--split",
+    "transfer": "--train",
+    "finetune": "--train",
+    "export": "--out",
+    "view": "--classifier",
+}
 
 
 def main(arguments: Sequence[str] | None = None, program: str | None = None) -> None:
@@ -101,14 +132,14 @@ def run(words: Sequence[str], program: str | None) -> None:
         SystemExit: the words ask for help, or are wrong; a message has been printed.
     """
     name, *rest = words
-    if name in ("-h", "--help"):
+    if name in ("-h", "--help", "help"):
         print(_usage("mlstm-jax"))
         return
     if name == "--version":
         print(f"mlstm-jax {__version__}")
         return
     if name not in _COMMANDS:
-        near = did_you_mean(nearest(name, _COMMANDS))
+        near = did_you_mean(_ALSO_CALLED.get(name) or nearest(name, _COMMANDS))
         more = "`mlstm-jax --help` lists the commands."
         terminal.tell(f"mlstm-jax: unknown command {name!r}{near} {more}")
         sys.exit(2)
@@ -123,14 +154,11 @@ def run(words: Sequence[str], program: str | None) -> None:
     command = _command(name)
     options = command.options()
     try:
+        _require_no_guess(name, rest, options.values())
         with _notes():
             command(rest, program if program and name == "train" else f"mlstm-jax {name}")
     except KnownError as error:
         error.args = (as_options(str(error), options), *error.args[1:])
-        raise
-    except SystemExit as stop:
-        if stop.code == 2:  # The parser has already reported the unknown option.
-            _explain_short(name, rest, options.values())
         raise
 
 
@@ -168,24 +196,15 @@ def _summaries() -> Iterator[tuple[str, str]]:
                 yield name, str(ast.get_docstring(node)).splitlines()[0]
 
 
-def _explain_short(name: str, rest: Sequence[str], options: Collection[str]) -> None:
-    """Suggest options for an abbreviated one; the parser itself only suggests for misspelt ones.
-
-    It may be the initials or the beginning of the last part: --lr of --optimizer.learning-rate.
-    """
-    last = {option: option.removeprefix("--").rpartition(".")[2] for option in options}
-    for word in rest:
+def _require_no_guess(name: str, words: Sequence[str], options: Collection[str]) -> None:
+    """Raise UserError if the words have an option of other programs, or a value without its own."""
+    for word in words:
         given = word.partition("=")[0]
-        short = given.removeprefix("--")
-        near = [
-            option
-            for option, end in last.items()
-            if short == "".join(part[0] for part in end.split("-"))
-            or (len(short) > 1 and end.startswith(short))
-        ]
-        if near and given.startswith("--") and given not in options:
-            asked = did_you_mean(sorted(near, key=len)[:2])
-            terminal.tell(f"mlstm-jax {name}: unknown option {given}{asked}")
+        meant = [one for one in _MEANT.get(given, ()) if one in options or one[0] != "-"]
+        if meant and given not in options:
+            raise UserError(f"unknown option {given}{did_you_mean(meant)}")
+    if name in _SECOND and len(words) > 1 and not any(word.startswith("-") for word in words[:2]):
+        raise UserError(f"{words[1]!r}: give it as an option, {_SECOND[name]} {words[1]!r}.")
 
 
 @contextmanager

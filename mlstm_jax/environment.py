@@ -130,7 +130,9 @@ def local_devices() -> "list[jax.Device]":
         return jax.local_devices()
     except (AssertionError, RuntimeError) as error:  # JAX asserts that it has such a plug-in.
         wanted = os.environ.get("JAX_PLATFORMS", "")
-        why = str(error).partition("\n")[0] or "it has no plug-in or no device of this kind"
+        why = str(error).partition("\n")[0]
+        if not why or f"'{wanted}'" not in why:  # of "gpu" JAX names the last of its kinds, rocm
+            why = "it has no plug-in or no device of this kind"
         raise UserError(
             f"JAX cannot start with JAX_PLATFORMS={wanted!r}: {why}. Install JAX for this device "
             "(mlstm-jax[cuda13]), set JAX_PLATFORMS to cpu, or unset it."

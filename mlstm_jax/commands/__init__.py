@@ -39,6 +39,7 @@ _BY_NAME = Parameter.KEYWORD_ONLY
 _NAME = re.compile(r"([a-z][a-z0-9_]*(?:\.[a-z][a-z0-9_]*)*)(=\S+|)")
 
 _WITHOUT_COMPUTE = ("export", "finetune")  # read no texts with the model that they load
+_NUMBERS = {int: "a whole number, such as 1000", float: "a number, such as 40e9"}
 # Arguments of the API that only Python has; a command shows progress and owns its process.
 _OF_PYTHON = ("self", "callbacks", "on_begin", "show_progress", "owns_process", "batch_size")
 
@@ -250,13 +251,15 @@ def _parsed(one: Parameter, name: str | None, *, positional: bool) -> Parameter:
         kind = cast("Any", FlagCreatePairsOff)[kind]
     if name:
         kind = Annotated[kind, arg(name=name)]
+    if default in ("", ()):  # which the help would show as "(default: )"
+        kind = Annotated[kind, arg(help_behavior_hint="")]
     if positional:
         kind = Annotated[kind, Positional, arg(metavar=one.name.upper())]
     return Parameter(one.name, _BY_NAME, annotation=kind, default=default)
 
 
 def _registry(as_help: Callable[[str], str]) -> ConstructorRegistry:
-    """Return tyro's registry, in which the weights of the splits are one word: 1000,1,1.
+    """Return tyro's registry, with our messages, in which the weights of the splits are one word.
 
     The help of a dataclass's fields is changed by `as_help`.
     """
@@ -297,7 +300,46 @@ def _registry(as_help: Callable[[str], str]) -> ConstructorRegistry:
             str_from_instance=lambda weights: [",".join(map(str, weights))],
         )
 
+    @registry.primitive_rule
+    def numbers(info: Any) -> PrimitiveConstructorSpec[Any] | None:
+        kind, can_be_none = _number(info.type)
+        return _number_spec(kind, can_be_none=can_be_none) if kind in _NUMBERS else None
+
     return registry
+
+
+def _number(kind: Any) -> tuple[Any, bool]:
+    """Return a type without None and its range, and whether it allows None."""
+    is_union = get_origin(kind) in (Union, UnionType)
+    members = get_args(kind) if is_union else (kind,)
+    types = [one for one in members if one is not NoneType]
+    if len(types) != 1:
+        return None, False
+    (number,) = types
+    if get_origin(number) is Annotated:
+        number = get_args(number)[0]
+    return number, is_union
+
+
+def _number_spec(kind: type, *, can_be_none: bool) -> PrimitiveConstructorSpec[Any]:
+    """Return how a number is read; tyro's own message would show the annotation."""
+
+    def parse(words: list[str]) -> Any:
+        if can_be_none and words[0] == "None":
+            return None
+        try:
+            return kind(words[0])
+        except ValueError:
+            raise ValueError(f"{words[0]!r} is not {_NUMBERS[kind]}") from None
+
+    name = kind.__name__.upper()
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=f"{{None}}|{name}" if can_be_none else name,
+        instance_from_str=parse,
+        is_instance=lambda value: isinstance(value, (int, float, NoneType)),
+        str_from_instance=lambda value: [str(value)],
+    )
 
 
 def _weight(word: str) -> float:

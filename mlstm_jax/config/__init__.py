@@ -242,6 +242,8 @@ def vary(config: Config, **fields: Any) -> Config:
     sections: dict[str, dict[str, Any]] = {}
     whole: dict[str, Any] = {}
     for name, value in fields.items():
+        if "." in name:
+            raise UserError(f"vary has a field {name!r}; write {name.replace('.', '__')}.")
         section, _, field = name.partition("__")
         _require_field(config, section)
         if field:

@@ -211,16 +211,23 @@ def require_memory(config: Config, devices: Parallel) -> None:
     """
     if devices.local[0].platform != "cpu":
         return
-    phases = by_phase(config)
-    needed = max(memory_bytes(phase, phase.data.batch // devices.count) for phase in phases)
-    needed *= len(devices.local)
+    largest = max(by_phase(config), key=lambda phase: _step_bytes(phase, devices))
+    needed = _step_bytes(largest, devices)
     limits = environment.memory_limits()
     least = min(limits, key=lambda name: limits[name])
     if needed / _ESTIMATE > limits[least]:
+        model, data = config.model, largest.data
         parameters = 4 * parameter_count(config) * len(devices.local)
+        cause = f"data.batch {data.batch:,}, data.window {data.window:,}"
+        if memory_bytes(config, 0) * len(devices.local) > needed / 2:
+            cause = f"model.hidden {model.hidden:,}, model.layers {model.layers}"
         raise UserError(
-            f"model.hidden {config.model.hidden:,}, model.layers {config.model.layers}: the run "
-            f"needs about {needed / 1e9:,.1f} GB, of which {parameters / 1e9:,.1f} GB are "
-            f"parameters, but {least} is {limits[least] / 1e9:,.1f} GB; take a smaller model, "
-            "data.batch or data.window, or set train.recompute_every."
+            f"{cause}: the run needs about {needed / 1e9:,.1f} GB, of which "
+            f"{parameters / 1e9:,.1f} GB are parameters, but {least} is {limits[least] / 1e9:,.1f} "
+            "GB; take a smaller model, data.batch or data.window, or set train.recompute_every."
         )
+
+
+def _step_bytes(phase: Config, devices: Parallel) -> float:
+    """Return the bytes that a step of a phase needs on all devices of this process."""
+    return memory_bytes(phase, phase.data.batch // devices.count) * len(devices.local)

@@ -58,13 +58,21 @@ def test_a_transformer_that_resumes_keeps_its_positions(tmp_path: Path) -> None:
         assert resumed(other) == other
 
 
-@pytest.mark.parametrize(("hidden", "limit"), [(1_000_000, None), (64, 1e6)])
+@pytest.mark.parametrize(
+    ("hidden", "rows", "limit", "cause"),
+    [
+        (1_000_000, 8, None, r"model\.hidden 1,000,000"),
+        (64, 8, 1e6, r"model\.hidden 64"),
+        (64, 100_000, 1e9, r"data\.batch 100,000"),
+    ],
+)
 def test_a_run_that_the_memory_cannot_hold_is_refused_before_its_folder_is_made(
-    hidden, limit, corpus, tmp_path, monkeypatch
+    hidden, rows, limit, cause, corpus, tmp_path, monkeypatch
 ) -> None:
     if limit:
         monkeypatch.setattr(environment, "memory_limits", lambda: {"it": limit, "other": 1e12})
     config = make_config(corpus, tmp_path / "run", model=Model(hidden=hidden))
-    with pytest.raises(UserError, match=rf"model\.hidden {hidden:,}.* GB .* is [0-9.]+ GB"):
+    config = vary(config, data__batch=rows)
+    with pytest.raises(UserError, match=rf"^{cause}.* GB .* is [0-9.]+ GB"):
         loop.train(config, quiet=True)
     assert not (tmp_path / "run").exists()
