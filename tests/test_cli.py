@@ -78,8 +78,8 @@ def test_from_text_to_a_score_and_a_sentence(text_file, tmp_path, monkeypatch, c
     order = r"on 4 cpu device\(s\).*\ncompiling the training step\n.*step 20 "
     assert re.search(order, trained.err, re.DOTALL)
     assert "gzip -9" in trained.out
-    said("evaluate run --json score.json")
-    score = json.loads(Path("score.json").read_text())
+    said("evaluate run --json new/score.json")
+    score = json.loads(Path("new/score.json").read_text())
     manifest = json.loads(Path("corpus/manifest.json").read_text())
     assert score["bytes_scored"] == manifest["splits"]["test"]["bytes"] - 16
     assert 1 < score["bpc"] < 8
@@ -87,8 +87,6 @@ def test_from_text_to_a_score_and_a_sentence(text_file, tmp_path, monkeypatch, c
     assert sentence.startswith("the")
     assert len(sentence) > 20
 
-    told = "--json none/score.json: the folder none does not exist"
-    assert told in refused("evaluate", "run", "--json", "none/score.json")
     with Path("corpus/train.bin").open("r+b") as file:
         file.write(b"X")
     assert "train.bin" in refused("inspect", "corpus", "--verify")
@@ -107,20 +105,27 @@ def test_from_text_to_a_score_and_a_sentence(text_file, tmp_path, monkeypatch, c
         ("train --data.corpus absent", "mlstm-jax prepare"),
         ("train --model.hidden 0", "--model.hidden is 0"),
         ("train --model.hiden 4", "--model.hid"),
-        ("train --data.window many", "data.window"),
+        ("models", "did you mean configs"),
+        ("train --data.window many", "--data.window: 'many' is not a whole number"),
+        ("train --train.steps 1e3", "--train.steps: '1e3' is not a whole number"),
+        ("plan --machine h200 --corpus-bytes 40GB", "--corpus-bytes: '40GB' is not a number"),
         ("train --lr 1", "unknown option --lr; did you mean --optimizer.learning-rate?"),
+        ("train --model.units 1", "unknown option --model.units; did you mean --model.hidden?"),
+        ("train --device=gpu", "unknown option --device; did you mean JAX_PLATFORMS="),
+        ("generate a b", "--prompt 'b'"),
         ("train --data.corpus absent --hidden=3", "did you mean --model.hidden?"),
         ("quickstart small_512", "mlstm-jax train small_512"),
         ("configs smal_512", "did you mean small_512 or"),
         ("configs small_512 --out absent/", "absent: the folder does not exist"),
         ("schedule --corpus-bytes nan", "--corpus-bytes is nan, but it must be above 0"),
         ("plan --machine h200 --price -3", "--price is -3.0, but it must be at least"),
-        ("plan --machine absent --json no/x.json", "--json no/x.json: the folder no"),
+        ("plan --machine absent --json x.csv/x.json", "another folder with --json"),
         ("sweep model --out x", "did you mean models"),
         ("train --out loop/run --data.corpus c", "loop/run: cannot"),
         ("train --out \udcff --data.corpus c", "so Orbax cannot"),
         ("train --data.corpus x.csv", "`mlstm-jax prepare x.csv --out corpora/x`"),
-        ("classify a a x.csv --out no/x", "no/x: the folder no does not"),
+        ("classify a a x.csv --out x.xlsx", "--out x.xlsx does not end in .csv"),
+        ("classify a x.csv", "a DIR INPUT"),
     ],
 )
 def test_a_mistake_gets_a_message_and_exit_code_2(

@@ -2,16 +2,18 @@
 
 import contextlib
 import csv
+import itertools
 import signal
 import sys
+import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Annotated
 
-from tyro.conf import Positional, arg
+from tyro.conf import Fixed, Positional, Suppress, arg
 
-from mlstm_jax import output
+from mlstm_jax import output, shipped
 from mlstm_jax.api.model import TrainedModel
 from mlstm_jax.commands import Call, InputFile, command, require_files
 from mlstm_jax.errors import UserError
@@ -22,6 +24,10 @@ from mlstm_jax.transfer.features import Featurizer, TextFile, write_parts
 from mlstm_jax.transfer.labels import columns_of
 from mlstm_jax.transfer.reader import FeatureState
 from mlstm_jax.transfer.transfer import REPORT, label_table, require_out
+
+# Of the table that a terminal gets.
+_SHOWN_ROWS = 10
+_SHOWN_CHARACTERS = 60
 
 
 @command(TrainedModel.encode)
@@ -128,10 +134,11 @@ def finetune(
 @command(TrainedModel.classify)
 def classify(
     call: Call,
-    classifier: Annotated[Path, Positional, arg(metavar="DIR")],
-    texts: InputFile,
+    texts: Annotated[tuple[Path, ...], Positional, arg(metavar="[DIR] INPUT")] = (),
+    classifier: Suppress[Fixed[Path | None]] = None,  # the first of `texts`
     out: Path | None = None,
     overwrite: bool = False,
+    escape: bool = False,
 ) -> None:
     """Label texts with a classifier of `transfer` or `finetune`: CSV of labels and probabilities.
 
@@ -140,41 +147,113 @@ def classify(
     without text gets neither labels nor probabilities. The classifier of a model of the package
     notes how many texts are unlike those that it knows, such as other languages.
 
+    Texts and labels are written unchanged. Where strangers wrote them, a spreadsheet runs those
+    that begin as a formula, and a terminal obeys escape sequences in them: use --escape.
+
     Args:
-        classifier: folder of `mlstm-jax transfer`, or classifier/ of `finetune`.
-        texts: in any file that `prepare` reads; -: standard input, as JSON lines or lines of text.
-        out: .csv to write; unset: standard output.
+        texts: DIR: folder of `mlstm-jax transfer`, or classifier/ of `finetune`; a model of the
+            package has its own. INPUT: any file that `prepare` reads; -: standard input, as JSON
+            lines or lines of text.
+        out: .csv to write; unset: standard output; a terminal gets the first ten as a table.
         overwrite: replace OUT if it exists.
+        escape: write control characters as escapes such as \\x1b, and an apostrophe before a text
+            or label that begins with =, +, - or @.
     """
-    require_files(texts)
-    output.require_file(out, texts, overwrite=overwrite)
-    chosen, _ = load_classifier(classifier)
+    folder, source = _classifier_and_input(call, texts)
+    require_files(source)
+    if out and out.suffix != ".csv":
+        raise UserError(f"out {out} does not end in .csv; give such a name.")
+    output.require_file(out, source, overwrite=overwrite)
+    chosen, about = load_classifier(folder)
+    call.arguments["texts"] = source
+    call.arguments["classifier"] = folder
+    is_table = not out and is_terminal(sys.stdout)
+    if is_table:
+        column = call.arguments["text_column"] or about.text_column
+        file = TextFile(source, column, call.run.cleaning)
+        call.arguments["texts"] = next(iter(file))[:_SHOWN_ROWS]
     parts = call.model.classify_each(**call.arguments)
-    # A file or another program gets labels unchanged; for a terminal they are escaped.
-    to_people = not out and is_terminal(sys.stdout)
-    names = [one_line(name) for name in chosen.classes] if to_people else chosen.classes
+    write = str
+    if escape:
+        write = _escaped
+    elif is_table:
+        write = one_line
+    names = [write(name) for name in chosen.classes]
     labels = [_column(name) for name in names] if chosen.thresholds else ["label"]
     header = ["record", "text", *labels, *(f"p({name})" for name in names)]
-    with _written(out) as file:
+    rows = _rows(parts, chosen.thresholds, names, write)
+    if is_table:
+        _show_table([header, *itertools.chain.from_iterable(rows)])
+        if file.count > _SHOWN_ROWS:
+            show(f"{_SHOWN_ROWS} of {file.count:,} texts; --out labels.csv writes all")
+        return
+    number = 0
+    with _written(out) as written:
         # Python quotes a carriage return within a field only if lines end with one.
-        writer = csv.writer(_Lines(file), lineterminator="\r\n")
+        writer = csv.writer(_Lines(written), lineterminator="\r\n")
         writer.writerow(header)
-        number = 0
-        for strings, classified in parts:
-            for text, by_name in zip(strings, classified, strict=True):
-                number += 1
-                shown, row = one_line(text) if to_people else text, list(by_name.values())
-                given: list[object]
-                if not row:
-                    given = [""] * (len(header) - 2)
-                elif chosen.thresholds:
-                    given = [int(p >= t) for p, t in zip(row, chosen.thresholds, strict=True)]
-                else:
-                    given = [names[row.index(max(row))]]
-                writer.writerow([number, shown, *given, *(f"{p:.4f}" for p in row)])
-            file.flush()
+        for part in rows:
+            writer.writerows(part)
+            written.flush()
+            number += len(part)
     if out:
         show(f"{out}: {number:,} texts")
+
+
+def _classifier_and_input(call: Call, given: tuple[Path, ...]) -> tuple[Path, Path]:
+    """Return the classifier's folder and the file of texts; UserError if one is missing."""
+    run = call.given["run"]
+    own = shipped.classifier(run)
+    if len(given) == 2:
+        return given[0], given[1]
+    if len(given) == 1 and own:
+        return own, given[0]
+    have = "a model of the package has its own classifier" if own else f"{run} has none of its own"
+    raise UserError(
+        f"classify takes a classifier and a file of texts, {run} DIR INPUT, where DIR is a folder "
+        f"of `mlstm-jax transfer`; {have}."
+    )
+
+
+def _rows(
+    parts: Iterable[tuple[Sequence[str], list[dict[str, float]]]],
+    thresholds: Sequence[float] | None,
+    names: Sequence[str],
+    write: Callable[[str], str],
+) -> Iterator[list[list[str]]]:
+    """Yield the rows of each part: number, text, labels and probabilities."""
+    number = 0
+    for strings, classified in parts:
+        rows = []
+        for text, by_name in zip(strings, classified, strict=True):
+            number += 1
+            given = list(by_name.values())
+            if not given:
+                labels = [""] * (len(thresholds or [0]) + len(names))
+            elif thresholds:
+                labels = [str(int(p >= t)) for p, t in zip(given, thresholds, strict=True)]
+            else:
+                labels = [names[given.index(max(given))]]
+            rows.append([str(number), write(text), *labels, *(f"{p:.4f}" for p in given)])
+        yield rows
+
+
+def _show_table(rows: list[list[str]]) -> None:
+    """Print rows as a table, texts cut to a part of a line."""
+    shown = []
+    for number, text, *values in rows:
+        short = textwrap.shorten(text, _SHOWN_CHARACTERS, placeholder=" ...")
+        shown.append([number, short, *values])
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    for row in shown:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        show("  ".join(cells).rstrip())
+
+
+def _escaped(text: str) -> str:
+    """Return a text that neither a spreadsheet nor a terminal takes for a command."""
+    text = one_line(text)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
 def _column(label: str) -> str:
