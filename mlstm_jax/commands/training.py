@@ -115,11 +115,11 @@ def _program() -> str:
 def train(call: Call) -> None:
     """Train a model or resume an unfinished run; without a config, train the quickstart.
 
-    A config (`mlstm-jax train CONFIG`, or --config CONFIG) is a Python file or a name that
-    `mlstm-jax configs` lists. It sets the fields, and the options override them. Without a config
-    the command trains the quickstart, whose values are then the defaults shown here. A word such as
-    model:lstm, model:gru, model:transformer or model:bert chooses the kind of model. An unfinished
-    run in the same folder is resumed.
+    A config (`mlstm-jax train CONFIG`, or --config CONFIG) is a Python file, which is executed, or
+    a name that `mlstm-jax configs` lists. It sets the fields, and the options override them.
+    Without a config the command trains the quickstart, whose values are then the defaults shown
+    here. A word such as model:lstm, model:gru, model:transformer or model:bert chooses the kind of
+    model. An unfinished run in the same folder is resumed.
     """
     _train(call)
 
@@ -139,8 +139,8 @@ def sweep(call: Call, runs: Annotated[Path, Positional, arg(metavar="SPEC")]) ->
     that sees the same files, takes the runs that the first has not begun.
 
     Args:
-        runs: Python file that sets `runs = {(ROW, COLUMN): Config(...)}`, or the name of a sweep
-            that `mlstm-jax configs` lists.
+        runs: Python file, which is executed, that sets `runs = {(ROW, COLUMN): Config(...)}`, or
+            the name of a sweep that `mlstm-jax configs` lists.
     """
 
     def on_begin(number: int, total: int, key: tuple[str, str]) -> None:

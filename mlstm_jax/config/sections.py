@@ -91,7 +91,8 @@ class Optimizer(Checked, section="optimizer"):
     # bytes decays k times as much, so that at one rate a byte decays the same at any batch. Unset:
     # each update decays by `weight_decay`.
     weight_decay_bytes: Positive | None = None
-    # Muon's learning rate, for the matrices of the layers. All other parameters use Adam with
+    # Muon's learning rate, for the matrices of the layers, and in a Transformer whose embedding is
+    # not as wide as its layers also for the matrix between them. All other parameters use Adam with
     # `learning_rate`; both rates follow one schedule.
     muon_learning_rate: Positive = 0.04
     # Muon's momentum (Nesterov's). Jordan et al. 2024: 0.95. A run of some 1,000 updates was better

@@ -80,8 +80,10 @@ class Architecture(ABC):
     # Standard deviation of the initial embedding. Paper: 1. With a small value the multiplicative
     # path of an mLSTM starts almost closed.
     embedding_std: Positive = 1.0
-    # Also predict a document's rating from the state at its end, as an auxiliary objective of the
-    # language model (see train.label_weight). The corpus must have ratings. Paper: future work.
+    # Also predict a document's rating, as an auxiliary objective of the language model (see
+    # train.label_weight): from h at its end, or in a Transformer of masked bytes, such as BERT,
+    # from the mean of h in the window up to there. The corpus must have ratings. Paper: future
+    # work.
     rating_head: bool = False
     # Number of classes to predict in the same way, from a corpus whose ratings are class numbers
     # that start at 0. `mlstm-jax finetune` sets it. 0: no classes.
