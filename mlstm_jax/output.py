@@ -36,10 +36,10 @@ def require_folder(folder: Path, name: str = "out") -> None:
         ) from error
 
 
-def require_new_folder(folder: Path, name: str = "out") -> None:
+def require_new_folder(folder: Path) -> None:
     """Raise UserError unless a folder does not exist, or is empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} exists; choose another folder with `{name}`.")
+        raise UserError(f"{folder} exists; choose another folder with `out`.")
 
 
 def require_file(

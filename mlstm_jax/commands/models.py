@@ -24,7 +24,7 @@ from mlstm_jax.transfer.generate import as_text
 from mlstm_jax.transfer.heatmap_drawing import require_suffix, word_ends, write
 from mlstm_jax.transfer.trace import shown_label
 from mlstm_jax.view.server import bind, serve
-from mlstm_jax.view.viewer import Viewer, read_runtime, write_page
+from mlstm_jax.view.viewer import Viewer
 
 
 @command(TrainedModel.evaluate)
@@ -163,13 +163,9 @@ def view(
     label: str | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,
-    static: Path | None = None,
-    onnxruntime: Path | None = None,
     checkpoint: str = "best",
 ) -> None:
     """Serve a local page: type a text to see units, classes and next bytes, or continue it.
-
-    With --static, write the page of an mLSTM as files that any web server can serve.
 
     Args:
         run: run folder, or a model of the package.
@@ -180,17 +176,11 @@ def view(
         host: address to listen on; 127.0.0.1 and ::1 accept only this machine. The page has no
             login.
         port: 0 takes a free one.
-        static: write the page into this folder, with the model; the browser computes.
-        onnxruntime: for that, what `npm pack onnxruntime-web` downloads, or its unpacked folder.
         checkpoint: best (by validation), latest, or a step.
     """
-    if static:
-        output.require_new_folder(static, "static")
-        runtime = read_runtime(onnxruntime)
-    else:
-        with extra("view", "the page needs Starlette and uvicorn"):
-            import starlette as _
-            import uvicorn as _  # noqa: F401, F811
+    with extra("view", "the page needs Starlette and uvicorn"):
+        import starlette as _
+        import uvicorn as _  # noqa: F401, F811
     if not classifier and (classifier := shipped.classifier(run)):
         score = True
     if (score or label) and not classifier:
@@ -201,17 +191,11 @@ def view(
     if classifier:
         chosen, about = classifier_file.load_classifier(classifier)
         classifier_file.require_model(classifier, chosen, about, loaded, run)
-    if chosen and static:
-        chosen.require_no_words("a page without a server")
     if chosen and (score or label):
         chosen.require_no_words("the score after each character")
         loaded.config.model.require_next_byte("a score after each character")
         label = shown_label(chosen, label)
     viewer = Viewer(loaded, chosen, about, label, shipped.example(run).strip())
-    if static:
-        size = write_page(static, viewer, runtime)
-        show(f"{static}: {size:,} bytes; to try it: python -m http.server -b 127.0.0.1 -d {static}")
-        return
     address = bind(host, port)
     show(f"{address.url} shows {loaded.name}; Ctrl-C stops it")
     serve(viewer, address)

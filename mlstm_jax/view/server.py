@@ -25,7 +25,7 @@ _WAITING_SECONDS = 10.0
 _MOST_CONNECTIONS = 128
 
 _PAGE = Path(__file__).parent
-_FILES = {"/": "index.html", **{f"/{name}": name for name in ("ask.js", "view.js", "view.css")}}
+_FILES = {"/": "index.html", **{f"/{name}": name for name in ("view.js", "view.css")}}
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; "
     "style-src 'self' 'unsafe-inline'",

@@ -1,5 +1,3 @@
-import { ask } from "./ask.js";
-
 const NEGATIVE = [33, 102, 172];
 const POSITIVE = [230, 97, 1];
 const WAIT = 120; // milliseconds from the first key to reading the text; more keys do not extend it
@@ -21,6 +19,17 @@ function colour(value, scale) {
   const share = Math.min(Math.abs(value) / scale, 1);
   const full = value > 0 ? POSITIVE : NEGATIVE;
   return full.map((part) => Math.round(255 + (part - 255) * share));
+}
+
+async function ask(path, body) {
+  const response = await fetch(path, {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify(body),
+  });
+  const answer = await response.json();
+  if (!response.ok) throw new Error(answer.error);
+  return answer;
 }
 
 function shown(text) {

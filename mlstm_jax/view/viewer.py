@@ -1,34 +1,15 @@
-"""Answer the page's requests: one model reads or continues a text; write the page as files.
+"""Answer the page's requests: one model reads or continues a text."""
 
-The folder of static files, in which onnxruntime-web computes what the server would answer::
-
-    index.html, view.css, view.js   as they are served; ask.js is static.js, not what asks a server
-    model.json, model.onnx          `Viewer.knowledge`, and the model
-    onnxruntime/                    of the npm package, and the licences of the Python package
-"""
-
-import json
-import os
 import reprlib
-import shutil
-import tarfile
 import threading
-import zlib
-from collections.abc import Mapping
-from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 
-from mlstm_jax import output
 from mlstm_jax.corpora.documents import clean, prompt_bytes
 from mlstm_jax.errors import UserError
 from mlstm_jax.fields import Between, require_kind
-from mlstm_jax.model.architecture import VOCABULARY
-from mlstm_jax.model.language_model import unknown_bytes
-from mlstm_jax.run import Run, as_weights
-from mlstm_jax.transfer import onnx_file
+from mlstm_jax.run import Run
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.generate import as_text, generate
@@ -42,10 +23,6 @@ _SHOWN = 8  # active units, and next bytes
 # The placeholder text of the empty page.
 _EXAMPLE = "This guitar strap is"
 _EXAMPLES = {"protein": "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ"}
-
-_RUNTIME = ("ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm")
-_LICENCES = ("LICENSE", "ThirdPartyNotices.txt")
-_PAGE = {"static.js": "ask.js"} | {name: name for name in ("index.html", "view.css", "view.js")}
 
 
 class RequestError(UserError):
@@ -100,27 +77,6 @@ class Viewer:
             "scores": self._scores(),
             "label": self._label,
             "most_bytes": MOST_BYTES,
-        }
-
-    def knowledge(self) -> dict[str, Any]:
-        """Return what a page without this server must know: `model`, and how to answer."""
-        linear, about, model = self._classifier, self._about, self.run.config.model
-        classifier: dict[str, Any] | None = None
-        if linear and about:
-            classifier = {
-                "parts": about.layers(model),
-                "weights": linear.weights_KD.tolist(),
-                "intercepts": linear.intercepts_K.tolist(),
-                "softmax": linear.softmax,
-                "thresholds": linear.thresholds,
-                "familiar": about.familiar and asdict(about.familiar),
-            }
-        return self.model({}) | {
-            "cleaning": self.run.cleaning,
-            "classifier": classifier,
-            "most_generated": _MOST_GENERATED,
-            "shown": [_shown(byte) for byte in range(VOCABULARY)],
-            "unknown": np.flatnonzero(unknown_bytes(self.run.params)).tolist(),
         }
 
     def read(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -251,45 +207,3 @@ def _argument(request: dict[str, Any], name: str, kind: type[Any], default: Any)
 def _shown(byte: int) -> str:
     names = {10: "↵", 32: "␣", 2: "STX", 3: "ETX"}
     return names.get(byte) or (chr(byte) if 32 < byte < 127 else f"0x{byte:02x}")
-
-
-def read_runtime(package: Path | None) -> dict[str, bytes]:
-    """Return the files that the page needs of onnxruntime-web, a folder or .tgz; or UserError."""
-    how = "type `npm pack onnxruntime-web@1.30.0` and give the .tgz file as `onnxruntime`."
-    if package is None:
-        raise UserError(f"a page without a server contains onnxruntime-web: {how}")
-    try:
-        if package.is_dir():
-            return {name: (package / "dist" / name).read_bytes() for name in _RUNTIME}
-        with tarfile.open(package) as archive:
-            files = {name: archive.extractfile(f"package/dist/{name}") for name in _RUNTIME}
-            return {name: file.read() for name, file in files.items() if file}
-    except (OSError, KeyError, EOFError, tarfile.TarError, zlib.error) as error:
-        raise UserError(f"{package}: is not onnxruntime-web ({error}): {how}") from error
-
-
-def write_page(out: Path, viewer: Viewer, runtime: Mapping[str, bytes]) -> int:
-    """Write the folder, all or nothing; return its bytes.
-
-    Args:
-        out: a folder that does not exist, or is empty.
-        viewer: of an mLSTM, which the page reads in fp32.
-        runtime: see `read_runtime`.
-
-    Raises:
-        UserError: see `onnx_file.save`.
-    """
-    with output.atomic_directory(Path(os.path.realpath(out))) as folder:
-        onnx_file.save(folder / "model.onnx", viewer.run, as_weights(viewer.run).source)
-        import onnxruntime
-
-        for source, name in _PAGE.items():
-            shutil.copyfile(Path(__file__).parent / source, folder / name)
-        (folder / "model.json").write_text(json.dumps(viewer.knowledge(), allow_nan=False))
-        vendored = folder / "onnxruntime"
-        vendored.mkdir()
-        for name, content in runtime.items():
-            (vendored / name).write_bytes(content)
-        for name in _LICENCES:
-            shutil.copyfile(Path(onnxruntime.__file__).parent / name, vendored / name)
-        return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -331,7 +331,7 @@ def test_a_page_on_all_addresses_takes_any_host_name() -> None:
 
 
 def test_nothing_but_the_page_is_served(page: str) -> None:
-    for path in ("", "ask.js", "view.js", "view.css"):
+    for path in ("", "view.js", "view.css"):
         with urllib.request.urlopen(page + path) as response:
             assert response.status == 200
             assert "default-src 'self'" in response.headers["Content-Security-Policy"]
@@ -354,7 +354,8 @@ def test_a_taken_port_is_named(page: str, run: Run, refused: Callable[..., str])
     assert "0 to 65535" in refused("view", run.folder, "--port", 99999)
 
 
-def use_in_a_browser(page: str) -> None:
+@pytest.mark.filterwarnings("ignore")  # of the browser's driver
+def test_the_page_in_a_browser(page: str) -> None:
     """One types, and sees; every request stays on this machine."""
     sync_api = pytest.importorskip("playwright.sync_api")
     with browser() as chromium:
@@ -416,11 +417,6 @@ def use_in_a_browser(page: str) -> None:
         sync_api.expect(tab.locator("#error")).to_contain_text("bytes is 0")
         assert all(url.startswith(page) for url in asked)
         assert [p for p in problems if "400" not in p] == []
-
-
-@pytest.mark.filterwarnings("ignore")  # of the browser's driver
-def test_the_page_in_a_browser(page: str) -> None:
-    use_in_a_browser(page)
 
 
 @pytest.mark.filterwarnings("ignore")  # of the browser's driver

@@ -143,12 +143,7 @@ def test_what_needs_the_states_alone_refuses_words(model, made, tmp_path, refuse
     page = "view", model.path, "--classifier", made.folder, "--port", -1  # so that none is served
     said = refused(*page, "--score")
     assert "the score after each character is for a classifier of states alone" in said
-    (tmp_path / "dist").mkdir()
-    for name in ("ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm"):
-        (tmp_path / "dist" / name).touch()
-    said = refused(*page, "--static", tmp_path / "page", "--onnxruntime", tmp_path)
-    assert "a page without a server is for a classifier of states alone" in said
-    assert {path.name for path in tmp_path.iterdir()} == {"dist"}
+    assert list(tmp_path.iterdir()) == []
 
     texts = labelled(list(ENDS), 12).texts
     with pytest.raises(UserError, match="words is for classes, not for binary labels"):
