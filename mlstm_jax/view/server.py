@@ -1,14 +1,12 @@
 """The server of the page: each request is one text, as JSON of limited size.
 
 By default it answers only requests from this machine. It serves the files of the page and no
-other file of the disk. Clients that send half a request, or do not read its answer, are
-disconnected; they keep no place from others.
+other file of the disk.
 """
 
 import json
 import reprlib
 import socket
-from asyncio import TimerHandle
 from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import Path
@@ -18,10 +16,7 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.view.viewer import MOST_BYTES, RequestError, Viewer
 
 _MOST_BODY = 4 * MOST_BYTES  # JSON may encode one byte as several
-# Connections for whose client the server waits; one more disconnects the one that waits longest.
-_MOST_WAITING = 64
-_WAITING_SECONDS = 10.0
-# More, with whole requests, are refused with 503. Some systems limit a process to 256 open files.
+# More are refused with 503. Some systems limit a process to 256 open files.
 _MOST_CONNECTIONS = 128
 
 _PAGE = Path(__file__).parent
@@ -159,66 +154,10 @@ def serve(viewer: Viewer, address: Address) -> None:
 
     config = uvicorn.Config(
         make_app(viewer, address.hosts),
-        http=_make_protocol(),
+        http="h11",
         limit_concurrency=_MOST_CONNECTIONS,
         backlog=_MOST_CONNECTIONS,  # asyncio accepts as many before any is handled
         log_level="warning",
         access_log=False,
     )
     uvicorn.Server(config).run(sockets=[address.socket])
-
-
-def _make_protocol() -> Any:
-    """Return uvicorn's protocol with a limit to the clients, and the time, that it waits for.
-
-    uvicorn itself limits only the time between two requests.
-    """
-    import h11
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-
-    waiting: dict[Any, TimerHandle] = {}  # since the oldest
-
-    class Protocol(H11Protocol):
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            transport.set_write_buffer_limits(0)  # call pause_writing whenever something is unsent
-            self._update()
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            self._update()
-
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            self._update()
-
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            self._update()
-
-        def resume_writing(self) -> None:
-            super().resume_writing()
-            self._update()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            super().connection_lost(exc)
-            self._stop_waiting()
-
-        def _update(self) -> None:
-            """Note whether the client has to send the rest of a request, or to read an answer."""
-            if not (self.conn.their_state in (h11.IDLE, h11.SEND_BODY) or self.flow.write_paused):
-                self._stop_waiting()
-            elif self not in waiting and self in self.connections:
-                waiting[self] = self.loop.call_later(_WAITING_SECONDS, self._drop)
-                if len(waiting) > _MOST_WAITING:
-                    next(iter(waiting))._drop()
-
-        def _stop_waiting(self) -> None:
-            if self in waiting:
-                waiting.pop(self).cancel()
-
-        def _drop(self) -> None:
-            self._stop_waiting()
-            self.transport.abort()
-
-    return Protocol
