@@ -126,10 +126,10 @@ def _byte(text: str) -> bytes:
 def heatmap(
     call: Call, out: Path, text: str = "", file: Path | None = None, overwrite: bool = False
 ) -> None:
-    """Colour a text by a unit or a classifier's score, as a self-contained HTML page or a picture.
+    """Colour a text by a unit or a classifier's score, as a self-contained HTML page.
 
     Args:
-        out: .html or .png file to write.
+        out: .html file to write.
         text: the text to read.
         file: read the text from this file instead.
         overwrite: replace OUT if it exists.
@@ -142,17 +142,12 @@ def heatmap(
         except OSError as error:
             raise UserError(f"{file}: cannot be read: {error.strerror}") from error
     heat = call()
-    missing = write(out, heat)
+    write(out, heat)
     values = heat.values[word_ends(heat.texts)] if heat.by_word else heat.values
     show(
         f"{out}: {len(heat.texts):,} characters of the cleaned text, {heat.name} from "
         f"{values.min():.3f} to {values.max():.3f}{' at the ends of words' if heat.by_word else ''}"
     )
-    if missing:
-        show(
-            f"note: no font on this machine has {missing[:20]}{'…' if missing[20:] else ''}; an "
-            ".html page uses the fonts of the browser."
-        )
 
 
 @command()

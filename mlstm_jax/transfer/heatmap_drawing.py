@@ -1,4 +1,4 @@
-"""A heat map and its forms: a self-contained HTML page without a script, or a picture."""
+"""A heat map as a self-contained HTML page without a script."""
 
 import html
 from pathlib import Path
@@ -6,16 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.cells import cell_len
 
 from mlstm_jax import output
-from mlstm_jax.errors import UserError, extra
+from mlstm_jax.errors import UserError
 from mlstm_jax.terminal import one_line
 
 _CURVE = (1000, 160)  # width and height
-_COLUMNS = 90  # characters on a line
-_FONT = "DejaVu Sans Mono"  # comes with matplotlib
-
 
 _STYLE = """
 .heat { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; padding: 0 1rem; color: #111;
@@ -56,7 +52,7 @@ class Heatmap(NamedTuple):
         )
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Write an .html page or a .png picture; UserError if the file exists."""
+        """Write an .html page; UserError if the file exists."""
         output.require_file(Path(path), overwrite=overwrite, name="path")
         write(Path(path), self)
 
@@ -91,13 +87,6 @@ def word_ends(texts: list[str]) -> list[int]:
     after = [*texts[1:], " "]
     pairs = zip(texts, after, strict=True)
     return [n for n, (text, then) in enumerate(pairs) if then.isspace() and not text.isspace()]
-
-
-def curve_limit(heat: Heatmap) -> float:
-    """Return the largest absolute value that the curve shows."""
-    if heat.by_word:
-        return 1.25 * heat.scale
-    return max(heat.scale, float(np.abs(heat.values).max()))
 
 
 def as_html(heat: Heatmap) -> str:
@@ -160,7 +149,9 @@ def _with_values(spans: list[str], heat: Heatmap) -> list[str]:
 
 def _curve(heat: Heatmap) -> str:
     width, height = _CURVE
-    limit = curve_limit(heat)
+    limit = 1.25 * heat.scale
+    if not heat.by_word:
+        limit = max(heat.scale, float(np.abs(heat.values).max()))
     across = np.linspace(0, width, len(heat.values))
     down = height / 2 - np.clip(heat.values / limit, -1, 1) * (height / 2 - 6)
     points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, down, strict=True))
@@ -173,119 +164,14 @@ def _curve(heat: Heatmap) -> str:
     )
 
 
-def places(texts: list[str]) -> list[tuple[int, int]]:
-    """Return the row and column of each character of a picture; lines break between words."""
-    result: list[tuple[int, int]] = []
-    row = column = 0
-    for number, text in enumerate(texts):
-        is_start = text != " " and (not number or texts[number - 1] in " \n")
-        if is_start and column:
-            # The width of the word, up to the point where it is known to exceed a line.
-            width = 0
-            for other in texts[number : number + _COLUMNS + 1]:
-                if other in " \n":
-                    break
-                width += cell_len(other) or 1
-            if column + width > _COLUMNS >= width:
-                row, column = row + 1, 0
-        wide = cell_len(text) or 1
-        # A space may go past the end of a line, rather than start the next one.
-        if column + wide > _COLUMNS + (text == " "):
-            row, column = row + 1, 0
-        result.append((row, column))
-        column += wide
-        if text == "\n" and number:
-            row, column = row + 1, 0
-    return result
-
-
-def _fonts(marks: set[str]) -> tuple[list[str], str]:
-    """Return font families that have these characters, and the characters that no font has."""
-    from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
-
-    def lacked(path: str, wanted: set[str]) -> set[str]:
-        known = get_font(path).get_charmap()
-        return {text for text in wanted if ord(text) not in known}
-
-    families, missing = [_FONT], lacked(findfont(FontProperties(family=_FONT)), marks)
-    for entry in fontManager.ttflist:
-        if not missing:
-            break
-        # matplotlib's last-resort font has a box for every character.
-        if entry.name in families or entry.name.startswith("Last Resort"):
-            continue
-        if (entry.style, entry.weight) != ("normal", 400):
-            continue
-        left = lacked(entry.fname, missing)
-        if left < missing:
-            families.append(entry.name)
-            missing = left
-    return families, "".join(sorted(missing))
-
-
-def draw(path: Path, heat: Heatmap) -> str:
-    """Write a .png; return the characters that no font on this machine has."""
-    with extra("plot", "a .png needs matplotlib; write an .html file, or install it"):
-        from matplotlib.cm import ScalarMappable
-        from matplotlib.colors import LinearSegmentedColormap, Normalize
-        from matplotlib.figure import Figure
-        from matplotlib.patches import Rectangle
-        from matplotlib.ticker import MaxNLocator
-    cells = places(heat.texts)
-    lines = cells[-1][0] + 1
-    marks = [mark if len(mark) == 1 else "�" for mark in map(shown, heat.texts)]
-    families, missing = _fonts(set(marks))
-    text_height = 0.28 * lines
-    figure = Figure(figsize=(12, text_height + 2.8), layout="constrained")
-    # A fixed height for the scale: in proportion to one line of text it would be unreadable.
-    axes, bar, curve = figure.subplots(3, 1, height_ratios=[text_height, 0.15, 1.4])
-    axes.set(xlim=(0, _COLUMNS + 1), ylim=(lines, 0), xticks=[], yticks=[])
-    for (row, column), mark, value in zip(cells, marks, heat.values.tolist(), strict=True):
-        back = colour(value, heat.scale)
-        wide = cell_len(mark) or 1
-        face = tuple(part / 255 for part in back)
-        axes.add_patch(Rectangle((column, row), wide, 1, facecolor=face, edgecolor="none"))
-        if mark.strip():
-            axes.text(
-                column + wide / 2, row + 0.55, "�" if mark in missing else mark, color=ink(back),
-                ha="center", va="center", fontsize=9, family=families, parse_math=False,
-            )  # fmt: skip
-    # A dollar sign must not start a formula.
-    axes.set_title(f"{heat.name}, {heat.title}", parse_math=False)
-    ends = [tuple(part / 255 for part in colour(v, 1)) for v in (-1, 0, 1)]
-    scale = ScalarMappable(
-        Normalize(-heat.scale, heat.scale), LinearSegmentedColormap.from_list("heat", ends)
-    )
-    figure.colorbar(scale, cax=bar, orientation="horizontal", label="value")
-    curve.plot(heat.values, color="black", lw=1)
-    curve.axhline(0, color="gray", lw=0.6)
-    columns = [column for _, column in cells]
-    # Below a single line of text each value is under its character.
-    is_line = columns == list(range(len(columns)))
-    limits = (-0.5, _COLUMNS + 0.5) if is_line else (0, len(columns) - 1)
-    curve.set(xlim=limits, xlabel="characters", ylabel="value")
-    if heat.by_word:
-        curve.set_ylim(-curve_limit(heat), curve_limit(heat))
-    curve.xaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.savefig(path, dpi=110)
-    return missing
-
-
-def write(path: Path, heat: Heatmap) -> str:
-    """Write an .html page or a .png picture; UserError for another suffix.
-
-    Returns the characters of a picture that no font on this machine has; "" if there are none.
-    """
+def write(path: Path, heat: Heatmap) -> None:
+    """Write an .html page; UserError for another suffix."""
     require_suffix(path)
     with output.write_errors(path):
-        if path.suffix.lower() == ".html":
-            output.write_text(path, as_html(heat))
-            return ""
-        with output.atomic_file(path, ".partial.png") as partial:
-            return draw(partial, heat)
+        output.write_text(path, as_html(heat))
 
 
 def require_suffix(path: Path) -> None:
     """Raise UserError unless a heat map can be written under a name."""
-    if path.suffix.lower() not in (".html", ".png"):
-        raise UserError(f"{path}: a heat map is an .html or .png file; use such a name.")
+    if path.suffix.lower() != ".html":
+        raise UserError(f"{path}: a heat map is an .html file; use such a name.")
