@@ -124,7 +124,7 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
     """Load a trained model; see `mlstm_jax.load`."""
     environment.local_devices()  # fails before the weights are read if JAX cannot start
     folder = shipped.model(folder)
-    if folder.is_file() and folder.suffix in (".safetensors", ".npz"):
+    if folder.is_file() and folder.suffix == ".safetensors":
         return _of_weights(folder, folder, None, checkpoint)
     config = read_config(folder)
     if config is None:

@@ -82,9 +82,8 @@ def written(rated_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
     train = short(steps=10, epochs=None, eval_every=10, checkpoint_every=10)
     loop.train(make_config(folder / "corpus", folder / "run", train=train))
     loaded, draw = run.load_run(folder / "run"), np.random.default_rng(0)
-    for suffix in ("safetensors", "npz"):
-        (folder / suffix).mkdir()
-        weights.save(folder / suffix / f"a.{suffix}", run.as_weights(loaded))
+    (folder / "safetensors").mkdir()
+    weights.save(folder / "safetensors/a.safetensors", run.as_weights(loaded))
     (folder / "classifier").mkdir()
     counts = Words(["good", "so good"], np.ones(2), draw.normal(size=(3, 2)), np.zeros(3))
     weights_KD = draw.normal(size=(3, 16))
@@ -102,7 +101,6 @@ def readers(written: dict[str, Path]) -> dict[str, Read]:
         "corpus": lambda: read_corpus(written["corpus"]),
         "run": lambda: read_run(written["run"]),
         "safetensors": lambda: read_weights(written["safetensors"] / "a.safetensors"),
-        "npz": lambda: read_weights(written["npz"] / "a.npz"),
         "classifier": lambda: read_classifier(written["classifier"]),
         # A file that differs is written anew.
         "features": lambda: read_features(written["features"] / "a.npz", "key"),

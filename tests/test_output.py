@@ -31,7 +31,7 @@ def test_what_is_in_the_way_is_named(tmp_path: Path) -> None:
         "features run a.csv --out x.npz",
         "classify run classifier a.csv --out x.csv",
         "heatmap run --unit 1 --out x.html",
-        "export run --out x.npz",
+        "export run --out x.safetensors",
         "evaluate run --json x.json",
         "plan --machine absent --json x.json",
         "schedule --corpus-bytes 0 --plot x.png",

@@ -156,12 +156,12 @@ def test_a_message_is_one_message(refused: Callable[..., str]) -> None:
 
 
 def test_an_import_tells_its_source_with_escapes(hostile_run, tmp_path, capsys):
-    cli.main(["export", str(hostile_run), "--out", str(tmp_path / "m.npz")])
-    cli.main(["import", "mlstm", str(tmp_path / "m.npz"), "--out", str(tmp_path / "again")])
+    cli.main(["export", str(hostile_run), "--out", str(tmp_path / "m.safetensors")])
+    cli.main(["import", "mlstm", str(tmp_path / "m.safetensors"), "--out", str(tmp_path / "again")])
     written = capsys.readouterr().out
     assert f"from {SHOWN}\n" in written
     assert not steers(written)
-    assert weights.load_weights(tmp_path / "m.npz").source == HOSTILE
+    assert weights.load_weights(tmp_path / "m.safetensors").source == HOSTILE
 
 
 def test_a_progress_line_says_nothing_that_steers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -226,7 +226,7 @@ def import_weights(
     Args:
         kind: openai: the folder of 0.npy to 14.npy of generating-reviews-discovering-sentiment;
             nvidia: a state_dict .pt of sentiment-discovery (needs the extra "torch"); unirep: the
-            folder of embed_matrix:0.npy and the others; mlstm: a .safetensors or .npz of export.
+            folder of embed_matrix:0.npy and the others; mlstm: a .safetensors of export.
         source: the folder or file.
         out: run folder to create.
 

@@ -64,11 +64,11 @@ class TrainedModel(ReadingModel):
         out: str | Path | None = None,
         dtype: Literal["float32", "float16", "int8"] = "float32",
         *,
-        format: Literal["safetensors", "npz", "onnx"] | None = None,
+        format: Literal["safetensors", "onnx"] | None = None,
         classifier: Transferred | str | Path | None = None,
         overwrite: bool = False,
     ) -> Path:
-        """Write the model as one .safetensors, .npz or .onnx file that other programs can read.
+        """Write the model as one .safetensors or .onnx file that other programs can read.
 
         Args:
             out: file to write; unset: the run's name, in the current folder.
@@ -332,7 +332,7 @@ def load(
 
     Args:
         path: run folder, trained or imported, or a model of the package, such as reviews-1024; or a
-            .safetensors or .npz that `export` wrote.
+            .safetensors that `export` wrote.
         checkpoint: best (by validation bits per character; of a run of `finetune`, by the loss of
             the validation labels), latest, or a step.
         compute: type of the products in reading texts; auto: that of the run's config, but bf16

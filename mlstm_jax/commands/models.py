@@ -214,7 +214,7 @@ def import_(call: Call) -> None:
 
 @command(TrainedModel.export)
 def export(call: Call) -> None:
-    """Export a model as one file, .safetensors, .npz or .onnx, that other programs can read.
+    """Export a model as one file, .safetensors or .onnx, that other programs can read.
 
     The arrays are named as in language_model.py and mlstm.py; the metadata hold the model's
     sizes and the cleaning of its texts. `mlstm-jax import mlstm` reads the file. A program that

@@ -1,13 +1,11 @@
-"""Arrays in untrusted files: .npy, .npz and .safetensors.
+"""Arrays in untrusted files: .npy and .safetensors.
 
-No pickle is read. NumPy and safetensors check what a header claims against the size of the file; a
-zip archive that claims far more than it holds is refused before it is read. So a file's size bounds
-the memory that it takes.
+No pickle is read. NumPy and safetensors check what a header claims against the size of the file, so
+a file's size bounds the memory that it takes.
 """
 
 import warnings
-import zipfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,6 @@ from mlstm_jax.errors import UserError, first_line
 
 MOST_ARRAYS = 10_000
 _MOST_METADATA = 1 << 20  # characters
-# Weights barely compress, but a file may store them in few bits, or once under two names.
-_MOST_EXPANSION = 20
 _SHOWN = 5  # names in a message
 _LONGEST = 200  # characters of a name, or of a library's message
 
@@ -133,16 +129,6 @@ def require_finite(where: str, array: NDArray[Any]) -> None:
         raise UserError(f"{where} must be finite numbers of {array.dtype}, but has inf or NaN.")
 
 
-def reject_zip_bomb(path: Path, bytes_claimed: int) -> None:
-    """Raise UserError if a file claims far more bytes than it holds."""
-    held = path.stat().st_size
-    if bytes_claimed > _MOST_EXPANSION * held:
-        raise UserError(
-            f"{path}: claims {bytes_claimed:,} bytes of arrays, but the file has only {held:,} "
-            "bytes; weights do not compress that well, so it is damaged or meant to exhaust memory."
-        )
-
-
 def brief(text: str) -> str:
     """Return a name or a message, shortened if it is too long to show."""
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
@@ -161,25 +147,12 @@ def errors(where: object, what: str = "cannot be read", advice: str = "") -> Ite
         raise UserError(f"{where}: {what} ({brief(first_line(error))}).{advice}") from error
 
 
-def require_zip(path: Path) -> None:
-    """Raise UserError unless a file is a zip archive that claims no more bytes than are likely."""
-    _require_file(path)
-    with errors(path), zipfile.ZipFile(path) as archive:
-        require_count(path, len(archive.infolist()))
-        reject_zip_bomb(path, sum(member.file_size for member in archive.infolist()))
-
-
 def require_count(path: Path, arrays: int) -> None:
     """Raise UserError if a file has more arrays than any model."""
     if arrays > MOST_ARRAYS:
         raise UserError(
             f"{path}: holds {arrays:,} arrays, but a model has at most {MOST_ARRAYS:,}."
         )
-
-
-def _require_file(path: Path) -> None:
-    if not path.is_file():
-        raise UserError(f"{path}: the file does not exist.")
 
 
 def npy(path: Path) -> NDArray[Any]:
@@ -197,38 +170,18 @@ def safetensors(path: Path, metadata: str) -> tuple[str | None, Arrays]:
     """
     from safetensors import safe_open
 
-    _require_file(path)
+    if not path.is_file():
+        raise UserError(f"{path}: the file does not exist.")
     with errors(path), safe_open(path, "np") as file:
         text = (file.metadata() or {}).get(metadata)
-        return _text(path, metadata, text), _arrays(path, list(file.keys()), file.get_tensor)
-
-
-def npz(path: Path, metadata: str) -> tuple[str | None, Arrays]:
-    """Read an .npz: the text of its uint8 array `metadata`, or None, and the other arrays.
-
-    Raises UserError if it is not such a file, or claims far more bytes than it holds.
-    """
-    require_zip(path)
-    with errors(path), np.load(path, allow_pickle=False) as file:
-        if len(set(file.files)) != len(file.files):
-            raise ValueError("two arrays have the same name")
-        # NumPy gives the bytes of a member that is not a .npy file.
-        arrays = _arrays(path, file.files, lambda name: np.asarray(file[name]))
-    about = arrays.pop(metadata, None)
-    with errors(f"{path}: {metadata}"):
-        return _text(path, metadata, about if about is None else about.tobytes().decode()), arrays
-
-
-def _arrays(path: Path, names: list[str], read: Callable[[str], NDArray[Any]]) -> Arrays:
-    require_count(path, len(names))
-    arrays = {}
-    for name in names:
-        with errors(f"{path}: {brief(name)}"):
-            arrays[name] = read(name)
-    return arrays
-
-
-def _text(path: Path, name: str, text: str | None) -> str | None:
-    if text is not None and len(text) > _MOST_METADATA:
-        raise UserError(f"{path}: its {name!r} metadata exceed {_MOST_METADATA:,} characters.")
-    return text
+        if text is not None and len(text) > _MOST_METADATA:
+            raise UserError(
+                f"{path}: its {metadata!r} metadata exceed {_MOST_METADATA:,} characters."
+            )
+        names = list(file.keys())
+        require_count(path, len(names))
+        arrays = {}
+        for name in names:
+            with errors(f"{path}: {brief(name)}"):
+                arrays[name] = file.get_tensor(name)
+    return text, arrays

@@ -1,8 +1,8 @@
-"""Write and read a model as one file, .safetensors or .npz, that other programs can read.
+"""Write and read a model as one .safetensors file, which other programs can read.
 
 The arrays have the names of language_model.py and of the layers, are float32 or float16 and
-[in, out]: ``embedding``, ``layer_0/wmx_v``, ... One JSON text describes them: metadata of a
-.safetensors, or the uint8 array ``mlstm_jax`` of an .npz::
+[in, out]: ``embedding``, ``layer_0/wmx_v``, ... One JSON text describes them, the metadata
+``mlstm_jax`` of the file::
 
     {"format": 1, "model": {"hidden": 64, ...}, "cleaning": "radford", "source": "...",
      "fingerprint": a sha256 of all arrays as float32; optional,
@@ -78,7 +78,7 @@ def expected_shapes(model: Architecture) -> dict[str, tuple[int, ...]]:
 
 
 def save(path: Path, weights: ModelWeights, dtype: Dtype = "float32") -> None:
-    """Write a model file atomically, in the format of its suffix.
+    """Write a model file atomically.
 
     Args:
         path: the file.
@@ -86,7 +86,7 @@ def save(path: Path, weights: ModelWeights, dtype: Dtype = "float32") -> None:
         dtype: of the arrays; float16 halves the file, and rounds them to 11 bits.
 
     Raises:
-        UserError: the suffix is neither .safetensors nor .npz, or a value is too large for float16.
+        UserError: the suffix is not .safetensors, or a value is too large for float16.
         KnownError: the file cannot be written.
     """
     flat = dict(sorted(flatten(weights.params).items()))
@@ -103,15 +103,10 @@ def save(path: Path, weights: ModelWeights, dtype: Dtype = "float32") -> None:
         "fingerprint": fingerprint(unflatten(flat)),
     }
     text = json.dumps(digest.sealed(about), sort_keys=True)
-    if path.suffix not in (".safetensors", ".npz"):
-        raise UserError(f"{path}: a model file must end in .safetensors, .npz or .onnx; rename it.")
+    if path.suffix != ".safetensors":
+        raise UserError(f"{path}: a model file must end in .safetensors or .onnx; rename it.")
     with output.atomic_file(path) as partial:
-        if path.suffix == ".safetensors":
-            arrays.write_safetensors(partial, flat, {_KEY: text})
-        else:
-            with partial.open("wb") as file:
-                as_bytes = np.frombuffer(text.encode(), np.uint8)
-                np.savez(file, allow_pickle=False, **{_KEY: as_bytes}, **flat)
+        arrays.write_safetensors(partial, flat, {_KEY: text})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,10 +125,9 @@ def load_weights(path: Path) -> ModelWeights:
 
     Raises a UserError that names the array or the field of the metadata that is wrong.
     """
-    kinds = {".safetensors": arrays.safetensors, ".npz": arrays.npz}
-    if path.suffix not in kinds:
-        raise UserError(f"{path}: a model file must be a .safetensors or an .npz file.")
-    text, stored = kinds[path.suffix](path, _KEY)
+    if path.suffix != ".safetensors":
+        raise UserError(f"{path}: a model file must be a .safetensors that `export` wrote.")
+    text, stored = arrays.safetensors(path, _KEY)
     if text is None:
         raise UserError(f"{path}: has no {_KEY!r} metadata, so it is not a model of this program.")
     about = _about(path, text)

@@ -73,8 +73,8 @@ SAME: list[tuple[str, str | None, Callable[[mlstm.TrainedModel, Path, Path], Any
      ).folder / "classifier.safetensors").read_bytes()),
     ("heatmap MODEL --unit 3 --text my --scale 1 --out OUT/h.html", "h.html",
      lambda m, i, o: saved(m.heatmap("my", 3, scale=1.0), o / "h.html")),
-    ("export MODEL --dtype float16 --out OUT/m.npz", "m.npz",
-     lambda m, i, o: m.export(o / "m.npz", "float16").read_bytes()),
+    ("export MODEL --dtype float16 --out OUT/m.safetensors", "m.safetensors",
+     lambda m, i, o: m.export(o / "m.safetensors", "float16").read_bytes()),
     ("prepare IN/a.jsonl --split 8,1,1 --seed 3 --out OUT/corpus", "corpus/train.bin",
      lambda m, i, o: (mlstm.prepare(
          i / "a.jsonl", o / "corpus", PrepareOptions(split=(8, 1, 1), seed=3)
@@ -120,7 +120,7 @@ REFUSED: list[tuple[str, Callable[[mlstm.TrainedModel, Path], Any]]] = [
      lambda m, i: mlstm.schedule("small_512", corpus_bytes=0.0)),
     ("prepare IN/a.jsonl --split 9,-1,1 --out x",
      lambda m, i: mlstm.prepare(i / "a.jsonl", "x", PrepareOptions(split=(9, -1, 1)))),
-    ("import mlstm none.npz --out x", lambda m, i: mlstm.import_weights("mlstm", "none.npz", "x")),
+    ("import mlstm none --out x", lambda m, i: mlstm.import_weights("mlstm", "none", "x")),
     ("train none.py", lambda m, i: mlstm.train("none.py")),
 ]  # fmt: skip
 

@@ -136,7 +136,7 @@ def refused(method: str, given: dict[str, Any], **mistakes: Any) -> Any:
             "FinetuneOptions", {}, epochs=(-1,), batch=(0, "3"), window=(-3,),
             learning_rate=(NAN,), dropout=(1,),
         ),
-        *refused("export", {"out": "x.npz"}, out=(3,), dtype=("int8",)),
+        *refused("export", {"out": "x.safetensors"}, out=(3,), dtype=("int8",)),
         *refused("load", {"path": "reviews-1024"}, path=(None,), checkpoint=(3.5,)),
         ("config is 3, but it must be a Config or a string or a Path", lambda m: mlstm.train(3)),
         ("smal_512 .* did you mean small_512", lambda m: mlstm.train("smal_512")),

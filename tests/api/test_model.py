@@ -87,7 +87,7 @@ def test_export_and_load_again(model: mlstm.TrainedModel, tmp_path: Path) -> Non
         _ = again.metrics
     assert model.export(path, overwrite=True) == path
     with pytest.raises(ValueError, match="is a file; choose another folder"):
-        model.export(path / "m.npz")
+        model.export(path / "m.safetensors")
     pickled = pickle.loads(pickle.dumps(again))
     np.testing.assert_array_equal(pickled.encode(TEXTS[:1]), model.encode(TEXTS[:1]))
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tracemalloc
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,16 +36,13 @@ def draw(random: np.random.Generator) -> ModelWeights:
 
 def write(path: Path, flat: dict[str, np.ndarray], about: Any) -> None:
     """Write a file of the format of weights.py, whatever is in it."""
-    if path.suffix == ".npz":
-        np.savez(path, mlstm_jax=np.frombuffer(json.dumps(about).encode(), np.uint8), **flat)
-    else:
-        save_file(flat, path, metadata={"mlstm_jax": json.dumps(about)})
+    save_file(flat, path, metadata={"mlstm_jax": json.dumps(about)})
 
 
-@pytest.fixture(params=["npz", "safetensors"])
-def exported(request, tmp_path, random) -> tuple[Path, dict[str, np.ndarray]]:
+@pytest.fixture
+def exported(tmp_path, random) -> tuple[Path, dict[str, np.ndarray]]:
     """The path of an export, and its arrays."""
-    return tmp_path / f"m.{request.param}", weights.flatten(draw(random).params)
+    return tmp_path / "m.safetensors", weights.flatten(draw(random).params)
 
 
 @contextmanager
@@ -58,24 +54,6 @@ def at_most(size: int) -> Iterator[None]:
         assert tracemalloc.get_traced_memory()[1] < size
     finally:
         tracemalloc.stop()
-
-
-def write_bomb(path: Path, name: str, size: int) -> None:
-    with (
-        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
-        archive.open(name, "w", force_zip64=True) as file,
-    ):
-        header = {"descr": "<f4", "fortran_order": False, "shape": (size // 4,)}
-        np.lib.format.write_array_header_1_0(file, header)
-        for _ in range(size // 1_000_000):
-            file.write(bytes(1_000_000))
-
-
-def test_a_zip_bomb_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    write_bomb(tmp_path / "m.npz", "anything.npy", 100_000_000)
-    message = r"m\.npz: claims 100,000,128 bytes of arrays, but the file has only"
-    with at_most(5_000_000), pytest.raises(UserError, match=message):
-        weights.load_weights(tmp_path / "m.npz")
 
 
 def test_a_file_takes_no_more_memory_than_it_holds(exported: Any) -> None:
@@ -119,14 +97,9 @@ def test_metadata_of_another_type_are_named(about: Any, message: str, exported: 
 
 def test_metadata_that_are_no_json_are_refused(exported: Any) -> None:
     path, flat = exported
-    deep = np.frombuffer(b"[" * 100_000, np.uint8)
-    for about in (deep, np.array([255, 254], np.uint8), np.zeros(3), np.array(3, np.uint8)):
-        if path.suffix == ".npz":
-            np.savez(path, mlstm_jax=about, **flat)
-        else:
-            save_file(flat, path, metadata={"mlstm_jax": "[" * 100_000})
-        with pytest.raises(UserError, match=r"its metadata are invalid|m\.npz: mlstm_jax"):
-            weights.load_weights(path)
+    save_file(flat, path, metadata={"mlstm_jax": "[" * 100_000})
+    with pytest.raises(UserError, match="its metadata are invalid"):
+        weights.load_weights(path)
 
 
 def test_other_floats_become_float32(exported: Any) -> None:
@@ -154,15 +127,6 @@ def test_a_type_that_numpy_lacks_is_refused(kind: str, size: int, tmp_path: Path
         arrays.read_arrays(str(path), arrays.safetensors(path, "")[1], {"a": (3,)})
 
 
-def test_an_npz_may_not_claim_more_than_it_holds(tmp_path: Path) -> None:
-    for shape in ("3000000000,", f"{10**15},", f"{2**32}, {2**32}", "-7,"):
-        content = npy(_GOOD.replace(b"7,", shape.encode()), bytes(100_000))
-        with zipfile.ZipFile(tmp_path / "m.npz", "w") as archive:
-            archive.writestr("embedding.npy", content)
-        with pytest.raises(UserError, match=r"m\.npz: embedding: cannot be read"):
-            weights.load_weights(tmp_path / "m.npz")
-
-
 def test_many_unknown_names_make_a_short_message(exported: Any) -> None:
     path, flat = exported
     write(path, flat | {f"x{n}": np.zeros(1) for n in range(2000)}, ABOUT)
@@ -173,14 +137,13 @@ def test_many_unknown_names_make_a_short_message(exported: Any) -> None:
 
 def test_a_pipe_is_refused_without_waiting(folder: Path, tmp_path: Path) -> None:
     (folder / "3.npy").unlink()
-    for name in ("o/3.npy", "m.npz", "m.safetensors"):
+    for name in ("o/3.npy", "m.safetensors"):
         os.mkfifo(tmp_path / name)
     signal.alarm(20)  # ends the process
     with pytest.raises(UserError, match=r"3\.npy: is missing"):
         published.read_openai(folder)
-    for name in ("m.npz", "m.safetensors"):
-        with pytest.raises(UserError, match=rf"{name}: the file does not exist"):
-            weights.load_weights(tmp_path / name)
+    with pytest.raises(UserError, match=r"m\.safetensors: the file does not exist"):
+        weights.load_weights(tmp_path / "m.safetensors")
     signal.alarm(0)
 
 
@@ -316,26 +279,17 @@ def test_a_gap_in_the_layers_of_a_state_dict_is_named(state_dict: Any) -> None:
             published.read_nvidia(path)
 
 
-def test_a_state_dict_claims_no_more_than_it_holds(state_dict: Any, tmp_path: Path) -> None:
+def test_a_state_dict_has_dense_floats(state_dict: Any) -> None:
     import torch
 
     path, tensors = state_dict
     name = "encoder.rnn.rnns.0.w_hh_v"
-    torch.save(tensors | {name: torch.zeros(1).expand(28, 70_000)}, path)
-    with pytest.raises(UserError, match=r"m\.pt: claims .* bytes of arrays, but the file has only"):
-        published.read_nvidia(path)
     torch.save(tensors | {name: torch.zeros(28, 7).to_sparse()}, path)
     with pytest.raises(UserError, match=r"rnns\.0\.w_hh_v: cannot be read|tensors only"):
         published.read_nvidia(path)
     torch.save(tensors | {name: torch.zeros(28, 7, dtype=torch.int64)}, path)
     with pytest.raises(UserError, match=r"w_hh_v must be finite floating-point numbers, not int64"):
         published.read_nvidia(path)
-    torch.save({"a": torch.zeros(30_000_000)}, path)
-    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(tmp_path / "b.pt", "w", 8) as bomb:
-        for member in archive.infolist():
-            bomb.writestr(member.filename, archive.read(member))
-    with pytest.raises(UserError, match=r"b\.pt: claims .* bytes of arrays, but the file has only"):
-        published.read_nvidia(tmp_path / "b.pt")
 
 
 def test_nested_and_circular_dicts_are_refused(state_dict: Any) -> None:
@@ -367,7 +321,7 @@ def test_parameters_are_imported_like_tensors(state_dict: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["npz", "safetensors", "openai", "unirep", "nvidia", "classifier"])
+@pytest.mark.parametrize("kind", ["safetensors", "openai", "unirep", "nvidia", "classifier"])
 def test_any_change_is_imported_or_refused(kind: str, tmp_path: Path) -> None:
     """Hundreds of changed files, each within memory and time that are bounded."""
     if kind == "nvidia":
@@ -379,7 +333,7 @@ def test_any_change_is_imported_or_refused(kind: str, tmp_path: Path) -> None:
     counts = json.loads(done.stdout.splitlines()[-1])
     assert counts["refused"] > 50
     # Our own files have a fingerprint, by which almost every change is found.
-    assert counts["imported"] > 0 or kind in ("npz", "safetensors")
+    assert counts["imported"] > 0 or kind == "safetensors"
     assert counts["longest_message"] < 2000
 
 

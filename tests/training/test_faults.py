@@ -240,7 +240,7 @@ def test_a_run_resumes_with_the_parameters_it_started_from_and_no_others(
     first, later = run.as_weights(trained), changed(trained)
 
     def train(folder: Path, steps: int, name: str | None, model: ModelWeights) -> None:
-        start_from = name and str(tmp_path / f"{name}.npz")
+        start_from = name and str(tmp_path / f"{name}.safetensors")
         if start_from:
             weights.save(Path(start_from), model)
         loop.train(config_of(corpus, folder, steps, train__start_from=start_from))
@@ -253,7 +253,7 @@ def test_a_run_resumes_with_the_parameters_it_started_from_and_no_others(
     folder = tmp_path / "second"
     train(folder, 2, "other", first)
     train(folder, 4, "other", later)
-    assert "other.npz has changed since the run started from it" in capfd.readouterr().err
+    assert "other.safetensors has changed since the run started from it" in capfd.readouterr().err
     with pytest.raises(UserError, match=r"other parameters .* Leave `train\.start_from` out"):
         train(folder, 6, "another", later)
     train(folder, 6, None, later)

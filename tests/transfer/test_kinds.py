@@ -106,7 +106,7 @@ def test_a_sample_is_the_models_own(untrained: Run) -> None:
 @pytest.mark.parametrize("kind", sorted(set(Architecture.kinds) - {"mlstm"}))
 def test_its_weights_go_to_a_file_and_back(kind: str, tmp_path: Path) -> None:
     untrained = draw(kind)
-    weights.save(tmp_path / "model.npz", as_weights(untrained))
-    found = load_run(tmp_path / "model.npz")
+    weights.save(tmp_path / "model.safetensors", as_weights(untrained))
+    found = load_run(tmp_path / "model.safetensors")
     assert found.config.model == untrained.config.model
     jax.tree.map(np.testing.assert_array_equal, found.params, untrained.params)

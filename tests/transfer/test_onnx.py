@@ -144,8 +144,8 @@ def test_what_is_not_the_same_as_jax_is_not_written(model, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("out", "how", "message"),
     [
-        ("m.npz", {"dtype": "int8"}, "dtype int8 is for `format=onnx`, not for npz"),
-        ("m.npz", {"classifier": "none"}, "classifier is for `format=onnx`"),
+        ("m.safetensors", {"dtype": "int8"}, "dtype int8 is for `format=onnx`"),
+        ("m.safetensors", {"classifier": "none"}, "classifier is for `format=onnx`"),
         ("m.onnx", {"dtype": "float16"}, "dtype float16 is not for `format=onnx`"),
         ("m.onnx", {"classifier": "none"}, "there is no folder none"),
     ],
