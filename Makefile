@@ -46,7 +46,7 @@ test-portable: .venv/ready-test
 # In an environment of its own: beside it, JAX without GPUs must be told that there are none. All but
 # the compiler is that of .venv.
 test-compiled: .venv-compiled/ready
-	.venv-compiled/bin/python -m pytest -q -n 2 tests/planning/test_compile.py
+	.venv-compiled/bin/python -m pytest -q -n 2 tests/test_gpu_program.py
 	.venv-compiled/bin/python -m pytest -q -m slow -k gpu_program tests/test_benchmarks.py
 
 test-newest:

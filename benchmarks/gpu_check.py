@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_check.py --json check.json      # --small: as a trial on a CPU
 
-The compiled program satisfies the rules of tests/planning/test_compile.py; gradients agree with
+The compiled program satisfies the rules of tests/test_gpu_program.py; gradients agree with
 float64 NumPy; a run that is stopped and resumed equals an uninterrupted one bit for bit; an
 overflow costs only updates; the Pallas kernels agree with XLA's.
 It needs jax, flax, optax and numpy. The exit code is 1 if a check fails.

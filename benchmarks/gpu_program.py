@@ -19,6 +19,7 @@ from mlstm_jax import environment
 environment.without_gpus()
 
 import jax  # noqa: E402
+from compile_without_gpu import Compiled, compile_step  # noqa: E402
 from compiled_program import (  # noqa: E402
     LAUNCHES,
     collectives,
@@ -31,7 +32,6 @@ from compiled_program import (  # noqa: E402
 from mlstm_jax import planning  # noqa: E402
 from mlstm_jax.config import Config, Data, Devices, Model, Precision  # noqa: E402
 from mlstm_jax.environment import MEMORY_FRACTION  # noqa: E402
-from mlstm_jax.planning.compile import Compiled, compile_step  # noqa: E402
 from mlstm_jax.planning.machine import Machine, load_machine  # noqa: E402
 
 # Hidden units, rows on a device, bytes of the window.

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 import mlstm_jax
+from benchmarks.compile_without_gpu import require
 from mlstm_jax.errors import UserError
-from mlstm_jax.planning.compile import require
 from mlstm_jax.training import loop
 from tests.tolerance import assert_close
 from tests.training import runs

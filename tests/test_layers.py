@@ -107,7 +107,6 @@ def test_every_module_has_a_layer() -> None:
 UNSTABLE = {
     ("jax.experimental.layout", "model/ops.py"),
     ("jax.experimental.pallas", "model/pallas.py"),
-    ("jax.experimental.topologies", "planning/compile.py"),
     ("jax.pmap", "training/parallel.py"),
     ("jax.shard_map", "training/parallel.py"),
 }

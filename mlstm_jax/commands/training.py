@@ -20,9 +20,8 @@ from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.distributed.process_info import process_info
 from mlstm_jax.errors import UserError, did_you_mean, nearest
 from mlstm_jax.model.architecture import Architecture
-from mlstm_jax.planning import compile as compiling
 from mlstm_jax.planning import format_plan
-from mlstm_jax.terminal import ProgressLine, show, tell
+from mlstm_jax.terminal import show, tell
 from mlstm_jax.training.schedule import plot as plot_schedule
 
 # The config of a command without one: it needs no data.
@@ -156,7 +155,6 @@ def sweep(call: Call, runs: Annotated[Path, Positional, arg(metavar="SPEC")]) ->
 @_of_config(functions.plan, devices="gpus")
 def plan(
     call: Call,
-    compile: bool = False,
     json_: Annotated[Path | None, arg(name="json")] = None,
     overwrite: bool = False,
 ) -> None:
@@ -168,9 +166,6 @@ def plan(
     with train.
 
     Args:
-        compile: also compile the training step for the machine's GPU, which need not be present,
-            and show its memory as XLA counts it. This takes about 10 s for each of --gpus and needs
-            the extra "gpu-compile".
         json_: also write the plan to this file, as JSON.
         overwrite: replace that file if it exists.
     """
@@ -179,12 +174,6 @@ def plan(
     config, rows = given["config"], call()
     inputs = (given[name] for name in ("machine", "corpus_bytes", "rates", "price"))
     config, machine, size = functions.plan_inputs(config, *inputs)
-    if compile:
-        compiling.require()
-        with ProgressLine("compile", len(rows)) as progress:
-            rows = compiling.with_compiled_memory(
-                rows, config, machine, lambda done: progress.update(done, "programs")
-            )
     document = {"machine": machine.name, "rows": [row._asdict() for row in rows]}
     show(as_options(format_plan(config, machine, rows, size)))
     if json_:

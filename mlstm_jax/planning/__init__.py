@@ -43,7 +43,6 @@ class Row(NamedTuple):
     hours_per_epoch: float | None
     hours: float | None
     cost: float | None
-    compiled_bytes: int | None = None  # memory of a device as XLA counts it
 
 
 def step_seconds(config: Config, machine: Machine, rows: int) -> float:
@@ -159,7 +158,6 @@ def format_plan(
     """Return the plan as a table, with advice if it does not fit into memory."""
     config = resolve_batch(config, rows[0].devices)  # also sets a Transformer's positions
     model, phases = config.model, config.phases
-    compiled = any(row.compiled_bytes for row in rows)
     windows = ", ".join(str(phase.window) for phase in phases) or config.data.window
     lines = [
         f"{model.layers} x {model.hidden}-d, {parameter_count(config):,} parameters, windows of "
@@ -168,8 +166,7 @@ def format_plan(
         "",
         f"{'devices':>7} {'phase ' if phases else ''}{'batch':>7} {'s/iteration':>11} "
         f"{'all-reduce':>10} {'MB/s':>8} {'efficiency':>10} {'GB/device':>9} "
-        f"{'compiled ' if compiled else ''}{'h/epoch':>8} "
-        f"{'epochs':>7} {'h/run':>8} {'cost':>10}",
+        f"{'h/epoch':>8} {'epochs':>7} {'h/run':>8} {'cost':>10}",
     ]
     for number, row in enumerate(rows, 1):
         # The run may end by its steps before its epochs.
@@ -183,7 +180,6 @@ def format_plan(
             f"{_digits(row.bytes_per_second / 1e6):>8}",
             f"{row.efficiency:>10.2f}",
             f"{row.memory_bytes / 1e9:>8.1f}{' ' if row.fits else '!'}",
-            *([f"{row.compiled_bytes / 1e9:>8.2f}"] if row.compiled_bytes else []),
             *(
                 f"{'' if value is None else format(value, form):>{width}}"
                 for value, form, width in (
@@ -227,12 +223,11 @@ def _digits(value: float) -> str:
 
 def _advice(config: Config, machine: Machine, row: Row) -> str:
     """Return advice on how to make a plan fit into memory."""
-    rows, needed = row.batch // row.devices, row.compiled_bytes or row.memory_bytes
-    # What is compiled may need more than the formula says, by about the same factor for fewer rows.
-    limit = machine.memory_bytes * MEMORY_FRACTION * row.memory_bytes / needed
+    rows = row.batch // row.devices
+    limit = machine.memory_bytes * MEMORY_FRACTION
     config = dict(phases(config))[row.phase]
     text = (
-        f"! {needed / 1e9:.1f} GB do not fit into the {machine.memory_bytes / 1e9:.0f} "
+        f"! {row.memory_bytes / 1e9:.1f} GB do not fit into the {machine.memory_bytes / 1e9:.0f} "
         f"GB of a device ({MEMORY_FRACTION:.0%} usable)"
     )
     ways = []

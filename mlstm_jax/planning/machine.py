@@ -53,7 +53,7 @@ class Machine:
     inside_node: Link
     across_nodes: Link
     price_per_device_hour: float | None = None
-    gpu: Gpu | None = None  # what `plan --compile` compiles for
+    gpu: Gpu | None = None  # what benchmarks/gpu_program.py compiles for
 
 
 def load_machine(path: Path) -> Machine:

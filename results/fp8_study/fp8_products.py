@@ -47,9 +47,9 @@ def compile_all(machine_path: Path, dump: Path) -> list[dict[str, Any]]:
     environment.without_gpus()
     import jax
     import jax.numpy as jnp
+    from compile_without_gpu import compile_program
     from compiled_program import kernels, parse
 
-    from mlstm_jax.planning.compile import compile_program
     from mlstm_jax.planning.machine import load_machine
 
     machine, rows = load_machine(machine_path), []

@@ -25,6 +25,7 @@ environment.without_gpus()
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
+from compile_without_gpu import compile_program  # noqa: E402
 from compiled_program import (  # noqa: E402
     LAUNCHES,
     Kernel,
@@ -39,7 +40,6 @@ from fp8_recurrence import Fp8Model  # noqa: E402
 from mlstm_jax.config import Config, Data, Model, Precision  # noqa: E402
 from mlstm_jax.data.stream import Batch  # noqa: E402
 from mlstm_jax.model.language_model import LanguageModel  # noqa: E402
-from mlstm_jax.planning.compile import compile_program  # noqa: E402
 from mlstm_jax.planning.machine import Machine, load_machine  # noqa: E402
 from mlstm_jax.training import optimizer, schedule  # noqa: E402
 from mlstm_jax.training.parallel import AXIS  # noqa: E402

@@ -28,9 +28,7 @@ from mlstm_jax.config import (
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import LanguageModel
-from mlstm_jax.planning import compile as compiling
-from mlstm_jax.planning.compile import Compiled
-from mlstm_jax.planning.machine import Machine, load_machine, with_measured_rate
+from mlstm_jax.planning.machine import load_machine, with_measured_rate
 from mlstm_jax.training.objective import cross_entropy
 from mlstm_jax.training.optimizer import orthogonalise
 from mlstm_jax.training.state import memory_bytes, parameter_count
@@ -182,23 +180,6 @@ def test_a_transformer_has_the_positions_of_the_window() -> None:
     count = parameter_count(resolve_batch(config, 1))
     assert f" {count:,} parameters" in said
     assert count > parameter_count(config)
-
-
-def test_compiled_memory_is_shown_and_decides_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    def compile_step(config: Config, machine: Machine, devices: int) -> Compiled:
-        return Compiled("", argument_bytes=10**9, temporary_bytes=config.data.batch * 10**9)
-
-    monkeypatch.setattr(compiling, "compile_step", compile_step)
-    config, machine = paper(rows=80), load_machine(MACHINES / "h200.json")
-    config = dataclasses.replace(config, precision=Precision(compute="bf16"))
-    rows, done = planning.plan(config, machine, [1, 2], None), list[int]()
-    assert all(row.fits for row in rows)
-    rows = compiling.with_compiled_memory(rows, config, machine, done.append)
-    assert done == [1, 2]
-    assert [(row.compiled_bytes, row.fits) for row in rows] == [(81e9, True), (161e9, False)]
-    said = planning.format_plan(config, machine, rows, None)
-    assert "GB/device compiled" in said
-    assert "161.0 GB do not fit into the 141 GB" in said
 
 
 def test_phases_are_summed_for_each_number_of_devices() -> None:

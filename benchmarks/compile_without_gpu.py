@@ -1,8 +1,8 @@
-"""Compile the steps of a plan for GPUs that this machine does not have, and count their memory.
+"""Compile programs for GPUs that this machine does not have, and count their memory.
 
 JAX's plugin for CUDA compiles for a described device. It needs only the compiler, the extra
 `gpu-compile`; no driver and no GPU. Without a device it cannot autotune: it chooses the kernels of
-products by rules. benchmarks/gpu_program.py counts the kernels and collectives of such a program.
+products by rules. gpu_program.py counts the kernels and collectives of such a program.
 """
 
 import dataclasses
@@ -14,19 +14,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-# The only file that needs it. Without it there is no `plan --compile`: nothing else describes a
-# device that is not there.
+# Nothing else describes a device that is not there.
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mlstm_jax.config import Config, resolve_batch
+from mlstm_jax.config import Config
 from mlstm_jax.data.stream import Batch
-from mlstm_jax.environment import MEMORY_FRACTION
 from mlstm_jax.errors import UserError, first_line
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.pallas import PALLAS, require_gpu
 from mlstm_jax.model.recurrence import STACKED
-from mlstm_jax.planning import Row, phases
 from mlstm_jax.planning.machine import Gpu, Machine
 from mlstm_jax.training import optimizer, schedule
 from mlstm_jax.training.parallel import AXIS, by_shard_map
@@ -58,25 +55,6 @@ class Compiled(NamedTuple):
     text: str  # HLO after all optimisations
     argument_bytes: int
     temporary_bytes: int  # in addition to the arguments, as XLA counts them
-
-
-def with_compiled_memory(
-    rows: list[Row], config: Config, machine: Machine, on_done: Callable[[int], None]
-) -> list[Row]:
-    """Return the rows of a plan with the memory that XLA counts; `on_done` counts the programs.
-
-    Raises:
-        UserError: see `compile_program`.
-    """
-    compiled = []
-    for row in rows:
-        of_phase = dict(phases(resolve_batch(config, row.devices)))[row.phase]
-        _, arguments, temporary = compile_step(of_phase, machine, row.devices)
-        needed = arguments + temporary
-        fits = needed <= machine.memory_bytes * MEMORY_FRACTION
-        compiled.append(row._replace(compiled_bytes=needed, fits=fits))
-        on_done(len(compiled))
-    return compiled
 
 
 def compile_step(config: Config, machine: Machine, devices: int) -> Compiled:
@@ -128,7 +106,7 @@ def compile_program(
     require()
     if machine.gpu is None:
         raise UserError(
-            f"{machine.name}: the machine's file has no field gpu, which `compile` needs; "
+            f"{machine.name}: the machine's file has no field gpu, which the compiler needs; "
             "`mlstm-jax configs h200` shows an example."
         )
     mesh = Mesh(np.array(_devices(machine, machine.gpu, devices)), (AXIS,))

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.compile_without_gpu import Compiled, compile_program, compile_step, require
 from benchmarks.compiled_program import (
     Array,
     Kernel,
@@ -31,14 +32,13 @@ from mlstm_jax.config import Config, Data, Devices, Model, Precision, Train
 from mlstm_jax.data.evaluation_stream import EvaluationBatch
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import LanguageModel
-from mlstm_jax.planning.compile import Compiled, compile_program, compile_step, require
 from mlstm_jax.planning.machine import load_machine
 from mlstm_jax.training.parallel import AXIS
 from mlstm_jax.training.state import memory_bytes, parameter_count
 from mlstm_jax.training.step import make_evaluation_step
 from mlstm_jax.transfer import generate, reader
 
-MACHINES = Path(__file__).parents[2] / "configs/machines"
+MACHINES = Path(__file__).parents[1] / "configs/machines"
 H200 = MACHINES / "h200.json"
 FLAGS = MACHINES.parent / "xla_flags"
 PROGRAM = MACHINES.parents[1] / "benchmarks/gpu_program.py"
@@ -259,27 +259,6 @@ def test_pieces_of_the_all_reduce_run_beside_the_backward_pass(tmp_path: Path) -
     assert wmh["beside_flops"] >= of_wh
     assert wh["beside_flops"] >= 2 * steps * 256 * 4 * 4096  # the tables'
     assert rest["bytes"] < 0.02 * sum(one["bytes"] for one in row["collectives"])
-
-
-def test_plan_compile_from_the_outside(tmp_path: Path) -> None:
-    (tmp_path / "c.py").write_text(
-        "from mlstm_jax.config import *\n"
-        "config = Config(model=Model(hidden=128), precision=Precision(compute='bf16'),\n"
-        "                phases=(Phase(steps=9, batch=32, window=16),\n"
-        "                        Phase(steps=9, batch=64, window=32)))\n"
-    )
-    command = [sys.executable, "-m", "mlstm_jax", "plan", tmp_path / "c.py", "--machine", H200]
-    command += ["--gpus", "2", "--compile", "--json", tmp_path / "out.json"]
-    made = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "compiled" in made.stdout
-    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
-    assert [(row["devices"], row["phase"], row["batch"]) for row in rows] == [
-        (2, 1, 32),
-        (2, 2, 64),
-    ]
-    for row in rows:
-        assert row["fits"]
-        assert row["compiled_bytes"] == pytest.approx(row["memory_bytes"], rel=0.5)
 
 
 def test_a_machine_without_a_gpu_is_refused() -> None:
