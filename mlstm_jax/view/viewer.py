@@ -76,7 +76,6 @@ class Viewer:
             "example": _EXAMPLES.get(self.run.cleaning, _EXAMPLE),
             "scores": self._scores(),
             "label": self._label,
-            "most_bytes": MOST_BYTES,
         }
 
     def read(self, request: dict[str, Any]) -> dict[str, Any]:
