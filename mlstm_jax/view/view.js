@@ -95,7 +95,7 @@ function bars(id, rows) {
       const item = document.createElement("li");
       const bar = document.createElement("span");
       const value = document.createElement("span");
-      bar.className = row.value > 0 ? "bar positive" : "bar";
+      bar.className = (row.positive ?? row.value > 0) ? "bar positive" : "bar";
       bar.style.width = (100 * Math.abs(row.value)) / largest + "%";
       value.className = "value";
       value.textContent = row.shown;
@@ -122,7 +122,19 @@ function label(text) {
 function choose(number) {
   unit = number;
   element("unit").value = number;
+  element("shown").value = ""; // a unit, not a score
   read();
+}
+
+// The number in the box of the unit; an Error if the model has no such unit.
+function typedUnit() {
+  const typed = element("unit").value;
+  const number = Number(typed);
+  const last = Number(element("unit").max);
+  if (typed === "" || !Number.isInteger(number) || number < 0 || number > last) {
+    throw new Error(`unit is ${typed || "empty"}; give a whole number from 0 to ${last}.`);
+  }
+  return number;
 }
 
 const percent = (share) => (100 * share).toFixed(1) + "%";
@@ -145,8 +157,10 @@ async function read() {
     drawHeat(found);
     element("classes-section").hidden = found.classes.length === 0;
     element("unlike").hidden = !found.unlike;
-    bars("classes", found.classes.map((one) =>
-      ({ name: label(one.name), value: one.probability,
+    // Of two classes the first has the colour of negative scores.
+    const isFirst = (number) => found.classes.length === 2 && number === 0;
+    bars("classes", found.classes.map((one, number) =>
+      ({ name: label(one.name), value: one.probability, positive: !isFirst(number),
          shown: percent(one.probability) + (one.yes ? " ✓" : "") })));
     bars("active", found.active.map((one) =>
       ({ name: unitButton(one.unit), value: one.value, shown: one.value.toFixed(3) })));
@@ -163,17 +177,18 @@ async function read() {
 async function write() {
   element("generate").disabled = true;
   try {
+    const text = element("text").value;
     const held = element("hold").checked;
     const found = await ask("generate", {
-      text: element("text").value,
+      text,
       bytes: Number(element("bytes").value),
       temperature: Number(element("temperature").value),
       seed: Number(element("seed").value),
-      unit: Number(element("unit").value),
+      unit: held ? typedUnit() : null,
       value: held ? Number(element("value").value) : null,
     });
     show(null);
-    element("written").textContent = element("text").value + found.text;
+    if (element("text").value === text) element("written").textContent = text + found.text;
   } catch (error) {
     show(error);
   } finally {
@@ -182,6 +197,7 @@ async function write() {
 }
 
 element("text").addEventListener("input", () => {
+  element("written").textContent = ""; // it continued another text
   if (waiting !== null) return;
   waiting = setTimeout(() => {
     waiting = null;
@@ -191,7 +207,13 @@ element("text").addEventListener("input", () => {
 for (const id of ["shown", "state", "layer"]) {
   element(id).addEventListener("change", read);
 }
-element("unit").addEventListener("change", () => choose(Number(element("unit").value)));
+element("unit").addEventListener("change", () => {
+  try {
+    choose(typedUnit());
+  } catch (error) {
+    show(error);
+  }
+});
 element("generate").addEventListener("click", write);
 
 ask("model", {}).then((model) => {

@@ -325,8 +325,13 @@ def test_the_page_in_a_browser(page: str) -> None:
         sync_api.expect(tab.locator("#heat ruby")).to_have_count(5)
         digits = tab.locator("#heat rt").all_text_contents()
         assert all(re.fullmatch(r"[+−][0-9]+\.[0-9]", one) for one in digits)
-        tab.locator("#shown").select_option("a unit")
+        tab.locator("#active button").first.click()  # shows the unit in place of the score
+        sync_api.expect(tab.locator("#shown")).to_have_value("")
         sync_api.expect(tab.locator("#heat ruby")).to_have_count(0)
+        for typed in ("5000", "-1", "1.5", ""):
+            tab.locator("#unit").fill(typed)
+            tab.locator("#unit").blur()
+            sync_api.expect(tab.locator("#error")).to_contain_text(f"unit is {typed or 'empty'};")
         # Keys that come faster than any rest: it is shown all the same, and its scale is kept.
         tab.evaluate(
             """() => { const box = document.getElementById("text"); let n = 0;
@@ -363,6 +368,8 @@ def test_the_page_in_a_browser(page: str) -> None:
         tab.locator("#bytes").fill("0")
         tab.locator("#generate").click()
         sync_api.expect(tab.locator("#error")).to_contain_text("bytes is 0")
+        tab.locator("#text").fill("another text")
+        sync_api.expect(tab.locator("#written")).to_have_text("")
         assert all(url.startswith(page) for url in asked)
         assert [p for p in problems if "400" not in p] == []
 
@@ -389,6 +396,7 @@ def test_the_model_of_the_package_is_seen_at_once() -> None:
         turn = text.split().index("other")
         assert digits[turn][0] == "+"
         assert digits[-1][0] == "−"
+        assert tab.locator("#classes .bar.positive").count() == 1  # of two classes
         names = tab.locator("#classes li").all_text_contents()
         assert all(any(one in name for name in names) for one in ("negative", "positive"))
         sync_api.expect(tab.locator("#written")).to_contain_text(text, timeout=30_000)
