@@ -173,7 +173,7 @@ def classify(
         file = TextFile(source, column, call.run.cleaning)
         call.arguments["texts"] = next(iter(file))[:_SHOWN_ROWS]
     parts = call.model.classify_each(**call.arguments)
-    write = str
+    write: Callable[[str], str] = str
     if escape:
         write = _escaped
     elif is_table:
