@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,17 @@ FIELD = "crc32"
 BLOCK = 1 << 20  # bytes of a file with one checksum
 
 _THREADS = min(8, os.cpu_count() or 1)  # the first step reads a new block for each row
+
+
+class Extent(NamedTuple):
+    """A file up to some byte, and the CRC-32 of what is before it."""
+
+    size: int = 0
+    crc32: int = 0
+
+    def extended(self, data: bytes) -> "Extent":
+        """Return the extent after more bytes."""
+        return Extent(self.size + len(data), crc32(data, self.crc32))
 
 
 def of_array(array: Any) -> int:
@@ -132,7 +143,7 @@ class CheckedBytes:
     def __init__(self, path: Path, sums: str) -> None:
         """Open a file whose blocks have the checksums `sums`; see `BlockSums`.
 
-        Raises OSError if it cannot be opened.
+        Raises OSError if it cannot be opened, and InvalidField if it has another size.
         """
         self._path = path
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -141,7 +152,7 @@ class CheckedBytes:
         self._sums = [sums[at : at + 8] for at in range(0, len(sums), 8)]
         self._is_checked = np.zeros(-(-self._size // BLOCK), np.bool_)
         if len(self._sums) != len(self._is_checked):
-            raise OSError(f"it has {self._size:,} bytes, in {len(self._sums):,} blocks")
+            raise InvalidField(f"it has {self._size:,} bytes, in {len(self._sums):,} blocks")
 
     def __len__(self) -> int:
         return self._size

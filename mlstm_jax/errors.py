@@ -4,7 +4,7 @@ import difflib
 import errno
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 
@@ -88,25 +88,32 @@ _REMEDIES = (
     ((errno.ENOSPC, errno.EDQUOT), "Free some space there"),
     ((errno.EFBIG,), "Raise the limit on file size (ulimit -f)"),
     ((errno.EROFS,), "The file system is read-only: make it writable"),
-    ((errno.EACCES, errno.EPERM), "Allow this user to write there"),
+    ((errno.EACCES, errno.EPERM), "Allow this user to read and write there"),
     ((errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP), "Choose another path"),
     ((errno.EMFILE, errno.ENFILE), "Raise the limit on open files (ulimit -n)"),
     ((errno.EIO, errno.ESTALE), "Check the disk or the file server"),
 )
 
 
-def remedy(error: BaseException) -> str | None:
-    """Return what a user can do about a file that could not be written; None if unknown.
-
-    Libraries wrap system errors, so this checks the message as well as the error number.
-    """
+def _is_one_of(error: BaseException, numbers: Sequence[int]) -> bool:
+    """Return whether an error is one of the system's; libraries only keep its message."""
+    if isinstance(error, OSError) and error.errno in numbers:
+        return True
     text = str(error)
+    return any(os.strerror(number) in text for number in numbers)
+
+
+def remedy(error: BaseException) -> str | None:
+    """Return what a user can do about a file that could not be read or written; None if unknown."""
     for numbers, advice in _REMEDIES:
-        if getattr(error, "errno", None) in numbers or any(
-            os.strerror(number) in text for number in numbers
-        ):
+        if _is_one_of(error, numbers):
             return advice
     return None
+
+
+def is_of_process(error: BaseException) -> bool:
+    """Return whether only this process cannot read a file, which says nothing of its content."""
+    return _is_one_of(error, (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM))
 
 
 def with_remedy(text: str, error: OSError) -> str:

@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 
 from mlstm_jax import digest, fields
 from mlstm_jax.digest import CheckedBytes
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import FileError, UserError, with_remedy
+from mlstm_jax.fields import InvalidField
 from mlstm_jax.terminal import one_line
 
 FORMAT_VERSION = 2
@@ -115,12 +116,12 @@ class Manifest:
                 )
             manifest = fields.build(cls, digest.opened(values))
             if set(manifest.splits) != set(SPLITS):
-                raise fields.InvalidField(f"splits must be {', '.join(SPLITS)}")
+                raise InvalidField(f"splits must be {', '.join(SPLITS)}")
             for name, split in manifest.splits.items():
                 files = files_of(name)
                 if not {files.bytes, files.offsets} <= split.crc32.keys() <= FILES:
-                    raise fields.InvalidField(f"crc32 does not name the files of {name}")
-        except fields.InvalidField as error:
+                    raise InvalidField(f"crc32 does not name the files of {name}")
+        except InvalidField as error:
             raise UserError(
                 f"{where}: is not a valid manifest ({error}); run prepare again."
             ) from error
@@ -170,40 +171,71 @@ class Corpus:
         """Open a split: its bytes are read later, its offsets and ratings now.
 
         Raises:
-            UserError: its files do not have the sizes or checksums in the manifest.
+            UserError: its files do not have the sizes, types or checksums in the manifest.
+            FileError: they cannot be read.
         """
         expected, files = self.manifest.splits[name], files_of(name)
         path = self.path / files.bytes
         try:
             if (size := path.stat().st_size) != expected.bytes:
-                raise OSError(f"{path.name} has {size:,} bytes, not {expected.bytes:,}")
+                raise InvalidField(f"{path.name} has {size:,} bytes, not {expected.bytes:,}")
             data = CheckedBytes(path, expected.crc32[path.name])
-            offsets, ratings = (
-                _load(self.path / file, expected.crc32.get(file)) for file in files[1:]
-            )
-        except OSError as error:
+            offsets = _load(self.path / files.offsets, expected.crc32[files.offsets])
+            _require_offsets(offsets, expected, files.offsets)
+            ratings = None
+            if files.ratings in expected.crc32:
+                ratings = _load(self.path / files.ratings, expected.crc32[files.ratings])
+                _require_ratings(ratings, expected, files.ratings)
+        except (InvalidField, FileNotFoundError) as error:
             raise UserError(
                 f"{self.path}: the {name} split is truncated or damaged ({error}); run prepare "
                 "again."
             ) from error
-        assert offsets is not None
+        except OSError as error:
+            raise FileError(
+                with_remedy(f"{self.path}: the {name} split cannot be read", error)
+            ) from error
         return Split(name, data, offsets, ratings)
 
 
-def _load(path: Path, sums: str | None) -> NDArray[Any] | None:
-    """Return the array of a .npy file that corpora/writer.py wrote, read-only; None if it has none.
+def _load(path: Path, sums: str) -> NDArray[Any]:
+    """Return the array of a .npy file that corpora/writer.py wrote, read-only.
 
-    Raises OSError if it cannot be read, or differs from its checksums.
+    Raises InvalidField if it differs from its checksums, or is no such file.
     """
-    if sums is None:
-        return None
     content = path.read_bytes()
     if digest.of_blocks(content) != sums:
-        raise OSError(f"{path.name} does not match its checksum")
+        raise InvalidField(f"{path.name} does not match its checksum")
     header = io.BytesIO(content)
-    np.lib.format.read_magic(header)
-    shape, _, dtype = np.lib.format.read_array_header_1_0(header)
-    return np.frombuffer(content, dtype, offset=header.tell()).reshape(shape)
+    try:
+        np.lib.format.read_magic(header)
+        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(header)
+        if is_fortran:
+            raise ValueError("its order is Fortran's")
+        return np.frombuffer(content, dtype, offset=header.tell()).reshape(shape)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InvalidField(f"{path.name} is no array of the size in its header: {error}") from error
+
+
+def _require_offsets(offsets: NDArray[Any], expected: SplitManifest, name: str) -> None:
+    """Raise InvalidField unless offsets cut the bytes of a split into its documents."""
+    shape = (expected.documents + 1,)
+    if offsets.dtype != np.uint64 or offsets.shape != shape or not offsets.size:
+        raise InvalidField(
+            f"{name} is {offsets.dtype} {offsets.shape}, but {expected.documents:,} documents need "
+            f"uint64 {shape}"
+        )
+    if (offsets[0], offsets[-1]) != (0, expected.bytes) or (offsets[1:] < offsets[:-1]).any():
+        raise InvalidField(f"{name} does not rise from 0 to {expected.bytes:,}, the bytes")
+
+
+def _require_ratings(ratings: NDArray[Any], expected: SplitManifest, name: str) -> None:
+    """Raise InvalidField unless there are ratings for each document."""
+    if ratings.dtype != np.float32 or ratings.shape[:1] != (expected.documents,):
+        raise InvalidField(
+            f"{name} is {ratings.dtype} {ratings.shape}, but must be float32, a row for each of "
+            f"{expected.documents:,} documents"
+        )
 
 
 def open_corpus(path: Path, *, verify: bool = False) -> Corpus:
@@ -235,14 +267,21 @@ def open_corpus(path: Path, *, verify: bool = False) -> Corpus:
         raise UserError(
             f"{path}: {what}; make one with `mlstm-jax prepare {source} --out {out}`"
         ) from error
-    except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
+    except OSError as error:
+        raise FileError(with_remedy(f"{manifest}: cannot be read", error)) from error
+    except ValueError as error:  # a path with a NUL
         raise UserError(f"{manifest}: cannot be read: {error}") from error
     corpus = Corpus(path, Manifest.from_json(text, manifest))
-    wrong = differing(corpus) if verify else []
+    wrong = []
+    if verify:
+        wrong = differing(corpus)
     if wrong:
         raise UserError(
             f"{path}: does not match its manifest in {', '.join(wrong)}; run prepare again."
         )
+    if verify:
+        for name in SPLITS:
+            corpus.split(name)
     return corpus
 
 

@@ -2,7 +2,9 @@
 
 import json
 import os
+import resource
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from mlstm_jax import digest, run
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.data.corpus import FORMAT_VERSION, SPLITS, differing, is_corpus, open_corpus
 from mlstm_jax.digest import CheckedBytes
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import FileError, UserError
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +89,54 @@ def test_a_split_that_is_cut_short_or_changed_is_refused(folder: Path, name: str
         np.save(path, np.load(path)[::-1])
         with pytest.raises(UserError, match=rf"{name} does not match its checksum"):
             open_corpus(folder).split("valid")
+
+
+CUTS = np.arange(5, dtype=np.uint64) * 30  # of four documents in 120 bytes
+CLAIMS_8_TB = {"descr": "<u8", "fortran_order": False, "shape": (10**12,)}
+WRONG_OFFSETS = {
+    "objects": CUTS.astype(object),
+    "floats": CUTS.astype(np.float64),
+    "one by one": CUTS[None],
+    "empty": CUTS[:0],
+    "short": CUTS[:-1],
+    "reversed": CUTS[::-1].copy(),
+    "beyond the end": CUTS + np.uint64(30),
+    "not from 0": CUTS.clip(1),
+    "falling": CUTS[[0, 2, 1, 3, 4]],
+    "a header of 8 TB": None,
+}
+
+
+@pytest.mark.parametrize("kind", WRONG_OFFSETS)
+def test_offsets_of_a_stranger_are_checked(kind: str, folder: Path) -> None:
+    """The manifest is sealed again, so that the checksums are right."""
+    path, manifest = folder / "valid.offsets.npy", open_corpus(folder).manifest
+    (folder / "valid.bin").write_bytes(b"x" * 120)
+    if (offsets := WRONG_OFFSETS[kind]) is None:
+        with path.open("wb") as file:
+            np.lib.format.write_array_header_1_0(file, CLAIMS_8_TB)
+            file.write(CUTS.tobytes())
+    else:
+        np.save(path, offsets, allow_pickle=True)
+    sums = manifest.splits["valid"].crc32
+    sums |= {name: digest.of_blocks((folder / name).read_bytes()) for name in sums}
+    valid = replace(manifest.splits["valid"], documents=4, bytes=120, crc32=sums)
+    splits = manifest.splits | {"valid": valid}
+    (folder / "manifest.json").write_text(replace(manifest, splits=splits).to_json())
+    for verify in (False, True):
+        with pytest.raises(UserError, match=r"valid split .*valid\.offsets\.npy"):
+            open_corpus(folder, verify=verify).split("valid")
+
+
+def test_a_split_that_may_not_be_opened_is_not_called_damaged(folder: Path) -> None:
+    corpus = open_corpus(folder)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(FileError, match=r"cannot be read: Too many open files.*ulimit -n"):
+            corpus.split("valid")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_each_block_is_checked_when_it_is_first_read(tmp_path, random):
