@@ -5,19 +5,23 @@ A checkpoint contains the parameters, the rest of the state, the carry of all st
 back-propagation, a checkpoint without the carry or the position in the corpus is wrong. Parameters
 are a separate item, so a reader can load them alone.
 
-Each array has a checksum: those of parameters and state are in the JSON item `meta`, which also has
-a checksum of itself; the carry is saved with one checksum per row. An item that does not match its
-checksum, or cannot be read, is damaged. Damaged checkpoints are never deleted, but moved to a
+The JSON item `meta` is a sealed record of the step, the run, and the checksums of the arrays of
+parameters and state. The carry is saved with one checksum per row, which starts from that record,
+so that no item can take the place of another step's or another run's. An item that does not match
+its checksum, or cannot be read, is damaged. Damaged checkpoints are never deleted, but moved to a
 folder next to the checkpoints. `kept_steps` says which of the others stay.
 
 Orbax takes 0.4 s to import, so it is imported where a checkpoint is opened, written or read.
 """
 
 import math
+import os
+import re
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -28,7 +32,8 @@ from numpy.typing import NDArray
 from mlstm_jax import digest, fields
 from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.data.stream import Origin
-from mlstm_jax.errors import FileError, remedy
+from mlstm_jax.digest import Extent
+from mlstm_jax.errors import FileError, UserError, is_of_process, remedy
 
 FOLDER = "checkpoints"
 # The file of a checkpoint: checkpoints/STEP/meta/metadata.
@@ -39,6 +44,10 @@ Sums = dict[str, dict[str, int]]  # by item and by an array's path in it
 # Seconds before each new attempt to read, in case the file system fails briefly.
 PAUSES = (0.5, 2.0)
 SET_ASIDE = "set-aside"
+
+# Orbax takes [...], * and ? in a path for a pattern, and needs UTF-8.
+_PLAIN_PATH = re.compile(r"[\w ./+=,@~-]*", re.ASCII)
+_PLACES_OF_LINKS = ("/tmp", "/var/tmp")
 Read = TypeVar("Read")
 
 
@@ -56,6 +65,7 @@ class Meta(NamedTuple):
     high_steps: int = 0  # latest steps in a row whose loss was above train.divergence_bpc
     bpc: float | None = None  # of the validation split, if it was measured at this step
     label_loss: float | None = None  # the same
+    metrics: Extent = Extent()  # of metrics.jsonl, up to this step
 
     @property
     def score(self) -> float | None:
@@ -76,31 +86,53 @@ def resume_advice(folder: Path) -> str:
     return "There is no checkpoint yet: the same command starts over"
 
 
-def seal(meta: Meta, sums: Sums) -> dict[str, Any]:
-    """Return a checkpoint's JSON: its meta, the checksums of its arrays, and one of both."""
-    values = meta._asdict()
-    for name in ("bpc", "label_loss"):
-        if values[name] is not None and not math.isfinite(values[name]):
-            values[name] = None
-    return digest.sealed({"meta": values, "sums": sums})
+class Record(NamedTuple):
+    """What a checkpoint says of itself, sealed in one file."""
+
+    step: int
+    run: str  # the id of its run, see `run.read_environment`
+    meta: Meta
+    sums: Sums  # of parameters and state
+
+    @property
+    def seed(self) -> int:
+        """What the checksums of the carry's rows start from."""
+        return int(digest.of_json([self.step, self.run, self.sums]), 16)
+
+    def sealed(self) -> dict[str, Any]:
+        """Return the JSON object that is written."""
+        meta = self.meta._asdict()
+        for name in ("bpc", "label_loss"):
+            if meta[name] is not None and not math.isfinite(meta[name]):
+                meta[name] = None
+        return digest.sealed(self._asdict() | {"meta": meta})
 
 
-def read_meta(folder: Path, step: int) -> tuple[Meta, Sums]:
-    """Return the meta of the checkpoint of `step`, and the checksums of its arrays.
+def read_record(folder: Path, step: int) -> Record:
+    """Return the record of the checkpoint of `step`.
 
-    Raises OSError, ValueError, KeyError or TypeError if the file is damaged.
+    Raises OSError, ValueError, KeyError or TypeError if the file is damaged, or of another step.
     """
     content = digest.opened(fields.parse((folder / FOLDER / str(step) / ITEM / FILE).read_bytes()))
     values = content["meta"]
-    return Meta(**values | {"origin": Origin(*values["origin"])}), content["sums"]
+    values["origin"] = Origin(*values["origin"])
+    values["metrics"] = Extent(*values["metrics"])
+    record = Record(**content | {"meta": Meta(**values)})
+    if record.step != step:
+        raise ValueError(f"it is the checkpoint of step {record.step}, renamed")
+    return record
 
 
 def score_of(folder: Path, step: int) -> float | None:
     """Return `Meta.score` of a step; None if there is none, or it cannot be read."""
-    try:
-        return read_meta(folder, step)[0].score
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # The file is damaged; restoring the checkpoint will raise an error.
+    with damage():
+        return read_record(folder, step).meta.score
+    return None  # Restoring the checkpoint will raise an error.
+
+
+def damage() -> AbstractContextManager[None]:
+    """Suppress what `read_record` raises if a file is damaged."""
+    return suppress(OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
 def best_step(scores: Mapping[int, float | None]) -> int | None:
@@ -159,6 +191,10 @@ class Damaged(FileError):
     """A checkpoint cannot be read, or differs from what was written."""
 
 
+class OtherRun(UserError):
+    """A checkpoint is of another run than its folder."""
+
+
 class CheckpointFailed(FileError):
     """A checkpoint could not be written."""
 
@@ -171,37 +207,69 @@ def of_tree(tree: Any) -> dict[str, int]:
     }
 
 
-def of_rows(tree: Any) -> NDArray[np.uint32]:
+def of_rows(tree: Any, seed: int) -> NDArray[np.uint32]:
     """Return one checksum per row of arrays whose first axis is the rows, uint32 [rows].
 
     A process can thus verify the rows that it reads, however many processes wrote them.
+
+    Args:
+        tree: the arrays, NumPy.
+        seed: a checksum that all rows start from; see `Record.seed`.
     """
     leaves = [np.ascontiguousarray(leaf) for leaf in jax.tree.leaves(tree)]
-    sums = np.zeros(len(leaves[0]), np.uint32)
+    sums = np.full(len(leaves[0]), seed, np.uint32)
     for row in range(len(sums)):
         for leaf in leaves:
             sums[row] = digest.crc32(leaf[row].reshape(-1).view(np.uint8), int(sums[row]))
     return sums
 
 
-def with_sums(carry: Any) -> dict[str, Any]:
-    """Return what is saved of a carry, NumPy, rows first: the carry and one checksum per row.
+@contextmanager
+def _plain_path(folder: Path) -> Iterator[Path]:
+    """Yield a path of a folder that Orbax reads as it is: its own, or that of a temporary link."""
+    path = os.path.abspath(folder)
+    if _PLAIN_PATH.fullmatch(path):
+        yield Path(path)
+        return
+    place = tempfile.gettempdir()
+    if not _PLAIN_PATH.fullmatch(place):
+        place = next(other for other in _PLACES_OF_LINKS if os.access(other, os.W_OK))
+    with tempfile.TemporaryDirectory(prefix="mlstm-jax-", dir=place) as temporary:
+        link = Path(temporary, "run")
+        link.symlink_to(path)
+        yield link
 
-    Nothing is saved of an empty carry.
-    """
-    return {"carry": carry, "sums": of_rows(carry)} if jax.tree.leaves(carry) else {}
+
+def move_aside(path: Path, folder: Path) -> None:
+    """Move a file or a folder to another folder, under a name that is free there."""
+    folder.mkdir(exist_ok=True)
+    names = (path.name if n == 1 else f"{path.name}-{n}" for n in range(1, 1000))
+    shutil.move(path, next(folder / name for name in names if not (folder / name).exists()))
 
 
 class Checkpoints:
     """The checkpoints of one run folder."""
 
     def __init__(
-        self, folder: Path, keep: int = 2, *, reach: int = 0, read_only: bool = False
+        self,
+        folder: Path,
+        run: str | None,
+        keep: int = 2,
+        *,
+        reach: int = 0,
+        read_only: bool = False,
     ) -> None:
-        """Open the folder; `kept_steps` explains `keep` and `reach`."""
-        self.folder, self._read_only = folder, read_only
+        """Open the folder of a run; `kept_steps` explains `keep` and `reach`.
+
+        Args:
+            run: its id; None: it is unknown, and a reader accepts every checkpoint.
+        """
+        self.folder = folder
+        self.run = run
+        self._read_only = read_only
         self._begun: int | None = None
         self._failed = False
+        self._opened = ExitStack()
         self._scores: dict[int, float | None] = {}
         self._policy = Policy(self._scores, keep, reach)
         self.open()
@@ -213,8 +281,9 @@ class Checkpoints:
         self._scores.clear()
         for step in steps_in(self.folder):
             self._scores[step] = score_of(self.folder, step)
+        self._is_proven = bool(self._scores)
         self._manager = ocp.CheckpointManager(
-            (self.folder / FOLDER).absolute(),
+            self._opened.enter_context(_plain_path(self.folder)) / FOLDER,
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=self._policy,
                 create=not self._read_only,
@@ -231,13 +300,19 @@ class Checkpoints:
             },
         )
 
-    def save(self, step: int, state: Any, rows: Any, about: Meta) -> None:
+    def save(
+        self, step: int, state: Any, carry: Any, join_rows: Callable[[Any], Any], about: Meta
+    ) -> None:
         """Start to write the state and the carry, and return; all processes must call it.
+
+        The first checkpoint of a run is read back at once, so that a run does not learn at its end
+        that it has kept nothing.
 
         Args:
             step: of the checkpoint.
             state: NumPy, the same in all processes; a NamedTuple with the field `params`.
-            rows: `with_sums` of the carry as global arrays; each process writes its rows.
+            carry: NumPy, this process's rows first; nothing is saved of an empty one.
+            join_rows: makes global arrays of the rows of all processes; see `Parallel`.
             about: what the checkpoint was trained on.
 
         Raises:
@@ -245,21 +320,31 @@ class Checkpoints:
         """
         import orbax.checkpoint as ocp
 
+        assert self.run is not None
         parts = {"params": state.params, "state": state._replace(params=())}
         sums = {name: of_tree(part) for name, part in parts.items()}
-        items = parts | ({"carry": rows} if rows else {})
+        record = Record(step, self.run, about, sums)
+        rows = {}
+        if jax.tree.leaves(carry):
+            rows["carry"] = join_rows({"carry": carry, "sums": of_rows(carry, record.seed)})
+        items = parts | rows
         self._scores[step] = about.score
         with self._failure(step):
             begun = self._manager.save(
                 step,
                 args=ocp.args.Composite(
                     **{name: ocp.args.StandardSave(item) for name, item in items.items()},
-                    meta=ocp.args.JsonSave(seal(about, sums)),
+                    meta=ocp.args.JsonSave(record.sealed()),
                 ),
             )
             if not begun:
                 raise FileExistsError(f"a checkpoint of step {self.latest()} already exists")
         self._begun = step
+        if not self._is_proven:
+            self.wait()
+            with self._failure(step):
+                self._read(step, parts, _shapes_of(rows["carry"]["carry"]) if rows else None)
+            self._is_proven = True
 
     def wait(self) -> None:
         """Wait until checkpoints are written; raise CheckpointFailed if one could not be."""
@@ -311,7 +396,18 @@ class Checkpoints:
 
     def meta(self, step: int) -> Meta:
         """Return the meta of the checkpoint of `step`; raise Damaged if it cannot be read."""
-        return self._attempt(step, lambda: read_meta(self.folder, step)[0])
+        return self._attempt(step, lambda: self._record(step).meta)
+
+    def _record(self, step: int) -> Record:
+        """Return the record of a checkpoint of this run."""
+        record = read_record(self.folder, step)
+        if self.run not in (None, record.run):
+            raise OtherRun(
+                f"{self.folder / FOLDER / str(step)} is a checkpoint of another run, {record.run}; "
+                f"this one is {self.run}, as environment.json says. Move it away, or restore the "
+                "folder."
+            )
+        return record
 
     def restore(self, step: int, state: Any, carry: Any | None) -> tuple[Any, Any | None]:
         """Return what was saved at `step`; raise Damaged if it cannot be read.
@@ -339,7 +435,7 @@ class Checkpoints:
         """Read the items `parts`, and the carry unless it is empty; raise if one is damaged."""
         import orbax.checkpoint as ocp
 
-        _, sums = read_meta(self.folder, step)
+        record = self._record(step)
         # Orbax restores to the type of these, and to the sharding of the carry.
         targets = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), parts)
         if leaves := jax.tree.leaves(carry):
@@ -349,9 +445,11 @@ class Checkpoints:
         items = {name: ocp.args.StandardRestore(target) for name, target in targets.items()}
         restored = dict(self._manager.restore(step, args=ocp.args.Composite(**items)).items())
         for name in parts:
-            digest.require_arrays(name, of_tree(restored[name]), sums[name])
+            digest.require_arrays(name, of_tree(restored[name]), record.sums[name])
+        if "state" in parts and restored["state"].step != step:
+            raise ValueError(f"its state is that of step {restored['state'].step}")
         if "carry" in restored:
-            _require_rows(**restored["carry"])
+            _require_rows(**restored["carry"], seed=record.seed)
             restored["carry"] = restored["carry"]["carry"]
         return restored
 
@@ -369,38 +467,51 @@ class Checkpoints:
         Only one process calls it, between `close` and `open` of all processes.
         """
         folder = self.folder / SET_ASIDE
-        folder.mkdir(exist_ok=True)
         for step in steps:
-            names = (str(step) if n == 1 else f"{step}-{n}" for n in range(1, 1000))
-            target = next(folder / name for name in names if not (folder / name).exists())
-            shutil.move(self.folder / FOLDER / str(step), target)
+            move_aside(self.folder / FOLDER / str(step), folder)
 
     def close(self) -> None:
         """Wait until checkpoints are written; raise CheckpointFailed if one could not be."""
-        if self._failed:
-            return  # The error has been raised; Orbax would raise it again.
-        with self._failure(self._begun):
-            self._manager.wait_until_finished()
-            self._manager.close()
+        with self._opened:
+            if self._failed:
+                return  # The error has been raised; Orbax would raise it again.
+            with self._failure(self._begun):
+                self._manager.wait_until_finished()
+                self._manager.close()
 
     def _attempt(self, step: int, read: Callable[[], Read]) -> Read:
-        """Return the result of `read`, retried after pauses; raise Damaged if all attempts fail."""
+        """Return the result of `read`, retried after pauses.
+
+        Raises:
+            Damaged: all attempts fail.
+            OtherRun: the checkpoint is of another run.
+            FileError: this process may not read it, or can open no more files.
+        """
         for pause in PAUSES:
             with suppress(Exception):
                 return read()
             time.sleep(pause)
         try:
             return read()
+        except OtherRun:
+            raise
         except Exception as error:  # Orbax, TensorStore and JSON raise different types.
             message = f"the checkpoint of step {step} cannot be read ({_brief(error)})"
+            if is_of_process(error):
+                raise FileError(f"{message}. {remedy(error)}.") from error
             raise Damaged(message) from error
 
 
-def _require_rows(carry: Any, sums: jax.Array) -> None:
+def _shapes_of(rows: Any) -> Any:
+    """Return the shapes and shardings of global arrays."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), rows)
+
+
+def _require_rows(carry: Any, sums: jax.Array, seed: int) -> None:
     """Raise ValueError if a row of this process does not match its checksum."""
     for number, shard in enumerate(sums.addressable_shards):
         rows = jax.tree.map(lambda x, n=number: np.asarray(x.addressable_shards[n].data), carry)
-        if not np.array_equal(of_rows(rows), np.asarray(shard.data)):
+        if not np.array_equal(of_rows(rows, seed), np.asarray(shard.data)):
             raise ValueError("a row of carry does not match its checksum")
 
 

@@ -3,7 +3,7 @@
 ::
 
     config.json         the resolved config
-    environment.json    versions and devices of the last session
+    environment.json    the run's id; versions and devices of the last session
     metrics.jsonl       one JSON object per line
     tensorboard/        the same as TensorBoard events
     checkpoints/        one folder per step
@@ -13,7 +13,7 @@
 
 import dataclasses
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,13 +22,13 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from mlstm_jax import __version__, environment, output, shipped
+from mlstm_jax import __version__, digest, environment, fields, output, shipped
 from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import Config
 from mlstm_jax.config import text as config_text
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.data.corpus import Cleaning, Corpus, SplitName
-from mlstm_jax.errors import UserError, did_you_mean, nearest
+from mlstm_jax.errors import FileError, UserError, did_you_mean, nearest, note, with_remedy
 from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import ModelWeights
 from mlstm_jax.model.language_model import LanguageModel, Parameters, unknown_bytes
@@ -36,6 +36,7 @@ from mlstm_jax.model.ops import Compute
 from mlstm_jax.model.recurrent import Recurrent
 
 WEIGHTS = "weights.safetensors"
+ENVIRONMENT = "environment.json"
 _PIECE = 1 << 20  # bytes
 ReadingCompute = Literal["auto", Compute]
 
@@ -120,6 +121,35 @@ def read_config(folder: Path) -> Config | None:
     return config_text.load_json(path) if path.is_file() else None
 
 
+def read_environment(folder: Path) -> dict[str, Any] | None:
+    """Return the content of a run's environment.json, or None if there is none.
+
+    `run` is the run's id, drawn when it began; its checkpoints record it.
+
+    Raises:
+        UserError: the file is damaged.
+        FileError: it cannot be read.
+    """
+    path = folder / ENVIRONMENT
+    try:
+        content = digest.opened(fields.parse(path.read_bytes()))
+        if not (isinstance(content, Mapping) and isinstance(content.get("run"), str)):
+            raise fields.InvalidField("it has no id of a run")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise FileError(with_remedy(f"{path}: cannot be read", error)) from error
+    except fields.InvalidField as error:
+        raise UserError(f"{path}: is damaged ({error}); restore it, or remove it.") from error
+    return dict(content)
+
+
+def id_of(folder: Path) -> str | None:
+    """Return the id of a run, or None if environment.json is missing; see `read_environment`."""
+    content = read_environment(folder)
+    return content["run"] if content else None
+
+
 def load_run(folder: Path, checkpoint: str = "best") -> Run:
     """Load a trained model; see `mlstm_jax.load`."""
     environment.local_devices()  # fails before the weights are read if JAX cannot start
@@ -149,7 +179,13 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
             f"{folder} has no checkpoint: train the run for longer, or give another run (those in "
             "results/ have only metrics)."
         )
-    with environment.silence(), closing(Checkpoints(folder, read_only=True)) as checkpoints:
+    identity = id_of(folder)
+    if identity is None:
+        note(f"{folder} has no {ENVIRONMENT}, so nothing tells whether its checkpoints are its own")
+    with (
+        environment.silence(),
+        closing(Checkpoints(folder, identity, read_only=True)) as checkpoints,
+    ):
         step = _choose(checkpoints, folder, checkpoint)
         model = _language_model(config)
         shapes = jax.eval_shape(model.init_parameters, jax.random.key(0))

@@ -18,10 +18,10 @@ from mlstm_jax.checkpoint import (
     Checkpoints,
     Damaged,
     Meta,
+    OtherRun,
     best_step,
     kept_steps,
-    read_meta,
-    with_sums,
+    read_record,
 )
 from mlstm_jax.config import Config, Model
 from mlstm_jax.data.stream import Origin
@@ -40,6 +40,7 @@ pytestmark = [
     pytest.mark.usefixtures("collected"),
 ]
 
+RUN = "0123456789abcdef"
 ABOUT = Meta("c0ffee", "radford", {"batch": 8, "window": 16}, Origin(), 0.25, 1000)
 
 
@@ -101,18 +102,23 @@ class Saved:
         self.carry = draw_like(model.init_carry(8))
 
     def save(self, checkpoints: Checkpoints, step: int, bpc: float | None = None) -> None:
-        rows = self.devices.join_rows(with_sums(self.carry))
-        checkpoints.save(step, self.state, rows, ABOUT._replace(bpc=bpc))
+        about = ABOUT._replace(bpc=bpc)
+        checkpoints.save(step, self.at(step), self.carry, self.devices.join_rows, about)
+
+    def at(self, step: int) -> TrainState:
+        """The state of a step; the carry is the same at all steps."""
+        state = jax.tree.map(lambda x: (x + step).astype(x.dtype), self.state)
+        return state._replace(step=np.int32(step))
 
     def restore(self, step: int, devices: Parallel | None = None) -> tuple[Any, Any]:
         devices = devices or self.devices
-        with closing(Checkpoints(self.folder, read_only=True)) as checkpoints:
+        with closing(Checkpoints(self.folder, RUN, read_only=True)) as checkpoints:
             shapes = devices.abstract_rows(self.carry)
             state, rows = checkpoints.restore(step, self.state, shapes)
         return state, devices.own_rows(rows)
 
     def assert_restored(self, restored: Any) -> None:
-        jax.tree.map(np.testing.assert_array_equal, restored, (self.state, self.carry))
+        jax.tree.map(np.testing.assert_array_equal, restored, (self.at(40), self.carry))
 
     def is_damaged(self) -> bool:
         """Whether the checkpoint is refused; otherwise it is restored as it was saved."""
@@ -131,12 +137,30 @@ class Saved:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
-    """A run folder with a checkpoint of step 40."""
+    """A run folder with checkpoints of steps 20 and 40, beside it one of another run."""
     made = Saved(tmp_path_factory.mktemp("saved") / "run")
-    checkpoints = Checkpoints(made.folder)
-    made.save(checkpoints, 40, 2.5)
-    checkpoints.close()
+    for folder, run in ((made.folder, RUN), (made.folder.parent / "sibling", RUN[::-1])):
+        checkpoints = Checkpoints(folder, run)
+        for step in (20, 40):
+            made.save(checkpoints, step, 2.5)
+        checkpoints.close()
     return made
+
+
+@pytest.mark.parametrize("item", ["params", "state", "carry", "meta", ""])
+@pytest.mark.parametrize("source", ["run/checkpoints/20", "sibling/checkpoints/40"])
+def test_no_item_takes_the_place_of_another(source, item, saved, tmp_path) -> None:
+    """Nor a whole checkpoint; what is the same in both runs, parameters and state, may."""
+    mixed = saved.copy(tmp_path / "run")
+    place = mixed.folder / "checkpoints/40" / item
+    shutil.rmtree(place)
+    shutil.copytree(saved.folder.parent / source / item, place)
+    is_same = source.startswith("sibling") and item in ("params", "state")
+    if source.startswith("sibling") and item in ("meta", ""):
+        with pytest.raises(OtherRun, match=RUN[::-1]):
+            mixed.restore(40)
+    else:
+        assert mixed.is_damaged() != is_same
 
 
 def test_what_was_saved_is_restored_on_any_number_of_devices(saved: Saved) -> None:
@@ -212,7 +236,7 @@ def test_a_file_that_is_out_of_reach_for_a_moment_is_read_later(saved, tmp_path,
 
 def test_a_save_that_does_not_happen_is_an_error(tmp_path: Path) -> None:
     saved = Saved(tmp_path / "run")
-    checkpoints = Checkpoints(saved.folder)
+    checkpoints = Checkpoints(saved.folder, RUN)
     saved.save(checkpoints, 20)
     checkpoints.close()
     checkpoints.open()
@@ -225,24 +249,24 @@ def test_a_save_that_does_not_happen_is_an_error(tmp_path: Path) -> None:
 
 def test_a_score_that_is_nan_does_not_drive_the_best_away(tmp_path: Path) -> None:
     saved = Saved(tmp_path / "run")
-    checkpoints = Checkpoints(saved.folder, keep=1)
+    checkpoints = Checkpoints(saved.folder, RUN, keep=1)
     for step, bpc in ((10, 2.0), (20, math.nan), (30, 2.5), (40, None)):
         saved.save(checkpoints, step, bpc)
     checkpoints.close()
-    for found in (checkpoints, Checkpoints(saved.folder, read_only=True)):
+    for found in (checkpoints, Checkpoints(saved.folder, RUN, read_only=True)):
         assert (found.steps(), found.best()) == ([10, 40], 10)
-    assert read_meta(saved.folder, 10)[0].bpc == 2.0
+    assert read_record(saved.folder, 10).meta.bpc == 2.0
 
 
 def test_what_is_set_aside_is_kept_whole_and_makes_room(saved: Saved, tmp_path: Path) -> None:
     moved = saved.copy(tmp_path / "run")
     for target in ("40", "40-2"):
-        checkpoints = Checkpoints(moved.folder)
+        checkpoints = Checkpoints(moved.folder, RUN)
         checkpoints.set_aside([40])
         assert (moved.folder / "set-aside" / target / "meta").is_dir()
         checkpoints.close()
         checkpoints.open()
-        assert checkpoints.steps() == []
+        assert checkpoints.steps() == [20]
         moved.save(checkpoints, 40)
         checkpoints.close()
     root = saved.folder / "checkpoints/40"
@@ -262,16 +286,17 @@ def test_checksums_see_type_shape_place_and_every_bit() -> None:
     assert digest.of_array(np.asfortranarray(array)) == digest.of_array(array)
     assert len(checkpoint.of_tree({"a": {"b": array}, "c": array[0]})) == 2
     rows = {"h": array, "c": array[:, :2]}
-    whole = checkpoint.of_rows(rows)
+    whole = checkpoint.of_rows(rows, seed=1)
     assert whole.dtype == np.uint32
     # A row's does not depend on the rows beside it.
-    others = checkpoint.of_rows(jax.tree.map(lambda x: x[1:], rows))
+    others = checkpoint.of_rows(jax.tree.map(lambda x: x[1:], rows), seed=1)
     np.testing.assert_array_equal(others, whole[1:])
     with pytest.raises(ValueError, match="a/b of params does not match its checksum"):
         digest.require_arrays("params", checkpoint.of_tree({"a": {"b": array}}), {"a/b": 1})
     with pytest.raises(ValueError, match="c of params"):
         digest.require_arrays("params", {}, {"c": 1})
     on_device, sums = jax.device_put((rows, whole))
-    checkpoint._require_rows(on_device, sums)
-    with pytest.raises(ValueError, match="a row of carry does not match its checksum"):
-        checkpoint._require_rows(on_device, sums.at[2].add(1))
+    checkpoint._require_rows(on_device, sums, seed=1)
+    for other_sums, seed in ((sums.at[2].add(1), 1), (sums, 2)):
+        with pytest.raises(ValueError, match="a row of carry does not match its checksum"):
+            checkpoint._require_rows(on_device, other_sums, seed)

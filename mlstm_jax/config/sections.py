@@ -275,7 +275,8 @@ class Train(Checked, section="train"):
     rollback_factor: Annotated[float, Between(0, 1, "()")] = 0.5
     # A run has diverged when its training loss is above this many bits per character for
     # `divergence_steps` steps in a row (a uniform prediction has 8), or when
-    # `precision.max_consecutive_skips` updates in a row contained inf or NaN.
+    # `precision.max_consecutive_skips` updates in a row contained inf or NaN, or when its last
+    # validation loss is above this number.
     divergence_bpc: Annotated[float, Between(0, ends="(]")] = 10.0
     # Number of such steps in a row.
     divergence_steps: Count = 100

@@ -16,7 +16,6 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from mlstm_jax.checkpoint import with_sums
 from mlstm_jax.config import Config
 from mlstm_jax.data.stream import prefetch
 from mlstm_jax.guard import WEIGHTS, Interrupted, strongest
@@ -166,7 +165,7 @@ def _train_phase(
                 score = None
                 if evaluate:
                     score = _score(session, state)
-                    reporter.evaluation(step, score)
+                    reporter.evaluation(step, score, is_last=step == session.total)
                 watchdog.beat(f"the checkpoint of step {step} is written")
                 session.require_equal_replicas(step, state)
                 about = checkpoint_meta(phase, session.corpus, step)._replace(
@@ -174,11 +173,12 @@ def _train_phase(
                     high_steps=reporter.high_steps,
                     bpc=score.bpc if score else None,
                     label_loss=score.label_loss if score else None,
+                    metrics=reporter.extent(),
                 )
-                saved = devices.join_rows(with_sums(devices.fetch_rows(carry)))
+                saved = devices.unreplicate(state), devices.fetch_rows(carry)
                 # Orbax makes implicit transfers to the host.
                 with jax.transfer_guard("allow"):
-                    checkpoints.save(step, devices.unreplicate(state), saved, about)
+                    checkpoints.save(step, *saved, devices.join_rows, about)
                 reporter.restart_clock(step)
             if step == session.total:
                 watchdog.beat(f"the checkpoint of step {step} is written")

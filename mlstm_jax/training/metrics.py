@@ -2,10 +2,14 @@
 
 Each line has `kind` (train, eval, event) and `step`, the number of batches seen. When a run
 resumes, the lines after the checkpoint's step are dropped, because those steps are repeated.
+
+A checkpoint records the extent of the file when it was saved, and every reader compares it. Later
+lines, of a run that trains or was interrupted, are only checked for their form.
 """
 
 import json
 import math
+import os
 import reprlib
 import sys
 import time
@@ -14,9 +18,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from mlstm_jax import output
+from mlstm_jax.checkpoint import SET_ASIDE, damage, move_aside, read_record, steps_in
 from mlstm_jax.config import MOST_STEPS
-from mlstm_jax.errors import UserError
+from mlstm_jax.digest import Extent
+from mlstm_jax.errors import FileError, UserError, with_remedy
 
+FILE = "metrics.jsonl"
 BITS_PER_NAT = 1 / math.log(2)
 _MOST = sys.float_info.max
 
@@ -31,20 +38,58 @@ _FIELDS = {
 _NEVER_NULL = ("step", "epoch", "learning_rate", "seconds")
 
 
+class LogDamaged(UserError):
+    """The metrics are not those that a run has written."""
+
+
+def _recorded(folder: Path) -> tuple[int, Extent]:
+    """Return the newest readable checkpoint of a run folder, and the extent that it records."""
+    for step in reversed(steps_in(folder)):
+        with damage():
+            return step, read_record(folder, step).meta.metrics
+    return 0, Extent()
+
+
+def set_aside_damaged(folder: Path) -> list[str]:
+    """Move damaged metrics to the folder `set-aside`, so that the run can resume; return notes."""
+    path = folder / FILE
+    try:
+        read_metrics(path)
+    except LogDamaged as error:
+        if path.exists():
+            move_aside(path, folder / SET_ASIDE)
+        return [f"{error} The run goes on with new metrics; damaged ones are in {SET_ASIDE}/"]
+    return []
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a metrics file, without a last line that a kill has truncated.
 
     A line has the fields of its kind. Other fields of `train` and `eval` are numbers or null, too.
 
     Raises:
-        UserError: a line is something else, or the file cannot be read.
+        LogDamaged: the file differs from what the newest checkpoint next to it records.
+        UserError: a line is something else.
+        FileError: the file cannot be read.
     """
+    step, extent = _recorded(path.parent)  # first, since a run that trains adds lines
     try:
-        lines = path.read_bytes().splitlines(keepends=True)
+        content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):  # weights in one file have none
-        return []
+        content = b""
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+        raise FileError(with_remedy(f"{path}: cannot be read", error)) from error
+    if Extent().extended(content[: extent.size]) != extent:
+        what = "is damaged or from another run" if path.exists() else "is missing"
+        raise LogDamaged(
+            f"{path}: {what}: the checkpoint of step {step} records other {extent.size:,} bytes of "
+            "it. Restore the file from a copy, or train the run further without it."
+        )
+    return _parsed(path, content)
+
+
+def _parsed(path: Path, content: bytes) -> list[dict[str, Any]]:
+    lines = content.splitlines(keepends=True)
     if lines and not lines[-1].endswith(b"\n"):
         lines.pop()
     parsed = []
@@ -113,12 +158,17 @@ class MetricsLog:
     ) -> None:
         self.seconds, self.finished_at = 0.0, None
         self._file: IO[str] | None = None
+        self._extent = Extent()
         if folder is None:
             return
         self._callbacks = callbacks
-        path = folder / "metrics.jsonl"
-        kept = [line for line in read_metrics(path) if line["step"] <= step and step > 0]
-        output.write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+        path = folder / FILE
+        # Without a comparison: `set_aside_damaged` has begun this file anew, or found it right.
+        content = path.read_bytes() if path.exists() else b""
+        kept = [line for line in _parsed(path, content) if line["step"] <= step and step > 0]
+        text = "".join(json.dumps(line) + "\n" for line in kept)
+        output.write_text(path, text)
+        self._extent = Extent().extended(text.encode())
         self.seconds = max((line.get("seconds", 0.0) for line in kept), default=0.0)
         ends = [line["step"] for line in kept if line.get("event") == "finished"]
         self.finished_at = ends[-1] if ends else None
@@ -134,12 +184,20 @@ class MetricsLog:
             for name, value in values.items()
         }
         line = {"kind": kind, "step": step, **finite}
-        self._file.write(json.dumps(line) + "\n")
+        text = json.dumps(line) + "\n"
+        self._file.write(text)
         self._file.flush()
+        self._extent = self._extent.extended(text.encode())
         for callback in self._callbacks:
             callback(dict(line))
         if self._events:
             _add_scalars(self._events, kind, step, finite)
+
+    def extent(self) -> Extent:
+        """Return the extent of the file, whose lines are then on the disk."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+        return self._extent
 
     def close(self) -> None:
         """Close both files."""

@@ -8,6 +8,7 @@ import jax
 from mlstm_jax.config import Config
 from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.data.stream import TrainStream
+from mlstm_jax.digest import Extent
 from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.errors import KnownError
 from mlstm_jax.terminal import ProgressLine, rate
@@ -159,8 +160,12 @@ class Reporter:
         self._progress.update(step, f"bpc {loss * BITS_PER_NAT:.3f}{labelled}{shown}{skipped}")
         self.restart_clock(step)
 
-    def evaluation(self, step: int, score: Score) -> None:
-        """Report the score of the validation split at `step`."""
+    def evaluation(self, step: int, score: Score, *, is_last: bool) -> None:
+        """Report the score of the validation split at `step`.
+
+        Raises Diverged if it is far too high at the end of the run, which may be too short for
+        `train.divergence_steps`.
+        """
         labels, shown = {}, ""
         if score.label_loss is not None:
             labels = {"label_loss": score.label_loss, "accuracy": score.accuracy}
@@ -181,6 +186,18 @@ class Reporter:
             f"step {step}  epoch {self._stream.epoch(step):.2f}  validation bpc {score.bpc:.4f}"
             + shown
         )
+        limit = self._config.train.divergence_bpc
+        if is_last and not score.bpc <= limit:
+            reason = (
+                f"at the end the validation loss is {score.bpc:.3g} bits per character, above "
+                f"{limit:g} (train.divergence_bpc)"
+            )
+            self.event(step, "diverged", reason=reason)
+            raise Diverged(step, reason, _before(step, self.high_steps))
+
+    def extent(self) -> Extent:
+        """Return the extent of the metrics so far, for a checkpoint."""
+        return self._log.extent()
 
     def finished(self, step: int) -> None:
         """Report the end of a run, unless an earlier session has reported it."""

@@ -3,12 +3,12 @@
 import dataclasses
 import errno
 import fcntl
-import os
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from mlstm_jax import digest, environment, fields, output, run
+from mlstm_jax import digest, environment, output, run
 from mlstm_jax.checkpoint import steps_in
 from mlstm_jax.config import Config, longest_window, vary
 from mlstm_jax.config.text import differences, to_json
@@ -37,13 +37,6 @@ def lock(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterator
         InUse: another process trains in it.
     """
     folder = Path(config.out)
-    try:
-        os.path.abspath(folder).encode()
-    except UnicodeEncodeError as error:
-        raise UserError(
-            f"{os.path.abspath(folder)}: this name is not UTF-8, so Orbax cannot write checkpoints "
-            "there; choose another folder with `out`."
-        ) from error
     if (folder / run.WEIGHTS).exists():
         raise UserError(
             f"{folder} contains imported weights, not a run to resume; choose another folder with "
@@ -69,6 +62,12 @@ def lock(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterator
                 f"run with `out`{way_out}."
             )
         changed = change.resets_carry + change.allowed
+        if run.id_of(folder) is None:
+            raise UserError(
+                f"{folder / run.ENVIRONMENT} is missing, which has the run's id: restore it from a "
+                "copy, or start a new run with `out`, from the parameters of this one with "
+                "`train.start_from`."
+            )
     if not folder.exists():
         output.require_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -152,20 +151,24 @@ def _has_begun(folder: Path) -> bool:
 
 def _is_ours(path: Path) -> bool:
     """Return whether a file may come from a run that was killed before it wrote its config."""
-    return path.name == _LOCK or path.suffix == ".partial"
+    return path.name in (_LOCK, run.ENVIRONMENT) or path.suffix == ".partial"
 
 
 def write_folder(config: Config, inputs: Mapping[str, str | None] | None = None) -> None:
-    """Write config.json and environment.json, each atomically.
+    """Write environment.json and config.json, each atomically, so that no config is without it.
+
+    The run's id is that of the environment.json in the folder, or a new one.
 
     Args:
         config: the run's.
         inputs: see `inputs`.
     """
     folder = Path(config.out)
+    identity = run.id_of(folder) or secrets.token_hex(8)
+    described = environment.describe_environment()
+    described |= {"run": identity, "inputs": dict(inputs or {})}
+    digest.write_json(folder / run.ENVIRONMENT, described)
     output.write_text(folder / "config.json", to_json(config))
-    described = environment.describe_environment() | {"inputs": dict(inputs or {})}
-    digest.write_json(folder / "environment.json", described)
 
 
 def inputs(corpus: Corpus, start: str | None) -> dict[str, str | None]:
@@ -177,15 +180,17 @@ def inputs(corpus: Corpus, start: str | None) -> dict[str, str | None]:
 
 
 def inputs_of(folder: Path) -> dict[str, str | None]:
-    """Return the `inputs` of the last session in a run folder, or {} if there was none.
+    """Return the `inputs` of the last session of a run, or {} before it has read them.
 
-    Raises UserError if the file is damaged.
+    Raises UserError if environment.json is missing or damaged.
     """
-    path = folder / "environment.json"
-    try:
-        return digest.opened(fields.parse(path.read_bytes()))["inputs"] if path.is_file() else {}
-    except (fields.InvalidField, OSError, TypeError) as error:
-        raise UserError(f"{path}: is damaged ({error}); restore it, or remove it.") from error
+    content = run.read_environment(folder)
+    if content is None:
+        raise UserError(
+            f"{folder / run.ENVIRONMENT} is missing, which has the fingerprints of what the run "
+            "read; restore it from a copy, or remove the folder."
+        )
+    return content["inputs"]
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.model import pallas
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.terminal import ProgressLine
-from mlstm_jax.training import parallel, run_folder, schedule
+from mlstm_jax.training import metrics, parallel, run_folder, schedule
 from mlstm_jax.training.begin import ResumeFinder, ResumePoint
 from mlstm_jax.training.evaluation import Evaluator
 from mlstm_jax.training.metrics import MetricsLog
@@ -128,7 +128,7 @@ def set_up(
     # A divergence is detected this many steps after it began.
     reach = 1 + max(config.train.divergence_steps, config.precision.max_consecutive_skips)
     checkpoints = stack.enter_context(
-        closing(Checkpoints(folder, config.train.keep_checkpoints, reach=reach))
+        closing(Checkpoints(folder, run.id_of(folder), config.train.keep_checkpoints, reach=reach))
     )
     phases = resolve_phases(config, corpus)
     finder = ResumeFinder(
@@ -142,6 +142,7 @@ def set_up(
     same = "Give every process the same corpus and config."
     cluster.require_equal({"step": begin.step, "steps": total}, same)
     if cluster.is_first:
+        begin.notes.extend(metrics.set_aside_damaged(folder))
         run_folder.write_folder(config, run_folder.inputs(corpus, begin.start))
     progress = stack.enter_context(
         ProgressLine("train", total, begin.step, quiet=quiet or not cluster.is_first)

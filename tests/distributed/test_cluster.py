@@ -162,7 +162,7 @@ def test_a_signal_to_one_stops_all_at_one_step(corpus, tmp_path, launcher) -> No
     assert (last["event"], last["signal"]) == ("interrupted", "SIGTERM")
     for text in texts:
         assert f"SIGTERM: stopped at step {last['step']} of 300 with a checkpoint" in text
-    checkpoints = Checkpoints(tmp_path / "run", read_only=True)
+    checkpoints = Checkpoints(tmp_path / "run", None, read_only=True)
     assert checkpoints.latest() == last["step"]
     checkpoints.close()
 

@@ -73,7 +73,7 @@ def final_state(folder: Path, batch: int) -> Any:
     tx = optimizer.build(
         config.optimizer, config.model, schedule.learning_rate(config.optimizer, batch, 300)
     )
-    with closing(Checkpoints(folder, read_only=True)) as checkpoints:
+    with closing(Checkpoints(folder, run.id_of(folder), read_only=True)) as checkpoints:
         step = checkpoints.latest()
         devices = Parallel(jax.local_devices()[:1])
         carry = devices.abstract_rows(model.init_carry(batch))

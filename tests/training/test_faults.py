@@ -8,6 +8,8 @@ import re
 import resource
 import shutil
 import threading
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,13 @@ import numpy as np
 import pytest
 
 from mlstm_jax import checkpoint, cli, run
-from mlstm_jax.checkpoint import steps_in
+from mlstm_jax.checkpoint import CheckpointFailed, steps_in
 from mlstm_jax.config import Config, Devices, Model, Optimizer, Phase, Precision, Train, vary
-from mlstm_jax.errors import KnownError, UserError
+from mlstm_jax.errors import KnownError, Note, UserError
 from mlstm_jax.guard import Watchdog
 from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import ModelWeights, fingerprint
-from mlstm_jax.training import loop, run_folder
+from mlstm_jax.training import loop, metrics, run_folder
 from mlstm_jax.training.begin import require_new
 from mlstm_jax.training.reporter import Diverged
 from tests.training.runs import (
@@ -59,15 +61,28 @@ def changed(trained: run.Run) -> ModelWeights:
     return run.as_weights(trained)._replace(params=jax.tree.map(lambda x: x + 1, trained.params))
 
 
+def halve(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
 def cut_short(folder: Path, step: int) -> None:
     """Cut the largest file of a checkpoint in half, as a crash of a file system may."""
     files = [path for path in (folder / f"checkpoints/{step}").rglob("*") if path.is_file()]
-    largest = max(files, key=lambda path: path.stat().st_size)
-    largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
+    halve(max(files, key=lambda path: path.stat().st_size))
 
 
 def empty_meta(folder: Path, step: int) -> None:
     (folder / f"checkpoints/{step}/meta/metadata").write_bytes(b"")
+
+
+def swap_carry(folder: Path, step: int) -> None:
+    shutil.rmtree(folder / f"checkpoints/{step}/carry")
+    shutil.copytree(folder / "checkpoints/10/carry", folder / f"checkpoints/{step}/carry")
+
+
+def rename(folder: Path, step: int) -> None:
+    shutil.rmtree(folder / f"checkpoints/{step}")
+    shutil.copytree(folder / "checkpoints/10", folder / f"checkpoints/{step}")
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +97,7 @@ def stopped(straight: Path, tmp_path: Path) -> Path:
     return copy_until(straight, 30, tmp_path / "run")
 
 
-@pytest.mark.parametrize("harm", [cut_short, empty_meta])
+@pytest.mark.parametrize("harm", [cut_short, empty_meta, swap_carry, rename])
 def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
     harm, corpus, straight, stopped, capfd
 ) -> None:
@@ -95,6 +110,69 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
     assert [path.name for path in (stopped / "set-aside").iterdir()] == ["30"]
     assert steps_in(stopped) == [10, 20, 30, 40]
     assert_same_run(stopped, straight)
+
+
+def test_a_checkpoint_of_another_run_is_named(corpus, straight, stopped) -> None:
+    """Whether the checkpoint was moved, or environment.json; a run moved as a whole is itself."""
+    sibling = loop.train(config_of(corpus, stopped.parent / "sibling", 2, train__seed=7))
+    config = config_of(corpus, stopped, 40)
+    shutil.copytree(sibling / "checkpoints/2", stopped / "checkpoints/2")
+    with pytest.raises(UserError, match=rf"checkpoints/2 .*{run.id_of(sibling)}"):
+        run.load_run(stopped, "2")
+    shutil.rmtree(stopped / "checkpoints/2")
+    own = (stopped / run.ENVIRONMENT).read_bytes()
+    shutil.copy(sibling / run.ENVIRONMENT, stopped)
+    with pytest.raises(UserError, match=rf"checkpoints/30 .*{run.id_of(straight)}"):
+        loop.train(config)
+    (stopped / run.ENVIRONMENT).unlink()
+    with pytest.raises(UserError, match=r"environment\.json is missing"):
+        loop.train(config)
+    with pytest.raises(UserError, match=r"environment\.json is missing"):
+        run_folder.inputs_of(stopped)
+    with pytest.warns(Note, match=r"no environment\.json"):
+        run.load_run(stopped)
+    (stopped / run.ENVIRONMENT).write_bytes(own)
+    moved = stopped.rename(stopped.parent / "moved")
+    loop.train(vary(config, out=str(moved)))
+    assert_same_run(moved, straight)
+
+
+def flip_a_digit(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"bpc": 7', b'"bpc": 6', 1))
+
+
+@pytest.mark.parametrize("harm", [flip_a_digit, Path.unlink, halve])
+def test_damaged_metrics_are_named_and_a_run_goes_on_without(harm, corpus, stopped, capfd) -> None:
+    path = stopped / metrics.FILE
+    harm(path)
+    with pytest.raises(UserError, match=r"metrics\.jsonl.*checkpoint of step 30"):
+        metrics.read_metrics(path)
+    loop.train(config_of(corpus, stopped, 40))
+    assert "goes on with new metrics" in capfd.readouterr().err
+    assert (stopped / "set-aside" / metrics.FILE).exists() == (harm is not Path.unlink)
+    steps = [line["step"] for line in metrics.read_metrics(path) if line["kind"] == "train"]
+    assert steps == [35, 40]
+
+
+ODD_NAMES = ["thesis [2024]*?\\ é", os.fsdecode(b"a\xff")]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_a_run_may_have_any_name(name, corpus, tmp_path, monkeypatch) -> None:
+    folder = tmp_path / name / "run"
+    folder.parent.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder.parent))
+    loop.train(config_of(corpus, folder, 10))
+    loop.train(config_of(corpus, folder, 20))
+    assert run.load_run(folder).step == 20
+    assert steps_in(folder) == [10, 20]
+
+
+def test_a_run_that_cannot_read_its_first_checkpoint_stops(corpus, tmp_path, monkeypatch) -> None:
+    """With the path as it is Orbax writes this one, but cannot read it."""
+    monkeypatch.setattr(checkpoint, "_plain_path", lambda folder: nullcontext(folder.absolute()))
+    with pytest.raises(CheckpointFailed, match="the checkpoint of step 10"):
+        loop.train(config_of(corpus, tmp_path / "[1]", 40))
 
 
 def test_when_no_checkpoint_is_whole_nothing_is_begun_or_deleted(corpus, stopped) -> None:
@@ -199,11 +277,33 @@ def test_a_run_that_diverges_names_the_checkpoint_that_a_restart_takes(corpus, s
     assert f"resuming at step {step} of" in capfd.readouterr().err
 
 
+def test_a_short_run_that_diverges_has_not_finished(corpus: Path, tmp_path: Path) -> None:
+    config = config_of(corpus, tmp_path / "run", 3, train__divergence_steps=100)
+    with pytest.raises(Diverged, match=r"train\.divergence_bpc.*starts over"):
+        loop.train(vary(config, optimizer__learning_rate=1e30))
+    assert [line["event"] for line in lines_of(tmp_path / "run")["event"]] == ["diverged"]
+    assert steps_in(tmp_path / "run") == []
+
+
+class Stop(Exception):
+    """Ends a session as a kill does."""
+
+
+def stop_at(step: int) -> Callable[[dict[str, Any]], None]:
+    def callback(line: dict[str, Any]) -> None:
+        if line["step"] >= step:
+            raise Stop
+
+    return callback
+
+
 def test_how_long_the_loss_was_too_high_survives_a_restart(corpus: Path, tmp_path: Path) -> None:
     high = {"train__divergence_bpc": 0.01, "train__divergence_steps": 9}  # always too high
-    loop.train(config_of(corpus, tmp_path / "run", 6, **high))
+    config = config_of(corpus, tmp_path / "run", 80, train__checkpoint_every=3, **high)
+    with pytest.raises(Stop):
+        loop.train(config, callbacks=[stop_at(5)])
     with pytest.raises(Diverged) as resumed:
-        loop.train(config_of(corpus, tmp_path / "run", 80, **high))
+        loop.train(config)
     assert resumed.value.step == 9
 
 
@@ -214,22 +314,24 @@ def test_what_a_run_started_from_may_be_missing_until_it_is_needed(
     shutil.copytree(straight, first)
     # Every loss is too high, so the ninth step tells that the run has diverged from the first on.
     high = {"train__divergence_bpc": 0.01, "train__divergence_steps": 9}
-    config = config_of(corpus, folder, 4, **ROLLBACK, **high, train__start_from=str(first))
-    loop.train(config)
-    start = checkpoint.read_meta(folder, 4)[0].start
+    config = config_of(corpus, folder, 20, **ROLLBACK, **high, train__start_from=str(first))
+    config = vary(config, train__checkpoint_every=2, train__log_every=1)
+    with pytest.raises(Stop):
+        loop.train(config, callbacks=[stop_at(5)])
+    start = checkpoint.read_record(folder, 4).meta.start
     assert start == fingerprint(run.load_run(first).params)
     shutil.rmtree(first / "checkpoints/40/params")
-    loop.train(vary(config, train__steps=6))
+    with pytest.raises(Stop):
+        loop.train(config, callbacks=[stop_at(7)])
     assert "the parameters of train.start_from cannot be compared" in capfd.readouterr().err
-    assert checkpoint.read_meta(folder, 6)[0].start == start
+    assert checkpoint.read_record(folder, 6).meta.start == start
     assert run_folder.inputs_of(folder)["start_from"] == start
-    longer = vary(config, train__steps=20)
     weights.save(first / run.WEIGHTS, changed(run.load_run(folder)))
     with pytest.raises(UserError, match=r"must return to its first step.*start a new run"):
-        loop.train(longer)
+        loop.train(config)
     shutil.rmtree(first)
     with pytest.raises(UserError, match=r"first does not exist"):
-        loop.train(longer)
+        loop.train(config)
 
 
 def test_a_run_resumes_with_the_parameters_it_started_from_and_no_others(
@@ -257,7 +359,7 @@ def test_a_run_resumes_with_the_parameters_it_started_from_and_no_others(
     with pytest.raises(UserError, match=r"other parameters .* Leave `train\.start_from` out"):
         train(folder, 6, "another", later)
     train(folder, 6, None, later)
-    assert checkpoint.read_meta(folder, 6)[0].start == fingerprint(first.params)
+    assert checkpoint.read_record(folder, 6).meta.start == fingerprint(first.params)
     assert run_folder.inputs_of(folder)["start_from"] == fingerprint(first.params)
 
 
@@ -281,11 +383,10 @@ def test_a_rollback_to_before_other_rows_reads_on_from_there(corpus: Path, tmp_p
         loop.train(config, reset_carry=batch == 8)
 
     train(4, 8)
-    # Each of these six is too high.
-    train(4, 14, train__divergence_bpc=0.01, train__divergence_steps=50)
+    train(4, 14)
     with pytest.raises(Diverged):
         train(8, 40, train__divergence_bpc=0.01, train__divergence_steps=9, **ROLLBACK)
-    # The third step of the 8 rows tells, and the last good state is that of step 7.
+    # The ninth step of the 8 rows tells, and the last good state is that of step 13.
     lines = lines_of(tmp_path / "run")
     back = next(line for line in lines["event"] if line["event"] == "rolled_back")
     assert (back["diverged_at"], back["step"]) == (17, 6)
