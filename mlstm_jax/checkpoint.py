@@ -15,10 +15,7 @@ Orbax takes 0.4 s to import, so it is imported where a checkpoint is opened, wri
 """
 
 import math
-import os
-import re
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -29,7 +26,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax import digest, fields
+from mlstm_jax import digest, fields, output
 from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.data.stream import Origin
 from mlstm_jax.digest import Extent
@@ -44,10 +41,6 @@ Sums = dict[str, dict[str, int]]  # by item and by an array's path in it
 # Seconds before each new attempt to read, in case the file system fails briefly.
 PAUSES = (0.5, 2.0)
 SET_ASIDE = "set-aside"
-
-# Orbax takes [...], * and ? in a path for a pattern, and needs UTF-8.
-_PLAIN_PATH = re.compile(r"[\w ./+=,@~-]*", re.ASCII)
-_PLACES_OF_LINKS = ("/tmp", "/var/tmp")
 Read = TypeVar("Read")
 
 
@@ -224,22 +217,6 @@ def of_rows(tree: Any, seed: int) -> NDArray[np.uint32]:
     return sums
 
 
-@contextmanager
-def _plain_path(folder: Path) -> Iterator[Path]:
-    """Yield a path of a folder that Orbax reads as it is: its own, or that of a temporary link."""
-    path = os.path.abspath(folder)
-    if _PLAIN_PATH.fullmatch(path):
-        yield Path(path)
-        return
-    place = tempfile.gettempdir()
-    if not _PLAIN_PATH.fullmatch(place):
-        place = next(other for other in _PLACES_OF_LINKS if os.access(other, os.W_OK))
-    with tempfile.TemporaryDirectory(prefix="mlstm-jax-", dir=place) as temporary:
-        link = Path(temporary, "run")
-        link.symlink_to(path)
-        yield link
-
-
 def move_aside(path: Path, folder: Path) -> None:
     """Move a file or a folder to another folder, under a name that is free there."""
     folder.mkdir(exist_ok=True)
@@ -283,7 +260,7 @@ class Checkpoints:
             self._scores[step] = score_of(self.folder, step)
         self._is_proven = bool(self._scores)
         self._manager = ocp.CheckpointManager(
-            self._opened.enter_context(_plain_path(self.folder)) / FOLDER,
+            self._opened.enter_context(output.plain_path(self.folder)) / FOLDER,
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=self._policy,
                 create=not self._read_only,

@@ -13,6 +13,10 @@ from pathlib import Path
 
 from mlstm_jax.errors import FileError, KnownError, UserError, with_remedy
 
+# Orbax takes [...], * and ? in a path for a pattern; it and TensorBoard need UTF-8.
+_PLAIN_PATH = re.compile(r"[\w ./+=,@~-]*", re.ASCII)
+_PLACES_OF_LINKS = ("/tmp", "/var/tmp")
+
 
 def require_folder(folder: Path, name: str = "out") -> None:
     """Raise UserError unless a folder exists or can be created, and is writable.
@@ -176,3 +180,19 @@ def _is_alive(pid: int) -> bool:
     except PermissionError:
         return True  # another user's process
     return True
+
+
+@contextmanager
+def plain_path(folder: Path) -> Iterator[Path]:
+    """Yield a path of a folder that any library takes as it is: its own, or a temporary link's."""
+    path = os.path.abspath(folder)
+    if _PLAIN_PATH.fullmatch(path):
+        yield Path(path)
+        return
+    place = tempfile.gettempdir()
+    if not _PLAIN_PATH.fullmatch(place):
+        place = next(other for other in _PLACES_OF_LINKS if os.access(other, os.W_OK))
+    with tempfile.TemporaryDirectory(prefix="mlstm-jax-", dir=place) as temporary:
+        link = Path(temporary, "run")
+        link.symlink_to(path)
+        yield link

@@ -14,6 +14,7 @@ import reprlib
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
@@ -173,7 +174,9 @@ class MetricsLog:
         ends = [line["step"] for line in kept if line.get("event") == "finished"]
         self.finished_at = ends[-1] if ends else None
         self._file = path.open("a")
-        self._events = _event_writer(folder / "tensorboard", step)
+        self._opened = ExitStack()
+        plain = self._opened.enter_context(output.plain_path(folder))
+        self._events = _event_writer(plain / "tensorboard", step)
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Append a line and flush it; NaN and inf, which JSON does not have, become null."""
@@ -203,9 +206,10 @@ class MetricsLog:
         """Close both files."""
         if self._file is None:
             return
-        self._file.close()
-        if self._events:
-            self._events.close()
+        with self._opened:
+            self._file.close()
+            if self._events:
+                self._events.close()
 
 
 def _event_writer(folder: Path, step: int) -> Any:

@@ -170,7 +170,9 @@ def test_a_run_may_have_any_name(name, corpus, tmp_path, monkeypatch) -> None:
 
 def test_a_run_that_cannot_read_its_first_checkpoint_stops(corpus, tmp_path, monkeypatch) -> None:
     """With the path as it is Orbax writes this one, but cannot read it."""
-    monkeypatch.setattr(checkpoint, "_plain_path", lambda folder: nullcontext(folder.absolute()))
+    monkeypatch.setattr(
+        "mlstm_jax.output.plain_path", lambda folder: nullcontext(folder.absolute())
+    )
     with pytest.raises(CheckpointFailed, match="the checkpoint of step 10"):
         loop.train(config_of(corpus, tmp_path / "[1]", 40))
 
