@@ -122,8 +122,7 @@ def test_a_sweep_of_rows_per_device_goes_on(corpus: Path, tmp_path: Path, device
     config = vary(config, model=Transformer(hidden=8, heads=2), data__batch_per_device=4)
     key = ("a", "b")
     (tmp_path / "a/b").mkdir(parents=True)
-    saved = config_text.to_json(resolve_batch(config, devices))
-    (tmp_path / "a/b/config.json").write_text(saved)
+    run_folder.write_folder(resolve_batch(config, devices))
     assert list(sweep.pending({key: config}, tmp_path)) == [(key, config)]
     other = vary(config, data__batch_per_device=3)
     with pytest.raises(UserError, match=r"another config \(data.batch: \d → \d\)"):
