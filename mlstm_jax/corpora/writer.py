@@ -5,7 +5,7 @@ import io
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from math import isnan
@@ -197,7 +197,8 @@ def resolved(option: str, path: Path) -> Path:
     """Return a path without links; raise UserError if it cannot hold a corpus."""
     try:
         resolved = path.resolve()
-        resolved.exists()  # raises if a part of it is too long or not accessible
+        with suppress(FileNotFoundError, NotADirectoryError):
+            resolved.stat()  # `exists` hides a loop of links and, since Python 3.14, every error
         if len(os.fsencode(resolved.name)) > _LONGEST_NAME:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         str(resolved).encode()
@@ -206,7 +207,7 @@ def resolved(option: str, path: Path) -> Path:
         raise UserError(f"{option} {resolved}: {why}; name another folder.") from error
     except ValueError as error:
         raise UserError(f"{option} {str(path)!r}: {error}; name another folder.") from error
-    except (OSError, RuntimeError) as error:  # RuntimeError: Python 3.13 and earlier
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop, before Python 3.13
         why = getattr(error, "strerror", None) or "a link that leads back to itself"
         raise UserError(f"{option} {path}: {why}; name another folder.") from error
     return resolved
