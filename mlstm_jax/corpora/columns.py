@@ -7,6 +7,7 @@ default ~/tensorflow_datasets).
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     import duckdb
 
 _ROWS_A_FETCH = 4096
-_NOT_UTF8 = "Invalid string encoding"  # from DuckDB's error message
+# From DuckDB's error messages, of a column of strings and of `decode`.
+_NOT_UTF8 = re.compile("Invalid string encoding|could not convert blob to UTF8", re.IGNORECASE)
 _STRINGS = ("string", "large_string", "string_view")  # pyarrow's
 
 
@@ -44,7 +46,7 @@ def read_parquet(source: Source, recipe: Recipe) -> Iterator[Document | Reject |
                 done += len(rows)
             return
         except duckdb.Error as error:
-            if _NOT_UTF8 not in str(error):
+            if not _NOT_UTF8.search(str(error)):
                 raise _not_parquet(source, error) from error
     bad: Reject | None = None
     good = done
@@ -69,7 +71,7 @@ def _parquet_rows(con: "duckdb.DuckDBPyConnection", source: Source, recipe: Reci
         if field not in types:
             raise UserError(no_column(source, [field], list(types), "`label_column`"))
     for field in texts:
-        if types[field] != "VARCHAR":
+        if types[field] not in ("VARCHAR", "BLOB"):
             raise UserError(
                 f"{source}: its column {field} is {types[field]}, not text; name another with "
                 "`text_column`."
@@ -77,7 +79,12 @@ def _parquet_rows(con: "duckdb.DuckDBPyConnection", source: Source, recipe: Reci
     ratings = [field for field in recipe.rating_columns if field in types]
 
     def column(field: str) -> str:
-        return '"' + field.replace('"', '""') + '"'
+        name = '"' + field.replace('"', '""') + '"'
+        if types[field] == "BLOB":  # some writers do not mark texts as UTF-8
+            return f"decode({name})"
+        if types[field] == "FLOAT":  # 0.1, not 0.10000000149011612
+            return f"{name}::VARCHAR::DOUBLE"
+        return name
 
     def first_of(fields: list[str]) -> str:
         return f"coalesce({', '.join([f'{column(name)}::VARCHAR' for name in fields] + ['NULL'])})"
@@ -122,6 +129,8 @@ def _read_bytes(source: Source, recipe: Recipe) -> Iterator[Document | Reject | 
                         column = column.dictionary_decode()
                     if str(column.type) in _STRINGS:
                         column = column.cast(pyarrow.large_binary())
+                    if pyarrow.types.is_float32(column.type):  # 0.1, as DuckDB's reader gives
+                        column = column.cast(pyarrow.string()).cast(pyarrow.float64())
                     columns[name] = column.to_pylist()
                 for values in zip(*columns.values(), strict=True):
                     row += 1

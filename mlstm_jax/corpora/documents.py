@@ -31,8 +31,8 @@ _AS_X = str.maketrans(AMBIGUOUS, "X" * len(AMBIGUOUS))
 # "nan", "1_000" and full-width digits are no ratings.
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _LARGEST_RATING = 3.4e38  # of float32, in which a corpus stores them
-# A number of JSON that is not written as an integer.
-_JSON_FRACTION = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+([eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)")
+# As pandas writes an integer of a column with missing values.
+_INTEGER_AS_FLOAT = re.compile(r"-?(0|[1-9][0-9]*)\.0")
 
 # A character reference with more digits than Python parses; no character has that number.
 _LONG_REFERENCE = re.compile("&#[0-9]{4301,};?")
@@ -256,15 +256,21 @@ def rating_of(value: object) -> float | None:
 def label_of(value: object) -> str | None:
     """Return a label as text, by one rule for every format; None if it is missing or no label.
 
-    White space around it does not count. A number as JSON writes it is that number: 1, 1.0 and
-    "1.0" are "1"; but "01" is a word. True, "TRUE" and "true" are "true". NaN and "nan" are
-    missing, as pandas writes them.
+    White space around it does not count. Numbers of equal value are one class: 1 and 1.0 are "1".
+    A text is kept as it is written, since 3.1 and 3.10 may be versions; only a single zero after
+    the point goes: "1.0" is "1". True, "TRUE" and "true" are "true". NaN and "nan" are missing, as
+    pandas writes them.
     """
     if not isinstance(value, str | int | float | Decimal):
         return None
+    if isinstance(value, float | Decimal) and math.isfinite(value) and value == int(value):
+        return str(int(value))
+    if isinstance(value, Decimal):
+        return format(value.normalize(), "f")
     label = str(value).strip()
-    if (lower := label.lower()) in ("true", "false"):
+    lower = label.lower()
+    if lower in ("true", "false"):
         return lower
-    if _JSON_FRACTION.fullmatch(label) and math.isfinite(number := float(label)):
-        return str(int(number) if number.is_integer() else number)
-    return None if lower in ("", "nan") else label
+    if lower in ("", "nan"):
+        return None
+    return label.removesuffix(".0") if _INTEGER_AS_FLOAT.fullmatch(label) else label

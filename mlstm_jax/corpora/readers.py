@@ -40,8 +40,10 @@ from mlstm_jax.errors import UserError, did_you_mean, nearest, note
 
 LONGEST_LINE = 2**28  # bytes; a longer one is probably not text
 _LINES_A_REPORT = 1000
+_END_OF_FILE = b"\x1a"  # Ctrl-Z, which DOS programs write at the end of a text
 _MOST_FIELDS_SHOWN = 20
 _GZIP_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error)
+_NOT_GZIP = "Not a gzipped file"  # from the gzip module's message on what follows whole gzip data
 NOT_TEXT = "text of another type"
 
 
@@ -96,7 +98,7 @@ class _MissingText:
 
     def add(self, record: Iterable[str], text: object) -> None:
         self.has_text = isinstance(text, str) and bool(text.strip())
-        self._kinds[_kind(text)] += 1
+        self._kinds[kind_of(text)] += 1
         if len(self._fields) < _MOST_FIELDS_SHOWN:
             self._fields |= dict.fromkeys(record)
 
@@ -121,15 +123,16 @@ class _MissingText:
         )
 
 
-def _kind(text: object) -> str:
-    """Return what is in place of a text."""
-    if text is None:
+def kind_of(value: object) -> str:
+    """Return what is in place of a text or a label, in words."""
+    if value is None:
         return "missing"
-    if isinstance(text, str):
+    if isinstance(value, str):
         return "blank"
-    if isinstance(text, dict):
-        return f"an object with the fields {', '.join(text) or '(none)'}"[:EXCERPT]
-    return {list: "a list", bool: "a boolean"}.get(type(text), "a number")
+    if isinstance(value, dict):
+        return f"an object with the fields {', '.join(value) or '(none)'}"[:EXCERPT]
+    names = {list: "a list", bool: "a boolean", int: "a number", float: "a number", bytes: "bytes"}
+    return names.get(type(value), f"a {type(value).__name__}")
 
 
 def read_source(
@@ -178,10 +181,15 @@ def read_source(
                 why = f"its text is {excerpt[:EXCERPT]}, not a string"
                 yield reject(NOT_TEXT, source, where, why, excerpt)
     except _GZIP_ERRORS as error:
-        why = f"the gzip data is cut short or damaged ({error}); fetch or create it again."
-        cut = reject("gzip cut short or damaged", source, f"after record {records:,}", why)
-        first_reject = first_reject or cut
-        yield cut
+        if records and str(error).startswith(_NOT_GZIP):
+            why = "left out the bytes behind its gzip data, which are not gzip; if a part is "
+            why += "missing, fetch or create the file again."
+            yield reject("bytes behind gzip data", source, "", why, is_note=True)
+        else:
+            why = f"the gzip data is cut short or damaged ({error}); fetch or create it again."
+            cut = reject("gzip cut short or damaged", source, f"after record {records:,}", why)
+            first_reject = first_reject or cut
+            yield cut
     except OSError as error:
         raise UserError(f"{source}: cannot be read: {error.strerror or error}") from error
     if not seen.has_text:
@@ -255,7 +263,7 @@ class _File(NamedTuple):
                     f"{source}: its lines end with a carriage return without a newline, as in "
                     r"files of old Macs; convert the file, for example with: tr '\r' '\n'"
                 )
-            yield _decoded(source, number, line)
+            yield _decoded(source, number, line.removesuffix(_END_OF_FILE))
             if on_read and number % _LINES_A_REPORT == 0:
                 position = self.raw.tell()
                 on_read(position - told)

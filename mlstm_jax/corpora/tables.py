@@ -20,6 +20,8 @@ _BARE_RETURN = "new-line character seen in unquoted field"  # from the csv modul
 _MOST_LINES_A_RECORD = 10_000
 _DELIMITERS = (",", "\t", ";", "|")
 _QUOTED = re.compile('"(?:[^"]|"")*"')
+_QUOTED_AFTER_SPACES = re.compile(' +"(?:[^"]|"")*"')
+_LINES_EXAMINED = 100
 _SEPARATOR = re.compile(r"sep=(.)\r?\n?")  # the first line of Excel's CSV files
 
 
@@ -55,6 +57,7 @@ class Table(NamedTuple):
     recipe: Recipe
     delimiter: str
     quoted: bool = True  # whether a field may be in quotes
+    skips_spaces: bool = False  # before a field, as in: 1, "good"
 
     def reader(self, lines: Iterable[str]) -> Iterator[list[str]]:
         # Strict, because an unclosed quote would otherwise silently swallow the rest of the file.
@@ -62,6 +65,7 @@ class Table(NamedTuple):
             lines,
             delimiter=self.delimiter,
             quoting=csv.QUOTE_MINIMAL if self.quoted else csv.QUOTE_NONE,
+            skipinitialspace=self.skips_spaces,
             strict=True,
         )
 
@@ -121,7 +125,28 @@ def csv_records(
         plain = table._replace(quoted=False)
         if _has_text_column(plain, first) and not _shows_quotes(table, scan, first):
             table = plain
+    if table.quoted and _has_spaces_before_quotes(table, scan):
+        table = table._replace(skips_spaces=True)
+        why = "read without the spaces before its fields, which are in quotes."
+        yield reject("spaces before quotes", source, "", why, is_note=True)
     yield from _rows(table, read())
+
+
+def _has_spaces_before_quotes(table: Table, scan: Callable[[], Iterator[Line]]) -> bool:
+    """Return whether most of the first lines with quotes have a quoted field after spaces."""
+    skipping = table._replace(skips_spaces=True)
+    with_quotes = after_spaces = 0
+    for line in islice(scan(), _LINES_EXAMINED):
+        if isinstance(line, Reject) or '"' not in line[1]:
+            continue
+        with_quotes += 1
+        try:
+            plain = next(table.reader([line[1]]), [])
+            skipped = next(skipping.reader([line[1]]), [])
+        except csv.Error:  # such as the first line of a field of several lines
+            continue
+        after_spaces += [field.strip() for field in plain] != [field.strip() for field in skipped]
+    return 2 * after_spaces > with_quotes
 
 
 def _has_text_column(table: Table, line: str) -> bool:
@@ -168,7 +193,7 @@ def _rows(table: Table, lines: Iterator[Line]) -> Iterator[RecordOrReject]:
         try:
             row = next(reader, [])
         except csv.Error as error:
-            bad = _not_csv(error)
+            bad = _not_csv(error, feed.taken)
         taken = list(feed.taken)
         if not taken:
             return
@@ -194,6 +219,8 @@ def _rows(table: Table, lines: Iterator[Line]) -> Iterator[RecordOrReject]:
                 f"{len(row)} columns where the header has {len(header)}; a field that contains the "
                 "delimiter or a newline must be quoted.",
             )
+        if table.quoted and any(map(_QUOTED_AFTER_SPACES.fullmatch, row)):
+            bad = "CSV quote", "a space before a quoted field; remove it."
         if bad:
             why = f"{bad[1]} It begins {text[:40]!r}, read with the delimiter {table.delimiter!r}."
             yield reject(bad[0], source, number, why, text)
@@ -222,13 +249,20 @@ def _numbered(line: Line) -> tuple[int, str]:
     return line
 
 
-def _not_csv(error: csv.Error) -> tuple[str, str]:
-    """Return the kind of the reject, and what is wrong and what to do about it."""
+def _not_csv(error: csv.Error, taken: Iterable[Line]) -> tuple[str, str]:
+    """Return the kind of the reject of some lines, what is wrong, and what to do about it."""
     if _BARE_RETURN in str(error):
         return (
             "CSV line end",
             "a carriage return without a newline, as in files of old Macs; convert the file, for "
             r"example with: tr '\r' '\n'",
+        )
+    if any('\\"' in line[1] for line in taken if not isinstance(line, Reject)):
+        return (
+            "CSV quote",
+            f"not CSV ({error}): quotes are escaped with a backslash, as Spark and MySQL write "
+            "them by default; write the file again with each quote doubled (Spark: option escape "
+            "'\"').",
         )
     return (
         "CSV quote",

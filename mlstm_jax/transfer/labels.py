@@ -8,6 +8,8 @@ import hashlib
 import itertools
 import math
 import reprlib
+import unicodedata
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -17,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax.corpora.documents import Recipe, clean, label_of, rating_of
-from mlstm_jax.corpora.readers import read_documents
+from mlstm_jax.corpora.readers import kind_of, read_documents
 from mlstm_jax.corpora.sources import FASTA, Source
 from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import UserError, did_you_mean, nearest, note
@@ -142,9 +144,12 @@ def read_labelled(
             option = "`label_column`" if isinstance(column, str) else "`label_columns`"
             near = nearest(name, seen.keys() - {name})
             otherwise = f"; the fields seen are {', '.join(seen)}."
+            counts = Counter(kind_of(_plain(value)) for value in values[name])
+            kinds = ", ".join(f"{kind} in {count:,}" for kind, count in counts.items())
             raise UserError(
-                f"{path}: no record has a label in {name!r}; give the field or column of the "
-                f"labels with {option}{did_you_mean(near, otherwise)}"
+                f"{path}: no record has a label in {name!r}; it is {kinds} of {len(texts):,}. A "
+                "label is a string or a number: write one there, or give another field or column "
+                f"with {option}{did_you_mean(near, otherwise)}"
             )
     if not isinstance(column, str):
         return of_columns(texts, values, [f"{path}, record {number:,}" for number in numbers])
@@ -207,17 +212,33 @@ def of_classes(texts: list[str], values: Sequence[object], places: Sequence[str]
     """
     labels = [label_of(_plain(value)) for value in values]
     if None in labels:
+        first = labels.index(None)
         raise UserError(
-            f"{places[labels.index(None)]} is empty, nan, or neither a string nor a number; add "
-            "a label, or remove the record."
+            f"{places[first]} is empty, nan, or neither a string nor a number: it is "
+            f"{kind_of(_plain(values[first]))}; add a label, or remove the record."
         )
+    _note_merged(values, labels)
     return Labelled(texts, [label for label in labels if label])
+
+
+def _note_merged(values: Sequence[object], labels: Sequence[str | None]) -> None:
+    """Note texts that are written differently and read as one class, such as "1" and "1.0"."""
+    spellings: dict[str | None, set[str]] = {}
+    for value, label in zip(values, labels, strict=True):
+        if isinstance(value, str):
+            spellings.setdefault(label, set()).add(value.strip())
+    for label, written in spellings.items():
+        if len(written) > 1:
+            shown = ", ".join(map(repr, sorted(written)))
+            note(f"the labels {shown} are read as one class, {label!r}.")
 
 
 def _plain(value: Any) -> Any:
     """Return a number of NumPy as one of Python, and pandas's missing values as None."""
     if type(value).__name__ in ("NAType", "NaTType"):
         return None
+    if isinstance(value, np.floating):
+        return float(str(value))  # 0.1, where `item` of a float32 gives 0.10000000149011612
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -299,16 +320,22 @@ def require_task(labelled: Labelled, task: Task | None = None, *, thresholds: bo
 
 
 def _note_alike(path: str, names: Sequence[str]) -> None:
-    """Note classes that differ only in case, white space, or the format of a number."""
+    """Note classes that look alike: that differ only in what `_skeleton` leaves out."""
     alike: dict[object, list[str]] = {}
     for name in names:
-        number = rating_of(name)
-        alike.setdefault("".join(name.casefold().split()) if number is None else number, []).append(
-            name
-        )
+        alike.setdefault(_skeleton(name), []).append(name)
     for some in alike.values():
         if len(some) > 1:
             note(
-                f"{path}: the labels {', '.join(map(repr, some))} differ only in case, space or "
-                "number format, and are different classes; if they mean one, give them one name."
+                f"{path}: the labels {', '.join(map(ascii, some))} differ only in case, space, "
+                "number format, Unicode form or invisible characters, and are different classes; "
+                "if they mean one, give them one name."
             )
+
+
+def _skeleton(name: str) -> object:
+    """Return the value of a number; else a name without case, space, form and what is invisible."""
+    if rating_of(name) is not None:
+        return Decimal(name)  # exact, unlike a float: two ids of 17 digits differ
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+    return "".join(c for c in folded if unicodedata.category(c)[0] not in "CZ")

@@ -10,7 +10,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from mlstm_jax.corpora.documents import CleanDocument, Recipe, Reject, clean, in_order
+from mlstm_jax.corpora.documents import CleanDocument, Document, Recipe, Reject, clean, in_order
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.corpora.readers import read_source
 from mlstm_jax.corpora.sources import Source
@@ -241,3 +241,17 @@ def test_without_pyarrow_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.Mon
     damaged_parquet(tmp_path / "a.parquet", "SELECT 'bad' AS text FROM range(3)", b"bad")
     with pytest.raises(UserError, match=r"a text that is not UTF-8; .*'mlstm-jax\[parquet\]'"):
         prepare([str(tmp_path / "a.parquet")], tmp_path / "out")
+
+
+def test_columns_of_bytes_and_of_short_floats_in_parquet(tmp_path: Path) -> None:
+    """Texts without the mark of UTF-8, with or without a row that is not UTF-8."""
+    good = "SELECT encode('good ' || i) AS text, (i / 10)::FLOAT AS label FROM range(3) t(i)"
+    recipe = Recipe(label_columns=("label",))
+    for query, records in ((good, 3), (f"{good} UNION ALL SELECT '\\xFF'::BLOB, 0.1", 4)):
+        with duckdb.connect() as con:
+            con.execute(f"COPY ({query}) TO '{tmp_path}/a.parquet' (FORMAT parquet)")
+        found = list(read_source(Source(f"{tmp_path}/a.parquet"), recipe))
+        documents = [one for one in found if isinstance(one, Document)]
+        assert [one.text for one in documents] == ["good 0", "good 1", "good 2"]
+        assert [one.record["label"] for one in documents] == [0, 0.1, 0.2]
+        assert len(found) == records

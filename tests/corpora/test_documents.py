@@ -47,6 +47,7 @@ def lines(*records: object) -> str:
         ("a.csv", "\ufefftext,label\r\ncafé,1\r\n\r\n日本,0\r\n"),
         ("a.tsv", "label\ttext\n1\tcafé\n0\t日本\n"),
         ("a.txt", "\ufeffcafé\r\n\n  \n日本"),
+        ("ctrl_z.csv", "text\r\ncafé\r\n日本\r\n\x1a"),
         ("A.TXT", "café\n日本\n"),
     ],
 )
@@ -125,6 +126,8 @@ def test_the_documentation_of_python_is_built_in() -> None:
         ("a.txt", b"fine\nPK\0\1", r"line 2: has a NUL byte, so it is a binary file"),
         ("a.csv", "id,body\n1,t\n", r"no column text or .*columns are id, body\. .*`text_column`"),
         ("a.csv", 'n,text\n1,"a"\n2,"b\n3,c\n', r"line 3: not CSV .*quote is stray or not closed"),
+        ("a.csv", 'text,n\n"a \\"b\\" c",1\n', r"line 2: .*escaped with a backslash"),
+        ("a.csv", 'n,text\n1,a\n2,"b"\n3, "c"\n', r"line 4: a space before a quoted field"),
         ("a.csv", "", r"has no record"),
         ("a.csv", "text\n \n", r"none of its 1 records has text in text or .*: it is blank in 1"),
         ("a.csv", "1,t\n0,u\n", r"first line was taken for the header, .* ',': '1,t'\. If the"),
@@ -186,6 +189,13 @@ def test_records_that_a_quote_may_have_joined_are_noted(tmp_path, suffix, delimi
     with pytest.warns(Note, match=rf"a\.{suffix}, lines 2 to 3: a field"):
         assert texts(source, quoting="yes") == [f"begins{delimiter}1\nends"]
     assert texts(source, quoting="no") == ['"begins', 'ends"']
+
+
+def test_spaces_before_quoted_fields_are_skipped(tmp_path: Path) -> None:
+    rows = '1, "a ""b"", c"\n2, "two\nlines"\n3,  "last"\n4, plain\n'
+    source = write(tmp_path / "a.csv", f'"n", "text"\n{rows}')
+    with pytest.warns(Note, match="without the spaces"):
+        assert texts(source) == ['a "b", c', "two\nlines", "last", "plain"]
 
 
 def test_lines_with_tabs_in_a_text_file_are_noted(tmp_path: Path) -> None:
@@ -264,6 +274,9 @@ def test_gzip_that_is_not_or_is_cut_short_or_damaged(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a\.txt\.gz: is not gzip, though its name ends in \.gz"):
         documents(Source(str(path)))
     whole = gzip.compress("".join(f"line {i * i}\n" for i in range(900)).encode())
+    path.write_bytes(whole + b"more")
+    with pytest.warns(Note, match="bytes behind its gzip data"):
+        assert texts(Source(str(path)))[-1] == f"line {899 * 899}"
     for damaged in (whole[:-9], whole[:20], whole[:-8] + bytes(8), b"\x1f\x8b" + bytes(90)):
         path.write_bytes(damaged)
         with pytest.raises(UserError, match=r"a\.txt\.gz, after record \d+: the gzip data is cut"):

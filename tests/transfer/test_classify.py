@@ -351,11 +351,15 @@ FORMATS = {"csv": "csv", "tsv": "csv, DELIMITER '\t'", "jsonl": "json", "parquet
     [
         (["1", "1.0", " 1 ", "0"], ["1", "1", "1", "0"]),
         (["True", "true", "FALSE", "word "], ["true", "true", "false", "word"]),
-        (["1.50", "-2.0", "01", "1e2"], ["1.5", "-2", "01", "100"]),
+        (["1.50", "-2.0", "01", "1e2"], ["1.50", "-2", "01", "1e2"]),
+        (["3.1", "3.10", "250.0", "250.00"], ["3.1", "3.10", "250", "250.00"]),
+        (["12345678901234567.0", "12345678901234568", "9007199254740993.0", "-0"],
+         ["12345678901234567", "12345678901234568", "9007199254740993", "-0"]),
         (["nan", "a", "b", "a"], None),
         ([" ", "a", "b", "a"], None),
     ],
-)
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:the labels .* are read as one class")
 def test_labels_are_the_same_in_every_format(tmp_path, suffix, values, expected) -> None:
     path, texts = tmp_path / f"a.{suffix}", ["t", "u", "v", "w"]
     read: Any = partial(read_labelled, path, None)
@@ -375,8 +379,10 @@ def test_labels_are_the_same_in_every_format(tmp_path, suffix, values, expected)
 
 def test_labels_of_every_type() -> None:
     values = [1, 1.0, True, np.float32(1), Decimal("1.0"), 10**20, 0.1, np.bool_(False)]
+    values += [np.float32(0.1), Decimal("1.50"), 1e22, float("inf")]
     expected = ["1", "1", "true", "1", "1", "1" + "0" * 20, "0.1", "false"]
-    assert of_classes(list("abcdefgh"), values, list("abcdefgh")).labels == expected
+    expected += ["0.1", "1.5", "1" + "0" * 22, "inf"]
+    assert of_classes(["a"] * 12, values, ["label"] * 12).labels == expected
 
 
 @pytest.mark.parametrize(
@@ -385,6 +391,9 @@ def test_labels_of_every_type() -> None:
         (["pos", "Pos", "neg"], "'Pos', 'pos' differ only"),
         (["so so", "soso", "x"], "'so so', 'soso' differ only"),
         (["01", "1", "2"], "'01', '1' differ only"),
+        (["3.1", "3.10", "x"], "'3.1', '3.10' differ only"),
+        (["nai\u0308ve", "na\xefve", "x"], r"'nai\\u0308ve', 'na\\xefve' differ only"),
+        (["pos", "pos\u200b", "x"], r"'pos', 'pos\\u200b' differ only"),
     ],
 )
 def test_labels_that_differ_only_in_form_are_noted(names: list[str], told: str) -> None:
@@ -395,6 +404,37 @@ def test_labels_that_differ_only_in_form_are_noted(names: list[str], told: str) 
         require_task(found, Task([names[0], names[2]]))
     with warnings.catch_warnings(action="error"):
         require_task(Labelled(["a text"] * 3, ["1", "2", "one"]))
+        # As floats these are equal.
+        require_task(Labelled(["a text"] * 2, ["12345678901234567", "12345678901234568"]))
+
+
+def test_labels_that_are_merged_are_noted() -> None:
+    with pytest.warns(Note, match="'1', '1.0' are read as one class, '1'"):
+        of_classes(["a"] * 4, ["1", "1.0", " 1", "2"], ["label"] * 4)
+    with warnings.catch_warnings(action="error"):
+        of_classes(["a"] * 4, [1, 1.0, " a", "a"], ["label"] * 4)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ("['pos']", "a list in 2 of 2"),
+        ("{'pos': 1}", "an object with the fields pos in 2"),
+        ("DATE '2020-01-01'", "a date in 2"),
+        ("NULL", "missing in 2"),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_column_without_labels_is_named_with_its_type(tmp_path, suffix, value, kind) -> None:
+    path = tmp_path / f"a.{suffix}"
+    rows = f"(SELECT 'a text' AS text, {value} AS label FROM range(2))"
+    with duckdb.connect() as con:
+        con.execute(f"COPY {rows} TO '{path}' (FORMAT {FORMATS[suffix]})")
+    if "DATE" in value and suffix == "jsonl":  # there it is a string
+        assert read_labelled(path, None).labels == ["2020-01-01"] * 2
+        return
+    with pytest.raises(UserError, match=f"no record has a label in 'label'; it is {kind}"):
+        read_labelled(path, None)
 
 
 def write_reviews(path: Path, random: np.random.Generator, count: int) -> Path:
