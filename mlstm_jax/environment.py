@@ -82,6 +82,32 @@ def has_started() -> bool:
     return False
 
 
+# The process in which JAX has started.
+_started_in: int | None = None
+
+
+def _before_fork() -> None:
+    global _started_in
+    if _started_in is None and has_started():
+        _started_in = os.getpid()
+
+
+os.register_at_fork(before=_before_fork)
+
+
+def require_own_jax() -> None:
+    """Raise UserError in a forked child whose parent had started JAX.
+
+    JAX's threads stay in the parent, so a computation in the child would never end.
+    """
+    if _started_in not in (None, os.getpid()):
+        raise UserError(
+            "this process was forked after JAX had started in its parent, whose threads it lacks. "
+            "Load the model only in the child, or start processes with the method spawn, such as "
+            'multiprocessing.get_context("spawn").'
+        )
+
+
 def set_variable(variable: str, value: str | float) -> None:
     """Set a variable that JAX reads when it is imported, in a JAX that has been imported, too."""
     os.environ[variable] = str(value)
@@ -117,6 +143,7 @@ def local_devices() -> "list[jax.Device]":
     Raises UserError if the machine has no device of JAX_PLATFORMS, or too little address space, or
     if XLA_FLAGS has an unknown flag.
     """
+    require_own_jax()
     space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if space != resource.RLIM_INFINITY and space < _LEAST_ADDRESS_SPACE:
         raise UserError(
@@ -241,7 +268,10 @@ def _make_virtual(count: int) -> None:
     set_variable("JAX_NUM_CPU_DEVICES", count)
     # The size of XLA's thread pool on CPUs. With fewer threads than devices an all-reduce never
     # ends: each device needs its own thread, and its operations need some more.
-    os.environ.setdefault("NPROC", str(max(16, 2 * count)))
+    least = max(16, 2 * count)
+    given = os.environ.get("NPROC", "")
+    if not given.isdecimal() or int(given) < least:
+        os.environ["NPROC"] = str(least)
 
 
 def versions() -> dict[str, str]:

@@ -257,8 +257,13 @@ class ProgressLine:
 
 def rate(bytes_per_second: float) -> str:
     """Format a rate in decimal units."""
-    size, unit = _unit(bytes_per_second)
-    return f"{bytes_per_second / size:.{0 if unit == 'B' else 1}f} {unit}/s"
+    return f"{file_size(bytes_per_second)}/s"
+
+
+def file_size(count: float) -> str:
+    """Format a number of bytes in decimal units."""
+    size, unit = _unit(count)
+    return f"{count / size:.{0 if unit == 'B' else 1}f} {unit}"
 
 
 def _unit(count: float) -> tuple[float, str]:

@@ -84,6 +84,53 @@ def test_where_there_is_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert own not in os.environ
 
 
+STARTED = """
+import os, signal, sys
+import mlstm_jax as mlstm
+from mlstm_jax.api import model as _  # imports JAX, which does not start it
+from mlstm_jax.errors import UserError
+
+def exit_code_of_child(work):
+    child = os.fork()
+    if not child:
+        signal.alarm(100)  # A computation that never ends is killed.
+        try:
+            work()
+        except UserError as error:
+            os._exit(2 if "spawn" in str(error) else 1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+def load():
+    return mlstm.load(sys.argv[1])
+
+print(exit_code_of_child(lambda: load().encode(["good"])))
+os.environ["NPROC"] = "3"
+model = load()
+model.generate("a", bytes=1)
+threads = [open(f"/proc/self/task/{name}/comm").read() for name in os.listdir("/proc/self/task")]
+print(sum("XLAEigen" in name for name in threads))
+for work in (
+    load,
+    lambda: model.encode(["good"]),
+    lambda: model.generate("a", bytes=1),
+    lambda: model.log_probabilities("good"),
+    lambda: model.cleaned("good"),
+):
+    print(exit_code_of_child(work))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_forked_children_and_threads(run, command_environment):
+    """A child forked before JAX starts computes; a later one is refused. NPROC limits threads."""
+    command = [sys.executable, "-W", "ignore", "-c", STARTED, str(run.folder)]
+    pipe = {"capture_output": True, "text": True}
+    done = subprocess.run(command, env=command_environment, **pipe)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["0", "3", "2", "2", "2", "2", "0"]
+
+
 @pytest.mark.parametrize(
     ("shell", "words"),
     [

@@ -21,6 +21,7 @@ from mlstm_jax.corpora.sources import Source, manifest_names
 from mlstm_jax.data import corpus
 from mlstm_jax.data.corpus import SourceManifest, SplitManifest
 from mlstm_jax.errors import UserError
+from mlstm_jax.terminal import file_size
 
 _DOCUMENTS_A_WRITE = 4096
 # Bytes of text per compressed byte of reviews, at most.
@@ -231,7 +232,7 @@ def check_disk(sources: Sequence[Source], out: Path, scratch: Path, *, sorts: bo
     if sorts:
         advice = (
             "free some space, write the corpus to another disk with `out`, or put the temporary "
-            f"files, about {_gigabytes(temporary)}, on another disk with `temp_dir`."
+            f"files, about {file_size(temporary)}, on another disk with `temp_dir`."
         )
     needed: dict[int, tuple[Path, int]] = {}
     for place, size in ((out.parent, text), (scratch.parent, temporary)):
@@ -242,10 +243,6 @@ def check_disk(sources: Sequence[Source], out: Path, scratch: Path, *, sorts: bo
         free = shutil.disk_usage(folder).free
         if size > free:
             raise UserError(
-                f"{folder}: about {_gigabytes(size)} may be needed here, but only "
-                f"{_gigabytes(free)} is free; {advice}"
+                f"{folder}: about {file_size(size)} may be needed here, but only "
+                f"{file_size(free)} is free; {advice}"
             )
-
-
-def _gigabytes(size: int) -> str:
-    return f"{size / 1e9:.1f} GB"

@@ -102,6 +102,7 @@ class Parallel:
         def copies(x: Any) -> np.ndarray:
             return np.broadcast_to(x, (len(self.local), *np.shape(x)))
 
+        environment.require_own_jax()
         return jax.device_put(jax.tree.map(copies, jax.device_get(tree)), self._sharding)
 
     def unreplicate(self, tree: Any) -> Any:

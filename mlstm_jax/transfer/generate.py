@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mlstm_jax import environment
 from mlstm_jax.config import MOST_SEED
 from mlstm_jax.corpora.documents import prompt_bytes
 from mlstm_jax.errors import UserError
@@ -113,6 +114,7 @@ def generate(
         samples: how many texts, up to 1,000, and less than 2 GiB; sample i does not depend on it.
         held: units of the top layer's c, and the values that they are set to before every byte.
     """
+    environment.require_own_jax()
     run, held = reader.run, held or {}
     hidden = run.config.model.hidden
     longest = _MOST_DRAWN // max(samples, 1)

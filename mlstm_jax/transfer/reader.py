@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from mlstm_jax import environment
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import Carry, LanguageModel
@@ -297,6 +298,7 @@ class TextReader:
 
         With the state after an earlier text, a single text is read as its continuation.
         """
+        environment.require_own_jax()
         goes_on = state is not None
         before: tuple[Turn, RowStates, StepOutputs | None] | None = None
         sizes = cheapest_rows(texts, self._sizes, self._widths, self._weights_cost)

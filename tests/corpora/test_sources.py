@@ -126,7 +126,7 @@ def test_room_is_checked_before_the_work(tmp_path: Path, monkeypatch: pytest.Mon
     path = tmp_path / "a.txt"
     path.write_text("one\ntwo\nthree\n" * 1000)
     for sources, needed, message in (
-        ([str(path)], 42_000, r"may be needed here, but only .* is free; .*`temp_dir`"),
+        ([str(path)], 42_000, r"kB may be needed here, but only 42.0 kB is free; .*`temp_dir`"),
         # Splits that are given need no temporary files.
         ({"train": [str(path)]}, 14_000, r"is free; free some space, or .* with `out`\.$"),
     ):
