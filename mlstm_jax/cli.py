@@ -1,7 +1,7 @@
 """The `mlstm-jax` command: run a subcommand, and turn errors into messages and exit codes.
 
 Exit codes: 0 success, 1 failure (such as a run that diverged, or a full disk), 2 a mistake in the
-input, 130 interrupted (Ctrl-C), 143 terminated.
+input, 129 terminal closed, 130 interrupted (Ctrl-C), 143 terminated.
 
 Little is imported at the top, so that help is fast, and Ctrl-C during the imports is caught, too.
 """
@@ -15,12 +15,14 @@ import sys
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any, cast
 
-from mlstm_jax import __version__, environment, terminal
+from mlstm_jax import __version__, environment, shipped, terminal
+from mlstm_jax.corpora.sources import Source, check_source
 from mlstm_jax.errors import KnownError, Note, UserError, did_you_mean, explained, nearest
-from mlstm_jax.guard import Interrupted, interruptible
+from mlstm_jax.guard import WEIGHTS, Interrupted, interruptible
 
 # Each command is a `commands.Command` of its name in this module of commands/, imported when it is
 # run: most import JAX.
@@ -79,6 +81,21 @@ _SECOND = {
     "export": "--out",
     "view": "--classifier",
 }
+# Commands whose first word is a model, and the place of the word that is their file of texts.
+_PATHS = {
+    "evaluate": None,
+    "generate": None,
+    "heatmap": None,
+    "report": None,
+    "features": 1,
+    "transfer": None,
+    "finetune": None,
+    "classify": 2,
+    "view": None,
+    "export": None,
+}
+# Their options that name such files.
+_FILES = ("--train", "--valid", "--test")
 
 
 def main(arguments: Sequence[str] | None = None, program: str | None = None) -> None:
@@ -89,7 +106,7 @@ def main(arguments: Sequence[str] | None = None, program: str | None = None) -> 
     error: KnownError | None = None
     code: object = None
     try:
-        with interruptible(signal.SIGINT):
+        with interruptible():
             run(words, program)
     except KnownError as known:
         error = known
@@ -112,7 +129,7 @@ def main(arguments: Sequence[str] | None = None, program: str | None = None) -> 
         code = error.exit_code
         terminal.tell(f"{prefix}: {terminal.message(error)}")
     if isinstance(error, Interrupted) and arguments is None:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in WEIGHTS:
             signal.signal(number, signal.SIG_DFL)  # A second one ends the process at once.
     if code is not None:
         sys.exit(code)  # type: ignore[arg-type]
@@ -143,6 +160,7 @@ def run(words: Sequence[str], program: str | None) -> None:
         more = "`mlstm-jax --help` lists the commands."
         terminal.tell(f"mlstm-jax: unknown command {name!r}{near} {more}")
         sys.exit(2)
+    _require_paths(name, rest)
     environment.silence()
     environment.without_gpus()
     if name in _ON_CPU:
@@ -160,6 +178,24 @@ def run(words: Sequence[str], program: str | None) -> None:
     except KnownError as error:
         error.args = (as_options(str(error), options), *error.args[1:])
         raise
+
+
+def _require_paths(name: str, words: Sequence[str]) -> None:
+    """Raise UserError if a model or file that the words name does not exist.
+
+    The command checks them, too, but only after it has imported JAX, which takes seconds.
+    """
+    if name not in _PATHS or {"-h", "--help"} & set(words):
+        return
+    paths = list(takewhile(lambda word: not word.startswith("-"), words))
+    if paths:
+        shipped.require_model(Path(paths[0]))
+    place = _PATHS[name]
+    if place and len(paths) > place:
+        check_source(Source(paths[place]))
+    for option, value in pairwise(words):
+        if option in _FILES:
+            check_source(Source(value))
 
 
 def _command(name: str) -> Any:

@@ -73,7 +73,8 @@ def interruptible(*signals: signal.Signals, note: Callable[[], str] = str) -> It
     arrives once more after the callback.
 
     Args:
-        signals: those to receive, unless they are ignored. In a thread, there are none.
+        signals: to receive, unless they are ignored; none: all that ask a process to end. In a
+            thread, nothing is received.
         note: returns what more to say at the end.
     """
     received: list[signal.Signals] = []
@@ -110,7 +111,7 @@ def interruptible(*signals: signal.Signals, note: Callable[[], str] = str) -> It
     in_main = threading.current_thread() is threading.main_thread()
     main_thread = threading.get_ident()  # where no signal is received, it is not used
     # A shell's background jobs ignore signals.
-    restore = _handle([one for one in signals if in_main and not _is_ignored(one)], stop)
+    restore = _handle([one for one in signals or WEIGHTS if in_main and not _is_ignored(one)], stop)
     sys.unraisablehook = repeat_ignored
     try:
         yield

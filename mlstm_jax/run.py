@@ -28,7 +28,7 @@ from mlstm_jax.config import Config
 from mlstm_jax.config import text as config_text
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.data.corpus import Cleaning, Corpus, SplitName
-from mlstm_jax.errors import FileError, UserError, did_you_mean, nearest, note, with_remedy
+from mlstm_jax.errors import FileError, UserError, note, with_remedy
 from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import ModelWeights
 from mlstm_jax.model.language_model import LanguageModel, Parameters, unknown_bytes
@@ -152,6 +152,7 @@ def id_of(folder: Path) -> str | None:
 
 def load_run(folder: Path, checkpoint: str = "best") -> Run:
     """Load a trained model; see `mlstm_jax.load`."""
+    shipped.require_model(folder)
     environment.local_devices()  # fails before the weights are read if JAX cannot start
     folder = shipped.model(folder)
     if folder.is_file() and folder.suffix == ".safetensors":
@@ -165,13 +166,8 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
             )
         if (folder / "run" / "config.json").is_file():  # of a fine-tuning
             raise UserError(f"{folder} is not a run folder, but holds one; give {folder}/run.")
-        ours = shipped.files("model")
-        what = "is not a run folder: it has no config.json" if folder.exists() else "does not exist"
-        raise UserError(
-            f"{folder} {what}. Give the folder that `mlstm-jax train` or `mlstm-jax import` wrote, "
-            f"such as runs/mine, or a model of the package, {', '.join(ours)}"
-            + did_you_mean(nearest(str(folder), ours))
-        )
+        advice = shipped.which_model(folder)
+        raise UserError(f"{folder} is not a run folder: it has no config.json. {advice}")
     if (folder / WEIGHTS).is_file():
         return _of_weights(folder, folder / WEIGHTS, config, checkpoint)
     if not (folder / "checkpoints").is_dir():

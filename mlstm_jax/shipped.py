@@ -76,6 +76,21 @@ def model(path: Path) -> Path:
     return path if path.exists() or name not in known else known[name].parent.joinpath(*inside)
 
 
+def require_model(path: Path) -> None:
+    """Raise UserError unless a path exists, or is a model of the package."""
+    if not model(path).exists():
+        raise UserError(f"{path} does not exist. {which_model(path)}")
+
+
+def which_model(path: Path) -> str:
+    """Return the end of a message: what to give instead of a path that is not a model."""
+    ours = files("model")
+    return (
+        "Give the folder that `mlstm-jax train` or `mlstm-jax import` wrote, such as runs/mine, or "
+        f"a model of the package, {', '.join(ours)}" + did_you_mean(nearest(str(path), ours))
+    )
+
+
 def classifier(path: Path) -> Path | None:
     """Return the classifier that comes with a model of the package; None for other models."""
     return path / _CLASSIFIER if is_ours(path) else None

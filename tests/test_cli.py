@@ -112,7 +112,7 @@ def test_from_text_to_a_score_and_a_sentence(text_file, tmp_path, monkeypatch, c
         ("train --lr 1", "unknown option --lr; did you mean --optimizer.learning-rate?"),
         ("train --model.units 1", "unknown option --model.units; did you mean --model.hidden?"),
         ("train --device=gpu", "unknown option --device; did you mean JAX_PLATFORMS="),
-        ("generate a b", "--prompt 'b'"),
+        ("generate reviews-1024 b", "--prompt 'b'"),
         ("train --data.corpus absent --hidden=3", "did you mean --model.hidden?"),
         ("quickstart small_512", "mlstm-jax train small_512"),
         ("configs smal_512", "did you mean small_512 or"),
@@ -124,8 +124,8 @@ def test_from_text_to_a_score_and_a_sentence(text_file, tmp_path, monkeypatch, c
         ("train --out loop/run --data.corpus c", "loop/run: cannot"),
         ("train --out \udcff --data.corpus c", "so Orbax cannot"),
         ("train --data.corpus x.csv", "`mlstm-jax prepare x.csv --out corpora/x`"),
-        ("classify a a x.csv --out x.xlsx", "--out x.xlsx does not end in .csv"),
-        ("classify a x.csv", "a DIR INPUT"),
+        ("classify reviews-1024 a x.csv --out x.xlsx", "--out x.xlsx does not end in .csv"),
+        ("classify reviews-1024 x.csv", "reviews-1024 DIR INPUT"),
     ],
 )
 def test_a_mistake_gets_a_message_and_exit_code_2(

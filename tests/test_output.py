@@ -43,6 +43,7 @@ def test_a_file_is_replaced_on_request_alone(words, tmp_path, monkeypatch, capsy
     file = Path(words.split()[-1])
     file.write_text("mine")
     Path("a.csv").write_text("text\na\n")
+    Path("run").mkdir()
     said = refused(*words.split())
     assert f"{file} exists; choose another file, or replace it with --overwrite." in said
     with contextlib.suppress(SystemExit):  # all others then fail for another reason

@@ -1,7 +1,6 @@
 """Commands for corpora, and for what comes with the package: prepare, inspect, configs."""
 
 import json
-import signal
 import sys
 from pathlib import Path
 from typing import Annotated, get_args
@@ -54,7 +53,7 @@ def prepare(
             "none of these options."
         )
     call.arguments["sources"] = given or sources
-    with interruptible(signal.SIGINT, signal.SIGTERM, note=lambda: "no temporary files are left"):
+    with interruptible(note=lambda: "no temporary files are left"):
         corpus = call()
     show(format_corpus(corpus))
     every = sources or [name for some in given.values() for name in some]

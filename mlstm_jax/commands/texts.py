@@ -3,7 +3,6 @@
 import contextlib
 import csv
 import itertools
-import signal
 import sys
 import textwrap
 import time
@@ -96,7 +95,7 @@ def transfer(
         kept = any((out / "features").glob("*.npz"))
         return f"the same command resumes with the features in {out / 'features'}" if kept else ""
 
-    with interruptible(signal.SIGINT, note=resumes):
+    with interruptible(note=resumes):
         transferred = call.model.transfer_each(call.arguments.pop("state"), **call.arguments)
     for one in transferred.values():
         assert one.folder

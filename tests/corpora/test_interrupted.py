@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import mlstm_jax.commands.models
-import mlstm_jax.commands.texts  # noqa: F401  # before a test replaces run.load_run
+import mlstm_jax.commands.models  # noqa: F401  # before a test replaces run.load_run
 from mlstm_jax import cli, output, run
+from mlstm_jax.commands import texts
 from mlstm_jax.corpora import duckdb_engine, readers, records
 from mlstm_jax.corpora import prepare as module
 from mlstm_jax.guard import Interrupted, interruptible
@@ -23,11 +23,12 @@ SIGNALS = [signal.SIGTERM, signal.SIGINT]
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
     """As at a terminal: a shell's background job ignores SIGINT, and so does what it starts."""
-    before = [signal.getsignal(number) for number in SIGNALS]
-    for number in SIGNALS:
+    numbers = [*SIGNALS, signal.SIGHUP]
+    before = [signal.getsignal(number) for number in numbers]
+    for number in numbers:
         signal.signal(number, signal.default_int_handler)
     yield
-    for number, handler in zip(SIGNALS, before, strict=True):
+    for number, handler in zip(numbers, before, strict=True):
         signal.signal(number, handler)
 
 
@@ -108,24 +109,41 @@ cli.main()
     assert run_program(tmp_path, program, "generate") == (130, told)
 
 
+@pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("kept", [True, False])
-def test_transfer_says_that_it_resumes_if_it_has_kept_features(kept, tmp_path, monkeypatch, capsys):
+def test_transfer_says_that_it_resumes_if_it_has_kept_features(
+    kept, number, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "run").mkdir()
     (tmp_path / "a.csv").write_text("text,label\ngood,1\nbad,0\n")
 
     def stop(*_: object) -> None:
         (tmp_path / "out/features").mkdir(parents=True)
         if kept:
             (tmp_path / "out/features/train.npz").write_bytes(b"")
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(number)
 
     monkeypatch.setattr(run, "load_run", stop)
     files = ["--train", f"{tmp_path}/a.csv", "--test", f"{tmp_path}/a.csv"]
     with pytest.raises(SystemExit) as told:
-        cli.main(["transfer", "run", *files, "--out", f"{tmp_path}/out"])
-    assert told.value.code == 130
+        cli.main(["transfer", f"{tmp_path}/run", *files, "--out", f"{tmp_path}/out"])
+    assert told.value.code == 128 + number
     said = capsys.readouterr().err
-    assert "interrupted by SIGINT" in said
+    assert f"interrupted by {number.name}" in said
     assert ("the same command resumes" in said) == kept
+
+
+@pytest.mark.parametrize("number", [*SIGNALS, signal.SIGHUP])
+def test_classify_leaves_nothing(number, tmp_path, monkeypatch, capsys):
+    (tmp_path / "a.csv").write_text("text\ngood\n")
+    monkeypatch.setattr(texts.csv, "writer", stopping(texts.csv.writer, number))
+    words = ["classify", "reviews-1024", "reviews-1024/sentiment", f"{tmp_path}/a.csv"]
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*words, "--out", f"{tmp_path}/out.csv"])
+    assert stop.value.code == 128 + number
+    told = f"mlstm-jax classify: interrupted by {number.name}.\n"
+    assert capsys.readouterr().err == told
+    assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
 
 
 def test_without_a_signal_errors_and_handlers_are_as_before() -> None:
