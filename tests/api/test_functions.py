@@ -1,9 +1,12 @@
 """Corpora, training, sweeps and plans in Python."""
 
 import os
+import re
 import signal
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,6 +47,36 @@ def test_training_gives_a_model_and_its_metrics(trained: Any) -> None:
     assert lines == model._lines()
     assert model.evaluate("valid").bpc == pytest.approx(lines[-2]["bpc"], rel=1e-5)
     assert model.step in (3, 6)
+
+
+def test_the_documented_trackers_get_every_number(trained, monkeypatch) -> None:
+    _, lines = trained
+    page = (Path(__file__).parents[2] / "docs/runs.md").read_text(encoding="utf-8")
+    section = page.split("### W&B")[1].split("\n## ")[0]
+    helper, *trackers = re.findall(r"(?s)```python\n(.*?)```", section)
+    calls: list[tuple[dict[str, float], int]] = []
+
+    def record(values: dict[str, float], *, step: int) -> None:
+        calls.append((values, step))
+
+    run = SimpleNamespace(log=record)
+    stand_ins = {
+        "wandb": SimpleNamespace(init=lambda *, project: run),
+        "mlflow": SimpleNamespace(start_run=lambda: run, log_metrics=record),
+        "trackio": SimpleNamespace(init=lambda *, project: run, log=record),
+    }
+    assert [block.split()[1] for block in trackers] == [*stand_ins]
+    for (name, module), block in zip(stand_ins.items(), trackers, strict=True):
+        monkeypatch.setitem(sys.modules, name, module)
+        names: dict[str, Any] = {}
+        exec(helper + block, names)
+        calls.clear()
+        for line in lines:
+            names["log"](line)
+        assert [step for _, step in calls] == [line["step"] for line in lines]
+        logged = dict(pair for values, _ in calls for pair in values.items())
+        assert logged["eval/bpc"] == lines[-2]["bpc"]
+        assert logged["train/loss"] > 0
 
 
 def test_several_processes_need_a_process_of_their_own(tmp_path: Path) -> None:
