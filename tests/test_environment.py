@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mlstm_jax import environment
+from mlstm_jax.config import Model
+from mlstm_jax.interop import weights
 
 PROGRAM = """
 import sys
@@ -122,9 +125,14 @@ for work in (
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
-def test_forked_children_and_threads(run, command_environment):
+def test_forked_children_and_threads(tmp_path, command_environment):
     """A child forked before JAX starts computes; a later one is refused. NPROC limits threads."""
-    command = [sys.executable, "-W", "ignore", "-c", STARTED, str(run.folder)]
+    model = Model(hidden=4, embedding=4)
+    shapes = weights.expected_shapes(model)
+    flat = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    path = tmp_path / "model.safetensors"
+    weights.save(path, weights.ModelWeights(model, "none", weights.unflatten(flat), ""))
+    command = [sys.executable, "-W", "ignore", "-c", STARTED, str(path)]
     pipe = {"capture_output": True, "text": True}
     done = subprocess.run(command, env=command_environment, **pipe)
     assert done.returncode == 0, done.stderr
