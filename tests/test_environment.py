@@ -96,7 +96,7 @@ from mlstm_jax.errors import UserError
 def exit_code_of_child(work):
     child = os.fork()
     if not child:
-        signal.alarm(100)  # A computation that never ends is killed.
+        signal.alarm(300)  # A computation that never ends is killed.
         try:
             work()
         except UserError as error:
