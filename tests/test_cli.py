@@ -125,7 +125,7 @@ def test_from_text_to_a_score_and_a_sentence(text_file, tmp_path, monkeypatch, c
         ("train --out \udcff --data.corpus c", "so Orbax cannot"),
         ("train --data.corpus x.csv", "`mlstm-jax prepare x.csv --out corpora/x`"),
         ("classify reviews-1024 a x.csv --out x.xlsx", "--out x.xlsx does not end in .csv"),
-        ("classify reviews-1024 x.csv", "reviews-1024 DIR INPUT"),
+        ("classify c x.csv", "c DIR INPUT"),
     ],
 )
 def test_a_mistake_gets_a_message_and_exit_code_2(
