@@ -196,7 +196,9 @@ def reading_programs() -> dict[str, Compiled]:
     batch = EvaluationBatch(bytes_BT, bytes_BT, mask_BT, reset_B, np.zeros(64, np.uint32))
     sums = reader.RowStates(carry, np.zeros((64, 1, 512), np.float32), np.zeros(64, np.float32))
     window = reader.Window(np.zeros((64, 33), np.uint8), np.zeros((64, 3), np.int32))
-    ready = jax.eval_shape(lambda params: model.model.ready(params, model.compute), params)
+    ready = jax.eval_shape(
+        lambda params: model.model.ready(params, model.compute, several_rows=True), params
+    )
     held_H = np.full(512, np.nan, np.float32)
     how = generate.Sampling(*(np.float32(1), np.int32(256), np.float32(2)))  # type: ignore[arg-type]
     logits_BV, keys = np.zeros((64, 256), np.float32), np.zeros((64, 2), np.uint32)

@@ -192,8 +192,11 @@ class Architecture(ABC):
         """
         return proposed
 
-    def ready(self, params: Tree, compute: Any) -> Tree:
-        """Return what a window computes of the parameters alone, if it can be computed once."""
+    def ready(self, params: Tree, compute: Any, *, several_rows: bool) -> Tree:
+        """Return what a window computes of the parameters alone, if it can be computed once.
+
+        With `several_rows` also what only the products of several rows need.
+        """
         return None
 
     def dropout_shape(self, window: int) -> tuple[int, ...]:

@@ -59,7 +59,10 @@ Advance = Callable[[Array, Tree], Tree]
 
 
 class GatedWeights(NamedTuple):
-    """The matrices and the bias, float32; for bytes I is 256, and row v belongs to byte v."""
+    """The matrices and the bias, float32; for bytes I is 256, and row v belongs to byte v.
+
+    For reading, the one that multiplies h may be `Transposed`, in the compute type.
+    """
 
     wx_IG: Array
     wh_HK: Array

@@ -100,10 +100,13 @@ class LanguageModel(linen.Module):
         cell = self.compute if self.precision.cell == "compute" else jnp.float32
         return self.model.reading_carry(rows, cell)
 
-    def ready(self, params: Parameters) -> Any:
-        """Return what reading computes of the parameters alone, on the host; None: nothing."""
+    def ready(self, params: Parameters, *, several_rows: bool = True) -> Any:
+        """Return what reading computes of the parameters alone, on the host; None: nothing.
+
+        One row needs half of the memory of several.
+        """
         with self.product_precision():
-            return jax.device_get(_ready(self.model, self.compute, params))
+            return jax.device_get(_ready(self.model, self.compute, several_rows, params))
 
     @linen.compact
     def __call__(
@@ -177,9 +180,9 @@ class LanguageModel(linen.Module):
         return self.init(key, window_BT, self.init_carry(1))["params"]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _ready(model: Architecture, compute: Any, params: Parameters) -> Any:
-    return model.ready(params, compute)
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _ready(model: Architecture, compute: Any, several_rows: bool, params: Parameters) -> Any:
+    return model.ready(params, compute, several_rows=several_rows)
 
 
 @functools.cache

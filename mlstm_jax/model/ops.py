@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,7 @@ except ImportError:
 Array = jax.Array
 
 EPSILON = 1e-12
+_LARGE = 2**20  # elements of a matrix
 
 Compute = Literal["fp32", "tf32", "bf16", "fp16"]
 
@@ -93,18 +94,46 @@ def dot(x: Array, w_IO: Array) -> Array:
     return jnp.dot(x.astype(w_IO.dtype), w_IO, preferred_element_type=jnp.float32)
 
 
-def times(w_IO: Array, rows: int, *, transposed: bool = False) -> Callable[[Array], Array]:
+class Transposed(NamedTuple):
+    """A matrix that many windows multiply by, and its transpose in memory."""
+
+    w_IO: Array
+    w_OI: Array
+
+    def astype(self, dtype: jnp.dtype) -> "Transposed":
+        """Return both in a type."""
+        return Transposed(self.w_IO.astype(dtype), self.w_OI.astype(dtype))
+
+
+def with_transpose(w_IO: Array) -> Array | Transposed:
+    """Return a matrix that `times` multiplies by in many windows; on a CPU, with its transpose."""
+    if w_IO.size < _LARGE // 16 or jax.default_backend() != "cpu":
+        return w_IO
+    return Transposed(w_IO, w_IO.T)
+
+
+def times(
+    w_IO: Array | Transposed, rows: int, *, transposed: bool = False
+) -> Callable[[Array], Array]:
     """Return the product x → x W for x [rows, I], or x Wᵀ for x [rows, O]; float32, in W's type.
 
     It is for a loop in which W does not change. XLA for CPUs copies the right operand of every
     product into another order, which takes up to half of the time if that operand is large and the
-    rows are few. There this product is (Wᵀ xᵀ)ᵀ (docs/performance.md has the gain).
+    rows are few. There this product is (Wᵀ xᵀ)ᵀ (docs/performance.md has the gain). A window that
+    transposes W itself needs more rows to gain.
     """
-    right = w_IO.T if transposed else w_IO
-    fewest, most = (16, 256) if transposed else (16, 96)
-    if w_IO.size < 2**18 * (1 if transposed else 4) or not fewest <= rows <= most:
+    if isinstance(w_IO, Transposed):
+        assert not transposed
+        right, left = w_IO
+        is_left = 2 <= rows <= 192
+    elif transposed:
+        right, left = w_IO.T, w_IO
+        is_left = w_IO.size >= _LARGE // 4 and 16 <= rows <= 256
+    else:
+        right, left = w_IO, w_IO.T
+        is_left = w_IO.size >= _LARGE and 16 <= rows <= 96
+    if not is_left:
         return lambda x: dot(x, right)
-    left = w_IO if transposed else w_IO.T
 
     def with_left(x: Array, left: Array, _: Array) -> Array:
         x = x.astype(left.dtype)

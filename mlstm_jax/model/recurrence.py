@@ -108,7 +108,10 @@ def step_gradient(gates: Gates, before_c: Array, dh: Array, dc: Array) -> tuple[
 
 
 class LayerWeights(NamedTuple):
-    """The matrices and the bias, float32; for bytes I is 256, and row v belongs to byte v."""
+    """The matrices and the bias, float32; for bytes I is 256, and row v belongs to byte v.
+
+    For reading, those that multiply h and m may be `Transposed`, in the compute type.
+    """
 
     wmx_IH: Array
     wx_IG: Array

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import linen
 
 from mlstm_jax.model.architecture import Architecture, Products, ReadOptions, Tree, Window
-from mlstm_jax.model.ops import column_norms, matmul, weight_norm
+from mlstm_jax.model.ops import column_norms, matmul, weight_norm, with_transpose
 from mlstm_jax.model.time_loops import Sequence, all_states, sum_of_h
 
 Array = jax.Array
@@ -115,15 +115,29 @@ class Recurrent(Architecture):
         }
         return weights._replace(**tables)
 
-    def ready(self, params: Any, compute: Any) -> list[Any]:
-        """Return the rounded matrices of all layers, normalised, and the tables of the first."""
+    def ready(self, params: Any, compute: Any, *, several_rows: bool) -> list[Any]:
+        """Return the rounded matrices of all layers, normalised, and the tables of the first.
+
+        For several rows, the matrices that multiply h have their transposes.
+        """
         layers = []
         for layer in range(self.layers):
             weights, x = self.weights(params[f"layer_{layer}"]), jnp.zeros(())
             if layer == 0:
                 weights, x = self.with_tables(weights, params["embedding"], compute), jnp.int32(0)
-            layers.append(weights.rounded(x, compute))
+            weights = weights.rounded(x, compute)
+            if several_rows:
+                weights = self._with_transposes(weights)
+            layers.append(weights)
         return layers
+
+    def _with_transposes(self, weights: Any) -> Any:
+        matrices = {}
+        for field, w_IO in weights._asdict().items():
+            name = field.rpartition("_")[0]
+            if name in self.gates and name not in self.input_matrices:
+                matrices[field] = with_transpose(w_IO)
+        return weights._replace(**matrices)
 
     def read(self, window: Window, options: ReadOptions) -> tuple[Tree, Any, Tree]:
         """Read a window with all layers."""

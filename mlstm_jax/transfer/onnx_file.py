@@ -118,7 +118,8 @@ def _model(run: Run, dtype: OnnxType, classifier: Chosen | None) -> Any:
     body = _Nodes("step", constants, dtype)
     is_read_B1 = body("Unsqueeze", "is_read", body.constant([-1], np.int64))
     x, ends, every = "byte", [], range(layers)
-    for layer, weights in enumerate(LanguageModel(model, Precision()).ready(params)):
+    layer_weights = LanguageModel(model, Precision()).ready(params, several_rows=False)
+    for layer, weights in enumerate(layer_weights):
         x, c = _step(body, weights, x, f"h_{layer}", f"c_{layer}", is_read_B1)
         ends += [x, c]
     scanned = [body("Identity", end) for end in ends]

@@ -44,7 +44,7 @@ STATE_NAMES: dict[FeatureState, str] = {
 
 S = TypeVar("S", bound=FeatureState)
 
-ROWS = (1, 8, 32, 64, 256)  # of the programs, on each device
+ROWS = (1, 8, 16, 32, 64, 256)  # of the programs, on each device
 _WINDOWS = (16, 128)
 # A step of n rows costs about as much as n + 4 (GPUs: n + 176) rows would without the time to read
 # the weights: on two cores of an EPYC 8, 64 and 256 rows cost 3, 18 and 67 times one row in fp32,
@@ -283,13 +283,14 @@ class TextReader:
         self._widths = sorted({run.config.model.reading_window(width) for width in widths})
         params = devices.replicate(run.params)
 
-        def prepare(model: LanguageModel) -> tuple[Any, Any]:
+        def prepare(model: LanguageModel, *, several_rows: bool) -> tuple[Any, Any]:
             step = _program(model, tuple(devices.devices), mean, score, trail)
-            return step, (params, devices.replicate(model.ready(run.params)))
+            ready = model.ready(run.params, several_rows=several_rows)
+            return step, (params, devices.replicate(ready))
 
-        self.one_row = self._rows = prepare(run.model)
+        self.one_row = self._rows = prepare(run.model, several_rows=run.batch_model is None)
         if run.batch_model and most > 1:
-            self._rows = prepare(run.batch_model)
+            self._rows = prepare(run.batch_model, several_rows=True)
 
     def read(
         self, texts: Sequence[bytes], state: Any = None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.compiled_program import Program, parse, places, products
-from mlstm_jax.model.ops import dot, times
+from mlstm_jax.model.ops import dot, times, with_transpose
 from mlstm_jax.model.recurrence import SEPARATE, Carry, LayerWeights
 from mlstm_jax.model.time_loops import Sequence, recurrence
 from tests.tolerance import assert_close
@@ -33,20 +33,23 @@ def gradient(compute: str) -> Program:
 
 
 @pytest.mark.parametrize("rows", [8, 16, 300])
-@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("kind", ["W", "transposed W", "W with its transpose"])
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
-def test_a_product_of_a_loop_is_that_of_its_operands(compute, transposed, rows, random) -> None:
+def test_a_product_of_a_loop_is_that_of_its_operands(compute, kind, rows, random) -> None:
     """With few rows and a large matrix, the matrix is the left operand on a CPU."""
+    transposed = kind == "transposed W"
     w_IO = random.normal(size=(512, 2048)).astype(compute)
     x = random.normal(size=(rows, 2048 if transposed else 512)).astype(compute)
+    given = with_transpose(jnp.asarray(w_IO)) if kind == "W with its transpose" else w_IO
     product = jax.jit(lambda x, w: times(w, rows, transposed=transposed)(x))
     exact = np.float64(x) @ (np.float64(w_IO).T if transposed else np.float64(w_IO))
     # The operands are exact in their type, and the sums are float32.
-    assert_close(product(x, w_IO), exact, terms=x.shape[1])
-    program = parse(product.lower(x, w_IO).compile().as_text())
+    assert_close(product(x, given), exact, terms=x.shape[1])
+    program = parse(product.lower(x, given).compile().as_text())
     every = (one for part in program.computations.values() for one in part.values())
     (found,) = (one for one in every if one.opcode == "dot")
-    assert found.arrays[0].shape[1 if rows == 16 else 0] == rows
+    is_left = rows == 16 or (rows == 8 and kind == "W with its transpose")
+    assert found.arrays[0].shape[1 if is_left else 0] == rows
 
 
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
