@@ -118,7 +118,7 @@ def set_variable(variable: str, value: str | float) -> None:
 
 
 def prepare(devices: "Devices", *, deterministic: bool = False) -> None:
-    """Set what JAX reads when it starts; keep what the user has set.
+    """Set what JAX reads when it starts, its cache included; keep what the user has set.
 
     Args:
         devices: the config's; its number of virtual devices is used.
@@ -127,6 +127,7 @@ def prepare(devices: "Devices", *, deterministic: bool = False) -> None:
     Raises:
         UserError: JAX has already started with other settings.
     """
+    cache_programs()
     if not any(name in os.environ for name in _FRACTION_NAMES):
         os.environ[_FRACTION_NAMES[0]] = str(MEMORY_FRACTION)
     if deterministic:
@@ -334,19 +335,10 @@ def cache_programs() -> None:
     already has a cache folder (JAX_COMPILATION_CACHE_DIR), or if other users can write to the
     folder: its programs are executed.
     """
-    name = os.environ.get(CACHE)
-    if name == "" or "JAX_COMPILATION_CACHE_DIR" in os.environ or has_started():
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ or _jax_cache() or has_started():
         return
-    try:
-        if not name:
-            name = f"{os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'}/mlstm_jax"
-        folder = Path(name).absolute() / _machine()
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        status = folder.stat()
-        if status.st_uid != os.getuid() or status.st_mode & 0o022:
-            return
-        _remove_incomplete(folder)
-    except (OSError, RuntimeError):  # RuntimeError: the user has no home folder.
+    folder = _cache_folder()
+    if folder is None:
         return
     set_variable("JAX_COMPILATION_CACHE_DIR", str(folder))
     # With a size limit JAX holds a lock while it reads and writes, so no process reads a program
@@ -357,6 +349,35 @@ def cache_programs() -> None:
     ):
         if variable not in os.environ:
             set_variable(variable, value)
+
+
+def _jax_cache() -> str | None:
+    """Return the cache folder that JAX has; None: it has none yet."""
+    if "jax" not in sys.modules:
+        return os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    import jax
+
+    folder: str | None = jax.config.jax_compilation_cache_dir
+    return folder
+
+
+def _cache_folder() -> Path | None:
+    """Return the folder of MLSTM_JAX_CACHE for this kind of processor; None: there is no cache."""
+    name = os.environ.get(CACHE)
+    if name == "":
+        return None
+    try:
+        if not name:
+            name = f"{os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'}/mlstm_jax"
+        folder = Path(name).absolute() / _machine()
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        status = folder.stat()
+        if status.st_uid != os.getuid() or status.st_mode & 0o022:
+            return None
+        _remove_incomplete(folder)
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home folder.
+        return None
+    return folder
 
 
 def _machine() -> str:
@@ -406,7 +427,7 @@ def multiplies_bf16_faster() -> bool:
         # Of an NVIDIA GPU; AMD's are called gfx942.
         capability = str(getattr(jax.local_devices()[0], "compute_capability", ""))
         return bool(re.fullmatch(r"\d+\.\d+", capability)) and float(capability) >= _A100
-    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    folder = _jax_cache() or _cache_folder()  # also where JAX had started before the cache
     path = Path(folder or os.devnull) / f"bf16_{_machine()}_{metadata.version('jaxlib')}"
     with contextlib.suppress(OSError, ValueError):
         return float(path.read_text()) >= _LEAST_BF16_GAIN

@@ -58,6 +58,22 @@ def test_a_program_is_compiled_once_a_machine(tmp_path, command_environment):
     assert end(begin(tmp_path, command_environment))[1] == "hits 1"
 
 
+@pytest.mark.parametrize("name", ["", "programs"])
+def test_python_has_the_cache_of_the_command_line(name, tmp_path, command_environment):
+    """`load` sets it, the import does not, and one variable turns it off."""
+    program = (
+        "import mlstm_jax, jax; before = jax.config.jax_compilation_cache_dir;"
+        "mlstm_jax.load('reviews-1024'); print(before, jax.config.jax_compilation_cache_dir)"
+    )
+    own = {environment.CACHE: name and str(tmp_path / name)}
+    command = [sys.executable, "-c", program]
+    pipe = {"capture_output": True, "text": True, "check": True}
+    said = subprocess.run(command, env=command_environment | own, **pipe).stdout.split()
+    assert said[0] == "None"
+    assert (said[1] != "None") == (name != "")
+    assert [Path(said[1])] == ([*tmp_path.glob("programs/*")] or [Path("None")])
+
+
 def test_where_there_is_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Turned off; set by the user; and where others may write what this process would execute."""
     own = "JAX_COMPILATION_CACHE_DIR"

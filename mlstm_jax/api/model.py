@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from mlstm_jax import output, shipped
+from mlstm_jax import environment, output, shipped
 from mlstm_jax import run as runs
 from mlstm_jax.api.arguments import Examples, as_labelled, public
 from mlstm_jax.api.reading import ReadingModel
@@ -330,6 +330,9 @@ def load(
 ) -> TrainedModel:
     """Load a trained model.
 
+    Compiled programs, and whether the CPU multiplies bf16 faster, are kept for the next process, as
+    the command line does (docs/runs.md). `os.environ["MLSTM_JAX_CACHE"] = ""` turns this off.
+
     Args:
         path: run folder, trained or imported, or a model of the package, such as reviews-1024; or a
             .safetensors that `export` wrote.
@@ -343,5 +346,6 @@ def load(
         ValueError: the model or the checkpoint does not exist.
         OSError: the checkpoint is damaged.
     """
+    environment.cache_programs()
     run = runs.with_compute(runs.load_run(Path(path), str(checkpoint)), compute)
     return TrainedModel(run, str(checkpoint), compute)
