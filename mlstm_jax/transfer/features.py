@@ -31,7 +31,7 @@ from mlstm_jax.corpora.documents import Recipe, clean
 from mlstm_jax.corpora.readers import read_documents
 from mlstm_jax.corpora.sources import Source, check_source
 from mlstm_jax.data.corpus import Cleaning
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, note
 from mlstm_jax.run import Run
 from mlstm_jax.terminal import ProgressLine
 from mlstm_jax.training import parallel
@@ -49,6 +49,7 @@ from mlstm_jax.transfer.reader import (
 Features = NDArray[np.float32]
 
 _MOST_CHARACTERS, _MOST_TEXTS = 1 << 25, 1 << 13  # in memory; fewer would fill rows less
+_LONG = 200_000  # bytes of a text; on a CPU, minutes with 1,024 units
 
 
 class Reading(NamedTuple):
@@ -200,6 +201,13 @@ class Featurizer:
     def _read(self, texts: Sequence[str], line: ProgressLine) -> Reading:
         cleaned, model = self._run.cleaned(texts), self._run.config.model
         length_N = np.array([len(text) for text in cleaned])
+        longest = int(length_N.max(initial=0))
+        if longest > max(_LONG, length_N.sum() / 2):
+            note(
+                f"a text has {longest:,} bytes, and most of the reading is that of this text alone, "
+                "one byte at a time: several times as slow as many texts together. If its parts may "
+                "be read without the text before them, give them as texts."
+            )
         result, nats_N = np.zeros((len(texts), len(self.columns)), np.float32), np.zeros(len(texts))
         for turn, after, _ in self._reader.read(cleaned):
             line.advance(turn.bytes)

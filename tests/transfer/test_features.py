@@ -13,7 +13,7 @@ import pytest
 
 from mlstm_jax import cli, environment
 from mlstm_jax.corpora.documents import clean
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import Note, UserError
 from mlstm_jax.run import Run, load_run, with_compute
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer import features
@@ -54,6 +54,12 @@ def test_features_do_not_depend_on_batch_mates_order_or_calls(run: Run, state: S
     for number, text in enumerate(TEXTS):
         assert_close(read([text])[0], together[number], TERMS)
     np.testing.assert_array_equal(read(TEXTS * 30), together)
+
+
+def test_a_text_that_takes_most_of_the_time_is_noted(run: Run, monkeypatch) -> None:
+    monkeypatch.setattr(features, "_LONG", 500)
+    with pytest.warns(Note, match=f"{len(run.cleaned(TEXTS)[2])} bytes"):
+        Featurizer(run)(TEXTS)
 
 
 def test_a_file_is_read_in_parts(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
