@@ -6,7 +6,7 @@ Each version runs in a process of its own, and their rounds alternate: this chec
 --compute, the checkout named by --other, and, where torch is installed, the same model written as a
 simple loop in PyTorch, in fp32 and bf16. Cases of more than 200 kB are read once. A TF-IDF pipeline
 (fit and predict) stands beside them. The case "one long" is a text that repeats "ab "; versions
-that differ by a factor of the rows can be given a shorter one. Last, one text and 64 are generated.
+that differ by a factor of the rows can be given a shorter one. Last, texts are generated.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from typing import Any
 
 MODEL = "reviews-1024"
 MUCH = 200_000  # bytes
-GENERATED = {"generate 1 text": 1, "generate 64 texts": 64}
+GENERATED = {"generate 1 text": 1, "generate 16 texts": 16, "generate 64 texts": 64}
 GENERATED_BYTES = 512  # of each text
 SENTENCE = (
     "A stirring, funny and finally transporting re-imagining of Beauty and the Beast, of the film."
@@ -33,7 +33,8 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--short", type=Path, help="file of short texts; unset: made-up ones")
     parser.add_argument("--long", type=Path, help="file of long texts; unset: made-up ones")
-    parser.add_argument("--counts", type=int, nargs=3, default=[64, 1000, 200], metavar="N")
+    parser.add_argument("--short-counts", type=int, nargs="+", default=[8, 64, 1000], metavar="N")
+    parser.add_argument("--long-counts", type=int, nargs="+", default=[20, 50, 200], metavar="N")
     parser.add_argument("--bytes", type=int, default=300_000, help="of the one long text")
     parser.add_argument("--other", type=Path, help="another checkout to measure in the same rounds")
     parser.add_argument("--compute", nargs="+", default=["fp32", "auto"], help="of this checkout")
@@ -52,18 +53,16 @@ def make_cases(arguments: argparse.Namespace) -> dict[str, list[str]]:
     def read_texts(path: Path) -> list[str]:
         return [one.text if one else "" for one in read_documents(Source(str(path)), Recipe())]
 
-    few, many, long = arguments.counts
-    short_texts = [SENTENCE[:80], SENTENCE] * many
-    long_texts = [SENTENCE * 12, SENTENCE * 20] * long
+    short_texts = [SENTENCE[:80], SENTENCE] * max(arguments.short_counts)
+    long_texts = [SENTENCE * 12, SENTENCE * 20] * max(arguments.long_counts)
     if arguments.short:
         short_texts = read_texts(arguments.short)
     if arguments.long:
         long_texts = read_texts(arguments.long)
     return {
         "one sentence": [SENTENCE],
-        f"{few} short": short_texts[:few],
-        f"{many} short": short_texts[:many],
-        f"{long} long": long_texts[:long],
+        **{f"{count} short": short_texts[:count] for count in arguments.short_counts},
+        **{f"{count} long": long_texts[:count] for count in arguments.long_counts},
         "one long": ["ab " * (arguments.bytes // 3)],
     }
 

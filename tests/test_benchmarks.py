@@ -38,7 +38,7 @@ SMALL = {
     "gpu_program": "--grid small",
     "optimizer": POINT,
     "products": POINT,
-    "reading": "--counts 2 3 1 --bytes 30 --rounds 1 --compute auto",
+    "reading": "--short-counts 2 3 --long-counts 1 --bytes 30 --rounds 1 --compute auto",
     "recurrence": f"{POINT} --implementations ours autodiff --recompute-every 4",
     "scaling": "--devices 2 --hidden 16 --rows 2 --window 8 --steps 1 --rounds 1",
     "start": "--rounds 1 --sizes '128 units'",

@@ -204,8 +204,8 @@ class Featurizer:
         longest = int(length_N.max(initial=0))
         if longest > max(_LONG, length_N.sum() / 2):
             note(
-                f"a text has {longest:,} bytes, and most of the reading is that of this text alone, "
-                "one byte at a time: several times as slow as many texts together. If its parts may "
+                f"a text has {longest:,} bytes, and most of the time is spent on it alone, one "
+                "byte at a time, several times as slow as many texts together. If its parts may "
                 "be read without the text before them, give them as texts."
             )
         result, nats_N = np.zeros((len(texts), len(self.columns)), np.float32), np.zeros(len(texts))
