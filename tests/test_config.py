@@ -101,7 +101,6 @@ def test_without_words_it_is_the_quickstart() -> None:
         ),
         (lambda: Optimizer(clip_norm=float("nan")), "optimizer.clip_norm is nan, but it must be"),
         (lambda: Optimizer(decay_steps=2**31), "optimizer.decay_steps is 2147483648"),
-        (lambda: Train(rollback_factor=1.0), "train.rollback_factor is 1.0"),
         (lambda: Distributed(coordinator="node1"), "must be HOST:PORT, such as node1:8476"),
         (lambda: Distributed(coordinator="[::1]:0"), "distributed.coordinator is '[::1]:0'"),
         (lambda: Distributed(processes=2, index=2), "distributed.index is 2, but it must be below"),

@@ -267,16 +267,11 @@ class Train(Checked, section="train"):
     # of the labels) is also kept, and one that is older than any divergence that can still be
     # detected.
     keep_checkpoints: Count = 2
-    # What to do when the run diverges. stop: end with an error. rollback: resume from the last
-    # checkpoint before the divergence, with the learning rate multiplied by `rollback_factor`. Both
-    # delete the checkpoints written after the divergence began.
-    on_divergence: Literal["stop", "rollback"] = "stop"
-    # Factor of the learning rate at every rollback.
-    rollback_factor: Annotated[float, Between(0, 1, "()")] = 0.5
     # A run has diverged when its training loss is above this many bits per character for
     # `divergence_steps` steps in a row (a uniform prediction has 8), or when
     # `precision.max_consecutive_skips` updates in a row contained inf or NaN, or when its last
-    # validation loss is above this number.
+    # validation loss is above this number. The run then stops, and the checkpoints written after
+    # the divergence began are deleted.
     divergence_bpc: Annotated[float, Between(0, ends="(]")] = 10.0
     # Number of such steps in a row.
     divergence_steps: Count = 100

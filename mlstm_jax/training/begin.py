@@ -1,7 +1,6 @@
 """Where a run begins: from a seed, from the parameters of another run, or at a checkpoint.
 
-A session begins at the newest complete checkpoint that all processes can read. After a divergence
-the run returns to one from before it.
+A session begins at the newest complete checkpoint that all processes can read.
 """
 
 from dataclasses import dataclass
@@ -63,7 +62,7 @@ def load_start(
 
 @dataclass
 class ResumeFinder:
-    """Finds where a session begins, and where it returns to after a divergence.
+    """Finds where a session begins.
 
     Attributes:
         given: the parameters that `train.start_from` names now, by name, NumPy float32, if they
@@ -90,51 +89,30 @@ class ResumeFinder:
         path = self.config.train.start_from
         self._is_same_path = before is not None and before.train.start_from == path
 
-    def find(self, newest: int | None = None) -> ResumePoint:
+    def find(self) -> ResumePoint:
         """Return the newest checkpoint that every process can read, or the first step's state.
 
         Newer checkpoints that cannot be read are set aside.
-
-        Args:
-            newest: the last step before the run diverged; later checkpoints are deleted.
 
         Raises:
             UserError: checkpoints exist, but none can be read; or the run was trained on another
                 corpus, from other parameters, or on other rows.
         """
-        if not self.config.phases:
-            # A checkpoint tells where the run reads on; the session may have begun after it.
-            self.phases[0].stream.origin = Origin()
-        point = self._newest_checkpoint(newest)
+        point = self._newest_checkpoint()
         if point is None:
-            if newest is None:
-                require_new(Path(self.config.out), resume=self.resume)
-            # Loading may have failed earlier, when checkpoints existed and it was not needed.
-            given, start = self.given, self._fingerprint
-            if given is None:
-                given, start, _ = load_start(self.cluster, self.config, required=True)
-            fresh = fresh_state(self.config, self.model, self._tx, given)
+            require_new(Path(self.config.out), resume=self.resume)
+            fresh = fresh_state(self.config, self.model, self._tx, self.given)
             state = self.devices.of_first_process(fresh)
-            point = ResumePoint(0, state, None, Origin(), [], start=start)
-        path = self.config.train.start_from
-        if newest is None:
-            self._start = point.start
-            changed = []
-            if self._fingerprint not in (None, point.start):
-                changed = [
-                    f"{path} has changed since the run started from it; the run's checkpoints "
-                    "have not"
-                ]
-            return point._replace(notes=[*self._notes, *changed, *point.notes])
-        if point.start != self._start:
-            raise UserError(
-                f"the run must return to its first step, but train.start_from, {path}, does not "
-                "give the parameters that it started from; name these, or start a new run with "
-                "`out`."
-            )
-        return point
+            point = ResumePoint(0, state, None, Origin(), [], start=self._fingerprint)
+        changed = []
+        if self._fingerprint not in (None, point.start):
+            changed = [
+                f"{self.config.train.start_from} has changed since the run started from it; the "
+                "run's checkpoints have not"
+            ]
+        return point._replace(notes=[*self._notes, *changed, *point.notes])
 
-    def _newest_checkpoint(self, newest: int | None) -> ResumePoint | None:
+    def _newest_checkpoint(self) -> ResumePoint | None:
         checkpoints, shapes = self.checkpoints, state_shapes(self.config, self.model, self._tx)
         self.cluster.require_equal(
             {"checkpoints": checkpoints.steps()},
@@ -143,8 +121,6 @@ class ResumeFinder:
         notes: list[str] = []
         damaged: list[int] = []
         for step in reversed(checkpoints.steps()):
-            if newest is not None and step > newest:
-                continue
             phase = next((part for part in self.phases if step <= part.last), self.phases[-1])
             now = checkpoint_meta(phase, self.corpus, step)._replace(start=self._fingerprint)
             try:
@@ -160,8 +136,6 @@ class ResumeFinder:
                 notes.append(problems[0])
                 damaged.append(step)
                 continue
-            if newest is not None:
-                checkpoints.drop_after(newest)
             if damaged:
                 folder = self._set_aside(damaged)
                 notes.append(
@@ -187,8 +161,6 @@ class ResumeFinder:
                 "; ".join(notes) + ". There is no other checkpoint to resume from; restore one "
                 "from a copy, or start a new run with `out`."
             )
-        if newest is not None:
-            checkpoints.drop_after(newest)
         return None
 
     def _set_aside(self, steps: list[int]) -> Path:

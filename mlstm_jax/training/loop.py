@@ -11,7 +11,7 @@ import signal
 import time
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
@@ -28,9 +28,6 @@ from mlstm_jax.training.reporter import Diverged, Reporter
 from mlstm_jax.training.session import Session, set_up
 from mlstm_jax.training.state import TrainState
 from mlstm_jax.training.step import make_train_step
-
-# If a run still diverges at so small a fraction of its learning rate, the rate is not the cause.
-_LEAST_RATE_SCALE = 1 / 64
 
 
 def train(config: Config, **options: Any) -> Path:
@@ -56,7 +53,7 @@ def train(config: Config, **options: Any) -> Path:
 
 
 def _run(session: Session) -> None:
-    """Train the remaining phases; roll back if one diverges."""
+    """Train the remaining phases."""
     phases, point = session.phases, session.begin
     event: dict[str, Any] = {"event": "resumed", "changed": session.changed}
     announced = 0 < point.step < session.total
@@ -73,10 +70,10 @@ def _run(session: Session) -> None:
             try:
                 state, carry = _train_phase(session, phase, point, reporter)
             except Diverged as diverged:
-                point, event = _roll_back(session, diverged, point)
-                session, announced = session.starting_at(point.origin), True
-                phases = session.phases
-                continue
+                # No session resumes from a diverged state.
+                session.checkpoints.drop_after(diverged.since)
+                rate = session.config.optimizer.learning_rate
+                raise diverged.with_resume_advice(session.checkpoints.latest(), rate) from None
         if phase is phases[-1]:
             return
         following = phases[phases.index(phase) + 1]
@@ -86,29 +83,6 @@ def _run(session: Session) -> None:
             phase.last, state, carry, origin, [note], reporter.high_steps, None, phase.update_bytes
         )
         event, announced = {"event": "phase"}, True
-
-
-def _roll_back(
-    session: Session, diverged: Diverged, began: ResumePoint
-) -> tuple[ResumePoint, dict[str, Any]]:
-    """Return where a diverged run resumes, and the event; raise Diverged if it must stop.
-
-    Later checkpoints are deleted, so that no session resumes from a diverged state.
-    """
-    config, checkpoints = session.config, session.checkpoints
-    scale = float(began.state.rate_scale) * config.train.rollback_factor
-    if config.train.on_divergence == "stop" or scale < _LEAST_RATE_SCALE:
-        checkpoints.drop_after(diverged.since)
-        raise diverged.going_on_from(checkpoints.latest())
-    point = session.find(diverged.since)
-    scale = min(scale, float(point.state.rate_scale) * config.train.rollback_factor)
-    note = (
-        f"diverged at step {diverged.step}: {diverged.reason}. The run returns to step {point.step}"
-        f" with the learning rate times {scale:g}"
-    )
-    state = point.state._replace(rate_scale=cast(jax.Array, np.float32(scale)))
-    event = {"event": "rolled_back", "diverged_at": diverged.step, "rate_scale": scale}
-    return point._replace(state=state, notes=[*point.notes, note]), event
 
 
 def _train_phase(

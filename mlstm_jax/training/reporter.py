@@ -33,8 +33,13 @@ class Diverged(KnownError):
         super().__init__(f"stopped at step {step}: {reason}. {advice}")
         self.step, self.reason, self.since = step, reason, since
 
-    def going_on_from(self, checkpoint: int | None) -> "Diverged":
-        """Return the same error with advice; `checkpoint` is the newest one before it began."""
+    def with_resume_advice(self, checkpoint: int | None, rate: float) -> "Diverged":
+        """Return the same error with advice.
+
+        Args:
+            checkpoint: the newest one from before it began, if any.
+            rate: `optimizer.learning_rate` of the run.
+        """
         begin = (
             "There is no checkpoint from before that, so the same command starts over"
             if checkpoint is None
@@ -45,9 +50,8 @@ class Diverged(KnownError):
             self.step,
             self.reason,
             self.since,
-            f"{begin}. Lower optimizer.learning_rate or optimizer.clip_norm, or add "
-            "`train.on_divergence` rollback, which lowers the rate by itself, or start a new run "
-            "with `precision.compute` bf16.",
+            f"{begin}. Lower `optimizer.learning_rate`, such as to {rate / 2:g}, or "
+            "`optimizer.clip_norm`, or start a new run with `precision.compute` bf16.",
         )
 
 

@@ -50,7 +50,6 @@ class Session:
     checkpoints: Checkpoints
     require_equal_replicas: Callable[[int, Any], None]
     begin: ResumePoint
-    find: Callable[[int], ResumePoint]  # where to resume, at or before a step
     phases: list[ResolvedPhase]
     lr_schedules: list[optax.Schedule]  # of each phase
     progress: ProgressLine
@@ -65,12 +64,6 @@ class Session:
         """Open metrics.jsonl to append after a step; only process 0 has one."""
         folder = Path(self.config.out) if self.cluster.is_first else None
         return MetricsLog(folder, step, self.callbacks)
-
-    def starting_at(self, origin: Origin) -> "Session":
-        """Return the session of the same run, which has returned to an earlier checkpoint."""
-        phases = _starting_at(self.config, self.phases, origin)
-        rates = schedule.rates(self.config.optimizer, segments(phases))
-        return dataclasses.replace(self, phases=phases, lr_schedules=rates)
 
 
 def set_up(
@@ -164,7 +157,6 @@ def set_up(
         checkpoints=checkpoints,
         require_equal_replicas=parallel.make_comparison(cluster, devices),
         begin=begin,
-        find=finder.find,
         phases=phases,
         lr_schedules=schedule.rates(config.optimizer, segments(phases)),
         progress=progress,

@@ -92,7 +92,6 @@ class TrainState(NamedTuple):
     step: Array  # batches seen
     applied: Array  # updates applied
     consecutive_skips: Array  # latest updates skipped in a row
-    rate_scale: Array  # float32: factor by which rollbacks have multiplied the learning rate
     params: Parameters
     opt_state: Any
     loss_scale: LossScale
@@ -113,7 +112,6 @@ def init_state(
         step=jnp.int32(0),
         applied=jnp.int32(0),
         consecutive_skips=jnp.int32(0),
-        rate_scale=jnp.float32(1),
         params=params,
         opt_state=optimizer.init(params),
         loss_scale=init_loss_scale(config.precision),

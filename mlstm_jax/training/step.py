@@ -221,12 +221,11 @@ def make_train_step(
         finite = jnp.isfinite(loss) & jnp.isfinite(square)
 
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
-        rate_scale = state.rate_scale
         if batch.active_fraction_B is not None:
             # At the end of an epoch few rows may be left. Most optimizers undo the gradient's own
             # scale, so their updates are multiplied by the fraction of rows that still read.
-            rate_scale = rate_scale * batch.active_fraction_B[0]
-        updates = jax.tree.map(lambda update: update * rate_scale, updates)
+            fraction = batch.active_fraction_B[0]
+            updates = jax.tree.map(lambda update: update * fraction, updates)
         params = optax.apply_updates(state.params, updates)
         params, opt_state, after = _select(
             finite, (params, opt_state, after), (state.params, state.opt_state, carry)
@@ -241,7 +240,6 @@ def make_train_step(
             step=state.step + 1,
             applied=state.applied + finite,
             consecutive_skips=jnp.where(finite, 0, state.consecutive_skips + 1),
-            rate_scale=state.rate_scale,
             params=params,
             opt_state=opt_state,
             loss_scale=adjust_loss_scale(state.loss_scale, finite, config.precision),
@@ -253,7 +251,7 @@ def make_train_step(
             stop=stop,
             skipped=new.step - new.applied,
             consecutive_skips=new.consecutive_skips,
-            learning_rate=jnp.float32(lr_schedule(state.applied)) * state.rate_scale,
+            learning_rate=jnp.float32(lr_schedule(state.applied)),
             loss_scale=scale,
         )
         return new, after, metrics
