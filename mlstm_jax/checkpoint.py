@@ -293,7 +293,8 @@ class Checkpoints:
             about: what the checkpoint was trained on.
 
         Raises:
-            CheckpointFailed: this checkpoint, or the previous one, could not be written.
+            CheckpointFailed: this checkpoint, or the previous one, could not be written, or the
+                first cannot be read back.
         """
         import orbax.checkpoint as ocp
 
@@ -319,9 +320,20 @@ class Checkpoints:
         self._begun = step
         if not self._is_proven:
             self.wait()
-            with self._failure(step):
-                self._read(step, parts, _shapes_of(rows["carry"]["carry"]) if rows else None)
+            self._prove(step, parts, rows)
             self._is_proven = True
+
+    def _prove(self, step: int, parts: dict[str, Any], rows: dict[str, Any]) -> None:
+        """Read a checkpoint back; raise CheckpointFailed if it is not what was written."""
+        carry = _shapes_of(rows["carry"]["carry"]) if rows else None
+        try:
+            self._read(step, parts, carry)
+        except Exception as error:  # Orbax, TensorStore and the system raise different types.
+            self._failed = True
+            raise CheckpointFailed(
+                f"the first checkpoint, of step {step}, was written to {self.folder}, but cannot "
+                f"be read back ({_brief(error)}). {remedy(error) or 'Choose another folder'}."
+            ) from error
 
     def wait(self) -> None:
         """Wait until checkpoints are written; raise CheckpointFailed if one could not be."""
