@@ -9,8 +9,8 @@ from tyro.conf import Positional, arg
 
 from mlstm_jax import output, shipped
 from mlstm_jax.api import corpora
-from mlstm_jax.commands import Call, as_options, command
-from mlstm_jax.corpora.inspect import advice, format_summary
+from mlstm_jax.commands import Call, command
+from mlstm_jax.corpora.inspect import format_summary
 from mlstm_jax.data.corpus import format_corpus, open_corpus
 from mlstm_jax.errors import UserError, did_you_mean, nearest
 from mlstm_jax.guard import interruptible
@@ -56,9 +56,6 @@ def prepare(
     with interruptible(note=lambda: "no temporary files are left"):
         corpus = call()
     show(format_corpus(corpus))
-    every = sources or [name for some in given.values() for name in some]
-    for note in advice(corpus, every, call.arguments["options"].document):
-        show(f"note: {as_options(note)}")
 
 
 @command(corpora.inspect, "corpus")

@@ -1,16 +1,12 @@
-"""What is in a corpus: lengths, bytes, ratings, samples, steps an epoch; advice on a new one."""
+"""What is in a corpus: lengths, bytes, ratings, samples, steps an epoch."""
 
 import math
-import re
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax.corpora.documents import Unit
-from mlstm_jax.corpora.sources import skipped_files
-from mlstm_jax.data.corpus import SPLITS, Corpus, Manifest, Split
+from mlstm_jax.data.corpus import SPLITS, Corpus, Split
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.digest import CheckedBytes
 from mlstm_jax.errors import UserError
@@ -18,21 +14,6 @@ from mlstm_jax.errors import UserError
 _CHUNK = 1 << 26  # bytes counted at a time
 _SHOWN = 200  # bytes of a document
 _MOST_RATINGS = 20
-# To detect lines wrapped by an editor: their length in bytes, and the ends of sentences.
-_LEAST_WRAPPED, _MOST_WRAPPED = 40, 130
-_ENDS = (".", "!", "?", '"', "”", ")", "。")
-_LINES = 2000  # documents examined
-# With fewer bytes, bits per character depend too much on the choice of documents.
-_LEAST_SCORED = 50_000
-# Amazon reviews have 0.0008.
-_MUCH_MARKUP = 0.1
-_MOST_NAMED = 5
-_TEXT_FILES = (".txt", ".txt.gz")
-# Smallest weight of the train split, each other being 1: most of the text is for training.
-_LEAST_TRAINED = 8
-_SAMPLE = 1 << 20  # bytes, from documents in random order
-# Without newlines, to stay within a document: in a corpus of reviews each begins with one.
-_TAG = re.compile(rb"<[A-Za-z/!?][^<>\n]{0,1000}>")
 
 
 def summarise(corpus: Corpus, *, batch: int, window: int, samples: int = 3) -> dict[str, Any]:
@@ -173,89 +154,3 @@ def _name(byte: int) -> str:
 def _line(text: str) -> str:
     shown = " ".join(text.split())
     return shown if len(shown) <= 100 else f"{shown[:100]} …"
-
-
-def advice(corpus: Corpus, sources: Sequence[str], document: Unit | None) -> Iterator[str]:
-    """Yield notes on a corpus, one line each; often there are none.
-
-    Args:
-        corpus: the corpus.
-        sources: its sources, as passed to `find_sources`.
-        document: the requested unit of a document in a text file; None: no request.
-
-    Raises:
-        UserError: a split's files do not match the manifest.
-    """
-    manifest = corpus.manifest
-    if manifest.rejected:
-        counts = ", ".join(f"{count:,} {kind}" for kind, count in manifest.rejected.items())
-        yield f"skipped, and listed in {corpus.path}.rejects.jsonl: {counts}."
-        if any("gzip" in kind for kind in manifest.rejected):
-            yield "the rest of a damaged gzip file is lost; fetch or create the file again."
-    train = corpus.split("train")
-    share = _markup_share(train)
-    if share >= _MUCH_MARKUP:
-        yield (
-            f"{share:.0%} of the train split's bytes are in tags such as <p>, so it looks like "
-            "HTML or XML; if that is not intended, extract the text first."
-        )
-    others = skipped_files(sources, without=(corpus.path.resolve(),))
-    if others:
-        names = ", ".join(path.name for path in others[:_MOST_NAMED])
-        yield (
-            f"{len(others):,} file(s) in the folders are of an unknown kind and were not read: "
-            f"{names}{', ...' if len(others) > _MOST_NAMED else ''}; if one is text, rename it to "
-            "end in .txt."
-        )
-    of_lines = any(source.name.lower().endswith(_TEXT_FILES) for source in manifest.sources)
-    is_cut = document is None and manifest.split is not None and of_lines
-    median = _wrapped(train) if is_cut else 0
-    if median:
-        yield (
-            f"half of the documents have at most {median:,} bytes, and most end in mid-sentence. "
-            "Each line of a text file is a document: if the lines are wrapped, use `document` "
-            "paragraph or file."
-        )
-    yield from _too_small(manifest)
-
-
-def _too_small(manifest: Manifest) -> Iterator[str]:
-    """Yield a note on each split that is too small to score, with how to enlarge it."""
-    sizes = {name: split.bytes for name, split in manifest.splits.items()}
-    _, valid, test = (int(weight > 0) for weight in manifest.split or (1, 1, 1))
-    # A quarter more, because documents differ in length.
-    train = int(sum(sizes.values()) / (1.25 * _LEAST_SCORED)) - valid - test
-    if manifest.split is None:
-        remedy = f"a good score needs {_LEAST_SCORED:,}."
-    elif train >= _LEAST_TRAINED:
-        share = f"one in {train + valid + test} documents"
-        remedy = f"`split` {train},{valid},{test} gives {share} to each, enough for good scores."
-    else:
-        remedy = f"a good score needs {_LEAST_SCORED:,}, so add more text."
-    for name in ("valid", "test"):
-        if 0 < sizes[name] < _LEAST_SCORED:
-            yield (
-                f"the {name} split has only {sizes[name]:,} bytes, so its scores will be noisy; "
-                f"{remedy}"
-            )
-
-
-def _wrapped(split: Split) -> int:
-    """Return the median bytes of documents that look like lines of wrapped prose; 0 otherwise.
-
-    Wrapped lines have similar lengths, and most of them end in mid-sentence.
-    """
-    lengths = np.diff(np.asarray(split.offsets[: _LINES + 1])).astype(np.int64)
-    if not lengths.size:
-        return 0
-    texts = [_text(split, index).rstrip() for index in range(len(lengths))]
-    ended = sum(text.endswith(_ENDS) for text in texts)
-    median, long = (int(np.percentile(lengths, share)) for share in (50, 95))
-    wraps = median >= _LEAST_WRAPPED and long <= _MOST_WRAPPED and ended < len(texts) / 2
-    return median if wraps else 0
-
-
-def _markup_share(split: Split) -> float:
-    """Return the share of a split's bytes in tags, from 0 to 1, among its first million."""
-    sample = split.bytes[:_SAMPLE].tobytes()
-    return sum(len(tag[0]) for tag in _TAG.finditer(sample)) / max(1, len(sample))

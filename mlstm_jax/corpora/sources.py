@@ -136,21 +136,6 @@ def find_sources(names: Sequence[str], without: Collection[Path] = ()) -> list[S
     return list({source.place: source for source in sources}.values())
 
 
-def skipped_files(names: Sequence[str], without: Collection[Path] = ()) -> list[Path]:
-    """Return the files in named folders that are of an unknown kind, and so are not read.
-
-    Takes the arguments of `find_sources`. Hidden and empty files are left out: they are not meant
-    to be read.
-    """
-    folders = [Path(name) for name in names if Source(name).is_file and Path(name).is_dir()]
-    return sorted(
-        path
-        for folder in folders
-        for path in _shown_in(folder, without)
-        if Source(str(path)).kind not in _KINDS and path.is_file() and path.stat().st_size
-    )
-
-
 def manifest_names(sources: Sequence[Source]) -> list[str]:
     """Return the name of each source in a manifest: a file's name.
 

@@ -1,9 +1,7 @@
 """What `inspect` says of a corpus, against plain Python."""
 
 import json
-import re
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -57,50 +55,3 @@ def test_inspect_as_json(made: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert found["checksums"] == "all agree"
     cli.main(["inspect", str(made), "--samples", "1"])
     assert capsys.readouterr().out.count("sample: ") == 1
-
-
-@pytest.fixture
-def told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """What `prepare` says beside the counts."""
-
-    def prepare(*words: object) -> str:
-        cli.main(["prepare", *map(str, words), "--out", str(tmp_path / "out"), "--overwrite"])
-        return capsys.readouterr().out
-
-    return prepare
-
-
-def numbered(path: Path, line: str, count: int) -> Path:
-    """A file of one line so many times, each with its number."""
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(line.format(n) + "\n" for n in range(count)))
-    return path
-
-
-def test_prepare_says_how_much_looks_like_markup(tmp_path, told) -> None:
-    page = numbered(tmp_path / "a.txt", '<div class="a"><p>{:0>12}</p></div>', 100)
-    assert "65% of the train split's bytes are in tags" in told(page)
-    line = "so good<br /> that I would, if a < b > c, buy it again and then once more {}"
-    assert "tags" not in told(numbered(page, line, 100))
-
-
-def test_the_split_that_is_advised_is_large_enough(told, tmp_path) -> None:
-    line = "It is sentence {} of a long row of them."
-    path = numbered(tmp_path / "a.txt", line, 20_000)
-    said = told(path, "--split", "100,1,1")
-    assert "the valid split has only" in said
-    advised = re.search(r"--split (\d+,1,1) gives", said)
-    assert "note" not in told(path, "--split", advised[1])
-    # No split of so little text is large enough, so none is advised.
-    assert "so add more text" in told(numbered(path, line, 2000), "--split", "8,1,1")
-
-
-def test_wrapped_prose_and_files_of_no_known_kind_are_told(told, tmp_path) -> None:
-    line = "where prose is wrapped at some seventy bytes, a line ends anywhere {}"
-    path, advice = numbered(tmp_path / "in/a.txt", line, 300), "--document paragraph or file"
-    path.with_name("notes.md").write_text("not read")
-    said = told(path.parent)
-    assert "1 file(s) in the folders are of an unknown kind and were not read: notes.md" in said
-    assert advice in said
-    assert advice not in told(path, "--document", "line")
-    assert advice not in told(numbered(path, "Sentence {} is a whole document.", 300))

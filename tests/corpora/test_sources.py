@@ -11,7 +11,7 @@ import duckdb
 import pytest
 
 from mlstm_jax.corpora.prepare import prepare
-from mlstm_jax.corpora.sources import find_sources, skipped_files
+from mlstm_jax.corpora.sources import find_sources
 from mlstm_jax.errors import UserError
 
 from .written import rated
@@ -196,15 +196,6 @@ def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
     manifest = prepare([str(tmp_path)], tmp_path / "out", split=(1, 0, 0))
     names = ["1/text.txt", "a/2/text.txt", "b/2/text.txt", "own.txt"]
     assert [source.name for source in manifest.sources] == names
-
-
-def test_what_is_of_no_known_kind_in_a_folder_is_told(tmp_path: Path) -> None:
-    for name in ("a.txt", "b.md", ".hidden.md", "deep/c.doc"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("text\n")
-    (tmp_path / "empty.md").touch()
-    found = skipped_files([str(tmp_path), "pydoc:", str(tmp_path / "a.txt")])
-    assert [path.name for path in found] == ["b.md", "c.doc"]
 
 
 def test_folder_names_are_no_columns(tmp_path: Path) -> None:
