@@ -10,6 +10,7 @@ from mlstm_jax.corpora.options import PrepareOptions
 from mlstm_jax.corpora.prepare import prepare as run_prepare
 from mlstm_jax.corpora.writer import resolved
 from mlstm_jax.data.corpus import Corpus, SplitName, open_corpus
+from mlstm_jax.errors import UserError
 from mlstm_jax.fields import Count
 
 Sources = str | Path | Sequence[str | Path]
@@ -30,8 +31,7 @@ def prepare(
         sources: one or several files, folders or patterns; or a dict of them by split, to use
             existing splits.
         out: the corpus folder; it is complete or absent.
-        options: how to make the corpus; unset: 1000 training documents for each validation and
-            each test document.
+        options: how to make the corpus; unset: the defaults of `PrepareOptions`.
         overwrite: replace an existing corpus.
         show_progress: on standard error.
 
@@ -39,6 +39,11 @@ def prepare(
         ValueError: a source, `out` or an option cannot be used.
         OSError: the corpus cannot be written.
     """
+    if type(sources).__module__.partition(".")[0] in ("pandas", "polars", "numpy"):
+        raise UserError(
+            f"sources is a {type(sources).__name__}, but `prepare` reads files: write it to one, "
+            'such as with df.to_json("texts.jsonl", orient="records", lines=True)'
+        )
     given = (
         {split: _names(some) for split, some in sources.items()}
         if isinstance(sources, Mapping)
@@ -53,7 +58,11 @@ def prepare(
 
 
 def _names(sources: Sources) -> list[str]:
-    return [str(sources)] if isinstance(sources, (str, Path)) else [str(one) for one in sources]
+    names = [sources] if isinstance(sources, (str, Path)) else list(sources)
+    for name in names:
+        if not isinstance(name, (str, Path)):
+            raise UserError(f"sources: {name!r:.80} is not the path of a file, folder or pattern.")
+    return [str(name) for name in names]
 
 
 @public

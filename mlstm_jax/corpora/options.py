@@ -20,7 +20,9 @@ _MOST_THREADS = 256
 Engine = Literal["duckdb", "beam"]
 SplitWeights = tuple[float, float, float]
 
-SPLIT: SplitWeights = (1000, 1, 1)
+_LARGE: SplitWeights = (1000, 1, 1)  # Paper: of 40 GB
+_SMALL: SplitWeights = (20, 1, 1)
+_LEAST_LARGE = 100_000  # documents, of which the large split gives 100 to valid and to test
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +39,7 @@ class PrepareOptions(Checked):
             if commas separate them, and with tabs if the file shows it.
         split: weights of train, valid and test, in documents, such as 8,1,1 or 0.8,0.1,0.1; 0,0,1
             makes only a test set. Valid and test get at least one document each unless their
-            weight is 0.
+            weight is 0. Unset: 20,1,1, or 1000,1,1 from 100,000 distinct documents on.
         seed: seed of the document order, which depends only on the seed and the documents.
         clean: radford: unescape HTML, newlines to spaces, strip, pad; none: keep the text;
             protein: read amino acid sequences as UniRep does.
@@ -59,7 +61,7 @@ class PrepareOptions(Checked):
     rating_column: str | None = None
     document: Unit | None = None
     quoting: Quoting | None = None
-    split: SplitWeights = SPLIT
+    split: SplitWeights | None = None
     seed: int = 0
     clean: Cleaning = "radford"
     dedupe: Dedupe | None = None
@@ -78,7 +80,7 @@ class PrepareOptions(Checked):
             if getattr(self, name) == "":
                 raise UserError(f"{name} '': names no column; name one, or leave the option out.")
         split, limit = self.split, self.memory_limit
-        if not 0 < sum(split) < math.inf or min(split) < 0:
+        if split and (not 0 < sum(split) < math.inf or min(split) < 0):
             raise UserError(
                 f"split {','.join(map(str, split))}: must be three weights, train, valid and test, "
                 "none negative, at least one above 0; such as 1000,1,1 or 0.8,0.1,0.1, or 0,0,1 "
@@ -95,6 +97,11 @@ class PrepareOptions(Checked):
 
 
 DEFAULTS = PrepareOptions()
+
+
+def usual_split(documents: int) -> SplitWeights:
+    """Return the split of so many distinct documents if none is given."""
+    return _LARGE if documents >= _LEAST_LARGE else _SMALL
 
 
 def check_given(sources: Mapping[SplitName, Sequence[str]], options: PrepareOptions) -> None:

@@ -30,6 +30,7 @@ from mlstm_jax.corpora.options import (
     PrepareOptions,
     SplitWeights,
     check_given,
+    usual_split,
 )
 from mlstm_jax.corpora.readers import cleaned, limited_lines, read_source
 from mlstm_jax.corpora.records import Rejects, check_rejects_file
@@ -301,8 +302,11 @@ def _write(
             f"no record has a number in `rating_column` {recipe.rating_column!r}; give the field "
             "or column of the ratings, or leave the option out."
         )
-    split = None if gathered.sizes else options.split
-    sizes = _sizes(gathered.documents, split) if split else gathered.sizes
+    split: SplitWeights | None = None
+    sizes = gathered.sizes
+    if not sizes:
+        split = options.split or usual_split(gathered.documents)
+        sizes = _sizes(gathered.documents, split)
     documents = _counted(gathered.in_order, gathered.documents, report)
     splits: dict[str, SplitManifest] = {}
     for name in _ORDER:

@@ -4,6 +4,7 @@ import errno
 import glob
 import io
 import os
+import re
 import shutil
 import stat
 import sys
@@ -22,6 +23,7 @@ TFDS = "tfds:"
 FASTA = ("fasta", "fa", "faa")
 _TEXT = ("json", "jsonl", "csv", "tsv", *FASTA, "txt")
 _KINDS = (*_TEXT, "parquet")
+_ADDRESS = re.compile("[A-Za-z][A-Za-z0-9+.-]*://")
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -114,6 +116,8 @@ def find_sources(names: Sequence[str], without: Collection[Path] = ()) -> list[S
         if not source.is_file:
             sources[source] = None
             continue
+        if _ADDRESS.match(name):
+            raise UserError(f"{name}: addresses are not read; download the file, and name it.")
         if not name:
             raise UserError("a source is an empty string, ''; name a file, or . for this folder.")
         path = source.path
@@ -167,7 +171,7 @@ def check_source(source: Source) -> None:
     status = _status(path)
     if not status:
         why = "is a broken link" if path.is_symlink() else "there is no such file"
-        raise UserError(f"{source}: {why}; check the name.")
+        raise UserError(f"{source}: {why}; check the name. Texts are read from files.")
     if stat.S_ISDIR(status.st_mode):
         raise UserError(f"{source}: is a folder; name the files in it, such as {source}/*.json.gz")
     if not stat.S_ISREG(status.st_mode):  # Opening a pipe would wait for its writer.

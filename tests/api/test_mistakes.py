@@ -129,6 +129,7 @@ def refused(method: str, given: dict[str, Any], **mistakes: Any) -> Any:
         (r"\[1\], text 1: the label is empty", lambda m: m.transfer((["a", "b"], [1, None]))),
         ("text 0: the label is empty", lambda m: m.transfer((["a"], [np.nan]))),
         ("neither a string nor a number", lambda m: m.transfer((["a"], [[1]]))),
+        ("`prepare` reads files", lambda m: mlstm.prepare(np.array(["a text"]), "corpus")),
         (r"text 0: the label 'joy' is array\(\[1\]\)",
          lambda m: m.transfer((["a"], {"joy": np.array([[1]])}))),
         *refused("finetune", {"train": (TEXTS, LABELS), "out": "x"}, out=(None,), options=(3,)),

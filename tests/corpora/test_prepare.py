@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from mlstm_jax import cli
+from mlstm_jax.corpora import options
 from mlstm_jax.corpora import prepare as module
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.corpora.prepare import prepare
@@ -95,6 +96,7 @@ def test_lines_have_no_ratings_and_without_cleaning_end_in_newlines(tmp_path: Pa
 @pytest.mark.parametrize(
     ("split", "expected"),
     [
+        (None, (8, 1, 1)),
         ((1000, 1, 1), (8, 1, 1)),
         ((3, 1, 0), (8, 2, 0)),
         ((1, 0, 0), (10, 0, 0)),
@@ -109,9 +111,16 @@ def test_split_is_by_number_of_documents(tmp_path, split, expected):
     prepare([source], out, split=split)
     manifest = open_corpus(out).manifest
     assert tuple(manifest.splits[name].documents for name in SPLITS) == expected
-    words = ",".join(map(str, split))
-    cli.main(["prepare", source, "--split", words, "--out", str(out), "--overwrite"])
+    words = ["--split", ",".join(map(str, split))] if split else []
+    cli.main(["prepare", source, *words, "--out", str(out), "--overwrite"])
     assert open_corpus(out).manifest == manifest
+
+
+def test_the_split_is_chosen_by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = jsonl(tmp_path / "a.jsonl", some(800))
+    assert prepare([source], tmp_path / "small").splits["valid"].documents == 36
+    monkeypatch.setattr(options, "_LEAST_LARGE", 800)
+    assert prepare([source], tmp_path / "large").split == (1000, 1, 1)
 
 
 def test_a_corpus_in_the_current_folder(tmp_path, monkeypatch, capsys) -> None:

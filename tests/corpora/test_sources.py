@@ -98,6 +98,8 @@ def test_one_file_named_twice_is_read_once(tmp_path: Path) -> None:
         ("bad.parquet", r"bad\.parquet: cannot be read as Parquet"),
         ("columns.parquet", r"no column text or .*its columns are id, body.*`text_column`"),
         ("numbers.parquet", r"its column text is INTEGER, not text"),
+        ("https://host/a.csv", r"addresses are not read; download"),
+        ("A text, not a file.", r"no such file; .* Texts are read from files"),
         ("", r"a source is an empty string, ''; name a file, or \. for this folder"),
         ("loop.jsonl", r"loop\.jsonl: Too many levels of symbolic links; check the name"),
         ("x" * 256 + ".txt", r"x\.txt: File name too long; check the name"),
