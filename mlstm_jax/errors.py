@@ -2,10 +2,14 @@
 
 import difflib
 import errno
+import inspect
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parent
 
 
 class KnownError(Exception):
@@ -55,9 +59,17 @@ class Note(UserWarning):
 
 
 def note(text: str) -> None:
-    """Warn with a note; Python shows it as a warning, the command as a line "note: ..."."""
+    """Warn with a note; Python shows it as a warning, the command as a line "note: ...".
+
+    Its place is the line of the user's program that called the package.
+    """
+    level = 1
+    frame = inspect.currentframe()
+    while frame and Path(frame.f_code.co_filename).is_relative_to(_PACKAGE):
+        frame = frame.f_back
+        level += 1
     try:
-        warnings.warn(text, Note, stacklevel=3)
+        warnings.warn(text, Note, stacklevel=level)
     except Note:  # A filter has made it an error.
         raise
     except Exception:  # A closed stream, for example: the work continues.

@@ -157,6 +157,11 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
     folder = shipped.model(folder)
     if folder.is_file() and folder.suffix == ".safetensors":
         return _of_weights(folder, folder, None, checkpoint)
+    if folder.is_file():
+        raise UserError(
+            f"{folder} is a file, and a model is read from a run folder, or from a .safetensors or "
+            ".npz file that `mlstm-jax export` wrote; give one of these."
+        )
     config = read_config(folder)
     if config is None:
         if (folder / "manifest.json").is_file():

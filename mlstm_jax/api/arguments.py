@@ -4,9 +4,10 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any, ParamSpec, TypeAlias, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from mlstm_jax import fields
+from mlstm_jax.corpora.documents import TEXT_COLUMNS
 from mlstm_jax.errors import UserError, did_you_mean, nearest
 from mlstm_jax.transfer.labels import (
     Labelled,
@@ -19,9 +20,21 @@ from mlstm_jax.transfer.labels import (
 # Texts in memory; or a file of them, of any kind that `prepare` reads, or Path("-").
 Texts: TypeAlias = Iterable[str] | Path
 
-# A file of texts with labels, or the texts and the labels; several labels are a dict of columns.
+
+@runtime_checkable
+class Table(Protocol):
+    """A DataFrame of pandas or polars."""
+
+    columns: Any
+
+    def __getitem__(self, column: str) -> Any:
+        """Return a column."""
+
+
+# A file or table of texts with labels, or the texts and the labels; several labels are a dict of
+# columns.
 Examples: TypeAlias = (
-    str | Path | tuple[Sequence[str], Sequence[object] | Mapping[str, Sequence[object]]]
+    str | Path | Table | tuple[Sequence[str], Sequence[object] | Mapping[str, Sequence[object]]]
 )
 
 Parameters = ParamSpec("Parameters")
@@ -89,12 +102,16 @@ def as_labelled(
         UserError: a file cannot be read, texts and labels do not fit together, or a label is of
             the wrong kind.
     """
-    given = {name: _with_columns(name, one) for name, one in given.items()}
-    dicts = [one[1] for one in given.values() if isinstance(one, tuple)]
+    parts: dict[str, Any] = {}
+    for name, part in given.items():
+        is_table = isinstance(part, Table)
+        pair = _of_table(name, part, text_column, label_column) if is_table else part
+        parts[name] = _with_columns(name, pair)
+    dicts = [one[1] for one in parts.values() if isinstance(one, tuple)]
     columns = next((list(one) for one in dicts if isinstance(one, Mapping)), None)
     column = columns_of(label_column, columns if label_columns is None else label_columns)
     texts = {}
-    for name, one in given.items():
+    for name, one in parts.items():
         if one is None:
             continue
         if isinstance(one, (str, Path)):
@@ -115,6 +132,21 @@ def as_labelled(
             labelled = of_columns(some, several, places)
         texts[name] = labelled._replace(name=name)
     return texts
+
+
+def _of_table(name: str, table: Any, text_column: str | None, label_column: str | None) -> Any:
+    """Return the texts and the classes of a table; UserError if it lacks a column."""
+    columns = [str(column) for column in table.columns]
+    wanted = TEXT_COLUMNS if text_column is None else (text_column,)
+    text = next((column for column in wanted if column in columns), None)
+    label = label_column or "label"
+    if text is None or label not in columns:
+        missing = "text" if text is None else "label"
+        raise UserError(
+            f"{name} is a table with no {missing} among its columns, {', '.join(columns)}; give "
+            f"`{missing}_column`, or a tuple such as (df.text, df.label)."
+        )
+    return table[text], table[label]
 
 
 def _with_columns(name: str, one: Any) -> Any:

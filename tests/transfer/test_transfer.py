@@ -280,6 +280,10 @@ def test_a_corpus_prepared_anew_is_refused(run, text_file, corpus, tmp_path, cap
 def test_a_run_needs_checkpoints_and_its_own_config(run: Run, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a run folder"):
         load_run(tmp_path)
+    exported = tmp_path / "mine.onnx"
+    exported.touch()
+    with pytest.raises(UserError, match=r"mine\.onnx is a file, .* \.safetensors"):
+        load_run(exported)
     file, text = tmp_path / "config.json", (run.folder / "config.json").read_text()
     for config in (text, json.dumps(json.loads(text), sort_keys=True)):
         file.write_text(config)
