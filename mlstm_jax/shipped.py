@@ -4,7 +4,7 @@ In a clone all but the models are in configs/, next to the package; in a wheel t
 A model is a run folder as `mlstm-jax import` writes it, with a card, a classifier and a text to
 show::
 
-    models/NAME/card.md, config.json, weights.safetensors, sentiment/, example.txt
+    models/NAME/card.md, config.json, weights.safetensors, rated_texts.npy, sentiment/, example.txt
 """
 
 import ast
@@ -94,6 +94,14 @@ def which_model(path: Path) -> str:
 def classifier(path: Path) -> Path | None:
     """Return the classifier that comes with a model of the package; None for other models."""
     return path / _CLASSIFIER if is_ours(path) else None
+
+
+def rated_texts(path: Path) -> Path | None:
+    """Return the digests of what a model of the package has read; None for other models.
+
+    They are of the texts that it has read with their ratings (transfer/known.py).
+    """
+    return model(path) / "rated_texts.npy" if is_ours(path) else None
 
 
 def example(path: Path) -> str:

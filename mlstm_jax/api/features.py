@@ -20,6 +20,8 @@ from mlstm_jax.corpora.documents import label_of
 from mlstm_jax.errors import UserError
 from mlstm_jax.fields import Count, require_kind
 from mlstm_jax.transfer.finetune import FinetuneOptions
+from mlstm_jax.transfer.known import note_read
+from mlstm_jax.transfer.labels import of_classes
 from mlstm_jax.transfer.reader import FeatureState, features_of, layers_of
 
 
@@ -82,13 +84,17 @@ class Features(TransformerMixin, _OfModel):
     def fit(self, texts: Iterable[str], y: Any = None) -> "Features":
         """Check the texts and load the model; learn nothing.
 
-        Texts that come only once, as from a generator, are left for `transform`.
+        With `y`, a warning counts the texts that a model of the package has read with their
+        ratings: accuracy on them is too high. Texts that come only once, as from a generator, are
+        left for `transform`.
 
         Raises:
             ValueError: the model or the state does not exist, or `texts` is a single string.
         """
         if not isinstance(texts, Iterator):
-            as_texts(texts)
+            strings = as_texts(texts)
+            if y is not None:
+                note_read(self._loaded()._run, strings, "texts")
         require_kind("batch_size", self.batch_size, Count | None)
         self._states()
         return self
@@ -163,11 +169,16 @@ class FineTuned(ClassifierMixin, _OfModel):
         """Fine-tune the model; with `valid`, see `TrainedModel.finetune`.
 
         Raises:
-            ValueError: see `TrainedModel.finetune`; or two classes differ only in how a number is
-                written.
+            ValueError: see `TrainedModel.finetune`; or a text has no class, or two classes differ
+                only in how a number is written.
         """
-        check_classification_targets(y)
-        self.classes_, code_N = np.unique(np.asarray(y), return_inverse=True)
+        strings = as_texts(texts)
+        if getattr(y, "ndim", 1) != 1:
+            raise UserError("y has several dimensions, but it must have one: a class a text.")
+        values = list(y)
+        of_classes(strings, values, [f"y[{n}]" for n in range(len(values))])
+        check_classification_targets(values)
+        self.classes_, code_N = np.unique(np.asarray(values), return_inverse=True)
         names = [label_of(value) for value in self.classes_.tolist()]
         if len({*names}) < len(names):
             raise UserError(f"y has the classes {self.classes_.tolist()}, some of which are equal.")
@@ -176,7 +187,7 @@ class FineTuned(ClassifierMixin, _OfModel):
             out = mkdtemp(prefix="finetuned-")
             self._temporary = weakref.finalize(self, shutil.rmtree, out, ignore_errors=True)
         self.tuned_ = self._loaded().finetune(
-            (as_texts(texts), [names[code] for code in code_N]),
+            (strings, [names[code] for code in code_N]),
             valid,
             out=out,
             options=self.options,

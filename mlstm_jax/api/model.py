@@ -216,8 +216,8 @@ class TrainedModel(ReadingModel):
             state: see `encode`.
             all_layers: see `encode`.
             words: the classifier is both that of the features and that of TF-IDF: its probabilities
-                are the means of theirs. With few labels that may be worse: the report compares. It
-                is for classes, and has no score after each character.
+                are the means of theirs, or those of one of them if it alone is clearly better on
+                held-out texts. It is for classes, and has no score after each character.
             label_column: field or column of the label in files, a number or a string; unset: label.
             label_columns: fields or columns of several labels in files, each 1 (yes), 0 (no) or
                 empty (not known). Each has its own classifier, C, and threshold of the largest F1.

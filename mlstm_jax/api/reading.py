@@ -23,13 +23,25 @@ from mlstm_jax.transfer.features import Featurizer, TextFile
 from mlstm_jax.transfer.generate import as_text
 from mlstm_jax.transfer.generate import generate as run_generate
 from mlstm_jax.transfer.heatmap_drawing import Heatmap
+from mlstm_jax.transfer.known import (
+    FITTED,
+    READ,
+    Finding,
+    digests,
+    is_negligible,
+    read_with_ratings,
+    sentence,
+)
 from mlstm_jax.transfer.reader import FeatureState, State
 from mlstm_jax.transfer.trace import heat, score_heat
 from mlstm_jax.transfer.transfer import Transferred
 
-_UNLIKE = (
+_BLANK = Finding("is blank and gets no label", "are blank and get no label")
+_UNLIKE = Finding(
+    "is unlike those that the classifier knows, such as in another language; do not rely on its "
+    "label",
     "are unlike those that the classifier knows, such as in another language; do not rely on their "
-    "labels"
+    "labels",
 )
 
 
@@ -237,17 +249,25 @@ class ReadingModel(LoadedModel):
         )
         read_each = featurizer.read_each(strings, "classify" if show_progress else None)
 
+        fitted = np.zeros(0, np.uint32) if chosen.texts is None else chosen.texts
+        learned = {READ: read_with_ratings(self._run), FITTED: fitted}
+
         def classified() -> Iterator[tuple[Sequence[str], list[dict[str, float]]]]:
-            count, firsts, counts = 0, dict[str, int](), Counter[str]()
+            count = 0
+            firsts = dict[Finding, int]()
+            counts = Counter[Finding]()
             for part, read in read_each:
                 blank_N = read.scored_N == 0  # every cleaning adds a byte to a text
-                marked = {"are blank and get no label": blank_N}
+                marked = {_BLANK: blank_N}
                 if about.familiar:
                     marked[_UNLIKE] = about.familiar.is_out_of_domain(read.nats_N, read.scored_N)
-                for what, is_marked_N in marked.items():
+                if any(known.size for known in learned.values()):
+                    found_N = digests(part, self._run.cleaning)
+                    marked |= {one: np.isin(found_N, known) for one, known in learned.items()}
+                for finding, is_marked_N in marked.items():
                     if is_marked_N.any():
-                        firsts.setdefault(what, count + int(is_marked_N.argmax()) + 1)
-                        counts[what] += int(is_marked_N.sum())
+                        firsts.setdefault(finding, count + int(is_marked_N.argmax()) + 1)
+                        counts[finding] += int(is_marked_N.sum())
                 count += len(part)
                 rows = chosen.probabilities(read.features, part).tolist()
                 yield (
@@ -257,8 +277,10 @@ class ReadingModel(LoadedModel):
                         for row, is_blank in zip(rows, blank_N, strict=True)
                     ],
                 )
-            for what, first in firsts.items():
-                note(f"{counts[what]:,} of {count:,} texts, the first number {first:,}, {what}.")
+            for finding, first in firsts.items():
+                if finding in learned and is_negligible(counts[finding], count):
+                    continue
+                note(sentence(finding, counts[finding], count, first))
 
         return classified()
 

@@ -17,7 +17,7 @@ from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.run import Run
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.reader import FeatureState, State, layers_of
-from mlstm_jax.transfer.words import Words
+from mlstm_jax.transfer.words import MEAN, Words
 
 FORMAT = 2
 
@@ -50,6 +50,7 @@ class Description:
     model: str  # fingerprint of its parameters
     text_column: str | None
     familiar: DomainLimit | None = None
+    step: int | None = None  # of the checkpoint; 0 for imported weights; None: not recorded
 
     def layers(self, model: Architecture) -> list[tuple[State, int]]:
         """See `layers_of`."""
@@ -75,6 +76,7 @@ class _File(Description):
     arrays: dict[str, int]  # checksums of those of classifier.safetensors
     labels: list[_Label] | None = None  # binary; absent for classes
     vocabulary: list[str] | None = None  # of word counts, in the order of the columns
+    word_weight: Annotated[float, Between(0, 1)] = MEAN
 
 
 def save(folder: Path, classifier: Classifier, about: Description) -> None:
@@ -86,17 +88,23 @@ def save(folder: Path, classifier: Classifier, about: Description) -> None:
         values |= {"idf": words.idf_V, "word_weights": words.weights_KV}
         values["word_intercepts"] = words.intercepts_K
     values = {name: np.asarray(value, np.float64) for name, value in values.items()}
+    if classifier.texts is not None:
+        values["texts"] = np.asarray(classifier.texts, np.uint32)
     Cs = [None if math.isinf(C) else C for C in np.ravel(classifier.C).tolist()]
     labels = [_Label(*one) for one in zip(Cs, classifier.thresholds or (), strict=False)]
+    described = asdict(about)
+    for name in ("familiar", "step"):
+        if described[name] is None:
+            del described[name]
     written = {
         "format": FORMAT,
         "classes": classifier.classes,
         "C": None if labels else Cs[0],
         "softmax": classifier.softmax,
-        **{name: value for name, value in asdict(about).items() if name != "familiar" or value},
+        **described,
         "arrays": digest.of_arrays(values),
         **({"labels": [asdict(one) for one in labels]} if labels else {}),
-        **({"vocabulary": words.vocabulary} if words else {}),
+        **({"vocabulary": words.vocabulary, "word_weight": words.weight} if words else {}),
     }
     with output.write_errors(folder):
         (folder / "classifier.json").unlink(missing_ok=True)
@@ -158,17 +166,31 @@ def load_classifier(folder: Path) -> tuple[Classifier, Description]:
         of_words = {"idf": (count,), "word_weights": (rows, count), "word_intercepts": (rows,)}
     path = folder / "classifier.safetensors"
     _, stored = arrays.safetensors(path, "")
-    wanted = {"weights", "intercepts", *of_words} | (stored.keys() & {"deviations"})
+    wanted = {"weights", "intercepts", *of_words} | (stored.keys() & {"deviations", "texts"})
     arrays.check_names(str(path), stored, wanted)
     _, width = arrays.sizes(str(path), stored, "weights", 2)
     shapes = of_words | {"weights": (rows, width), "intercepts": (rows,)}
     if "deviations" in stored:
         shapes["deviations"] = (rows, width) if labels else (width,)
+    texts = stored.pop("texts", None)
+    if texts is not None and (texts.dtype != np.uint32 or texts.ndim != 1):
+        raise UserError(f"{path}: texts must be a list of uint32, not {texts.dtype} {texts.shape}.")
     loaded = arrays.read_arrays(str(path), stored, shapes, np.float64)
+    if texts is not None:
+        loaded["texts"] = texts
     try:
         digest.require_arrays(path.name, digest.of_arrays(loaded), file.arrays)
     except fields.InvalidField as error:
         raise UserError(f"{path}: is damaged ({error}); restore it, or create it again.") from error
+    words = None
+    if of_words:
+        words = Words(
+            vocabulary,
+            loaded["idf"],
+            loaded["word_weights"],
+            loaded["word_intercepts"],
+            file.word_weight,
+        )
     classifier = Classifier(
         loaded["weights"],
         loaded["intercepts"],
@@ -177,9 +199,12 @@ def load_classifier(folder: Path) -> tuple[Classifier, Description]:
         file.softmax,
         loaded.get("deviations"),
         [one.threshold for one in labels] or None,
-        Words(vocabulary, *(loaded[name] for name in of_words)) if of_words else None,
+        words,
+        loaded.get("texts"),
     )
-    about = Description(file.state, file.all_layers, file.model, file.text_column, file.familiar)
+    about = Description(
+        file.state, file.all_layers, file.model, file.text_column, file.familiar, file.step
+    )
     return classifier, about
 
 
@@ -195,6 +220,12 @@ def require_model(
         path: of the run, for messages.
     """
     if about.model != fingerprint(run.params):
+        kept = about.step is not None and (run.folder / "checkpoints" / str(about.step)).is_dir()
+        if kept and about.step != run.step:
+            raise UserError(
+                f"{name} was created with the checkpoint of step {about.step} of a run, and {path} "
+                f"was read at step {run.step}; give `checkpoint {about.step}`, or create it again."
+            )
         raise UserError(
             f"{name} was created with other parameters than those of {path}; give the run and "
             "`checkpoint` that it was created with (of `mlstm-jax finetune`: OUT/run), or create "

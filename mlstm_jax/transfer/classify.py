@@ -87,7 +87,8 @@ class Classifier(NamedTuple):
     # Of the features, in the texts of the fit; [K, D] of several labels.
     deviations_D: NDArray[np.float64] | None = None
     thresholds: list[float] | None = None  # of binary labels; None: one of classes
-    words: Words | None = None  # of classes: the probabilities are the means of both classifiers'
+    words: Words | None = None  # of classes; its weight says how both probabilities are combined
+    texts: NDArray[np.uint32] | None = None  # digests of those that it was fitted to (known.py)
 
     def __repr__(self) -> str:
         classes = named(self.classes, "labels" if self.thresholds else "classes")
@@ -111,7 +112,9 @@ class Classifier(NamedTuple):
             return self._feature_probabilities(features)
         if len(texts) != len(features):
             raise UserError(f"texts has {len(texts):,}, but features has {len(features):,} rows.")
-        return (self._feature_probabilities(features) + self.words.probabilities(texts)) / 2
+        weight = self.words.weight
+        of_words_NK = weight * self.words.probabilities(texts)
+        return (1 - weight) * self._feature_probabilities(features) + of_words_NK
 
     def _feature_probabilities(self, features: Features) -> NDArray[np.float64]:
         scores_NK = self._linear(features)
@@ -325,6 +328,18 @@ def _held_out(
     train: Examples, valid: Examples | None, classes: list[str], C: float, prior: Prior | None
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return the loss of each held-out example in nats, and whether the answer is right."""
+    shares_NK, labels = held_out(train, valid, classes, C, prior)
+    right_N = shares_NK.argmax(axis=1) == labels
+    return _nats(shares_NK[np.arange(len(labels)), labels]), right_N
+
+
+def held_out(
+    train: Examples, valid: Examples | None, classes: list[str], C: float, prior: Prior | None
+) -> tuple[NDArray[np.float64], Labels]:
+    """Return the probabilities of the classes of held-out examples, and their labels.
+
+    The examples are those of `valid`, or of a cross-validation.
+    """
     if valid is None and C:
         from sklearn.model_selection import cross_val_predict
 
@@ -340,8 +355,7 @@ def _held_out(
     else:  # nothing is fitted with C = 0, so the examples themselves are held out
         features, labels = valid or train
         shares_NK = fit(train, classes, C, prior).probabilities(features)
-    right_N = shares_NK.argmax(axis=1) == labels
-    return _nats(shares_NK[np.arange(len(labels)), labels]), right_N
+    return shares_NK, labels
 
 
 def folds(labels: Labels, classes: Sequence[str]) -> Any:

@@ -6,10 +6,11 @@ values by class, and the baseline for comparison.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlstm_jax.errors import first_line
 from mlstm_jax.transfer import classify, thresholds, words
@@ -50,6 +51,7 @@ class TfIdf(NamedTuple):
     baseline: Baseline | None
     failure: str | None
     words: Words | None
+    held_out_NK: NDArray[np.float64] | None  # probabilities of texts held out from it
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -74,6 +76,8 @@ class Result:
     baseline_failure: str | None  # why it cannot be fitted
     # Accuracy of features and words together, by part; empty of labels, or without a baseline.
     together: dict[str, float]
+    word_weight: float | None  # of words in these; see `words.best_weight`
+    notes: list[str] = field(default_factory=list)  # on texts that the model knows; see known.py
     # Of classes only.
     best_unit: Unit | None = None  # the single unit that best separates the classes of train
     best_unit_test: float | None = None  # its test accuracy
@@ -149,7 +153,14 @@ def run(
     else:
         chosen, valid_score, used = best_fit(train, valid, task.names, prior, CS, on_fit)
         more, always = _of_classes(chosen, train, valid, test, columns, prior, on_part)
-    both = chosen._replace(words=tfidf.words)
+    both = chosen
+    weight = None
+    if tfidf.words:
+        assert tfidf.held_out_NK is not None
+        assert isinstance(chosen.C, float)
+        states_NK, labels = classify.held_out(train, valid, task.names, chosen.C, used)
+        weight = words.best_weight(states_NK, tfidf.held_out_NK, labels)
+        both = chosen._replace(words=replace(tfidf.words, weight=weight))
     together = {
         name: both.score(examples[name], texts[name].texts)
         for name in PARTS
@@ -170,6 +181,7 @@ def run(
         baseline=tfidf.baseline,
         baseline_failure=tfidf.failure,
         together=together,
+        word_weight=weight,
         **more,
     )
     return both if with_words else chosen, result
@@ -264,15 +276,15 @@ def fit_tfidf(texts: Mapping[str, Labelled], task: Task) -> TfIdf:
     train, valid, test = texts["train"], texts.get("valid"), texts["test"]
     try:
         if task.several:
-            return TfIdf(_baseline_of_labels(train, valid, test, task), None, None)
-        fitted, C, valid_score = words.fit(train, valid, task)
+            return TfIdf(_baseline_of_labels(train, valid, test, task), None, None, None)
+        fitted, C, valid_score, held_out_NK = words.fit(train, valid, task)
     except ValueError as error:  # raised by scikit-learn where no word is left to count
-        return TfIdf(None, first_line(error), None)
+        return TfIdf(None, first_line(error), None, None)
     on_train, on_test = (
         float((fitted.probabilities(part.texts).argmax(axis=1) == task.codes(part.labels)).mean())
         for part in (train, test)
     )
-    return TfIdf(Baseline(C, on_train, valid_score, on_test), None, fitted)
+    return TfIdf(Baseline(C, on_train, valid_score, on_test), None, fitted, held_out_NK)
 
 
 def _baseline_of_labels(

@@ -39,7 +39,7 @@ from mlstm_jax.output import atomic_directory
 from mlstm_jax.run import Run, load_run
 from mlstm_jax.training import parallel
 from mlstm_jax.training.loop import train
-from mlstm_jax.transfer import words
+from mlstm_jax.transfer import known, words
 from mlstm_jax.transfer.classifier_file import Description, save
 from mlstm_jax.transfer.classify import Classifier, Examples
 from mlstm_jax.transfer.features import Featurizer
@@ -109,8 +109,8 @@ class FinetuneOptions(Checked):
         seed: of dropout and of the order of the text.
         compute: type of the matrix products; unset: that of the run, and with a model of the
             package or an imported one the fastest, as `precision.compute` of a new run.
-        words: average the probabilities of the model with those of TF-IDF, for classes only. With
-            few labels that may be worse: both accuracies are reported.
+        words: average the probabilities of the model with those of TF-IDF, for classes only; if
+            one of them alone is clearly better on the validation texts, take those alone.
     """
 
     epochs: Positive = 3.0
@@ -163,6 +163,7 @@ def finetune(
     for name, table in texts.items():
         require_task(table, task, thresholds=name == "valid")
         run.cleaned(table.texts, table.name)
+    notes = known.note_known(run, texts)
     counted = _words(texts, task) if options.words else None
     out.mkdir(parents=True, exist_ok=True)
     write_corpus(out / "corpus", texts["train"], texts["valid"], task, run.cleaning)
@@ -192,13 +193,20 @@ def finetune(
     tuned = load_run(trained, checkpoint)
     examples = read(tuned, *texts)
     alone = calibrated(head(tuned, task), examples["valid"])
-    classifier = alone._replace(words=counted)
-    about = Description(state, False, fingerprint(tuned.params), text_column)
+    fitted = known.digests(texts["train"].texts, run.cleaning)
+    if counted:
+        held_out = examples["valid"]
+        words_NK = counted.probabilities(texts["valid"].texts)
+        states_NK = alone.probabilities(held_out.features)
+        weight = words.best_weight(states_NK, words_NK, held_out.labels)
+        counted = dataclasses.replace(counted, weight=weight)
+    classifier = alone._replace(words=counted, texts=np.unique(fitted))
+    about = Description(state, False, fingerprint(tuned.params), text_column, step=tuned.step)
     (out / "classifier").mkdir(exist_ok=True)
     save(out / "classifier", classifier, about)
     accuracy = {name: classifier.score(part, texts[name].texts) for name, part in examples.items()}
     labels, without_words = {}, {}
-    report = {"run": str(run.folder), "step": tuned.step}
+    report = {"run": str(run.folder), "step": tuned.step, "notes": notes}
     if task.several:
         labels = {name: classifier.label_scores(part) for name, part in examples.items()}
         report["labels"] = {
@@ -210,6 +218,7 @@ def finetune(
     if counted:
         without_words = {name: alone.score(part) for name, part in examples.items()}
         report["without_words"] = without_words
+        report["word_weight"] = counted.weight
     output.write_text(out / "report.json", json.dumps(report, indent=2) + "\n")
     return Finetuned(tuned, classifier, about, accuracy, labels, without_words)
 
@@ -218,7 +227,7 @@ def _words(texts: Mapping[str, Labelled], task: Task) -> words.Words:
     """Return the classifier of word counts, before the hours of training."""
     words.require_classes(task)
     try:
-        return words.fit(texts["train"], texts["valid"], task)[0]
+        return words.fit(texts["train"], texts["valid"], task).words
     except ValueError as error:  # raised by scikit-learn
         raise words.uncountable(first_line(error)) from error
 

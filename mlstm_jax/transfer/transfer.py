@@ -4,6 +4,7 @@ The features are saved in OUT/features as they are computed, so that interrupted
 The report is report.json, report.md and two pictures.
 """
 
+import dataclasses
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -14,12 +15,12 @@ from typing import NamedTuple
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from mlstm_jax import output
+from mlstm_jax import output, shipped
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.run import Run
 from mlstm_jax.terminal import ProgressLine, markdown, one_line, tell
-from mlstm_jax.transfer import classifier_file, experiment
+from mlstm_jax.transfer import classifier_file, experiment, known
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier, Examples, Prior, folds
 from mlstm_jax.transfer.experiment import PARTS, Result
@@ -89,6 +90,8 @@ def transfer(
     for name in ("test", "valid"):
         if name in texts:
             require_task(texts[name], task, thresholds=name == "valid")
+    notes = known.note_known(run, texts)
+    fitted = known.digests(texts["train"].texts, run.cleaning)
     model = fingerprint(run.params)
     featurizer = Featurizer(run, states=states, all_layers=all_layers)
     features = _features(kept, featurizer, model, texts, is_begun=is_begun, loud=show_progress)
@@ -124,7 +127,12 @@ def transfer(
                 progress.update,
                 with_words=words,
             )
-        about = Description(state, all_layers, model, text_column)
+        own_notes = []
+        if own and own[0].texts is not None and result.has_prior:
+            own_notes = known.note_fitted(run, texts["test"], own[0].texts)
+        result = dataclasses.replace(result, notes=notes + own_notes)
+        classifier = classifier._replace(texts=np.unique(fitted))
+        about = Description(state, all_layers, model, text_column, step=run.step)
         folder = folders.get(state)
         if folder:
             folder.mkdir(exist_ok=True)
@@ -269,12 +277,13 @@ def _as_markdown(result: Result, model: str, pictures: list[str]) -> str:
                     else "This is the model's own classifier as it is: no fit to these labels is "
                     "clearly better."
                 )
-                + " It comes with the model: texts that it was fitted to (see the model's card) "
-                "are not new to it.",
+                + " It comes with the model.",
                 "",
             )
             * result.has_prior
         ),
+        *_conclusion(result, model),
+        *(line for text in result.notes for line in (f"**{markdown(text)}**", "")),
         f"{penalty}The features of largest weight: {', '.join(map(str, result.units[:10]))}.",
         "",
         *(
@@ -284,6 +293,20 @@ def _as_markdown(result: Result, model: str, pictures: list[str]) -> str:
         ),
     ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _conclusion(result: Result, model: str) -> list[str]:
+    """Return what the held-out texts say of features and words."""
+    if result.word_weight == 1:
+        other = "" if model == shipped.MODEL else f", or use `{shipped.MODEL}`"
+        return [
+            "**Words alone are better here**, and the features add nothing to them: use TF-IDF, "
+            f"train the model on more text{other}. (With `words` the classifier is that of words.)",
+            "",
+        ]
+    if result.word_weight == 0:
+        return ["Words add nothing to the features here: leave `words` out.", ""]
+    return []
 
 
 def _section_of_classes(result: Result, classes: list[str], pictures: list[str]) -> list[str]:

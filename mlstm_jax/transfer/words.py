@@ -1,14 +1,15 @@
 """A classifier of word counts: logistic regression on TF-IDF of words and pairs, by scikit-learn.
 
 It is the baseline of `transfer`. With `words` the classifier that `transfer` or `finetune` saves
-has it, too.
+has it, too: its probabilities are the mean of both, or those of the one that is clearly better on
+held-out texts.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.transfer.labels import Labelled, Task
 
 CS = (1.0, 4.0, 16.0, 64.0)
+MEAN = 0.5  # the weight of words in the mean of both probabilities
 _FEW = 1000  # texts; of fewer, words that occur in a single one help (results/few_labels/)
 
 Floats = NDArray[np.float64]
@@ -30,6 +32,7 @@ class Words:
     idf_V: Floats
     weights_KV: Floats
     intercepts_K: Floats
+    weight: float = MEAN  # of their probabilities, beside 1 - weight of those of the states
 
     def probabilities(self, texts: Sequence[str]) -> Floats:
         """Return [texts, classes]; a text without a known word has those of the intercepts."""
@@ -66,36 +69,69 @@ def pipeline(C: float, texts: int) -> Any:
     return make_pipeline(counts, LogisticRegression(C=C, max_iter=1000))
 
 
-def fit(train: Labelled, valid: Labelled | None, task: Task) -> tuple[Words, float, float]:
-    """Return the classifier with the best C, this C, and its accuracy on validation texts.
+class Fit(NamedTuple):
+    """The classifier with the best C, and how well it does on texts held out from it."""
 
-    Without such texts, by cross-validation.
+    words: Words
+    C: float
+    accuracy: float
+    probabilities_NK: Floats  # of the held-out texts
+
+
+def fit(train: Labelled, valid: Labelled | None, task: Task) -> Fit:
+    """Return the classifier that is best on validation texts; without them, cross-validated.
 
     Raises:
         ValueError: no word is left to count, such as of proteins, or a class has one text.
     """
-    from sklearn.model_selection import StratifiedKFold, cross_val_score
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
     labels = task.codes(train.labels)
+    held = labels if valid is None else task.codes(valid.labels)
 
     def unfitted(C: float) -> Any:
         return pipeline(C, len(train.texts))
 
-    def score(C: float) -> float:
+    def held_out(C: float) -> Floats:
         if valid is None:
             folds = StratifiedKFold(min(3, *Counter(train.labels).values()))
-            scores = cross_val_score(
-                unfitted(C), train.texts, labels, cv=folds, error_score="raise"
+            found: Floats = cross_val_predict(
+                unfitted(C), train.texts, labels, cv=folds, method="predict_proba"
             )
-            return float(scores.mean())
-        fitted = unfitted(C).fit(train.texts, labels)
-        return float(fitted.score(valid.texts, task.codes(valid.labels)))
+            return found
+        fitted: Floats = unfitted(C).fit(train.texts, labels).predict_proba(valid.texts)
+        return fitted
 
-    scores = {C: score(C) for C in CS}
-    best = max(scores, key=lambda C: scores[C])
+    tried = {C: held_out(C) for C in CS}
+    accuracies = {C: float((tried[C].argmax(axis=1) == held).mean()) for C in CS}
+    best = max(CS, key=lambda C: accuracies[C])
     counts, logistic = unfitted(best).fit(train.texts, labels)
     vocabulary = counts.get_feature_names_out().tolist()
-    return Words(vocabulary, counts.idf_, logistic.coef_, logistic.intercept_), best, scores[best]
+    words = Words(vocabulary, counts.idf_, logistic.coef_, logistic.intercept_)
+    return Fit(words, best, accuracies[best], tried[best])
+
+
+def best_weight(states_NK: Floats, words_NK: Floats, labels_N: NDArray[np.int64]) -> float:
+    """Return the weight of words: 1/2, or 0 or 1 if states or words alone are clearly better.
+
+    Clearly: by more than one standard error of the difference in right answers.
+
+    Args:
+        states_NK: probabilities of the classes of held-out texts, by the states of a model.
+        words_NK: the same, by words.
+        labels_N: the class of each text.
+    """
+    mean_right_N = (states_NK + words_NK).argmax(axis=1) == labels_N
+    best = MEAN
+    most = 0.0
+    for weight, one_NK in ((0.0, states_NK), (1.0, words_NK)):
+        right_N = one_NK.argmax(axis=1) == labels_N
+        gain = int(right_N.sum()) - int(mean_right_N.sum())
+        differ = np.count_nonzero(right_N != mean_right_N)
+        if gain > max(most, np.sqrt(differ)):
+            best = weight
+            most = gain
+    return best
 
 
 def require_classes(task: Task) -> None:

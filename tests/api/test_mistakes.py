@@ -67,11 +67,25 @@ def test_texts_come_in_any_list_or_file(model, classifier, tmp_path) -> None:
     with pytest.raises(UserError, match=r"none\.csv: there is no such file"):
         model.encode(tmp_path / "none.csv")
     assert model.classify([], classifier) == []
-    with pytest.warns(Note, match="1 of 3 texts, the first number 2, are blank and get no label"):
+    with pytest.warns(Note, match="1 of 3 texts, number 2, is blank and gets no label") as notes:
         some = model.classify([two[0], " ", two[1]], classifier)
+    assert notes[0].filename == __file__
     assert some.pop(1) == {}
     # A product with other rows may sum in another order.
     assert_close(some, answers, features.shape[1], "float64")
+
+
+def test_a_table_is_taken_by_its_columns(model) -> None:
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"stars": LABELS, "review": TEXTS})
+    given = {"state": "mean_h", "text_column": "review", "label_column": "stars"}
+    found = model.transfer(table, **given)
+    assert found.result == model.transfer((TEXTS, LABELS), state="mean_h").result
+    for missing in ("text", "label"):
+        given[f"{missing}_column"] = None
+        with pytest.raises(UserError, match=f"no {missing} among .*stars, review.*{missing}_col"):
+            model.transfer(table, **given)
+        table[missing] = table["review"]
 
 
 def refused(method: str, given: dict[str, Any], **mistakes: Any) -> Any:
@@ -132,6 +146,11 @@ def refused(method: str, given: dict[str, Any], **mistakes: Any) -> Any:
         ("`prepare` reads files", lambda m: mlstm.prepare(np.array(["a text"]), "corpus")),
         (r"text 0: the label 'joy' is array\(\[1\]\)",
          lambda m: m.transfer((["a"], {"joy": np.array([[1]])}))),
+        *[(r"y\[1\] is empty, nan", lambda m, y=y: mlstm.FineTuned(m).fit(["a", "b"], y))
+          for y in ([1, None], [1, NAN], np.array([1, NAN]), ["a", [1]])],
+        ("y has several dimensions",
+         lambda m: mlstm.FineTuned(m).fit(["a", "b"], np.array([[1], [0]]))),
+        ("y is None", lambda m: mlstm.FineTuned(m).fit(["a", "b"], None)),
         *refused("finetune", {"train": (TEXTS, LABELS), "out": "x"}, out=(None,), options=(3,)),
         *refused(
             "FinetuneOptions", {}, epochs=(-1,), batch=(0, "3"), window=(-3,),

@@ -517,6 +517,10 @@ def test_transfer_and_classify_from_the_outside(run, tmp_path, random, capsys, r
     ):
         digest.write_json(out / "classifier.json", about | change)
         assert message in refused("classify", run.folder, out, test, "--text-column", "review")
+    digest.write_json(out / "classifier.json", about | {"model": "another"})
+    later = dataclasses.replace(run, step=run.step + 100)  # trained further
+    with pytest.raises(UserError, match=f"of step {run.step} .* give `checkpoint {run.step}`"):
+        classifier_file.require_model("it", *classifier_file.load_classifier(out), later, "a run")
 
 
 def test_texts_without_words_have_a_report_without_tfidf(run, tmp_path, random, capsys) -> None:

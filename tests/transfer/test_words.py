@@ -1,7 +1,7 @@
 """The classifier of states and word counts together."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import jax
 import numpy as np
@@ -9,7 +9,7 @@ import pytest
 
 from mlstm_jax.api.model import TrainedModel, load
 from mlstm_jax.errors import Note, UserError
-from mlstm_jax.transfer import classifier_file, words
+from mlstm_jax.transfer import classifier_file, transfer, words
 from mlstm_jax.transfer.classifier_file import load_classifier
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.finetune import FinetuneOptions
@@ -45,7 +45,7 @@ def made(model: TrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Trans
 def test_word_counts_are_scikit_learns(classes: int, count: int, validated: bool) -> None:
     task = Task(list(ENDS)[:classes])
     train, valid = labelled(task.names, count), labelled(task.names, 30, count)
-    found, C, score = words.fit(train, valid if validated else None, task)
+    found, C, score, held_out_NK = words.fit(train, valid if validated else None, task)
     codes = task.codes(train.labels)
     theirs = words.pipeline(C, count).fit(train.texts, codes)
     shares = found.probabilities(NEW)
@@ -53,6 +53,8 @@ def test_word_counts_are_scikit_learns(classes: int, count: int, validated: bool
     np.testing.assert_array_equal(found.probabilities(train.texts).argmax(axis=1), codes)
     assert score == 1
     assert C in words.CS
+    held = codes if not validated else task.codes(valid.labels)
+    np.testing.assert_array_equal(held_out_NK.argmax(axis=1), held)
     # Without a known word the intercepts answer.
     np.testing.assert_array_equal(shares[2], shares[3])
 
@@ -60,8 +62,30 @@ def test_word_counts_are_scikit_learns(classes: int, count: int, validated: bool
 @pytest.mark.parametrize("count", [999, 1000])
 def test_of_a_thousand_texts_a_word_counts_if_two_have_it(count: int) -> None:
     train = labelled(list(ENDS)[:2], count)
-    found, _, _ = words.fit(train._replace(texts=[*train.texts[1:], "odd"]), train, train.task)
+    found = words.fit(train._replace(texts=[*train.texts[1:], "odd"]), train, train.task).words
     assert ("odd" in found.vocabulary) == (count < 1000)
+
+
+@pytest.mark.parametrize(
+    ("states", "counts", "weight"),
+    [
+        ([0.9] * 400, [0.2] * 80 + [0.8] * 320, 0.5),  # states are right where words are not
+        ([0.1] * 80 + [0.9] * 320, [0.8] * 400, 1),
+        ([0.8] * 400, [0.1] * 80 + [0.9] * 320, 0),
+        ([0.1] * 1 + [0.9] * 399, [0.8] * 400, 0.5),  # one text is within a standard error
+        ([0.1] * 2 + [0.9] * 398, [0.8] * 400, 1),
+    ],
+)
+def test_one_alone_is_taken_if_it_is_clearly_better(states, counts, weight) -> None:
+    states_NK, words_NK = (np.stack([1 - np.array(p), p], axis=1) for p in (states, counts))
+    assert words.best_weight(states_NK, words_NK, np.ones(400, np.int64)) == weight
+
+
+def test_the_report_says_which_one_is_better(made) -> None:
+    for weight, said in ((1, "Words alone are better here"), (0, "leave `words` out")):
+        result = replace(made.result, word_weight=weight)
+        assert said in transfer._as_markdown(result, "mine", [])
+    assert made.result.word_weight == made.classifier.words.weight == words.MEAN
 
 
 def test_the_saved_classifier_is_the_mean_of_both(model, made, tmp_path) -> None:
@@ -78,7 +102,7 @@ def test_the_saved_classifier_is_the_mean_of_both(model, made, tmp_path) -> None
     ]
     answers = model.classify(NEW, made)
     assert answers == expected == model.classify(NEW, made.folder)
-    with pytest.warns(Note, match="1 of 1 texts, .* blank"):
+    with pytest.warns(Note, match="the text is blank"):
         assert model.classify([" "], made) == [{}]
     assert model.classify([], made) == []
 
@@ -107,7 +131,7 @@ def test_a_fine_tuned_classifier_counts_words_too(model, made, tmp_path) -> None
     assert report["without_words"] == tuned.without_words
     assert tuned.without_words["valid"] < tuned.accuracy["valid"] == 1  # the words decide here
 
-    again, counts = load(out / "run", tuned.run.step), words.fit(train, valid, Task(names))[0]
+    again, counts = load(out / "run", tuned.run.step), words.fit(train, valid, Task(names)).words
     chosen, about = load_classifier(out / "classifier")
     features = again.encode(NEW, about.state)
     of_states = chosen._replace(words=None).probabilities(features)
@@ -168,16 +192,24 @@ ABOUT = classifier_file.Description("c", False, "abc", None)
         ({"labels": [{"C": 1, "threshold": 0.5}] * 3}, "json: .*vocabulary .* for classes only"),
         ({"word_weights": np.ones((1, 5))}, r"word_weights has the shape \(1, 5\), but must have"),
         ({"word_intercepts": np.ones(1)}, r"word_intercepts has the shape \(1,\), but must have"),
+        ({"word_weight": 2}, "json: .*word_weight is 2"),
+        ({"texts": np.ones(3)}, "texts must be a list of uint32, not float64"),
         ({"idf": None}, r"classifier\.safetensors: is missing idf"),
         ({"idf": np.ones(5)}, r"idf of classifier\.safetensors does not match its checksum"),
     ],
 )
 def test_an_odd_vocabulary_is_kept_and_an_invalid_one_refused(change, message, tmp_path) -> None:
-    counts = Words(ODD, np.arange(5.0), np.ones((3, 5)), np.zeros(3))
-    both = Classifier(np.ones((3, 4)), np.zeros(3), ["a", "b", "c"], 1.0, words=counts)
+    counts = Words(ODD, np.arange(5.0), np.ones((3, 5)), np.zeros(3), weight=0.25)
+    known = np.array([3, 2**32 - 1], np.uint32)
+    both = Classifier(np.ones((3, 4)), np.zeros(3), ["a", "b", "c"], 1.0, words=counts, texts=known)
     classifier_file.save(tmp_path, both, ABOUT)
-    found = load_classifier(tmp_path)[0].words
+    loaded, _ = load_classifier(tmp_path)
+    found = loaded.words
+    np.testing.assert_array_equal(loaded.texts, known)
     assert found.vocabulary == ODD
+    assert found.weight == 0.25
+    shares_NK = loaded.probabilities(np.zeros((1, 4), np.float32), ["a"])
+    np.testing.assert_allclose(shares_NK, 1 / 3)
     np.testing.assert_array_equal(found.probabilities(NEW), np.full((len(NEW), 3), 1 / 3))
     change_files(tmp_path, change)
     with pytest.raises(UserError, match=message):

@@ -1,0 +1,89 @@
+"""Texts that a model or a classifier has learned from are counted, and named."""
+
+import gzip
+import json
+import os
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mlstm_jax as mlstm
+from mlstm_jax import shipped
+from mlstm_jax.errors import Note
+from mlstm_jax.run import load_run
+from mlstm_jax.transfer import known
+from mlstm_jax.transfer.labels import Labelled
+
+TEXTS = [f"{word} {n}" for n in range(9) for word in ("good", "bad")]
+LABELS = [1, 0] * 9
+NEW = [f"{word} {n}" for n in range(9, 12) for word in ("good", "bad")]
+
+
+def test_a_text_is_known_in_another_case_and_without_line_breaks() -> None:
+    same = ["A film.<br /><br />A  PLOT &amp; b", " a film. a plot\n& b ", "A film. A plot & b"]
+    assert len({*known.digests(same, "radford").tolist()}) == 1
+    # What the package has on disk depends on this value.
+    assert known.digests(["my guitar"], "radford").tolist() == [2349237758]
+
+
+def test_texts_of_the_fit_are_noted_and_reported(model, tmp_path) -> None:
+    out, test = tmp_path / "out", ([*NEW[:4], TEXTS[1].upper()], [1, 0, 1, 0, 0])
+    with pytest.warns(Note, match=r"test: 1 of 5 texts is also in the training texts; acc"):
+        made = model.transfer((TEXTS, LABELS), test, state="mean_h", out=out)
+    assert len(made.result.notes) == 1
+    assert json.loads((out / "report.json").read_text())["notes"] == made.result.notes
+    assert "**test: 1 of 5 texts is also in" in (out / "report.md").read_text()
+    with pytest.warns(Note, match="2 of 4 texts, the first number 2, .* classifier was fitted to"):
+        model.classify([NEW[0], TEXTS[0], NEW[1], TEXTS[1]], out)
+    with warnings.catch_warnings(action="error"):
+        model.classify(NEW, made)
+        # Fewer than one in a thousand may be chance.
+        many = Labelled(["a", *map(str, range(1000))], [])
+        assert not known.note_known(model._run, {"train": Labelled(["a"], []), "test": many})
+
+
+@pytest.fixture
+def read(monkeypatch, tmp_path) -> list[str]:
+    """Texts that the model in the box seems to have read."""
+    np.save(tmp_path / "read.npy", np.sort(known.digests(TEXTS, "radford")))
+    monkeypatch.setattr(shipped, "rated_texts", lambda path: tmp_path / "read.npy")
+    return TEXTS
+
+
+def test_texts_that_the_model_has_read_are_noted(model, read) -> None:
+    told = "were read by the model with their ratings; accuracy on them is too high"
+    with pytest.warns(Note, match=f"train: 18 of 18 texts {told}") as notes:
+        made = model.transfer((TEXTS, LABELS), ([*NEW, TEXTS[0]], [1, 0, 1, 0, 1, 0, 1]))
+    assert notes[0].filename == __file__
+    assert "test: 1 of 7 texts was read by the model with its rating" in "".join(made.result.notes)
+    with pytest.warns(Note, match=f"texts: 18 of 18 texts {told}"):
+        mlstm.Features(model).fit(TEXTS, LABELS)
+    with pytest.warns(Note, match=f"18 of 18 texts, the first number 1, {told}"):
+        model.classify(TEXTS, made)
+    with warnings.catch_warnings(action="error"):
+        mlstm.Features(model).fit(TEXTS)
+        mlstm.Features(model).fit(NEW, LABELS[:6])
+
+
+def test_the_model_in_the_box_knows_what_it_has_read() -> None:
+    """Of every ten labelled reviews of IMDB the first eight, and the sentences of SST's fit."""
+    run = load_run(Path(shipped.MODEL))
+    read = known.read_with_ratings(run)
+    assert (read.dtype, len(read)) == (np.uint32, 34_147)
+    assert (np.diff(read.astype(np.int64)) > 0).all()
+    folder = shipped.model(Path(shipped.MODEL))
+    kept = [*folder.glob("*.npy"), *folder.glob("*/classifier.safetensors")]
+    assert sum(path.stat().st_size for path in kept) <= 204_800
+    shared = Path(
+        os.environ.get("MLSTM_JAX_SHARED_DATA") or Path(__file__).parents[2].parent / "shared/data"
+    )
+    imdb = shared / "imdb/train.jsonl.gz"
+    if not imdb.is_file():
+        pytest.skip("no real reviews: MLSTM_JAX_SHARED_DATA/imdb has no train.jsonl.gz")
+    with gzip.open(imdb, "rt", encoding="utf-8") as lines:
+        texts = [json.loads(line)["text"] for line, _ in zip(lines, range(1000), strict=False)]
+    is_read_N = np.isin(known.digests(texts, "radford"), read).reshape(-1, 10)
+    assert is_read_N[:, :8].mean() > 0.98
+    assert is_read_N[:, 8:].mean() < 0.01
