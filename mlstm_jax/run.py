@@ -159,8 +159,8 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
         return _of_weights(folder, folder, None, checkpoint)
     if folder.is_file():
         raise UserError(
-            f"{folder} is a file, and a model is read from a run folder, or from a .safetensors or "
-            ".npz file that `mlstm-jax export` wrote; give one of these."
+            f"{folder} is a file, and a model is read from a run folder, or from a .safetensors "
+            "file that `mlstm-jax export` wrote; give one of these."
         )
     config = read_config(folder)
     if config is None:
