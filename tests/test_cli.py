@@ -122,7 +122,6 @@ def test_from_text_to_a_score_and_a_sentence(text_file, tmp_path, monkeypatch, c
         ("plan --machine absent --json x.csv/x.json", "another folder with --json"),
         ("sweep model --out x", "did you mean models"),
         ("train --out loop/run --data.corpus c", "loop/run: cannot"),
-        ("train --out \udcff --data.corpus c", "so Orbax cannot"),
         ("train --data.corpus x.csv", "`mlstm-jax prepare x.csv --out corpora/x`"),
         ("classify reviews-1024 a x.csv --out x.xlsx", "--out x.xlsx does not end in .csv"),
         ("classify c x.csv", "c DIR INPUT"),
