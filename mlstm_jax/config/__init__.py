@@ -88,9 +88,9 @@ class Config(Checked):
     distributed: Distributed = field(default_factory=Distributed)
     # The phases of the run, in order; only in a config file. They replace `data.batch`,
     # `data.window`, `train.steps` and `train.epochs`. One learning-rate schedule covers all phases,
-    # except where a phase has a `learning_rate` of its own. Where a phase's batch is a multiple of
-    # the previous one, the existing rows keep their carry and the new rows begin at shard starts;
-    # otherwise the carry starts from zero, near the same place in the text.
+    # except where a phase has a `learning_rate` of its own. A phase with the batch and window of
+    # the one before continues its rows and their carry; otherwise new rows begin near the same
+    # place in the text, with a zero carry.
     phases: tuple[Phase, ...] = ()
 
 

@@ -36,8 +36,7 @@ class Data(Checked, section="data"):
     # Bytes per row and step, the length of truncated back-propagation. Paper: 256.
     window: Count = 256
     # Minimum number of shards of the training split; the hidden state is zero at the start of each.
-    # Rounded up to a multiple of the batch (of the largest batch where phases keep the carry). A
-    # small corpus has fewer. Paper: 1000.
+    # Rounded up to a multiple of the batch. A small corpus has fewer. Paper: 1000.
     shards: Count = 1000
     # Read each row's shards in a new order every epoch. Paper: no.
     shuffle_shards: bool = False

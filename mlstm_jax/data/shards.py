@@ -1,8 +1,7 @@
 """Shards: nearly equal parts of a split, and the order in which each row reads them in an epoch.
 
-A piece is a shard, or the rest of one when another set of rows continues an epoch. All positions
-are of bytes; the bytes are the stream's. Here B is the global batch and K the number of pieces per
-row; a row with fewer is padded with empty ones.
+All positions are of bytes; the bytes are the stream's. Here B is the global batch and K the number
+of shards per row.
 """
 
 from collections.abc import Sequence
@@ -53,33 +52,33 @@ def cut(offsets: NDArray[np.uint64], shards: int, *, slack: float = 0.5) -> NDAr
 
 
 class Order(NamedTuple):
-    """The pieces of each row in reading order."""
+    """The shards of each row in reading order."""
 
     starts_BK: Int64  # in bytes, from the start of the split
     lengths_BK: Int64  # in bytes
-    before_BK: Int64  # windows that the row reads before the piece
+    before_BK: Int64  # windows that the row reads before the shard
     windows: int  # of the row with the most
 
     def at(self, step: int, window: int) -> tuple[Int64, Int64, Int64]:
-        """Return the start and length of each row's piece at `step`, and the bytes read of it.
+        """Return the start and length of each row's shard at `step`, and the bytes read of it.
 
-        A row that has finished waits at the end of its last piece.
+        A row that has finished waits at the end of its last shard.
         """
-        piece_B1 = self.pieces_at(step)[:, None]
+        shard_B1 = self._shards_at(step)[:, None]
         start_B, length_B, before_B = (
-            np.take_along_axis(x_BK, piece_B1, axis=1)[:, 0] for x_BK in self[:3]
+            np.take_along_axis(x_BK, shard_B1, axis=1)[:, 0] for x_BK in self[:3]
         )
         return start_B, length_B, np.minimum((step - before_B) * window, length_B)
 
-    def pieces_at(self, step: int) -> Int64:
-        """Return each row's last piece that starts by `step`; empty ones start with the next.
+    def _shards_at(self, step: int) -> Int64:
+        """Return each row's last shard that starts by `step`; empty ones start with the next.
 
         Bisects all rows at once: each protein is a shard, so there are millions.
         """
         rows = np.arange(len(self.before_BK))
-        pieces = self.before_BK.shape[1]
-        low_B, high_B = np.zeros_like(rows), np.full_like(rows, pieces)
-        for _ in range(pieces.bit_length()):
+        shards = self.before_BK.shape[1]
+        low_B, high_B = np.zeros_like(rows), np.full_like(rows, shards)
+        for _ in range(shards.bit_length()):
             middle_B = (low_B + high_B) // 2
             has_begun_B = self.before_BK[rows, middle_B] <= step
             low_B = np.where(has_begun_B, middle_B, low_B)
@@ -88,7 +87,7 @@ class Order(NamedTuple):
 
 
 def make(starts_BK: Int64, lengths_BK: Int64, window: int) -> Order:
-    """Return the order of these pieces, read in windows of `window` bytes."""
+    """Return the order of these shards, read in windows of `window` bytes."""
     windows_BK = -(-lengths_BK // window)
     ends_BK = np.cumsum(windows_BK, axis=1)
     return Order(starts_BK, lengths_BK, ends_BK - windows_BK, int(ends_BK[:, -1].max()))
@@ -103,57 +102,11 @@ def regular(bounds: Int64, batch: int, window: int) -> Order:
 
 
 def shuffled(order: Order, window: int, seed: Sequence[int]) -> Order:
-    """Return each row's own pieces in an order drawn from `seed`.
+    """Return each row's own shards in an order drawn from `seed`.
 
     Shuffling within a row keeps its number of windows, and so the epoch's, constant.
     """
-    batch, pieces = order.starts_BK.shape
-    drawn_BK = np.random.default_rng(seed).permuted(np.tile(np.arange(pieces), (batch, 1)), axis=1)
+    batch, shards = order.starts_BK.shape
+    drawn_BK = np.random.default_rng(seed).permuted(np.tile(np.arange(shards), (batch, 1)), axis=1)
     starts_BK, lengths_BK = (np.take_along_axis(x_BK, drawn_BK, axis=1) for x_BK in order[:2])
     return make(starts_BK, lengths_BK, window)
-
-
-def redistribute(
-    order: Order, step: int, window: int, *, growth: int, new_window: int
-) -> tuple[Order, NDArray[np.bool_]]:
-    """Distribute the rest of an epoch at `step` over more rows.
-
-    The rest of row j goes to rows k·j to k·j + k − 1 of the k·B new rows. The first of them
-    continues the piece that row j is in. The whole shards are distributed so that the window counts
-    of these k rows differ by at most that of the longest piece. With k = 1, every row keeps its
-    pieces.
-
-    Args:
-        order: the order of the B rows, read in windows of `window` bytes.
-        step: number of windows of this epoch that each row has read.
-        growth: k, at least 1.
-        new_window: window of the new rows, in bytes.
-
-    Returns:
-        The order of the new rows, and which of them start in the middle of a shard; bool [k·B].
-    """
-    batch, pieces = order.starts_BK.shape
-    piece_B = order.pieces_at(step)
-    start_B, length_B, read_B = order.at(step, window)
-    rows = np.arange(batch)
-    starts_BK = order.starts_BK.copy()
-    lengths_BK = np.where(np.arange(pieces)[None] < piece_B[:, None], 0, order.lengths_BK)
-    starts_BK[rows, piece_B] = start_B + read_B
-    lengths_BK[rows, piece_B] = length_B - read_B
-    more = ((0, 0), (0, -pieces % growth))
-    starts_BK, lengths_BK = np.pad(starts_BK, more, mode="edge"), np.pad(lengths_BK, more)
-
-    # Deal the pieces to the k rows in turn, longest first.
-    falling_BK = np.argsort(-lengths_BK // new_window, axis=1, kind="stable")
-    dealt = falling_BK.reshape(batch, -1, growth).swapaxes(1, 2)
-    # The row that received the current piece becomes the first of its k.
-    has_present = (dealt == piece_B[:, None, None]).any(axis=2)
-    dealt = np.take_along_axis(
-        dealt, np.argsort(~has_present, axis=1, kind="stable")[:, :, None], axis=1
-    )
-    pieces_BK = np.sort(dealt, axis=2).reshape(batch * growth, -1)
-    old_B1 = np.repeat(rows, growth)[:, None]
-    continues_B = np.zeros(batch * growth, np.bool_)
-    continues_B[::growth] = (read_B > 0) & (read_B < length_B)
-    shared = make(starts_BK[old_B1, pieces_BK], lengths_BK[old_B1, pieces_BK], new_window)
-    return shared, continues_B

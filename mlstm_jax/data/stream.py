@@ -3,9 +3,8 @@
 A split's bytes are cut into S nearly equal shards (`shards.cut`). Row j of the global batch reads
 shards j, j+B, j+2B, ... in order, a window of T bytes per step, and its state is zero at the start
 of each shard (Puri et al. 2018, section VI; the cut is a view, so one corpus serves every batch).
-``batch(step)`` is a pure function of (split, B, T, shards, seed, step), and of the same values of
-the streams that it continues, so a run resumes from one integer. Here B is the global batch; a
-process reads only its own rows.
+``batch(step)`` is a pure function of (split, B, T, shards, seed, origin, step), so a run resumes
+from one integer. Here B is the global batch; a process reads only its own rows.
 """
 
 import functools
@@ -25,11 +24,9 @@ from mlstm_jax.data.shards import (
     Order,
     count,
     cut,
-    redistribute,
     regular,
     shuffled,
 )
-from mlstm_jax.digest import crc32
 from mlstm_jax.errors import UserError
 
 Item = TypeVar("Item")
@@ -56,22 +53,14 @@ class Batch(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Where a run changed its batch or window: the step, and its position in the new stream."""
+    """Where a run's present rows began."""
 
     step: int = 0
-    position: int = 0  # windows of the new stream that count as read
+    epochs: float = 0.0  # of these rows' order that count as read before
     bytes_seen: int = 0
-    # Checksum of the positions in the text where rows continued; None: all at shard starts.
-    places: int | None = None
 
 
-class _EpochRemainder(NamedTuple):
-    """The rest of an epoch, when a stream continues another one in the middle of it."""
-
-    order: Order
-    continues_B: NDArray[np.bool_]  # whether a row continues in the middle of a shard
-    epochs: float  # read before
-    end: int  # the position at which the next epoch begins
+START = Origin()
 
 
 class DocumentLabels:
@@ -153,10 +142,8 @@ class TrainStream:
     the target of its last byte. UniRep reads proteins this way, from start token to stop token.
 
     Attributes:
-        origin: the run's step and the position in this stream where it continued; set by the loop
-            or by `continue_from`.
+        origin: where the rows began; `position` rounds it to a window.
         shards: number of shards of the split.
-        has_default_shards: whether this batch and window alone would give the same cut.
         steps_per_epoch: number of windows of the row with the most.
         padding_fraction: fraction of an epoch's positions without a target: padding and waiting.
     """
@@ -175,16 +162,13 @@ class TrainStream:
         stop: int | None = None,
         per_document: bool = False,
         targets_are_inputs: bool = False,
-        shard_layout: tuple[int, int] | None = None,
+        origin: Origin = START,
     ) -> None:
-        """Cut the split for the stream's batch and window, or for those in `shard_layout`.
+        """Cut the split for `batch` rows and `window`.
 
         With `targets_are_inputs`, each byte is a target where it is an input; see
         training/objective.py.
         With `several`, each document has so many labels; otherwise it has one.
-
-        Streams that continue each other need the same cut: that of the largest batch, a multiple of
-        the others, and of the longest window.
         """
         size = int(split.offsets[-1])
         if not size:
@@ -194,28 +178,22 @@ class TrainStream:
             )
         documents = len(split.offsets) - 1
         separate = per_document or stop is not None
-
-        def number(batch: int, window: int) -> tuple[int, int]:
-            if not separate:
-                return count(size, shards=shards, batch=batch, window=window)
-            return (-(-documents // batch) * batch,) * 2
-
-        self.wanted_shards, self.shards = number(*(shard_layout or (batch, window)))
-        self.has_default_shards = self.shards == number(batch, window)[1]
         if not separate:
+            self.wanted_shards, self.shards = count(size, shards=shards, batch=batch, window=window)
             bounds = cut(split.offsets, self.shards, slack=TRAINING_SLACK)
         else:
+            self.wanted_shards = self.shards = -(-documents // batch) * batch
             # The last shards are empty.
             more = (0, self.shards - documents)
             bounds = np.pad(split.offsets.astype(np.int64), more, mode="edge")
-        self.origin = Origin()
-        self._rest: _EpochRemainder | None = None
         self._bytes, self._window, self._batch = split.bytes, window, batch
         self._shuffle, self._seed, self._stop = shuffle, seed, stop
         # Bytes of a shard without a target: its first, unless a stop makes up for it.
         self._first = stop is None and not targets_are_inputs
         self._regular = regular(bounds, batch, window)
         self.steps_per_epoch = self._regular.windows
+        self.origin = origin
+        self._position = round(origin.epochs * self.steps_per_epoch)
         targets_BK = self._targets_of(self._regular)
         # Each row needs a whole window, or a document, which may be shorter.
         if (targets_BK // (1 if separate else window)).sum(axis=1).min() == 0:
@@ -238,81 +216,39 @@ class TrainStream:
                 split, scaled=scaled, several=several, per_document=per_document
             )
 
-    def continue_from(self, before: "TrainStream", step: int) -> None:
-        """Continue, at the run's `step`, from the rows of another stream with the same shards.
-
-        Row j of that stream becomes row k·j of this one, so that it stays on its device if rows are
-        split evenly in order. The rest of row j's epoch is distributed over rows k·j to
-        k·j + k − 1; the next epoch has this stream's own order.
-
-        Raises:
-            ValueError: the shards differ, or this batch is not an integer multiple of the other.
-        """
-        growth, odd = divmod(self._batch, before._batch)
-        if odd or self.shards != before.shards:
-            raise ValueError(
-                f"{self._batch} rows of {self.shards} shards cannot continue from {before._batch} "
-                f"of {before.shards}"
-            )
-        epoch, done, order = before._place(before.position(step))
-        position, places = epoch * self.steps_per_epoch, 0
-        if done:
-            rest, continues_B = redistribute(
-                order, done, before._window, growth=growth, new_window=self._window
-            )
-            end = position + self.steps_per_epoch
-            self._rest = _EpochRemainder(rest, continues_B, before.epoch(step), end)
-            position = end - rest.windows
-            for array in (rest.starts_BK, rest.lengths_BK):
-                places = crc32(np.ascontiguousarray(array, "<i8").data, places)
-        self.origin = Origin(step, position, before.bytes_seen(step), places)
-
     def position(self, step: int) -> int:
         """Return the number of windows of each row before `step`."""
-        return step - self.origin.step + self.origin.position
+        return step - self.origin.step + self._position
 
     def epoch(self, step: int) -> float:
         """Return the number of epochs in `step` steps."""
-        position, rest = self.position(step), self._rest
-        if rest and position < rest.end:
-            share = 1 - (rest.end - position) / rest.order.windows
-            return rest.epochs + share * (rest.end // self.steps_per_epoch - rest.epochs)
-        return position / self.steps_per_epoch
+        return self.position(step) / self.steps_per_epoch
 
     def bytes_seen(self, step: int) -> int:
         """Return the number of targets read in `step` steps."""
         since = self._targets_before(self.position(step))
-        return self.origin.bytes_seen + since - self._targets_before(self.origin.position)
+        return self.origin.bytes_seen + since - self._targets_before(self._position)
 
     def _place(self, position: int) -> tuple[int, int, Order]:
         """Return the epoch of a position, the number of its windows before it, and its order."""
-        rest = self._rest
-        if rest and position < rest.end:
-            epoch = rest.end // self.steps_per_epoch - 1
-            return epoch, position - rest.end + rest.order.windows, rest.order
         epoch, step = divmod(position, self.steps_per_epoch)
         return epoch, step, self._order(epoch)
 
     def _targets_of(self, order: Order) -> Int64:
-        """Return the number of targets in each piece: int64 [B, K]."""
+        """Return the number of targets in each shard: int64 [B, K]."""
         return np.maximum(order.lengths_BK - self._first, 0)
 
     def _targets_before(self, position: int) -> int:
         epoch, step, order = self._place(position)
         targets_BK = self._targets_of(order)
         read_BK = np.maximum(step - order.before_BK, 0) * self._window
-        # An epoch continued in its middle lacks what was read of it before.
-        lacking = self._targets - int(targets_BK.sum())
-        return epoch * self._targets + lacking + int(np.minimum(read_BK, targets_BK).sum())
+        return epoch * self._targets + int(np.minimum(read_BK, targets_BK).sum())
 
     def batch(self, step: int, rows: slice = slice(None)) -> Batch:
         """Return what `rows` of the global batch read at `step`, counted from 0 over all epochs."""
-        position = self.position(step)
-        _, step, order = self._place(position)
+        _, step, order = self._place(self.position(step))
         first_B, length_B, read_B = order.at(step, self._window)
         reset_B = read_B == 0
-        if self._rest and position == self.origin.position:
-            reset_B &= ~self._rest.continues_B
         targets_B = np.clip(length_B - self._first - read_B, 0, self._window)
         weight = self._batch * self._window / max(1, int(targets_B.sum()))
         start_B = (first_B + read_B)[rows]

@@ -149,13 +149,12 @@ class ResumeFinder:
             )
             if same_rows:
                 return point._replace(carry=self.devices.own_rows(rows))
-            position = round(before.epoch * phase.stream.steps_per_epoch)
             epoch = now.epoch if self.config.phases else before.epoch
             notes.append(
                 f"the carry is reset at step {step}: the rows were {_describe(before.rows)} and "
                 f"are now {_describe(now.rows)}; they begin {epoch:.2f} epochs into the text"
             )
-            return point._replace(origin=Origin(step, position, before.bytes_seen))
+            return point._replace(origin=Origin(step, before.epoch, before.bytes_seen))
         if notes:
             raise UserError(
                 "; ".join(notes) + ". There is no other checkpoint to resume from; restore one "
@@ -182,20 +181,16 @@ class ResumeFinder:
             )
         self._require_start(before.start, now.start)
         problem = None
-        # Without phases the checkpoint's origin is the run's, unless its rows continued earlier
-        # rows.
-        is_compared = bool(self.config.phases) or before.origin.places is not None
         if before.rows != now.rows:
             problem = (
                 f"the checkpoint's rows are {_describe(before.rows)}, not {_describe(now.rows)}; "
                 "use the same rows, or reset the carry with `reset_carry`."
             )
-        elif is_compared and before.origin != now.origin:
+        elif self.config.phases and before.origin != now.origin:
             problem = (
-                f"the phases before the checkpoint have changed, or an earlier version began this "
-                f"phase differently: the run had read {before.epoch:.3f} epochs of the text, and "
-                f"would resume at {now.epoch:.3f} from other places in it. Undo the change, or "
-                "reset the carry with `reset_carry`."
+                "the phases before the checkpoint have changed: the run had read "
+                f"{before.epoch:.3f} epochs of the text, and would resume at {now.epoch:.3f} from "
+                "other places in it. Undo the change, or reset the carry with `reset_carry`."
             )
         if problem and not self.reset_carry:
             raise UserError(problem)

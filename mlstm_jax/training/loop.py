@@ -59,8 +59,8 @@ def _run(session: Session) -> None:
     announced = 0 < point.step < session.total
     while True:
         phase = next((phase for phase in phases if point.step < phase.last), phases[-1])
-        if phase.first == point.step and phase is not phases[0]:
-            point = point._replace(carry=phase.begin(point.carry))
+        if phase.first == point.step and not phase.continues:
+            point = point._replace(carry=None)
         for note in point.notes:
             session.progress.say(note)
         with closing(session.open_log(point.step)) as log:
@@ -77,7 +77,7 @@ def _run(session: Session) -> None:
         if phase is phases[-1]:
             return
         following = phases[phases.index(phase) + 1]
-        note = f"step {phase.last}: the next phase, {following.describe_carry()}"
+        note = f"step {phase.last}: the next phase, {following.describe_rows()}"
         origin = phase.stream.origin
         point = ResumePoint(
             phase.last, state, carry, origin, [note], reporter.high_steps, None, phase.update_bytes

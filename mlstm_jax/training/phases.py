@@ -2,18 +2,13 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import jax
-import numpy as np
 
 from mlstm_jax.checkpoint import Meta
 from mlstm_jax.config import MOST_STEPS, Config, Optimizer, Phase, Train
 from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.data.shards import TRAINING_SLACK
-from mlstm_jax.data.stream import Origin, TrainStream
+from mlstm_jax.data.stream import START, Origin, TrainStream
 from mlstm_jax.errors import require
 from mlstm_jax.training.schedule import Segment
 
@@ -26,13 +21,8 @@ class ResolvedPhase:
     stream: TrainStream
     first: int
     last: int
-    rows_before: int | None = None  # rows of the previous phase; None for the first phase
+    continues: bool = False  # whether it has the rows of the previous phase, with their carry
     begins: Optimizer | None = None  # of the learning-rate schedule that begins here
-
-    @property
-    def growth(self) -> int | None:
-        """The number k of rows per row of the previous phase; None if the carry is not kept."""
-        return _growth(self.rows_before, self.config.data.batch)
 
     @property
     def update_bytes(self) -> int:
@@ -41,76 +31,50 @@ class ResolvedPhase:
 
     @property
     def padding_fraction(self) -> float:
-        """The fraction of the positions without a target: padding and waiting."""
-        data = self.config.data
+        """The fraction of the positions without a target: padding and idle rows."""
         targets = self.stream.bytes_seen(self.last) - self.stream.bytes_seen(self.first)
-        return 1 - targets / ((self.last - self.first) * data.batch * data.window)
+        return 1 - targets / ((self.last - self.first) * self.update_bytes)
 
-    def begin(self, carry: Any) -> Any:
-        """Return the initial carry of the phase: row j becomes row k·j, the others are zero.
-
-        Args:
-            carry: at the end of the previous phase; NumPy [rows of a process, ...], or None.
-
-        Returns:
-            NumPy [k · rows, ...]; None if all rows begin at zero.
-        """
-        growth = self.growth
-        if growth is None:
-            return None
-
-        def grow(x: np.ndarray) -> np.ndarray:
-            grown = np.zeros((len(x) * growth, *x.shape[1:]), x.dtype)
-            grown[::growth] = x
-            return grown
-
-        return jax.tree.map(grow, carry)
-
-    def describe_carry(self) -> str:
-        """Describe what happens to the rows of the previous phase."""
-        rows, before = self.config.data.batch, self.rows_before or 0
-        if self.growth is None:
-            return f"the carry starts from zero, because {rows} rows are not a multiple of {before}"
-        if self.growth == 1:
+    def describe_rows(self) -> str:
+        """Describe where the rows of a phase that follows another begin."""
+        rows = self.config.data.batch
+        if self.continues:
             return f"all {rows} rows continue"
-        return f"{before} rows continue, {rows - before} begin at shard starts"
+        return f"{rows} new rows begin {self.stream.epoch(self.first):.2f} epochs into the text"
 
 
-def _growth(before: int | None, rows: int) -> int | None:
-    if before is None or rows % before:
-        return None
-    return rows // before
-
-
-def resolve_phases(config: Config, corpus: Corpus) -> list[ResolvedPhase]:
+def resolve_phases(config: Config, corpus: Corpus, origin: Origin = START) -> list[ResolvedPhase]:
     """Return the phases of a run, each continuing in the text where the previous one ended.
 
-    If a phase's batch is a multiple of the previous one, it continues exactly there, and the rows
-    keep their carry. Otherwise it continues near the same place, from shard starts. A run without
-    phases is one phase; its end may still change with its origin.
+    A phase with the batch and window of the previous one continues its rows. Otherwise new rows
+    begin near the same place, from a zero carry.
+
+    Args:
+        origin: where the rows of a run without phases began; its length may depend on it.
     """
     if not config.phases:
-        stream = train_stream(config, corpus)
-        return [ResolvedPhase(config, stream, 0, total_steps(config.train, stream.steps_per_epoch))]
+        stream = train_stream(config, corpus, origin)
+        last = total_steps(config.train, stream.steps_per_epoch, stream.position(0))
+        return [ResolvedPhase(config, stream, 0, last)]
     phases: list[ResolvedPhase] = []
-    for phase, shard_layout in zip(config.phases, _cuts(config.phases), strict=True):
+    first = 0
+    origin = START
+    for phase in config.phases:
         data = dataclasses.replace(config.data, batch=phase.batch, window=phase.window)
         phase_config = dataclasses.replace(config, data=data)
-        stream = train_stream(phase_config, corpus, shard_layout)
+        continues = bool(phases) and phases[-1].config == phase_config
+        stream = phases[-1].stream if continues else train_stream(phase_config, corpus, origin)
+        last = first + phase.steps
         begins = _begins(phase, config.optimizer)
-        if not phases:
-            phases.append(ResolvedPhase(phase_config, stream, 0, phase.steps, begins=begins))
-            continue
-        first, before = phases[-1].last, phases[-1].stream
-        rows = phases[-1].config.data.batch
-        resolved = ResolvedPhase(phase_config, stream, first, first + phase.steps, rows, begins)
-        if resolved.growth is None:
-            position = round(before.epoch(first) * stream.steps_per_epoch)
-            stream.origin = Origin(first, position, before.bytes_seen(first))
-        else:
-            stream.continue_from(before, first)
-        phases.append(resolved)
+        phases.append(ResolvedPhase(phase_config, stream, first, last, continues, begins))
+        origin = origin_after(stream, last)
+        first = last
     return phases
+
+
+def origin_after(stream: TrainStream, step: int) -> Origin:
+    """Return the origin of new rows that begin near the place in the text of a stream at `step`."""
+    return Origin(step, stream.epoch(step), stream.bytes_seen(step))
 
 
 def _begins(phase: Phase, optimizer: Optimizer) -> Optimizer | None:
@@ -128,30 +92,15 @@ def _begins(phase: Phase, optimizer: Optimizer) -> Optimizer | None:
     )
 
 
-def _cuts(phases: Sequence[Phase]) -> list[tuple[int, int]]:
-    """Return the batch and window for which each phase's shards are cut.
-
-    They are the same for all consecutive phases whose rows continue: the last batch, which is a
-    multiple of the others, and the longest window.
-    """
-    groups: list[list[Phase]] = []
-    for phase in phases:
-        if groups and _growth(groups[-1][-1].batch, phase.batch):
-            groups[-1].append(phase)
-        else:
-            groups.append([phase])
-    cuts: list[tuple[int, int]] = []
-    for group in groups:
-        cuts += [(group[-1].batch, max(phase.window for phase in group))] * len(group)
-    return cuts
-
-
 def segments(phases: list[ResolvedPhase]) -> list[Segment]:
     """Return what the learning rate must know of the phases of a run."""
     return [
         Segment(
-            *(phase.first, phase.last, phase.config.data.batch),
-            *(phase.stream.steps_per_epoch, phase.begins),
+            first=phase.first,
+            last=phase.last,
+            batch=phase.config.data.batch,
+            steps_per_epoch=phase.stream.steps_per_epoch,
+            begins=phase.begins,
         )
         for phase in phases
     ]
@@ -172,10 +121,8 @@ def expected_segments(config: Config, corpus_bytes: float) -> list[Segment]:
     return [Segment(0, total_steps(config.train, int(per_epoch)), data.batch, per_epoch)]
 
 
-def train_stream(
-    config: Config, corpus: Corpus, shard_layout: tuple[int, int] | None = None
-) -> TrainStream:
-    """Return the training rows of a config; see TrainStream for `shard_layout`."""
+def train_stream(config: Config, corpus: Corpus, origin: Origin = START) -> TrainStream:
+    """Return the training rows of a config."""
     data = config.data
     return TrainStream(
         corpus.split("train"),
@@ -194,7 +141,7 @@ def train_stream(
         # Without a carry, a label can be predicted only from its document's own windows.
         per_document=config.model.labels > 0 and config.model.longest_window is not None,
         targets_are_inputs=config.model.masked,
-        shard_layout=shard_layout,
+        origin=origin,
     )
 
 
@@ -217,12 +164,11 @@ def total_steps(train: Train, steps_per_epoch: int, ahead: int = 0) -> int:
 
 def checkpoint_meta(phase: ResolvedPhase, corpus: Corpus, step: int) -> Meta:
     """Return the meta of a checkpoint at `step`."""
-    stream, rows = phase.stream, dataclasses.asdict(phase.config.data)
+    stream = phase.stream
+    rows = dataclasses.asdict(phase.config.data)
     del rows["corpus"], rows["batch_per_device"]
     if corpus.stop is None:
         rows["slack"] = TRAINING_SLACK
-    if not stream.has_default_shards:
-        rows["cut_into"] = stream.shards
     return Meta(
         corpus=corpus.identity,
         cleaning=corpus.manifest.cleaning,

@@ -250,7 +250,7 @@ def announcement(
         lines.append(
             f"{steps}{data.batch} rows x {data.window} bytes per step, from {size:,} bytes in "
             f"{stream.shards:,} shards"
-            + (f"; {phase.describe_carry()}" if phase.rows_before else "")
+            + (f"; {phase.describe_rows()}" if phase is not phases[0] else "")
         )
         if stream.shards < stream.wanted_shards:
             lines.append(
@@ -260,8 +260,6 @@ def announcement(
         if padding_fraction > 0.1:
             lines.append(
                 f"{padding_fraction:.0%} of {'the phase' if config.phases else 'an epoch'} is "
-                "padding and rows that wait for the longest one; "
-                + ("more data.shards, or " if phase.growth else "")
-                + "a smaller data.batch or data.window would waste less"
+                "padding and idle rows; a smaller data.batch or data.window would waste less"
             )
     return "\n".join(lines)

@@ -3,7 +3,6 @@
 A session is one call of `train`. A run has one session, or several if it is stopped and resumed.
 """
 
-import dataclasses
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -18,7 +17,7 @@ from mlstm_jax.checkpoint import Checkpoints, resume_advice
 from mlstm_jax.config import Config, resolve_batch
 from mlstm_jax.config.text import PLACES, flatten
 from mlstm_jax.data.corpus import Corpus, open_corpus
-from mlstm_jax.data.stream import Origin
+from mlstm_jax.data.stream import START
 from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.errors import UserError
 from mlstm_jax.model import pallas
@@ -28,7 +27,7 @@ from mlstm_jax.training import metrics, parallel, run_folder, schedule
 from mlstm_jax.training.begin import ResumeFinder, ResumePoint
 from mlstm_jax.training.evaluation import Evaluator
 from mlstm_jax.training.metrics import MetricsLog
-from mlstm_jax.training.phases import ResolvedPhase, resolve_phases, segments, total_steps
+from mlstm_jax.training.phases import ResolvedPhase, resolve_phases, segments
 from mlstm_jax.training.reporter import announcement
 from mlstm_jax.training.state import require_memory
 
@@ -130,7 +129,8 @@ def set_up(
     if finder.given:
         run.require_known_corpus(finder.given, corpus, ("train", "valid"))
     begin = finder.find()
-    phases = _starting_at(config, phases, begin.origin)
+    if begin.origin != START:
+        phases = resolve_phases(config, corpus, begin.origin)
     total = phases[-1].last
     same = "Give every process the same corpus and config."
     cluster.require_equal({"step": begin.step, "steps": total}, same)
@@ -162,18 +162,6 @@ def set_up(
         progress=progress,
         callbacks=callbacks,
     )
-
-
-def _starting_at(
-    config: Config, phases: list[ResolvedPhase], origin: Origin
-) -> list[ResolvedPhase]:
-    """Return the phases of a run that reads from an origin, on which its length may depend."""
-    if config.phases:
-        return phases
-    stream = phases[0].stream
-    stream.origin = origin
-    total = total_steps(config.train, stream.steps_per_epoch, stream.position(0))
-    return [dataclasses.replace(phases[0], last=total)]
 
 
 def _make_model(config: Config, devices: parallel.Parallel) -> LanguageModel:

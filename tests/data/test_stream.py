@@ -12,7 +12,7 @@ import pytest
 from mlstm_jax.data.corpus import Split
 from mlstm_jax.data.evaluation_stream import EvaluationStream
 from mlstm_jax.data.shards import TRAINING_SLACK, cut
-from mlstm_jax.data.stream import Batch, TrainStream, prefetch
+from mlstm_jax.data.stream import Batch, Origin, TrainStream, prefetch
 from mlstm_jax.errors import UserError
 from tests import splits
 from tests.tolerance import assert_close
@@ -128,6 +128,35 @@ def test_an_epoch_gives_every_byte_once(split: Split, shuffle: bool) -> None:
     targets = len(split.bytes) - shards
     assert stream.bytes_seen(3 * size) == 3 * targets
     assert stream.bytes_seen(size + 1) - targets == batch * window
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("batch", [1, 7, 180])
+def test_with_a_stop_every_document_is_read_once_to_it(batch: int, shuffle: bool) -> None:
+    lengths = [8, 16, 7, 9, 1, 40] * 30
+    split = make_split(lengths)
+    stream = TrainStream(split, batch=batch, window=8, shuffle=shuffle, stop=3)
+    text, ends = split.bytes[:].tobytes(), np.cumsum(lengths)
+    whole = sorted(text[e - n : e] + b"\x03" for e, n in zip(ends, lengths, strict=True))
+    for epoch in range(2):
+        steps = range(epoch * stream.steps_per_epoch, (epoch + 1) * stream.steps_per_epoch)
+        rows = texts_of(stream, steps, slice(0, batch))
+        assert sorted(text for row in rows for text in row) == whole
+
+
+def test_a_stream_begins_at_its_origin(split: Split) -> None:
+    """At step 40 it reads what one from the start reads after 1.3 epochs."""
+    options = {"batch": 4, "window": 16, "shards": 24, "shuffle": True}
+    whole = TrainStream(split, **options)
+    read = round(1.3 * whole.steps_per_epoch)
+    later = TrainStream(split, **options, origin=Origin(40, 1.3, 1000))
+    assert later.epoch(40) == whole.epoch(read) == pytest.approx(1.3, abs=0.01)
+    for step in range(0, whole.steps_per_epoch, 7):
+        assert later.bytes_seen(40 + step) - 1000 == (
+            whole.bytes_seen(read + step) - whole.bytes_seen(read)
+        )
+        for found, expected in zip(later.batch(40 + step), whole.batch(read + step), strict=True):
+            np.testing.assert_array_equal(found, expected)
 
 
 def test_the_weights_make_the_mean_over_positions_that_over_targets() -> None:

@@ -103,9 +103,10 @@ def test_a_run_moves_to_other_devices_and_processes(corpus, undisturbed, tmp_pat
 
 
 @pytest.mark.slow
-def test_rows_grow_in_several_processes_as_in_one(corpus, tmp_path, launcher) -> None:
-    """4 rows become 8; also from a checkpoint at the border that another number has written."""
-    phases = (Phase(steps=30, batch=4, window=16), Phase(steps=30, batch=8, window=16))
+def test_phases_of_several_processes_are_those_of_one(corpus, tmp_path, launcher) -> None:
+    """New rows, then the same; also from a checkpoint at the border of another number."""
+    rows = {"batch": 8, "window": 16}
+    phases = (Phase(steps=20, batch=4, window=16), Phase(steps=10, **rows), Phase(steps=30, **rows))
     base = vary(runs.make_config(corpus, tmp_path, phases=phases), train__checkpoint_every=10)
     base = vary(base, train__keep_checkpoints=9)
     for name, processes in (("one", 1), ("two", 2), ("two", 1), ("one", 2)):
