@@ -21,10 +21,10 @@ from mlstm_jax.data.stream import prefetch
 from mlstm_jax.guard import WEIGHTS, Interrupted, strongest
 from mlstm_jax.model.language_model import Carry
 from mlstm_jax.training import optimizer, parallel
-from mlstm_jax.training.begin import ResumePoint
 from mlstm_jax.training.evaluation import Score
 from mlstm_jax.training.phases import ResolvedPhase, checkpoint_meta
 from mlstm_jax.training.reporter import Diverged, Reporter
+from mlstm_jax.training.resume import Beginning
 from mlstm_jax.training.session import Session, set_up
 from mlstm_jax.training.state import TrainState
 from mlstm_jax.training.step import make_train_step
@@ -78,15 +78,19 @@ def _run(session: Session) -> None:
             return
         following = phases[phases.index(phase) + 1]
         note = f"step {phase.last}: the next phase, {following.describe_rows()}"
-        origin = phase.stream.origin
-        point = ResumePoint(
-            phase.last, state, carry, origin, [note], reporter.high_steps, None, phase.update_bytes
+        point = point._replace(
+            step=phase.last,
+            state=state,
+            carry=carry,
+            notes=[note],
+            high_steps=reporter.high_steps,
+            update_bytes=phase.update_bytes,
         )
         event, announced = {"event": "phase"}, True
 
 
 def _train_phase(
-    session: Session, phase: ResolvedPhase, point: ResumePoint, reporter: Reporter
+    session: Session, phase: ResolvedPhase, point: Beginning, reporter: Reporter
 ) -> tuple[TrainState, Carry]:
     """Train from a checkpoint, or from the first step, to the end of a phase.
 

@@ -12,11 +12,11 @@ from mlstm_jax.digest import Extent
 from mlstm_jax.distributed.cluster import Cluster
 from mlstm_jax.errors import KnownError
 from mlstm_jax.terminal import ProgressLine, rate
-from mlstm_jax.training.begin import ResumePoint
 from mlstm_jax.training.evaluation import Score
 from mlstm_jax.training.metrics import BITS_PER_NAT, MetricsLog
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.phases import ResolvedPhase
+from mlstm_jax.training.resume import Beginning
 from mlstm_jax.training.step import StepMetrics
 
 
@@ -77,7 +77,7 @@ class Reporter:
         stream: TrainStream,
         log: MetricsLog,
         progress: ProgressLine,
-        point: ResumePoint,
+        point: Beginning,
     ) -> None:
         self._config, self._stream, self._log, self._progress = config, stream, log, progress
         self._started = time.monotonic() - log.seconds
@@ -225,7 +225,7 @@ def announcement(
     devices: Parallel,
     cluster: Cluster,
     corpus: Corpus,
-    point: ResumePoint,
+    point: Beginning,
 ) -> str:
     """Describe what the run will train, and on which devices."""
     total, first = phases[-1].last, point.step

@@ -24,11 +24,11 @@ from mlstm_jax.model import pallas
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.terminal import ProgressLine
 from mlstm_jax.training import metrics, parallel, run_folder, schedule
-from mlstm_jax.training.begin import ResumeFinder, ResumePoint
 from mlstm_jax.training.evaluation import Evaluator
 from mlstm_jax.training.metrics import MetricsLog
 from mlstm_jax.training.phases import ResolvedPhase, resolve_phases, segments
 from mlstm_jax.training.reporter import announcement
+from mlstm_jax.training.resume import Beginning, find_beginning
 from mlstm_jax.training.state import require_memory
 
 
@@ -48,7 +48,7 @@ class Session:
     score_labels: Callable[[Parameters], tuple[float, float]] | None  # see `set_up`
     checkpoints: Checkpoints
     require_equal_replicas: Callable[[int, Any], None]
-    begin: ResumePoint
+    begin: Beginning
     phases: list[ResolvedPhase]
     lr_schedules: list[optax.Schedule]  # of each phase
     progress: ProgressLine
@@ -123,12 +123,17 @@ def set_up(
         closing(Checkpoints(folder, run.id_of(folder), config.train.keep_checkpoints, reach=reach))
     )
     phases = resolve_phases(config, corpus)
-    finder = ResumeFinder(
-        cluster, devices, corpus, model, checkpoints, config, phases, resume, reset_carry
+    begin = find_beginning(
+        cluster,
+        devices,
+        corpus,
+        model,
+        checkpoints,
+        config,
+        phases,
+        resume=resume,
+        reset_carry=reset_carry,
     )
-    if finder.given:
-        run.require_known_corpus(finder.given, corpus, ("train", "valid"))
-    begin = finder.find()
     if begin.origin != START:
         phases = resolve_phases(config, corpus, begin.origin)
     total = phases[-1].last

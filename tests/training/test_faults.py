@@ -26,8 +26,8 @@ from mlstm_jax.guard import Watchdog
 from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import ModelWeights, fingerprint
 from mlstm_jax.training import loop, metrics, run_folder
-from mlstm_jax.training.begin import require_new
 from mlstm_jax.training.reporter import Diverged
+from mlstm_jax.training.resume import require_new
 from tests.training.runs import (
     assert_same_run,
     copy_until,

@@ -30,7 +30,7 @@ from mlstm_jax.interop.weights import expected_shapes
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.run import Run, as_weights, load_run, write_imported
-from mlstm_jax.training import begin, loop, optimizer
+from mlstm_jax.training import loop, optimizer, resume
 from mlstm_jax.training.metrics import read_metrics
 from mlstm_jax.training.phases import train_stream
 from mlstm_jax.training.state import fresh_state
@@ -48,7 +48,7 @@ pytestmark = pytest.mark.numeric
 def first_parameters(config: Config) -> dict[str, Any]:
     model = LanguageModel(config.model, config.precision)
     tx = optimizer.build(Optimizer(), config.model, lambda count: 0.0)
-    given, _, _ = begin.load_start(Cluster(Distributed()), config, required=True)
+    given, _, _ = resume.load_start(Cluster(Distributed()), config, required=True)
     return fresh_state(config, model, tx, given).params
 
 
