@@ -21,6 +21,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -113,13 +114,14 @@ def measure_point(processes: int, index: int, coordinator: str, arguments: Any) 
     import numpy as np
 
     from mlstm_jax.config import Devices, Distributed
-    from mlstm_jax.distributed.cluster import Cluster
+    from mlstm_jax.distributed import Cluster
     from mlstm_jax.training import parallel
 
     with ExitStack() as stack:
-        several = {"coordinator": coordinator, "processes": processes, "index": index}
-        cluster = stack.enter_context(Cluster(Distributed(**several if processes > 1 else {})))
-        devices = stack.enter_context(parallel.started(cluster, Devices()))
+        options = Distributed(coordinator=coordinator, processes=processes, index=index)
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        cluster = stack.enter_context(Cluster(options, Path(folder)))
+        devices = parallel.started(cluster, Devices())
         ways = [Way(devices, *way) for way in WAYS]
         for way in ways:
             way.take()

@@ -7,7 +7,6 @@
 # HEAD is the machine of process 0, by a name or address that the others can reach. PORT is a free
 # port there. INDEX is 0 to PROCESSES - 1, a different one on each machine. The run folder must be
 # on a file system that all machines share, and the corpus on it or copied to each machine.
-# To keep strangers out, export the same MLSTM_JAX_SECRET on each machine.
 set -euo pipefail
 [ $# -ge 4 ] || { sed -n '2,10p' "$0" | cut -c3-; exit 2; }
 coordinator=$1 processes=$2 index=$3

@@ -9,8 +9,6 @@ set -euo pipefail
 [ $# -ge 2 ] || { sed -n '2,7p' "$0" | cut -c3-; exit 2; }
 processes=$1
 shift
-# Only processes with this secret can join. It reaches the other machines in the environment.
-export MLSTM_JAX_SECRET=${MLSTM_JAX_SECRET:-$(od -An -N16 -tx8 /dev/urandom | tr -d ' ')}
 # shellcheck disable=SC2086  # MPIRUN_OPTIONS holds several words.
-exec mpirun -np "$processes" ${MPIRUN_OPTIONS:-} -x MLSTM_JAX_SECRET \
+exec mpirun -np "$processes" ${MPIRUN_OPTIONS:-} \
   mlstm-jax train "$@" --distributed.coordinator "${COORDINATOR:-$(hostname):8476}"

@@ -17,7 +17,7 @@ from mlstm_jax.commands import Call, Command, as_options, command
 from mlstm_jax.config import Config, load_file, vary
 from mlstm_jax.config import text as config_text
 from mlstm_jax.corpora.prepare import prepare
-from mlstm_jax.distributed.process_info import process_info
+from mlstm_jax.distributed import process_info
 from mlstm_jax.errors import UserError, did_you_mean, nearest
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.planning import format_plan

@@ -3,9 +3,8 @@
 The comment above a field is its ``--help`` text. The section `model` is a kind of model of model/.
 """
 
-import ipaddress
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 from mlstm_jax.errors import require
 from mlstm_jax.fields import Between, Checked, Count, Fraction, Positive
@@ -141,80 +140,33 @@ class Devices(Checked, section="devices"):
     virtual_cpu: Count | None = None
 
 
-class Address(NamedTuple):
-    """Address of a process; as text, an IPv6 address is in brackets."""
-
-    host: str  # a name, an IPv4 address, or an IPv6 address without brackets
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-def parse_address(text: str) -> Address:
-    """Parse node1:8476, 10.0.0.1:8476, [fd00::1]:8476 or [fe80::1%eth0]:8476.
-
-    Raises ValueError, which states the required form.
-    """
-    host, _, port = text.rpartition(":")
-    if 6 in (ip_version(host), ip_version(text)):
-        # The part after the last colon may be the port or the end of the address.
-        meant = f"[{host}]:{port}" if ip_version(host) == 6 else f"[{text}]:8476"
-        raise ValueError(f"HOST:PORT with brackets around an IPv6 address, such as {meant}")
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else ""
-    if not _is_port(port) or not (ip_version(bare) == 6 or _is_name(host)):
-        raise ValueError("HOST:PORT, such as node1:8476 or [fd00::1]:8476")
-    return Address(bare or host, int(port))
-
-
-def ip_version(host: str) -> int | None:
-    """Return 4 or 6 for an IP address, with or without a zone; None for a name."""
-    try:
-        return ipaddress.ip_address(host).version
-    except ValueError:
-        return None
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an IP address is the machine itself, such as 127.0.0.1."""
-    return ipaddress.ip_address(host).is_loopback
-
-
-def _is_port(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) < 65536
-
-
-def _is_name(host: str) -> bool:
-    try:
-        host.encode("idna")  # The resolver does the same.
-    except UnicodeError:
-        return False
-    return bool(host) and host.isprintable() and not set(host) & set(" :/@%[]")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Distributed(Checked, section="distributed"):
     """The processes of a run, on one machine or several."""
 
     # Address of process 0, HOST:PORT (an IPv6 address in brackets, [fd00::1]:8476), the same for
-    # all processes; unset: the run has one process.
+    # all processes; unset: where srun, mpirun or Kubernetes tells JAX that it is.
     coordinator: str | None = None
-    # Number of processes; unset: from srun or mpirun.
+    # Number of processes; unset: from srun or mpirun, otherwise one.
     processes: Count | None = None
     # Index of this process, from 0; unset: from srun, mpirun or a Kubernetes Job.
     index: Annotated[int, Between(0)] | None = None
     # Seconds to wait for all processes at the start.
     timeout_seconds: Seconds = 300.0
     # Seconds without a heartbeat after which a process counts as lost, and the others end.
-    heartbeat_timeout_seconds: Seconds = 60.0
+    heartbeat_timeout_seconds: Seconds = 20.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.coordinator is not None:
-            try:
-                parse_address(self.coordinator)
-            except ValueError as error:
-                require(False, "distributed.coordinator", self.coordinator, str(error))
+            host, _, port = self.coordinator.rpartition(":")
+            is_port = port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536
+            is_host = (
+                host.startswith("[") == (":" in host) and host.isprintable() and " " not in host
+            )
+            valid = bool(host) and is_port and is_host
+            rule = "HOST:PORT, such as node1:8476 or [fd00::1]:8476"
+            require(valid, "distributed.coordinator", self.coordinator, rule)
         count, index = self.processes, self.index
         if count is not None and index is not None:
             require(index < count, "distributed.index", index, f"below {count}, the process count")

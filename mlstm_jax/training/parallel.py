@@ -12,8 +12,7 @@ as in benchmarks/dispatch.py (docs.jax.dev/en/latest/migrate_pmap.html).
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -23,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mlstm_jax import environment
 from mlstm_jax.config import Devices
-from mlstm_jax.distributed.cluster import Cluster
+from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import KnownError, UserError
 
 Array = jax.Array
@@ -258,16 +257,13 @@ def local(devices: Devices) -> Parallel:
     return Parallel(_chosen(devices))
 
 
-@contextmanager
-def started(cluster: Cluster, devices: Devices) -> Iterator[Parallel]:
-    """Start JAX in all processes of a run, and yield the devices of all that the config selects.
+def started(cluster: Cluster, devices: Devices) -> Parallel:
+    """Return the devices of all processes of a run that the config selects.
 
     Raises:
-        UserError: a process has too few devices, or not as many as the others; or CPUs are on
-            machines that cannot connect to each other.
+        UserError: a process has too few devices, or not as many as the others.
         RuntimeError: an all-reduce over all devices gave a wrong sum.
     """
-    cluster.start_jax()
     chosen = _chosen(devices)
     kinds = sorted({device.device_kind for device in chosen})
     cluster.require_equal(
@@ -275,16 +271,11 @@ def started(cluster: Cluster, devices: Devices) -> Iterator[Parallel]:
         "Every process must train on the same number and kind of devices; `devices.count` limits "
         "the number.",
     )
-    if chosen[0].platform == "cpu":
-        cluster.require_outward_names()
     everyone = cluster.gather([device.id for device in chosen])
     by_id = {device.id: device for device in jax.devices()}
     parallel = Parallel([by_id[number] for numbers in everyone for number in numbers])
     _test_all_reduce(parallel)
-    yield parallel
-    if cluster.processes > 1:
-        # This waits for all processes. A process that fails ends in cluster.stop instead.
-        jax.distributed.shutdown()
+    return parallel
 
 
 def _chosen(devices: Devices) -> list[jax.Device]:

@@ -9,7 +9,7 @@ from mlstm_jax.config import Config
 from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.digest import Extent
-from mlstm_jax.distributed.cluster import Cluster
+from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import KnownError
 from mlstm_jax.terminal import ProgressLine, rate
 from mlstm_jax.training.evaluation import Score

@@ -11,7 +11,7 @@ from mlstm_jax.checkpoint import FOLDER, SET_ASIDE, Checkpoints, Damaged, Meta
 from mlstm_jax.config import Config
 from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.data.stream import START, Origin
-from mlstm_jax.distributed.cluster import Cluster
+from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.interop.weights import Arrays, fingerprint, flatten
 from mlstm_jax.model.language_model import LanguageModel

@@ -13,7 +13,7 @@ from mlstm_jax.checkpoint import steps_in
 from mlstm_jax.config import Config, longest_window, vary
 from mlstm_jax.config.text import differences, to_json
 from mlstm_jax.data.corpus import Corpus
-from mlstm_jax.distributed.cluster import Cluster
+from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import FileError, InUse, KnownError, UserError, remedy
 from mlstm_jax.terminal import tell
 

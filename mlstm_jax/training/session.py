@@ -18,7 +18,7 @@ from mlstm_jax.config import Config, resolve_batch
 from mlstm_jax.config.text import PLACES, flatten
 from mlstm_jax.data.corpus import Corpus, open_corpus
 from mlstm_jax.data.stream import START
-from mlstm_jax.distributed.cluster import Cluster
+from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import UserError
 from mlstm_jax.model import pallas
 from mlstm_jax.model.language_model import LanguageModel, Parameters
@@ -87,7 +87,7 @@ def set_up(
 
     Of all others, see `mlstm_jax.train`.
     """
-    cluster = Cluster(config.distributed)
+    cluster = Cluster(config.distributed, Path(config.out))
     if cluster.processes > 1 and not owns_process:
         raise UserError(
             f"distributed.processes is {cluster.processes}: if one of several processes is lost, "
@@ -109,7 +109,7 @@ def set_up(
         environment.require_deterministic()
     corpus = open_corpus(Path(config.data.corpus))
     _require_one_run(cluster, config, corpus)
-    devices = stack.enter_context(parallel.started(cluster, config.devices))
+    devices = parallel.started(cluster, config.devices)
     config = resolve_batch(run_folder.with_run_values(config, cluster), devices.count)
     require_memory(config, devices)
     changed = run_folder.lock_together(
@@ -179,6 +179,9 @@ def _make_model(config: Config, devices: parallel.Parallel) -> LanguageModel:
 
 def _require_one_run(cluster: Cluster, config: Config, corpus: Corpus) -> None:
     """Raise UserError if the processes differ in their code, config or corpus."""
+    cluster.require_equal(
+        {"distributed.processes": cluster.processes}, "Give every process the same number."
+    )
     cluster.require_equal(
         {"the program's code": environment.code(), **environment.versions()},
         "Install the same versions for all processes.",

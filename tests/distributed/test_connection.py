@@ -6,9 +6,9 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from mlstm_jax.distributed.connection import Connection
 
 from mlstm_jax.distributed import connection
-from mlstm_jax.distributed.connection import Connection
 from mlstm_jax.errors import KnownError
 
 

@@ -24,11 +24,10 @@ exit ${{code:-0}}
 """
 STUBS = {
     "mpirun": """
-[ "$1 $3 $4 $5" = "-np --oversubscribe -x MLSTM_JAX_SECRET" ] || exit 64; size=$2; shift 5"""
+[ "$1 $3" = "-np --oversubscribe" ] || exit 64; size=$2; shift 3"""
     + _EACH.format(names="OMPI_COMM_WORLD_SIZE=$size OMPI_COMM_WORLD_RANK=$n"),
     "srun": """[ "$1" = "--kill-on-bad-exit=0" ] || exit 64; size=$SLURM_NTASKS; shift"""
-    + _EACH.format(names="SLURM_STEP_NUM_TASKS=$size SLURM_PROCID=$n"),
-    "scontrol": """[ "$*" = "show hostnames node[1-2]" ] || exit 64; echo 127.0.0.1; echo node2""",
+    + _EACH.format(names="SLURM_STEP_NUM_TASKS=$size SLURM_PROCID=$n SLURM_LOCALID=$n"),
 }
 
 Call = tuple[list[str], dict[str, str]]
@@ -45,12 +44,12 @@ def openmpi(config: str) -> list[Call]:
 
 
 def slurm(config: str) -> list[Call]:
-    """The file makes the port of the job's number, from 20000."""
-    for job in range(os.getpid() % 5000, 10000):
+    """JAX makes the port of the job's number, from 61440."""
+    for job in range(os.getpid() % 2000, 4096):
         with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", 20000 + job)):
+            if probe.connect_ex(("127.0.0.1", 61440 + job)):
                 break
-    own = {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_NTASKS": "2", "SLURM_JOB_ID": f"77{job:04}"}
+    own = {"SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_NTASKS": "2", "SLURM_JOB_ID": str(job)}
     return [(["bash", str(LAUNCH / "slurm.sbatch"), config], own)]
 
 

@@ -1,6 +1,7 @@
 """The all-reduce in pieces, with the sums of one piece to the bit; replicas that drift apart."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from mlstm_jax.config import Distributed
-from mlstm_jax.distributed.cluster import Cluster
+from mlstm_jax.distributed import Cluster
 from mlstm_jax.training import parallel
 from mlstm_jax.training.parallel import (
     AXIS,
@@ -86,7 +87,7 @@ def test_a_device_that_differs_by_a_bit_is_named(random: np.random.Generator) ->
     matrix = random.normal(size=(7, 5)).astype(np.float32)
     half = random.normal(size=9).astype(jnp.bfloat16)
     state = devices.replicate({"matrix": matrix, "half": half, "count": np.int32(3)})
-    require_equal = make_comparison(Cluster(Distributed()), devices)
+    require_equal = make_comparison(Cluster(Distributed(), Path()), devices)
     with jax.transfer_guard("disallow"):
         require_equal(7, state)
     shards = [np.array(shard.data) for shard in state["matrix"].addressable_shards]

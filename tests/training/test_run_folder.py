@@ -11,7 +11,7 @@ import pytest
 
 from mlstm_jax import environment
 from mlstm_jax.config import BERT, Config, Distributed, Model, Transformer, resolve_batch, vary
-from mlstm_jax.distributed.cluster import Cluster
+from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import loop, run_folder
 from tests.training.runs import make_config
@@ -42,7 +42,7 @@ def test_a_file_system_without_locks_is_warned_of_but_a_refused_lock_may_be_anot
 
 
 def test_a_transformer_that_resumes_keeps_its_positions(tmp_path: Path) -> None:
-    resumed = partial(run_folder.with_run_values, cluster=Cluster(Distributed()))
+    resumed = partial(run_folder.with_run_values, cluster=Cluster(Distributed(), Path()))
     plain = vary(Config(out=str(tmp_path)), precision__compute="fp32")
     config = vary(plain, model=Transformer(hidden=8, embedding=8, heads=2), data__window=16)
     run_folder.write_folder(resolve_batch(config, 1))

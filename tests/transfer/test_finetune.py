@@ -24,7 +24,7 @@ from mlstm_jax.config import (
     vary,
 )
 from mlstm_jax.data.corpus import differing, open_corpus
-from mlstm_jax.distributed.cluster import Cluster
+from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import expected_shapes
 from mlstm_jax.model.architecture import Architecture
@@ -48,7 +48,7 @@ pytestmark = pytest.mark.numeric
 def first_parameters(config: Config) -> dict[str, Any]:
     model = LanguageModel(config.model, config.precision)
     tx = optimizer.build(Optimizer(), config.model, lambda count: 0.0)
-    given, _, _ = resume.load_start(Cluster(Distributed()), config, required=True)
+    given, _, _ = resume.load_start(Cluster(Distributed(), Path()), config, required=True)
     return fresh_state(config, model, tx, given).params
 
 

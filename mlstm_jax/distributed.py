@@ -1,0 +1,302 @@
+"""The processes of one run, on JAX's own coordination.
+
+Process 0 has JAX's store of keys and values, and the others connect to it. Through the store they
+compare what must be equal, and tell each other why they stop. A lost process is noticed after
+`distributed.heartbeat_timeout_seconds`. If process 0 is lost, JAX itself ends the others.
+
+Nothing can interrupt an all-reduce that waits for a lost process, so a process that must stop says
+why and ends with `os._exit`. A process that finds too few others is aborted by JAX, which names
+nobody. So each process leaves a file in the run folder, which all share, until all are connected,
+and gives up before JAX does.
+"""
+
+import json
+import os
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax._src.distributed import global_state  # The store has no public name; Orbax does the same.
+
+from mlstm_jax import digest, terminal
+from mlstm_jax.config import Distributed
+from mlstm_jax.errors import KnownError, UserError, require
+
+_SECONDS = 1.0  # between two looks at the other processes
+_GRACE_SECONDS = 3.0  # for a process to stop by itself, for the same reason as another
+_UNLIMITED = 2**31 - 1  # milliseconds of a wait that the watching thread ends
+_MOST = 5  # differences in a message
+_LONGEST = 1e6  # seconds of a time limit: JAX counts in 32 bits
+_STOP = "mlstm_jax/stop"
+# Variables with the number of processes and the index of this one. mpirun is first: in a SLURM job
+# its processes also have the variables of the srun that it uses. Kubernetes tells only the index.
+_LAUNCHERS = (
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    ("", "JOB_COMPLETION_INDEX"),
+)
+
+
+def process_info(options: Distributed, environment: Mapping[str, str]) -> tuple[int, int]:
+    """Return the index of this process and the number of processes: the config's, or a launcher's.
+
+    Raises UserError if one of them is missing or wrong.
+    """
+    index = options.index
+    count = options.processes
+    if count == 1:
+        return 0, 1
+    for size_name, rank_name in _LAUNCHERS:
+        size = environment.get(size_name) if size_name else "2 or more"
+        rank = environment.get(rank_name)
+        if rank is None or size in (None, "1"):
+            continue
+        try:
+            if count is None and size_name:
+                count = int(str(size))
+            if index is None:
+                index = int(rank)
+        except ValueError as error:
+            raise UserError(
+                f"{size_name} is {size!r} and {rank_name} {rank!r}, but they must be whole "
+                "numbers; the launcher sets them."
+            ) from error
+        break
+    if count is None and options.coordinator is None:
+        return 0, 1
+    require(count is not None, "distributed.processes", count, "set: no launcher sets it")
+    require(index is not None, "distributed.index", index, "set: no launcher sets it")
+    assert index is not None
+    assert count is not None
+    require(0 <= index < count, "distributed.index", index, f"0 to {count - 1}")
+    return index, count
+
+
+def choose_gpu(index: int, hosts: Sequence[str], visible: Sequence[str | None]) -> int | None:
+    """Return which of the visible GPUs belongs to a process; None: all that it sees.
+
+    Args:
+        index: of this process.
+        hosts: the machine of each process.
+        visible: CUDA_VISIBLE_DEVICES of each process; None where it is not set.
+
+    Raises UserError if the processes of a machine see the same GPUs, but too few.
+    """
+    here = [other for other, host in enumerate(hosts) if host == hosts[index]]
+    gpus = visible[index]
+    if len(here) == 1 or any(visible[other] != gpus for other in here):
+        return None
+    if gpus is not None:
+        count = len(gpus.split(",")) if gpus else 0
+        if count <= 1:  # The launcher has given each process its own.
+            return None
+        if count < len(here):
+            raise UserError(
+                f"{len(here)} processes run on {hosts[index]}, but see {count} GPUs "
+                f"(CUDA_VISIBLE_DEVICES={gpus}); start at most {count} on a machine."
+            )
+    return here.index(index)
+
+
+class Cluster:
+    """The processes of a run, including this one; the outermost context manager of a run.
+
+    An error that leaves the context is told to the other processes and ends all of them.
+
+    Attributes:
+        index: index of this process, from 0.
+        processes: number of processes; one has no connections.
+        host: this machine's name.
+    """
+
+    def __init__(self, options: Distributed, folder: Path) -> None:
+        self.index, self.processes = process_info(options, os.environ)
+        self.host = socket.gethostname()
+        self._options = options
+        self._folder = folder
+        self._names = [f"process {index}" for index in range(self.processes)]
+        self._store: Any = None
+        self._gathered = 0
+        self._leaving = threading.Event()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is process 0, which writes the files that only one process may write."""
+        return self.index == 0
+
+    def __enter__(self) -> "Cluster":
+        if self.processes > 1:
+            self._connect()
+            threading.Thread(target=self._watch, daemon=True).start()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self.processes == 1:
+            return
+        if error is None:
+            self._store.wait_at_barrier("mlstm_jax/end", _UNLIMITED)
+            self._leaving.set()
+            jax.distributed.shutdown()
+            return
+        if isinstance(error, jax.errors.JaxRuntimeError):
+            # If a lost process caused it, the watching thread names that process.
+            time.sleep(self._options.heartbeat_timeout_seconds + _GRACE_SECONDS)
+        self.stop(error)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values, of JSON, of all processes; all must make their calls in one order."""
+        if self.processes == 1:
+            return [value]
+        self._gathered += 1
+        key = f"mlstm_jax/{self._gathered}"
+        self._store.key_value_set(f"{key}/{self.index}", json.dumps(value))
+        values = []
+        for index in range(self.processes):
+            text = self._store.blocking_key_value_get(f"{key}/{index}", _UNLIMITED)
+            values.append(json.loads(text))
+        # All have begun this call, so all have read the values of the one before.
+        self._store.key_value_delete(f"mlstm_jax/{self._gathered - 1}/{self.index}")
+        return values
+
+    def require_equal(self, values: dict[str, Any], advice: str) -> None:
+        """Raise UserError with `advice`, on all, unless all processes have the same values."""
+        digests = self.gather(digest.of_json(values))
+        speakers = sorted({digests.index(value) for value in digests})
+        if len(speakers) == 1:
+            return
+        # The first process with each digest speaks for all that have it.
+        everyone = self.gather(values if self.index in speakers[: _MOST + 1] else None)
+        differences = []
+        for index in speakers[1 : _MOST + 1]:
+            same = digests.count(digests[index]) - 1
+            who = self._names[index] + (f" and {same} more" if same else "")
+            for name, first in everyone[0].items():
+                other = everyone[index].get(name)
+                if other != first:
+                    differences.append(f"{name} is {other} on {who}, but {first} on process 0")
+        if len(speakers) > _MOST + 1:
+            differences.append("more processes differ")
+        if differences:  # 1 and 1.0 have two digests.
+            raise UserError("; ".join(differences) + f". {advice}")
+
+    def stop(self, error: BaseException) -> None:
+        """Report why this process stops, tell the others, and end the process; from any thread."""
+        if isinstance(error, KnownError):
+            self._end(str(error), error.exit_code, tell=True)
+        elif isinstance(error, KeyboardInterrupt):
+            self._end("interrupted", 130, tell=True)
+        else:
+            terminal.tell("".join(traceback.format_exception(error)))
+            self._end(f"{type(error).__name__}: {error}", 1, tell=True)
+
+    def _end(self, text: str, code: int, *, tell: bool = False) -> None:
+        self._leaving.set()
+        self._say(text)
+        if tell and self._store is not None:
+            reason = json.dumps([self.index, text, code])
+            self._store.key_value_set(f"{_STOP}/{self.index}", reason)
+        if self.is_first and self._store is not None:
+            # The store ends with process 0: the others must have read why.
+            time.sleep(_GRACE_SECONDS + 2 * _SECONDS)
+        terminal.leave()
+        os._exit(code)
+
+    def _say(self, text: str) -> None:
+        who = ""
+        if self.processes > 1:
+            who = f", process {self.index} of {self.processes} ({self.host})"
+        terminal.tell(f"mlstm-jax train{who}: {terminal.message(text)}")
+
+    def _file(self, index: int) -> Path:
+        # `run_folder.lock` ignores files that end in .partial.
+        return self._folder / f"process-{index}.partial"
+
+    def _connect(self) -> None:
+        """Start JAX's coordination, and choose the GPU of this process."""
+        options = self._options
+        mine = self._file(self.index)
+        mine.parent.mkdir(parents=True, exist_ok=True)
+        mine.write_text(json.dumps([self.index, self.host, self.processes]))
+        self._say(f"waiting for all {self.processes} processes")
+        limit = threading.Timer(min(options.timeout_seconds, _LONGEST), self._give_up)
+        limit.daemon = True
+        limit.start()
+        jax.config.update("jax_enable_recoverability", True)  # A lost process must not abort this.
+        jax.config.update("jax_enable_preemption_service", False)  # It would handle SIGTERM.
+        if {"grpc_proxy", "https_proxy", "http_proxy"} & set(os.environ):
+            os.environ.update(grpc_proxy="")  # A site's proxy does not know these machines.
+        coordinator = options.coordinator
+        local = coordinator is not None and coordinator.startswith(("localhost:", "127."))
+        try:
+            jax.distributed.initialize(
+                coordinator,
+                self.processes,
+                self.index,
+                # It finds the coordinator where srun, mpirun or Kubernetes tells it.
+                cluster_detection_method="deactivate" if coordinator else None,
+                initialization_timeout=int(min(options.timeout_seconds, _LONGEST)) + 60,
+                heartbeat_timeout_seconds=int(min(options.heartbeat_timeout_seconds, _LONGEST)),
+                coordinator_bind_address=coordinator if local else None,
+            )
+        except ValueError as error:
+            raise UserError(
+                f"the launcher does not tell where process 0 is ({error}); set "
+                "`distributed.coordinator` HOST:PORT."
+            ) from error
+        limit.cancel()
+        self._store = global_state.client
+        everyone = self.gather([self.host, os.environ.get("CUDA_VISIBLE_DEVICES")])
+        mine.unlink(missing_ok=True)
+        hosts = [host for host, _ in everyone]
+        self._names = [f"process {index} ({host})" for index, host in enumerate(hosts)]
+        if "JAX_LOCAL_DEVICE_IDS" not in os.environ:
+            gpu = choose_gpu(self.index, hosts, [gpus for _, gpus in everyone])
+            jax.config.update("jax_cuda_visible_devices", "all" if gpu is None else str(gpu))
+
+    def _give_up(self) -> None:
+        """Say which processes are missing, and end this one."""
+        started = {}
+        seconds = self._options.timeout_seconds
+        oldest = self._file(self.index).stat().st_mtime - seconds
+        for path in self._folder.glob("process-*.partial"):
+            if path.stat().st_mtime < oldest:
+                continue  # A process of an earlier start was killed.
+            index, host, processes = json.loads(path.read_text())
+            started[index] = f"process {index} ({host})"
+            if processes != self.processes:
+                started[index] += f", with {processes} processes instead of {self.processes}"
+        missing = [str(index) for index in range(self.processes) if index not in started]
+        self._end(
+            f"not all processes met within {seconds:g} s. Missing: {', '.join(missing) or 'none'}; "
+            f"started in {self._folder}: {'; '.join(started.values())}. Start all with the same "
+            f"`distributed.processes` and run folder; all must reach process 0 at "
+            f"{self._options.coordinator or 'the address that the launcher tells'}.",
+            1,
+        )
+
+    def _watch(self) -> None:
+        """End this process when another one stops or is lost."""
+        every = list(range(self.processes))
+        while not self._leaving.wait(_SECONDS):
+            stopped = self._store.key_value_dir_get(_STOP)
+            if stopped:
+                who, reason, code = json.loads(stopped[0][1])
+                text = f"{self._names[who]} stopped: {reason}"
+            else:
+                alive = self._store.get_live_nodes(every)
+                lost = [index for index in every if index not in alive]
+                if not lost:
+                    continue
+                code = 1
+                text = (
+                    f"{self._names[lost[0]]} is gone: it sent no heartbeat for "
+                    f"{self._options.heartbeat_timeout_seconds:g} s. Only the steps since the last "
+                    "checkpoint are lost: start all processes again with the same command."
+                )
+            if not self._leaving.wait(_GRACE_SECONDS):
+                self._end(text, code or 1)
