@@ -357,8 +357,8 @@ def _jax_cache() -> str | None:
         return os.environ.get("JAX_COMPILATION_CACHE_DIR")
     import jax
 
-    folder: str | None = jax.config.jax_compilation_cache_dir
-    return folder
+    settings: Any = jax.config  # It declares no type for its options.
+    return settings.jax_compilation_cache_dir
 
 
 def _cache_folder() -> Path | None:
