@@ -508,7 +508,8 @@ def test_transfer_and_classify_from_the_outside(run, tmp_path, random, capsys, r
     assert [row["text"] for row in found] == [text or "" for text in texts]
     for column in ("label", "p(fair)"):
         assert [row[column] != "" for row in found] == [True, False, False, True, True]
-    assert "is the input, which would be lost" in refused(*odd_command, "--out", odd)
+    again = ["classify", run.folder, out, labelled, "--text-column", "text", "--out", labelled]
+    assert "is the input, which would be lost" in refused(*again)
     assert "exists; choose another folder" in refused(*command)
     about = json.loads((out / "classifier.json").read_text())
     for change, message in (

@@ -152,7 +152,7 @@ def test_auto_reads_small_models_and_those_of_other_types_as_they_are(run: Run) 
 
 
 def test_the_gain_of_bf16_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(environment, "_jax_cache", lambda: str(tmp_path))
     path = tmp_path / f"bf16_{environment._machine()}_{jaxlib.__version__}"
     measure = environment.multiplies_bf16_faster.__wrapped__
     measured = measure()
