@@ -161,12 +161,11 @@ def _require_pallas(config: Config, machine: Machine) -> None:
 
 def _batch(config: Config, rows: int) -> Batch:
     shape = (rows, config.data.window)
-    labels = (*shape, config.model.binary_labels) if config.model.binary_labels else shape
     return Batch(
         inputs_BT=np.zeros(shape, np.uint8),
         targets_BT=np.zeros(shape, np.uint8),
         reset_B=np.zeros(rows, np.bool_),
-        labels_BT=np.zeros(labels, np.float32) if config.model.labels else None,
+        labels_BT=np.zeros(shape, np.float32) if config.model.labels else None,
         targets_B=np.zeros(rows, np.int32),
         weight_B=np.zeros(rows, np.float32),
         active_fraction_B=np.zeros(rows, np.float32),

@@ -1,11 +1,13 @@
 """The commands of the docs, and the Python code of tutorials."""
 
+import json
 import re
 import shlex
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from mlstm_jax import cli, shipped
 
@@ -43,6 +45,32 @@ def test_byte_by_byte(run, text_file, tmp_path, monkeypatch, capsys) -> None:
     # A tag that each word has alone: what is left is to read the right byte.
     assert names["accuracy"] > 0.9
     assert np.shape(names["vectors"][0]) == (4, 1024)
+
+
+def test_several_labels_with_scikit_learn(run, tmp_path, monkeypatch) -> None:
+    """A rare label and a common one, on texts that the model has not seen labelled."""
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs/transfer.md").read_text(encoding="utf-8")
+    recipe = re.search(r"(?s)\n## Several labels\n.*?```python\n(.*?)```", page)[1]
+    recipe = recipe.replace("reviews-1024", str(run.folder))
+    generator = np.random.default_rng(0)
+    nouns = generator.choice(["piano", "guitar", "cable", "strap"], 160, p=[0.1, 0.3, 0.3, 0.3])
+    ends = generator.choice(["good", "great", "bad"], 160)
+    texts, labels, lines = [], [], []
+    for noun, end in zip(nouns, ends, strict=True):
+        texts.append(f"my {noun} is {end} {len(texts)}.")
+        labels.append(["piano"] * (noun == "piano") + ["praise"] * (end != "bad"))
+        lines.append(json.dumps({"text": texts[-1], "label": labels[-1]}))
+    Path("train.jsonl").write_text("\n".join(lines[:110]), encoding="utf-8")
+    names: dict[str, Any] = {}
+    with threadpool_limits(1, user_api="blas"):
+        exec(recipe, names)
+    assert names["names"].classes_.tolist() == ["piano", "praise"]
+    predicted = names["classifier"].predict(texts[110:])
+    expected = names["names"].transform(labels[110:])
+    assert (predicted == expected).mean(axis=0).min() > 0.9
+    thresholds = [one.best_threshold_ for one in names["classifier"][-1].estimators_]
+    assert thresholds[0] != 0.5
 
 
 def test_the_parsers_take_every_command_of_the_docs(tmp_path, monkeypatch) -> None:

@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from mlstm_jax.api.arguments import Examples, as_texts, public
 from mlstm_jax.api.model import TrainedModel, load
-from mlstm_jax.corpora.documents import label_of
+from mlstm_jax.corpora.documents import SEVERAL_LABELS, label_of
 from mlstm_jax.errors import UserError
 from mlstm_jax.fields import Count, require_kind
 from mlstm_jax.transfer.finetune import FinetuneOptions
@@ -174,7 +174,10 @@ class FineTuned(ClassifierMixin, _OfModel):
         """
         strings = as_texts(texts)
         if getattr(y, "ndim", 1) != 1:
-            raise UserError("y has several dimensions, but it must have one: a class a text.")
+            raise UserError(
+                "y has several dimensions, but it must have one, with the class of each text "
+                f"({SEVERAL_LABELS})."
+            )
         values = list(y)
         of_classes(strings, values, [f"y[{n}]" for n in range(len(values))])
         check_classification_targets(values)

@@ -191,7 +191,6 @@ class TrainedModel(ReadingModel):
         all_layers: bool = False,
         words: bool = False,
         label_column: str | None = None,
-        label_columns: Sequence[str] | None = None,
         text_column: str | None = None,
         show_progress: bool = False,
     ) -> Transferred:
@@ -206,29 +205,25 @@ class TrainedModel(ReadingModel):
 
         Args:
             train: texts with labels: a .csv, .tsv, .json, .jsonl or .parquet file, or in Python a
-                tuple of texts and labels. Several labels of a text are a dict of columns:
-                {"joy": [1, 0, None], "anger": [0, 0, 1]}.
+                tuple of texts and labels.
             test: as `train`, to measure the accuracy on; unset: a fifth of each class of `train`,
                 chosen by a digest of the texts, so that it is always the same.
-            valid: as `train`, to choose C on, the inverse strength of the penalty, and the
-                thresholds of several labels; unset: cross-validation.
+            valid: as `train`, to choose C on, the inverse strength of the penalty; unset:
+                cross-validation.
             out: folder for the features, the classifier, report.md, report.json and pictures.
             state: see `encode`.
             all_layers: see `encode`.
             words: the classifier is both that of the features and that of TF-IDF: its probabilities
                 are the means of theirs, or those of one of them if it alone is clearly better on
-                held-out texts. It is for classes, and has no score after each character.
+                held-out texts. It has no score after each character.
             label_column: field or column of the label in files, a number or a string; unset: label.
-            label_columns: fields or columns of several labels in files, each 1 (yes), 0 (no) or
-                empty (not known). Each has its own classifier, C, and threshold of the largest F1.
             text_column: field or column of the text in files; unset: text, reviewText, sentence,
                 ...
             show_progress: on standard error.
 
         Returns:
-            The classifier and the results; `.result.test` is the test accuracy, a fraction, or of
-            several labels the macro F1, and `.result.labels` has the measures of each.
-            `.result.together["test"]` is the test accuracy with `words`, given or not.
+            The classifier and the results; `.result.test` is the test accuracy, a fraction, and
+            `.result.together["test"]` that with `words`, given or not.
 
         Raises:
             ValueError: a file cannot be read, the classes do not match, or `out` holds something
@@ -241,7 +236,6 @@ class TrainedModel(ReadingModel):
             valid=valid,
             out=out,
             label_column=label_column,
-            label_columns=label_columns,
             text_column=text_column,
             all_layers=all_layers,
             words=words,
@@ -258,14 +252,12 @@ class TrainedModel(ReadingModel):
         valid: Examples | None,
         out: str | Path | None,
         label_column: str | None,
-        label_columns: Sequence[str] | None,
         text_column: str | None,
         **how: bool,
     ) -> dict[FeatureState, Transferred]:
         """Return the classifier of each of several states; see `transfer`."""
-        texts = as_labelled(
-            {"train": train, "test": test, "valid": valid}, text_column, label_column, label_columns
-        )
+        given = {"train": train, "test": test, "valid": valid}
+        texts = as_labelled(given, text_column, label_column)
         folder, place = None if out is None else Path(out), shipped.classifier(self.path)
         own = self._classifier(place) if place else None
         return run_transfer(
@@ -282,7 +274,6 @@ class TrainedModel(ReadingModel):
         out: str | Path,
         options: FinetuneOptions | None = None,
         label_column: str | None = None,
-        label_columns: Sequence[str] | None = None,
         text_column: str | None = None,
         checkpoint: Literal["best", "latest"] = "best",
         owns_process: bool = False,
@@ -293,13 +284,11 @@ class TrainedModel(ReadingModel):
         Args:
             train: see `transfer`.
             valid: as `train`; the loss of its labels, after each epoch, chooses the checkpoint,
-                thresholds of several labels are chosen on it, and its accuracy is reported. Unset:
-                a fifth of `train`, as for `transfer`.
+                and its accuracy is reported. Unset: a fifth of `train`, as for `transfer`.
             test: as `train`, to measure on.
             out: folder for corpus/, run/, classifier/ and report.json; the same call resumes in it.
             options: how to fine-tune; unset: three epochs.
             label_column: see `transfer`.
-            label_columns: see `transfer`.
             text_column: see `transfer`.
             checkpoint: of the finished run, for the classifier: best (by the loss of the
                 validation labels), or latest.
@@ -311,7 +300,7 @@ class TrainedModel(ReadingModel):
                 else.
         """
         given = {"train": train, "valid": valid, "test": test}
-        texts = as_labelled(given, text_column, label_column, label_columns)
+        texts = as_labelled(given, text_column, label_column)
         return run_finetune(
             self._run,
             texts,

@@ -210,7 +210,7 @@ class ReadingModel(LoadedModel):
         text_column: str | None = None,
         show_progress: bool = False,
     ) -> list[dict[str, float]]:
-        """Return the probability of each class, or of yes for each of several labels, by name.
+        """Return the probability of each class, by name.
 
         A text that is blank after cleaning gets none, an empty dict, and a warning counts them. The
         classifier of a model of the package warns of texts that are unlike those that it knows,

@@ -20,9 +20,8 @@ from mlstm_jax.guard import interruptible
 from mlstm_jax.terminal import is_terminal, one_line, rate, show
 from mlstm_jax.transfer.classifier_file import load_classifier
 from mlstm_jax.transfer.features import Featurizer, TextFile, write_parts
-from mlstm_jax.transfer.labels import columns_of
 from mlstm_jax.transfer.reader import FeatureState
-from mlstm_jax.transfer.transfer import REPORT, label_table, require_out
+from mlstm_jax.transfer.transfer import REPORT, require_out
 
 # Of the table that a terminal gets.
 _SHOWN_ROWS = 10
@@ -89,7 +88,6 @@ def transfer(
     """
     require_files(train, valid, test)
     require_out(out, state or ("c+mean_h",))
-    columns_of(call.arguments["label_column"], call.arguments["label_columns"])
 
     def resumes() -> str:
         kept = any((out / "features").glob("*.npz"))
@@ -113,7 +111,6 @@ def finetune(
     report.json. The same command resumes a run that was stopped.
     """
     require_files(train, valid, test)
-    columns_of(call.arguments["label_column"], call.arguments["label_columns"])
     output.require_folder(out)
     tuned = call()
 
@@ -123,11 +120,8 @@ def finetune(
     shown = percents(tuned.accuracy)
     if tuned.without_words:
         shown += f"; without words: {percents(tuned.without_words)}"
-    for name, scores in tuned.labels.items():
-        show("\n".join(["", f"{name}, % except of thresholds and numbers:", *label_table(scores)]))
-    what = "macro F1" if tuned.labels else "accuracy"
     step = f"{tuned.run.step:,}"
-    show(f"\n{what}, %: {shown} (step {step})\nin {out}: run/, classifier/, report.json")
+    show(f"\naccuracy, %: {shown} (step {step})\nin {out}: run/, classifier/, report.json")
 
 
 @command(TrainedModel.classify)
@@ -141,10 +135,9 @@ def classify(
 ) -> None:
     """Label texts with a classifier of `transfer` or `finetune`: CSV of labels and probabilities.
 
-    The column `record` is the number of the record in INPUT, from 1. Of several labels, a column
-    for each has 1 or 0 by its threshold, and a column p(label) its probability of 1. A record
-    without text gets neither labels nor probabilities. The classifier of a model of the package
-    notes how many texts are unlike those that it knows, such as other languages.
+    The column `record` is the number of the record in INPUT, from 1. A record without text gets
+    neither a label nor probabilities. The classifier of a model of the package notes how many texts
+    are unlike those that it knows, such as other languages.
 
     Texts and labels are written unchanged. Where strangers wrote them, a spreadsheet runs those
     that begin as a formula, and a terminal obeys escape sequences in them: use --escape.
@@ -178,9 +171,8 @@ def classify(
     elif is_table:
         write = one_line
     names = [write(name) for name in chosen.classes]
-    labels = [_column(name) for name in names] if chosen.thresholds else ["label"]
-    header = ["record", "text", *labels, *(f"p({name})" for name in names)]
-    rows = _rows(parts, chosen.thresholds, names, write)
+    header = ["record", "text", "label", *(f"p({name})" for name in names)]
+    rows = _rows(parts, names, write)
     if is_table:
         _show_table([header, *itertools.chain.from_iterable(rows)])
         if file.count > _SHOWN_ROWS:
@@ -216,24 +208,23 @@ def _classifier_and_input(call: Call, given: tuple[Path, ...]) -> tuple[Path, Pa
 
 def _rows(
     parts: Iterable[tuple[Sequence[str], list[dict[str, float]]]],
-    thresholds: Sequence[float] | None,
     names: Sequence[str],
     write: Callable[[str], str],
 ) -> Iterator[list[list[str]]]:
-    """Yield the rows of each part: number, text, labels and probabilities."""
+    """Yield the rows of each part: number, text, label and probabilities."""
     number = 0
     for strings, classified in parts:
         rows = []
         for text, by_name in zip(strings, classified, strict=True):
             number += 1
-            given = list(by_name.values())
-            if not given:
-                labels = [""] * (len(thresholds or [0]) + len(names))
-            elif thresholds:
-                labels = [str(int(p >= t)) for p, t in zip(given, thresholds, strict=True)]
+            row = [str(number), write(text)]
+            shares = list(by_name.values())
+            if shares:
+                row.append(names[shares.index(max(shares))])
+                row.extend(f"{share:.4f}" for share in shares)
             else:
-                labels = [names[given.index(max(given))]]
-            rows.append([str(number), write(text), *labels, *(f"{p:.4f}" for p in given)])
+                row.extend([""] * (1 + len(names)))
+            rows.append(row)
         yield rows
 
 
@@ -253,11 +244,6 @@ def _escaped(text: str) -> str:
     """Return a text that neither a spreadsheet nor a terminal takes for a command."""
     text = one_line(text)
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
-
-
-def _column(label: str) -> str:
-    """Return the column of a label, which must not be one that the file already has."""
-    return f"label({label})" if label in ("record", "text") else label
 
 
 @contextlib.contextmanager

@@ -192,8 +192,7 @@ class Train(Checked, section="train"):
     # and window. The recurrent state itself is not dropped. Paper: none.
     dropout: Fraction = 0.0
     # How many bytes one label counts as, with model.rating_head (the squared error of a rating, in
-    # standard deviations of the training split), model.classes (nats) or model.binary_labels (nats,
-    # the mean over the labels that a document has).
+    # standard deviations of the training split) or model.classes (nats).
     label_weight: Positive = 100.0
     # Number k of parts that each device's rows are split into (gradient accumulation). A device
     # processes one part at a time, and their gradients make one update: it needs the memory of 1/k

@@ -8,11 +8,11 @@ default ~/tensorflow_datasets).
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from mlstm_jax.corpora.documents import Document, Recipe, Reject, first, rating_of
+from mlstm_jax.corpora.documents import SEVERAL_LABELS, Document, Recipe, Reject, first, rating_of
 from mlstm_jax.corpora.records import no_column, reject
 from mlstm_jax.corpora.sources import TFDS, Source
 from mlstm_jax.errors import UserError, extra, first_line
@@ -30,7 +30,7 @@ def read_parquet(source: Source, recipe: Recipe) -> Iterator[Document | Reject |
     """Yield the documents of a file, None for each record without text, and rejects.
 
     Raises:
-        UserError: the file cannot be read, or has no text column, not all label columns, or no
+        UserError: the file cannot be read, or has no text column, no label column, or no
             readable text.
     """
     import duckdb
@@ -41,8 +41,8 @@ def read_parquet(source: Source, recipe: Recipe) -> Iterator[Document | Reject |
         try:
             con.execute(_parquet_rows(con, source, recipe))
             while rows := con.fetchmany(_ROWS_A_FETCH):
-                for text, rating, *labels in rows:
-                    yield None if text is None else _document(recipe, text, rating, labels)
+                for text, rating, label in rows:
+                    yield None if text is None else _document(recipe, text, rating, label)
                 done += len(rows)
             return
         except duckdb.Error as error:
@@ -61,15 +61,16 @@ def read_parquet(source: Source, recipe: Recipe) -> Iterator[Document | Reject |
 
 
 def _parquet_rows(con: "duckdb.DuckDBPyConnection", source: Source, recipe: Recipe) -> str:
-    """Return the SQL of all records of a file: text, rating as text, and labels."""
+    """Return the SQL of all records of a file: text, rating as text, and label."""
     table = f"read_parquet({quoted(unglobbed(source.name))}, hive_partitioning = false)"
     types = {row[0]: row[1] for row in con.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()}
     texts = [field for field in recipe.text_columns if field in types]
     if not texts:
         raise UserError(no_column(source, recipe.text_columns, list(types)))
-    for field in recipe.label_columns:
-        if field not in types:
-            raise UserError(no_column(source, [field], list(types), "`label_column`"))
+    label = recipe.label_column
+    if label is not None and label not in types:
+        option = f"`label_column` ({SEVERAL_LABELS})"
+        raise UserError(no_column(source, [label], list(types), option))
     for field in texts:
         if types[field] not in ("VARCHAR", "BLOB"):
             raise UserError(
@@ -89,8 +90,8 @@ def _parquet_rows(con: "duckdb.DuckDBPyConnection", source: Source, recipe: Reci
     def first_of(fields: list[str]) -> str:
         return f"coalesce({', '.join([f'{column(name)}::VARCHAR' for name in fields] + ['NULL'])})"
 
-    labels = "".join(f", {column(field)}" for field in recipe.label_columns)
-    return f"SELECT {first_of(texts)}, {first_of(ratings)}{labels} FROM {table}"
+    label_value = "NULL" if label is None else column(label)
+    return f"SELECT {first_of(texts)}, {first_of(ratings)}, {label_value} FROM {table}"
 
 
 def quoted(text: str) -> str:
@@ -107,9 +108,9 @@ def _not_parquet(source: Source, error: Exception) -> UserError:
     return UserError(f"{source}: cannot be read as Parquet: {first_line(error)}")
 
 
-def _document(recipe: Recipe, text: str, rating: str | None, labels: Sequence[object]) -> Document:
-    record = dict(zip(recipe.label_columns, labels, strict=True))
-    return Document(text, rating_of(rating), record or None)
+def _document(recipe: Recipe, text: str, rating: object, label: object) -> Document:
+    name = recipe.label_column
+    return Document(text, rating_of(rating), None if name is None else {name: label})
 
 
 def _read_bytes(source: Source, recipe: Recipe) -> Iterator[Document | Reject | None]:
@@ -154,8 +155,8 @@ def _document_of(
         excerpt = text.decode(errors="backslashreplace")
         return reject("not UTF-8", source, f"row {row:,}", why, excerpt)
     rating = str(_text_of(first(record, recipe.rating_columns)))
-    labels = [_text_of(record[name]) for name in recipe.label_columns]
-    return _document(recipe, decoded, rating, labels)
+    label = None if recipe.label_column is None else _text_of(record[recipe.label_column])
+    return _document(recipe, decoded, rating, label)
 
 
 def read_tfds(source: Source, recipe: Recipe) -> Iterator[Document | None]:
@@ -183,8 +184,8 @@ def read_tfds(source: Source, recipe: Recipe) -> Iterator[Document | None]:
         text = _text_of(first(example, text_columns))
         rating = first(example, recipe.rating_columns)
         number = rating.item() if hasattr(rating, "item") else rating
-        record = {name: _text_of(example.get(name)) for name in recipe.label_columns}
-        yield Document(text, rating_of(number), record or None) if isinstance(text, str) else None
+        label = _text_of(example.get(recipe.label_column))
+        yield _document(recipe, text, number, label) if isinstance(text, str) else None
 
 
 def _text_of(value: object) -> object:

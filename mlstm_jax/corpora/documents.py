@@ -53,7 +53,7 @@ class Document(NamedTuple):
 
     text: str
     rating: float | None
-    record: Record | None = None  # all its fields; only if the recipe names label columns
+    record: Record | None = None  # all its fields; only if the recipe names a label column
 
 
 class Reject(NamedTuple):
@@ -76,7 +76,7 @@ class Recipe(NamedTuple):
     dedupe: Dedupe = "normalized"
     seed: int = 0
     quoting: Quoting | None = None
-    label_columns: tuple[str, ...] = ()  # if there are any, each document has its record
+    label_column: str | None = None  # if there is one, each document has its record
 
     @property
     def text_columns(self) -> tuple[str, ...]:
@@ -91,7 +91,8 @@ class Recipe(NamedTuple):
     @property
     def columns(self) -> tuple[str, ...]:
         """All fields that are read."""
-        return *self.text_columns, *self.rating_columns, *self.label_columns
+        label = () if self.label_column is None else (self.label_column,)
+        return *self.text_columns, *self.rating_columns, *label
 
 
 def clean(text: str, cleaning: Cleaning) -> bytes:
@@ -251,6 +252,10 @@ def rating_of(value: object) -> float | None:
     except OverflowError:
         return None
     return rating if abs(rating) <= _LARGEST_RATING else None
+
+
+# Of messages on labels that are several columns, lists or objects.
+SEVERAL_LABELS = 'several labels of a text: see "Several labels" in docs/transfer.md'
 
 
 def label_of(value: object) -> str | None:

@@ -173,7 +173,7 @@ def read_source(
                 seen.add(record, text)
             if isinstance(text, str):
                 rating = rating_of(first(record, recipe.rating_columns))
-                yield Document(text, rating, record if recipe.label_columns else None)
+                yield Document(text, rating, record if recipe.label_column is not None else None)
             elif text is None:
                 yield None
             else:

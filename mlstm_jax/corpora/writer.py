@@ -11,7 +11,7 @@ from itertools import islice
 from math import isnan
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -108,14 +108,13 @@ def source_manifests(sources: Sequence[Source], tallies: Sequence[Tally]) -> lis
 def write_split(
     folder: Path,
     name: str,
-    documents: Iterable[tuple[bytes, Any]],
+    documents: Iterable[tuple[bytes, float]],
     count: int,
     rated: bool,
-    several: int = 0,
 ) -> SplitManifest:
     """Write the files of a split from `count` documents, with a few in memory at a time.
 
-    A document is its text and its rating, or with `several` an array of so many labels.
+    A document is its text and its rating.
     """
     sums: dict[str, str] = {}
     size = written = 0
@@ -127,8 +126,7 @@ def write_split(
     ):
         write_offsets(_npy_header(np.dtype(np.uint64), (count + 1,)))
         write_offsets(np.zeros(1, np.uint64).tobytes())
-        shape = (count, several) if several else (count,)
-        write_ratings(_npy_header(np.dtype(np.float32), shape))
+        write_ratings(_npy_header(np.dtype(np.float32), (count,)))
         remaining = iter(documents)
         while some := list(islice(remaining, _DOCUMENTS_A_WRITE)):
             write_bytes(b"".join(text for text, _ in some))

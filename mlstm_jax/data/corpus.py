@@ -5,8 +5,7 @@ A folder contains::
     manifest.json          the sources, the contents of each split, and checksums, also of itself
     SPLIT.bin              the documents of train, valid or test, one after the other
     SPLIT.offsets.npy      uint64 [documents + 1]: where each starts, and the end
-    SPLIT.ratings.npy      float32 [documents], NaN for none; absent if no record had a rating;
-                           [documents, K] in a corpus of several labels, which `finetune` writes
+    SPLIT.ratings.npy      float32 [documents], NaN for none; absent if no record had a rating
 
 It contains no time stamps and no paths, so the same text gives the same folder, byte for byte.
 Each block of a file is compared with its checksum when it is first read.
@@ -135,8 +134,7 @@ class Split:
     Attributes:
         bytes: uint8 [bytes], on disk.
         offsets: uint64 [documents + 1]; document i is ``bytes[offsets[i]:offsets[i + 1]]``.
-        ratings: float32 [documents], NaN where absent; None if the corpus has none; of several
-            labels float32 [documents, K].
+        ratings: float32 [documents], NaN where absent; None if the corpus has none.
     """
 
     name: str
@@ -230,11 +228,12 @@ def _require_offsets(offsets: NDArray[Any], expected: SplitManifest, name: str) 
 
 
 def _require_ratings(ratings: NDArray[Any], expected: SplitManifest, name: str) -> None:
-    """Raise InvalidField unless there are ratings for each document."""
-    if ratings.dtype != np.float32 or ratings.shape[:1] != (expected.documents,):
+    """Raise InvalidField unless there is a rating for each document."""
+    shape = (expected.documents,)
+    if ratings.dtype != np.float32 or ratings.shape != shape:
         raise InvalidField(
-            f"{name} is {ratings.dtype} {ratings.shape}, but must be float32, a row for each of "
-            f"{expected.documents:,} documents"
+            f"{name} is {ratings.dtype} {ratings.shape}, but {expected.documents:,} documents need "
+            f"float32 {shape}"
         )
 
 

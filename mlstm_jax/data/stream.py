@@ -8,7 +8,6 @@ from one integer. Here B is the global batch; a process reads only its own rows.
 """
 
 import functools
-import math
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -40,7 +39,6 @@ class Batch(NamedTuple):
     reset_B: NDArray[np.bool_]  # whether the row starts a shard: its state must be zero
     # float32, at the last byte of each rated document: the rating in standard deviations from the
     # mean, or unscaled if it is a class number; NaN elsewhere. None if labels are not requested.
-    # With several labels [B, T, K], unscaled.
     labels_BT: NDArray[np.float32] | None = None
     # int32: how many of a row's first targets count in the loss; the rest is padding.
     # float32, the same for all rows: the factor from the mean over all positions of the global
@@ -64,31 +62,24 @@ START = Origin()
 
 
 class DocumentLabels:
-    """The ratings of a split's documents, each at its last byte; or several labels of each."""
+    """The ratings of a split's documents, each at its last byte."""
 
-    def __init__(self, split: Split, *, scaled: bool, several: int, per_document: bool) -> None:
+    def __init__(self, split: Split, *, scaled: bool, per_document: bool) -> None:
         """Take the labels of a split.
 
         Args:
-            split: with ratings [documents], or [documents, several].
+            split: with ratings [documents].
             scaled: to mean 0 and variance 1.
-            several: labels of each document; 0: one rating.
             per_document: a label is also at the last byte of each other window of its document. No
                 window has two documents.
 
         Raises:
-            UserError: the split has another number of labels, or not two different ones.
+            UserError: the split has no two different ratings.
         """
         self._offsets, self._ratings = split.offsets, split.ratings
         self._per_document = per_document
         ratings = np.zeros(0, np.float32) if split.ratings is None else split.ratings
         known = ratings[~np.isnan(ratings)]
-        if ratings.shape[1:] != ((several,) if several else ()):
-            raise UserError(
-                f"the {split.name} split has {math.prod(ratings.shape[1:])} ratings for each "
-                f"document, but the label head needs {several or 1}; use another corpus, or "
-                "another head."
-            )
         # Summed in float64: there may be a hundred million.
         self._mean = float(np.mean(known, dtype=np.float64)) if len(known) else 0.0
         self._deviation = float(np.std(known, dtype=np.float64)) if len(known) else 0.0
@@ -102,7 +93,7 @@ class DocumentLabels:
             )
 
     def of(self, start_B: Int64, inputs_B: Int64, window: int) -> NDArray[np.float32]:
-        """Return the labels in the window of each row, float32 [B, T] or [B, T, several]; or NaN.
+        """Return the labels in the window of each row, float32 [B, T]; elsewhere NaN.
 
         Args:
             start_B: first byte of each row's window, from the start of the split.
@@ -124,7 +115,7 @@ class DocumentLabels:
             end_D = end_D.astype(np.int64)
             place_D = self._offsets[end_D].astype(np.int64) - 1 - start_B[row_D]
             document_D = end_D - 1
-        labels_BT = np.full((len(start_B), window, *self._ratings.shape[1:]), np.nan, np.float32)
+        labels_BT = np.full((len(start_B), window), np.nan, np.float32)
         labels_BT[row_D, place_D] = (self._ratings[document_D] - self._mean) / self._deviation
         return labels_BT
 
@@ -158,7 +149,6 @@ class TrainStream:
         shuffle: bool = False,
         seed: int = 0,
         labels: Literal["ratings", "classes"] | None = None,
-        several: int = 0,
         stop: int | None = None,
         per_document: bool = False,
         targets_are_inputs: bool = False,
@@ -168,7 +158,6 @@ class TrainStream:
 
         With `targets_are_inputs`, each byte is a target where it is an input; see
         training/objective.py.
-        With `several`, each document has so many labels; otherwise it has one.
         """
         size = int(split.offsets[-1])
         if not size:
@@ -212,9 +201,7 @@ class TrainStream:
         self._labels: DocumentLabels | None = None
         if labels:
             scaled = labels == "ratings"
-            self._labels = DocumentLabels(
-                split, scaled=scaled, several=several, per_document=per_document
-            )
+            self._labels = DocumentLabels(split, scaled=scaled, per_document=per_document)
 
     def position(self, step: int) -> int:
         """Return the number of windows of each row before `step`."""

@@ -150,7 +150,11 @@ def _about(path: Path, text: str) -> _Metadata:
                 f"{FORMAT}."
             )
         # Other programs may omit the checksum.
-        sealed = isinstance(values, dict) and digest.FIELD in values
-        return fields.build(_Metadata, digest.opened(values) if sealed else values)
+        if isinstance(values, dict) and digest.FIELD in values:
+            values = digest.opened(values)
+        model = values.get("model") if isinstance(values, dict) else None
+        if isinstance(model, dict) and model.get("binary_labels") == 0:
+            del model["binary_labels"]  # the head of earlier versions, which this model lacks
+        return fields.build(_Metadata, values)
     except fields.InvalidField as error:
         raise UserError(f"{path}: its metadata are invalid ({error}).") from error

@@ -88,9 +88,6 @@ class Architecture(ABC):
     # Number of classes to predict in the same way, from a corpus whose ratings are class numbers
     # that start at 0. `mlstm-jax finetune` sets it. 0: no classes.
     classes: int = 0
-    # Number of binary labels to predict in the same way, from a corpus with so many ratings, 1, 0
-    # or none, for each document. `mlstm-jax finetune` sets it. 0: none.
-    binary_labels: int = 0
     # What the model learns to predict; `train.objective` sets it.
     objective: ObjectiveName = "next-byte"
 
@@ -112,9 +109,6 @@ class Architecture(ABC):
         fits = self.classes == 0 or (2 <= self.classes <= 2**20 and not self.rating_head)
         rule = f"0, or 2 to {2**20:,} without rating_head"
         require(fits, "model.classes", self.classes, rule)
-        number, alone = self.binary_labels, not (self.rating_head or self.classes)
-        rule = f"0, or 1 to {2**20:,} without rating_head and classes"
-        require(0 <= number <= alone * 2**20, "model.binary_labels", number, rule)
 
     @property
     def cli_name(self) -> str:
@@ -143,8 +137,8 @@ class Architecture(ABC):
 
     @property
     def labels(self) -> int:
-        """The outputs K of the label head: 1 for ratings, else one for each class or label."""
-        return self.classes or self.binary_labels or int(self.rating_head)
+        """The outputs K of the label head: 1 for ratings, else one for each class."""
+        return self.classes or int(self.rating_head)
 
     @property
     def shape(self) -> tuple[int, int]:

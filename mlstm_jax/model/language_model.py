@@ -9,8 +9,7 @@ Parameters, all float32::
     embedding                     [V, E]   normal(0, embedding_std)
     layer_0/...                   of the kind of model, see mlstm.py
     decoder_kernel, decoder_bias  [H, V], [V]
-    label_kernel, label_bias      [H, K], [K]      with rating_head (K = 1), classes or
-                                                   binary_labels; zero
+    label_kernel, label_bias      [H, K], [K]      with rating_head (K = 1) or classes; zero
 """
 
 import functools

@@ -32,7 +32,7 @@ class Score(NamedTuple):
     bytes_scored: int
     seconds: float
     label_loss: float | None = None  # nats per document, where the run learns labels of documents
-    accuracy: float | None = None  # a fraction; of binary labels, their macro F1
+    accuracy: float | None = None  # a fraction
 
 
 def corpus_of(run: Run, given: str | Path | None, *splits: SplitName) -> tuple[Corpus, bool]:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from mlstm_jax.model.architecture import VOCABULARY, ObjectiveName
 
@@ -94,20 +93,14 @@ def weighted(nats_BT: Array, weight_BT: Array) -> Array:
 def label_losses(outputs_BTK: Array | None, labels_BT: Any) -> tuple[Array, Array]:
     """Return the loss of the labels and their number, both as means over all bytes.
 
-    One output per byte is a rating, with a squared error; several are the logits of classes. Labels
-    [B, T, K] are binary labels, 1 or 0: the loss of a document is the mean cross-entropy of
-    those that it has (NaN: missing), so each document with a label counts the same.
+    One output per byte is a rating, with a squared error; several are the logits of classes. A
+    label that is NaN is missing.
     """
     if outputs_BTK is None or labels_BT is None:
         return jnp.float32(0), jnp.float32(0)
     known_BT = ~jnp.isnan(labels_BT)
     labels_BT = jnp.where(known_BT, labels_BT, 0)
-    if labels_BT.ndim == 3:
-        nats_BTK = optax.sigmoid_binary_cross_entropy(outputs_BTK, labels_BT)
-        count_BT = jnp.sum(known_BT, axis=-1)
-        loss_BT = jnp.sum(jnp.where(known_BT, nats_BTK, 0), axis=-1) / jnp.maximum(count_BT, 1)
-        known_BT = count_BT > 0
-    elif outputs_BTK.shape[-1] == 1:
+    if outputs_BTK.shape[-1] == 1:
         loss_BT = (outputs_BTK[..., 0] - labels_BT) ** 2
     else:
         loss_BT = cross_entropy(outputs_BTK, labels_BT)

@@ -136,7 +136,6 @@ def train_stream(config: Config, corpus: Corpus, origin: Origin = START) -> Trai
         else "classes"
         if config.model.labels
         else None,
-        several=config.model.binary_labels,
         stop=corpus.stop,
         # Without a carry, a label can be predicted only from its document's own windows.
         per_document=config.model.labels > 0 and config.model.longest_window is not None,

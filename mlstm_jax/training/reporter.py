@@ -173,8 +173,7 @@ class Reporter:
         labels, shown = {}, ""
         if score.label_loss is not None:
             labels = {"label_loss": score.label_loss, "accuracy": score.accuracy}
-            what = "macro F1" if self._config.model.binary_labels else "accuracy"
-            shown = f"  label loss {score.label_loss:.3f}  {what} {score.accuracy:.3f}"
+            shown = f"  label loss {score.label_loss:.3f}  accuracy {score.accuracy:.3f}"
         self._log.write(
             "eval",
             step,

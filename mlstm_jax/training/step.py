@@ -34,7 +34,7 @@ class Means(NamedTuple):
 
     loss: Array  # of the language model, nats per byte
     square: Array  # ‖gradient‖², the mean over micro-batches
-    label_loss: Array  # of ratings, classes or several labels, per byte
+    label_loss: Array  # of ratings or classes, per byte
     labels: Array  # number of documents with one, per byte
 
 

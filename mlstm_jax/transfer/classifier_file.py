@@ -57,24 +57,15 @@ class Description:
         return layers_of(model, self.state, all_layers=self.all_layers)
 
 
-@dataclass(frozen=True)
-class _Label:
-    """What classifier.json has of each of several labels."""
-
-    C: float | None  # None: infinite
-    threshold: Annotated[float, Between(0, 1)]
-
-
 @dataclass(frozen=True, kw_only=True)
 class _File(Description):
     """The fields of classifier.json."""
 
     format: int
-    classes: list[str]  # or the names of several labels
-    C: float | None  # None: infinite, or each of several labels has its own
+    classes: list[str]
+    C: float | None  # None: infinite
     softmax: bool
     arrays: dict[str, int]  # checksums of those of classifier.safetensors
-    labels: list[_Label] | None = None  # binary; absent for classes
     vocabulary: list[str] | None = None  # of word counts, in the order of the columns
     word_weight: Annotated[float, Between(0, 1)] = MEAN
 
@@ -90,8 +81,6 @@ def save(folder: Path, classifier: Classifier, about: Description) -> None:
     values = {name: np.asarray(value, np.float64) for name, value in values.items()}
     if classifier.texts is not None:
         values["texts"] = np.asarray(classifier.texts, np.uint32)
-    Cs = [None if math.isinf(C) else C for C in np.ravel(classifier.C).tolist()]
-    labels = [_Label(*one) for one in zip(Cs, classifier.thresholds or (), strict=False)]
     described = asdict(about)
     for name in ("familiar", "step"):
         if described[name] is None:
@@ -99,22 +88,18 @@ def save(folder: Path, classifier: Classifier, about: Description) -> None:
     written = {
         "format": FORMAT,
         "classes": classifier.classes,
-        "C": None if labels else Cs[0],
+        "C": None if math.isinf(classifier.C) else classifier.C,
         "softmax": classifier.softmax,
         **described,
         "arrays": digest.of_arrays(values),
-        **({"labels": [asdict(one) for one in labels]} if labels else {}),
-        **({"vocabulary": words.vocabulary, "word_weight": words.weight} if words else {}),
     }
+    if words:
+        written |= {"vocabulary": words.vocabulary, "word_weight": words.weight}
     with output.write_errors(folder):
         (folder / "classifier.json").unlink(missing_ok=True)
         arrays.write_safetensors(folder / "classifier.safetensors", values)
         # Last: without it there is no classifier.
         digest.write_json(folder / "classifier.json", written)
-
-
-def _infinite(C: float | None) -> float:
-    return math.inf if C is None else C
 
 
 def load_classifier(folder: Path) -> tuple[Classifier, Description]:
@@ -145,14 +130,12 @@ def load_classifier(folder: Path) -> tuple[Classifier, Description]:
                 "`mlstm-jax transfer`."
             )
         file = fields.build(_File, digest.opened(values))
-        labels = file.labels or []
-        if len(set(file.classes)) != len(file.classes) or len(file.classes) + len(labels) < 2:
+        if len(set(file.classes)) != len(file.classes) or len(file.classes) < 2:
             raise fields.InvalidField("classes must be two or more different names")
-        if labels and len(labels) != len(file.classes):
-            raise fields.InvalidField("labels must be one for each of classes")
-        count = len(vocabulary := file.vocabulary or [])
-        if file.vocabulary is not None and (labels or not 0 < len(set(vocabulary)) == count):
-            raise fields.InvalidField("vocabulary must be different words, and is for classes only")
+        vocabulary = file.vocabulary or []
+        count = len(vocabulary)
+        if file.vocabulary is not None and not 0 < len(set(vocabulary)) == count:
+            raise fields.InvalidField("vocabulary must be different words")
     except fields.InvalidField as error:
         raise UserError(
             f"{path}: the classifier cannot be read ({error}); restore it, or create it again "
@@ -160,7 +143,7 @@ def load_classifier(folder: Path) -> tuple[Classifier, Description]:
         ) from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
-    rows = 1 if len(file.classes) == 2 and not labels else len(file.classes)
+    rows = 1 if len(file.classes) == 2 else len(file.classes)
     of_words: dict[str, tuple[int, ...]] = {}
     if vocabulary:
         of_words = {"idf": (count,), "word_weights": (rows, count), "word_intercepts": (rows,)}
@@ -171,7 +154,7 @@ def load_classifier(folder: Path) -> tuple[Classifier, Description]:
     _, width = arrays.sizes(str(path), stored, "weights", 2)
     shapes = of_words | {"weights": (rows, width), "intercepts": (rows,)}
     if "deviations" in stored:
-        shapes["deviations"] = (rows, width) if labels else (width,)
+        shapes["deviations"] = (width,)
     texts = stored.pop("texts", None)
     if texts is not None and (texts.dtype != np.uint32 or texts.ndim != 1):
         raise UserError(f"{path}: texts must be a list of uint32, not {texts.dtype} {texts.shape}.")
@@ -195,10 +178,9 @@ def load_classifier(folder: Path) -> tuple[Classifier, Description]:
         loaded["weights"],
         loaded["intercepts"],
         file.classes,
-        [_infinite(one.C) for one in labels] or _infinite(file.C),
+        math.inf if file.C is None else file.C,
         file.softmax,
         loaded.get("deviations"),
-        [one.threshold for one in labels] or None,
         words,
         loaded.get("texts"),
     )

@@ -2,9 +2,8 @@
 
 Puri et al. 2018, section VI, after Radford et al. 2017: an L1 penalty, whose C is the best of
 2^-8 ... 2^0 on validation data; then a second classifier is fitted on the k units of largest
-|weight| alone. With more than two classes, each is classified against the rest. Binary labels are
-classified one by one, each on the texts that have it, with a C and a threshold of its own
-(thresholds.py). A classifier is saved as numbers and names (classifier_file.py).
+|weight| alone. With more than two classes, each is classified against the rest. A classifier is
+saved as numbers and names (classifier_file.py).
 
 # Paper: unscaled features. Here each feature is divided by its standard deviation for the fit, and
 the weights are then converted back to unscaled features. The cell state of a small model has a
@@ -23,23 +22,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax.errors import UserError
-from mlstm_jax.transfer import thresholds
 from mlstm_jax.transfer.features import Features
-from mlstm_jax.transfer.labels import MISSING
-from mlstm_jax.transfer.thresholds import LabelScore
 from mlstm_jax.transfer.words import Words
 
 _SHOWN = 10  # names of classes
 _PRIOR_SCALE = 10
 _FEW = 50  # examples; see `Prior.errors`
+_FOLDS = 5
 
 CS = tuple(2.0**power for power in range(-8, 1))
 
-Labels = NDArray[np.int64]  # see `Task.codes`
+Labels = NDArray[np.int64]  # see `labels.codes`
 
 
 class Examples(NamedTuple):
-    """Features [texts, D], or texts [texts], and the label or labels of each."""
+    """Features [texts, D], or texts [texts], and the label of each."""
 
     features: Features
     labels: Labels
@@ -70,10 +67,10 @@ def _nats(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
     return -np.log(np.maximum(probabilities, np.finfo(np.float64).tiny))
 
 
-def named(names: Sequence[str], kind: str) -> str:
-    """Return how many classes or labels there are, and the first few names."""
-    more = ", ..." if len(names) > _SHOWN else ""
-    return f"{len(names)} {kind}: {', '.join(names[:_SHOWN])}{more}"
+def named(classes: Sequence[str]) -> str:
+    """Return how many classes there are, and the first few names."""
+    more = ", ..." if len(classes) > _SHOWN else ""
+    return f"{len(classes)} classes: {', '.join(classes[:_SHOWN])}{more}"
 
 
 class Classifier(NamedTuple):
@@ -81,19 +78,17 @@ class Classifier(NamedTuple):
 
     weights_KD: NDArray[np.float64]
     intercepts_K: NDArray[np.float64]
-    classes: list[str]  # or the names of several labels
-    C: float | list[float]  # of each of several labels; infinite for a head without a penalty
+    classes: list[str]
+    C: float  # infinite for a head without a penalty
     softmax: bool = False  # over more than two classes; otherwise one against the rest
-    # Of the features, in the texts of the fit; [K, D] of several labels.
-    deviations_D: NDArray[np.float64] | None = None
-    thresholds: list[float] | None = None  # of binary labels; None: one of classes
-    words: Words | None = None  # of classes; its weight says how both probabilities are combined
+    deviations_D: NDArray[np.float64] | None = None  # of the features, in the texts of the fit
+    words: Words | None = None  # its weight says how both probabilities are combined
     texts: NDArray[np.uint32] | None = None  # digests of those that it was fitted to (known.py)
 
     def __repr__(self) -> str:
-        classes = named(self.classes, "labels" if self.thresholds else "classes")
         words = f" and {len(self.words.vocabulary):,} words and pairs" if self.words else ""
-        return f"{type(self).__name__} of {self.weights_KD.shape[1]} features{words}: {classes}"
+        features = f"{self.weights_KD.shape[1]} features{words}"
+        return f"{type(self).__name__} of {features}: {named(self.classes)}"
 
     def require_no_words(self, name: str) -> None:
         """Raise UserError if it has words, with the name of what needs one without."""
@@ -106,7 +101,7 @@ class Classifier(NamedTuple):
     def probabilities(self, features: Features, texts: Sequence[str] = ()) -> NDArray[np.float64]:
         """Return [texts, classes]; those of one-against-rest classifiers are scaled to sum to 1.
 
-        Of several labels: each one's probability of yes, [texts, K]. With words it needs the texts.
+        With words it needs the texts.
         """
         if not self.words or not len(features):
             return self._feature_probabilities(features)
@@ -122,8 +117,6 @@ class Classifier(NamedTuple):
             yes_NK = np.exp(scores_NK - scores_NK.max(axis=1, keepdims=True))
         else:
             yes_NK = 1 / (1 + np.exp(-np.clip(scores_NK, -500, 500)))
-        if self.thresholds:
-            return yes_NK
         if len(self.classes) == 2:
             return np.concatenate([1 - yes_NK, yes_NK], axis=1)
         return yes_NK / yes_NK.sum(axis=1, keepdims=True)
@@ -131,14 +124,10 @@ class Classifier(NamedTuple):
     def scores(self, features: Features) -> NDArray[np.float64]:
         """Return the log-odds of each class [texts, classes]: above 0 it is more likely than not.
 
-        Of more than two classes, one against the rest: of that classifier alone. Of several labels
-        [texts, K]: above their thresholds, so that above 0 the answer is yes.
+        Without `softmax`, of more than two: the log-odds of each one-against-rest classifier.
         """
         self.require_no_words("the score after each character")
         scores_NK = self._linear(features)
-        if self.thresholds:
-            limits = np.clip(self.thresholds, 1e-12, 1 - 1e-12)
-            return scores_NK - np.log(limits / (1 - limits))
         if len(self.classes) == 2:
             return np.concatenate([-scores_NK, scores_NK], axis=1)
         if self.softmax:
@@ -152,50 +141,26 @@ class Classifier(NamedTuple):
         return scores + self.intercepts_K
 
     def predict(self, features: Features, texts: Sequence[str] = ()) -> Labels:
-        """Return the class of each text, an index; of equally likely ones, the first.
-
-        Of several labels: 1 for yes and 0 for no, [texts, K].
-        """
-        probabilities = self.probabilities(features, texts)
-        if self.thresholds:
-            return (probabilities >= np.array([self.thresholds])).astype(np.int64)
-        return probabilities.argmax(axis=1)
+        """Return the class of each text, an index; of equally likely ones, the first."""
+        return self.probabilities(features, texts).argmax(axis=1)
 
     def loss(self, examples: Examples) -> float:
-        """Return the mean cross-entropy of the labels that the texts have, nats."""
-        right, labels = self.probabilities(examples.features), examples.labels
-        if self.thresholds:
-            right = np.where(labels == 1, right, 1 - right)[labels != MISSING]
-        else:
-            right = right[np.arange(len(labels)), labels]
-        return float(_nats(right).mean())
+        """Return the mean cross-entropy of the labels, nats."""
+        shares_NK = self.probabilities(examples.features)
+        every = np.arange(len(examples.labels))
+        return float(_nats(shares_NK[every, examples.labels]).mean())
 
     def score(self, examples: Examples, texts: Sequence[str] = ()) -> float:
-        """Return the fraction of texts that it classifies correctly, or the macro F1 of labels."""
-        if self.thresholds:
-            return thresholds.macro(self.label_scores(examples))["f1"]
+        """Return the fraction of texts that it classifies correctly."""
         return float((self.predict(examples.features, texts) == examples.labels).mean())
-
-    def label_scores(self, examples: Examples) -> list[LabelScore]:
-        """Return how well it answers each of several labels; nothing of classes."""
-        if self.thresholds is None:
-            return []
-        yes_NK = self.probabilities(examples.features)
-        return thresholds.measure(examples.labels, yes_NK, self.thresholds, self.classes)
 
     @property
     def ranking(self) -> NDArray[np.int64]:
         """The features by their largest |weight| per standard deviation, the largest first."""
-        return np.argsort(-self._scaled_weights_KD.max(axis=0), kind="stable")
-
-    @property
-    def first_K(self) -> NDArray[np.int64]:
-        """The first feature of each row of the weights, by |weight| per standard deviation."""
-        return self._scaled_weights_KD.argmax(axis=1)
-
-    @property
-    def _scaled_weights_KD(self) -> NDArray[np.float64]:
-        return np.abs(self.weights_KD * (1 if self.deviations_D is None else self.deviations_D))
+        scaled_KD = self.weights_KD
+        if self.deviations_D is not None:
+            scaled_KD = self.weights_KD * self.deviations_D
+        return np.argsort(-np.abs(scaled_KD).max(axis=0), kind="stable")
 
 
 def _pipeline(examples: Examples, classes: int, C: float, prior: Prior | None) -> Any:
@@ -242,33 +207,6 @@ def fit(examples: Examples, classes: list[str], C: float, prior: Prior | None = 
         weights_KD += slope_K[:, None] * prior.weights_D
         intercepts_K += slope_K * prior.intercept
     return Classifier(weights_KD, intercepts_K, classes, C, deviations_D=scaler.scale_)
-
-
-def best_of_labels(
-    train: Examples, valid: Examples | None, names: list[str], on_label: Callable[[int], None]
-) -> tuple[Classifier, float]:
-    """Return the classifier of several labels, and its macro F1 on held-out examples.
-
-    Each label has the best C and threshold; see `thresholds.choose`.
-    """
-
-    def fit_label(features: Features, labels: Labels, C: float) -> Classifier:
-        return fit(Examples(features, labels), ["0", "1"], C)
-
-    def yes(fitted: Classifier, features: Features) -> Any:
-        return fitted.probabilities(features)[:, 1]
-
-    chosen = thresholds.choose(fit_label, yes, CS, train, valid, names, on_label)
-    each = [one.fitted for one in chosen]
-    classifier = Classifier(
-        np.concatenate([one.weights_KD for one in each]),
-        np.concatenate([one.intercepts_K for one in each]),
-        names,
-        [one.C for one in chosen],
-        deviations_D=np.stack([one.deviations_D for one in each]),
-        thresholds=[one.threshold for one in chosen],
-    )
-    return classifier, float(np.mean([one.f1 for one in chosen]))
 
 
 def best_fit(
@@ -360,7 +298,15 @@ def held_out(
 
 def folds(labels: Labels, classes: Sequence[str]) -> Any:
     """Return the folds of cross-validation; UserError if a class has one text."""
-    return thresholds.folds(labels, [f"class {name!r}" for name in classes])
+    from sklearn.model_selection import StratifiedKFold
+
+    counts = np.bincount(labels)
+    if counts.min() < 2:
+        raise UserError(
+            f"class {classes[int(counts.argmin())]!r} has only one text, too few for "
+            "cross-validation; add such texts, or give validation texts with `valid`."
+        )
+    return StratifiedKFold(min(_FOLDS, int(counts.min())), shuffle=True, random_state=0)
 
 
 def columns(examples: Examples, units: Sequence[int]) -> Examples:

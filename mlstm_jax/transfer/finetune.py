@@ -1,9 +1,8 @@
 """Fine-tuning: train a model end to end to predict labels, along with its language model loss.
 
-The labelled texts become a corpus whose ratings are class numbers, or several binary labels,
-and the trainer does the rest (devices, precision, checkpoints, exact resume). At the end of each
-document a linear head reads h of the top layer, and its cross-entropy (of several labels, the mean
-over those that the document has) counts as `label_weight` bytes of the language model's loss.
+The labelled texts become a corpus whose ratings are class numbers, and the trainer does the rest
+(devices, precision, checkpoints, exact resume). At the end of each document a linear head reads h
+of the top layer, and its cross-entropy counts as `label_weight` bytes of the language model's loss.
 Howard and Ruder 2018 and Radford et al. 2018 keep that loss, too. A Transformer, which carries
 nothing, reads each document in windows of its own, and predicts the label in each; BERT's head
 reads the mean of h, and its other loss is that of masked bytes. After each epoch the loss of the
@@ -17,8 +16,8 @@ validation labels, of a calibrated head, is measured; it chooses the checkpoint.
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -43,15 +42,14 @@ from mlstm_jax.transfer import known, words
 from mlstm_jax.transfer.classifier_file import Description, save
 from mlstm_jax.transfer.classify import Classifier, Examples
 from mlstm_jax.transfer.features import Featurizer
-from mlstm_jax.transfer.labels import MISSING, Labelled, Task, require_task, usable
-from mlstm_jax.transfer.thresholds import LabelScore, best_thresholds, macro
+from mlstm_jax.transfer.labels import Labelled, codes, require_classes, usable
 
 # Rows of a batch, and the fewest updates of an epoch if there can be so many (results/finetune/).
 _LEAST_ROWS, _MOST_ROWS, _UPDATES = 2, 32, 40
 
 
 def write_corpus(
-    out: Path, train: Labelled, valid: Labelled, task: Task, cleaning: Cleaning
+    out: Path, train: Labelled, valid: Labelled, classes: Sequence[str], cleaning: Cleaning
 ) -> None:
     """Write the corpus of two sets of labelled texts, ordered by content, duplicates kept.
 
@@ -63,15 +61,13 @@ def write_corpus(
     splits = {}
     with atomic_directory(out, lambda: check_out(out, overwrite=True)) as folder:
         for name, part in (("train", train), ("valid", valid), ("test", Labelled([], []))):
-            # What a text has as labels is one number for the order, as a class is.
-            kinds, kind_N = np.unique(task.codes(part.labels), axis=0, return_inverse=True)
-            several = len(task.names) if task.several else 0
-            kinds = np.where(kinds == MISSING, np.nan, kinds)
-            labelled = zip((clean(text, cleaning) for text in part.texts), kind_N, strict=True)
-            texts = ((text, float(kind)) for text, kind in labelled if text)
-            ordered = in_order(texts, seed=0, dedupe="none")
-            documents = [(text, kinds[int(kind)]) for text, kind in ordered]
-            splits[name] = write_split(folder, name, documents, len(documents), True, several)
+            documents = []
+            for text, code in zip(part.texts, codes(part.labels, classes), strict=True):
+                cleaned = clean(text, cleaning)
+                if cleaned:
+                    documents.append((cleaned, float(code)))
+            ordered = list(in_order(documents, seed=0, dedupe="none"))
+            splits[name] = write_split(folder, name, ordered, len(ordered), rated=True)
         manifest = Manifest(
             format_version=FORMAT_VERSION,
             seed=0,
@@ -109,8 +105,8 @@ class FinetuneOptions(Checked):
         seed: of dropout and of the order of the text.
         compute: type of the matrix products; unset: that of the run, and with a model of the
             package or an imported one the fastest, as `precision.compute` of a new run.
-        words: average the probabilities of the model with those of TF-IDF, for classes only; if
-            one of them alone is clearly better on the validation texts, take those alone.
+        words: average the probabilities of the model with those of TF-IDF; if one of them alone is
+            clearly better on the validation texts, take those alone.
     """
 
     epochs: Positive = 3.0
@@ -130,14 +126,13 @@ class Finetuned(NamedTuple):
     run: Run
     classifier: Classifier
     about: Description
-    accuracy: dict[str, float]  # of train, valid and test, fractions; or the macro F1 of labels
-    labels: dict[str, list[LabelScore]]  # of train, valid and test; empty for classes
+    accuracy: dict[str, float]  # of train, valid and test, fractions
     without_words: dict[str, float]  # accuracies of the model alone; empty without `words`
 
     def __repr__(self) -> str:
         scores = ", ".join(f"{name} {score:.3f}" for name, score in self.accuracy.items())
-        scores = f"{'macro F1' if self.labels else 'accuracy'} {scores}"
-        return f"{type(self).__name__}: {scores}; {self.classifier}\n  in {self.run.folder}"
+        scores = f"accuracy {scores}; {self.classifier}"
+        return f"{type(self).__name__}: {scores}\n  in {self.run.folder}"
 
 
 def finetune(
@@ -159,29 +154,29 @@ def finetune(
     """
     output.require_folder(out)
     texts = usable(texts, run.cleaning, "valid")
-    task = require_task(texts["train"])
-    for name, table in texts.items():
-        require_task(table, task, thresholds=name == "valid")
+    classes = require_classes(texts["train"])
+    for table in texts.values():
+        require_classes(table, classes)
         run.cleaned(table.texts, table.name)
     notes = known.note_known(run, texts)
-    counted = _words(texts, task) if options.words else None
+    counted = _words(texts, classes) if options.words else None
     out.mkdir(parents=True, exist_ok=True)
-    write_corpus(out / "corpus", texts["train"], texts["valid"], task, run.cleaning)
-    config = make_config(run, out, task, options)
+    write_corpus(out / "corpus", texts["train"], texts["valid"], classes, run.cleaning)
+    config = make_config(run, out, len(classes), options)
     state = config.model.label_state
 
     def read(run: Run, *names: str, loud: bool = show_progress) -> dict[str, Examples]:
         featurizer, examples = Featurizer(run, states=(state,)), {}
         for name in names:
             values = featurizer(texts[name].texts, f"features of {name}" if loud else None)
-            examples[name] = Examples(values, task.codes(texts[name].labels))
+            examples[name] = Examples(values, codes(texts[name].labels, classes))
         return examples
 
     def score_labels(params: Parameters) -> tuple[float, float]:
         model = LanguageModel(config.model, config.precision)
         now = dataclasses.replace(run, config=config, model=model, params=params, batch_model=None)
         held_out = read(now, "valid", loud=False)["valid"]
-        classifier = calibrated(head(now, task), held_out)
+        classifier = calibrated(head(now, classes), held_out)
         return classifier.loss(held_out), classifier.score(held_out)
 
     trained = train(
@@ -192,7 +187,7 @@ def finetune(
     )
     tuned = load_run(trained, checkpoint)
     examples = read(tuned, *texts)
-    alone = calibrated(head(tuned, task), examples["valid"])
+    alone = calibrated(head(tuned, classes), examples["valid"])
     fitted = known.digests(texts["train"].texts, run.cleaning)
     if counted:
         held_out = examples["valid"]
@@ -205,45 +200,36 @@ def finetune(
     (out / "classifier").mkdir(exist_ok=True)
     save(out / "classifier", classifier, about)
     accuracy = {name: classifier.score(part, texts[name].texts) for name, part in examples.items()}
-    labels, without_words = {}, {}
-    report = {"run": str(run.folder), "step": tuned.step, "notes": notes}
-    if task.several:
-        labels = {name: classifier.label_scores(part) for name, part in examples.items()}
-        report["labels"] = {
-            name: [asdict(one) for one in scores] for name, scores in labels.items()
-        }
-        report["macro"] = {name: macro(scores) for name, scores in labels.items()}
-    else:
-        report |= {"classes": task.names, "accuracy": accuracy}
+    without_words = {}
+    report = {
+        "run": str(run.folder),
+        "step": tuned.step,
+        "notes": notes,
+        "classes": classes,
+        "accuracy": accuracy,
+    }
     if counted:
         without_words = {name: alone.score(part) for name, part in examples.items()}
         report["without_words"] = without_words
         report["word_weight"] = counted.weight
     output.write_text(out / "report.json", json.dumps(report, indent=2) + "\n")
-    return Finetuned(tuned, classifier, about, accuracy, labels, without_words)
+    return Finetuned(tuned, classifier, about, accuracy, without_words)
 
 
-def _words(texts: Mapping[str, Labelled], task: Task) -> words.Words:
+def _words(texts: Mapping[str, Labelled], classes: Sequence[str]) -> words.Words:
     """Return the classifier of word counts, before the hours of training."""
-    words.require_classes(task)
     try:
-        return words.fit(texts["train"], texts["valid"], task).words
+        return words.fit(texts["train"], texts["valid"], classes).words
     except ValueError as error:  # raised by scikit-learn
         raise words.uncountable(first_line(error)) from error
 
 
-def make_config(run: Run, out: Path, task: Task, options: FinetuneOptions) -> Config:
+def make_config(run: Run, out: Path, classes: int, options: FinetuneOptions) -> Config:
     """Return the config of the run, which evaluates and reshuffles the shards every epoch."""
     longest = run.config.model.longest_window
     # A model without a carry knows of a document only what is in a window.
     window = longest or options.window
-    several, count = task.several, len(task.names)
-    model = dataclasses.replace(
-        run.config.model,
-        classes=0 if several else count,
-        binary_labels=count if several else 0,
-        rating_head=False,
-    )
+    model = dataclasses.replace(run.config.model, classes=classes, rating_head=False)
     split = corpus.open_corpus(out / "corpus").split("train")
     sizes = np.diff(split.offsets.astype(np.int64))
     windows = (-(-sizes // window)).sum() if longest else sizes.sum() // window
@@ -291,7 +277,7 @@ def _rows(windows: int, devices: int) -> int:
 
 
 def calibrated(classifier: Classifier, valid: Examples) -> Classifier:
-    """Return a classifier as sure of itself as it may be, with thresholds of several labels.
+    """Return a classifier as sure of itself as it may be.
 
     Its scores are divided by the temperature of the smallest loss (Guo et al. 2017, arXiv
     1706.04599), and classes stay the same. Without this the loss on held-out texts rises soon,
@@ -302,28 +288,24 @@ def calibrated(classifier: Classifier, valid: Examples) -> Classifier:
         classifier._replace(weights_KD=weights_KD / t, intercepts_K=intercepts_K / t)
         for t in 2.0 ** np.arange(0, 4.1, 0.25)
     ]
-    classifier = min(tried, key=lambda one: one.loss(valid))
-    if not classifier.thresholds:
-        return classifier
-    yes_NK = classifier.probabilities(valid.features)
-    return classifier._replace(thresholds=best_thresholds(valid.labels, yes_NK))
+    return min(tried, key=lambda one: one.loss(valid))
 
 
-def head(run: Run, task: Task) -> Classifier:
-    """Return the label head of a trained run as a classifier of h; thresholds are 0.5.
+def head(run: Run, classes: list[str]) -> Classifier:
+    """Return the label head of a trained run as a classifier of h.
 
-    Raises UserError if the head has another number of classes or labels.
+    Raises UserError if the head has another number of classes.
     """
-    model, names, count = run.config.model, task.names, len(task.names)
-    if (model.binary_labels if task.several else model.classes) != count:
-        raise UserError(f"{run.folder} predicts {model.labels} labels, not those of the texts.")
+    count = len(classes)
+    if run.config.model.classes != count:
+        raise UserError(
+            f"{run.folder} predicts {run.config.model.classes} classes, but the texts have {count}."
+        )
     weights_KD = np.asarray(run.params["label_kernel"], np.float64).T
     intercepts_K = np.asarray(run.params["label_bias"], np.float64)
-    if count == 2 and not task.several:
+    if count == 2:
         # For two classes a softmax is the logistic function of the difference.
-        weights_KD, intercepts_K = weights_KD[1:] - weights_KD[:1], np.diff(intercepts_K)
+        weights_KD = weights_KD[1:] - weights_KD[:1]
+        intercepts_K = np.diff(intercepts_K)
     weights_KD = np.ascontiguousarray(weights_KD)
-    if task.several:
-        Cs, thresholds = [math.inf] * count, [0.5] * count
-        return Classifier(weights_KD, intercepts_K, names, Cs, thresholds=thresholds)
-    return Classifier(weights_KD, intercepts_K, names, math.inf, softmax=count > 2)
+    return Classifier(weights_KD, intercepts_K, classes, math.inf, softmax=count > 2)

@@ -1,13 +1,8 @@
-"""Texts, with or without labels, from a source of any kind that `prepare` reads.
-
-Labels are of two kinds: the class of each text, in one column; or binary labels, in several
-columns.
-"""
+"""Texts and the class of each, from a source of any kind that `prepare` reads."""
 
 import hashlib
 import itertools
 import math
-import reprlib
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,47 +13,32 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax.corpora.documents import Recipe, clean, label_of, rating_of
+from mlstm_jax.corpora.documents import SEVERAL_LABELS, Recipe, clean, label_of, rating_of
 from mlstm_jax.corpora.readers import kind_of, read_documents
 from mlstm_jax.corpora.sources import FASTA, Source
 from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import UserError, did_you_mean, nearest, note
 
 _SHOWN = 5
-MISSING = -1  # a binary label that a text does not have
-_YES_OR_NO = {None: MISSING, "0": 0, "false": 0, "1": 1, "true": 1}
 
 
-class Task(NamedTuple):
-    """What a classifier predicts: a text's class, or several binary labels."""
-
-    names: list[str]  # of the classes, or of the labels
-    several: bool = False
-
-    def codes(self, labels: Sequence[Any]) -> NDArray[np.int64]:
-        """Return the index of each class, [texts]; or [texts, K]: 1 yes, 0 no, −1 missing."""
-        if self.several:
-            return np.array(labels, np.int64).reshape(-1, len(self.names))
-        place = {name: number for number, name in enumerate(self.names)}
-        return np.array([place[label] for label in labels], np.int64)
+def codes(labels: Sequence[str], classes: Sequence[str]) -> NDArray[np.int64]:
+    """Return the index of each label among the classes, [texts]."""
+    index = {name: number for number, name in enumerate(classes)}
+    return np.array([index[label] for label in labels], np.int64)
 
 
 class Labelled(NamedTuple):
-    """Texts and the label of each."""
+    """Texts and the class of each."""
 
     texts: list[str]
-    # The class of each text, as a string: "1", "positive". Or, if there are columns, the texts'
-    # values in them: 1 yes, 0 no, −1 missing.
-    labels: list[str] | list[tuple[int, ...]]
-    columns: tuple[str, ...] = ()  # names of several binary labels
+    labels: list[str]  # such as "1", "positive"
     name: str = "the texts"  # in messages, such as a file
 
     @property
-    def task(self) -> Task:
-        """The columns; or the distinct classes, first numbers in numeric order, then words."""
-        if self.columns:
-            return Task(list(self.columns), several=True)
-        return Task(sorted(set(map(str, self.labels)), key=_order))
+    def classes(self) -> list[str]:
+        """The distinct labels, first numbers in numeric order, then words."""
+        return sorted(set(self.labels), key=_order)
 
     def without_blank(self, cleaning: Cleaning) -> "Labelled":
         """Return the texts that are not blank after cleaning, as `classify` gives them a label.
@@ -75,8 +55,9 @@ class Labelled(NamedTuple):
 
     def select(self, places: Sequence[int]) -> "Labelled":
         """Return the texts at some places, with their labels."""
-        labels: Any = [self.labels[n] for n in places]
-        return self._replace(texts=[self.texts[n] for n in places], labels=labels)
+        texts = [self.texts[n] for n in places]
+        labels = [self.labels[n] for n in places]
+        return self._replace(texts=texts, labels=labels)
 
 
 def _order(label: str) -> tuple[float, str]:
@@ -87,74 +68,48 @@ def _order(label: str) -> tuple[float, str]:
     return (number if math.isfinite(number) else math.inf), label  # "nan" is a word
 
 
-def columns_of(column: str | None, columns: Sequence[str] | None) -> str | tuple[str, ...]:
-    """Return the one column of classes, by default `label`, or those of binary labels.
-
-    Raises UserError if both are given, or if one of the several is named twice, or none.
-    """
-    if columns is None:
-        return "label" if column is None else column
-    if column is not None:
-        raise UserError(
-            "label_column and `label_columns` exclude each other: give `label_column` for the "
-            "classes of one column, or `label_columns` for binary labels."
-        )
-    if isinstance(columns, str) or not columns or len(set(columns)) < len(columns):
-        given = columns if isinstance(columns, str) else " ".join(columns)
-        raise UserError(f"label_columns {given}: name one or more columns, each only once.")
-    return tuple(columns)
-
-
-def read_labelled(
-    path: Path | str, text_column: str | None, column: str | tuple[str, ...] = "label"
-) -> Labelled:
+def read_labelled(path: Path | str, text_column: str | None, column: str = "label") -> Labelled:
     """Return the texts of a source and their labels; records without text are left out.
 
     Args:
         path: see `TextFile`.
         text_column: see `TextFile`.
-        column: one of classes, or several of binary labels; see `columns_of`.
+        column: of the labels.
 
     Raises:
-        UserError: no record has a label in a column, a text has no class, or a value of several
-            columns is neither yes nor no.
+        UserError: no record has a label, or a text has none.
     """
-    names = (column,) if isinstance(column, str) else column
     source = Source(str(path))
     if source.kind in ("txt", *FASTA, "pydoc"):
         raise UserError(
             f"{path}: a .{source.kind} file has texts, but no labels; give a table or JSON with a "
             "field for each, such as a .csv file whose first line is label,text."
         )
-    texts, numbers, seen = list[str](), list[int](), dict[str, None]()
-    values: dict[str, list[object]] = {name: [] for name in names}
-    documents = list(read_documents(source, Recipe(text_column, label_columns=names)))
+    texts = list[str]()
+    places = list[str]()
+    values = list[object]()
+    seen = dict[str, None]()
+    documents = list(read_documents(source, Recipe(text_column, label_column=column)))
     for number, document in enumerate(documents, 1):
         if document is None or document.record is None or not document.text.strip():
             continue
         texts.append(document.text)
-        numbers.append(number)
+        places.append(f"{path}: the label of record {number:,}, in {column!r},")
+        values.append(document.record.get(column))
         seen |= dict.fromkeys(document.record)
-        for name in names:
-            values[name].append(document.record.get(name))
     if len(texts) < len(documents):
         _note_blank(str(path), len(documents) - len(texts), len(documents))
-    for name in names:
-        if not any(label_of(_plain(value)) for value in values[name]):
-            option = "`label_column`" if isinstance(column, str) else "`label_columns`"
-            near = nearest(name, seen.keys() - {name})
-            otherwise = f"; the fields seen are {', '.join(seen)}."
-            counts = Counter(kind_of(_plain(value)) for value in values[name])
-            kinds = ", ".join(f"{kind} in {count:,}" for kind, count in counts.items())
-            raise UserError(
-                f"{path}: no record has a label in {name!r}; it is {kinds} of {len(texts):,}. A "
-                "label is a string or a number: write one there, or give another field or column "
-                f"with {option}{did_you_mean(near, otherwise)}"
-            )
-    if not isinstance(column, str):
-        return of_columns(texts, values, [f"{path}, record {number:,}" for number in numbers])
-    places = [f"{path}: the label of record {number:,}, in {column!r}," for number in numbers]
-    return of_classes(texts, values[column], places)
+    if not any(label_of(_plain(value)) for value in values):
+        counts = Counter(kind_of(_plain(value)) for value in values)
+        kinds = ", ".join(f"{kind} in {count:,}" for kind, count in counts.items())
+        near = nearest(column, seen.keys() - {column})
+        otherwise = f"; the fields seen are {', '.join(seen)}."
+        raise UserError(
+            f"{path}: no record has a label in {column!r}; it is {kinds} of {len(texts):,}. A "
+            "label is a string or a number: write one there, or give another field or column "
+            f"with `label_column` ({SEVERAL_LABELS}){did_you_mean(near, otherwise)}"
+        )
+    return of_classes(texts, values, places)
 
 
 def _note_blank(name: str, blank: int, total: int) -> None:
@@ -185,18 +140,18 @@ def hold_out(labelled: Labelled) -> tuple[Labelled, Labelled]:
     The choice depends on the texts and labels, not on their order. Equal texts stay together, and
     one text of each class stays in the larger part.
     """
-    labels_of: dict[str, set[Any]] = {}
+    labels_of: dict[str, set[str]] = {}
     for text, label in zip(labelled.texts, labelled.labels, strict=True):
         labels_of.setdefault(text, set()).add(label)
 
-    def place(text: str) -> tuple[list[Any], bytes]:
+    def place(text: str) -> tuple[list[str], bytes]:
         digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
         return sorted(labels_of[text]), digest
 
     held = {
         text
         for before, text in list(itertools.pairwise(sorted(labels_of, key=place)))[1::5]
-        if labelled.columns or labels_of[before] == labels_of[text]
+        if labels_of[before] == labels_of[text]
     }
 
     places = {is_held: list[int]() for is_held in (False, True)}
@@ -213,9 +168,10 @@ def of_classes(texts: list[str], values: Sequence[object], places: Sequence[str]
     labels = [label_of(_plain(value)) for value in values]
     if None in labels:
         first = labels.index(None)
+        kind = kind_of(_plain(values[first]))
         raise UserError(
-            f"{places[first]} is empty, nan, or neither a string nor a number: it is "
-            f"{kind_of(_plain(values[first]))}; add a label, or remove the record."
+            f"{places[first]} is empty, nan, or neither a string nor a number: it is {kind}; add "
+            f"a label, or remove the record ({SEVERAL_LABELS})."
         )
     _note_merged(values, labels)
     return Labelled(texts, [label for label in labels if label])
@@ -242,81 +198,40 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def of_columns(
-    texts: list[str], values: Mapping[str, Sequence[object]], places: Sequence[str]
-) -> Labelled:
-    """Return texts with several labels: 1, 0 or missing, as numbers or as text.
-
-    Raises UserError, which names the place of the text, if a value is anything else.
-    """
-    for name, column in values.items():
-        for place, value in zip(places, column, strict=True):
-            if _yes_or_no(value) is None:
-                raise UserError(
-                    f"{place}: the label {name!r} is {reprlib.repr(value)}, but it must be 1 or "
-                    "true for yes, 0 or false for no, or empty if it is not known; correct it, or "
-                    "leave the column out of `label_columns`. `label_column` takes one column of "
-                    "any classes."
-                )
-    rows = zip(*(map(_yes_or_no, column) for column in values.values()), strict=True)
-    return Labelled(texts, list(rows), tuple(values))
-
-
-def _yes_or_no(value: Any) -> int | None:
-    """Return 1, 0, or −1 for a missing value; None for anything else."""
-    value = _plain(value)
-    if value is not None and not isinstance(value, str | int | float | Decimal):
-        return None
-    return _YES_OR_NO.get(label_of(value))
-
-
-def require_task(labelled: Labelled, task: Task | None = None, *, thresholds: bool = False) -> Task:
-    """Return the task of labelled texts, if a classifier can be fitted to it, or measured on it.
+def require_classes(labelled: Labelled, classes: Sequence[str] | None = None) -> list[str]:
+    """Return the classes of labelled texts, if a classifier can be fitted to them, or measured.
 
     Args:
         labelled: the texts.
-        task: of the training texts, whose classes or labels `labelled` must have; None: these are
+        classes: of the training texts, to which those of `labelled` must belong; None: these are
             the training texts.
-        thresholds: thresholds of several labels are chosen on them.
 
     Raises:
-        UserError: there are fewer than two classes, unknown ones, or almost as many as texts; or a
-            label has one value only, and has to be learned from the texts, or a threshold chosen.
+        UserError: there are fewer than two classes, unknown ones, or almost as many as texts.
     """
-    task, is_train, path = task or labelled.task, task is None, labelled.name
-    if task.several:
-        for name, column in zip(task.names, zip(*labelled.labels, strict=True), strict=True):
-            known = sorted({int(value) for value in column} - {MISSING})
-            if len(known) < 2 and (is_train or thresholds):
-                has = f"{known[0]} in every text that has it" if known else "missing in every text"
-                why = "a classifier" if is_train else "the choice of its threshold"
-                raise UserError(
-                    f"{path}: the label {name!r} is {has}, but {why} needs both 1 and 0; add such "
-                    "texts, or leave the column out of `label_columns`."
-                )
-        if not any(1 in row for row in labelled.labels):
-            raise UserError(f"{path}: every label is 0 or missing in every text; add texts with 1.")
-    elif not is_train:
-        if unknown := [label for label in labelled.task.names if label not in task.names]:
-            near = did_you_mean(nearest(unknown[0], task.names))
+    names = labelled.classes
+    if classes is not None:
+        unknown = [name for name in names if name not in classes]
+        if unknown:
+            near = did_you_mean(nearest(unknown[0], classes))
             raise UserError(
-                f"{path} has the label {unknown[0]!r}, which the training texts do not have; "
-                f"theirs: {', '.join(task.names[:_SHOWN])}"
-                f"{', ...' if len(task.names) > _SHOWN else ''}{near}"
+                f"{labelled.name} has the label {unknown[0]!r}, which the training texts do not "
+                f"have; theirs: {', '.join(classes[:_SHOWN])}"
+                f"{', ...' if len(classes) > _SHOWN else ''}{near}"
             )
-    elif len(task.names) < 2:
+        return list(classes)
+    if len(names) < 2:
         raise UserError(
-            f"{path} has only the label {', '.join(task.names)}; a classifier needs at least two."
+            f"{labelled.name} has only the label {', '.join(names)}; a classifier needs at least "
+            "two."
         )
-    elif len(task.names) > max(100, len(labelled.texts) // 2):
-        shown = ", ".join(task.names[:_SHOWN])
+    if len(names) > max(100, len(labelled.texts) // 2):
         raise UserError(
-            f"{path} has {len(task.names):,} different labels ({shown}, ...) for "
-            f"{len(labelled.texts):,} texts; is `label_column` right?"
+            f"{labelled.name} has {len(names):,} different labels ({', '.join(names[:_SHOWN])}, "
+            f"...) for {len(labelled.texts):,} texts; is `label_column` right?"
         )
-    else:
-        _note_alike(path, task.names)
-    return task
+    _note_alike(labelled.name, names)
+    return names
 
 
 def _note_alike(path: str, names: Sequence[str]) -> None:

@@ -12,7 +12,7 @@
     probabilities  float32 [B, K]  of a classifier, for texts that begin and end in these bytes
 
 The metadata have one JSON text, `mlstm_jax`: cleaning, source, versions, and of a classifier its
-state, classes and thresholds. A layer is one step of an ONNX Scan over time, which takes any B and
+state and classes. A layer is one step of an ONNX Scan over time, which takes any B and
 T. The matrices are folded: weight normalisation, and the tables of the first layer (mlstm.py).
 """
 
@@ -176,9 +176,9 @@ def _model(run: Run, dtype: OnnxType, classifier: Chosen | None) -> Any:
         linear = outer("MatMul", features, outer.constant(chosen.weights_KD.T))
         scores = outer("Add", linear, outer.constant(chosen.intercepts_K))
         yes = outer("Softmax" if chosen.softmax else "Sigmoid", scores)
-        if not chosen.thresholds and len(chosen.classes) == 2:
+        if len(chosen.classes) == 2:
             yes = outer("Concat", outer("Sub", outer.constant(1), yes), yes, axis=1)
-        elif not chosen.thresholds:
+        else:
             yes = outer("Div", yes, outer("ReduceSum", yes, axis[1]))
         put("probabilities", yes)
         outputs.append(value("probabilities", number, "B", len(chosen.classes)))
@@ -278,7 +278,7 @@ def save(
     about |= {"versions": versions, "difference": largest}
     if classifier:
         chosen, reads = classifier
-        about |= {"state": reads.state, "classes": chosen.classes, "thresholds": chosen.thresholds}
+        about |= {"state": reads.state, "classes": chosen.classes}
     onnx.helper.set_model_props(onnx_model, {_KEY: json.dumps(about, sort_keys=True)})
     with output.atomic_file(path) as partial:
         partial.write_bytes(onnx_model.SerializeToString())

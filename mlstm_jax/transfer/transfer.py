@@ -32,13 +32,11 @@ from mlstm_jax.transfer.features import (
     read_features,
     write_features,
 )
-from mlstm_jax.transfer.labels import Labelled, require_task, usable
+from mlstm_jax.transfer.labels import Labelled, codes, require_classes, usable
 from mlstm_jax.transfer.reader import STATE_NAMES, FeatureState, features_of
-from mlstm_jax.transfer.thresholds import MEASURES, LabelScore, macro
-from mlstm_jax.transfer.words import require_classes, uncountable
+from mlstm_jax.transfer.words import uncountable
 
 REPORT = "report.md"  # written last: if it exists, all files are complete
-_TITLES = ("F1", "precision", "recall", "average precision", "F1 of always yes")
 
 
 class Transferred(NamedTuple):
@@ -82,21 +80,18 @@ def transfer(
     folders = _folders(out, states) if out else {}
     is_begun = out is not None and require_out(out, states)
     texts = usable(texts, run.cleaning, "test")
-    task = require_task(texts["train"])
-    if words:
-        require_classes(task)
-    if not (task.several or "valid" in texts):
-        folds(task.codes(texts["train"].labels), task.names)  # raises an error if there are none
-    for name in ("test", "valid"):
-        if name in texts:
-            require_task(texts[name], task, thresholds=name == "valid")
+    classes = require_classes(texts["train"])
+    if "valid" not in texts:
+        folds(codes(texts["train"].labels, classes), classes)  # raises an error if there are none
+    for part in texts.values():
+        require_classes(part, classes)
     notes = known.note_known(run, texts)
     fitted = known.digests(texts["train"].texts, run.cleaning)
     model = fingerprint(run.params)
     featurizer = Featurizer(run, states=states, all_layers=all_layers)
     features = _features(kept, featurizer, model, texts, is_begun=is_begun, loud=show_progress)
     with ProgressLine("TF-IDF", 1, status="", quiet=not show_progress):
-        tfidf = experiment.fit_tfidf(texts, task)
+        tfidf = experiment.fit_tfidf(texts, classes)
     if words and not tfidf.words:
         raise uncountable(tfidf.failure)
     experiments = {}
@@ -105,12 +100,12 @@ def transfer(
         examples = {
             name: Examples(
                 values[:, columns] if len(states) > 1 else values,
-                task.codes(texts[name].labels),
+                codes(texts[name].labels, classes),
             )
             for name, values in features.items()
         }
         units = [featurizer.columns[n] for n in columns]
-        parts = experiment.parts_of(task)
+        parts = experiment.PROGRESS
         with (
             ProgressLine(f"classifier of {state}", parts, quiet=not show_progress) as progress,
             # With two threads of OpenBLAS the fits of 2,000 texts take six times as long.
@@ -119,7 +114,7 @@ def transfer(
             classifier, result = experiment.run(
                 examples,
                 texts,
-                task,
+                classes,
                 state,
                 units,
                 tfidf,
@@ -233,25 +228,22 @@ def _as_markdown(result: Result, model: str, pictures: list[str]) -> str:
     )
     classes = [markdown(name) for name in result.classes]
     checked = "valid" if result.texts["valid"] else "cross-validated"
-    several, kinds = bool(result.labels), "binary labels" if result.labels else "classes"
-    best_row = [(f"{best}, the best alone", None, None, result.best_unit_test)] if best else []
     rows = [
         ("all features", result.train, result.valid, result.test),
-        *best_row,
+        (f"{best}, the best alone", None, None, result.best_unit_test),
         *((f"{k} of largest weight", None, None, score) for k, score in result.top_units.items()),
         *tfidf,
         *together,
-        ("always yes" if several else "the commonest class", None, None, result.majority),
+        ("the commonest class", None, None, result.majority),
     ]
-    penalty = "" if isinstance(result.C, list) else f"C = {result.C:g}. "
     lines = [
         f"# Transfer of {markdown(model)}",
         "",
         f"{', '.join(f'{count:,} {name}' for name, count in result.texts.items() if count)} texts "
-        f"of {len(classes)} {kinds}: {', '.join(classes)}. Features: the "
+        f"of {len(classes)} classes: {', '.join(classes)}. Features: the "
         f"{STATE_NAMES[result.state]} (`{result.state}`).",
         "",
-        "Macro F1 of the labels, %:" if several else "Accuracy, % of the texts:",
+        "Accuracy, % of the texts:",
         "",
         f"| | train | {checked} | **test** |",
         "|---|---|---|---|",
@@ -284,13 +276,10 @@ def _as_markdown(result: Result, model: str, pictures: list[str]) -> str:
         ),
         *_conclusion(result, model),
         *(line for text in result.notes for line in (f"**{markdown(text)}**", "")),
-        f"{penalty}The features of largest weight: {', '.join(map(str, result.units[:10]))}.",
+        f"C = {result.C:g}. The features of largest weight: "
+        f"{', '.join(map(str, result.units[:10]))}.",
         "",
-        *(
-            _section_of_labels(result)
-            if several
-            else _section_of_classes(result, classes, pictures)
-        ),
+        *_section_of_classes(result, classes, pictures),
     ]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -311,7 +300,6 @@ def _conclusion(result: Result, model: str) -> list[str]:
 
 def _section_of_classes(result: Result, classes: list[str], pictures: list[str]) -> list[str]:
     best = result.best_unit
-    assert best
     return [
         f"To view the best unit: `mlstm-jax heatmap RUN --state {best.state} --layer "
         f"{best.layer} --unit {best.unit} --text TEXT --out heat.html`.",
@@ -338,56 +326,6 @@ def _section_of_classes(result: Result, classes: list[str], pictures: list[str])
     ]
 
 
-def _section_of_labels(result: Result) -> list[str]:
-    Cs = result.C if isinstance(result.C, list) else []
-    units = zip(result.labels, Cs, result.label_units, strict=True)
-    more: dict[str, list[str]] = {}
-    if result.baseline:
-        f1 = [score.f1 for score in result.baseline.labels]
-        more["F1 of TF-IDF"] = [*map(_percent, f1), _percent(result.baseline.test)]
-    return [
-        "Test texts, % except of thresholds and numbers. A threshold has the largest F1 on texts "
-        "held out from the fit; `yes` counts the texts that have the label.",
-        "",
-        *label_table(result.labels, more),
-        "",
-        "| | C | unit of largest weight |",
-        "|---|---|---|",
-        *(f"| {markdown(score.label)} | {C:g} | {unit} |" for score, C, unit in units),
-    ]
-
-
-def label_table(
-    scores: Sequence[LabelScore], more: Mapping[str, Sequence[str]] | None = None
-) -> list[str]:
-    """Return the lines of a table: a row for each label, and one of their means.
-
-    Args:
-        scores: of the labels.
-        more: further columns by their titles, a cell for each row.
-    """
-    more = more or {}
-    rows = [
-        (
-            markdown(score.label),
-            f"{score.threshold:.3f}",
-            f"{score.positives:,} of {score.known:,}",
-            *(_percent(getattr(score, name)) for name in MEASURES),
-        )
-        for score in scores
-    ]
-    rows.append(("**mean**", "", "", *map(_percent, macro(scores).values())))
-    titles = ("label", "threshold", "yes", *_TITLES, *more)
-    return [
-        f"| {' | '.join(titles)} |",
-        "|---" * len(titles) + "|",
-        *(
-            f"| {' | '.join([*row, *(column[n] for column in more.values())])} |"
-            for n, row in enumerate(rows)
-        ),
-    ]
-
-
 def _percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.1f}"
 
@@ -395,13 +333,11 @@ def _percent(value: float | None) -> str:
 def _draw_pictures(folder: Path, result: Result) -> list[str]:
     """Draw the best unit's histogram and the learning curve; return the file names.
 
-    Needs matplotlib, the extra `plot`; without it, and of several labels, the list is empty.
+    Needs matplotlib, the extra `plot`; without it the list is empty.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        return []
-    if result.best_unit_test is None:  # of several labels
         return []
     figure = Figure(figsize=(7, 3.6), layout="constrained")
     axes = figure.subplots()

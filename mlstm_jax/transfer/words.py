@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax.errors import UserError
-from mlstm_jax.transfer.labels import Labelled, Task
+from mlstm_jax.transfer.labels import Labelled, codes
 
 CS = (1.0, 4.0, 16.0, 64.0)
 MEAN = 0.5  # the weight of words in the mean of both probabilities
@@ -78,7 +78,7 @@ class Fit(NamedTuple):
     probabilities_NK: Floats  # of the held-out texts
 
 
-def fit(train: Labelled, valid: Labelled | None, task: Task) -> Fit:
+def fit(train: Labelled, valid: Labelled | None, classes: Sequence[str]) -> Fit:
     """Return the classifier that is best on validation texts; without them, cross-validated.
 
     Raises:
@@ -86,8 +86,8 @@ def fit(train: Labelled, valid: Labelled | None, task: Task) -> Fit:
     """
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
-    labels = task.codes(train.labels)
-    held = labels if valid is None else task.codes(valid.labels)
+    labels = codes(train.labels, classes)
+    held = labels if valid is None else codes(valid.labels, classes)
 
     def unfitted(C: float) -> Any:
         return pipeline(C, len(train.texts))
@@ -132,12 +132,6 @@ def best_weight(states_NK: Floats, words_NK: Floats, labels_N: NDArray[np.int64]
             best = weight
             most = gain
     return best
-
-
-def require_classes(task: Task) -> None:
-    """Raise UserError for binary labels."""
-    if task.several:
-        raise UserError("words is for classes, not for binary labels; leave it out.")
 
 
 def uncountable(why: str | None) -> UserError:

@@ -161,7 +161,7 @@ async function read() {
     const isFirst = (number) => found.classes.length === 2 && number === 0;
     bars("classes", found.classes.map((one, number) =>
       ({ name: label(one.name), value: one.probability, positive: !isFirst(number),
-         shown: percent(one.probability) + (one.yes ? " ✓" : "") })));
+         shown: percent(one.probability) })));
     bars("active", found.active.map((one) =>
       ({ name: unitButton(one.unit), value: one.value, shown: one.value.toFixed(3) })));
     bars("next", found.next.map((one) =>

@@ -162,15 +162,9 @@ class Viewer:
         parts = [read.end_LH[state][layer] for state, layer in self._about.layers(model)]
         features = np.concatenate(parts)[None]
         (shares,) = self._classifier.probabilities(features, [text])
-        # Of classes, one of which is the answer, the probabilities say it all.
-        answers = self._classifier.predict(features)[0] if self._classifier.thresholds else None
         classes = [
-            {
-                "name": name,
-                "probability": float(share),
-                "yes": bool(answers is not None and answers[k]),
-            }
-            for k, (name, share) in enumerate(zip(self._classifier.classes, shares, strict=True))
+            {"name": name, "probability": float(share)}
+            for name, share in zip(self._classifier.classes, shares, strict=True)
         ]
         return classes, unlike
 

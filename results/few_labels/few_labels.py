@@ -31,7 +31,7 @@ from mlstm_jax import shipped
 from mlstm_jax.transfer import classify
 from mlstm_jax.transfer.classifier_file import load_classifier
 from mlstm_jax.transfer.classify import Classifier, Examples, Prior
-from mlstm_jax.transfer.labels import Task
+from mlstm_jax.transfer.labels import codes
 
 WORDS_CS = [1.0, 4.0, 16.0, 64.0]
 STATES_CS = [1e-4, 3e-4, 1e-3, 3e-3]
@@ -172,7 +172,7 @@ def main(out: Path, *files: Path) -> None:
     own, _ = load_classifier(shipped.model(Path("reviews-1024/sentiment")))
 
     def examples(part: tuple[list[str], list[str]], names: list[str]) -> Part:
-        labels = Task(names).codes(part[1])
+        labels = codes(part[1], names)
         return Examples(model.encode(part[0], state="c+mean_h"), labels), part[0]
 
     with out.open("w", encoding="utf-8", newline="") as file:

@@ -25,7 +25,7 @@ from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
 from mlstm_jax.transfer import classify
 from mlstm_jax.transfer.classify import Examples
-from mlstm_jax.transfer.labels import Task
+from mlstm_jax.transfer.labels import codes
 
 CS = [0.1, 1.0, 10.0, 100.0, 1000.0]
 Part = tuple[list[str], list[str]]  # texts and labels
@@ -54,7 +54,7 @@ def main(minilm: Path, sst: Path, imdb: Path, *files: Path) -> None:
         for name, (train_part, test_part) in sets.items():
             names = sorted(set(train_part[1]))
             train, test = (
-                Examples(np.asarray(model.encode(texts)), Task(names).codes(labels))
+                Examples(np.asarray(model.encode(texts)), codes(labels, names))
                 for texts, labels in (train_part, test_part)
             )
             if names == few_labels.NAMES:

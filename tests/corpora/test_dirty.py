@@ -246,7 +246,7 @@ def test_without_pyarrow_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.Mon
 def test_columns_of_bytes_and_of_short_floats_in_parquet(tmp_path: Path) -> None:
     """Texts without the mark of UTF-8, with or without a row that is not UTF-8."""
     good = "SELECT encode('good ' || i) AS text, (i / 10)::FLOAT AS label FROM range(3) t(i)"
-    recipe = Recipe(label_columns=("label",))
+    recipe = Recipe(label_column="label")
     for query, records in ((good, 3), (f"{good} UNION ALL SELECT '\\xFF'::BLOB, 0.1", 4)):
         with duckdb.connect() as con:
             con.execute(f"COPY ({query}) TO '{tmp_path}/a.parquet' (FORMAT parquet)")

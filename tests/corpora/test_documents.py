@@ -227,7 +227,7 @@ def test_unreadable_records_are_skipped_as_prepare_skips_them(tmp_path: Path) ->
     good = [f"{n % 2},text {n}\n" for n in range(999)]
     source = write(tmp_path / "a.csv", "".join(["label,text\n", *good, '1,"bad" quote\n']))
     with pytest.warns(Note, match=r"1 CSV quote: .*a\.csv, line 1,001"):
-        found = documents(source, label_columns=("label",))
+        found = documents(source, label_column="label")
     assert [one is None for one in found] == [False] * 999 + [True]
     manifest = prepare([source.name], tmp_path / "out")
     assert (manifest.records, manifest.rejected) == (999, {"CSV quote": 1})

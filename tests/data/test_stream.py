@@ -227,24 +227,6 @@ def test_own_targets_count_the_first_byte_of_a_shard(split: Split) -> None:
     assert usual.bytes_seen(usual.steps_per_epoch) == len(split.bytes) - 8
 
 
-def test_several_labels_are_each_where_one_would_be(split, random):
-    count = len(split.offsets) - 1
-    labels_DK = random.choice(np.array([0, 1, np.nan], np.float32), (count, 3))
-    options = {"batch": 4, "window": 48, "shards": 8, "labels": "classes"}
-    several = TrainStream(dataclasses.replace(split, ratings=labels_DK), several=3, **options)
-    for k in range(3):
-        one = TrainStream(dataclasses.replace(split, ratings=labels_DK[:, k]), **options)
-        for step in range(one.steps_per_epoch):
-            found, expected = several.batch(step).labels_BT, one.batch(step).labels_BT
-            assert found.dtype == np.float32
-            np.testing.assert_array_equal(found[..., k], expected)
-    for wrong in (0, 2):
-        with pytest.raises(UserError, match=f"has 3 ratings for each .* needs {wrong or 1}; use"):
-            TrainStream(dataclasses.replace(split, ratings=labels_DK), several=wrong, **options)
-    with pytest.raises(UserError, match="has 1 ratings for each document, but the label head"):
-        TrainStream(split, several=3, **options)
-
-
 def test_a_small_corpus_gets_fewer_shards(split: Split) -> None:
     stream = TrainStream(split, batch=4, window=16, shards=1000)
     assert stream.wanted_shards == 1000

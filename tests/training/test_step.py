@@ -25,8 +25,6 @@ from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.phases import train_stream
 from mlstm_jax.training.state import TrainState, adjust_loss_scale, fresh_state, init_loss_scale
 from mlstm_jax.training.step import StepMetrics, make_train_step
-from mlstm_jax.transfer import finetune
-from mlstm_jax.transfer.labels import Labelled
 from tests.marks import FP16
 from tests.tolerance import assert_close, bound
 
@@ -189,61 +187,34 @@ def test_micro_batches_make_one_update(compute, devices, micro_batches, corpus, 
     assert_close(metrics.tally.loss, expected.tally.loss, 20 * TERMS, compute)
 
 
-def test_the_loss_of_labels_is_the_mean_of_those_a_document_has(random) -> None:
-    """And its gradient, in NumPy; a missing label, whatever its logit, changes nothing."""
-    shape = (3, 5, 4)
-    logits_BTK = (20 * random.normal(size=shape)).astype(np.float32)
-    labels_BTK = random.choice(np.array([0, 1, np.nan], np.float32), shape)
-    labels_BTK[0, 0] = np.nan  # no document ends here
-    labels_BTK[0, 1] = (1, np.nan, np.nan, np.nan)
-    known_BTK = ~np.isnan(labels_BTK)
+def test_the_loss_of_labels_is_of_the_documents_that_have_one(random) -> None:
+    """And its gradient, in NumPy; a missing label, whatever its logits, changes nothing."""
+    logits_BTK = (20 * random.normal(size=(3, 5, 4))).astype(np.float32)
+    labels_BT = random.choice(np.array([0, 1, 2, 3, np.nan], np.float32), (3, 5))
+    labels_BT[0, 0] = np.nan
+    known_BT = ~np.isnan(labels_BT)
 
     def loss(logits_BTK: Any) -> Any:
-        return label_losses(logits_BTK, labels_BTK)
+        return label_losses(logits_BTK, labels_BT)
 
     (found, count), gradient = jax.value_and_grad(loss, has_aux=True)(logits_BTK)
     x = logits_BTK.astype(np.float64)
-    y = np.where(known_BTK, labels_BTK, 0)
-    count_BT1 = np.maximum(known_BTK.sum(-1, keepdims=True), 1)
-    nats_BTK = np.log1p(np.exp(-np.abs(x))) + np.maximum(x, 0) - x * y
-    each_BTK = known_BTK / count_BT1 / 15
-    # A sum of four labels, and of 15 bytes; a few operations for each term.
-    assert_close(found, (nats_BTK * each_BTK).sum(), terms=4 + 15 + 8)
-    assert_close(count, known_BTK.any(-1).mean(), terms=15)
-    assert_close(gradient, (1 / (1 + np.exp(-x)) - y) * each_BTK, terms=4 + 15 + 8)
-    assert not np.asarray(gradient)[~known_BTK].any()
-    other_BTK = np.where(known_BTK, logits_BTK, -3)
-    assert loss(other_BTK)[0] == found
+    is_class_BTK = labels_BT[..., None] == np.arange(4)
+    shares_BTK = np.exp(x - x.max(-1, keepdims=True))
+    shares_BTK /= shares_BTK.sum(-1, keepdims=True)
+    nats_BT = -np.log(shares_BTK, where=is_class_BTK, out=np.zeros_like(x)).sum(-1)
+    # A sum of four classes, and of 15 bytes; a few operations for each term.
+    assert_close(found, nats_BT.mean(), terms=4 + 15 + 8)
+    assert_close(count, known_BT.mean(), terms=15)
+    expected = known_BT[..., None] * (shares_BTK - is_class_BTK) / 15
+    assert_close(gradient, expected, terms=4 + 15 + 8)
+    assert not np.asarray(gradient)[~known_BT].any()
+    assert loss(np.where(known_BT[..., None], logits_BTK, -3))[0] == found
     # A rating is one label, with a squared error.
-    rating, number = label_losses(logits_BTK[..., :1], labels_BTK[..., 0])
-    squares_BT = np.where(known_BTK, (x - y) ** 2, 0)[..., 0]
+    rating, number = label_losses(logits_BTK[..., :1], labels_BT)
+    squares_BT = np.where(known_BT, (x[..., 0] - labels_BT) ** 2, 0)
     assert_close(rating, squares_BT.mean(), terms=15 + 8)
-    assert_close(number, known_BTK[..., 0].mean(), terms=15)
-
-
-@pytest.fixture(scope="module")
-def corpus_of_labels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Texts with three binary labels; a third is missing."""
-    random = np.random.default_rng(0)
-    texts = [f"the {word} is text {n}" for n, word in enumerate(random.choice(["a", "bb"], 400))]
-    rows = [tuple(row) for row in random.integers(-1, 2, (400, 3)).tolist()]
-    made = Labelled(texts, rows, ("a", "b", "c"))
-    out = tmp_path_factory.mktemp("labels") / "corpus"
-    finetune.write_corpus(out, made, made, made.task, "radford")
-    return out
-
-
-def test_several_labels_go_with_the_rows_not_with_who_reads_them(corpus_of_labels: Path) -> None:
-    config = configs.vary(
-        make_config(corpus_of_labels), model__binary_labels=3, train__label_weight=50
-    )
-    whole, parts = Trainer(config, 1), Trainer(config, 2, micro_batches=2)
-    metrics, found = whole.run(0, 5), parts.run(0, 5)
-    assert metrics.tally.labels > 0
-    assert np.abs(whole.host_state.params["label_kernel"]).max() > 0
-    assert_close(parts.host_state.params, whole.host_state.params, 5 * TERMS)
-    assert_close(found.tally.label_loss, metrics.tally.label_loss, 5 * TERMS)
-    assert_close(found.tally.labels, metrics.tally.labels, 5 * TERMS)
+    assert_close(number, known_BT.mean(), terms=15)
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ from mlstm_jax.transfer import finetune
 from mlstm_jax.transfer.classify import Classifier, Examples
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.finetune import FinetuneOptions
-from mlstm_jax.transfer.labels import Labelled, Task
+from mlstm_jax.transfer.labels import Labelled
 from tests.tolerance import assert_close
 from tests.transfer.test_classify import COLUMNS, answers_of, write_reviews
 
@@ -75,51 +75,30 @@ def test_a_start_from_other_positions_names_them() -> None:
         fresh_state(config, made, tx, given)
 
 
-LABELS = {
-    "classes": (["x", "y", "y", "x"], "y", {b"\n a b ": [0.0, 1.0], b"\n c ": [1.0]}),
-    "several": (
-        [(1, 0), (-1, 1), (0, -1), (1, 1)],
-        (0, 1),
-        {b"\n a b ": [[1.0, 0.0], [0.0, 9.0]], b"\n c ": [[9.0, 1.0]]},  # 9 is missing
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", LABELS)
-def test_the_corpus_of_labelled_texts_is_the_same_again(kind: str, tmp_path: Path) -> None:
-    labels, label, expected = LABELS[kind]
-    names = ("joy", "fear") if kind == "several" else ()
-    task = Task(list(names) or ["x", "y"], several=bool(names))
-    train = Labelled(["a b", "c", "a b", " "], labels, names)
-    valid, other = (Labelled([text], [label], names) for text in "de")
+def test_the_corpus_of_labelled_texts_is_the_same_again(tmp_path: Path) -> None:
+    classes = ["x", "y"]
+    train = Labelled(["a b", "c", "a b", " "], ["x", "y", "y", "x"])
+    valid = Labelled(["d"], ["y"])
+    other = Labelled(["e"], ["y"])
     for _ in range(2):
-        finetune.write_corpus(tmp_path / "c", train, valid, task, "radford")
+        finetune.write_corpus(tmp_path / "c", train, valid, classes, "radford")
         opened = open_corpus(tmp_path / "c")
         assert differing(opened) == []
         split, found = opened.split("train"), {}
-        for at, rating in enumerate(np.nan_to_num(split.ratings, nan=9).tolist()):
+        for at, rating in enumerate(split.ratings.tolist()):
             text = split.bytes[split.offsets[at] : split.offsets[at + 1]].tobytes()
             found.setdefault(text, []).append(rating)
-        assert {text: sorted(ratings) for text, ratings in found.items()} == {
-            text: sorted(ratings) for text, ratings in expected.items()
-        }
+        assert found == {b"\n a b ": [0.0, 1.0], b"\n c ": [1.0]}
     with pytest.raises(UserError, match="holds other texts or labels"):
-        finetune.write_corpus(tmp_path / "c", train, other, task, "radford")
+        finetune.write_corpus(tmp_path / "c", train, other, classes, "radford")
     assert open_corpus(tmp_path / "c").identity == opened.identity
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
 
-@pytest.mark.parametrize(
-    ("field", "count", "probabilities"),
-    [
-        ("classes", 2, jax.nn.softmax),
-        ("classes", 3, jax.nn.softmax),
-        ("binary_labels", 3, jax.nn.sigmoid),
-    ],
-)
-def test_the_head_is_a_classifier_of_h(run, random, field, count, probabilities) -> None:
+@pytest.mark.parametrize("count", [2, 3])
+def test_the_head_is_a_classifier_of_h(run, random, count) -> None:
     """Its probabilities are those of the model's own logits at the text's end."""
-    config = vary(run.config, **{f"model__{field}": count})
+    config = vary(run.config, model__classes=count)
     params = run.params | {
         "label_kernel": random.normal(size=(64, count)).astype(np.float32),
         "label_bias": random.normal(size=count).astype(np.float32),
@@ -129,24 +108,21 @@ def test_the_head_is_a_classifier_of_h(run, random, field, count, probabilities)
     text = "my guitar is great"
     bytes_BT = np.frombuffer(f"\n {text} ".encode(), np.uint8)[None]
     read = jax.jit(model.apply)({"params": params}, bytes_BT, model.init_carry(1))
-    task = Task([str(n) for n in range(count)], several=field == "binary_labels")
-    found = finetune.head(tuned, task).probabilities(Featurizer(tuned, states=("h",))([text]))
+    classes = [str(n) for n in range(count)]
+    found = finetune.head(tuned, classes).probabilities(Featurizer(tuned, states=("h",))([text]))
     # Two layers of three products over 64 units, and the head.
-    assert_close(found[0], probabilities(read.labels_BTK[0, -1]), terms=7 * 64)
-    with pytest.raises(UserError, match=f"predicts {count} .*, not those of the texts"):
-        finetune.head(tuned, Task(["a"], several=True))
+    assert_close(found[0], jax.nn.softmax(read.labels_BTK[0, -1]), terms=7 * 64)
+    with pytest.raises(UserError, match=f"predicts {count} classes, but the texts have 4"):
+        finetune.head(tuned, ["a", "b", "c", "d"])
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_a_classifier_that_is_too_sure_is_calibrated(random, several) -> None:
+def test_a_classifier_that_is_too_sure_is_calibrated(random) -> None:
     features = random.normal(size=(4000, 3)).astype(np.float32)
-    weights_KD = np.array([[1.0, -2.0, 0.5], [2.0, 0.0, 1.0]])[: 1 + several]
-    scores_NK = features @ weights_KD.T + 0.5
-    labels = (random.random(scores_NK.shape) < 1 / (1 + np.exp(-scores_NK))).astype(np.int64)
-    valid = Examples(features, labels if several else labels[:, 0])
-    right = Classifier(weights_KD, np.full(1 + several, 0.5), ["no", "yes"], 1.0)
-    if several:
-        right = right._replace(thresholds=[0.5, 0.5])
+    weights_KD = np.array([[1.0, -2.0, 0.5]])
+    scores_N = features @ weights_KD[0] + 0.5
+    labels = (random.random(4000) < 1 / (1 + np.exp(-scores_N))).astype(np.int64)
+    valid = Examples(features, labels)
+    right = Classifier(weights_KD, np.full(1, 0.5), ["no", "yes"], 1.0)
     sure = right._replace(weights_KD=4 * weights_KD, intercepts_K=4 * right.intercepts_K)
     found = finetune.calibrated(sure, valid)
     # A step is a factor of 2^¼; the deviation of the best factor is about 0.03.

@@ -76,7 +76,6 @@ def assert_near(found: Any, expected: Any) -> None:
 LABELS = {
     "two classes": (["good", "bad"] * 9, "c+mean_h", False),
     "three classes": (["good", "bad", "fair"] * 6, "h", True),
-    "labels": ({"joy": [1, 0, None] * 6, "anger": [0, 1, 1] * 6}, "mean_h", False),
 }
 
 
@@ -100,7 +99,6 @@ def test_probabilities_are_the_classifiers(model, tmp_path, kind) -> None:
         assert_close(found, expected, terms)
         about = onnx_file.read_about(path)
         assert about["classes"] == classifier.classes
-        assert about["thresholds"] == classifier.thresholds
 
 
 def test_a_program_without_jax_labels_a_csv(tmp_path, monkeypatch, capsys) -> None:

@@ -315,25 +315,18 @@ TEXT = "my café is good, but 5 < 6 & bad"
 
 def classifier_of(width: int, classes: int = 2, **fields: object) -> Classifier:
     random = np.random.default_rng(0)
-    rows = 1 if classes == 2 and "thresholds" not in fields else classes
+    rows = 1 if classes == 2 else classes
     names = ["negative", "positive", "neither"][:classes]
     weights = random.normal(size=(rows, width))
     return Classifier(weights, random.normal(size=rows), names, 1.0, **fields)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("classes", "fields"),
-    [(2, {}), (3, {}), (3, {"softmax": True}), (3, {"thresholds": [0.2, 0.7, 0.5]})],
-)
+@pytest.mark.parametrize(("classes", "fields"), [(2, {}), (3, {}), (3, {"softmax": True})])
 def test_scores_are_the_log_odds_of_what_is_answered(classes: int, fields: dict) -> None:
     classifier = classifier_of(8, classes, **fields)
     features = np.random.default_rng(1).normal(size=(50, 8)).astype(np.float32)
     scores, shares = classifier.scores(features), classifier.probabilities(features)
-    if classifier.thresholds:
-        limits = np.array(classifier.thresholds)
-        expected = np.log(shares / (1 - shares)) - np.log(limits / (1 - limits))
-        np.testing.assert_array_equal(scores > 0, classifier.predict(features) == 1)
-    elif classes == 2 or classifier.softmax:
+    if classes == 2 or classifier.softmax:
         expected = np.log(shares / (1 - shares))
     else:
         expected = scores

@@ -13,7 +13,7 @@ from mlstm_jax.transfer import classifier_file, transfer, words
 from mlstm_jax.transfer.classifier_file import load_classifier
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.finetune import FinetuneOptions
-from mlstm_jax.transfer.labels import Labelled, Task
+from mlstm_jax.transfer.labels import Labelled, codes
 from mlstm_jax.transfer.transfer import Transferred
 from mlstm_jax.transfer.words import Words
 from mlstm_jax.view.viewer import Viewer
@@ -43,17 +43,17 @@ def made(model: TrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Trans
     ("classes", "count", "validated"), [(2, 60, True), (3, 60, True), (3, 999, False)]
 )
 def test_word_counts_are_scikit_learns(classes: int, count: int, validated: bool) -> None:
-    task = Task(list(ENDS)[:classes])
-    train, valid = labelled(task.names, count), labelled(task.names, 30, count)
-    found, C, score, held_out_NK = words.fit(train, valid if validated else None, task)
-    codes = task.codes(train.labels)
-    theirs = words.pipeline(C, count).fit(train.texts, codes)
+    names = list(ENDS)[:classes]
+    train, valid = labelled(names, count), labelled(names, 30, count)
+    found, C, score, held_out_NK = words.fit(train, valid if validated else None, names)
+    labels = codes(train.labels, names)
+    theirs = words.pipeline(C, count).fit(train.texts, labels)
     shares = found.probabilities(NEW)
     assert_close(shares, theirs.predict_proba(NEW), len(found.vocabulary), "float64")
-    np.testing.assert_array_equal(found.probabilities(train.texts).argmax(axis=1), codes)
+    np.testing.assert_array_equal(found.probabilities(train.texts).argmax(axis=1), labels)
     assert score == 1
     assert C in words.CS
-    held = codes if not validated else task.codes(valid.labels)
+    held = labels if not validated else codes(valid.labels, names)
     np.testing.assert_array_equal(held_out_NK.argmax(axis=1), held)
     # Without a known word the intercepts answer.
     np.testing.assert_array_equal(shares[2], shares[3])
@@ -62,7 +62,7 @@ def test_word_counts_are_scikit_learns(classes: int, count: int, validated: bool
 @pytest.mark.parametrize("count", [999, 1000])
 def test_of_a_thousand_texts_a_word_counts_if_two_have_it(count: int) -> None:
     train = labelled(list(ENDS)[:2], count)
-    found = words.fit(train._replace(texts=[*train.texts[1:], "odd"]), train, train.task).words
+    found = words.fit(train._replace(texts=[*train.texts[1:], "odd"]), train, train.classes).words
     assert ("odd" in found.vocabulary) == (count < 1000)
 
 
@@ -131,7 +131,7 @@ def test_a_fine_tuned_classifier_counts_words_too(model, made, tmp_path) -> None
     assert report["without_words"] == tuned.without_words
     assert tuned.without_words["valid"] < tuned.accuracy["valid"] == 1  # the words decide here
 
-    again, counts = load(out / "run", tuned.run.step), words.fit(train, valid, Task(names)).words
+    again, counts = load(out / "run", tuned.run.step), words.fit(train, valid, names).words
     chosen, about = load_classifier(out / "classifier")
     features = again.encode(NEW, about.state)
     of_states = chosen._replace(words=None).probabilities(features)
@@ -140,9 +140,8 @@ def test_a_fine_tuned_classifier_counts_words_too(model, made, tmp_path) -> None
     np.testing.assert_allclose(answers, expected, rtol=0, atol=4 * np.finfo(np.float64).eps)
 
     letters = [chr(ord("A") + n) for n in range(40)]
-    for labels, message in (({"joy": [0, 1] * 20}, "not for binary"), (train.labels, "be counted")):
-        with pytest.raises(UserError, match=f"words .*{message}"):
-            model.finetune((letters, labels), out=tmp_path / "none", options=options)
+    with pytest.raises(UserError, match="words cannot be counted"):
+        model.finetune((letters, train.labels), out=tmp_path / "none", options=options)
     assert not (tmp_path / "none").exists()
 
 
@@ -169,9 +168,6 @@ def test_what_needs_the_states_alone_refuses_words(model, made, tmp_path, refuse
     assert "the score after each character is for a classifier of states alone" in said
     assert list(tmp_path.iterdir()) == []
 
-    texts = labelled(list(ENDS), 12).texts
-    with pytest.raises(UserError, match="words is for classes, not for binary labels"):
-        model.transfer((texts, {"joy": [0, 1] * 6}), words=True)
     blank = ["x y z"] * 12, ["a", "b"] * 6
     with pytest.raises(UserError, match=r"words cannot be counted .*; leave `words` out"):
         model.transfer(blank, blank, state="mean_h", words=True)
@@ -189,7 +185,6 @@ ABOUT = classifier_file.Description("c", False, "abc", None)
         ({"vocabulary": [1]}, r"json: .*vocabulary\[0\] is 1, but it must be a string"),
         ({"vocabulary": ["a"]}, r"idf has the shape \(5,\), but must have \(1,\)"),
         ({"vocabulary": None}, "has the unexpected idf, word_intercepts, word_weights"),
-        ({"labels": [{"C": 1, "threshold": 0.5}] * 3}, "json: .*vocabulary .* for classes only"),
         ({"word_weights": np.ones((1, 5))}, r"word_weights has the shape \(1, 5\), but must have"),
         ({"word_intercepts": np.ones(1)}, r"word_intercepts has the shape \(1,\), but must have"),
         ({"word_weight": 2}, "json: .*word_weight is 2"),
