@@ -104,7 +104,8 @@ def save(folder: Path, classifier: Classifier, about: Description) -> None:
 
 def load_classifier(folder: Path) -> tuple[Classifier, Description]:
     """Read what `save` wrote; a UserError names the field or array that is wrong."""
-    given, folder = folder, shipped.model(folder)
+    given = folder
+    folder = shipped.model(folder)
     path = folder / "classifier.json"
     if not path.is_file():
         inside = [path.parent.name for path in sorted(folder.glob("*/classifier.json"))]

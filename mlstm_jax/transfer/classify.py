@@ -131,9 +131,11 @@ class Classifier(NamedTuple):
         if len(self.classes) == 2:
             return np.concatenate([-scores_NK, scores_NK], axis=1)
         if self.softmax:
-            others = [np.delete(scores_NK, k, axis=1) for k in range(len(self.classes))]
-            rest_NK = np.stack([np.logaddexp.reduce(one, axis=1) for one in others], axis=1)
-            return scores_NK - rest_NK
+            log_odds_NK = np.empty_like(scores_NK)
+            for k in range(len(self.classes)):
+                others_NK = np.delete(scores_NK, k, axis=1)
+                log_odds_NK[:, k] = scores_NK[:, k] - np.logaddexp.reduce(others_NK, axis=1)
+            return log_odds_NK
         return scores_NK
 
     def _linear(self, features: Features) -> NDArray[np.float64]:
@@ -194,7 +196,8 @@ def fit(examples: Examples, classes: list[str], C: float, prior: Prior | None = 
     """
     values = examples.features.astype(np.float64)
     if prior and not C:
-        weights_KD, intercepts_K = prior.weights_D[None], np.array([prior.intercept])
+        weights_KD = prior.weights_D[None]
+        intercepts_K = np.array([prior.intercept])
         return Classifier(weights_KD, intercepts_K, classes, C, deviations_D=values.std(axis=0))
     inputs, logistic = _pipeline(examples, len(classes), C, prior).fit(values, examples.labels)
     scaler = inputs.transformer_list[0][1] if prior else inputs
@@ -241,7 +244,8 @@ def best_fit(
     if valid is None and np.bincount(train.labels).min() < 2:
         one, C = candidates[0 if prior else -1]
         return fit(train, classes, C, one), np.nan, one
-    costs, right = [], []
+    costs = []
+    right = []
     for count, (one, C) in enumerate(candidates, 1):
         loss_N, right_N = _held_out(train, valid, classes, C, one)
         costs.append(loss_N if _is_few(train) else 1.0 - right_N)
@@ -281,7 +285,8 @@ def held_out(
     if valid is None and C:
         from sklearn.model_selection import cross_val_predict
 
-        estimator, values = _pipeline(train, len(classes), C, prior), train.features
+        estimator = _pipeline(train, len(classes), C, prior)
+        values = train.features
         shares_NK = cross_val_predict(
             estimator,
             values.astype(np.float64),

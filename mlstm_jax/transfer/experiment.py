@@ -201,13 +201,20 @@ def _learning_curve(
     prior: Prior | None,
 ) -> list[dict[str, float]]:
     """Return the test accuracy by number of examples, with the best C for each draw."""
-    classes, total = chosen.classes, len(train.labels)
+    classes = chosen.classes
+    total = len(train.labels)
     curve = []
-    for count in [n for n in _CURVE if len(classes) <= n < total]:
-        draws = [classify.subset(train, count, seed) for seed in range(_DRAWS)]
-        fits = [best_fit(draw, valid, classes, prior)[0] for draw in draws]
-        curve.append(_point(count, [fitted.score(test) for fitted in fits]))
-    return [*curve, _point(total, [chosen.score(test)])]
+    for count in _CURVE:
+        if not len(classes) <= count < total:
+            continue
+        scores = []
+        for seed in range(_DRAWS):
+            draw = classify.subset(train, count, seed)
+            fitted, _, _ = best_fit(draw, valid, classes, prior)
+            scores.append(fitted.score(test))
+        curve.append(_point(count, scores))
+    curve.append(_point(total, [chosen.score(test)]))
+    return curve
 
 
 def _point(count: int, scores: list[float]) -> dict[str, float]:
@@ -218,13 +225,13 @@ def _point(count: int, scores: list[float]) -> dict[str, float]:
 def _histogram(train: Examples, unit: int, classes: list[str]) -> dict[str, Any]:
     values = train.features[:, unit]
     # A few outliers would squeeze all other values into one bin.
-    low, high = (float(edge) for edge in np.percentile(values, [0.5, 99.5]))
+    low, high = np.percentile(values, [0.5, 99.5]).tolist()
     edges = np.linspace(low, high, _BINS + 1)
     inside = np.clip(values, low, high)
-    counts = {
-        name: np.histogram(inside[train.labels == label], edges)[0].tolist()
-        for label, name in enumerate(classes)
-    }
+    counts = {}
+    for label, name in enumerate(classes):
+        count_of_bin, _ = np.histogram(inside[train.labels == label], edges)
+        counts[name] = count_of_bin.tolist()
     return {"edges": edges.tolist(), "counts": counts}
 
 

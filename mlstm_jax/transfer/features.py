@@ -104,13 +104,17 @@ class TextFile:
             self.size += len(clean(document.text, cleaning)) if document else 0
 
     def __iter__(self) -> Iterator[list[str]]:
-        texts, size, count = list[str](), 0, 0
+        texts = list[str]()
+        size = 0
+        count = 0
         for document in read_documents(self._source, self._recipe, again=True):
             texts.append(document.text if document else "")
-            size, count = size + len(texts[-1]), count + 1
+            size += len(texts[-1])
+            count += 1
             if size >= _MOST_CHARACTERS or len(texts) == _MOST_TEXTS or count == self.count:
                 yield texts
-                texts, size = [], 0
+                texts = []
+                size = 0
         if count != self.count:
             raise UserError(
                 f"{self._source}: has changed since its texts were counted; read it again."
@@ -159,8 +163,10 @@ class Featurizer:
         hidden = run.config.model.hidden
         for unit in units or ():
             require_index("unit", unit, hidden)
-        self._run, self.states = run, states
-        precision, several = run.model.precision, ("bf16",) if run.batch_model else ()
+        self._run = run
+        self.states = states
+        precision = run.model.precision
+        several = ("bf16",) if run.batch_model else ()
         self.reading = str(run.cleaning), precision.compute, precision.cell, *several
         layers = [layers_of(run.config.model, state, all_layers=all_layers) for state in states]
         self._layers = list(dict.fromkeys(itertools.chain(*layers)))
@@ -199,7 +205,8 @@ class Featurizer:
                 yield part, self._read(part, line)
 
     def _read(self, texts: Sequence[str], line: ProgressLine) -> Reading:
-        cleaned, model = self._run.cleaned(texts), self._run.config.model
+        cleaned = self._run.cleaned(texts)
+        model = self._run.config.model
         length_N = np.array([len(text) for text in cleaned])
         longest = int(length_N.max(initial=0))
         if longest > max(_LONG, length_N.sum() / 2):
@@ -208,7 +215,8 @@ class Featurizer:
                 "byte at a time, several times as slow as many texts together. If its parts may "
                 "be read without the text before them, give them as texts."
             )
-        result, nats_N = np.zeros((len(texts), len(self.columns)), np.float32), np.zeros(len(texts))
+        result = np.zeros((len(texts), len(self.columns)), np.float32)
+        nats_N = np.zeros(len(texts))
         for turn, after, _ in self._reader.read(cleaned):
             line.advance(turn.bytes)
             if not turn.rows.size:
@@ -220,7 +228,8 @@ class Featurizer:
             mean_BLH = sum_BLH / length_N[turn.texts][:, None, None]
             reached = model.named_states(carry) | {"mean_h": mean_BLH}
             values = [reached[state][:, layer, self._units] for state, layer in self._layers]
-            result[turn.texts], nats_N[turn.texts] = np.concatenate(values, axis=1), nats_B
+            result[turn.texts] = np.concatenate(values, axis=1)
+            nats_N[turn.texts] = nats_B
         return Reading(result, nats_N, np.maximum(length_N - 1, 0))
 
 

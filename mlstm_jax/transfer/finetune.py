@@ -45,7 +45,9 @@ from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.labels import Labelled, codes, require_classes, usable
 
 # Rows of a batch, and the fewest updates of an epoch if there can be so many (results/finetune/).
-_LEAST_ROWS, _MOST_ROWS, _UPDATES = 2, 32, 40
+_LEAST_ROWS = 2
+_MOST_ROWS = 32
+_UPDATES = 40
 
 
 def write_corpus(
@@ -166,7 +168,8 @@ def finetune(
     state = config.model.label_state
 
     def read(run: Run, *names: str, loud: bool = show_progress) -> dict[str, Examples]:
-        featurizer, examples = Featurizer(run, states=(state,)), {}
+        featurizer = Featurizer(run, states=(state,))
+        examples: dict[str, Examples] = {}
         for name in names:
             values = featurizer(texts[name].texts, f"features of {name}" if loud else None)
             examples[name] = Examples(values, codes(texts[name].labels, classes))
@@ -283,12 +286,15 @@ def calibrated(classifier: Classifier, valid: Examples) -> Classifier:
     1706.04599), and classes stay the same. Without this the loss on held-out texts rises soon,
     while accuracy still rises, too: it would choose a checkpoint that is too early.
     """
-    weights_KD, intercepts_K = classifier.weights_KD, classifier.intercepts_K
-    tried = [
-        classifier._replace(weights_KD=weights_KD / t, intercepts_K=intercepts_K / t)
-        for t in 2.0 ** np.arange(0, 4.1, 0.25)
-    ]
-    return min(tried, key=lambda one: one.loss(valid))
+    weights_KD = classifier.weights_KD
+    intercepts_K = classifier.intercepts_K
+    tried = []
+    for temperature in 2.0 ** np.arange(0, 4.1, 0.25):
+        cooled = classifier._replace(
+            weights_KD=weights_KD / temperature, intercepts_K=intercepts_K / temperature
+        )
+        tried.append(cooled)
+    return min(tried, key=lambda candidate: candidate.loss(valid))
 
 
 def head(run: Run, classes: list[str]) -> Classifier:

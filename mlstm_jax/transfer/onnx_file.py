@@ -50,7 +50,9 @@ class _Nodes:
 
     def __init__(self, graph: str, constants: dict[str, Any], dtype: OnnxType) -> None:
         self.nodes: list[Any] = []
-        self._graph, self._constants, self._dtype = graph, constants, dtype
+        self._graph = graph
+        self._constants = constants
+        self._dtype = dtype
 
     def constant(self, value: Any, kind: Any = np.float32) -> str:
         """Return the name of a new constant."""
@@ -90,14 +92,16 @@ def _step(nodes: _Nodes, weights: Any, x: str, h: str, c: str, is_read_B1: str) 
         mx = nodes("Gather", nodes.constant(wmx), x)
         zx = nodes("Gather", nodes.constant(wx + b), x)
     else:
-        mx, zx = nodes.product(x, wmx), nodes("Add", nodes.product(x, wx), nodes.constant(b))
+        mx = nodes.product(x, wmx)
+        zx = nodes("Add", nodes.product(x, wx), nodes.constant(b))
     m = nodes("Mul", mx, nodes.product(h, wmh))
     z = nodes("Add", zx, nodes.product(m, wh))
     hidden = wmh.shape[0]
     sizes = nodes.constant([3 * hidden, hidden], np.int64)
     sigmoids, update = nodes.many("Split", z, sizes, outputs=2, axis=-1)
     i, f, o = nodes.many("Split", nodes("Sigmoid", sigmoids), outputs=3, axis=-1)
-    kept, new = nodes("Mul", f, c), nodes("Mul", i, nodes("Tanh", update))
+    kept = nodes("Mul", f, c)
+    new = nodes("Mul", i, nodes("Tanh", update))
     after_c = nodes("Add", kept, new)
     after_h = nodes("Mul", o, nodes("Tanh", after_c))
     return nodes("Where", is_read_B1, after_h, h), nodes("Where", is_read_B1, after_c, c)
@@ -107,9 +111,12 @@ def _model(run: Run, dtype: OnnxType, classifier: Chosen | None) -> Any:
     """Return the ONNX model, see `save`."""
     from onnx import TensorProto, helper, numpy_helper
 
-    model, params = run.config.model, run.params
+    model = run.config.model
+    params = run.params
     layers, hidden = model.shape
-    number, whole, byte = TensorProto.FLOAT, TensorProto.INT64, TensorProto.UINT8
+    number = TensorProto.FLOAT
+    whole = TensorProto.INT64
+    byte = TensorProto.UINT8
     constants: dict[str, Any] = {}
 
     def value(name: str, kind: int, *shape: int | str) -> Any:
@@ -117,7 +124,9 @@ def _model(run: Run, dtype: OnnxType, classifier: Chosen | None) -> Any:
 
     body = _Nodes("step", constants, dtype)
     is_read_B1 = body("Unsqueeze", "is_read", body.constant([-1], np.int64))
-    x, ends, every = "byte", [], range(layers)
+    x = "byte"
+    ends = []
+    every = range(layers)
     layer_weights = LanguageModel(model, Precision()).ready(params, several_rows=False)
     for layer, weights in enumerate(layer_weights):
         x, c = _step(body, weights, x, f"h_{layer}", f"c_{layer}", is_read_B1)
@@ -133,7 +142,8 @@ def _model(run: Run, dtype: OnnxType, classifier: Chosen | None) -> Any:
     )
 
     outer = _Nodes("text", constants, dtype)
-    zero, one = outer.constant(0, np.int64), outer.constant(1, np.int64)
+    zero = outer.constant(0, np.int64)
+    one = outer.constant(1, np.int64)
     axis = {axis: outer.constant([axis], np.int64) for axis in (-2, -1, 1)}
     place_T = outer("Range", zero, outer("Gather", outer("Shape", "bytes"), one), one)
     is_read = outer("Less", place_T, outer("Unsqueeze", "lengths", axis[1]))
@@ -149,7 +159,8 @@ def _model(run: Run, dtype: OnnxType, classifier: Chosen | None) -> Any:
     )  # fmt: skip
     mask = outer("Unsqueeze", outer("Cast", is_read, to=number), axis[-1])
     count = outer("Cast", outer("Max", outer("Unsqueeze", "lengths", axis[-1]), one), to=number)
-    ends, each = after[: 2 * layers], after[2 * layers :]
+    ends = after[: 2 * layers]
+    each = after[2 * layers :]
     mean = [
         outer("Div", outer("ReduceSum", outer("Mul", h, mask), axis[1], keepdims=0), count)
         for h in each[::2]
@@ -196,8 +207,10 @@ def _difference(run: Run, classifier: Chosen | None, file: bytes) -> float:
     """Return the largest difference of an output from JAX's, by the output's largest value."""
     import onnxruntime
 
-    model, (text,) = run.config.model, run.cleaned([_TEXT])
-    bytes_BT, lengths_B = np.frombuffer(text * 2, np.uint8).reshape(2, -1), [len(text), 13]
+    model = run.config.model
+    (text,) = run.cleaned([_TEXT])
+    bytes_BT = np.frombuffer(text * 2, np.uint8).reshape(2, -1)
+    lengths_B = [len(text), 13]
     is_read_BT = np.arange(len(text))[None] < np.array(lengths_B)[:, None]
     reader = LanguageModel(model, Precision())
     read = jax.jit(lambda params, *inputs: reader.apply({"params": params}, *inputs, None, True))(

@@ -147,17 +147,23 @@ def turns(texts: Sequence[bytes], sizes: Sequence[int], widths: Sequence[int]) -
     def least(count: int) -> int:
         return next((size for size in sizes if size >= count), sizes[-1])
 
-    text_B, place_B = np.full(least(len(waiting)), -1), np.zeros(least(len(waiting)), np.int64)
+    text_B = np.full(least(len(waiting)), -1)
+    place_B = np.zeros(least(len(waiting)), np.int64)
     while waiting or (text_B >= 0).any():
         starts_B = np.zeros(len(text_B), bool)
         for row in np.flatnonzero(text_B < 0)[: len(waiting)]:
-            text_B[row], place_B[row], starts_B[row] = waiting.popleft(), 0, True
-        kept_B, reading = None, np.flatnonzero(text_B >= 0)
+            text_B[row] = waiting.popleft()
+            place_B[row] = 0
+            starts_B[row] = True
+        kept_B = None
+        reading = np.flatnonzero(text_B >= 0)
         if least(len(reading)) < len(text_B):
             kept_B = np.pad(reading, (0, least(len(reading)) - len(reading)), mode="edge")
             is_read_B = np.arange(len(kept_B)) < len(reading)
-            text_B, place_B = np.where(is_read_B, text_B[kept_B], -1), place_B[kept_B]
-            starts_B, reading = starts_B[kept_B], np.arange(len(reading))
+            text_B = np.where(is_read_B, text_B[kept_B], -1)
+            place_B = place_B[kept_B]
+            starts_B = starts_B[kept_B]
+            reading = np.arange(len(reading))
         rest_B = np.where(text_B >= 0, length_N[text_B] - place_B, 0)
         width = widths[0]
         for wider in widths[1:]:
@@ -167,12 +173,14 @@ def turns(texts: Sequence[bytes], sizes: Sequence[int], widths: Sequence[int]) -
         for row in reading:
             piece = texts[text_B[row]][place_B[row] : place_B[row] + width + 1]
             bytes_BT[row, : len(piece)] = np.frombuffer(piece, np.uint8)
-        read_B, scored_B = np.clip(rest_B, 0, width), np.clip(rest_B - 1, 0, width)
+        read_B = np.clip(rest_B, 0, width)
+        scored_B = np.clip(rest_B - 1, 0, width)
         counts_B3 = np.stack([read_B, scored_B, starts_B], axis=1).astype(np.int32)
         ended = np.flatnonzero((text_B >= 0) & (rest_B <= width))
         window = Window(bytes_BT, counts_B3)
         yield Turn(window, kept_B, text_B.copy(), place_B, ended, text_B[ended])
-        text_B[ended], place_B = -1, place_B + width
+        text_B[ended] = -1
+        place_B = place_B + width
 
 
 def cheapest_rows(
@@ -216,7 +224,8 @@ def _make_step(
     def step(
         weights: Any, state: RowStates, window: Window
     ) -> tuple[RowStates, StepOutputs | None]:
-        (params, ready), bytes_BT = weights, window.bytes_BT[:, :-1]
+        params, ready = weights
+        bytes_BT = window.bytes_BT[:, :-1]
         read_B, scored_B, starts_B = (window.counts_B3[:, n] for n in range(3))
         before = reset(state, starts_B)
         place_1T = jnp.arange(bytes_BT.shape[1])[None]
@@ -226,7 +235,8 @@ def _make_step(
             {"params": params}, bytes_BT, before.carry, padding_mask_BT,
             return_states=states, ready=ready,
         )  # fmt: skip
-        sum_BLH, nats_B = before.sum_BLH, before.nats_B
+        sum_BLH = before.sum_BLH
+        nats_B = before.nats_B
         if mean:
             sum_BLH = sum_BLH + read.states
         if score:
@@ -271,7 +281,8 @@ class TextReader:
             score: sum the loss of each text, of a model that predicts the next byte.
             trail: also return `StepOutputs`; one program reads texts of all lengths.
         """
-        self._model, self._devices = run.model, devices
+        self._model = run.model
+        self._devices = devices
         # 256 rows of an mLSTM were measured to be faster; those of a Transformer would take more
         # memory.
         usual = ROWS[-1 if isinstance(run.config.model, Recurrent) else -2]

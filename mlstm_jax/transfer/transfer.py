@@ -178,7 +178,8 @@ def _features(
 
     Raises UserError if an earlier call started in `out` with other features.
     """
-    keys, before = {}, {}
+    keys = {}
+    before = {}
     if kept is not None:
         for name, part in texts.items():
             keys[name] = features_key(model, featurizer, part.texts)
@@ -192,7 +193,8 @@ def _features(
         with output.write_errors(kept.parent):
             kept.mkdir(parents=True, exist_ok=True)
     features: dict[str, Features] = {}
-    read_now, started = 0, time.monotonic()
+    read_now = 0
+    started = time.monotonic()
     for name, part in texts.items():
         saved = before.get(name)
         if saved is None:
@@ -220,7 +222,8 @@ def _write_report(folder: Path, result: Result, model: str) -> None:
 
 def _as_markdown(result: Result, model: str, pictures: list[str]) -> str:
     """Return the report as Markdown with tables."""
-    base, best = result.baseline, result.best_unit
+    base = result.baseline
+    best = result.best_unit
     tfidf = [("TF-IDF, words and pairs", base.train, base.valid, base.test)] if base else []
     train, valid, test = map(result.together.get, PARTS)
     together = (
