@@ -93,7 +93,8 @@ def train(out: Path, seconds: float, small: bool) -> None:
     import measure
 
     from mlstm_jax.guard import Interrupted
-    from mlstm_jax.training import loop, metrics
+    from mlstm_jax.training import metrics
+    from mlstm_jax.training.train import train as run_train
 
     folder = out / "run"
     config = Config(
@@ -114,7 +115,7 @@ def train(out: Path, seconds: float, small: bool) -> None:
             signal.raise_signal(signal.SIGTERM)
 
     with contextlib.suppress(Interrupted):
-        loop.train(config, callbacks=[stop], owns_process=True)
+        run_train(config, callbacks=[stop], owns_process=True)
     lines = metrics.read_metrics(folder / "metrics.jsonl")
     made = {
         "benchmark": "training",

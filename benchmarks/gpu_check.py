@@ -60,10 +60,11 @@ from mlstm_jax.model.recurrence import (  # noqa: E402
     LayerWeights,
 )
 from mlstm_jax.model.time_loops import Loops, Sequence, recurrence  # noqa: E402
-from mlstm_jax.training import loop, metrics, optimizer, parallel, schedule  # noqa: E402
+from mlstm_jax.training import metrics, optimizer, parallel, schedule  # noqa: E402
 from mlstm_jax.training.parallel import Parallel  # noqa: E402
 from mlstm_jax.training.state import fresh_state  # noqa: E402
 from mlstm_jax.training.step import make_train_step  # noqa: E402
+from mlstm_jax.training.train import train as run_train  # noqa: E402
 
 Result = dict[str, Any]
 TYPES = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
@@ -193,10 +194,10 @@ def _small_run(out: Path, corpus: Path, **sections: Any) -> Config:
 def resume(folder: Path, corpus: Path, compute: str) -> Result:
     """Compare a run of 60 steps with one that stopped after 30 and resumed."""
     precision = Precision(compute=compute)
-    loop.train(whole := _small_run(folder / "whole", corpus, precision=precision))
+    run_train(whole := _small_run(folder / "whole", corpus, precision=precision))
     parts = _small_run(folder / "parts", corpus, precision=precision)
-    loop.train(dataclasses.replace(parts, train=dataclasses.replace(parts.train, steps=30)))
-    loop.train(parts)
+    run_train(dataclasses.replace(parts, train=dataclasses.replace(parts.train, steps=30)))
+    run_train(parts)
     lines = [
         {
             (line["kind"], line["step"]): (line["loss"], line.get("grad_norm"))
@@ -212,7 +213,7 @@ def overflow(folder: Path, corpus: Path) -> Result:
     """Start with a loss scale that overflows fp16: some updates are skipped, then it learns."""
     precision = Precision(compute="fp16", initial_loss_scale=2.0**24)
     config = _small_run(folder / "overflow", corpus, precision=precision)
-    loop.train(config)
+    run_train(config)
     lines = metrics.read_metrics(Path(config.out) / "metrics.jsonl")
     train = [line for line in lines if line["kind"] == "train"]
     return {

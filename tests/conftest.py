@@ -38,7 +38,7 @@ import mlstm_jax as mlstm  # noqa: E402
 from mlstm_jax.config import Config, Data, Model, Optimizer, Train  # noqa: E402
 from mlstm_jax.corpora.prepare import prepare  # noqa: E402
 from mlstm_jax.run import Run, load_run  # noqa: E402
-from mlstm_jax.training import loop  # noqa: E402
+from mlstm_jax.training.train import train as run_train  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -141,7 +141,7 @@ def run(text_file: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: st
         if not (folder / "done").exists():
             # A corpus of its own, whose place does not go with one worker.
             prepare([str(text_file)], folder / "corpus", split=(20, 1, 1))
-            loop.train(
+            run_train(
                 Config(
                     out=str(folder / "run"),
                     model=Model(hidden=64, embedding=16, layers=2),

@@ -21,7 +21,7 @@ import pytest
 import mlstm_jax
 from benchmarks.compile_without_gpu import require
 from mlstm_jax.errors import UserError
-from mlstm_jax.training import loop
+from mlstm_jax.training.train import train as run_train
 from tests.tolerance import assert_close
 from tests.training import runs
 
@@ -76,7 +76,7 @@ def run_folder(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two steps."""
     folder = tmp_path_factory.mktemp("benchmarks") / "run"
     train = runs.short(steps=2, epochs=None, eval_every=2, checkpoint_every=2)
-    loop.train(runs.make_config(corpus, folder, train=train))
+    run_train(runs.make_config(corpus, folder, train=train))
     return folder
 
 

@@ -197,7 +197,7 @@ def test_what_is_imported_late(call) -> None:
 import sys
 import mlstm_jax.cli, mlstm_jax.commands.corpora
 assert "jax" not in sys.modules
-import mlstm_jax.training.loop, mlstm_jax.transfer.labels, mlstm_jax.commands.training
+import mlstm_jax.training.train, mlstm_jax.transfer.labels, mlstm_jax.commands.training
 needless = {"duckdb", "sklearn", "matplotlib", "orbax", "tensorflow_datasets", "apache_beam"}
 assert not sys.modules.keys() & needless
 import mlstm_jax.transfer.features

@@ -18,8 +18,9 @@ from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.digest import of_array
 from mlstm_jax.errors import KnownError
 from mlstm_jax.interop import weights
-from mlstm_jax.training import loop, metrics
+from mlstm_jax.training import metrics
 from mlstm_jax.training.run_folder import inputs_of
+from mlstm_jax.training.train import train as run_train
 from mlstm_jax.transfer import classifier_file
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.features import Featurizer, read_features, write_features
@@ -81,7 +82,7 @@ def written(rated_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
     folder = tmp_path_factory.mktemp("damage")
     prepare([str(rated_corpus.parent / "rated.jsonl")], folder / "corpus", split=(6, 1, 1))
     train = short(steps=10, epochs=None, eval_every=10, checkpoint_every=10)
-    loop.train(make_config(folder / "corpus", folder / "run", train=train))
+    run_train(make_config(folder / "corpus", folder / "run", train=train))
     loaded, draw = run.load_run(folder / "run"), np.random.default_rng(0)
     (folder / "safetensors").mkdir()
     weights.save(folder / "safetensors/a.safetensors", run.as_weights(loaded))

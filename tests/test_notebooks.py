@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlstm_jax.training import loop
+from mlstm_jax.training.train import train as run_train
 from tests.test_analysis import write_run
 from tests.training.runs import make_config, short
 
@@ -59,7 +59,7 @@ def test_no_notebook_has_stored_output() -> None:
 @pytest.mark.slow
 def test_convergence_of_a_run_of_ones_own(corpus: Path, tmp_path: Path) -> None:
     train = short(steps=60, epochs=None, eval_every=20)
-    run = loop.train(make_config(corpus, tmp_path / "run", train=train))
+    run = run_train(make_config(corpus, tmp_path / "run", train=train))
     assert figures("convergence", RUNS=[str(run)], BY_BATCH=[], STARTS=[], HALF=[]) == 2
 
 

@@ -20,8 +20,8 @@ from mlstm_jax.run import write_imported
 from mlstm_jax.training import phases
 from mlstm_jax.training import schedule as schedules
 from mlstm_jax.training import sweep as sweeps
-from mlstm_jax.training.loop import train as run_train
 from mlstm_jax.training.sweep import Result
+from mlstm_jax.training.train import train as run_train
 
 _Price = Annotated[float, Between(0, ends="[)")]
 Callbacks = Sequence[Callable[[dict[str, Any]], None]]

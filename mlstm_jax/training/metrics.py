@@ -147,7 +147,6 @@ class MetricsLog:
     """The metrics of one run, appended to after `step`; without a folder nothing is written.
 
     Attributes:
-        seconds: training time recorded in the existing lines.
         finished_at: the step at which the existing lines record the end of the run, or None.
     """
 
@@ -157,7 +156,8 @@ class MetricsLog:
         step: int,
         callbacks: Sequence[Callable[[dict[str, Any]], None]] = (),
     ) -> None:
-        self.seconds, self.finished_at = 0.0, None
+        self.finished_at = None
+        self._started = time.monotonic()
         self._file: IO[str] | None = None
         self._extent = Extent()
         if folder is None:
@@ -170,13 +170,18 @@ class MetricsLog:
         text = "".join(json.dumps(line) + "\n" for line in kept)
         output.write_text(path, text)
         self._extent = Extent().extended(text.encode())
-        self.seconds = max((line.get("seconds", 0.0) for line in kept), default=0.0)
+        self._started -= max((line.get("seconds", 0.0) for line in kept), default=0.0)
         ends = [line["step"] for line in kept if line.get("event") == "finished"]
         self.finished_at = ends[-1] if ends else None
         self._file = path.open("a")
         self._opened = ExitStack()
         plain = self._opened.enter_context(output.plain_path(folder))
         self._events = _event_writer(plain / "tensorboard", step)
+
+    @property
+    def seconds(self) -> float:
+        """Training time, with that of earlier sessions."""
+        return time.monotonic() - self._started
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Append a line and flush it; NaN and inf, which JSON does not have, become null."""

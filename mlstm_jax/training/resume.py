@@ -76,7 +76,6 @@ def find_beginning(
     config: Config,
     phases: list[ResolvedPhase],
     *,
-    resume: bool,
     reset_carry: bool,
 ) -> Beginning:
     """Return the newest checkpoint that every process can read, or the state of step 0.
@@ -84,7 +83,6 @@ def find_beginning(
     Newer checkpoints that cannot be read are set aside.
 
     Args:
-        resume: fail unless there is a checkpoint.
         reset_carry: accept a checkpoint with other rows.
 
     Raises:
@@ -95,10 +93,6 @@ def find_beginning(
     start = load_start(cluster, config, required=not checkpoints.steps())
     if start.arrays is not None:
         run.require_known_corpus(start.arrays, corpus, ("train", "valid"))
-    cluster.require_equal(
-        {"checkpoints": checkpoints.steps()},
-        "The run folder must be on a file system that all processes share.",
-    )
     tx = optimizer.build(config.optimizer, config.model, lambda count: 0.0)
     shapes = state_shapes(config, model, tx)
     damaged: dict[int, str] = {}  # what is wrong with a checkpoint, by step
@@ -159,7 +153,6 @@ def find_beginning(
             + ". There is no other checkpoint to resume from; restore one from a "
             "copy, or start a new run with `out`."
         )
-    require_new(Path(config.out), resume=resume)
     fresh = devices.of_first_process(fresh_state(config, model, tx, start.arrays))
     return Beginning(
         step=0, state=fresh, carry=None, origin=START, notes=start.notes, start=start.fingerprint

@@ -11,7 +11,7 @@ from pathlib import Path
 from mlstm_jax import digest, environment, output, run
 from mlstm_jax.checkpoint import steps_in
 from mlstm_jax.config import Config, longest_window, vary
-from mlstm_jax.config.text import differences, to_json
+from mlstm_jax.config.text import PLACES, differences, flatten, to_json
 from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import FileError, InUse, KnownError, UserError, remedy
@@ -76,6 +76,27 @@ def lock(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterator
         if not has_begun:
             write_folder(config)
         yield changed
+
+
+def require_one_run(cluster: Cluster, config: Config, corpus: Corpus) -> None:
+    """Raise UserError if the processes differ in their number, code, config or corpus."""
+    cluster.require_equal(
+        {"distributed.processes": cluster.processes}, "Give every process the same number."
+    )
+    cluster.require_equal(
+        {"the program's code": environment.code(), **environment.versions()},
+        "Install the same versions for all processes.",
+    )
+    fields = flatten(config).items()
+    cluster.require_equal(
+        {name: value for name, value in fields if not name.startswith(PLACES)},
+        "Give every process the same config and options.",
+    )
+    cluster.require_equal(
+        {"the corpus's identity": corpus.identity[:12]},
+        "Prepare the corpus once, and give every process a copy; `mlstm-jax inspect --verify` "
+        "detects a damaged copy.",
+    )
 
 
 def lock_together(

@@ -24,9 +24,9 @@ from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.run import load_run
 from mlstm_jax.terminal import markdown, message, tell
 from mlstm_jax.training import metrics
-from mlstm_jax.training.loop import train
-from mlstm_jax.training.reporter import Diverged
+from mlstm_jax.training.report import Diverged
 from mlstm_jax.training.run_folder import inputs, inputs_of
+from mlstm_jax.training.train import train
 
 Runs = dict[tuple[str, str], Config]
 

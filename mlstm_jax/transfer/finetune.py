@@ -37,7 +37,7 @@ from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.output import atomic_directory
 from mlstm_jax.run import Run, load_run
 from mlstm_jax.training import parallel
-from mlstm_jax.training.loop import train
+from mlstm_jax.training.train import train
 from mlstm_jax.transfer import known, words
 from mlstm_jax.transfer.classifier_file import Description, save
 from mlstm_jax.transfer.classify import Classifier, Examples

@@ -13,7 +13,7 @@ import pytest
 
 import mlstm_jax as mlstm
 from mlstm_jax.config import Distributed
-from mlstm_jax.training import loop
+from mlstm_jax.training.train import train as run_train
 from tests.training.runs import make_config, short
 
 
@@ -84,7 +84,7 @@ def test_several_processes_need_a_process_of_their_own(tmp_path: Path) -> None:
     several = Distributed(coordinator="localhost:1", processes=2, index=1)
     cluster = mlstm.Config(out=str(tmp_path / "two"), distributed=several)
     with pytest.raises(ValueError, match="Train with owns_process=True"):
-        loop.train(cluster)
+        run_train(cluster)
 
 
 def test_an_error_in_a_callback_ends_the_training(corpus, tmp_path, capfd) -> None:

@@ -13,7 +13,7 @@ from mlstm_jax.config import Config, Distributed, vary
 from mlstm_jax.config.text import flatten
 from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import UserError
-from mlstm_jax.training import session
+from mlstm_jax.training import run_folder
 
 COUNT = 300
 # Bytes of a message that the processes' configs would exceed by far.
@@ -84,7 +84,7 @@ def test_another_config_or_corpus_is_named_and_another_place_is_not(differs, mes
     def act(process: Simulated) -> None:
         config = vary(Config(), **(configs.get(differs, {}) if process.index else {}))
         corpus = corpora[process.index if differs == "corpus" else 0]
-        session._require_one_run(process, config, corpus)
+        run_folder.require_one_run(process, config, corpus)
 
     for said in together(2, act)[0]:
         assert message in said

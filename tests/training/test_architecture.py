@@ -30,9 +30,10 @@ from mlstm_jax.interop.weights import expected_shapes
 from mlstm_jax.model.architecture import Architecture, Products, ReadOptions, Window
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.ops import lookup
-from mlstm_jax.training import loop, parallel
+from mlstm_jax.training import parallel
 from mlstm_jax.training.evaluation import Evaluator
 from mlstm_jax.training.state import memory_bytes
+from mlstm_jax.training.train import train as run_train
 from tests.training.runs import copy_until, lines_of
 
 
@@ -96,7 +97,7 @@ def test_every_kind_learns_and_resumes_to_the_bit(kind, objective, corpus, tmp_p
         devices=Devices(count=1),
     )
     config = vary(config, train__micro_batches=1 + all_options)
-    whole = run.load_run(loop.train(config, quiet=True), "latest")
+    whole = run.load_run(run_train(config, quiet=True), "latest")
     assert whole.config.model == resolve_batch(config, 1).model
     lines = lines_of(whole.folder)
     assert lines["eval"][-1]["bpc"] < lines["train"][0]["bpc"] - 1
@@ -108,7 +109,7 @@ def test_every_kind_learns_and_resumes_to_the_bit(kind, objective, corpus, tmp_p
         assert masked == (kind == "bert" or objective is not None)
 
     again = copy_until(whole.folder, 20, tmp_path / "again")
-    loop.train(vary(config, out=str(again)), resume=True, quiet=True)
+    run_train(vary(config, out=str(again)), resume=True, quiet=True)
     found = run.load_run(again, "latest").params
     jax.tree.map(np.testing.assert_array_equal, found, whole.params)
     assert memory_bytes(config, 8) > 0

@@ -25,9 +25,10 @@ from mlstm_jax.errors import KnownError, Note, UserError
 from mlstm_jax.guard import Watchdog
 from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import ModelWeights, fingerprint
-from mlstm_jax.training import loop, metrics, run_folder
-from mlstm_jax.training.reporter import Diverged
+from mlstm_jax.training import metrics, run_folder
+from mlstm_jax.training.report import Diverged
 from mlstm_jax.training.resume import require_new
+from mlstm_jax.training.train import train as run_train
 from tests.training.runs import (
     assert_same_run,
     copy_until,
@@ -87,7 +88,7 @@ def rename(folder: Path, step: int) -> None:
 @pytest.fixture(scope="module")
 def straight(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of 40 steps, with checkpoints at 10, 20, 30 and 40, that nothing happens to."""
-    return loop.train(config_of(corpus, tmp_path_factory.mktemp("straight") / "run", 40))
+    return run_train(config_of(corpus, tmp_path_factory.mktemp("straight") / "run", 40))
 
 
 @pytest.fixture
@@ -101,7 +102,7 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
     harm, corpus, straight, stopped, capfd
 ) -> None:
     harm(stopped, 30)
-    loop.train(config_of(corpus, stopped, 40))
+    run_train(config_of(corpus, stopped, 40))
     said = capfd.readouterr().err
     assert "the checkpoint of step 30 cannot be read" in said
     assert "resuming from step 20, the newest complete checkpoint" in said
@@ -113,7 +114,7 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
 
 def test_a_checkpoint_of_another_run_is_named(corpus, straight, stopped) -> None:
     """Whether the checkpoint was moved, or environment.json; a run moved as a whole is itself."""
-    sibling = loop.train(config_of(corpus, stopped.parent / "sibling", 2, train__seed=7))
+    sibling = run_train(config_of(corpus, stopped.parent / "sibling", 2, train__seed=7))
     config = config_of(corpus, stopped, 40)
     shutil.copytree(sibling / "checkpoints/2", stopped / "checkpoints/2")
     with pytest.raises(UserError, match=rf"checkpoints/2 .*{run.id_of(sibling)}"):
@@ -122,17 +123,17 @@ def test_a_checkpoint_of_another_run_is_named(corpus, straight, stopped) -> None
     own = (stopped / run.ENVIRONMENT).read_bytes()
     shutil.copy(sibling / run.ENVIRONMENT, stopped)
     with pytest.raises(UserError, match=rf"checkpoints/30 .*{run.id_of(straight)}"):
-        loop.train(config)
+        run_train(config)
     (stopped / run.ENVIRONMENT).unlink()
     with pytest.raises(UserError, match=r"environment\.json is missing"):
-        loop.train(config)
+        run_train(config)
     with pytest.raises(UserError, match=r"environment\.json is missing"):
         run_folder.inputs_of(stopped)
     with pytest.warns(Note, match=r"no environment\.json"):
         run.load_run(stopped)
     (stopped / run.ENVIRONMENT).write_bytes(own)
     moved = stopped.rename(stopped.parent / "moved")
-    loop.train(vary(config, out=str(moved)))
+    run_train(vary(config, out=str(moved)))
     assert_same_run(moved, straight)
 
 
@@ -146,7 +147,7 @@ def test_damaged_metrics_are_named_and_a_run_goes_on_without(harm, corpus, stopp
     harm(path)
     with pytest.raises(UserError, match=r"metrics\.jsonl.*checkpoint of step 30"):
         metrics.read_metrics(path)
-    loop.train(config_of(corpus, stopped, 40))
+    run_train(config_of(corpus, stopped, 40))
     assert "goes on with new metrics" in capfd.readouterr().err
     assert (stopped / "set-aside" / metrics.FILE).exists() == (harm is not Path.unlink)
     steps = [line["step"] for line in metrics.read_metrics(path) if line["kind"] == "train"]
@@ -161,8 +162,8 @@ def test_a_run_may_have_any_name(name, corpus, tmp_path, monkeypatch) -> None:
     folder = tmp_path / name / "run"
     folder.parent.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder.parent))
-    loop.train(config_of(corpus, folder, 10))
-    loop.train(config_of(corpus, folder, 20))
+    run_train(config_of(corpus, folder, 10))
+    run_train(config_of(corpus, folder, 20))
     assert run.load_run(folder).step == 20
     assert steps_in(folder) == [10, 20]
 
@@ -173,14 +174,14 @@ def test_a_run_that_cannot_read_its_first_checkpoint_stops(corpus, tmp_path, mon
         "mlstm_jax.output.plain_path", lambda folder: nullcontext(folder.absolute())
     )
     with pytest.raises(CheckpointFailed, match=r"of step 10, .*read back"):
-        loop.train(config_of(corpus, tmp_path / "[1]", 40))
+        run_train(config_of(corpus, tmp_path / "[1]", 40))
 
 
 def test_when_no_checkpoint_is_whole_nothing_is_begun_or_deleted(corpus, stopped) -> None:
     for step in (10, 20, 30):
         cut_short(stopped, step)
     with pytest.raises(UserError, match=r"step 30 cannot be read .* step 10 cannot be read"):
-        loop.train(config_of(corpus, stopped, 40))
+        run_train(config_of(corpus, stopped, 40))
     assert steps_in(stopped) == [10, 20, 30]
 
 
@@ -190,13 +191,13 @@ def test_a_run_that_has_lost_its_checkpoints_does_not_start_over(corpus, straigh
     before = log.read_bytes()
     for resume in (True, False):
         with pytest.raises(UserError, match=r"no checkpoint .* records 40 steps\. Restore"):
-            loop.train(config, resume=resume)
+            run_train(config, resume=resume)
     assert log.read_bytes() == before
     # Killed before its first checkpoint was whole, it starts over, but not with --resume.
     log.write_bytes(b"".join(before.splitlines(keepends=True)[:2]))
     with pytest.raises(UserError, match=r"no checkpoint .* 10 steps\. .* without `resume`"):
-        loop.train(config, resume=True)
-    loop.train(config)
+        run_train(config, resume=True)
+    run_train(config)
     assert lines_without_time(stopped) == lines_without_time(straight)
 
 
@@ -227,7 +228,7 @@ def test_a_full_disk_is_named_and_costs_only_steps(corpus, straight, stopped, ca
     assert "could not be written to" in said
     assert "Complete checkpoints: 10, 20, 30" in said
     assert "Traceback" not in said
-    loop.train(config)
+    run_train(config)
     assert_same_run(stopped, straight)
 
 
@@ -243,30 +244,30 @@ def test_a_run_that_diverges_at_once_starts_over(corpus, tmp_path) -> None:
     folder = tmp_path / "run"
     config = diverging(corpus, folder, 40, train__checkpoint_every=8)
     with pytest.raises(Diverged, match=r"no checkpoint .*starts over.*learning_rate`.* 1\.5,"):
-        loop.train(config)
+        run_train(config)
     assert steps_in(folder) == []
-    loop.train(vary(config, optimizer__learning_rate=0.12))
+    run_train(vary(config, optimizer__learning_rate=0.12))
     assert steps_in(folder) == [8, 16, 24, 32, 40]
     assert lines_of(folder)["eval"][-1]["bpc"] < 6
 
 
 def test_a_run_that_diverges_names_the_checkpoint_that_a_restart_takes(corpus, stopped, capfd):
     with pytest.raises(Diverged, match=r"was above 10 bits .* for 4 steps in a row") as diverged:
-        loop.train(diverging(corpus, stopped))
+        run_train(diverging(corpus, stopped))
     last = lines_of(stopped)["event"][-1]
     assert last["event"] == "diverged"
     assert "train.divergence_bpc" in last["reason"]
     step = int(re.search(r"resumes from that of step (\d+)", str(diverged.value))[1])
-    assert 30 <= step <= diverged.value.since
+    assert 30 <= step <= diverged.value.last_good_step
     assert steps_in(stopped)[-1] == step
-    loop.train(config_of(corpus, stopped, 40))
+    run_train(config_of(corpus, stopped, 40))
     assert f"resuming at step {step} of" in capfd.readouterr().err
 
 
 def test_a_short_run_that_diverges_has_not_finished(corpus: Path, tmp_path: Path) -> None:
     config = config_of(corpus, tmp_path / "run", 3, train__divergence_steps=100)
     with pytest.raises(Diverged, match=r"train\.divergence_bpc.*starts over"):
-        loop.train(vary(config, optimizer__learning_rate=1e30))
+        run_train(vary(config, optimizer__learning_rate=1e30))
     assert [line["event"] for line in lines_of(tmp_path / "run")["event"]] == ["diverged"]
     assert steps_in(tmp_path / "run") == []
 
@@ -287,9 +288,9 @@ def test_how_long_the_loss_was_too_high_survives_a_restart(corpus: Path, tmp_pat
     high = {"train__divergence_bpc": 0.01, "train__divergence_steps": 9}  # always too high
     config = config_of(corpus, tmp_path / "run", 80, train__checkpoint_every=3, **high)
     with pytest.raises(Stop):
-        loop.train(config, callbacks=[stop_at(5)])
+        run_train(config, callbacks=[stop_at(5)])
     with pytest.raises(Diverged) as resumed:
-        loop.train(config)
+        run_train(config)
     assert resumed.value.step == 9
 
 
@@ -299,12 +300,12 @@ def test_what_a_run_started_from_may_be_missing(corpus, straight, tmp_path, capf
     config = config_of(corpus, folder, 20, train__start_from=str(first))
     config = vary(config, train__checkpoint_every=2, train__log_every=1)
     with pytest.raises(Stop):
-        loop.train(config, callbacks=[stop_at(5)])
+        run_train(config, callbacks=[stop_at(5)])
     start = checkpoint.read_record(folder, 4).meta.start
     assert start == fingerprint(run.load_run(first).params)
     shutil.rmtree(first / "checkpoints/40/params")
     with pytest.raises(Stop):
-        loop.train(config, callbacks=[stop_at(7)])
+        run_train(config, callbacks=[stop_at(7)])
     assert "the parameters of train.start_from cannot be compared" in capfd.readouterr().err
     assert checkpoint.read_record(folder, 6).meta.start == start
     assert run_folder.inputs_of(folder)["start_from"] == start
@@ -321,7 +322,7 @@ def test_a_run_resumes_with_the_parameters_it_started_from_and_no_others(
         start_from = name and str(tmp_path / f"{name}.safetensors")
         if start_from:
             weights.save(Path(start_from), model)
-        loop.train(config_of(corpus, folder, steps, train__start_from=start_from))
+        run_train(config_of(corpus, folder, steps, train__start_from=start_from))
 
     before = (stopped / "config.json").read_text()
     with pytest.raises(UserError, match=r"did not start from other .* Leave `train\.start_from`"):
@@ -346,8 +347,8 @@ def test_it_returns_to_before_the_update_that_spoiled_it(corpus: Path, tmp_path:
     chosen = Optimizer(learning_rate=5e-3, schedule="constant", clip_norm=None)
     config = config_of(corpus, tmp_path / "run", 49, optimizer=chosen, phases=phases)
     with pytest.raises(Diverged, match="resumes from that of step 6") as stopped:
-        loop.train(config)
-    assert (stopped.value.step, stopped.value.since) == (12, 6)
+        run_train(config)
+    assert (stopped.value.step, stopped.value.last_good_step) == (12, 6)
     assert steps_in(tmp_path / "run") == [6]
 
 
@@ -362,7 +363,7 @@ def test_a_run_that_always_overflows_stops(corpus, tmp_path) -> None:
         devices=Devices(count=1),
     )
     with pytest.raises(Diverged, match="the last 6 updates were skipped") as stopped:
-        loop.train(config)
+        run_train(config)
     (last,) = lines_of(tmp_path / "run")["event"]
     assert (last["event"], last["step"], stopped.value.exit_code) == ("diverged", 6, 1)
 
@@ -372,17 +373,17 @@ def test_other_rows_go_on_from_the_same_place_with_a_fresh_carry(corpus, stopped
     before = [line for line in lines_without_time(stopped) if line["step"] <= 30]
     config = config_of(corpus, stopped, 40, data__batch=4)
     with pytest.raises(UserError, match=r"data\.batch: 8 → 4.*`reset_carry`"):
-        loop.train(config)
+        run_train(config)
     # The same, where a session with a reset was killed: it writes the config when it begins.
     run_folder.write_folder(vary(config, precision__compute="fp32"))
     with pytest.raises(UserError, match=r"rows are batch 8.*not batch 4.*`reset_carry`"):
-        loop.train(config)
-    loop.train(config, reset_carry=True)
+        run_train(config)
+    run_train(config, reset_carry=True)
     assert "the carry is reset at step 30: the rows were batch 8" in capfd.readouterr().err
     # Given again, it changes nothing: these rows are the run's own now.
-    loop.train(vary(config, train__steps=50), reset_carry=True)
+    run_train(vary(config, train__steps=50), reset_carry=True)
     assert "reset" not in capfd.readouterr().err
-    loop.train(vary(config, out=str(tmp_path / "straight"), train__steps=50), reset_carry=True)
+    run_train(vary(config, out=str(tmp_path / "straight"), train__steps=50), reset_carry=True)
     lines = lines_without_time(stopped)
     assert lines[: len(before)] == before
     assert lines[-1]["step"] == 50

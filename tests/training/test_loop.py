@@ -22,7 +22,8 @@ from mlstm_jax.config import Config, Devices, Optimizer, Precision, Train, vary
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import UserError
-from mlstm_jax.training import loop, metrics, phases, run_folder
+from mlstm_jax.training import metrics, phases, run_folder
+from mlstm_jax.training.train import train as run_train
 from tests.training.runs import (
     assert_same_run,
     finish,
@@ -142,7 +143,7 @@ def test_the_newest_checkpoints_and_the_best_are_kept(corpus: Path, tmp_path: Pa
     )
     # What is best is known in another session, too.
     for steps in (25, 50):
-        loop.train(vary(config, train__steps=steps))
+        run_train(vary(config, train__steps=steps))
     evals = {line["step"]: line["bpc"] for line in lines_of(tmp_path / "run")["eval"]}
     best = min(evals, key=lambda step: evals[step])
     assert steps_in(tmp_path / "run") == sorted({best, 45, 50})
@@ -157,7 +158,7 @@ def short_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Config:
     """A run of six steps on four devices."""
     out = tmp_path_factory.mktemp("short") / "run"
     config = make_config(corpus, out, train=short(steps=6, checkpoint_every=2, eval_every=2))
-    loop.train(config)
+    run_train(config)
     return config
 
 
@@ -179,13 +180,13 @@ def test_a_resume_that_does_not_fit_is_refused(
         prepare([str(text_file)], Path(value), split=(20, 1, 1), seed=5)
     before = (Path(short_run.out) / "config.json").read_text()
     with pytest.raises(UserError, match=expected):
-        loop.train(vary(short_run, **{field: value}))
+        run_train(vary(short_run, **{field: value}))
     assert (Path(short_run.out) / "config.json").read_text() == before
 
 
 def test_a_run_keeps_the_compute_type_that_was_fastest_at_first(short_run, tmp_path, monkeypatch):
     def trained() -> str | None:
-        return run.read_config(loop.train(config)).precision.compute
+        return run.read_config(run_train(config)).precision.compute
 
     config = vary(short_run, out=str(tmp_path / "run"), train__steps=2)
     assert config.precision.compute is None
@@ -207,8 +208,8 @@ def test_one_process_trains_in_a_folder_and_a_finished_run_is_left_alone(short_r
         run_folder.lock(short_run, resume=True),
         pytest.raises(UserError, match="another process is training in"),
     ):
-        loop.train(short_run)
-    loop.train(short_run)
+        run_train(short_run)
+    run_train(short_run)
     assert lines_without_time(folder) == before
 
 
@@ -234,8 +235,8 @@ def test_a_finished_run_can_be_made_longer(short_run, monkeypatch) -> None:
     folder = Path(short_run.out)
     lines = lines_without_time(folder)
     before = buffers()
-    loop.train(vary(short_run, train__steps=8), resume=True)
-    loop.train(vary(short_run, out=f"{short_run.out}-fresh", train__steps=2))
+    run_train(vary(short_run, train__steps=8), resume=True)
+    run_train(vary(short_run, out=f"{short_run.out}-fresh", train__steps=2))
     assert len(held) == 2
     assert max(held) < 1.25, held  # the state once, carry and batches
     assert lines_without_time(folder)[: len(lines)] == lines
@@ -244,12 +245,12 @@ def test_a_finished_run_can_be_made_longer(short_run, monkeypatch) -> None:
 
 def test_resume_needs_a_run_and_a_run_needs_its_own_folder(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="contains no run"):
-        loop.train(make_config(corpus, tmp_path / "none"), resume=True)
+        run_train(make_config(corpus, tmp_path / "none"), resume=True)
     assert not (tmp_path / "none").exists()
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken/letter.txt").write_text("dear")
     with pytest.raises(UserError, match="exists and is not a run"):
-        loop.train(make_config(corpus, tmp_path / "taken"))
+        run_train(make_config(corpus, tmp_path / "taken"))
 
 
 def test_a_start_that_was_refused_or_killed_leaves_no_run_behind(corpus, tmp_path, monkeypatch):
@@ -263,7 +264,7 @@ def test_a_start_that_was_refused_or_killed_leaves_no_run_behind(corpus, tmp_pat
     (folder / "config.partial").write_text('{"out"')  # killed before its config was written
     config = make_config(corpus, folder, train=short(steps=6, log_every=1), devices=ONE)
     with pytest.raises(UserError, match=r"lower data\.batch"):
-        loop.train(vary(config, data__batch=8192))
+        run_train(vary(config, data__batch=8192))
 
     plain, complete = TrainStream.batch, []
 
@@ -277,7 +278,7 @@ def test_a_start_that_was_refused_or_killed_leaves_no_run_behind(corpus, tmp_pat
             complete.extend(steps_in(folder))
 
     monkeypatch.setattr(TrainStream, "batch", slow)
-    loop.train(config, callbacks=[look])
+    run_train(config, callbacks=[look])
     assert complete == [6]
     assert run.read_config(folder).data.batch == 8
     first, *others = lines_of(folder)["train"]
@@ -291,13 +292,13 @@ def test_a_start_that_was_refused_or_killed_leaves_no_run_behind(corpus, tmp_pat
 def test_our_own_kernels_are_refused_where_there_is_no_gpu(corpus: Path, tmp_path: Path) -> None:
     config = make_config(corpus, tmp_path / "run", devices=Devices(kernels="pallas"))
     with pytest.raises(UserError, match=r"needs an NVIDIA GPU.*but JAX found none"):
-        loop.train(config)
+        run_train(config)
 
 
 def test_deterministic_kernels_are_requested_before_jax_starts(corpus, tmp_path, monkeypatch):
     config = make_config(corpus, tmp_path / "run", train=short(steps=2, deterministic=True))
     with pytest.raises(UserError, match=r"JAX has started without it; set XLA_FLAGS to --xla_gpu"):
-        loop.train(config)
+        run_train(config)
     assert not (tmp_path / "run").exists()
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=")
     monkeypatch.delitem(sys.modules, "jax")
@@ -341,7 +342,7 @@ def test_proteins_are_learned_one_by_one_and_their_stop_with_them(tmp_path: Path
     (tmp_path / "p.fasta").write_text(text)
     corpus = tmp_path / "corpus"
     prepare([str(tmp_path / "p.fasta")], corpus, split=(20, 1, 1), clean="protein")
-    loop.train(make_config(corpus, tmp_path / "run", devices=ONE))
+    run_train(make_config(corpus, tmp_path / "run", devices=ONE))
     lines = lines_of(tmp_path / "run")
     last = lines["eval"][-1]
     assert last["step"] == 300

@@ -14,9 +14,10 @@ from mlstm_jax.checkpoint import steps_in
 from mlstm_jax.config import Config, Data, Devices, Optimizer, Phase, vary
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import UserError
-from mlstm_jax.training import loop, optimizer, schedule
+from mlstm_jax.training import optimizer, schedule
 from mlstm_jax.training.phases import ResolvedPhase, checkpoint_meta, resolve_phases
 from mlstm_jax.training.schedule import Segment
+from mlstm_jax.training.train import train as run_train
 from tests.tolerance import assert_close
 from tests.training.runs import (
     assert_same_run,
@@ -55,7 +56,7 @@ def resolved(corpus: Path, *phases: Phase) -> list[ResolvedPhase]:
 
 @pytest.fixture(scope="module")
 def straight(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return loop.train(phased(corpus, tmp_path_factory.mktemp("straight") / "run"))
+    return run_train(phased(corpus, tmp_path_factory.mktemp("straight") / "run"))
 
 
 def test_phases_are_one_run(corpus: Path, straight: Path) -> None:
@@ -93,7 +94,7 @@ def test_it_resumes_before_at_and_after_a_border_as_if_never_stopped(
 
     monkeypatch.setattr(optimizer, "rescale_second_moment", seen)
     folder = copy_until(straight, step, tmp_path / "run")
-    loop.train(phased(corpus, folder))
+    run_train(phased(corpus, folder))
     assert_same_run(folder, straight, batch=8)
     # The optimizer is told of the bytes of its updates, also where a session begins at a border.
     updates = {10: (64, 64), 20: (64, 256), 30: (256, 256), 40: (256, 256)}
@@ -129,7 +130,7 @@ def test_phases_that_are_past_cannot_change(corpus, straight, tmp_path, capfd) -
     ):
         config = phased(corpus, folder, phases, train__steps=60)
         with pytest.raises(UserError, match=message):
-            loop.train(config)
+            run_train(config)
     assert (folder / "metrics.jsonl").read_bytes() == before
     whole = open_corpus(corpus)
     more = resolved(corpus, first, second, Phase(steps=10, batch=16, window=32))
@@ -137,10 +138,10 @@ def test_phases_that_are_past_cannot_change(corpus, straight, tmp_path, capfd) -
     assert metas[0] == metas[1]
     assert "slack" in metas[0].rows
     # One that is not over can be made longer.
-    loop.train(phased(corpus, folder, (first, dataclasses.replace(second, steps=22))))
+    run_train(phased(corpus, folder, (first, dataclasses.replace(second, steps=22))))
     assert steps_in(folder)[-1] == 42
     config = phased(corpus, folder, (shorter[0], dataclasses.replace(longer, steps=34)))
-    loop.train(config, reset_carry=True)
+    run_train(config, reset_carry=True)
     epochs = resolve_phases(config, whole)[1].stream.epoch(42)
     assert f"they begin {epochs:.2f} epochs into the text" in capfd.readouterr().err
 

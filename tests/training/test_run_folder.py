@@ -13,7 +13,8 @@ from mlstm_jax import environment
 from mlstm_jax.config import BERT, Config, Distributed, Model, Transformer, resolve_batch, vary
 from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import UserError
-from mlstm_jax.training import loop, run_folder
+from mlstm_jax.training import run_folder
+from mlstm_jax.training.train import train as run_train
 from tests.training.runs import make_config
 
 
@@ -74,5 +75,5 @@ def test_a_run_that_the_memory_cannot_hold_is_refused_before_its_folder_is_made(
     config = make_config(corpus, tmp_path / "run", model=Model(hidden=hidden))
     config = vary(config, data__batch=rows)
     with pytest.raises(UserError, match=rf"^{cause}.* GB .* is [0-9.]+ GB"):
-        loop.train(config, quiet=True)
+        run_train(config, quiet=True)
     assert not (tmp_path / "run").exists()

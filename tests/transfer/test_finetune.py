@@ -30,10 +30,11 @@ from mlstm_jax.interop.weights import expected_shapes
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.run import Run, as_weights, load_run, write_imported
-from mlstm_jax.training import loop, optimizer, resume
+from mlstm_jax.training import optimizer, resume
 from mlstm_jax.training.metrics import read_metrics
 from mlstm_jax.training.phases import train_stream
 from mlstm_jax.training.state import fresh_state
+from mlstm_jax.training.train import train as run_train
 from mlstm_jax.transfer import finetune
 from mlstm_jax.transfer.classify import Classifier, Examples
 from mlstm_jax.transfer.features import Featurizer
@@ -197,7 +198,7 @@ def test_a_transformer_is_tuned_on_windows_of_single_documents(kind, corpus, tmp
         data=Data(corpus=str(corpus), batch=8, window=48),
         train=Train(steps=1, epochs=None),
     )
-    run = load_run(loop.train(base, quiet=True), "latest")
+    run = load_run(run_train(base, quiet=True), "latest")
     random = np.random.default_rng(0)
 
     def draw(count: int) -> Labelled:

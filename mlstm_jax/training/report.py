@@ -1,0 +1,306 @@
+"""What a run reports: before its first step, and then as lines of metrics and of progress."""
+
+import math
+import signal
+import time
+from typing import Any
+
+import jax
+
+from mlstm_jax.config import Config
+from mlstm_jax.data.corpus import Corpus
+from mlstm_jax.digest import Extent
+from mlstm_jax.distributed import Cluster
+from mlstm_jax.errors import KnownError
+from mlstm_jax.guard import Interrupted, strongest
+from mlstm_jax.terminal import ProgressLine, rate
+from mlstm_jax.training.evaluation import Score
+from mlstm_jax.training.metrics import BITS_PER_NAT, MetricsLog
+from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.training.phases import ResolvedPhase
+from mlstm_jax.training.resume import Beginning
+from mlstm_jax.training.step import StepMetrics
+
+
+class Diverged(KnownError):
+    """The loss or the gradient was inf or NaN for too long, or the loss was far too high.
+
+    Attributes:
+        step: the step at which the divergence was detected.
+        reason: the evidence, without advice.
+        last_good_step: the last step before the divergence began.
+    """
+
+    def __init__(self, step: int, reason: str, last_good_step: int, advice: str = "") -> None:
+        super().__init__(f"stopped at step {step}: {reason}. {advice}")
+        self.step = step
+        self.reason = reason
+        self.last_good_step = last_good_step
+
+    def with_resume_advice(self, checkpoint: int | None, rate: float) -> "Diverged":
+        """Return the same error with advice.
+
+        Args:
+            checkpoint: the newest one from before it began, if any.
+            rate: `optimizer.learning_rate` of the run.
+        """
+        if checkpoint is None:
+            begin = "There is no checkpoint from before that, so the same command starts over"
+        else:
+            begin = (
+                f"The checkpoints after step {self.last_good_step} are deleted; the same command "
+                f"resumes from that of step {checkpoint}"
+            )
+        advice = (
+            f"{begin}. Lower `optimizer.learning_rate`, such as to {rate / 2:g}, or "
+            "`optimizer.clip_norm`, or start a new run with `precision.compute` bf16."
+        )
+        return Diverged(self.step, self.reason, self.last_good_step, advice)
+
+
+def _before(step: int, count: int) -> int:
+    """Return the last step whose state is known to be good, before `count` bad reports.
+
+    The report of a step is of the state before its update. So the first bad one, of step
+    `step` − `count` + 1, is of the state of one step earlier, and the state before that is good.
+    """
+    return max(0, step - count - 1)
+
+
+def _divergence(
+    config: Config, step: int, metrics: StepMetrics, high_steps: int
+) -> Diverged | None:
+    """Return the divergence that the metrics of a step show, if any."""
+    skips = int(metrics.consecutive_skips)
+    if skips >= config.precision.max_consecutive_skips:
+        reason = (
+            f"the last {skips} updates were skipped, because the loss or the gradient contained "
+            f"inf or NaN (loss scale now {metrics.loss_scale:g})"
+        )
+        return Diverged(step, reason, _before(step, skips))
+    if high_steps >= config.train.divergence_steps:
+        reason = (
+            f"the training loss was above {config.train.divergence_bpc:g} bits per character "
+            f"(train.divergence_bpc) for {high_steps} steps in a row, "
+            f"{float(metrics.loss) * BITS_PER_NAT:.3g} at the last"
+        )
+        return Diverged(step, reason, _before(step, high_steps))
+    return None
+
+
+def _means(metrics: StepMetrics, *, labels: bool) -> dict[str, float]:
+    """Return the fields of a line that are means over its steps; NaN without an update."""
+    tally = {name: float(value) for name, value in metrics.tally._asdict().items()}
+    updates = tally["updates"] or math.nan
+    loss = tally["loss"] / updates
+    signal = tally["signal"]
+    trace = tally["trace"]
+    means = {
+        "loss": loss,
+        "bpc": loss * BITS_PER_NAT,
+        "learning_rate": float(metrics.learning_rate),
+        "grad_norm": tally["grad_norm"] / updates,
+        "gradient_signal": signal / updates,
+        "gradient_trace": trace / updates,
+    }
+    if labels:
+        # The steps of a line may contain no labels.
+        means["label_loss"] = tally["label_loss"] / (tally["labels"] or math.nan)
+    # In rows; the estimates may be too noisy to give one.
+    means["noise_scale"] = trace / signal if signal > 0 and trace > 0 else math.nan
+    return means
+
+
+class Reporter:
+    """Writes the results of a phase's steps as lines, and stops a run that has diverged.
+
+    Attributes:
+        high_steps: number of latest steps in a row whose loss was above train.divergence_bpc.
+    """
+
+    def __init__(
+        self, phase: ResolvedPhase, log: MetricsLog, progress: ProgressLine, begin: Beginning
+    ) -> None:
+        self._config = phase.config
+        self._stream = phase.stream
+        self._log = log
+        self._progress = progress
+        self._first = begin.step
+        self.high_steps = begin.high_steps
+        self.restart_clock(begin.step)
+
+    def restart_clock(self, step: int) -> None:
+        """Measure the training rate from now and from `step` on; called after other work."""
+        self._clock = time.monotonic()
+        self._clock_step = step
+        self._waited = 0.0
+
+    def waited(self, seconds: float) -> None:
+        """Add time in which the loop waited for the next batch."""
+        self._waited += seconds
+
+    def step(self, step: int, metrics: StepMetrics) -> None:
+        """Report the step after which `step` batches have been seen; its metrics are on the host.
+
+        Raises Diverged after too many skips in a row, or too many steps in a row with a high loss.
+        """
+        train = self._config.train
+        if step == self._first + 1:
+            self.restart_clock(step)  # The first step includes compilation.
+        is_high = not float(metrics.loss) * BITS_PER_NAT <= train.divergence_bpc
+        self.high_steps = self.high_steps + 1 if is_high else 0
+        diverged = _divergence(self._config, step, metrics, self.high_steps)
+        if diverged or step % train.log_every == 0:
+            self._write_line(step, metrics)
+        if diverged:
+            self._log.write("event", step, event="diverged", reason=diverged.reason)
+            raise diverged
+
+    def _write_line(self, step: int, metrics: StepMetrics) -> None:
+        data = self._config.data
+        seconds = max(time.monotonic() - self._clock, 1e-9)
+        steps = step - self._clock_step or math.nan  # no step since the clock has started
+        speed = steps * data.batch * data.window / seconds
+        means = _means(metrics, labels=self._config.model.labels > 0)
+        skipped = int(metrics.skipped)
+        self._log.write(
+            "train",
+            step,
+            **self._position(step),
+            **means,
+            loss_scale=float(metrics.loss_scale),
+            skipped=skipped,
+            bytes_per_second=speed,
+            data_wait_fraction=min(1.0, self._waited / seconds),
+            seconds=self._log.seconds,
+        )
+        status = f"bpc {means['bpc']:.3f}"
+        if not math.isnan(means.get("label_loss", math.nan)):
+            status += f"  label loss {means['label_loss']:.3f}"
+        if not math.isnan(speed):
+            status += f"  {rate(speed)}"
+        if skipped:
+            status += f"  {skipped} skipped"
+        self._progress.update(step, status)
+        self.restart_clock(step)
+
+    def evaluation(self, step: int, score: Score, *, is_last: bool) -> None:
+        """Report the score of the validation split at `step`.
+
+        Raises Diverged if it is far too high at the end of the run, which may be too short for
+        `train.divergence_steps`.
+        """
+        said = f"step {step}  epoch {self._stream.epoch(step):.2f}  validation bpc {score.bpc:.4f}"
+        labels: dict[str, Any] = {}
+        if score.label_loss is not None:
+            labels = {"label_loss": score.label_loss, "accuracy": score.accuracy}
+            said += f"  label loss {score.label_loss:.3f}  accuracy {score.accuracy:.3f}"
+        self._log.write(
+            "eval",
+            step,
+            **self._position(step),
+            loss=score.loss,
+            bpc=score.bpc,
+            bytes_scored=score.bytes_scored,
+            **labels,
+            evaluation_seconds=score.seconds,
+            seconds=self._log.seconds,
+        )
+        self._progress.say(said)
+        limit = self._config.train.divergence_bpc
+        if is_last and not score.bpc <= limit:
+            reason = (
+                f"at the end the validation loss is {score.bpc:.3g} bits per character, above "
+                f"{limit:g} (train.divergence_bpc)"
+            )
+            self._log.write("event", step, event="diverged", reason=reason)
+            raise Diverged(step, reason, _before(step, self.high_steps))
+
+    def interrupted(self, step: int, total: int, stop: float) -> Interrupted:
+        """Report that a signal stops the run; return the error that ends it.
+
+        Args:
+            step: of the checkpoint that has been saved.
+            total: number of steps of the run.
+            stop: the sum of the weights of the signals that the processes received.
+        """
+        which = strongest(stop)
+        self._log.write("event", step, event="interrupted", signal=which.name)
+        text = (
+            f"{which.name}: stopped at step {step} of {total} with a checkpoint; the same command "
+            "resumes from there."
+        )
+        # A scheduler that requested the stop should see it as a success.
+        code = 130 if which is signal.SIGINT else self._config.train.sigterm_exit_code
+        return Interrupted(text, which, code)
+
+    def extent(self) -> Extent:
+        """Return the extent of the metrics so far, for a checkpoint."""
+        return self._log.extent()
+
+    def _position(self, step: int) -> dict[str, float]:
+        return {
+            "epoch": self._stream.epoch(step),
+            "bytes_seen": self._stream.bytes_seen(step),
+        }
+
+
+def announcement(
+    config: Config,
+    phases: list[ResolvedPhase],
+    devices: Parallel,
+    cluster: Cluster,
+    corpus: Corpus,
+    begin: Beginning,
+    changed: list[str],
+) -> str:
+    """Describe what the run will train, on which devices, and what changed since it began."""
+    total = phases[-1].last
+    if begin.step < total:
+        count = sum(leaf.size for leaf in jax.tree.leaves(begin.state.params))
+        start = f"resuming at step {begin.step:,} of" if begin.step else "training"
+        where = f"{devices.count} {devices.devices[0].platform} device(s)"
+        if cluster.processes > 1:
+            where += f" of {cluster.processes} processes"
+        lines = [
+            f"{start} {total:,} steps, {phases[-1].stream.epoch(total):.2f} epochs: {count:,} "
+            f"parameters in {config.precision.compute} on {where}; run folder {config.out}"
+        ]
+        for phase in phases:
+            size = corpus.manifest.splits["train"].bytes
+            lines += _describe_phase(phase, size, is_only=not config.phases)
+    else:
+        limits = {"train.steps": config.train.steps, "train.epochs": config.train.epochs}
+        shown = " and ".join(f"{name} (now {value:,})" for name, value in limits.items() if value)
+        more = "add a phase" if config.phases else f"raise {shown}"
+        lines = [f"{config.out} is finished: {begin.step:,} steps. To train for more, {more}."]
+    if changed:
+        lines.append("changed since the run began: " + ", ".join(changed))
+    return "\n".join(lines + begin.notes)
+
+
+def _describe_phase(phase: ResolvedPhase, size: int, *, is_only: bool) -> list[str]:
+    """Describe the rows of a phase, or of the whole run, in a split of `size` bytes."""
+    data = phase.config.data
+    stream = phase.stream
+    line = (
+        f"{data.batch} rows x {data.window} bytes per step, from {size:,} bytes in "
+        f"{stream.shards:,} shards"
+    )
+    if not is_only:
+        line = f"steps {phase.first:,} to {phase.last:,}: {line}"
+    if phase.first > 0:
+        line += f"; {phase.describe_rows()}"
+    lines = [line]
+    if stream.shards < stream.wanted_shards:
+        lines.append(
+            f"{stream.shards:,} shards instead of {stream.wanted_shards:,}: the corpus is small"
+        )
+    whole = "an epoch" if is_only else "the phase"
+    padding = stream.padding_fraction if is_only else phase.padding_fraction
+    if padding > 0.1:
+        lines.append(
+            f"{padding:.0%} of {whole} is padding and idle rows; a smaller data.batch or "
+            "data.window would waste less"
+        )
+    return lines

@@ -1,0 +1,356 @@
+"""A training session, from its set-up to its last step: one call of `train`.
+
+A run has one session, or several if it is stopped and resumed. Every process of a run makes the
+same decisions, from the same numbers; only process 0 writes the log.
+"""
+
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from mlstm_jax import environment, guard, run
+from mlstm_jax.checkpoint import Checkpoints, resume_advice
+from mlstm_jax.config import Config, resolve_batch
+from mlstm_jax.data.corpus import Corpus, open_corpus
+from mlstm_jax.data.stream import START, prefetch
+from mlstm_jax.distributed import Cluster
+from mlstm_jax.errors import UserError
+from mlstm_jax.model import pallas
+from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
+from mlstm_jax.terminal import ProgressLine
+from mlstm_jax.training import metrics, optimizer, parallel, run_folder, schedule
+from mlstm_jax.training.evaluation import Evaluator, Score
+from mlstm_jax.training.metrics import MetricsLog
+from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.training.phases import ResolvedPhase, checkpoint_meta, resolve_phases, segments
+from mlstm_jax.training.report import Diverged, Reporter, announcement
+from mlstm_jax.training.resume import Beginning, find_beginning, require_new
+from mlstm_jax.training.state import TrainState, require_memory
+from mlstm_jax.training.step import make_train_step
+
+
+def train(
+    config: Config,
+    *,
+    score_labels: Callable[[Parameters], tuple[float, float]] | None = None,
+    resume: bool = False,
+    reset_carry: bool = False,
+    callbacks: Sequence[Callable[[dict[str, Any]], None]] = (),
+    quiet: bool = False,
+    owns_process: bool = False,
+) -> Path:
+    """Train a run from its newest complete checkpoint, or from step 0; return its folder.
+
+    Args:
+        config: what to train, and where.
+        score_labels: returns the loss of the labels of validation texts, which then chooses the
+            best checkpoint, and their accuracy. Of all others, see `mlstm_jax.train`.
+
+    Raises:
+        UserError: config, corpus, run folder or processes do not fit together.
+        Diverged: the run has diverged. After this and the next two errors the checkpoints in the
+            run folder are intact.
+        Interrupted: a signal has stopped the run.
+        CheckpointFailed: a checkpoint could not be written.
+    """
+    folder = Path(config.out)
+    with ExitStack() as stack:
+        # Set up: processes, text, devices, the folder that no other run may use, the model.
+        cluster, watchdog, signals = _start_process(stack, config, owns_process=owns_process)
+        corpus = open_corpus(Path(config.data.corpus))
+        run_folder.require_one_run(cluster, config, corpus)
+        devices = parallel.started(cluster, config.devices)
+        config = resolve_batch(run_folder.with_run_values(config, cluster), devices.count)
+        require_memory(config, devices)
+        changed = run_folder.lock_together(
+            stack, cluster, config, resume=resume, reset_carry=reset_carry
+        )
+        watchdog.folder = folder
+        model = _make_model(config, devices)
+        phases = resolve_phases(config, corpus)
+
+        # Find where to begin.
+        checkpoints = stack.enter_context(closing(_open_checkpoints(config, cluster)))
+        if not checkpoints.steps():
+            require_new(folder, resume=resume)
+        begin = find_beginning(
+            cluster, devices, corpus, model, checkpoints, config, phases, reset_carry=reset_carry
+        )
+        if begin.origin != START:
+            phases = resolve_phases(config, corpus, begin.origin)
+        total = phases[-1].last
+        same = "Give every process the same corpus and config."
+        cluster.require_equal({"step": begin.step, "steps": total}, same)
+        if cluster.is_first:
+            begin.notes.extend(metrics.set_aside_damaged(folder))
+            run_folder.write_folder(config, run_folder.inputs(corpus, begin.start))
+
+        # Train the phases that are left. Only process 0 writes metrics and progress.
+        log = MetricsLog(folder if cluster.is_first else None, begin.step, callbacks)
+        stack.enter_context(closing(log))
+        progress = ProgressLine("train", total, begin.step, quiet=quiet or not cluster.is_first)
+        stack.enter_context(progress)
+        progress.say(announcement(config, phases, devices, cluster, corpus, begin, changed))
+        if 0 < begin.step < total:
+            log.write("event", begin.step, event="resumed", changed=changed, notes=begin.notes)
+        valid = corpus.split("valid")
+        evaluator = Evaluator(model, valid, config.data.window, devices, corpus.stop)
+        compare = parallel.make_comparison(cluster, devices)
+        rates = schedule.rates(config.optimizer, segments(phases))
+        for phase, rate in zip(phases, rates, strict=True):
+            if phase.last <= begin.step:
+                continue
+            begin = _enter(phase, begin, model, devices)
+            reporter = Reporter(phase, log, progress, begin)
+            progress.say("compiling the training step")
+            with _divergence_advice(checkpoints, config):
+                begin = _train_phase(
+                    phase,
+                    begin,
+                    total,
+                    devices=devices,
+                    train_step=_make_step(phase, rate, model, devices),
+                    evaluate=partial(_evaluate, evaluator, score_labels, devices, watchdog),
+                    compare=compare,
+                    save=partial(_save, checkpoints, corpus, devices, phase, begin.start, reporter),
+                    check_saves=checkpoints.check,
+                    reporter=reporter,
+                    watchdog=watchdog,
+                    signals=signals,
+                )
+            if phase.last < total:
+                following = phases[phases.index(phase) + 1]
+                note = f"step {phase.last}: the next phase, {following.describe_rows()}"
+                progress.say(note)
+                log.write("event", phase.last, event="phase", notes=[note])
+        checkpoints.wait()  # A run is finished when its last checkpoint is complete.
+        if begin.step == total and log.finished_at != total:
+            log.write("event", total, event="finished")
+    return folder
+
+
+def _train_phase(
+    phase: ResolvedPhase,
+    begin: Beginning,
+    total: int,
+    *,
+    devices: Parallel,
+    train_step: Callable[..., Any],
+    evaluate: Callable[[TrainState], Score],
+    compare: Callable[[int, TrainState], None],
+    save: Callable[[int, TrainState, Carry, Score | None], None],
+    check_saves: Callable[[], None],
+    reporter: Reporter,
+    watchdog: guard.Watchdog,
+    signals: list[signal.Signals],
+) -> Beginning:
+    """Train to the end of a phase; return where the next one begins.
+
+    The order of the loop may not change. Evaluation and checkpoint come before the step, so the
+    checkpoint at step k has seen exactly k batches. The metrics of step k−1 are read after step k
+    is dispatched, so the devices never wait for the host. Every transfer is explicit; the transfer
+    guard raises an error for any other.
+    """
+    train = phase.config.train
+    rows = devices.rows(phase.config.data.batch)
+    state = devices.replicate(begin.state)
+    carry = devices.split_rows(begin.carry)
+    compare(begin.step, state)
+    weights = (0.0, *guard.WEIGHTS.values())
+    stop_weights = {weight: devices.replicate(np.float32(weight)) for weight in weights}
+    pending = None
+    stop = 0.0  # the weights of the signals that all processes have received
+
+    def report(step: int, pending: Any) -> float:
+        watchdog.beat(f"the devices compute step {step}")
+        metrics = devices.unreplicate(pending)
+        reporter.step(step, metrics)
+        return float(metrics.stop)
+
+    batches = prefetch(lambda step: phase.stream.batch(step, rows), range(begin.step, phase.last))
+    with closing(batches), jax.transfer_guard("disallow"):
+        for step in range(begin.step, phase.last + 1):
+            is_last = step == phase.last
+            evaluates = is_last or step % train.eval_every == 0
+            saves = evaluates or step % train.checkpoint_every == 0 or stop > 0
+            if saves and pending is not None:
+                stop = report(step, pending) or stop
+                pending = None
+            if saves and step > begin.step:
+                score = None
+                if evaluates:
+                    score = evaluate(state)
+                    reporter.evaluation(step, score, is_last=step == total)
+                watchdog.beat(f"the checkpoint of step {step} is written")
+                compare(step, state)
+                save(step, state, carry, score)
+                reporter.restart_clock(step)
+            if stop and step < total:
+                raise reporter.interrupted(step, total, stop)
+            if is_last:
+                break
+            watchdog.beat(f"batch {step} is read")
+            fetch_started = time.monotonic()
+            batch = next(batches)
+            reporter.waited(time.monotonic() - fetch_started)
+            weight = guard.WEIGHTS[signals[0]] if signals else 0.0
+            batch = devices.split_rows(batch)
+            state, carry, metrics = train_step(state, carry, batch, stop_weights[weight])
+            if pending is not None:
+                stop = report(step, pending)
+                check_saves()
+            pending = metrics
+    watchdog.beat(f"the checkpoint of step {phase.last} is written")
+    return begin._replace(
+        step=phase.last,
+        state=devices.unreplicate(state),
+        carry=devices.fetch_rows(carry),
+        high_steps=reporter.high_steps,
+        update_bytes=phase.update_bytes,
+    )
+
+
+def _start_process(
+    stack: ExitStack, config: Config, *, owns_process: bool
+) -> tuple[Cluster, guard.Watchdog, list[signal.Signals]]:
+    """Join the other processes; a process of its own is watched, and stops at signals.
+
+    Returns:
+        The processes; the watchdog; and the signals received, always none if none is handled.
+    """
+    cluster = Cluster(config.distributed, Path(config.out))
+    if cluster.processes > 1 and not owns_process:
+        raise UserError(
+            f"distributed.processes is {cluster.processes}: if one of several processes is lost, "
+            "the others must end at once. Train with owns_process=True, in processes that do "
+            "nothing else, or with the command `mlstm-jax train`."
+        )
+    stack.enter_context(environment.silence())
+    stack.enter_context(cluster)
+    seconds = config.train.watchdog_seconds
+    watchdog = guard.Watchdog(seconds, cluster.stop, cluster.index, resume_advice)
+    signals: list[signal.Signals] = []
+    if owns_process:
+        stack.enter_context(watchdog)
+        signals = stack.enter_context(guard.collect())
+    stack.enter_context(run_folder.disk_errors(Path(config.out)))
+    if config.train.deterministic:
+        environment.require_deterministic()
+    return cluster, watchdog, signals
+
+
+def _make_model(config: Config, devices: Parallel) -> LanguageModel:
+    """Return the model for training, after a check that the devices can run its kernels."""
+    loops = None
+    if config.devices.kernels == "pallas":
+        pallas.require_gpu(config.model.hidden, devices.compute_capability())
+        loops = pallas.PALLAS
+    return LanguageModel(config.model, config.precision, config.train.recompute_every, loops)
+
+
+def _open_checkpoints(config: Config, cluster: Cluster) -> Checkpoints:
+    """Open the checkpoints of the run; UserError unless all processes see the same ones."""
+    folder = Path(config.out)
+    # A divergence is detected this many steps after it began.
+    reach = 1 + max(config.train.divergence_steps, config.precision.max_consecutive_skips)
+    checkpoints = Checkpoints(folder, run.id_of(folder), config.train.keep_checkpoints, reach=reach)
+    cluster.require_equal(
+        {"checkpoints": checkpoints.steps()},
+        "The run folder must be on a file system that all processes share.",
+    )
+    return checkpoints
+
+
+@contextmanager
+def _divergence_advice(checkpoints: Checkpoints, config: Config) -> Iterator[None]:
+    """Delete the checkpoints after a divergence began, and tell the user how to go on."""
+    try:
+        yield
+    except Diverged as diverged:
+        checkpoints.drop_after(diverged.last_good_step)
+        rate = config.optimizer.learning_rate
+        raise diverged.with_resume_advice(checkpoints.latest(), rate) from None
+
+
+def _enter(
+    phase: ResolvedPhase, begin: Beginning, model: LanguageModel, devices: Parallel
+) -> Beginning:
+    """Return the state and the carry with which a phase begins, or with which it resumes."""
+    data = phase.config.data
+    carry = begin.carry
+    is_new = begin.step == phase.first and not phase.continues
+    if carry is None or is_new:
+        rows = devices.rows(data.batch)
+        carry = jax.tree.map(lambda x: x[rows], model.init_carry(data.batch))
+    state = optimizer.rescale_second_moment(
+        phase.config.optimizer, begin.state, begin.update_bytes, phase.update_bytes
+    )
+    return begin._replace(state=state, carry=carry)
+
+
+def _make_step(
+    phase: ResolvedPhase, rate: optax.Schedule, model: LanguageModel, devices: Parallel
+) -> Callable[..., Any]:
+    """Return the training step of all devices; state and carry are donated to it."""
+    config = phase.config
+    tx = optimizer.build(
+        config.optimizer,
+        config.model,
+        rate,
+        update_bytes=phase.update_bytes,
+        axis_name=parallel.AXIS,
+        compute=config.precision.compute,
+    )
+    return devices.map(make_train_step(config, model, tx, rate, parallel.AXIS), donate=(0, 1))
+
+
+def _evaluate(
+    evaluator: Evaluator,
+    score_labels: Callable[[Parameters], tuple[float, float]] | None,
+    devices: Parallel,
+    watchdog: guard.Watchdog,
+    state: TrainState,
+) -> Score:
+    """Return the score of the validation split, and of its labels if the run has any."""
+    score = evaluator(state.params, lambda n: watchdog.beat(f"the devices score window {n}"))
+    if score_labels is None:
+        return score
+    watchdog.beat("the labels of the validation texts are predicted")
+    with jax.transfer_guard("allow"):
+        loss, accuracy = score_labels(devices.unreplicate(state.params))
+    return score._replace(label_loss=loss, accuracy=accuracy)
+
+
+def _save(
+    checkpoints: Checkpoints,
+    corpus: Corpus,
+    devices: Parallel,
+    phase: ResolvedPhase,
+    start: str | None,
+    reporter: Reporter,
+    step: int,
+    state: TrainState,
+    carry: Carry,
+    score: Score | None,
+) -> None:
+    """Save a checkpoint of the replicated state and of the rows of all processes."""
+    about = checkpoint_meta(phase, corpus, step)._replace(
+        start=start,
+        high_steps=reporter.high_steps,
+        bpc=score.bpc if score else None,
+        label_loss=score.label_loss if score else None,
+        metrics=reporter.extent(),
+    )
+    saved_state = devices.unreplicate(state)
+    saved_carry = devices.fetch_rows(carry)
+    # Orbax makes implicit transfers to the host.
+    with jax.transfer_guard("allow"):
+        checkpoints.save(step, saved_state, saved_carry, devices.join_rows, about)
