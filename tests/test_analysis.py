@@ -80,6 +80,18 @@ def test_a_run_becomes_tables(tmp_path: Path) -> None:
     assert list(analysis.summary(iter([first, second, first])).index) == ["a", "deep/b", "a"]
 
 
+def test_the_configs_of_all_studies_are_of_this_version() -> None:
+    """A field that is removed from the config must be removed from results/, too."""
+    studies = sorted((Path(__file__).parents[1] / "results").glob("*/runs.jsonl.gz"))
+    assert studies
+    for study in studies:
+        with gzip.open(study, "rt") as file:
+            for line in file:
+                run = json.loads(line)
+                if "config" in run:  # The study of fp8 has none.
+                    config_text.from_json(json.dumps(run["config"]), study)
+
+
 def test_a_study_in_one_file_is_read_as_its_folders(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / "runs" / name) for name in ("8/a", "8/b, seed 0", "64/a")]
     with gzip.open(tmp_path / "runs.jsonl.gz", "wt") as file:
