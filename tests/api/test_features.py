@@ -118,6 +118,7 @@ def test_a_model_is_fine_tuned_as_a_classifier(model, tmp_path, classes) -> None
     np.testing.assert_array_equal(again.predict_proba(TEXTS), shares)
 
 
+@pytest.mark.filterwarnings("ignore::mlstm_jax.errors.Note")
 def test_what_cannot_be_fine_tuned_is_refused(model: mlstm.TrainedModel) -> None:
     for labels, message in ((["1", "1.0"], "some of which are equal"), ([0.5, 0.7], "continuous")):
         with pytest.raises(ValueError, match=message):
