@@ -8,10 +8,10 @@ Hardware:  one core of an AMD EPYC with AVX2, about five minutes a run
 
 The paper trains for at most three epochs with a rate that falls linearly to zero over 100,000
 updates, whatever the batch: 2,048 rows end by the decay after 1.4 epochs, 32,768 rows after 14,000
-updates. Here three epochs of 32 rows are about DECAY updates, so that 16 rows end by the decay after
-half of the text, and all larger batches by the text. "Adam" has one rate at every batch, as in the
-paper: the best at 16 rows (batch_rates_128). "Adam, 3e-3" has the paper's rate. "Muon" has the rates
-of batch_table_128.
+updates. Here three epochs of 32 rows are about DECAY updates, so that 16 rows end by the decay
+after half of the text, and all larger batches by the text. "Adam" has one rate at every batch, as
+in the paper: the best at 16 rows (batch_rates_128). "Adam, 3e-3" has the paper's rate. "Muon" has
+the rates of batch_table_128.
 """
 
 from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train, vary
