@@ -6,28 +6,29 @@ import jax
 import jax.numpy as jnp
 from flax import linen
 
+from mlstm_jax.model.architecture import Carry
+from mlstm_jax.model.mlstm import LayerWeights
 from mlstm_jax.model.ops import dot
-from mlstm_jax.model.recurrence import Carry, LayerWeights
-from mlstm_jax.model.time_loops import Sequence
 
 Array = jax.Array
 
 
 def autodiff(
+    _: Any,
     carry: Carry,
-    sequence: Sequence,
+    bytes_TB: Array,
     weights: LayerWeights,
     compute: jnp.dtype,
-    *_: Any,
+    **__: Any,
 ) -> tuple[Carry, Array]:
     """Run a straightforward scan, with the input projections outside it.
 
-    It takes the arguments of `recurrence`, so that it can replace it, but ignores the last two. JAX
+    It takes the arguments of `run_layer`, so that it can replace it, but ignores the options. JAX
     computes the gradient. The lookups are outside the scan, since JAX's gradient of a lookup inside
     it would be even slower.
     """
-    mx_TBH = weights.wmx_IH[sequence.x]
-    zx_TBG = weights.wx_IG[sequence.x] + weights.b_G[None, None]
+    mx_TBH = weights.wmx_IH[bytes_TB]
+    zx_TBG = weights.wx_IG[bytes_TB] + weights.b_G[None, None]
     wmh_HH, wh_HG = weights.wmh_HH.astype(compute), weights.wh_HG.astype(compute)
 
     def step(carry: Carry, now: tuple[Array, Array]) -> tuple[Carry, Array]:

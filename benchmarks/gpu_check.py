@@ -52,14 +52,11 @@ from compiled_program import (  # noqa: E402
 from reference import bound, error  # noqa: E402
 
 from mlstm_jax.corpora.prepare import prepare  # noqa: E402
+from mlstm_jax.model.architecture import Carry  # noqa: E402
 from mlstm_jax.model.language_model import LanguageModel  # noqa: E402
+from mlstm_jax.model.mlstm import MLSTM, STACKED, LayerWeights  # noqa: E402
 from mlstm_jax.model.pallas import INTERPRETED, PALLAS, require_gpu  # noqa: E402
-from mlstm_jax.model.recurrence import (  # noqa: E402
-    STACKED,
-    Carry,
-    LayerWeights,
-)
-from mlstm_jax.model.time_loops import Loops, Sequence, recurrence  # noqa: E402
+from mlstm_jax.model.stack import Loops, run_layer  # noqa: E402
 from mlstm_jax.training import metrics, optimizer, parallel, schedule  # noqa: E402
 from mlstm_jax.training.parallel import Parallel  # noqa: E402
 from mlstm_jax.training.state import fresh_state  # noqa: E402
@@ -164,8 +161,8 @@ def our_own_kernels(compute: str) -> Result:
 
     def gradient(loops: Loops) -> Any:
         def scalar(carry: Carry, weights: LayerWeights) -> jax.Array:
-            sequence, dtype = Sequence(bytes_TB), jnp.dtype(NAMES[compute])
-            made = recurrence(carry, sequence, weights, dtype, None, loops)
+            dtype = jnp.dtype(NAMES[compute])
+            made = run_layer(MLSTM(), carry, bytes_TB, weights, dtype, loops=loops)
             return jnp.vdot(made[1].astype(jnp.float32), cotangent) + jnp.sum(made[0].c)
 
         with jax.default_matmul_precision("highest"):

@@ -3,7 +3,7 @@
     python benchmarks/recurrence.py --grid small --json benchmarks/results/recurrence_cpu.json
 
 It goes from the bytes of a window to h at every step: embedding, input projections, one layer. The
-gradient is with respect to all weights. "ours" is mlstm_jax/model/recurrence.py; "autodiff" is the
+gradient is with respect to all weights. "ours" is mlstm_jax/model/mlstm.py; "autodiff" is the
 plain scan with JAX's gradient; "flax_lstm" is Flax's LSTM of the same width, a familiar reference
 with a fifth fewer flops; "torch" is the same mLSTM in eager PyTorch. It needs jax, flax and numpy,
 and torch to measure it.
@@ -19,14 +19,10 @@ import jax.numpy as jnp
 import measure
 from measure import DTYPES, Case, Point
 
+from mlstm_jax.model.architecture import Carry
+from mlstm_jax.model.mlstm import MLSTM, LayerWeights
 from mlstm_jax.model.ops import matmul
-from mlstm_jax.model.recurrence import (
-    SEPARATE,
-    STACKED,
-    Carry,
-    LayerWeights,
-)
-from mlstm_jax.model.time_loops import Sequence, recurrence
+from mlstm_jax.model.stack import run_layer
 
 EMBEDDING = 64
 IMPLEMENTATIONS = ["ours", "autodiff", "flax_lstm", "torch"]
@@ -63,7 +59,7 @@ def mlstm(run: Callable[..., Any], point: Point, params: Tree, bytes_TB: jax.Arr
         wh_HG=params["wh"],
         b_G=params["b"],
     )
-    return run(Carry(zero, zero), Sequence(bytes_TB), weights, compute)[1]
+    return run(MLSTM(hidden=point.hidden), Carry(zero, zero), bytes_TB, weights, compute)[1]
 
 
 def jax_cases(
@@ -121,10 +117,8 @@ def cases(arguments: Any, point: Point) -> Iterator[Case]:
     data, params = (bytes_TB, direction_TBH), make_parameters(point.hidden)
     chosen, flops = arguments.implementations, point.layer_flops
     if "ours" in chosen:
-        # The same choice as the model's.
-        loops = SEPARATE if jax.default_backend() == "cpu" else STACKED
         for k in [None, *arguments.recompute_every]:
-            forward = partial(mlstm, partial(recurrence, recompute_every=k, loops=loops), point)
+            forward = partial(mlstm, partial(run_layer, recompute_every=k), point)
             yield from jax_cases("ours", point, flops, forward, params, data, k)
     if "autodiff" in chosen:
         forward = partial(mlstm, baselines.autodiff, point)

@@ -22,7 +22,7 @@ from measure import Case, Point
 
 from mlstm_jax.config import Config, Data, Model, Optimizer, Precision
 from mlstm_jax.data.stream import Batch
-from mlstm_jax.model import mlstm
+from mlstm_jax.model import stack
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.pallas import PALLAS
 from mlstm_jax.training import optimizer, parallel, schedule
@@ -61,11 +61,8 @@ def our_case(name: str, point: Point, recompute_every: int | None) -> Case:
     carry = devices.split_rows(model.init_carry(point.batch))
     batch = devices.split_rows(make_batch(point))
     go_on = devices.replicate(np.float32(0))
-    with mock.patch.object(
-        mlstm,
-        "recurrence",
-        baselines.autodiff if name == "autodiff" else mlstm.recurrence,
-    ):
+    run_layer = baselines.autodiff if name == "autodiff" else stack.run_layer
+    with mock.patch.object(stack, "run_layer", run_layer):
         compiled = step.lower(state, carry, batch, go_on).compile()
     now = [state, carry]
 

@@ -33,7 +33,7 @@ from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import ModelWeights
 from mlstm_jax.model.language_model import LanguageModel, Parameters, unknown_bytes
 from mlstm_jax.model.ops import Compute
-from mlstm_jax.model.recurrent import Recurrent
+from mlstm_jax.model.stack import Recurrent
 
 WEIGHTS = "weights.safetensors"
 ENVIRONMENT = "environment.json"

@@ -147,8 +147,7 @@ def test_what_is_compared_computes_the_same(random) -> None:
     import recurrence as benchmark
     from measure import Point
 
-    from mlstm_jax.model.recurrence import SEPARATE
-    from mlstm_jax.model.time_loops import recurrence
+    from mlstm_jax.model.stack import run_layer
 
     point = Point(12, 3, 9, "fp32")
     params = benchmark.make_parameters(point.hidden)
@@ -162,7 +161,7 @@ def test_what_is_compared_computes_the_same(random) -> None:
         return jax.jit(jax.value_and_grad(scalar))(params)
 
     # 3 rows of 9 steps, and there and back through the products of 12 units.
-    ours = by_jax(partial(recurrence, recompute_every=None, loops=SEPARATE))
+    ours = by_jax(run_layer)
     assert_close(ours, by_jax(baselines.autodiff), 3 * 9 + 2 * (2 * 12 + 1))
 
 

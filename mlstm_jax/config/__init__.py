@@ -30,7 +30,7 @@ from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.gated import GRU, LSTM
 from mlstm_jax.model.mlstm import MLSTM
 from mlstm_jax.model.ops import Compute, Precision
-from mlstm_jax.model.recurrent import Recurrent
+from mlstm_jax.model.stack import Recurrent
 from mlstm_jax.model.transformer import BERT, Transformer
 
 Model = MLSTM

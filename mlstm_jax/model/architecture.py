@@ -7,7 +7,7 @@ optimizers for matrices, the plan for products and memory. `LanguageModel` (lang
 its body with what all models share: the embedding, the decoder and the label heads.
 
 A kind is one file here and one line in config/__init__.py. Recurrent kinds derive from `Recurrent`
-(recurrent.py), which stacks their layers.
+(stack.py), which stacks their layers.
 """
 
 from abc import ABC, abstractmethod
@@ -38,25 +38,20 @@ class Carry(NamedTuple):
     c: Any
 
 
-class ReadOptions(NamedTuple):
-    """How a window is read."""
-
-    compute: Any  # operand type of every product
-    # Also return the state after each byte, or the sum of h over the bytes; without a gradient.
-    states: bool | Literal["sum"]
-    recompute_every: int | None  # see config.Train
-    loops: Any  # see recurrence.Loops; None: the fastest of XLA for JAX's default backend
-
-
 class Window(NamedTuple):
-    """What the layers of a model read."""
+    """What the layers of a model read, and how."""
 
     embedding_VE: Any
     bytes_TB: Any  # int32; also other symbols of the model, see `Architecture.symbols`
     carry: Tree  # before the window, [B, ...]
-    padding_mask_TB: Any  # bool, true in the padding, where the carry does not change; or None
-    dropout_B: Any  # factors of units, [B, *Architecture.dropout_shape]; or None
+    compute: Any  # operand type of every product
+    padding_mask_TB: Any = None  # bool, true in the padding, where the carry does not change
+    dropout_B: Any = None  # factors of units, [B, *Architecture.dropout_shape]
+    # Also return the state after each byte, or the sum of h over the bytes; without a gradient.
+    states: bool | Literal["sum"] = False
     ready: Any = None  # see `Architecture.ready`
+    recompute_every: int | None = None  # see config.Train
+    loops: Any = None  # of a recurrent layer, see stack.Loops; None: the fastest of XLA
 
 
 class Products(NamedTuple):
@@ -198,13 +193,13 @@ class Architecture(ABC):
         return self.shape
 
     @abstractmethod
-    def read(self, window: Window, options: ReadOptions) -> tuple[Tree, Any, Tree]:
+    def read(self, window: Window) -> tuple[Tree, Any, Tree]:
         """Read a window, within `LanguageModel`, whose parameters the layers create.
 
         Returns:
             The carry after the window; the output [T, B, H] in the compute type; and the states
             after each byte, a tree for `named_states`, [B, T, L, H], or the sum of h over the
-            bytes, of a `Recurrent` model, float32 [B, L, H]; or None unless `options.states`.
+            bytes, of a `Recurrent` model, float32 [B, L, H]; or None unless `window.states`.
         """
 
     def matrices(self, name: str) -> int:

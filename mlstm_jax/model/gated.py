@@ -8,7 +8,7 @@ in which the K columns of Wh are the first of the Z of z, and those of Wx the la
 all of z; a GRU keeps the terms of its candidate apart. A cell is the function `advance`, which
 makes the next carry of z and the carry.
 
-The gradient is explicit for the reasons that recurrence.py has: the loop back computes dz_t only,
+The gradient is explicit for the reasons that mlstm.py has: the loop back computes dz_t only,
 in the buffer of z, and each weight gradient is one product over all steps, summed in float32. It
 computes the gates a second time, from z. Between steps h is float32.
 
@@ -24,7 +24,7 @@ A gate's Wx is at first normal(0, 1/√I), and its Wh orthogonal, as in Flax's c
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -32,24 +32,26 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen
 
-from mlstm_jax.model.architecture import Carry, ReadOptions, Tree
+from mlstm_jax.model.architecture import Carry, Tree
 from mlstm_jax.model.ops import (
+    as_bits,
     bias_gradient,
     is_bytes,
+    of_bits,
     project,
     project_gradient,
     sum_rows,
     times,
 )
-from mlstm_jax.model.recurrent import Matrix, Recurrent, matrix
-from mlstm_jax.model.time_loops import (
+from mlstm_jax.model.stack import (
     Loops,
-    Sequence,
-    as_bits,
+    Matrix,
+    Recurrent,
+    Step,
     empty_buffer,
-    of_bits,
+    empty_buffers,
+    matrix,
     put_step,
-    recurrence,
     step_of,
 )
 
@@ -86,22 +88,20 @@ def _float32(carry: Tree) -> Tree:
     return jax.tree.map(lambda x: x.astype(jnp.float32), carry)
 
 
-def gated_step(
-    advance: Advance, weights: GatedWeights, rows: int
-) -> Callable[[Array, Tree, Sequence], tuple[Tree, Array]]:
-    """Return the function of one step of `rows` rows, with rounded matrices.
+def gated_step(advance: Advance, weights: GatedWeights, rows: int) -> Step:
+    """Return the function of one step of `rows` rows, with rounded matrices; it keeps z."""
+    times_wh = times(weights.wh_HK, rows)
+    size = weights.b_Z.shape[0]
 
-    It takes h in the type of the products, the carry, and the input of the step; it returns the new
-    carry, and z.
-    """
-    times_wh, size = times(weights.wh_HK, rows), weights.b_Z.shape[0]
-
-    def step(rounded_h: Array, carry: Tree, now: Sequence) -> tuple[Tree, Array]:
-        zh_BK, zx_BG = times_wh(rounded_h), project(now.x, weights.wx_IG)
+    def step(
+        rounded_h: Array, carry: Tree, x: Array, mask_B: Array | None = None
+    ) -> tuple[Tree, Array]:
+        zh_BK = times_wh(rounded_h)
+        zx_BG = project(x, weights.wx_IG)
         zh_BZ = jnp.pad(zh_BK, ((0, 0), (0, size - zh_BK.shape[1])))
         zx_BZ = jnp.pad(zx_BG, ((0, 0), (size - zx_BG.shape[1], 0)))
         z_BZ = zh_BZ + zx_BZ + weights.b_Z[None]
-        before, mask_B = _float32(carry), now.padding_mask_TB
+        before = _float32(carry)
         after = advance(z_BZ, before)
         if mask_B is not None:
             after = jax.tree.map(partial(jnp.where, mask_B[:, None]), before, after)
@@ -111,29 +111,25 @@ def gated_step(
 
 
 def _forward_loop(
-    advance: Advance, carry: Tree, sequence: Sequence, weights: GatedWeights, compute: jnp.dtype
+    advance: Advance, carry: Tree, x: Array, weights: GatedWeights, compute: jnp.dtype
 ) -> tuple[Tree, Saved]:
-    """Run the window with rounded matrices; return the new carry and what the loop back needs."""
-    window, shape = sequence.x.shape[0], carry.h.shape
-    run = gated_step(advance, weights, shape[0])
+    """Run the window; see `Loops`."""
+    window = x.shape[0]
+    rows = x.shape[1]
+    run = gated_step(advance, weights, rows)
 
     def step(t: Array, before: tuple[Array, Tree, Saved]) -> tuple[Array, Tree, Saved]:
         rounded_h, carry, saved = before
-        after, z_BZ = run(rounded_h, carry, step_of(sequence, t))
+        after, z_BZ = run(rounded_h, carry, step_of(x, t), None)
         rounded_h = after.h.astype(compute)
-        saved = Saved(
-            put_step(saved.h_TBH, rounded_h, t),
-            put_step(saved.z_TBZ, z_BZ.astype(compute), t),
-            jax.tree.map(lambda buffer, x: put_step(buffer, x, t), saved.before, carry),
-        )
-        return rounded_h, after, saved
+        return rounded_h, after, put_step(saved, Saved(rounded_h, z_BZ.astype(compute), carry), t)
 
     saved = Saved(
-        empty_buffer((window, *shape), compute),
-        empty_buffer((window, shape[0], weights.b_Z.shape[0]), compute),
-        jax.tree.map(lambda x: empty_buffer((window, *x.shape), x.dtype), carry),
+        empty_buffer((window, *carry.h.shape), compute),
+        empty_buffer((window, rows, weights.b_Z.shape[0]), compute),
+        empty_buffers(window, carry),
     )
-    first = carry.h.astype(compute), carry, saved
+    first = (carry.h.astype(compute), carry, saved)
     _, last, saved = jax.lax.fori_loop(0, window, step, first)
     return last, saved
 
@@ -141,7 +137,7 @@ def _forward_loop(
 def _backward_loop(
     advance: Advance,
     first: Tree,
-    sequence: Sequence,
+    x: Array,
     weights: GatedWeights,
     saved: Saved,
     compute: jnp.dtype,
@@ -149,16 +145,16 @@ def _backward_loop(
     dh_TBH: Array,
 ) -> tuple[Tree, Array]:
     """Return the cotangents of the carry before the window, and of z, [T, B, Z]."""
-    window, columns = sequence.x.shape[0], weights.wh_HK.shape[1]
+    window = x.shape[0]
+    columns = weights.wh_HK.shape[1]
     times_wh = times(weights.wh_HK, first.h.shape[0], transposed=True)
     dh_bits = as_bits(dh_TBH)
 
     def step(k: Array, later: tuple[Tree, Array, Array]) -> tuple[Tree, Array, Array]:
         dcarry, z_BZ, dz_TBZ = later
         t = window - 1 - k
-        before = jax.tree.map(
-            lambda x, like: of_bits(x, like.dtype), step_of(saved.before, t), first
-        )
+        bits = step_of(saved.before, t)
+        before = jax.tree.map(lambda x, like: of_bits(x, like.dtype), bits, first)
         dh = of_bits(step_of(dh_bits, t), compute).astype(jnp.float32)
         dcarry = dcarry._replace(h=dcarry.h + dh)
         z_BZ = of_bits(z_BZ, compute).astype(jnp.float32)
@@ -172,7 +168,7 @@ def _backward_loop(
         return dcarry, step_of(dz_TBZ, jnp.maximum(t - 1, 0)), dz_TBZ
 
     z_TBZ = saved.z_TBZ
-    start = _float32(dlast), step_of(z_TBZ, jnp.int32(window - 1)), z_TBZ
+    start = (_float32(dlast), step_of(z_TBZ, jnp.int32(window - 1)), z_TBZ)
     dfirst, _, dz_TBZ = jax.lax.fori_loop(0, window, step, start)
     return dfirst, of_bits(dz_TBZ, compute)
 
@@ -180,36 +176,31 @@ def _backward_loop(
 def _backward(
     advance: Advance,
     first: Tree,
-    sequence: Sequence,
+    x: Array,
     weights: GatedWeights,
     saved: Saved,
     compute: jnp.dtype,
-    *cotangents: Any,
+    dlast: Tree,
+    dh_TBH: Array,
 ) -> tuple[Tree, Array | None, GatedWeights]:
-    dfirst, dz_TBZ = _backward_loop(advance, first, sequence, weights, saved, compute, *cotangents)
+    """Return the cotangents of the carry, of x and of the weights; see `Loops`."""
+    dfirst, dz_TBZ = _backward_loop(advance, first, x, weights, saved, compute, dlast, dh_TBH)
     h_TBH = of_bits(saved.h_TBH, compute)
     before_h_TBH = jnp.concatenate([first.h.astype(compute)[None], h_TBH[:-1]])
     of_h = weights.wh_HK.shape[1]
     only_h = dz_TBZ.shape[-1] - weights.wx_IG.shape[1]
     dz_TBG = dz_TBZ[..., only_h:]
-    dx, dwx_IG = project_gradient(sequence.x, weights.wx_IG, dz_TBG)
-    db_G = bias_gradient(sequence.x, dwx_IG, dz_TBG)
+    dx, dwx_IG = project_gradient(x, weights.wx_IG, dz_TBG)
+    if dx is not None:
+        dx = dx.astype(x.dtype)
+    db_G = bias_gradient(x, dwx_IG, dz_TBG)
     db_K = jnp.sum(dz_TBZ[..., :only_h], (0, 1), dtype=jnp.float32)
-    return (
-        jax.tree.map(lambda x, like: x.astype(like.dtype), dfirst, first),
-        dx if dx is None else dx.astype(sequence.x.dtype),
-        GatedWeights(
-            wx_IG=dwx_IG,
-            wh_HK=sum_rows(before_h_TBH, dz_TBZ[..., :of_h]),
-            b_Z=jnp.concatenate([db_K, db_G]),
-        ),
+    dweights = GatedWeights(
+        wx_IG=dwx_IG,
+        wh_HK=sum_rows(before_h_TBH, dz_TBZ[..., :of_h]),
+        b_Z=jnp.concatenate([db_K, db_G]),
     )
-
-
-@cache
-def _loops(advance: Advance) -> Loops:
-    forward = partial(_forward_loop, advance)
-    return Loops(forward, forward, partial(_backward, advance))
+    return jax.tree.map(lambda x, like: x.astype(like.dtype), dfirst, first), dx, dweights
 
 
 def _gate_by_gate(initialise: Any, gates: int) -> Any:
@@ -250,17 +241,13 @@ class GatedCell(Recurrent):
         """Return both matrices and the bias."""
         return GatedWeights(matrix(params, "wx"), matrix(params, "wh"), params["b"])
 
-    def step(self, weights: GatedWeights, rows: int) -> Callable[[Tree, Sequence], Tree]:
-        """Return the function of the carry and the input to the carry after a step."""
-        advance = gated_step(self.advance, weights, rows)
-        return lambda carry, now: advance(carry.h, carry, now)[0]
+    def step(self, weights: GatedWeights, rows: int) -> Step:
+        """Return the function of one step."""
+        return gated_step(self.advance, weights, rows)
 
-    def run(
-        self, weights: GatedWeights, carry: Tree, sequence: Sequence, options: ReadOptions
-    ) -> tuple[Tree, Array]:
-        """Run the recurrence over a window."""
-        every, loops = options.recompute_every, _loops(self.advance)
-        return recurrence(carry, sequence, weights, options.compute, every, loops)
+    def loops(self) -> Loops:
+        """Return the loops with this cell."""
+        return Loops(partial(_forward_loop, self.advance), partial(_backward, self.advance))
 
     def step_bytes(self, width: int, cell: int) -> int:
         """Count h, z, which becomes dz, and the carry before the step."""

@@ -22,10 +22,9 @@ import numpy as np
 from flax import linen
 from numpy.typing import NDArray
 
-from mlstm_jax.model.architecture import VOCABULARY, Architecture, ReadOptions, Window
+from mlstm_jax.model.architecture import VOCABULARY, Architecture, Window
 from mlstm_jax.model.ops import Precision, matmul, uniform
-from mlstm_jax.model.recurrent import Recurrent
-from mlstm_jax.model.time_loops import Loops, by_step, steps_read
+from mlstm_jax.model.stack import Loops, Recurrent, put_step, step_of, steps_read
 
 Array = jax.Array
 Parameters = Any  # A tree of float32 arrays, as in the docstring above.
@@ -135,9 +134,6 @@ class LanguageModel(linen.Module):
         model = self.model
         with self.product_precision():
             sums_later = return_states == "sum" and not isinstance(model, Recurrent)
-            options = ReadOptions(
-                self.compute, sums_later or return_states, self.recompute_every, self.loops
-            )
             embedding_VE = self.param(
                 "embedding",
                 linen.initializers.normal(model.embedding_std),
@@ -145,8 +141,19 @@ class LanguageModel(linen.Module):
             )
             bytes_TB = bytes_BT.T.astype(jnp.int32)
             padding_mask_TB = None if padding_mask_BT is None else padding_mask_BT.T
-            window = Window(embedding_VE, bytes_TB, carry, padding_mask_TB, dropout_B, ready)
-            carry, x, states_BTLH = model.read(window, options)
+            window = Window(
+                embedding_VE,
+                bytes_TB,
+                carry,
+                self.compute,
+                padding_mask_TB,
+                dropout_B,
+                states=sums_later or return_states,
+                ready=ready,
+                recompute_every=self.recompute_every,
+                loops=self.loops,
+            )
+            carry, x, states_BTLH = model.read(window)
             if sums_later:
                 h_BTLH = model.named_states(states_BTLH)["h"].astype(jnp.float32)
                 if padding_mask_BT is not None:
@@ -158,7 +165,7 @@ class LanguageModel(linen.Module):
             bias_V = self.param("decoder_bias", linen.initializers.zeros, (VOCABULARY,))
             if return_states is True:
                 steps = steps_read(x.shape[0], padding_mask_TB)
-                logits_TBV = by_step(lambda x_BH: matmul(x_BH, kernel_HV, self.compute), x, steps)
+                logits_TBV = _logits_by_step(x, kernel_HV, self.compute, steps)
             else:
                 logits_TBV = matmul(x, kernel_HV, self.compute)
             logits_TBV = logits_TBV + bias_V[None, None, :]
@@ -177,6 +184,19 @@ class LanguageModel(linen.Module):
         """Return initial parameters; the same key gives the same values on every device."""
         window_BT = jnp.zeros((1, 1), jnp.uint8)
         return self.init(key, window_BT, self.init_carry(1))["params"]
+
+
+def _logits_by_step(x_TBH: Array, kernel_HV: Array, compute: Any, steps: Array | int) -> Array:
+    """Multiply the first steps of x by the decoder's kernel, one at a time; no gradient.
+
+    A product of all steps at once would round a row otherwise in a window of another length.
+    """
+
+    def step(t: Array, logits_TBV: Array) -> Array:
+        return put_step(logits_TBV, matmul(step_of(x_TBH, t), kernel_HV, compute), t)
+
+    zeros_TBV = jnp.zeros((*x_TBH.shape[:2], kernel_HV.shape[1]), jnp.float32)
+    return jax.lax.fori_loop(0, steps, step, zeros_TBV)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

@@ -23,7 +23,6 @@ import jax.numpy as jnp
 
 from mlstm_jax.errors import require
 from mlstm_jax.fields import Between, Checked, Count
-from mlstm_jax.model.time_loops import as_bits, of_bits, step_of
 
 try:
     # The only file that needs it. Without it `transposed` is xᵀ: the same numbers, more slowly.
@@ -71,6 +70,16 @@ class Precision(Checked, section="precision"):
         require(low <= high, "precision.max_loss_scale", high, f"at least {low}")
         rule = f"between {low} and {high}"
         require(low <= first <= high, "precision.initial_loss_scale", first, rule)
+
+
+def as_bits(x: Array) -> Array:
+    """Return an array as it is stored in a time buffer: half types as their bits, uint16."""
+    return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype.itemsize == 2 else x
+
+
+def of_bits(x: Array, dtype: jnp.dtype) -> Array:
+    """Return the array of type `dtype` that was passed to `as_bits`."""
+    return jax.lax.bitcast_convert_type(x, dtype) if x.dtype == jnp.uint16 else x
 
 
 def transposed(x_RC: Array) -> Array:
@@ -225,15 +234,13 @@ def _sum_rows_by_byte(bytes_TB: Array, dy_TBO: Array, rows: int) -> Array:
 
     def scatter(bytes_TB: Array, dy_TBO: Array) -> Array:
         # One step at a time: a scatter of the whole buffer would first copy it to float32.
-        window_bits = as_bits(dy_TBO)
-
-        def step(t: Array, sums: Array) -> Array:
-            bytes_B, bits_BO = step_of((bytes_TB, window_bits), t)
+        def step(sums: Array, now: tuple[Array, Array]) -> tuple[Array, None]:
+            bytes_B, bits_BO = now
             dy_BO = of_bits(bits_BO, dy_TBO.dtype).astype(jnp.float32)
-            return sums.at[bytes_B].add(dy_BO, mode="promise_in_bounds")
+            return sums.at[bytes_B].add(dy_BO, mode="promise_in_bounds"), None
 
         zeros = jnp.zeros((rows, dy_TBO.shape[-1]), jnp.float32)
-        return jax.lax.fori_loop(0, bytes_TB.shape[0], step, zeros)
+        return jax.lax.scan(step, zeros, (bytes_TB, as_bits(dy_TBO)))[0]
 
     def product(bytes_TB: Array, dy_TBO: Array) -> Array:
         return sum_rows(jax.nn.one_hot(bytes_TB, rows, dtype=dy_TBO.dtype), dy_TBO)

@@ -11,8 +11,7 @@ deprecated since jax 0.11; this module uses the other, Mosaic GPU, which compile
 capability 9.0 and later, and since jax 0.11 for 8.0. On a CPU the same kernels run in Pallas's
 interpreter, which is slow and only meant for tests.
 
-Arrays and the equations of a step are those of recurrence.py. The loops run only under a gradient,
-so they know no padding.
+Arrays and the equations of a step are those of mlstm.py.
 """
 
 from collections.abc import Callable
@@ -24,9 +23,9 @@ import jax.numpy as jnp
 
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Carry
+from mlstm_jax.model.mlstm import Gates, LayerWeights, Saved, advance, gradient, step_gradient
 from mlstm_jax.model.ops import dot, is_bytes, project
-from mlstm_jax.model.recurrence import Gates, LayerWeights, Saved, advance, loops_of, step_gradient
-from mlstm_jax.model.time_loops import Sequence
+from mlstm_jax.model.stack import Loops
 
 try:
     # The only file that imports Pallas, and below Mosaic. Without it devices.kernels cannot be
@@ -247,10 +246,10 @@ def _as_array(t: Array) -> Array:
 
 
 def _forward_loop(
-    interpret: bool, carry: Carry, sequence: Sequence, weights: LayerWeights, compute: Any
+    interpret: bool, carry: Carry, x_TB: Array, weights: LayerWeights, compute: Any
 ) -> tuple[Carry, Saved]:
     """Run the window; see `Loops`. `before_c` also has c after the last step, [T + 1, B, H]."""
-    first_h, first_c, x_TB = carry.h, carry.c, sequence.x
+    first_h, first_c = carry
     wmx_IH, wx_IG, wmh_HH, wh_HG, b_G = weights
     window, (rows, hidden), cell_type = x_TB.shape[0], first_h.shape, first_c.dtype
 
@@ -306,7 +305,7 @@ def _forward_loop(
 def _backward_loop(
     interpret: bool,
     first: Carry,
-    sequence: Sequence,
+    x_TB: Array,
     weights: LayerWeights,
     saved: Saved,
     compute: Any,
@@ -314,7 +313,7 @@ def _backward_loop(
     dh_TBH: Array,
 ) -> tuple[Array, Array, Array, Array]:
     """Run back through the window; see `Loops`."""
-    x_TB, before_c, mh_gates = sequence.x, saved.before_c, saved.mh_gates[0]
+    before_c, mh_gates = saved.before_c, saved.mh_gates[0]
     wmx_IH, _, wmh_HH, wh_HG, _ = weights
     window, (rows, hidden) = x_TB.shape[0], dlast.h.shape
     wmh_transposed, wh_transposed = wmh_HH.T, wh_HG.T
@@ -376,7 +375,5 @@ def _backward_loop(
 
 
 # Our kernels, on a GPU; and in Pallas's interpreter, for tests.
-PALLAS, INTERPRETED = (
-    loops_of(partial(_forward_loop, interpret), partial(_backward_loop, interpret))
-    for interpret in (False, True)
-)
+PALLAS = Loops(partial(_forward_loop, False), partial(gradient, partial(_backward_loop, False)))
+INTERPRETED = Loops(partial(_forward_loop, True), partial(gradient, partial(_backward_loop, True)))

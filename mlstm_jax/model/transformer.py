@@ -43,7 +43,6 @@ from mlstm_jax.model.architecture import (
     Layers,
     ObjectiveName,
     Products,
-    ReadOptions,
     Size,
     Tree,
     Window,
@@ -320,7 +319,7 @@ class Transformer(Architecture, title="Transformer"):
         """Return h: the output of each layer; of the top layer, after the last normalisation."""
         return {"h": carry.h}
 
-    def read(self, window: Window, options: ReadOptions) -> tuple[Tree, Array, Tree]:
+    def read(self, window: Window) -> tuple[Tree, Array, Tree]:
         """Read a window with all layers."""
         bytes_BT, before, padding_mask_TB = window.bytes_TB.T, window.carry, window.padding_mask_TB
         size = bytes_BT.shape[1]
@@ -341,18 +340,18 @@ class Transformer(Architecture, title="Transformer"):
             lengths_B = real_B
         attend = partial(attention, causal=causal, keys_BS=keys_BP, lengths_B=lengths_B)
 
-        x = Input(self, options.compute, name="input")(bytes_BT, window.embedding_VE, place_BT)
+        x = Input(self, window.compute, name="input")(bytes_BT, window.embedding_VE, place_BT)
         states = []
         for layer in range(self.layers):
             dropout = None if window.dropout_B is None else window.dropout_B[:, layer]
-            x = Layer(self, options.compute, name=f"layer_{layer}")(x, attend, dropout)
+            x = Layer(self, window.compute, name=f"layer_{layer}")(x, attend, dropout)
             states.append(x)
         x = linen.LayerNorm(epsilon=1e-5, name="norm")(x)[:, -size:]
-        output_TBH = x.astype(options.compute).swapaxes(0, 1)
+        output_TBH = x.astype(window.compute).swapaxes(0, 1)
         h_BTLH = jnp.stack([*(state[:, -size:] for state in states[:-1]), x], axis=2)
         if isinstance(before, Context):
             before = _follow(before, window.bytes_TB.T, h_BTLH, real_B)
-        return before, output_TBH, Context(h_BTLH, None, None) if options.states else None
+        return before, output_TBH, Context(h_BTLH, None, None) if window.states else None
 
     def matrices(self, name: str) -> int:
         """Count the kernels of the layers, and the one after the embedding."""

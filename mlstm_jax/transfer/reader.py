@@ -25,7 +25,7 @@ from mlstm_jax import environment
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import Carry, LanguageModel
-from mlstm_jax.model.recurrent import Recurrent
+from mlstm_jax.model.stack import Recurrent
 from mlstm_jax.run import Run
 from mlstm_jax.training.objective import cross_entropy
 from mlstm_jax.training.parallel import Parallel

@@ -6,7 +6,7 @@ An operand x is multiplied by s = (largest number of the type) / (maximum of |x|
 range of the type and rounded; the product is summed in float32 and divided by both scales. A matrix
 is rounded once per window, with its own maximum. The maxima of h, m, dz and dmh are known only
 after the window, so their scales use the largest maximum of the last updates ("delayed scaling").
-Everything else is as in mlstm_jax/model/recurrence.py with bfloat16: saved values, weight
+Everything else is as in mlstm_jax/model/mlstm.py with bfloat16: saved values, weight
 gradients, tables.
 
 A product of two fp8 numbers is exact in float32, and every fp8 number is exact in bfloat16. So on a
@@ -29,16 +29,17 @@ from mlstm_jax.model.language_model import (
     ModelOutput,
     Parameters,
 )
-from mlstm_jax.model.ops import matmul, project, project_gradient, sum_rows, weight_norm
-from mlstm_jax.model.recurrence import LayerWeights
-from mlstm_jax.model.time_loops import (
-    Sequence,
+from mlstm_jax.model.mlstm import LayerWeights
+from mlstm_jax.model.ops import (
     as_bits,
-    empty_buffer,
+    matmul,
     of_bits,
-    put_step,
-    step_of,
+    project,
+    project_gradient,
+    sum_rows,
+    weight_norm,
 )
+from mlstm_jax.model.stack import empty_buffer, put_step, step_of
 
 Array = jax.Array
 
@@ -150,13 +151,13 @@ class _Saved(NamedTuple):
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
 def recurrence(
-    carry: Carry, sequence: Sequence, weights: LayerWeights, scaling: Scaling, formats: Formats
+    carry: Carry, bytes_TB: Array, weights: LayerWeights, scaling: Scaling, formats: Formats
 ) -> tuple[Carry, Array]:
     """Run one layer over the bytes of a window, as the package does in bfloat16, without padding.
 
     The "gradient" of `scaling` is not a gradient but the statistics after the update.
     """
-    return _forward(carry, sequence, weights, scaling, formats)[0]
+    return _forward(carry, bytes_TB, weights, scaling, formats)[0]
 
 
 def _scales(scaling: Scaling, formats: Formats) -> list[Array]:
@@ -166,9 +167,9 @@ def _scales(scaling: Scaling, formats: Formats) -> list[Array]:
 
 
 def _forward(
-    carry: Carry, sequence: Sequence, weights: LayerWeights, scaling: Scaling, formats: Formats
+    carry: Carry, bytes_TB: Array, weights: LayerWeights, scaling: Scaling, formats: Formats
 ) -> tuple[tuple[Carry, Array], Any]:
-    window, shape = sequence.x.shape[0], carry.h.shape
+    window, shape = bytes_TB.shape[0], carry.h.shape
     h_scale, m_scale, *_ = _scales(scaling, formats)
     times_wmh = _Matrix.of(weights.wmh_HH, formats).product_with(h_scale)
     times_wh = _Matrix.of(weights.wh_HG, formats).product_with(m_scale)
@@ -176,7 +177,7 @@ def _forward(
 
     def step(t: Array, before: tuple[Array, Carry, _Saved]) -> tuple[Array, Carry, _Saved]:
         h_operand, carry, saved = before
-        x = step_of(sequence.x, t)
+        x = step_of(bytes_TB, t)
         mh = times_wmh(h_operand)
         m = project(x, weights.wmx_IH) * mh
         mwh = times_wh(as_operand(m, m_scale))
@@ -203,15 +204,15 @@ def _forward(
     )
     first = as_operand(carry.h, h_scale), carry, saved
     _, last, saved = jax.lax.fori_loop(0, window, step, first)
-    return (last, of_bits(saved.h, BF16)), (carry, sequence, weights, scaling, saved)
+    return (last, of_bits(saved.h, BF16)), (carry, bytes_TB, weights, scaling, saved)
 
 
 def _backward(
     formats: Formats, residuals: Any, cotangents: tuple[Carry, Array]
-) -> tuple[Carry, Sequence, LayerWeights, Scaling]:
-    first, sequence, weights, scaling, saved = residuals
+) -> tuple[Carry, None, LayerWeights, Scaling]:
+    first, bytes_TB, weights, scaling, saved = residuals
     dlast, dh_TBH = cotangents
-    window, shape = sequence.x.shape[0], first.h.shape
+    window, shape = bytes_TB.shape[0], first.h.shape
     scales = _scales(scaling, formats)
     dz_scale, dmh_scale = scales[2:]
     times_wmh = _Matrix.of(weights.wmh_HH.T, formats).product_with(dmh_scale)
@@ -222,7 +223,7 @@ def _backward(
     def step(k: Array, later: tuple[Array, ...]) -> tuple[Array, ...]:
         dh, dc, dz_TBG, dm_T2BH = later
         t = window - 1 - k
-        x, here = step_of((sequence.x, saved), t)
+        x, here = step_of((bytes_TB, saved), t)
         mx = project(x, weights.wmx_IH)
         mh, i, f, o, u = (
             of_bits(y, BF16).astype(jnp.float32)
@@ -256,16 +257,16 @@ def _backward(
     h_TBH = of_bits(saved.h, BF16)
     before_h_TBH = jnp.concatenate([first.h.astype(BF16)[None], h_TBH[:-1]])
     mh_TBH = of_bits(saved.made[0][:, 0] if formats.on_gpu else saved.made[0], BF16)
-    m_TBH = (project(sequence.x, weights.wmx_IH) * mh_TBH.astype(jnp.float32)).astype(BF16)
-    _, dwmx_IH = project_gradient(sequence.x, weights.wmx_IH, dmx_TBH)
-    _, dwx_IG = project_gradient(sequence.x, weights.wx_IG, dz_TBG)
+    m_TBH = (project(bytes_TB, weights.wmx_IH) * mh_TBH.astype(jnp.float32)).astype(BF16)
+    _, dwmx_IH = project_gradient(bytes_TB, weights.wmx_IH, dmx_TBH)
+    _, dwx_IG = project_gradient(bytes_TB, weights.wx_IG, dz_TBG)
     operands = (before_h_TBH, m_TBH, dz_TBG, dmh_TBH)
     types = (formats.forward, formats.forward, formats.backward, formats.backward)
     maxima = jnp.stack([jnp.max(jnp.abs(x)).astype(jnp.float32) for x in operands])
     fates = [_fates(*each) for each in zip(operands, scales, types, strict=True)]
     return (
         Carry(h=dh0_BH, c=dc0_BH),
-        Sequence(x=None, padding_mask_TB=None),  # type: ignore[arg-type]
+        None,
         LayerWeights(
             wmx_IH=dwmx_IH,
             wx_IG=dwx_IG,
@@ -326,8 +327,8 @@ class Fp8Model:
             b_G=layer["b"],
         )
         before = Carry(carry.h[:, 0], carry.c[:, 0])
-        sequence = Sequence(bytes_BT.T.astype(jnp.int32))
-        after, x = recurrence(before, sequence, weights, params["scaling"], self.formats)
+        bytes_TB = bytes_BT.T.astype(jnp.int32)
+        after, x = recurrence(before, bytes_TB, weights, params["scaling"], self.formats)
         logits_TBV = matmul(x, params["decoder_kernel"], BF16) + params["decoder_bias"][None, None]
         return ModelOutput(
             Carry(after.h[:, None], after.c[:, None]), logits_TBV.swapaxes(0, 1), None

@@ -15,7 +15,7 @@ import pytest
 from mlstm_jax.config import Model, Precision
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.model.language_model import LanguageModel
-from mlstm_jax.model.recurrence import SEPARATE
+from mlstm_jax.model.mlstm import SEPARATE
 
 pytestmark = pytest.mark.slow
 

@@ -12,23 +12,17 @@ import pytest
 from jax.extend.core import subjaxprs
 
 from mlstm_jax.errors import UserError
-from mlstm_jax.model import pallas
+from mlstm_jax.model import pallas, stack
+from mlstm_jax.model.architecture import Carry
+from mlstm_jax.model.mlstm import MLSTM, SEPARATE, STACKED, LayerWeights, layer_step
 from mlstm_jax.model.pallas import INTERPRETED, require_gpu
-from mlstm_jax.model.recurrence import (
-    SEPARATE,
-    STACKED,
-    Carry,
-    LayerWeights,
-    layer_step,
-)
-from mlstm_jax.model.time_loops import Sequence, recurrence
 from tests.tolerance import assert_close, error
 
 pytestmark = pytest.mark.numeric
 
 TYPES = ["float32", "bfloat16", "float16"]
-run_layer = partial(recurrence, recompute_every=None, loops=SEPARATE)
-Arguments = tuple[Carry, Sequence, LayerWeights]
+run_layer = partial(stack.run_layer, MLSTM(), loops=SEPARATE)
+Arguments = tuple[Carry, np.ndarray, LayerWeights]
 
 
 def combinations(*choices: Any, fast: list[tuple]) -> list[Any]:
@@ -59,28 +53,32 @@ def arguments(
         wh_HG=normal(h, 4 * h) / np.float32(np.sqrt(h)),
         b_G=normal(4 * h),
     )
-    return Carry(np.tanh(normal(b, h)), normal(b, h)), Sequence(x), weights
+    return Carry(np.tanh(normal(b, h)), normal(b, h)), x, weights
 
 
 def directions(random: np.random.Generator, given: Arguments) -> tuple:
     """A cotangent of the last carry and one of h at every step."""
-    carry, sequence, _ = given
-    shapes = carry.h.shape, carry.h.shape, (len(sequence.x), *carry.h.shape)
+    carry, x, _ = given
+    shapes = carry.h.shape, carry.h.shape, (len(x), *carry.h.shape)
     dh, dc, dh_TBH = (random.normal(size=shape).astype(np.float32) for shape in shapes)
     return Carry(dh, dc), dh_TBH
 
 
 def recurrence_reference(
-    carry: Carry, sequence: Sequence, weights: LayerWeights, compute: jnp.dtype
+    carry: Carry,
+    x: Any,
+    weights: LayerWeights,
+    compute: jnp.dtype,
+    padding_mask_TB: np.ndarray | None = None,
 ) -> tuple[Carry, jax.Array]:
     """The equations with JAX's own gradient."""
-    advance = layer_step(weights.rounded(sequence.x, compute), carry.h.shape[0])
+    advance = layer_step(weights.rounded(x, compute), carry.h.shape[0])
 
-    def step(carry: Carry, now: Sequence) -> tuple[Carry, jax.Array]:
-        carry, _ = advance(carry.h, carry, now)
+    def step(carry: Carry, now: tuple) -> tuple[Carry, jax.Array]:
+        carry, _ = advance(carry.h, carry, *now)
         return carry, carry.h.astype(compute)
 
-    return jax.lax.scan(step, carry, sequence)
+    return jax.lax.scan(step, carry, (x, padding_mask_TB))
 
 
 def gradients(
@@ -89,11 +87,11 @@ def gradients(
     """The outputs; and gradients by the carry, the weights, and by x where it is a vector."""
 
     @jax.jit
-    def both(carry: Carry, sequence: Sequence, weights: LayerWeights) -> tuple[Any, tuple]:
-        def run(carry: Carry, weights: LayerWeights, x: Any = sequence.x) -> Any:
-            return function(carry, sequence._replace(x=x), weights, jnp.dtype(compute), **options)
+    def both(carry: Carry, x: Any, weights: LayerWeights) -> tuple[Any, tuple]:
+        def run(carry: Carry, weights: LayerWeights, x: Any = x) -> Any:
+            return function(carry, x, weights, jnp.dtype(compute), **options)
 
-        vectors = [sequence.x] if sequence.x.dtype == np.float32 else []
+        vectors = [x] if x.dtype == np.float32 else []
         made, back = jax.vjp(run, carry, weights, *vectors)
         return made, back(jax.tree.map(lambda d, x: d.astype(x.dtype), direction, made))
 
@@ -116,12 +114,12 @@ def float64_gradients(given: Arguments, direction: tuple) -> LayerWeights:
         return (h, c), h
 
     with jax.enable_x64(True):
-        (carry, sequence, weights), (dlast, dh_TBH) = jax.tree.map(
+        (carry, bytes_TB, weights), (dlast, dh_TBH) = jax.tree.map(
             lambda x: x.astype(np.float64) if x.dtype == np.float32 else x, (given, direction)
         )
 
         def scalar(weights: LayerWeights) -> jax.Array:
-            scan = jax.lax.scan(lambda c, x: step(weights, c, x), tuple(carry), sequence.x)
+            scan = jax.lax.scan(lambda c, x: step(weights, c, x), tuple(carry), bytes_TB)
             (h, c), h_TBH = scan
             return jnp.vdot(h, dlast.h) + jnp.vdot(c, dlast.c) + jnp.vdot(h_TBH, dh_TBH)
 
@@ -153,7 +151,7 @@ def test_it_agrees_with_the_reference(compute, inputs, recompute_every, random):
     direction = directions(random, given)
     # The reference in float32 is the judge of the half types too.
     _, exact = gradients(recurrence_reference, given, jnp.float32, direction)
-    reference = jax.jit(lambda *x: recurrence_reference(*x, jnp.dtype(compute)))
+    reference = jax.jit(partial(recurrence_reference, compute=jnp.dtype(compute)))
     plain = reference(*given)
     for loops in (SEPARATE, STACKED):
         options = {"recompute_every": recompute_every, "loops": loops}
@@ -162,15 +160,16 @@ def test_it_agrees_with_the_reference(compute, inputs, recompute_every, random):
         assert_close(ours, exact, terms_of(t, b, h, inputs), compute)
         assert_close(made, plain, 4 * t * h, compute)
 
-    carry, sequence, weights = given
-    if inputs:  # and padding
-        sequence = sequence._replace(padding_mask_TB=random.random((t, b)) < 0.2)
-        plain = reference(carry, sequence, weights)
-    run = jax.jit(lambda *x: recurrence(*x, jnp.dtype(compute), recompute_every, SEPARATE))
-    assert_equal(run(carry, sequence, weights), plain)
-    halves = [jax.tree.map(lambda x, n=n: x[n : n + t // 2], sequence) for n in (0, t // 2)]
-    between, first_h = run(carry, halves[0], weights)
-    last, second_h = run(between, halves[1], weights)
+    carry, x, weights = given
+    # Vectors also with padding.
+    padding = random.random((t, b)) < 0.2 if inputs else None
+    plain = reference(carry, x, weights, padding_mask_TB=padding)
+    run = jax.jit(partial(run_layer, compute=jnp.dtype(compute), recompute_every=recompute_every))
+    assert_equal(run(carry, x, weights, padding_mask_TB=padding), plain)
+    halves = [jax.tree.map(lambda x, n=n: x[n : n + t // 2], (x, padding)) for n in (0, t // 2)]
+    (first_x, first_padding), (second_x, second_padding) = halves
+    between, first_h = run(carry, first_x, weights, padding_mask_TB=first_padding)
+    last, second_h = run(between, second_x, weights, padding_mask_TB=second_padding)
     assert_equal((last, jnp.concatenate([first_h, second_h])), plain)
 
 
@@ -193,10 +192,10 @@ def test_weight_gradients_are_near_to_float64(compute: str, random: np.random.Ge
 
 
 def test_a_cell_in_the_compute_type_keeps_it(random: np.random.Generator) -> None:
-    carry, sequence, weights = arguments(random, 12, 3, 8)
-    given = Carry(carry.h, jnp.asarray(carry.c, jnp.bfloat16)), sequence, weights
+    carry, x, weights = arguments(random, 12, 3, 8)
+    given = Carry(carry.h, jnp.asarray(carry.c, jnp.bfloat16)), x, weights
     direction = directions(random, given)
-    _, exact = gradients(recurrence_reference, (carry, sequence, weights), "float32", direction)
+    _, exact = gradients(recurrence_reference, (carry, x, weights), "float32", direction)
     for options in ({}, {"recompute_every": 5}, {"loops": INTERPRETED}):
         (last, _), ours = gradients(run_layer, given, "bfloat16", direction, **options)
         assert (last.h.dtype, last.c.dtype) == (jnp.float32, jnp.bfloat16)

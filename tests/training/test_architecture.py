@@ -27,7 +27,7 @@ from mlstm_jax.config import (
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import expected_shapes
-from mlstm_jax.model.architecture import Architecture, Products, ReadOptions, Window
+from mlstm_jax.model.architecture import Architecture, Products, Window
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.ops import lookup
 from mlstm_jax.training import parallel
@@ -48,11 +48,11 @@ def bigram() -> Iterator[type[Architecture]]:
         def init_carry(self, rows: int, cell: Any) -> Any:
             return ()
 
-        def read(self, window: Window, options: ReadOptions) -> Any:
+        def read(self, window: Window) -> Any:
             x = lookup(window.bytes_TB, window.embedding_VE)
             for layer in range(self.layers):
-                name, x = f"layer_{layer}", x.astype(options.compute)
-                dense = linen.Dense(self.hidden, dtype=options.compute, use_bias=False, name=name)
+                name, x = f"layer_{layer}", x.astype(window.compute)
+                dense = linen.Dense(self.hidden, dtype=window.compute, use_bias=False, name=name)
                 x = jax.nn.gelu(dense(x))
             return (), x, None
 

@@ -18,7 +18,7 @@ from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.data.stream import Batch
 from mlstm_jax.model.architecture import Carry
 from mlstm_jax.model.language_model import LanguageModel
-from mlstm_jax.model.time_loops import Loops
+from mlstm_jax.model.stack import Loops
 from mlstm_jax.training import optimizer, parallel, schedule
 from mlstm_jax.training.objective import label_losses
 from mlstm_jax.training.parallel import Parallel

@@ -1,0 +1,375 @@
+"""Layers over time: stacks of recurrent layers, and the time buffers of their loops.
+
+The first layer reads bytes, each other one the states of the layer below. There are only 256 bytes,
+so their products with a layer's input matrices are tables, computed once per window.
+
+A recurrent layer is a function of one step: its carry and the input of the step → its next carry.
+`read_layer` runs it over a window without a gradient, `run_layer` with the explicit gradient of the
+kind's own `Loops`. **Time buffers** are arrays of all steps, [T, ...], that a loop reads and writes
+one step at a time. Arrays are time-major in the loops of recurrent layers and only there.
+
+Parameters of a layer, all float32: each matrix of the kind, normalised as `name_v` and `name_g`, or
+`name` alone, and the bias `b`, which starts at zero.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+from flax import linen
+
+from mlstm_jax.errors import UserError
+from mlstm_jax.model.architecture import Architecture, Products, Tree, Window
+from mlstm_jax.model.ops import as_bits, column_norms, matmul, of_bits, weight_norm, with_transpose
+
+Array = jax.Array
+Buffers = TypeVar("Buffers")
+# (h in the type of the products, the carry, x of the step, its mask of padding [B] or None) → the
+# next carry, and what the kind keeps of the step for its gradient.
+Step = Callable[[Array, Tree, Array, Array | None], tuple[Tree, Any]]
+
+
+def step_of(buffers: Buffers, t: Array) -> Buffers:
+    """Read step t of every array of a tree, [T, ...] → [...]."""
+    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, t, keepdims=False), buffers)
+
+
+def empty_buffer(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+    """Return a time buffer, [T, ...], that steps write with `put_step`; its elements are undefined.
+
+    Half types are stored as 16-bit integers: XLA for CPUs cannot write one step of a bfloat16
+    buffer without converting the whole buffer at every step. On other devices it is the same.
+    """
+    half = jnp.dtype(dtype).itemsize == 2
+    return jax.lax.empty(shape, jnp.uint16 if half else dtype)
+
+
+def empty_buffers(window: int, arrays: Tree) -> Tree:
+    """Return time buffers for every array of a tree, [...] → [T, ...]."""
+    return jax.tree.map(lambda x: empty_buffer((window, *x.shape), x.dtype), arrays)
+
+
+def put_step(buffers: Buffers, values: Any, t: Array) -> Buffers:
+    """Write values as step t of every buffer of a tree; XLA does it in place."""
+
+    def put(buffer: Array, x: Array) -> Array:
+        return jax.lax.dynamic_update_index_in_dim(buffer, as_bits(x), t, 0)
+
+    return jax.tree.map(put, buffers, values)
+
+
+def steps_read(window: int, padding_mask_TB: Array | None) -> Array | int:
+    """Count the steps of a window that come before those that are padding in all rows."""
+    if padding_mask_TB is None:
+        return window
+    return jnp.sum(~padding_mask_TB.all(axis=1), dtype=jnp.int32)
+
+
+class Loops(NamedTuple):
+    """The loops of a layer over time under a gradient, with rounded matrices and without padding.
+
+    Attributes:
+        forward: (carry, x, weights, compute) → the carry after the window, and what `backward`
+            needs, a NamedTuple whose first field is the time buffer of h after each step.
+        backward: (first carry, x, weights, saved, compute, cotangents of the last carry, and of h
+            after each step) → the cotangents of the carry, of x and of the weights.
+    """
+
+    forward: Callable[..., tuple[Any, Any]]
+    backward: Callable[..., tuple[Any, Any, Any]]
+
+
+def read_layer(
+    step: Step,
+    carry: Tree,
+    x: Array,
+    padding_mask_TB: Array | None,
+    compute: jnp.dtype,
+    states: bool | Literal["sum"] = False,
+) -> tuple[Tree, Array, Tree]:
+    """Read a window with one layer; no gradient.
+
+    Returns:
+        The carry after the window; h at every step [T, B, H] in the compute type; and the carry
+        after every step, [T, B, H], or the sum of h over the steps without padding, float32 [B, H].
+        With all states, steps that are padding in all rows are not computed.
+    """
+
+    def body(t: Array, before: tuple[Array, Tree, Array, Tree]) -> tuple[Array, Tree, Array, Tree]:
+        rounded_h, carry, h_TBH, kept = before
+        x_B, mask_B = step_of((x, padding_mask_TB), t)
+        carry, _ = step(rounded_h, carry, x_B, mask_B)
+        rounded_h = carry.h.astype(compute)
+        if states == "sum":
+            kept = kept + (carry.h if mask_B is None else jnp.where(mask_B[:, None], 0, carry.h))
+        elif states:
+            kept = put_step(kept, carry, t)
+        return rounded_h, carry, put_step(h_TBH, rounded_h, t), kept
+
+    window = x.shape[0]
+    steps: Array | int = window
+    kept = None
+    if states == "sum":
+        kept = jnp.zeros(carry.h.shape, jnp.float32)
+    elif states:
+        steps = steps_read(window, padding_mask_TB)
+        kept = empty_buffers(window, carry)
+    h_TBH = empty_buffer((window, *carry.h.shape), compute)
+    # h is carried in both types: rounding it again at each step would need another kernel.
+    first = (carry.h.astype(compute), carry, h_TBH, kept)
+    _, last, h_TBH, kept = jax.lax.fori_loop(0, steps, body, first)
+    if states is True:
+        kept = jax.tree.map(lambda buffer, x: of_bits(buffer, x.dtype), kept, carry)
+    return last, of_bits(h_TBH, compute), kept
+
+
+def with_gradient(model: "Recurrent", compute: jnp.dtype, loops: Loops) -> Callable[..., Any]:
+    """Return the function (carry, x, mask of padding, weights) → carry, h, with its gradient."""
+
+    @jax.custom_vjp
+    def run(carry: Tree, x: Array, mask_TB: Array | None, weights: Any) -> tuple[Tree, Array]:
+        step = model.step(weights.rounded(x, compute), carry.h.shape[0])
+        last, h_TBH, _ = read_layer(step, carry, x, mask_TB, compute)
+        return last, h_TBH
+
+    def forward(carry: Tree, x: Array, mask_TB: Array | None, weights: Any) -> tuple[Any, Any]:
+        if mask_TB is not None:
+            raise UserError(
+                "padding_mask_BT: a recurrent model has no gradient with it. Leave it out, and "
+                "give the padding no weight in the loss: no byte's output depends on later bytes."
+            )
+        weights = weights.rounded(x, compute)
+        last, saved = loops.forward(carry, x, weights, compute)
+        return (last, of_bits(saved[0], compute)), (carry, x, weights, saved)
+
+    def backward(residuals: Any, cotangents: tuple[Tree, Array]) -> tuple[Any, ...]:
+        dcarry, dx, dweights = loops.backward(*residuals, compute, *cotangents)
+        return dcarry, dx, None, dweights
+
+    run.defvjp(forward, backward)
+    return run
+
+
+def run_layer(
+    model: "Recurrent",
+    carry: Tree,
+    x: Array,
+    weights: Any,
+    compute: jnp.dtype,
+    *,
+    padding_mask_TB: Array | None = None,
+    recompute_every: int | None = None,
+    loops: Loops | None = None,
+) -> tuple[Tree, Array]:
+    """Run one layer over a window; gradients are float32, those of weights summed in float32.
+
+    Args:
+        model: the kind of layer.
+        carry: the state before the window.
+        x: the bytes, int32 [T, B], or the states of the layer below, [T, B, I].
+        weights: its matrices and bias.
+        compute: operand type of every product.
+        padding_mask_TB: bool, true where the carry does not change; no gradient.
+        recompute_every: keep only the carry of every k-th step for the backward pass and recompute
+            the steps between, k at a time: less memory for the time of a second forward pass.
+        loops: the loops under a gradient; None: `Recurrent.loops`.
+
+    Returns:
+        The carry after the window, and h at every step [T, B, H] in the compute type.
+    """
+    layer = with_gradient(model, compute, loops or model.loops())
+    inputs = (x, padding_mask_TB)
+    if recompute_every is None or recompute_every >= x.shape[0]:
+        return layer(carry, *inputs, weights)
+
+    @jax.checkpoint
+    def run(carry: Tree, inputs: tuple[Array, Array | None]) -> tuple[Tree, Array]:
+        return layer(carry, *inputs, weights)
+
+    # First a short run of the remainder, then full runs.
+    short = x.shape[0] % recompute_every
+    h = []
+    if short:
+        carry, h_TBH = run(carry, jax.tree.map(lambda x: x[:short], inputs))
+        h.append(h_TBH)
+    full = jax.tree.map(lambda x: x[short:].reshape(-1, recompute_every, *x.shape[1:]), inputs)
+    carry, h_RTBH = jax.lax.scan(run, carry, full)
+    h.append(h_RTBH.reshape(-1, *h_RTBH.shape[2:]))
+    return carry, jnp.concatenate(h)
+
+
+class Matrix(NamedTuple):
+    """A matrix of a layer before training; normalised, W = gain · V."""
+
+    shape: tuple[int, int]
+    initialise: Callable[[Array, tuple[int, ...]], Array]
+    gain: float = 1.0
+
+
+class Weights(linen.Module):
+    """The parameters of one layer."""
+
+    model: "Recurrent"
+
+    @linen.compact
+    def __call__(self, inputs: int) -> Tree:
+        """Return the layer's matrices and bias; `inputs` is the width I of its input."""
+        params = {}
+        for name, (shape, initialise, gain) in self.model.initial(inputs).items():
+            if not self.model.normalised:
+                params[name] = self.param(name, initialise, shape)
+                continue
+            v_IO = self.param(f"{name}_v", initialise, shape)
+            norms_O = gain * column_norms(v_IO)
+            params[f"{name}_v"] = v_IO
+            params[f"{name}_g"] = self.param(f"{name}_g", lambda _, norms_O=norms_O: norms_O)
+        biases = self.model.biases * self.model.hidden
+        params["b"] = self.param("b", linen.initializers.zeros, (biases,))
+        return self.model.weights(params)
+
+
+def matrix(params: Tree, name: str) -> Array:
+    """Return a matrix of a layer, normalised if it has a gain."""
+    if name in params:
+        return params[name]
+    return weight_norm(params[f"{name}_v"], params[f"{name}_g"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recurrent(Architecture):
+    """A recurrent kind: its matrices, its step, and its loops with a gradient."""
+
+    # How many gates are side by side in each matrix, in the order of their gradients.
+    gates: ClassVar[dict[str, int]]
+    # The matrices that multiply a layer's input.
+    input_matrices: ClassVar[tuple[str, ...]] = ("wx",)
+    # The size of the bias, in units of H.
+    biases: ClassVar[int]
+
+    @property
+    def normalised(self) -> bool:
+        """Whether the columns of the matrices are normalised."""
+        return True
+
+    @abstractmethod
+    def initial(self, inputs: int) -> dict[str, Matrix]:
+        """Return a layer's matrices before training, by name; `inputs` is its input's width I."""
+
+    @abstractmethod
+    def weights(self, params: Tree) -> Any:
+        """Return what a step needs of a layer's parameters, such as wx_IG for wx.
+
+        It is a NamedTuple with the method `rounded` of the input x and the compute type.
+        """
+
+    @abstractmethod
+    def step(self, weights: Any, rows: int) -> Step:
+        """Return the function of one step of `rows` rows, with rounded weights."""
+
+    @abstractmethod
+    def loops(self) -> Loops:
+        """Return the fastest loops of XLA for JAX's default backend."""
+
+    @abstractmethod
+    def step_bytes(self, width: int, cell: int) -> int:
+        """Return the bytes that a unit keeps of each step for the gradient, and needs in it.
+
+        See `activation_bytes`.
+        """
+
+    def with_tables(self, weights: Any, embedding_VE: Array, compute: Any) -> Any:
+        """Return the weights of the first layer: its input matrices times the embedding."""
+        tables = {}
+        for field, w_IO in weights._asdict().items():
+            if field.rpartition("_")[0] in self.input_matrices:
+                tables[field] = matmul(embedding_VE, w_IO, compute)
+        return weights._replace(**tables)
+
+    def ready(self, params: Any, compute: Any, *, several_rows: bool) -> list[Any]:
+        """Return the rounded matrices of all layers, normalised, and the tables of the first.
+
+        For several rows, the matrices that multiply h have their transposes.
+        """
+        layers = []
+        for layer in range(self.layers):
+            weights = self.weights(params[f"layer_{layer}"])
+            x = jnp.zeros(())
+            if layer == 0:
+                weights = self.with_tables(weights, params["embedding"], compute)
+                x = jnp.int32(0)
+            weights = weights.rounded(x, compute)
+            transposes = {}
+            for field, w_IO in weights._asdict().items():
+                name = field.rpartition("_")[0]
+                if several_rows and name in self.gates and name not in self.input_matrices:
+                    transposes[field] = with_transpose(w_IO)
+            layers.append(weights._replace(**transposes))
+        return layers
+
+    def read(self, window: Window) -> tuple[Tree, Any, Tree]:
+        """Read a window with all layers."""
+        x = window.bytes_TB
+        compute = window.compute
+        carries = []
+        states = []
+        for layer in range(self.layers):
+            if window.ready is not None:
+                weights = window.ready[layer]
+            else:
+                inputs = self.hidden if layer else self.embedding
+                weights = Weights(self, name=f"layer_{layer}")(inputs)
+                if layer == 0:
+                    weights = self.with_tables(weights, window.embedding_VE, compute)
+            carry = jax.tree.map(lambda part: part[:, layer], window.carry)  # noqa: B023
+            mask_TB = window.padding_mask_TB
+            if window.states:
+                step = self.step(weights.rounded(x, compute), carry.h.shape[0])
+                carry, x, kept = read_layer(step, carry, x, mask_TB, compute, window.states)
+                states.append(kept)
+            else:
+                carry, x = run_layer(
+                    self, carry, x, weights, compute, padding_mask_TB=mask_TB,
+                    recompute_every=window.recompute_every, loops=window.loops,
+                )  # fmt: skip
+            carries.append(carry)
+            if window.dropout_B is not None:
+                x = x * window.dropout_B[None, :, layer].astype(x.dtype)
+        carry = jax.tree.map(lambda *layers: jnp.stack(layers, axis=1), *carries)
+        if not window.states:
+            return carry, x, None
+        if window.states == "sum":
+            return carry, x, jnp.stack(states, axis=1)
+        return carry, x, jax.tree.map(lambda *layers: jnp.stack(layers, 2).swapaxes(0, 1), *states)
+
+    def matrices(self, name: str) -> int:
+        """Count each gate of a matrix as a matrix."""
+        name = name.rpartition("/")[2].removesuffix("_v")
+        return self.gates.get(name) or super().matrices(name)
+
+    def large(self, layer: int) -> list[str]:
+        """Leave out the first layer's input matrices: they read a table of bytes, and are small."""
+        names = [name for name in self.gates if layer or name not in self.input_matrices]
+        return [f"{name}_v" if self.normalised else name for name in names]
+
+    def products(self, layer: int) -> Products:
+        """Count input matrices only above the first layer, and forward in the loop."""
+        square = self.hidden * self.hidden
+        of_x = sum(self.gates[name] for name in self.input_matrices) * square
+        of_h = sum(self.gates.values()) * square - of_x
+        upper = of_x if layer else 0
+        return Products(of_h + upper, of_h, 2 * of_h + 4 * upper)
+
+    def carry_bytes(self, cell: int) -> int:
+        """Return the bytes of a unit's carry: h is float32."""
+        return 4 + (cell if "c" in self.states else 0)
+
+    def activation_bytes(
+        self, units: int, window: int, every: int | None, width: int, cell: int
+    ) -> int:
+        """Count each step that is kept, the carries between recomputed steps, and h and its dh."""
+        kept = window if every is None else min(every, window)
+        carries = 0 if kept == window else -(-window // kept) * self.carry_bytes(cell)
+        return units * (kept * self.step_bytes(width, cell) + carries + window * width * 2)
