@@ -199,7 +199,7 @@ class Architecture(ABC):
         Returns:
             The carry after the window; the output [T, B, H] in the compute type; and the states
             after each byte, a tree for `named_states`, [B, T, L, H], or the sum of h over the
-            bytes, of a `Recurrent` model, float32 [B, L, H]; or None unless `window.states`.
+            bytes without padding, float32 [B, L, H]; or None unless `window.states`.
         """
 
     def matrices(self, name: str) -> int:

@@ -206,7 +206,8 @@ def _backward(
 def _gate_by_gate(initialise: Any, gates: int) -> Any:
     def together(key: Array, shape: tuple[int, ...]) -> Array:
         gate = shape[0], shape[1] // gates
-        return jnp.concatenate([initialise(key, gate) for key in jax.random.split(key, gates)], 1)
+        parts = [initialise(key, gate) for key in jax.random.split(key, gates)]
+        return jnp.concatenate(parts, axis=1)
 
     return together
 
@@ -230,11 +231,13 @@ class GatedCell(Recurrent):
 
     def initial(self, inputs: int) -> dict[str, Matrix]:
         """Return one matrix for the input and one for h."""
-        x, h = self.gates["wx"], self.gates["wh"]
-        lecun, orthogonal = linen.initializers.lecun_normal(), linen.initializers.orthogonal()
+        of_x = self.gates["wx"]
+        of_h = self.gates["wh"]
+        lecun = _gate_by_gate(linen.initializers.lecun_normal(), of_x)
+        orthogonal = _gate_by_gate(linen.initializers.orthogonal(), of_h)
         return {
-            "wx": Matrix((inputs, x * self.hidden), _gate_by_gate(lecun, x)),
-            "wh": Matrix((self.hidden, h * self.hidden), _gate_by_gate(orthogonal, h)),
+            "wx": Matrix((inputs, of_x * self.hidden), lecun),
+            "wh": Matrix((self.hidden, of_h * self.hidden), orthogonal),
         }
 
     def weights(self, params: Tree) -> GatedWeights:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from mlstm_jax.model.architecture import VOCABULARY, Architecture, Window
 from mlstm_jax.model.ops import Precision, matmul, uniform
-from mlstm_jax.model.stack import Loops, Recurrent, put_step, step_of, steps_read
+from mlstm_jax.model.stack import Loops, put_step, step_of, steps_read
 
 Array = jax.Array
 Parameters = Any  # A tree of float32 arrays, as in the docstring above.
@@ -81,22 +81,23 @@ class LanguageModel(linen.Module):
 
     def backward_order(self) -> list[str]:
         """Return the parameters that grow large with H, in the order of their gradients."""
-        layers = [
-            f"layer_{layer}/{name}"
-            for layer in reversed(range(self.model.layers))
-            for name in self.model.large(layer)
-        ]
-        return ["decoder_kernel", *layers]
+        names = ["decoder_kernel"]
+        for layer in reversed(range(self.model.layers)):
+            names += [f"layer_{layer}/{name}" for name in self.model.large(layer)]
+        return names
+
+    @property
+    def cell(self) -> Any:
+        """Type of the cell state c."""
+        return self.compute if self.precision.cell == "compute" else jnp.float32
 
     def init_carry(self, rows: int) -> Carry:
         """Return the zero state of `rows` streams, as at the start of a shard, on the host."""
-        cell = self.compute if self.precision.cell == "compute" else jnp.float32
-        return self.model.init_carry(rows, cell)
+        return self.model.init_carry(rows, self.cell)
 
     def reading_carry(self, rows: int) -> Carry:
         """Return the state of `rows` texts at their start, for reading them without training."""
-        cell = self.compute if self.precision.cell == "compute" else jnp.float32
-        return self.model.reading_carry(rows, cell)
+        return self.model.reading_carry(rows, self.cell)
 
     def ready(self, params: Parameters, *, several_rows: bool = True) -> Any:
         """Return what reading computes of the parameters alone, on the host; None: nothing.
@@ -132,53 +133,45 @@ class LanguageModel(linen.Module):
             ready: what the method of this name returns, of the same parameters.
         """
         model = self.model
+        zeros = linen.initializers.zeros
         with self.product_precision():
-            sums_later = return_states == "sum" and not isinstance(model, Recurrent)
             embedding_VE = self.param(
                 "embedding",
                 linen.initializers.normal(model.embedding_std),
                 (model.symbols, model.embedding),
             )
-            bytes_TB = bytes_BT.T.astype(jnp.int32)
-            padding_mask_TB = None if padding_mask_BT is None else padding_mask_BT.T
             window = Window(
-                embedding_VE,
-                bytes_TB,
-                carry,
-                self.compute,
-                padding_mask_TB,
-                dropout_B,
-                states=sums_later or return_states,
+                embedding_VE=embedding_VE,
+                bytes_TB=bytes_BT.T.astype(jnp.int32),
+                carry=carry,
+                compute=self.compute,
+                padding_mask_TB=None if padding_mask_BT is None else padding_mask_BT.T,
+                dropout_B=dropout_B,
+                states=return_states,
                 ready=ready,
                 recompute_every=self.recompute_every,
                 loops=self.loops,
             )
-            carry, x, states_BTLH = model.read(window)
-            if sums_later:
-                h_BTLH = model.named_states(states_BTLH)["h"].astype(jnp.float32)
-                if padding_mask_BT is not None:
-                    h_BTLH = jnp.where(padding_mask_BT[:, :, None, None], 0, h_BTLH)
-                states_BTLH = h_BTLH.sum(axis=1)
+            carry, x, states = model.read(window)
             kernel_HV = self.param(
                 "decoder_kernel", uniform(model.hidden), (model.hidden, VOCABULARY)
             )
-            bias_V = self.param("decoder_bias", linen.initializers.zeros, (VOCABULARY,))
+            bias_V = self.param("decoder_bias", zeros, (VOCABULARY,))
             if return_states is True:
-                steps = steps_read(x.shape[0], padding_mask_TB)
+                steps = steps_read(x.shape[0], window.padding_mask_TB)
                 logits_TBV = _logits_by_step(x, kernel_HV, self.compute, steps)
             else:
                 logits_TBV = matmul(x, kernel_HV, self.compute)
             logits_TBV = logits_TBV + bias_V[None, None, :]
             labels_BTK = None
             if model.labels:
-                zeros = linen.initializers.zeros
                 label_HK = self.param("label_kernel", zeros, (model.hidden, model.labels))
                 bias_K = self.param("label_bias", zeros, (model.labels,))
                 if model.label_state == "mean_h":
                     count_T = jnp.arange(1, x.shape[0] + 1, dtype=jnp.float32)
                     x = jnp.cumsum(x.astype(jnp.float32), axis=0) / count_T[:, None, None]
                 labels_BTK = matmul(x, label_HK, self.compute).swapaxes(0, 1) + bias_K[None, None]
-            return ModelOutput(carry, logits_TBV.swapaxes(0, 1), labels_BTK, states_BTLH)
+            return ModelOutput(carry, logits_TBV.swapaxes(0, 1), labels_BTK, states)
 
     def init_parameters(self, key: Array) -> Parameters:
         """Return initial parameters; the same key gives the same values on every device."""

@@ -137,28 +137,27 @@ class LayerWeights(NamedTuple):
 
     def rounded(self, x: Array, compute: jnp.dtype) -> "LayerWeights":
         """Return the matrices of products in the compute type; tables and the bias stay."""
-        of_x = self
+        wmx_IH, wx_IG, wmh_HH, wh_HG, b_G = self
         if not is_bytes(x):
-            of_x = self._replace(
-                wmx_IH=self.wmx_IH.astype(compute), wx_IG=self.wx_IG.astype(compute)
-            )
-        return of_x._replace(wmh_HH=self.wmh_HH.astype(compute), wh_HG=self.wh_HG.astype(compute))
+            wmx_IH = wmx_IH.astype(compute)
+            wx_IG = wx_IG.astype(compute)
+        return LayerWeights(wmx_IH, wx_IG, wmh_HH.astype(compute), wh_HG.astype(compute), b_G)
 
 
-def layer_step(w: LayerWeights, rows: int) -> Step:
+def layer_step(weights: LayerWeights, rows: int) -> Step:
     """Return the function of one step of `rows` rows, with rounded matrices.
 
     It keeps mh, and the four gates after their nonlinearities, [B, H].
     """
-    times_wmh = times(w.wmh_HH, rows)
-    times_wh = times(w.wh_HG, rows)
+    times_wmh = times(weights.wmh_HH, rows)
+    times_wh = times(weights.wh_HG, rows)
 
     def step(
         rounded_h: Array, carry: Carry, x: Array, mask_B: Array | None = None
     ) -> tuple[Carry, tuple[Array, Gates]]:
         mh = times_wmh(rounded_h)
-        m = project(x, w.wmx_IH) * mh
-        z_BG = project(x, w.wx_IG) + times_wh(m) + w.b_G[None]
+        m = project(x, weights.wmx_IH) * mh
+        z_BG = project(x, weights.wx_IG) + times_wh(m) + weights.b_G[None]
         padding = None if mask_B is None else (mask_B[:, None], carry.h)
         z = tuple(jnp.split(z_BG, 4, axis=-1))
         gates, h, c = advance(z, carry.c.astype(jnp.float32), padding)
@@ -368,9 +367,7 @@ class MLSTM(Recurrent, title="mLSTM"):
             b_G=params["b"],
         )
 
-    def step(self, weights: LayerWeights, rows: int) -> Step:
-        """Return the function of one step."""
-        return layer_step(weights, rows)
+    step = staticmethod(layer_step)
 
     def loops(self) -> Loops:
         """Return the fastest loops of XLA for JAX's default backend."""

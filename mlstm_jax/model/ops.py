@@ -66,7 +66,9 @@ class Precision(Checked, section="precision"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        low, high, first = self.min_loss_scale, self.max_loss_scale, self.initial_loss_scale
+        low = self.min_loss_scale
+        high = self.max_loss_scale
+        first = self.initial_loss_scale
         require(low <= high, "precision.max_loss_scale", high, f"at least {low}")
         rule = f"between {low} and {high}"
         require(low <= first <= high, "precision.initial_loss_scale", first, rule)
@@ -136,13 +138,13 @@ def times(
         right, left = w_IO
         is_left = 2 <= rows <= 192
     elif transposed:
-        right, left = w_IO.T, w_IO
+        right = w_IO.T
+        left = w_IO
         is_left = w_IO.size >= _LARGE // 4 and 16 <= rows <= 256
     else:
-        right, left = w_IO, w_IO.T
+        right = w_IO
+        left = w_IO.T
         is_left = w_IO.size >= _LARGE and 16 <= rows <= 96
-    if not is_left:
-        return lambda x: dot(x, right)
 
     def with_left(x: Array, left: Array, _: Array) -> Array:
         x = x.astype(left.dtype)
@@ -154,7 +156,12 @@ def times(
     def with_right(x: Array, _: Array, right: Array) -> Array:
         return dot(x, right)
 
-    return lambda x: jax.lax.platform_dependent(x, left, right, cpu=with_left, default=with_right)
+    def product(x: Array) -> Array:
+        if not is_left:
+            return dot(x, right)
+        return jax.lax.platform_dependent(x, left, right, cpu=with_left, default=with_right)
+
+    return product
 
 
 def sum_rows(x: Array, dy: Array) -> Array:
@@ -223,24 +230,19 @@ def project(x: Array, w_IO: Array) -> Array:
     return dot(x, w_IO)
 
 
-@jax.custom_vjp
-def lookup(bytes_TB: Array, table_VE: Array) -> Array:
-    """Return the row of each byte, float32 [T, B, E]; its gradient is the same at every run."""
-    return project(bytes_TB, table_VE)
-
-
-def _sum_rows_by_byte(bytes_TB: Array, dy_TBO: Array, rows: int) -> Array:
+def _sum_rows_by_byte(bytes_TB: Array, rows: int, dy_TBO: Array) -> Array:
     """Return the gradient of a table: dy summed over the positions of each byte, [rows, O]."""
+
+    def step(sums: Array, now: tuple[Array, Array]) -> tuple[Array, None]:
+        bytes_B, bits_BO = now
+        dy_BO = of_bits(bits_BO, dy_TBO.dtype).astype(jnp.float32)
+        return sums.at[bytes_B].add(dy_BO, mode="promise_in_bounds"), None
 
     def scatter(bytes_TB: Array, dy_TBO: Array) -> Array:
         # One step at a time: a scatter of the whole buffer would first copy it to float32.
-        def step(sums: Array, now: tuple[Array, Array]) -> tuple[Array, None]:
-            bytes_B, bits_BO = now
-            dy_BO = of_bits(bits_BO, dy_TBO.dtype).astype(jnp.float32)
-            return sums.at[bytes_B].add(dy_BO, mode="promise_in_bounds"), None
-
         zeros = jnp.zeros((rows, dy_TBO.shape[-1]), jnp.float32)
-        return jax.lax.scan(step, zeros, (bytes_TB, as_bits(dy_TBO)))[0]
+        sums, _ = jax.lax.scan(step, zeros, (bytes_TB, as_bits(dy_TBO)))
+        return sums
 
     def product(bytes_TB: Array, dy_TBO: Array) -> Array:
         return sum_rows(jax.nn.one_hot(bytes_TB, rows, dtype=dy_TBO.dtype), dy_TBO)
@@ -253,17 +255,30 @@ def _sum_rows_by_byte(bytes_TB: Array, dy_TBO: Array, rows: int) -> Array:
 def project_gradient(x: Array, w_IO: Array, dy_TBO: Array) -> tuple[Array | None, Array]:
     """Return the gradients of x (None for bytes) and of w in ``project(x, w)``, both float32."""
     if is_bytes(x):
-        return None, _sum_rows_by_byte(x, dy_TBO, w_IO.shape[0])
+        return None, _sum_rows_by_byte(x, w_IO.shape[0], dy_TBO)
     return dot(dy_TBO, w_IO.T), sum_rows(x.astype(w_IO.dtype), dy_TBO)
 
 
 def bias_gradient(x: Array, dw_IO: Array, dy_TBO: Array) -> Array:
     """Return the gradient of a bias that is added to ``project(x, w)``, float32 [O]."""
-    # A byte adds one row of the table, whose gradient is so far the sum over the byte's places.
-    return jnp.sum(dw_IO, axis=0) if is_bytes(x) else jnp.sum(dy_TBO, (0, 1), dtype=jnp.float32)
+    if is_bytes(x):
+        # A byte adds one row of the table, whose gradient is the sum over the byte's places.
+        return jnp.sum(dw_IO, axis=0)
+    return jnp.sum(dy_TBO, (0, 1), dtype=jnp.float32)
 
 
-lookup.defvjp(
-    lambda bytes_TB, table_VE: (lookup(bytes_TB, table_VE), (bytes_TB, table_VE.shape[0])),
-    lambda saved, dy_TBE: (None, _sum_rows_by_byte(saved[0], dy_TBE, saved[1])),
-)
+@jax.custom_vjp
+def lookup(bytes_TB: Array, table_VE: Array) -> Array:
+    """Return the row of each byte, float32 [T, B, E]; its gradient is the same at every run."""
+    return project(bytes_TB, table_VE)
+
+
+def _lookup_forward(bytes_TB: Array, table_VE: Array) -> tuple[Array, tuple[Array, int]]:
+    return project(bytes_TB, table_VE), (bytes_TB, table_VE.shape[0])
+
+
+def _lookup_backward(saved: tuple[Array, int], dy_TBE: Array) -> tuple[None, Array]:
+    return None, _sum_rows_by_byte(*saved, dy_TBE)
+
+
+lookup.defvjp(_lookup_forward, _lookup_backward)

@@ -49,27 +49,24 @@ def require_gpu(hidden: int, capability: tuple[int, int] | None) -> None:
         hidden: H.
         capability: compute capability of the NVIDIA GPU, None if there is none.
     """
-    if pl is None:
-        raise UserError(
-            f"devices.kernels is 'pallas', but jax {jax.__version__} has no "
-            "jax.experimental.pallas; use `devices.kernels` xla."
-        )
     # Mosaic of jax 0.10 ends the process if it compiles for less than 9.0.
-    has_older = tuple(int(part) for part in jax.__version__.split(".")[:2]) >= (0, 11)
-    least = (8, 0) if has_older else (9, 0)
-    need = f"an NVIDIA GPU of compute capability {least[0]}.{least[1]} or later"
-    if capability is None:
-        has = "JAX found none"
+    version = tuple(int(part) for part in jax.__version__.split(".")[:2])
+    least = (8, 0) if version >= (0, 11) else (9, 0)
+    gpu = f"an NVIDIA GPU of compute capability {least[0]}.{least[1]} or later"
+    if pl is None:
+        problem = f"jax.experimental.pallas, but jax {jax.__version__} has none"
+    elif capability is None:
+        problem = f"{gpu}, but JAX found none"
     elif capability < least:
-        has = f"this one has {capability[0]}.{capability[1]}"
+        problem = f"{gpu}, but this one has {capability[0]}.{capability[1]}"
         if capability >= (8, 0):
-            has += "; with jax 0.11 or later 8.0 is enough"
+            problem += "; with jax 0.11 or later 8.0 is enough"
     elif hidden < LEAST_UNITS:
-        need, has = f"a model.hidden of {LEAST_UNITS} or more", f"it is {hidden}"
+        problem = f"a model.hidden of {LEAST_UNITS} or more, but it is {hidden}"
     else:
         return
     raise UserError(
-        f"devices.kernels is 'pallas', which needs {need}, but {has}; use `devices.kernels` xla."
+        f"devices.kernels is 'pallas', which needs {problem}; use `devices.kernels` xla."
     )
 
 
@@ -77,6 +74,12 @@ def _piece(hidden: int) -> int:
     """Return the number of units of a block; the last piece may overlap the previous one."""
     # A thread reads up to 4 units at once, and their offset must be a multiple of their number.
     return next((n for n in (512, 256) if hidden % n == 0), min(LEAST_UNITS, hidden))
+
+
+def _is_piece(index: Any) -> bool:
+    """Whether an index of a reference ends with a slice of units, and not with a number."""
+    last = index[-1] if isinstance(index, tuple) else index
+    return isinstance(last, pl.Slice)
 
 
 class _Spread:
@@ -88,14 +91,14 @@ class _Spread:
         self.shape = reference.shape
 
     def __getitem__(self, index: Any) -> Array:
-        index = index if isinstance(index, tuple) else (index,)
-        if not isinstance(index[-1], pl.Slice):
-            return self.reference[index]
+        value = self.reference[index]
+        if not _is_piece(index):
+            return value
         from jax.experimental.pallas import mosaic_gpu
 
         each = self.size // LEAST_UNITS
         layout = mosaic_gpu.Layout.WG_STRIDED((self.size,), vec_size=each)
-        return mosaic_gpu.layout_cast(self.reference[index], layout)
+        return mosaic_gpu.layout_cast(value, layout)
 
     def __setitem__(self, index: Any, value: Array) -> None:
         self.reference[index] = value
@@ -105,30 +108,18 @@ class _Counted:
     """Replaces a reference, and counts the bytes of the pieces that a kernel moves."""
 
     def __init__(self, array: Array | Shape, size: int) -> None:
-        self.shape, self.dtype, self.size = array.shape, array.dtype, size
+        self.shape = array.shape
+        self.piece = Shape((size,), array.dtype)
         self.bytes = 0
 
-    def _count(self, index: Any) -> tuple[int, ...]:
-        index = index if isinstance(index, tuple) else (index,)
-        if not isinstance(index[-1], pl.Slice):
-            return ()
-        self.bytes += self.size * self.dtype.itemsize
-        return (self.size,)
-
     def __getitem__(self, index: Any) -> Array:
-        return jnp.zeros(self._count(index), self.dtype)
+        if not _is_piece(index):
+            return jnp.zeros((), self.piece.dtype)
+        self.bytes += self.piece.size * self.piece.dtype.itemsize
+        return jnp.zeros(self.piece.shape, self.piece.dtype)
 
     def __setitem__(self, index: Any, value: Array) -> None:
-        self._count(index)
-
-
-def _bytes_moved(
-    body: Callable[..., None], arrays: tuple[Array | Shape, ...], size: int
-) -> list[int]:
-    """Return the number of bytes of each array that a block reads and writes."""
-    counted = [_Counted(x, size) for x in arrays]
-    jax.eval_shape(lambda at: body(at, at, size, *counted), Shape((), jnp.int32))
-    return [x.bytes for x in counted]
+        self[index]
 
 
 def _launch(
@@ -159,7 +150,9 @@ def _launch(
         `in_place` after the kernel, and the outputs.
     """
     size = _piece(hidden)
-    grid = rows, pl.cdiv(hidden, size)
+    grid = (rows, pl.cdiv(hidden, size))
+    shapes = [Shape(x.shape, x.dtype) for x in in_place]
+    count = len(in_place)
 
     def at(row: Array, piece: Array) -> tuple[Array, Array, int]:
         return row, jnp.minimum(piece * size, hidden - size), size
@@ -169,23 +162,23 @@ def _launch(
         first = len(inputs)
 
         def interpreted(*references: Any) -> None:
-            written = references[first + len(in_place) :]
+            written = references[first + count :]
             body(*at(pl.program_id(0), pl.program_id(1)), *references[:first], *written)
 
         results = pl.pallas_call(
             interpreted,
-            out_shape=(*(Shape(x.shape, x.dtype) for x in in_place), *outputs),
+            out_shape=(*shapes, *outputs),
             grid=grid,
-            input_output_aliases={first + k: k for k in range(len(in_place))},
+            input_output_aliases={first + k: k for k in range(count)},
             interpret=True,
             name=name,
         )(*inputs, *in_place)
-        return tuple(results[: len(in_place)]), tuple(results[len(in_place) :])
+        return tuple(results[:count]), tuple(results[count:])
 
     from jax.experimental.pallas import mosaic_gpu
 
     def kernel(*references: Any) -> None:
-        spread = (_Spread(reference, size) for reference in references)
+        spread = [_Spread(reference, size) for reference in references]
         body(*at(jax.lax.axis_index("row"), jax.lax.axis_index("piece")), *spread)
 
     call = pl.kernel(
@@ -194,14 +187,16 @@ def _launch(
         compiler_params=mosaic_gpu.CompilerParams(),
         name=name,
     )
-    unwritten = (jax.lax.empty(x.shape, x.dtype) for x in outputs)
-    run = pl.run_state(lambda written: call(*inputs, *written))
     # The compiled program keeps this name, and benchmarks/compiled_program.py reads it there:
     # XLA knows only the arrays of such a kernel, most of which cover all steps.
-    moved = _bytes_moved(body, (*inputs, *in_place, *outputs), size)
-    with jax.named_scope(f"moves_{'_'.join(str(rows * grid[1] * n) for n in moved)}_bytes"):
-        results = run((*in_place, *unwritten))
-    return tuple(results[: len(in_place)]), tuple(results[len(in_place) :])
+    arrays: tuple[Array | Shape, ...] = (*inputs, *shapes, *outputs)
+    counted = [_Counted(x, size) for x in arrays]
+    jax.eval_shape(lambda row: body(row, row, size, *counted), Shape((), jnp.int32))
+    moved = "_".join(str(grid[0] * grid[1] * array.bytes) for array in counted)
+    unwritten = [jax.lax.empty(x.shape, x.dtype) for x in outputs]
+    with jax.named_scope(f"moves_{moved}_bytes"):
+        results = pl.run_state(lambda written: call(*inputs, *written))((*in_place, *unwritten))
+    return tuple(results[:count]), tuple(results[count:])
 
 
 def _parts(width: int) -> int:
@@ -234,11 +229,12 @@ def _input_arrays(x_TB: Array, t: Array, w_IO: Array) -> tuple[Array, ...]:
 
 
 def _look_up(references: list[Any], t: Array, row: Array, units: Any) -> Array:
-    """Return x_t W for some units of a row."""
+    """Return x_t W for some units of a row, of bytes and a table, of x_t W, or of x W [T, B, O]."""
     if len(references) == 2:
         bytes_TB, table = references
         return table[bytes_TB[t, row], units]
-    return references[0][row, units]
+    (xw,) = references
+    return xw[row, units] if len(xw.shape) == 2 else xw[t, row, units]
 
 
 def _as_array(t: Array) -> Array:
@@ -249,57 +245,53 @@ def _forward_loop(
     interpret: bool, carry: Carry, x_TB: Array, weights: LayerWeights, compute: Any
 ) -> tuple[Carry, Saved]:
     """Run the window; see `Loops`. `before_c` also has c after the last step, [T + 1, B, H]."""
-    first_h, first_c = carry
-    wmx_IH, wx_IG, wmh_HH, wh_HG, b_G = weights
-    window, (rows, hidden), cell_type = x_TB.shape[0], first_h.shape, first_c.dtype
-
+    window = x_TB.shape[0]
+    rows, hidden = carry.h.shape
     run: Any = partial(_launch, rows=rows, hidden=hidden, interpret=interpret)
+    rounded = Shape((rows, hidden), compute)
+
+    def multiply(row: Array, start: Array, size: int, *references: Any) -> None:
+        t_1, *read_mx, mh_PBH, mh_gates, m_BH = references
+        t = t_1[0]
+        units = pl.ds(start, size)
+        mh = _add(mh_PBH, row, units)
+        m_BH[row, units] = (_look_up(read_mx, t, row, units) * mh).astype(compute)
+        mh_gates[t, 0, row, units] = mh.astype(compute)
+
+    def advance_units(row: Array, start: Array, size: int, *references: Any) -> None:
+        t_1, z_BG, b_G, *read_zx, h_BH, c_buffer, h_buffer, mh_gates, rounded_h = references
+        t = t_1[0]
+        units = pl.ds(start, size)
+        z = []
+        for k in range(4):
+            gate = pl.ds(start + k * hidden, size)
+            z.append(_look_up(read_zx, t, row, gate) + z_BG[row, gate] + b_G[gate])
+        gates, h, c = advance(tuple(z), c_buffer[t, row, units].astype(float32))
+        # A step writes other elements than it reads, see `_launch`.
+        h_BH[row, units] = h
+        c_buffer[t + 1, row, units] = c.astype(carry.c.dtype)
+        h_buffer[t, row, units] = h.astype(compute)
+        rounded_h[row, units] = h.astype(compute)
+        for k, value in enumerate(gates):
+            mh_gates[t, k + 1, row, units] = value.astype(compute)
 
     def step(t: Array, before: tuple[Array, ...]) -> tuple[Array, ...]:
         rounded_h, h_BH, c_buffer, h_buffer, mh_gates = before
-        mx, zx = _input_arrays(x_TB, t, wmx_IH), _input_arrays(x_TB, t, wx_IG)
-
-        def multiply(row: Array, start: Array, size: int, *references: Any) -> None:
-            t_1, *read_mx, mh_PBH, mh_gates, m_BH = references
-            t, units = t_1[0], pl.ds(start, size)
-            mh = _add(mh_PBH, row, units)
-            m_BH[row, units] = (_look_up(read_mx, t, row, units) * mh).astype(compute)
-            mh_gates[t, 0, row, units] = mh.astype(compute)
-
-        def advance_units(row: Array, start: Array, size: int, *references: Any) -> None:
-            t_1, z_BG, b_G, *read_zx, h_BH, c_buffer, h_buffer, mh_gates, rounded_h = references
-            t, units = t_1[0], pl.ds(start, size)
-
-            def z(k: int) -> Array:
-                gate = pl.ds(start + k * hidden, size)
-                return _look_up(read_zx, t, row, gate) + z_BG[row, gate] + b_G[gate]
-
-            before_c = c_buffer[t, row, units].astype(float32)
-            gates, h, c = advance(tuple(z(k) for k in range(4)), before_c)
-            # A step writes other elements than it reads, see `_launch`.
-            h_BH[row, units] = h
-            c_buffer[t + 1, row, units] = c.astype(cell_type)
-            h_buffer[t, row, units] = h.astype(compute)
-            rounded_h[row, units] = h.astype(compute)
-            for k, gate in enumerate(gates):
-                mh_gates[t, k + 1, row, units] = gate.astype(compute)
-
-        mh_PBH = _partial_dots(rounded_h, wmh_HH)
-        rounded = Shape((rows, hidden), compute)
-        inputs = (_as_array(t), *mx, mh_PBH)
+        mx = _input_arrays(x_TB, t, weights.wmx_IH)
+        zx = _input_arrays(x_TB, t, weights.wx_IG)
+        inputs = (_as_array(t), *mx, _partial_dots(rounded_h, weights.wmh_HH))
         (mh_gates,), (m_BH,) = run("multiply", multiply, inputs, (mh_gates,), (rounded,))
-        inputs = (_as_array(t), dot(m_BH, wh_HG), b_G, *zx)
+        inputs = (_as_array(t), dot(m_BH, weights.wh_HG), weights.b_G, *zx)
         in_place = (h_BH, c_buffer, h_buffer, mh_gates)
         in_place, (rounded_h,) = run("advance", advance_units, inputs, in_place, (rounded,))
         return rounded_h, *in_place
 
-    c_buffer = jax.lax.empty((window + 1, rows, hidden), cell_type).at[0].set(first_c)
+    c_buffer = jax.lax.empty((window + 1, rows, hidden), carry.c.dtype).at[0].set(carry.c)
     h_buffer = jax.lax.empty((window, rows, hidden), compute)
     mh_gates = jax.lax.empty((window, 5, rows, hidden), compute)
-    before = first_h.astype(compute), first_h, c_buffer, h_buffer, mh_gates
+    before = (carry.h.astype(compute), carry.h, c_buffer, h_buffer, mh_gates)
     _, h_BH, c_buffer, h_buffer, mh_gates = jax.lax.fori_loop(0, window, step, before)
-    last = Carry(h_BH, c_buffer[window])
-    return last, Saved(h_buffer, c_buffer, (mh_gates,))
+    return Carry(h_BH, c_buffer[window]), Saved(h_buffer, c_buffer, (mh_gates,))
 
 
 def _backward_loop(
@@ -313,23 +305,25 @@ def _backward_loop(
     dh_TBH: Array,
 ) -> tuple[Array, Array, Array, Array]:
     """Run back through the window; see `Loops`."""
-    before_c, mh_gates = saved.before_c, saved.mh_gates[0]
-    wmx_IH, _, wmh_HH, wh_HG, _ = weights
-    window, (rows, hidden) = x_TB.shape[0], dlast.h.shape
-    wmh_transposed, wh_transposed = wmh_HH.T, wh_HG.T
-    of_bytes = is_bytes(x_TB)
-    mx_arrays = (x_TB, wmx_IH) if of_bytes else (project(x_TB, wmx_IH),)
-
+    window = x_TB.shape[0]
+    rows, hidden = first.h.shape
     run: Any = partial(_launch, rows=rows, hidden=hidden, interpret=interpret)
+    mh_gates = saved.mh_gates[0]
+    wmh_transposed = weights.wmh_HH.T
+    wh_transposed = weights.wh_HG.T
+    mx: tuple[Array, ...] = (x_TB, weights.wmx_IH)
+    if not is_bytes(x_TB):
+        mx = (project(*mx),)
 
     def gate_gradients(row: Array, start: Array, size: int, *references: Any) -> None:
         k_1, dh_PBH, dh_TBH, before_c, mh_gates, dc_2BH, dz_buffer, dz_BG = references
-        k, units = k_1[0], pl.ds(start, size)
+        k = k_1[0]
         t = window - 1 - k
+        units = pl.ds(start, size)
         dh = _add(dh_PBH, row, units) + dh_TBH[t, row, units].astype(float32)
         gates = Gates(*(mh_gates[t, n, row, units].astype(float32) for n in range(1, 5)))
-        c, dc = before_c[t, row, units].astype(float32), dc_2BH[k % 2, row, units]
-        dz_gates, dc = step_gradient(gates, c, dh, dc)
+        c = before_c[t, row, units].astype(float32)
+        dz_gates, dc = step_gradient(gates, c, dh, dc_2BH[k % 2, row, units])
         dc_2BH[(k + 1) % 2, row, units] = dc
         for n, dz in enumerate(dz_gates):
             gate = pl.ds(start + n * hidden, size)
@@ -338,28 +332,27 @@ def _backward_loop(
 
     def multiply_gradients(row: Array, start: Array, size: int, *references: Any) -> None:
         k_1, dm_PBH, mh_gates, *read_mx, dm_buffer, dmh_BH = references
-        t, units = window - 1 - k_1[0], pl.ds(start, size)
+        t = window - 1 - k_1[0]
+        units = pl.ds(start, size)
         dm = _add(dm_PBH, row, units)
-        mx = _look_up(read_mx, t, row, units) if of_bytes else read_mx[0][t, row, units]
-        dmh = (dm * mx).astype(compute)
+        dmh = (dm * _look_up(read_mx, t, row, units)).astype(compute)
+        dmx = (dm * mh_gates[t, 0, row, units].astype(float32)).astype(compute)
         dmh_BH[row, units] = dmh
         dm_buffer[t, 0, row, units] = dmh
-        dm_buffer[t, 1, row, units] = (dm * mh_gates[t, 0, row, units].astype(float32)).astype(
-            compute
-        )
+        dm_buffer[t, 1, row, units] = dmx
 
     def step(k: Array, later: tuple[Array, ...]) -> tuple[Array, ...]:
         dh_PBH, dc_2BH, dz_buffer, dm_buffer = later
-        inputs = (_as_array(k), dh_PBH, dh_TBH, before_c, mh_gates)
-        shape = Shape((rows, 4 * hidden), compute)
+        inputs: tuple[Array, ...] = (_as_array(k), dh_PBH, dh_TBH, saved.before_c, mh_gates)
         in_place = (dc_2BH, dz_buffer)
+        made = (Shape((rows, 4 * hidden), compute),)
         (dc_2BH, dz_buffer), (dz_BG,) = run(
-            "gate_gradients", gate_gradients, inputs, in_place, (shape,)
+            "gate_gradients", gate_gradients, inputs, in_place, made
         )
-        inputs = (_as_array(k), _partial_dots(dz_BG, wh_transposed), mh_gates, *mx_arrays)
-        shape = Shape((rows, hidden), compute)
+        inputs = (_as_array(k), _partial_dots(dz_BG, wh_transposed), mh_gates, *mx)
+        made = (Shape((rows, hidden), compute),)
         (dm_buffer,), (dmh_BH,) = run(
-            "multiply_gradients", multiply_gradients, inputs, (dm_buffer,), (shape,)
+            "multiply_gradients", multiply_gradients, inputs, (dm_buffer,), made
         )
         return _partial_dots(dmh_BH, wmh_transposed), dc_2BH, dz_buffer, dm_buffer
 
@@ -368,9 +361,8 @@ def _backward_loop(
     dh_PBH = jnp.zeros((_parts(hidden), rows, hidden), float32).at[0].set(dlast.h)
     dz_buffer = jax.lax.empty((window, rows, 4 * hidden), compute)
     dm_buffer = jax.lax.empty((window, 2, rows, hidden), compute)
-    dh_PBH, dc_2BH, dz_buffer, dm_buffer = jax.lax.fori_loop(
-        0, window, step, (dh_PBH, dc_2BH, dz_buffer, dm_buffer)
-    )
+    later = (dh_PBH, dc_2BH, dz_buffer, dm_buffer)
+    dh_PBH, dc_2BH, dz_buffer, dm_buffer = jax.lax.fori_loop(0, window, step, later)
     return jnp.sum(dh_PBH, axis=0), dc_2BH[window % 2], dz_buffer, dm_buffer
 
 

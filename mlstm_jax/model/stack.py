@@ -260,10 +260,7 @@ class Recurrent(Architecture):
 
     @abstractmethod
     def weights(self, params: Tree) -> Any:
-        """Return what a step needs of a layer's parameters, such as wx_IG for wx.
-
-        It is a NamedTuple with the method `rounded` of the input x and the compute type.
-        """
+        """Return what a step needs of a layer's parameters, a NamedTuple such as `LayerWeights`."""
 
     @abstractmethod
     def step(self, weights: Any, rows: int) -> Step:
@@ -275,10 +272,7 @@ class Recurrent(Architecture):
 
     @abstractmethod
     def step_bytes(self, width: int, cell: int) -> int:
-        """Return the bytes that a unit keeps of each step for the gradient, and needs in it.
-
-        See `activation_bytes`.
-        """
+        """Return the bytes of a unit and step for the gradient; see `activation_bytes`."""
 
     def with_tables(self, weights: Any, embedding_VE: Array, compute: Any) -> Any:
         """Return the weights of the first layer: its input matrices times the embedding."""

@@ -50,6 +50,7 @@ from mlstm_jax.model.architecture import (
 from mlstm_jax.model.ops import lookup, matmul
 
 Array = jax.Array
+Norm = partial(linen.LayerNorm, epsilon=1e-5)
 
 _QUERY_BLOCK = 64  # queries of a causal head
 
@@ -206,57 +207,56 @@ class Layer(linen.Module):
         self, x_BTH: Array, attend: Callable[..., Array], dropout_B2TH: Array | None
     ) -> Array:
         """Return the sum after the layer; `attend` takes queries, keys and values."""
-        model, compute = self.model, self.compute
-        rows, window, hidden = x_BTH.shape
-        heads = rows, window, model.heads, hidden // model.heads
-        ending = (2 * model.layers) ** -0.5
+        hidden = self.model.hidden
+        heads = (*x_BTH.shape[:2], self.model.heads, hidden // self.model.heads)
+        dense = partial(Dense, compute=self.compute)
+        ending = partial(dense, hidden, gain=(2 * self.model.layers) ** -0.5)
 
-        def norm(name: str, x: Array) -> Array:
-            return linen.LayerNorm(epsilon=1e-5, name=name)(x)
-
-        def dense(name: str, x: Array, outputs: int, gain: float = 1.0) -> Array:
+        read = Norm(name="attention_norm")(x_BTH)
+        projections = []
+        for name in ("query", "key", "value"):
             # A bias of the keys would add the same to all scores of a query.
-            return Dense(outputs, compute, gain, has_bias=name != "key", name=name)(x)
+            projection = dense(hidden, has_bias=name != "key", name=name)(read)
+            projections.append(projection.astype(self.compute).reshape(heads))
+        branch = ending(name="out")(attend(*projections).reshape(x_BTH.shape))
+        if dropout_B2TH is not None:
+            branch = branch * dropout_B2TH[:, 0]
+        x_BTH = x_BTH + branch
 
-        def dropped(branch: Array, number: int) -> Array:
-            return branch if dropout_B2TH is None else branch * dropout_B2TH[:, number]
-
-        read = norm("attention_norm", x_BTH)
-        query, key, value = (
-            dense(name, read, hidden).astype(compute).reshape(heads)
-            for name in ("query", "key", "value")
-        )
-        attended = attend(query, key, value).reshape(x_BTH.shape)
-        x_BTH = x_BTH + dropped(dense("out", attended, hidden, ending), 0)
-        wide = jax.nn.gelu(dense("up", norm("dense_norm", x_BTH), 4 * hidden)).astype(compute)
-        return x_BTH + dropped(dense("down", wide, hidden, ending), 1)
+        wide = jax.nn.gelu(dense(4 * hidden, name="up")(Norm(name="dense_norm")(x_BTH)))
+        branch = ending(name="down")(wide.astype(self.compute))
+        if dropout_B2TH is not None:
+            branch = branch * dropout_B2TH[:, 1]
+        return x_BTH + branch
 
 
-def _with_context(before: Context, bytes_BT: Array) -> tuple[Array, Array]:
-    """Return P bytes, the last T of them new, and the index of the first that belongs to the text.
+def _with_context(before: Context, bytes_BT: Array, lengths_B: Array) -> tuple[Array, Array, Array]:
+    """Return P bytes, the last T of them new; the place of each in its text; which can be seen.
 
     The new bytes are at the end in all rows, wherever their text begins.
     """
-    positions, size = before.bytes_BP.shape[1], bytes_BT.shape[1]
+    size = bytes_BT.shape[1]
+    positions = before.bytes_BP.shape[1]
+    start = positions - size
     old_BC = before.bytes_BP[:, size:].astype(bytes_BT.dtype)
-    first_B = positions - size - jnp.minimum(before.count_B, positions - size)
-    return jnp.concatenate([old_BC, bytes_BT], axis=1), first_B
+    first_B1 = (start - jnp.minimum(before.count_B, start))[:, None]
+    index_1P = jnp.arange(positions)[None]
+    place_BP = jnp.maximum(index_1P - first_B1, 0)
+    is_seen_BP = (index_1P >= first_B1) & (index_1P < start + lengths_B[:, None])
+    return jnp.concatenate([old_BC, bytes_BT], axis=1), place_BP, is_seen_BP
 
 
-def _follow(before: Context, bytes_BT: Array, h_BTLH: Array, real_B: Array | None) -> Context:
-    """Return the context after a window, of which the first `real_B` bytes belong to the text."""
-    positions, size = before.bytes_BP.shape[1], bytes_BT.shape[1]
-    both = jnp.concatenate([before.bytes_BP, bytes_BT.astype(jnp.uint8)], axis=1)
-    if real_B is None:
-        count_B = jnp.minimum(before.count_B + size, positions)
-        return Context(h_BTLH[:, -1], both[:, -positions:], count_B)
+def _follow(before: Context, bytes_BT: Array, h_BTLH: Array, lengths_B: Array) -> Context:
+    """Return the context after a window, of which the first `lengths_B` bytes are of the text."""
+    positions = before.bytes_BP.shape[1]
+    both_BN = jnp.concatenate([before.bytes_BP, bytes_BT.astype(jnp.uint8)], axis=1)
 
-    def row(h_LH: Array, both_N: Array, h_TLH: Array, real: Array) -> tuple[Array, Array]:
-        last_LH = jnp.where(real > 0, h_TLH[jnp.maximum(real - 1, 0)], h_LH)
-        return last_LH, jax.lax.dynamic_slice(both_N, (real,), (positions,))
+    def row(h_LH: Array, both_N: Array, h_TLH: Array, length: Array) -> tuple[Array, Array]:
+        last_LH = jnp.where(length > 0, h_TLH[jnp.maximum(length - 1, 0)], h_LH)
+        return last_LH, jax.lax.dynamic_slice(both_N, (length,), (positions,))
 
-    h_BLH, bytes_BP = jax.vmap(row)(before.h, both, h_BTLH, real_B)
-    return Context(h_BLH, bytes_BP, jnp.minimum(before.count_B + real_B, positions))
+    h_BLH, bytes_BP = jax.vmap(row)(before.h, both_BN, h_BTLH, lengths_B)
+    return Context(h_BLH, bytes_BP, jnp.minimum(before.count_B + lengths_B, positions))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,37 +321,41 @@ class Transformer(Architecture, title="Transformer"):
 
     def read(self, window: Window) -> tuple[Tree, Array, Tree]:
         """Read a window with all layers."""
-        bytes_BT, before, padding_mask_TB = window.bytes_TB.T, window.carry, window.padding_mask_TB
-        size = bytes_BT.shape[1]
-        causal = not self.bidirectional
-        real_B = (
-            None
-            if padding_mask_TB is None
-            else size - jnp.sum(padding_mask_TB, axis=0, dtype=jnp.int32)
-        )
-        place_BT = keys_BP = lengths_B = None
+        bytes_BT = window.bytes_TB.T
+        rows, size = bytes_BT.shape
+        before = window.carry
+        mask_TB = window.padding_mask_TB
+        lengths_B = jnp.full(rows, size, jnp.int32)
+        if mask_TB is not None:
+            lengths_B = lengths_B - jnp.sum(mask_TB, axis=0, dtype=jnp.int32)
+        read_BT = bytes_BT
+        place_BT = None
         if isinstance(before, Context):
-            bytes_BT, first_B = _with_context(before, bytes_BT)
-            place_BT = jnp.maximum(jnp.arange(bytes_BT.shape[1])[None] - first_B[:, None], 0)
-            last_B = self.longest_window - size + (size if real_B is None else real_B)
-            keys_BP = jnp.arange(self.longest_window)[None]
-            keys_BP = (keys_BP >= first_B[:, None]) & (keys_BP < jnp.reshape(last_B, (-1, 1)))
-        elif not causal:
-            lengths_B = real_B
-        attend = partial(attention, causal=causal, keys_BS=keys_BP, lengths_B=lengths_B)
+            read_BT, place_BT, is_seen_BP = _with_context(before, bytes_BT, lengths_B)
+            attend = partial(attention, causal=not self.bidirectional, keys_BS=is_seen_BP)
+        elif self.bidirectional:
+            keys_B = None if mask_TB is None else lengths_B
+            attend = partial(attention, causal=False, lengths_B=keys_B)
+        else:
+            attend = partial(attention, causal=True)
 
-        x = Input(self, window.compute, name="input")(bytes_BT, window.embedding_VE, place_BT)
+        x = Input(self, window.compute, name="input")(read_BT, window.embedding_VE, place_BT)
         states = []
         for layer in range(self.layers):
             dropout = None if window.dropout_B is None else window.dropout_B[:, layer]
             x = Layer(self, window.compute, name=f"layer_{layer}")(x, attend, dropout)
-            states.append(x)
-        x = linen.LayerNorm(epsilon=1e-5, name="norm")(x)[:, -size:]
-        output_TBH = x.astype(window.compute).swapaxes(0, 1)
-        h_BTLH = jnp.stack([*(state[:, -size:] for state in states[:-1]), x], axis=2)
+            states.append(x[:, -size:])
+        states[-1] = Norm(name="norm")(x)[:, -size:]
+        output_TBH = states[-1].astype(window.compute).swapaxes(0, 1)
+        h_BTLH = jnp.stack(states, axis=2)
+        carry = before
         if isinstance(before, Context):
-            before = _follow(before, window.bytes_TB.T, h_BTLH, real_B)
-        return before, output_TBH, Context(h_BTLH, None, None) if window.states else None
+            carry = _follow(before, bytes_BT, h_BTLH, lengths_B)
+        if window.states != "sum":
+            return carry, output_TBH, Context(h_BTLH, None, None) if window.states else None
+        if mask_TB is not None:
+            h_BTLH = jnp.where(mask_TB.T[:, :, None, None], 0, h_BTLH)
+        return carry, output_TBH, h_BTLH.sum(axis=1)
 
     def matrices(self, name: str) -> int:
         """Count the kernels of the layers, and the one after the embedding."""
