@@ -134,7 +134,7 @@ def _forward_loop(
     return last, saved
 
 
-def _backward_loop(
+def _backward(
     advance: Advance,
     first: Tree,
     x: Array,
@@ -143,10 +143,10 @@ def _backward_loop(
     compute: jnp.dtype,
     dlast: Tree,
     dh_TBH: Array,
-) -> tuple[Tree, Array]:
-    """Return the cotangents of the carry before the window, and of z, [T, B, Z]."""
+) -> tuple[Tree, Array | None, GatedWeights]:
+    """Run back through the window; see `Loops`."""
     window = x.shape[0]
-    columns = weights.wh_HK.shape[1]
+    of_h = weights.wh_HK.shape[1]
     times_wh = times(weights.wh_HK, first.h.shape[0], transposed=True)
     dh_bits = as_bits(dh_TBH)
 
@@ -161,44 +161,28 @@ def _backward_loop(
         _, back = jax.vjp(advance, z_BZ, _float32(before))
         dz_BZ, dcarry = back(dcarry)
         dz_BZ = dz_BZ.astype(compute)
-        dcarry = dcarry._replace(h=dcarry.h + times_wh(dz_BZ[:, :columns]))
+        dcarry = dcarry._replace(h=dcarry.h + times_wh(dz_BZ[:, :of_h]))
         dz_TBZ = put_step(dz_TBZ, dz_BZ, t)
         # A step of z is read after dz of the later one has been written to the same buffer;
         # otherwise XLA would copy the buffer each time.
         return dcarry, step_of(dz_TBZ, jnp.maximum(t - 1, 0)), dz_TBZ
 
-    z_TBZ = saved.z_TBZ
-    start = (_float32(dlast), step_of(z_TBZ, jnp.int32(window - 1)), z_TBZ)
+    last_z_BZ = step_of(saved.z_TBZ, jnp.int32(window - 1))
+    start = (_float32(dlast), last_z_BZ, saved.z_TBZ)
     dfirst, _, dz_TBZ = jax.lax.fori_loop(0, window, step, start)
-    return dfirst, of_bits(dz_TBZ, compute)
-
-
-def _backward(
-    advance: Advance,
-    first: Tree,
-    x: Array,
-    weights: GatedWeights,
-    saved: Saved,
-    compute: jnp.dtype,
-    dlast: Tree,
-    dh_TBH: Array,
-) -> tuple[Tree, Array | None, GatedWeights]:
-    """Return the cotangents of the carry, of x and of the weights; see `Loops`."""
-    dfirst, dz_TBZ = _backward_loop(advance, first, x, weights, saved, compute, dlast, dh_TBH)
+    dz_TBZ = of_bits(dz_TBZ, compute)
     h_TBH = of_bits(saved.h_TBH, compute)
     before_h_TBH = jnp.concatenate([first.h.astype(compute)[None], h_TBH[:-1]])
-    of_h = weights.wh_HK.shape[1]
     only_h = dz_TBZ.shape[-1] - weights.wx_IG.shape[1]
     dz_TBG = dz_TBZ[..., only_h:]
     dx, dwx_IG = project_gradient(x, weights.wx_IG, dz_TBG)
     if dx is not None:
         dx = dx.astype(x.dtype)
-    db_G = bias_gradient(x, dwx_IG, dz_TBG)
     db_K = jnp.sum(dz_TBZ[..., :only_h], (0, 1), dtype=jnp.float32)
     dweights = GatedWeights(
         wx_IG=dwx_IG,
         wh_HK=sum_rows(before_h_TBH, dz_TBZ[..., :of_h]),
-        b_Z=jnp.concatenate([db_K, db_G]),
+        b_Z=jnp.concatenate([db_K, bias_gradient(x, dwx_IG, dz_TBG)]),
     )
     return jax.tree.map(lambda x, like: x.astype(like.dtype), dfirst, first), dx, dweights
 
@@ -245,7 +229,7 @@ class GatedCell(Recurrent):
         return GatedWeights(matrix(params, "wx"), matrix(params, "wh"), params["b"])
 
     def step(self, weights: GatedWeights, rows: int) -> Step:
-        """Return the function of one step."""
+        """Return the function of one step with this cell."""
         return gated_step(self.advance, weights, rows)
 
     def loops(self) -> Loops:

@@ -206,12 +206,9 @@ def _parts(width: int) -> int:
 def _partial_dots(x: Array, w_IO: Array) -> Array:
     """Return x W as parts to be added: float32 [P, B, O]."""
     parts = _parts(w_IO.shape[0])
-    return jnp.einsum(
-        "bpi,pio->pbo",
-        x.reshape(x.shape[0], parts, -1),
-        w_IO.reshape(parts, -1, w_IO.shape[1]),
-        preferred_element_type=float32,
-    )
+    x_BPI = x.reshape(x.shape[0], parts, -1)
+    w_PIO = w_IO.reshape(parts, -1, w_IO.shape[1])
+    return jnp.einsum("bpi,pio->pbo", x_BPI, w_PIO, preferred_element_type=float32)
 
 
 def _add(parts: Any, row: Array, units: Any) -> Array:
@@ -235,10 +232,6 @@ def _look_up(references: list[Any], t: Array, row: Array, units: Any) -> Array:
         return table[bytes_TB[t, row], units]
     (xw,) = references
     return xw[row, units] if len(xw.shape) == 2 else xw[t, row, units]
-
-
-def _as_array(t: Array) -> Array:
-    return jnp.reshape(t, (1,)).astype(jnp.int32)
 
 
 def _forward_loop(
@@ -279,9 +272,9 @@ def _forward_loop(
         rounded_h, h_BH, c_buffer, h_buffer, mh_gates = before
         mx = _input_arrays(x_TB, t, weights.wmx_IH)
         zx = _input_arrays(x_TB, t, weights.wx_IG)
-        inputs = (_as_array(t), *mx, _partial_dots(rounded_h, weights.wmh_HH))
+        inputs = (jnp.int32(t)[None], *mx, _partial_dots(rounded_h, weights.wmh_HH))
         (mh_gates,), (m_BH,) = run("multiply", multiply, inputs, (mh_gates,), (rounded,))
-        inputs = (_as_array(t), dot(m_BH, weights.wh_HG), weights.b_G, *zx)
+        inputs = (jnp.int32(t)[None], dot(m_BH, weights.wh_HG), weights.b_G, *zx)
         in_place = (h_BH, c_buffer, h_buffer, mh_gates)
         in_place, (rounded_h,) = run("advance", advance_units, inputs, in_place, (rounded,))
         return rounded_h, *in_place
@@ -343,13 +336,13 @@ def _backward_loop(
 
     def step(k: Array, later: tuple[Array, ...]) -> tuple[Array, ...]:
         dh_PBH, dc_2BH, dz_buffer, dm_buffer = later
-        inputs: tuple[Array, ...] = (_as_array(k), dh_PBH, dh_TBH, saved.before_c, mh_gates)
+        inputs: tuple[Array, ...] = (jnp.int32(k)[None], dh_PBH, dh_TBH, saved.before_c, mh_gates)
         in_place = (dc_2BH, dz_buffer)
         made = (Shape((rows, 4 * hidden), compute),)
         (dc_2BH, dz_buffer), (dz_BG,) = run(
             "gate_gradients", gate_gradients, inputs, in_place, made
         )
-        inputs = (_as_array(k), _partial_dots(dz_BG, wh_transposed), mh_gates, *mx)
+        inputs = (jnp.int32(k)[None], _partial_dots(dz_BG, wh_transposed), mh_gates, *mx)
         made = (Shape((rows, hidden), compute),)
         (dm_buffer,), (dmh_BH,) = run(
             "multiply_gradients", multiply_gradients, inputs, (dm_buffer,), made

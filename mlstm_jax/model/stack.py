@@ -12,6 +12,7 @@ Parameters of a layer, all float32: each matrix of the kind, normalised as `name
 `name` alone, and the bias `b`, which starts at zero.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -104,7 +105,10 @@ def read_layer(
         carry, _ = step(rounded_h, carry, x_B, mask_B)
         rounded_h = carry.h.astype(compute)
         if states == "sum":
-            kept = kept + (carry.h if mask_B is None else jnp.where(mask_B[:, None], 0, carry.h))
+            h_BH = carry.h
+            if mask_B is not None:
+                h_BH = jnp.where(mask_B[:, None], 0, h_BH)
+            kept = kept + h_BH
         elif states:
             kept = put_step(kept, carry, t)
         return rounded_h, carry, put_step(h_TBH, rounded_h, t), kept
@@ -283,10 +287,7 @@ class Recurrent(Architecture):
         return weights._replace(**tables)
 
     def ready(self, params: Any, compute: Any, *, several_rows: bool) -> list[Any]:
-        """Return the rounded matrices of all layers, normalised, and the tables of the first.
-
-        For several rows, the matrices that multiply h have their transposes.
-        """
+        """Return the rounded weights of all layers; for several rows, with the transposes for h."""
         layers = []
         for layer in range(self.layers):
             weights = self.weights(params[f"layer_{layer}"])
@@ -353,8 +354,9 @@ class Recurrent(Architecture):
         square = self.hidden * self.hidden
         of_x = sum(self.gates[name] for name in self.input_matrices) * square
         of_h = sum(self.gates.values()) * square - of_x
-        upper = of_x if layer else 0
-        return Products(of_h + upper, of_h, 2 * of_h + 4 * upper)
+        if layer == 0:
+            return Products(of_h, of_h, 2 * of_h)
+        return Products(of_h + of_x, of_h, 2 * of_h + 4 * of_x)
 
     def carry_bytes(self, cell: int) -> int:
         """Return the bytes of a unit's carry: h is float32."""
@@ -364,6 +366,9 @@ class Recurrent(Architecture):
         self, units: int, window: int, every: int | None, width: int, cell: int
     ) -> int:
         """Count each step that is kept, the carries between recomputed steps, and h and its dh."""
-        kept = window if every is None else min(every, window)
-        carries = 0 if kept == window else -(-window // kept) * self.carry_bytes(cell)
+        kept = window
+        carries = 0
+        if every is not None and every < window:
+            kept = every
+            carries = math.ceil(window / every) * self.carry_bytes(cell)
         return units * (kept * self.step_bytes(width, cell) + carries + window * width * 2)

@@ -51,6 +51,8 @@ from mlstm_jax.model.ops import lookup, matmul
 
 Array = jax.Array
 Norm = partial(linen.LayerNorm, epsilon=1e-5)
+# Of the variance times I.
+normal = partial(linen.initializers.variance_scaling, mode="fan_in", distribution="normal")
 
 _QUERY_BLOCK = 64  # queries of a causal head
 
@@ -111,13 +113,12 @@ def _one_head_at_a_time(
         for start in range(0, size, block):
             stop = min(start + block, size)
             score_TS = (query_TD[start:stop] * units**-0.5) @ key_SD[:stop].T
-            seen_TS = None if seen_S is None else seen_S[None, :stop]
+            # Not -inf: a query in the padding may see no key at all.
             if causal:
                 past_TS = jnp.arange(start, stop)[:, None] >= jnp.arange(stop)[None]
-                seen_TS = past_TS if seen_TS is None else past_TS & seen_TS
-            if seen_TS is not None:
-                # Finite: a query in the padding may see no key at all.
-                score_TS = jnp.where(seen_TS, score_TS, -1e30)
+                score_TS = jnp.where(past_TS, score_TS, -1e30)
+            if seen_S is not None:
+                score_TS = jnp.where(seen_S[None, :stop], score_TS, -1e30)
             blocks.append(jax.nn.softmax(score_TS) @ value_SD[:stop])
         return jnp.concatenate(blocks)
 
@@ -132,10 +133,6 @@ class Context(NamedTuple):
     h: Any  # float32 [B, L, H], after the last byte
     bytes_BP: Any  # uint8, the last bytes; the newest is at the end
     count_B: Any  # int32: how many of them there are
-
-
-def _normal(gain: float = 1.0) -> Any:
-    return linen.initializers.variance_scaling(gain**2, "fan_in", "normal")
 
 
 def _sinusoids(std: float) -> Any:
@@ -166,7 +163,7 @@ class Dense(linen.Module):
     @linen.compact
     def __call__(self, x: Array) -> Array:
         """Return y [..., O] of x [..., I]."""
-        kernel_IO = self.param("kernel", _normal(self.gain), (x.shape[-1], self.outputs))
+        kernel_IO = self.param("kernel", normal(self.gain**2), (x.shape[-1], self.outputs))
         y = matmul(x, kernel_IO, self.compute)
         if not self.has_bias:
             return y
@@ -186,7 +183,7 @@ class Input(linen.Module):
         hidden = self.model.hidden
         table_VH = embedding_VE
         if self.model.embedding != hidden:
-            kernel_EH = self.param("kernel", _normal(), (self.model.embedding, hidden))
+            kernel_EH = self.param("kernel", normal(1.0), (self.model.embedding, hidden))
             table_VH = matmul(embedding_VE, kernel_EH, self.compute)
         places = _sinusoids(self.model.embedding_std)
         positions_PH = self.param("positions", places, (self.model.longest_window, hidden))
@@ -292,11 +289,11 @@ class Transformer(Architecture, title="Transformer"):
     @property
     def longest_window(self) -> int:
         """Each byte of a window has a place of its own."""
-        return 256 if self.positions is None else self.positions
+        return self.positions or 256
 
     def for_windows(self, longest: int) -> Self:
         """Return the model with its positions set."""
-        return dataclasses.replace(self, positions=longest) if self.positions is None else self
+        return dataclasses.replace(self, positions=self.positions or longest)
 
     def init_carry(self, rows: int, cell: Any) -> Tree:
         """Return nothing."""
@@ -330,14 +327,12 @@ class Transformer(Architecture, title="Transformer"):
             lengths_B = lengths_B - jnp.sum(mask_TB, axis=0, dtype=jnp.int32)
         read_BT = bytes_BT
         place_BT = None
+        attend = partial(attention, causal=not self.bidirectional)
         if isinstance(before, Context):
             read_BT, place_BT, is_seen_BP = _with_context(before, bytes_BT, lengths_B)
-            attend = partial(attention, causal=not self.bidirectional, keys_BS=is_seen_BP)
-        elif self.bidirectional:
-            keys_B = None if mask_TB is None else lengths_B
-            attend = partial(attention, causal=False, lengths_B=keys_B)
-        else:
-            attend = partial(attention, causal=True)
+            attend = partial(attend, keys_BS=is_seen_BP)
+        elif self.bidirectional and mask_TB is not None:
+            attend = partial(attend, lengths_B=lengths_B)
 
         x = Input(self, window.compute, name="input")(read_BT, window.embedding_VE, place_BT)
         states = []
@@ -351,11 +346,14 @@ class Transformer(Architecture, title="Transformer"):
         carry = before
         if isinstance(before, Context):
             carry = _follow(before, bytes_BT, h_BTLH, lengths_B)
-        if window.states != "sum":
-            return carry, output_TBH, Context(h_BTLH, None, None) if window.states else None
-        if mask_TB is not None:
-            h_BTLH = jnp.where(mask_TB.T[:, :, None, None], 0, h_BTLH)
-        return carry, output_TBH, h_BTLH.sum(axis=1)
+        kept: Tree = None
+        if window.states == "sum":
+            if mask_TB is not None:
+                h_BTLH = jnp.where(mask_TB.T[:, :, None, None], 0, h_BTLH)
+            kept = h_BTLH.sum(axis=1)
+        elif window.states:
+            kept = Context(h_BTLH, None, None)
+        return carry, output_TBH, kept
 
     def matrices(self, name: str) -> int:
         """Count the kernels of the layers, and the one after the embedding."""
