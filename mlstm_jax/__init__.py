@@ -37,10 +37,10 @@ The words of this code:
     row        the shards that follow each other at one place of the batch
     window     the T bytes of each row that one step reads
     stream     the windows of all rows, step by step: a function of corpus, shapes, seed and step
-    carry      what a model hands from one window to the next, in arrays with the rows first
+    carry      the recurrent state between windows, in arrays with the rows first
     state      what a training step changes: parameters, moments, loss scale, counters
     phase      a part of a run with a batch and a window of its own
-    objective  what is asked of a window: the next byte, or masked bytes
+    objective  the targets of a window: the next byte, or masked bytes
     kind       a model by its name in a config: mlstm, lstm, gru, transformer, bert
     run        a folder with a config, metrics and checkpoints; and what trains in it
 

@@ -22,15 +22,12 @@ def program() -> Program:
     return parse(compiled.compile().as_text())
 
 
-def test_loops_are_found_with_how_often_they_run(program: Program) -> None:
+def test_loops_are_found_with_how_often_they_run_and_products_with_their_types(
+    program: Program,
+) -> None:
     assert sorted(times for _, times, in_loop in places(program) if in_loop) == [7, 21]
     assert root(program.computations[program.entry]).is_root
-
-
-def test_every_product_is_found_with_its_types(program: Program) -> None:
-    found = products(program)
-    assert found
-    assert {(one.operands, one.result) for one in found} == {(("f32", "f32"), "f32")}
+    assert {(one.operands, one.result) for one in products(program)} == {(("f32", "f32"), "f32")}
 
 
 def test_types_are_read_with_their_bytes() -> None:

@@ -105,9 +105,7 @@ def test_the_laws_of_the_training_step(name: str) -> None:
     made = products(program)
     # Three products of a step forward and back each, three weight gradients, tables and decoder.
     assert len(made) >= 12
-    for one in made:
-        assert one.operands == (compute, compute), one
-        assert one.result == "f32", one
+    assert {(one.operands, one.result) for one in made} == {((compute, compute), "f32")}
     assert stacks(zero_fills(program)) == []
     assert atomic_adds(program) == []
     assert collectives(kernels(program)) == []
@@ -124,7 +122,6 @@ def test_devices_talk_once_and_of_the_gradient_alone(all_reduce: Any, width: int
     precision = Precision(compute="bf16", all_reduce=all_reduce)
     config = make_config(rows=8 * 64, precision=precision, train=Train(micro_batches=2))
     found = collectives(kernels(parse(compiled(config, 8).text)))
-    assert found
     assert not any(one.is_in_loop for one in found)
     assert {one.opcode.removesuffix("-start") for one in found} == {"all-reduce"}
     sent = sum(access.bytes for one in found for access in one.writes)
@@ -183,15 +180,11 @@ def test_it_compiles_for_each_machine_that_is_described(machine: str) -> None:
             compile_step(CONFIGS["pallas"], load_machine(path), 1)
 
 
-def model_and_shapes() -> tuple[LanguageModel, Any]:
-    config = CONFIGS["bytes"]
-    model = LanguageModel(config.model, config.precision)
-    return model, jax.eval_shape(lambda: model.init_parameters(jax.random.key(0)))
-
-
 def reading_programs() -> dict[str, Compiled]:
     """What evaluates, makes features and generates."""
-    machine, (model, params) = load_machine(H200), model_and_shapes()
+    machine, config = load_machine(H200), CONFIGS["bytes"]
+    model = LanguageModel(config.model, config.precision)
+    params = jax.eval_shape(lambda: model.init_parameters(jax.random.key(0)))
     carry, bytes_BT = model.init_carry(64), np.zeros((64, 32), np.uint8)
     mask_BT, reset_B = np.zeros((64, 32), np.bool_), np.zeros(64, np.bool_)
     batch = EvaluationBatch(bytes_BT, bytes_BT, mask_BT, reset_B, np.zeros(64, np.uint32))
@@ -230,8 +223,8 @@ def test_the_laws_of_programs_that_only_read() -> None:
     kept = {"evaluation": 0, "features": 64 * 32 * 512 * 4, "generation": 0}
     for name, made in reading_programs().items():
         program = parse(made.text)
-        for one in products(program):
-            assert (one.operands, one.result) == (("bf16", "bf16"), "f32"), (name, one)
+        types = {(one.operands, one.result) for one in products(program)}
+        assert types == {(("bf16", "bf16"), "f32")}, name
         assert stacks(zero_fills(program)) == [], name
         assert atomic_adds(program) == [], name
         assert not any(one.is_in_loop for one in collectives(kernels(program))), name
@@ -239,19 +232,13 @@ def test_the_laws_of_programs_that_only_read() -> None:
         assert made.temporary_bytes < kept[name] + 64 * 32 * (512 * 2 + 256 * 4) + 16e6, name
 
 
-def counts_with_flags(folder: Path, flags: str, size: str, devices: int) -> Any:
-    """Return what gpu_program.py counts, in its own process: JAX reads XLA_FLAGS when it starts."""
-    path = folder / "out.json"
-    command = [sys.executable, PROGRAM, "--size", *size.split(), "--devices", str(devices)]
-    environment = os.environ | {"XLA_FLAGS": flags}
-    subprocess.run([*command, "--json", path], check=True, env=environment)
-    (row,) = json.loads(path.read_text())["rows"]
-    return row
-
-
 def test_pieces_of_the_all_reduce_run_beside_the_backward_pass(tmp_path: Path) -> None:
-    flags = (FLAGS / "overlap.txt").read_text().strip()
-    row = counts_with_flags(tmp_path, flags, f"4096 64 {WINDOW}", 8)
+    """In a process of its own, since JAX reads XLA_FLAGS when it starts."""
+    path = tmp_path / "out.json"
+    words = f"--size 4096 64 {WINDOW} --devices 8 --json {path}".split()
+    environment = os.environ | {"XLA_FLAGS": (FLAGS / "overlap.txt").read_text().strip()}
+    subprocess.run([sys.executable, PROGRAM, *words], check=True, env=environment)
+    (row,) = json.loads(path.read_text())["rows"]
     decoder, wmh, wh, rest = row["collectives"]
     sizes = [one["bytes"] / 4 / 4096 for one in (decoder, wmh, wh)]
     assert sizes == [256, 4096, 4 * 4096]

@@ -162,7 +162,7 @@ class Architecture(ABC):
         return None
 
     def for_windows(self, longest: int) -> Self:
-        """Return the model as it is in a run whose longest window has so many bytes."""
+        """The model of a run whose longest window has so many bytes."""
         return self
 
     def named_states(self, carry: Tree) -> dict[str, Any]:
@@ -175,21 +175,15 @@ class Architecture(ABC):
         return self.init_carry(rows, cell)
 
     def reading_window(self, proposed: int) -> int:
-        """Return how many bytes of a text to read at a time without training.
-
-        Any number gives the same states if the carry is all that a window knows of the text before.
-        """
+        """Choose how many bytes of a text to read at a time; a recurrent model takes any number."""
         return proposed
 
     def ready(self, params: Tree, compute: Any, *, several_rows: bool) -> Tree:
-        """Return what a window computes of the parameters alone, if it can be computed once.
-
-        With `several_rows` also what only the products of several rows need.
-        """
+        """Compute what all windows need of the parameters alone; None: nothing."""
         return None
 
     def dropout_shape(self, window: int) -> tuple[int, ...]:
-        """Return the shape of a row's dropout mask: each unit's output to the next layer."""
+        """The shape of a row's dropout mask: each unit's output to the next layer."""
         return self.shape
 
     @abstractmethod
@@ -203,30 +197,29 @@ class Architecture(ABC):
         """
 
     def matrices(self, name: str) -> int:
-        """Return how many matrices are side by side in a parameter, such as layer_0/wx_v.
+        """Count the matrices side by side in a parameter, such as layer_0/wx_v; 0: it is no matrix.
 
-        Muon orthogonalises each by itself. 0: the parameter is no matrix. The decoder is the same
-        in all models.
+        Muon orthogonalises each by itself. The decoder is the same in all models.
         """
         return int(name == "decoder_kernel")
 
     def decays(self, name: str) -> bool:
-        """Return whether a parameter has weight decay and a trust ratio; all matrices do."""
+        """Whether a parameter has weight decay and a trust ratio; all matrices do."""
         return self.matrices(name) > 0
 
     @abstractmethod
     def large(self, layer: int) -> list[str]:
-        """Return a layer's parameters that grow large with H, in the order of their gradients."""
+        """List a layer's parameters that grow large with H, in the order of their gradients."""
 
     @abstractmethod
     def products(self, layer: int) -> Products:
-        """Return the products of a layer."""
+        """Count the products of a layer."""
 
     @abstractmethod
     def activation_bytes(
         self, units: int, window: int, every: int | None, width: int, cell: int
     ) -> int:
-        """Return the bytes that a layer keeps for the backward pass, and needs in it.
+        """Estimate the bytes that a layer keeps for the backward pass, and needs in it.
 
         Args:
             units: rows · H.

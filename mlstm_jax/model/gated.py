@@ -214,7 +214,7 @@ class GatedCell(Recurrent):
         """Return a layer's carry after a step; all arrays are float32."""
 
     def initial(self, inputs: int) -> dict[str, Matrix]:
-        """Return one matrix for the input and one for h."""
+        """One matrix for the input and one for h."""
         of_x = self.gates["wx"]
         of_h = self.gates["wh"]
         lecun = _gate_by_gate(linen.initializers.lecun_normal(), of_x)
@@ -225,7 +225,7 @@ class GatedCell(Recurrent):
         }
 
     def weights(self, params: Tree) -> GatedWeights:
-        """Return both matrices and the bias."""
+        """Both matrices and the bias."""
         return GatedWeights(matrix(params, "wx"), matrix(params, "wh"), params["b"])
 
     def step(self, weights: GatedWeights, rows: int) -> Step:
@@ -233,7 +233,7 @@ class GatedCell(Recurrent):
         return gated_step(self.advance, weights, rows)
 
     def loops(self) -> Loops:
-        """Return the loops with this cell."""
+        """The loops with this cell."""
         return Loops(partial(_forward_loop, self.advance), partial(_backward, self.advance))
 
     def step_bytes(self, width: int, cell: int) -> int:
@@ -282,7 +282,7 @@ class GRU(GatedCell, title="GRU"):
     states: ClassVar[tuple[str, ...]] = ("h",)
 
     def init_carry(self, rows: int, cell: Any) -> Tree:
-        """Return a zero h; there is no c."""
+        """A zero h; there is no c."""
         return HiddenCarry(np.zeros((rows, *self.shape), np.float32))
 
     @staticmethod

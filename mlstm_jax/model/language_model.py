@@ -47,8 +47,7 @@ class ModelOutput(NamedTuple):
     carry: Carry  # after the window
     logits_BTV: Array  # of each next byte, float32
     # After each byte, for a document that ends there: its rating, float32, in standard deviations
-    # from the mean of the training split, or the logit of each class or of each binary label;
-    # None without a label head.
+    # from the mean of the training split, or the logit of each class; None without a label head.
     labels_BTK: Array | None
     # If requested, the carry after each byte, [B, T, L, H], for `Architecture.named_states`; or
     # the sum of h, float32 [B, L, H].
@@ -80,7 +79,7 @@ class LanguageModel(linen.Module):
         return nullcontext()
 
     def backward_order(self) -> list[str]:
-        """Return the parameters that grow large with H, in the order of their gradients."""
+        """List the parameters that grow large with H, in the order of their gradients."""
         names = ["decoder_kernel"]
         for layer in reversed(range(self.model.layers)):
             names += [f"layer_{layer}/{name}" for name in self.model.large(layer)]
@@ -100,7 +99,7 @@ class LanguageModel(linen.Module):
         return self.model.reading_carry(rows, self.cell)
 
     def ready(self, params: Parameters, *, several_rows: bool = True) -> Any:
-        """Return what reading computes of the parameters alone, on the host; None: nothing.
+        """Compute what reading needs of the parameters alone, on the host; None: nothing.
 
         One row needs half of the memory of several.
         """
@@ -174,7 +173,7 @@ class LanguageModel(linen.Module):
             return ModelOutput(carry, logits_TBV.swapaxes(0, 1), labels_BTK, states)
 
     def init_parameters(self, key: Array) -> Parameters:
-        """Return initial parameters; the same key gives the same values on every device."""
+        """Draw initial parameters; the same key gives the same values on every device."""
         window_BT = jnp.zeros((1, 1), jnp.uint8)
         return self.init(key, window_BT, self.init_carry(1))["params"]
 

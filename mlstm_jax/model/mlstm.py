@@ -343,7 +343,7 @@ class MLSTM(Recurrent, title="mLSTM"):
     biases: ClassVar[int] = 4
 
     def initial(self, inputs: int) -> dict[str, Matrix]:
-        """Return uniform matrices; the recurrent ones may be orthogonal."""
+        """Uniform matrices; the recurrent ones may be orthogonal."""
         hidden = self.hidden
         gain = self.recurrent_gain
         initialise = uniform(hidden)
@@ -358,7 +358,7 @@ class MLSTM(Recurrent, title="mLSTM"):
         }
 
     def weights(self, params: Tree) -> LayerWeights:
-        """Return the normalised matrices and the bias."""
+        """Normalise the matrices."""
         return LayerWeights(
             wmx_IH=matrix(params, "wmx"),
             wx_IG=matrix(params, "wx"),
@@ -370,7 +370,7 @@ class MLSTM(Recurrent, title="mLSTM"):
     step = staticmethod(layer_step)
 
     def loops(self) -> Loops:
-        """Return the fastest loops of XLA for JAX's default backend."""
+        """The fastest loops of XLA for JAX's default backend."""
         return SEPARATE if jax.default_backend() == "cpu" else STACKED
 
     def step_bytes(self, width: int, cell: int) -> int:

@@ -260,7 +260,7 @@ class Recurrent(Architecture):
 
     @abstractmethod
     def initial(self, inputs: int) -> dict[str, Matrix]:
-        """Return a layer's matrices before training, by name; `inputs` is its input's width I."""
+        """A layer's matrices before training, by name; `inputs` is its input's width I."""
 
     @abstractmethod
     def weights(self, params: Tree) -> Any:
@@ -272,7 +272,7 @@ class Recurrent(Architecture):
 
     @abstractmethod
     def loops(self) -> Loops:
-        """Return the fastest loops of XLA for JAX's default backend."""
+        """The fastest loops of XLA for JAX's default backend."""
 
     @abstractmethod
     def step_bytes(self, width: int, cell: int) -> int:
@@ -359,7 +359,7 @@ class Recurrent(Architecture):
         return Products(of_h + of_x, of_h, 2 * of_h + 4 * of_x)
 
     def carry_bytes(self, cell: int) -> int:
-        """Return the bytes of a unit's carry: h is float32."""
+        """The bytes of a unit's carry: h is float32."""
         return 4 + (cell if "c" in self.states else 0)
 
     def activation_bytes(

@@ -292,20 +292,20 @@ class Transformer(Architecture, title="Transformer"):
         return self.positions or 256
 
     def for_windows(self, longest: int) -> Self:
-        """Return the model with its positions set."""
+        """The model with its positions set."""
         return dataclasses.replace(self, positions=self.positions or longest)
 
     def init_carry(self, rows: int, cell: Any) -> Tree:
-        """Return nothing."""
+        """A training window carries nothing."""
         return ()
 
     def reading_carry(self, rows: int, cell: Any) -> Tree:
-        """Return a context without a byte."""
+        """A context without a byte."""
         h = np.zeros((rows, *self.shape), np.float32)
         return Context(h, np.zeros((rows, self.longest_window), np.uint8), np.zeros(rows, np.int32))
 
     def reading_window(self, proposed: int) -> int:
-        """Return half of the positions: the others hold what came before."""
+        """Half of the positions: the others hold what came before."""
         return self.longest_window // 2
 
     def dropout_shape(self, window: int) -> tuple[int, ...]:
@@ -364,7 +364,7 @@ class Transformer(Architecture, title="Transformer"):
         return name in ("embedding", "input/positions") or super().decays(name)
 
     def large(self, layer: int) -> list[str]:
-        """Return all matrices of a layer."""
+        """List all matrices of a layer."""
         return [f"{name}/kernel" for name in ("down", "up", "out", "value", "key", "query")]
 
     def products(self, layer: int) -> Products:
