@@ -15,8 +15,6 @@ from numpy.typing import DTypeLike, NDArray
 
 from mlstm_jax.errors import UserError, first_line
 
-MOST_ARRAYS = 10_000
-_MOST_METADATA = 1 << 20  # characters
 _SHOWN = 5  # names in a message
 _LONGEST = 200  # characters of a name, or of a library's message
 
@@ -52,13 +50,13 @@ def read_arrays(
     shapes: Mapping[str, tuple[int, ...]],
     dtype: DTypeLike = np.float32,
 ) -> Arrays:
-    """Return the arrays of a model as C-contiguous `dtype`, in memory.
+    """Copy the arrays of a model to memory as C-contiguous `dtype`, a floating-point type.
 
     Args:
         where: the file or folder, for messages.
         arrays: the arrays that exist, by name.
         shapes: the shapes of exactly the arrays that must exist.
-        dtype: a floating-point type.
+        dtype: of the result.
 
     Raises:
         UserError: an array is missing, unexpected, has another shape, is not floating-point or is
@@ -67,11 +65,13 @@ def read_arrays(
     check_names(where, arrays, shapes)
     result = {}
     for name, shape in shapes.items():
-        array, place = arrays[name], _place(where, name, arrays[name])
-        if array.shape != shape:
-            raise UserError(f"{place} has the shape {array.shape}, but must have {shape}.")
-        if array.dtype.kind != "f":
-            raise UserError(f"{place} must be finite floating-point numbers, not {array.dtype}.")
+        array = arrays[name]
+        place = _place(where, name, array)
+        if array.shape != shape or array.dtype.kind != "f":
+            raise UserError(
+                f"{place} has the shape {array.shape}, but must have {shape}; its numbers are "
+                f"{array.dtype}, and must be floating-point."
+            )
         with np.errstate(over="ignore"):  # require_finite finds it
             result[name] = np.array(array, dtype, order="C")
         require_finite(place, result[name])
@@ -84,7 +84,7 @@ def _place(where: str, name: str, array: Any) -> str:
 
 
 def sizes(where: str, arrays: Mapping[str, Any], name: str, count: int) -> tuple[int, ...]:
-    """Return an array's shape; UserError unless it has `count` dimensions, none of them empty."""
+    """The shape of an array; UserError unless it has `count` dimensions, none of them empty."""
     shape = tuple(arrays[name].shape)
     if len(shape) != count or min(shape) < 1:
         raise UserError(
@@ -96,31 +96,19 @@ def sizes(where: str, arrays: Mapping[str, Any], name: str, count: int) -> tuple
 
 def check_names(where: str, actual: Collection[str], wanted: Collection[str]) -> None:
     """Raise UserError unless the names are the wanted ones; it names the first few differences."""
-    missing, extra = sorted(set(wanted) - set(actual)), sorted(set(actual) - set(wanted))
-    if missing or extra:
-        raise UserError(
-            f"{where}: "
-            + "; ".join(
-                f"{what} {preview(names)}"
-                for what, names in (("is missing", missing), ("has the unexpected", extra))
-                if names
-            )
-            + "."
-        )
+    wrong = []
+    if missing := set(wanted) - set(actual):
+        wrong.append(f"is missing {preview(missing)}")
+    if unexpected := set(actual) - set(wanted):
+        wrong.append(f"has the unexpected {preview(unexpected)}")
+    if wrong:
+        raise UserError(f"{where}: {'; '.join(wrong)}.")
 
 
 def preview(names: Collection[str]) -> str:
-    """Return the first few names and the number of others, as text."""
-    shown = ", ".join(brief(name) for name in sorted(names)[:_SHOWN]) or "nothing"
+    """The first few names and the number of others, as text."""
+    shown = ", ".join(map(brief, sorted(names)[:_SHOWN])) or "nothing"
     return f"{shown} and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else shown
-
-
-def count_layers(where: str, numbers: Collection[str]) -> int:
-    """Return the number of layers, from the numbers in names; UserError if one is missing."""
-    wrong = set(numbers) - {str(number) for number in range(len(set(numbers)))}
-    if wrong:
-        raise UserError(f"{where}: has layer {preview(wrong)}, but a layer before it is missing.")
-    return len(set(numbers))
 
 
 def require_finite(where: str, array: NDArray[Any]) -> None:
@@ -129,8 +117,14 @@ def require_finite(where: str, array: NDArray[Any]) -> None:
         raise UserError(f"{where} must be finite numbers of {array.dtype}, but has inf or NaN.")
 
 
+def require_file(path: Path) -> None:
+    """Raise UserError unless a path is a file; opening a pipe would wait for its writer."""
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such file; check the name and the folder.")
+
+
 def brief(text: str) -> str:
-    """Return a name or a message, shortened if it is too long to show."""
+    """A name or a message, shortened if it is too long to show."""
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
 
 
@@ -141,24 +135,13 @@ def errors(where: object, what: str = "cannot be read", advice: str = "") -> Ite
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about headers of Python 2, unknown pickle protocols
             yield
-    except UserError:
-        raise
     except Exception as error:
         raise UserError(f"{where}: {what} ({brief(first_line(error))}).{advice}") from error
 
 
-def require_count(path: Path, arrays: int) -> None:
-    """Raise UserError if a file has more arrays than any model."""
-    if arrays > MOST_ARRAYS:
-        raise UserError(
-            f"{path}: holds {arrays:,} arrays, but a model has at most {MOST_ARRAYS:,}."
-        )
-
-
 def npy(path: Path) -> NDArray[Any]:
     """Memory-map a .npy file; UserError if it is missing, or is not a .npy file of numbers."""
-    if not path.is_file():
-        raise UserError(f"{path}: is missing; the folder must contain all files of the model.")
+    require_file(path)
     with errors(path, "is not a .npy file of numbers"):
         return np.lib.format.open_memmap(path, mode="r")
 
@@ -170,18 +153,13 @@ def safetensors(path: Path, metadata: str) -> tuple[str | None, Arrays]:
     """
     from safetensors import safe_open
 
-    if not path.is_file():
-        raise UserError(f"{path}: the file does not exist.")
-    with errors(path), safe_open(path, "np") as file:
+    require_file(path)
+    with errors(path):
+        opened = safe_open(path, "np")
+    arrays = {}
+    with opened as file:
         text = (file.metadata() or {}).get(metadata)
-        if text is not None and len(text) > _MOST_METADATA:
-            raise UserError(
-                f"{path}: its {metadata!r} metadata exceed {_MOST_METADATA:,} characters."
-            )
-        names = list(file.keys())
-        require_count(path, len(names))
-        arrays = {}
-        for name in names:
+        for name in list(file.keys()):
             with errors(f"{path}: {brief(name)}"):
                 arrays[name] = file.get_tensor(name)
     return text, arrays

@@ -53,6 +53,7 @@ _UNIREP |= {"wx_g": "gx", "wh_g": "gh", "wmx_g": "gmx", "wmh_g": "gmh"}
 # Ours, theirs.
 _NVIDIA_MATRICES = (("wx", "w_ih"), ("wh", "w_hh"), ("wmx", "w_mih"), ("wmh", "w_mhh"))
 _NVIDIA_BIASES = ("b_ih", "b_hh")
+_MOST_TENSORS = 10_000
 
 
 def read_openai(folder: Path) -> ModelWeights:
@@ -60,18 +61,17 @@ def read_openai(folder: Path) -> ModelWeights:
 
     A UserError names the file that is missing or has another shape.
     """
-    _require_npy_folder(folder, "0.npy to 14.npy")
-    names = [f"{number}.npy" for number in range(len(_OPENAI))]
-    files = {name: arrays.npy(folder / name) for name in names}
+    ours = {f"{number}.npy": name for number, name in enumerate(_OPENAI)}
+    files = {name: arrays.npy(folder / name) for name in ours}
     # These two files give the sizes that all others must match.
     _, width = arrays.sizes(str(folder), files, "0.npy", 2)
     (hidden,) = arrays.sizes(str(folder), files, "12.npy", 1)
     model = config.Model(hidden=hidden, embedding=width)
     shapes = expected_shapes(model) | {"layer_0/wh_v": (hidden, hidden)}
-    ours = dict(zip(names, _OPENAI, strict=True))
-    values = arrays.read_arrays(str(folder), files, {name: shapes[ours[name]] for name in names})
-    flat = {ours[name]: value for name, value in values.items()}
-    flat["layer_0/wh_v"] = np.concatenate([values[name] for name in names[2:6]], axis=1)
+    of_files = {name: shapes[parameter] for name, parameter in ours.items()}
+    values = arrays.read_arrays(str(folder), files, of_files)
+    flat = dict(zip(_OPENAI, values.values(), strict=True))
+    flat["layer_0/wh_v"] = np.concatenate(list(values.values())[2:6], axis=1)
     source = "openai/generating-reviews-discovering-sentiment"
     return ModelWeights(model, "radford", unflatten(flat), source)
 
@@ -83,92 +83,67 @@ def read_unirep(folder: Path) -> ModelWeights:
     token (B, Z, J). The model has no symbol for other bytes (language_model.py, `NEVER`). A
     UserError names the file that is missing or has another shape.
     """
-    _require_npy_folder(folder, "embed_matrix:0.npy")
     there = {path.name for path in folder.glob("*.npy")}
-    stacked = [re.match(r"rnn_mlstm_stack_mlstm_stack([0-9]+)_", name) for name in there]
-    layers = arrays.count_layers(str(folder), {match[1] for match in stacked if match})
+    layers = len(set(re.findall(r"rnn_mlstm_stack_mlstm_stack([0-9]+)_", "\n".join(there))))
     prefixes = [f"rnn_mlstm_stack_mlstm_stack{k}_mlstm_stack{k}_" for k in range(layers)]
     prefixes = prefixes or ["rnn_mlstm_mlstm_"]
-    ours = {
-        prefix + theirs: f"layer_{layer}/{name}"
-        for layer, prefix in enumerate(prefixes)
-        for name, theirs in _UNIREP.items()
-    }
+    model_names = {}
+    for layer, prefix in enumerate(prefixes):
+        for ours, theirs in _UNIREP.items():
+            model_names[prefix + theirs] = f"layer_{layer}/{ours}"
     others = ("embed_matrix", "fully_connected_weights", "fully_connected_biases")
-    files = {name: _unirep_array(folder, there, name) for name in (*ours, *others)}
+    paths = {name: _unirep_file(folder, there, name) for name in (*model_names, *others)}
+    files = {name: arrays.npy(path) for name, path in paths.items()}
     _, width = arrays.sizes(str(folder), files, "embed_matrix", 2)
     (hidden,) = arrays.sizes(str(folder), files, f"{prefixes[0]}gmh", 1)
     model = config.Model(hidden=hidden, embedding=width, layers=len(prefixes))
     expected = expected_shapes(model)
-    shapes = {
+    shapes: dict[str, tuple[int, ...]] = {
         "embed_matrix": (len(_TOKENS) + 1, width),
         "fully_connected_weights": (hidden, len(_TOKENS)),
         "fully_connected_biases": (len(_TOKENS),),
-        **{name: expected[one] for name, one in ours.items()},
     }
+    for theirs, ours in model_names.items():
+        shapes[theirs] = expected[ours]
     values = arrays.read_arrays(str(folder), files, shapes)
     embedding = values["embed_matrix"]
     embedding_VE = np.tile(embedding[:1], (VOCABULARY, 1))
     embedding_VE[_TOKENS] = embedding[1:]
-    embedding_VE[[ord(letter) for letter in AMBIGUOUS]] = embedding_VE[ord("X")]
+    embedding_VE[list(AMBIGUOUS.encode())] = embedding_VE[ord("X")]
     kernel_HV = np.zeros((hidden, VOCABULARY), np.float32)
     kernel_HV[:, _TOKENS] = values["fully_connected_weights"]
     bias_V = np.full(VOCABULARY, NEVER, np.float32)
     bias_V[_TOKENS] = values["fully_connected_biases"]
-    params = unflatten({one: values[name] for name, one in ours.items()}) | {
-        "embedding": embedding_VE,
-        "decoder_kernel": kernel_HV,
-        "decoder_bias": bias_V,
-    }
-    unread = there - {one for name in files for one in _file_names(name)}
+    flat = {"embedding": embedding_VE, "decoder_kernel": kernel_HV, "decoder_bias": bias_V}
+    for theirs, ours in model_names.items():
+        flat[ours] = values[theirs]
     notes: tuple[str, ...] = ()
-    if unread:
+    if unread := there.difference(path.name for path in paths.values()):
         notes = (
             f"{folder}: these files were skipped because they are not part of the language model: "
             f"{arrays.preview(unread)}. To fit a new head on the mean of h, use "
             "`mlstm-jax transfer --state mean_h`.",
         )
-    return ModelWeights(model, "protein", params, "churchlab/UniRep", notes)
+    return ModelWeights(model, "protein", unflatten(flat), "churchlab/UniRep", notes)
 
 
-def _require_npy_folder(folder: Path, files: str) -> None:
-    if not folder.is_dir():
-        raise UserError(f"{folder}: is not a folder; give the one that contains {files}.")
-
-
-def _file_names(name: str) -> tuple[str, ...]:
-    """Return the file names that an array of UniRep may have: some systems allow no colon."""
-    return f"{name}:0.npy", f"{name}_0.npy", f"{name}.npy"
-
-
-def _unirep_array(folder: Path, there: set[str], name: str) -> NDArray[Any]:
-    for file in _file_names(name):
-        if file in there:
-            return arrays.npy(folder / file)
-    raise UserError(
-        f"{folder}: {name}:0.npy is missing; the folder must contain all files of one model."
-    )
+def _unirep_file(folder: Path, there: set[str], name: str) -> Path:
+    """The file of an array of UniRep, `NAME:0.npy`: some systems allow no colon."""
+    names = (f"{name}:0.npy", f"{name}_0.npy", f"{name}.npy")
+    return folder / next((file for file in names if file in there), names[0])
 
 
 def read_nvidia(path: Path) -> ModelWeights:
     """Read a .pt file; a UserError names the tensor that is missing or has another shape."""
     stored = _load_pt(path)
     encoder = "encoder.encoder.weight"
-    encoder = encoder if _named(stored, encoder) else "encoder.weight"
+    if not _named(stored, encoder):
+        encoder = "encoder.weight"
     vocabulary, width = arrays.sizes(str(path), stored, _find(path, stored, encoder), 2)
-    if vocabulary not in (VOCABULARY, VOCABULARY + 1):
-        raise UserError(
-            f"{path}: encoder.weight has {vocabulary:,} rows, but must have 256, or 257 with a "
-            "padding token; a model of subword tokens cannot be imported."
-        )
+    padding = int(vocabulary > VOCABULARY)
+    vocabulary = VOCABULARY + padding
     _, hidden = arrays.sizes(str(path), stored, _find(path, stored, "decoder.weight"), 2)
-    numbers = [re.search(r"\brnns\.([0-9]+)\.", name) for name in stored]
-    layers = arrays.count_layers(str(path), {match[1] for match in numbers if match})
-    if not layers:
-        raise UserError(
-            f"{path}: has no rnns.0, the first mLSTM layer; its tensors are "
-            f"{arrays.preview(stored)}."
-        )
+    layers = len(set(re.findall(r"\brnns\.([0-9]+)\.", "\n".join(stored)))) or 1
     shapes: dict[str, tuple[int, ...]] = {
         encoder: (vocabulary, width),
         "decoder.weight": (vocabulary, hidden),
@@ -176,9 +151,14 @@ def read_nvidia(path: Path) -> ModelWeights:
     }
     for layer in range(layers):
         shapes |= _nvidia_shapes(stored, layer, hidden if layer else width, hidden)
-    files = {name: _as_numpy(path, name, stored[_find(path, stored, name)]) for name in shapes}
+    files = {}
+    for name in shapes:
+        tensor = stored[_find(path, stored, name)]
+        with arrays.errors(f"{path}: {name}"):  # a sparse tensor, for example
+            if tensor.is_floating_point():
+                tensor = tensor.float()  # NumPy has no bfloat16
+            files[name] = tensor.detach().numpy()
     tensors = arrays.read_arrays(str(path), files, shapes)
-    padding = vocabulary - VOCABULARY
     params: dict[str, Any] = {
         "embedding": tensors[encoder][padding:],
         "decoder_kernel": np.ascontiguousarray(tensors["decoder.weight"][padding:].T),
@@ -191,8 +171,8 @@ def read_nvidia(path: Path) -> ModelWeights:
 
 
 def _named(stored: Iterable[str], end: str) -> str | None:
-    """Return the shortest name that ends so, after a dot; None if there is none."""
-    names = (name for name in stored if name == end or name.endswith("." + end))
+    """The shortest name that ends in `end`, after a dot; None if there is none."""
+    names = (name for name in stored if f".{name}".endswith(f".{end}"))
     return min(names, key=len, default=None)
 
 
@@ -206,7 +186,7 @@ def _find(path: Path, stored: Collection[str], end: str) -> str:
 def _nvidia_shapes(
     stored: Mapping[str, Any], layer: int, inputs: int, hidden: int
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a layer's tensors, by the ends of their names."""
+    """The shapes of a layer's tensors, by the ends of their names."""
     shapes: dict[str, tuple[int, ...]] = {}
     for ours, theirs in _NVIDIA_MATRICES:
         rows = 4 * hidden if ours in ("wx", "wh") else hidden
@@ -219,8 +199,10 @@ def _nvidia_shapes(
         g_O = _named(stored, f"{name}_g")
         flat = g_O is not None and stored[g_O].ndim == 1
         shapes |= {f"{name}_v": (rows, columns), f"{name}_g": (rows,) if flat else (rows, 1)}
-    biases = [f"rnns.{layer}.{name}" for name in _NVIDIA_BIASES]
-    return shapes | {name: (4 * hidden,) for name in biases if _named(stored, name)}
+    for bias in _NVIDIA_BIASES:
+        if _named(stored, f"rnns.{layer}.{bias}"):
+            shapes[f"rnns.{layer}.{bias}"] = (4 * hidden,)
+    return shapes
 
 
 def _nvidia_layer(
@@ -234,10 +216,13 @@ def _nvidia_layer(
             # In float32 the squares of large values would overflow.
             g_O = _checked(path, name, np.linalg.norm(v_OI.astype(np.float64), axis=1))
         else:
-            v_OI, g_O = tensors[f"{name}_v"], tensors[f"{name}_g"].reshape(-1)
+            v_OI = tensors[f"{name}_v"]
+            g_O = tensors[f"{name}_g"].reshape(-1)
         if ours in ("wx", "wh"):
-            v_OI, g_O = _reorder(v_OI), _reorder(g_O)
-        parameters[f"{ours}_v"], parameters[f"{ours}_g"] = np.ascontiguousarray(v_OI.T), g_O
+            v_OI = _reorder(v_OI)
+            g_O = _reorder(g_O)
+        parameters[f"{ours}_v"] = np.ascontiguousarray(v_OI.T)
+        parameters[f"{ours}_g"] = g_O
     b_G = np.zeros(4 * hidden)
     for name in _NVIDIA_BIASES:
         b_G += tensors.get(f"rnns.{layer}.{name}", 0.0)
@@ -260,9 +245,8 @@ def _reorder(rows: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _load_pt(path: Path) -> dict[str, Any]:
-    """Return the tensors of a file by the path of keys to them, joined by dots."""
-    if not path.is_file():
-        raise UserError(f"{path}: the file does not exist.")
+    """The tensors of a file, by the path of keys to each, joined by dots."""
+    arrays.require_file(path)
     with extra("torch", "reading a .pt file needs PyTorch; its CPU build is enough"):
         import torch
     advice = " Save only the model's state_dict() where it was trained, and import that file."
@@ -271,23 +255,16 @@ def _load_pt(path: Path) -> dict[str, Any]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     stored: dict[str, Any] = {}
     # A loop with a count, not recursion: dicts may contain each other, or one a thousand times.
-    waiting, seen = [("", content)], 0
+    waiting = [("", content)]
+    seen = 0
     while waiting:
         prefix, value = waiting.pop()
         seen += 1
-        arrays.require_count(path, seen)
+        if seen > _MOST_TENSORS:
+            raise UserError(f"{path}: has more than {_MOST_TENSORS:,} tensors; no model has.")
         if isinstance(value, Mapping):
-            waiting += [
-                (f"{prefix}.{name}" if prefix else str(name), value[name])
-                for name in islice(value, arrays.MOST_ARRAYS)
-            ]
+            for name, inner in islice(value.items(), _MOST_TENSORS):
+                waiting.append((f"{prefix}.{name}".lstrip("."), inner))
         elif isinstance(value, torch.Tensor):
             stored[prefix] = value
     return stored
-
-
-def _as_numpy(path: Path, name: str, tensor: Any) -> NDArray[Any]:
-    with arrays.errors(f"{path}: {name}"):  # a sparse tensor, for example
-        tensor = tensor.float() if tensor.is_floating_point() else tensor  # NumPy has no bfloat16
-        array: NDArray[Any] = tensor.detach().numpy()
-        return array

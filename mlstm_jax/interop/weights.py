@@ -33,6 +33,7 @@ from mlstm_jax.model.language_model import Parameters, parameter_shapes
 
 FORMAT = 1
 _KEY = "mlstm_jax"
+_MOST_METADATA = 1 << 20  # characters
 
 Dtype = Literal["float32", "float16"]
 
@@ -48,14 +49,16 @@ class ModelWeights(NamedTuple):
 
 
 def named(params: Parameters) -> dict[str, Any]:
-    """Return the leaves of a tree of parameters by name: `layer_0/wh_v`."""
+    """The leaves of a tree of parameters by name: `layer_0/wh_v`."""
     return flatten_dict(params, sep="/")
 
 
 def flatten(params: Parameters) -> Arrays:
-    """Return a tree's arrays by name, as C-contiguous float32."""
-    leaves = named(params).items()
-    return {name: np.ascontiguousarray(value, np.float32) for name, value in leaves}
+    """The arrays of a tree by name, as C-contiguous float32."""
+    flat = named(params)
+    for name, value in flat.items():
+        flat[name] = np.ascontiguousarray(value, np.float32)
+    return flat
 
 
 def unflatten(flat: Mapping[str, NDArray[Any]]) -> Parameters:
@@ -64,7 +67,7 @@ def unflatten(flat: Mapping[str, NDArray[Any]]) -> Parameters:
 
 
 def fingerprint(params: Parameters) -> str:
-    """Return a sha256 of all parameters and their names."""
+    """A sha256 of all parameters and their names."""
     digest = hashlib.sha256()
     for name, array in sorted(flatten(params).items()):
         digest.update(f"{name} {array.shape}".encode())
@@ -73,7 +76,7 @@ def fingerprint(params: Parameters) -> str:
 
 
 def expected_shapes(model: Architecture) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every parameter of a model, by name."""
+    """The shape of every parameter of a model, by name."""
     return {name: leaf.shape for name, leaf in named(parameter_shapes(model)).items()}
 
 
@@ -128,8 +131,11 @@ def load_weights(path: Path) -> ModelWeights:
     if path.suffix != ".safetensors":
         raise UserError(f"{path}: a model file must be a .safetensors that `export` wrote.")
     text, stored = arrays.safetensors(path, _KEY)
-    if text is None:
-        raise UserError(f"{path}: has no {_KEY!r} metadata, so it is not a model of this program.")
+    if text is None or len(text) > _MOST_METADATA:
+        raise UserError(
+            f"{path}: has no {_KEY!r} metadata of at most {_MOST_METADATA:,} characters, so it is "
+            "not a model of this program."
+        )
     about = _about(path, text)
     params = unflatten(arrays.read_arrays(str(path), stored, expected_shapes(about.model)))
     if about.fingerprint not in (None, fingerprint(params)):
@@ -143,16 +149,15 @@ def load_weights(path: Path) -> ModelWeights:
 def _about(path: Path, text: str) -> _Metadata:
     try:
         values = fields.parse(text)
-        version = values.get("format") if isinstance(values, dict) else None
-        if version is not None and version != FORMAT:
+        given = values if isinstance(values, dict) else {}
+        version = given.get("format", FORMAT)
+        if version != FORMAT:
             raise UserError(
-                f"{path}: has format {reprlib.repr(version)}, but this program reads format "
-                f"{FORMAT}."
+                f"{path}: has format {reprlib.repr(version)}, but this program reads {FORMAT}."
             )
-        # Other programs may omit the checksum.
-        if isinstance(values, dict) and digest.FIELD in values:
-            values = digest.opened(values)
-        model = values.get("model") if isinstance(values, dict) else None
+        if digest.FIELD in given:  # other programs may omit it
+            values = digest.opened(given)
+        model = given.get("model")
         if isinstance(model, dict) and model.get("binary_labels") == 0:
             del model["binary_labels"]  # the head of earlier versions, which this model lacks
         return fields.build(_Metadata, values)

@@ -56,50 +56,51 @@ def at_most(size: int) -> Iterator[None]:
         tracemalloc.stop()
 
 
-def test_a_file_takes_no_more_memory_than_it_holds(exported: Any) -> None:
-    """With one array that no model of these sizes has, and that is as large as it says."""
+def test_shapes_are_checked_before_anything_is_copied(exported: Any, folder: Path) -> None:
     path, flat = exported
     flat["layer_1/wh_v"] = np.zeros((4, 5_000_000), np.float32)
     write(path, flat, ABOUT)
-    message = r"layer_1/wh_v has the shape \(4, 5000000\), but must"
-    with at_most(path.stat().st_size + 5_000_000), pytest.raises(UserError, match=message):
+    with at_most(path.stat().st_size + 5_000_000), pytest.raises(UserError, match="5000000"):
         weights.load_weights(path)
-
-
-def test_shapes_of_files_are_checked_before_anything_is_read(folder: Path) -> None:
     np.save(folder / "14.npy", np.zeros(5_000_000))
-    message = r"14\.npy has the shape \(5000000,\), but must have"
-    with at_most(5_000_000), pytest.raises(UserError, match=message):
+    with at_most(5_000_000), pytest.raises(UserError, match=r"14\.npy has the shape \(5000000,\)"):
         published.read_openai(folder)
 
 
+LARGE = np.full((4, 256), 1e300)
+
+
 @pytest.mark.parametrize(
-    ("about", "message"),
+    ("about", "changed", "field"),
     [
-        ([], "the top level is"),
-        ({"model": None}, "model is None"),
-        ({"cleaning": "soap"}, "cleaning is 'soap', but it must be one of radford"),
-        ({"format": 2}, "has format 2, but this program reads format 1"),
-        ({"layers": 1_000_000}, r"model\.layers is 1000000, but it must be 1 to 1,000"),
-        ({"hidden": 10**30}, r"model\.hidden is 10+, but it must be a whole number"),
-        ({"embedding_std": 10**400}, r"model\.embedding_std is 10+\.\.\.0+, but it must be"),
-        ({"depth": 1}, r"there is no field 'model\.depth'"),
+        ([], {}, "the top level"),
+        ({"model": None}, {}, "model is None"),
+        ({"cleaning": "soap"}, {}, "cleaning is 'soap'"),
+        ({"format": 2}, {}, "format 2"),
+        ({"layers": 1_000_000}, {}, r"model\.layers"),
+        ({"hidden": 10**30}, {}, r"model\.hidden"),
+        ({"embedding_std": 10**400}, {}, r"model\.embedding_std"),
+        ({"depth": 1}, {}, r"model\.depth"),
+        ("[" * 100_000, {}, "metadata are invalid"),
+        (" " * (1 << 20) + " ", {}, "'mlstm_jax' metadata"),
+        ({}, {"layer_1/b": None}, "missing layer_1/b"),
+        ({}, {f"x{n}": np.zeros(1) for n in range(2000)}, r"unexpected x0, .* and 1,995 more"),
+        ({}, {"decoder_kernel": LARGE}, "decoder_kernel .* inf or NaN"),
+        ({}, {"decoder_kernel": LARGE * np.nan}, "decoder_kernel .* inf or NaN"),
+        ({}, {"decoder_kernel": np.zeros((4, 256), int)}, "decoder_kernel .* int64"),
+        ({}, {"decoder_kernel": LARGE[:3]}, r"decoder_kernel .* \(3, 256\)"),
     ],
 )
-def test_metadata_of_another_type_are_named(about: Any, message: str, exported: Any) -> None:
+def test_a_file_of_another_kind_is_refused_by_field(about, changed, field, exported: Any) -> None:
     path, flat = exported
+    flat = {name: array for name, array in (flat | changed).items() if array is not None}
     if isinstance(about, dict):
         about = ABOUT | (about if about.keys() <= ABOUT.keys() else {"model": SIZES | about})
-    write(path, flat, about)
-    with pytest.raises(UserError, match=rf"m\.\w+: .*{message}"):
+    text = about if isinstance(about, str) else json.dumps(about)
+    save_file(flat, path, metadata={"mlstm_jax": text})
+    with pytest.raises(UserError, match=rf"m\.\w+: .*{field}") as error:
         weights.load_weights(path)
-
-
-def test_metadata_that_are_no_json_are_refused(exported: Any) -> None:
-    path, flat = exported
-    save_file(flat, path, metadata={"mlstm_jax": "[" * 100_000})
-    with pytest.raises(UserError, match="its metadata are invalid"):
-        weights.load_weights(path)
+    assert len(str(error.value)) < 400
 
 
 def test_other_floats_become_float32(exported: Any) -> None:
@@ -109,11 +110,6 @@ def test_other_floats_become_float32(exported: Any) -> None:
     found = weights.flatten(weights.load_weights(path).params)
     for name, array in small.items():
         np.testing.assert_array_equal(found[name], array.astype(np.float32), strict=True)
-    # What float32 cannot hold is inf there.
-    large = {name: array.astype(np.float64) * 1e300 for name, array in flat.items()}
-    write(path, large, ABOUT)
-    with pytest.raises(UserError, match="must be finite numbers of float32"):
-        weights.load_weights(path)
 
 
 @pytest.mark.parametrize(("kind", "size"), [("BF16", 2), ("F8_E4M3", 1)])
@@ -123,16 +119,10 @@ def test_a_type_that_numpy_lacks_is_refused(kind: str, size: int, tmp_path: Path
     path = tmp_path / "m.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(3 * size))
     # ml_dtypes, where it is imported, teaches NumPy some of them.
-    with pytest.raises(UserError, match=r"m\.safetensors: a(: cannot be read \(|.*, not ).*float"):
+    with pytest.raises(
+        UserError, match=r"m\.safetensors: a(: cannot be read \(|.*, but must ).*float"
+    ):
         arrays.read_arrays(str(path), arrays.safetensors(path, "")[1], {"a": (3,)})
-
-
-def test_many_unknown_names_make_a_short_message(exported: Any) -> None:
-    path, flat = exported
-    write(path, flat | {f"x{n}": np.zeros(1) for n in range(2000)}, ABOUT)
-    with pytest.raises(UserError, match="and 1,995 more") as error:
-        weights.load_weights(path)
-    assert len(str(error.value)) < 300
 
 
 def test_a_pipe_is_refused_without_waiting(folder: Path, tmp_path: Path) -> None:
@@ -140,9 +130,9 @@ def test_a_pipe_is_refused_without_waiting(folder: Path, tmp_path: Path) -> None
     for name in ("o/3.npy", "m.safetensors"):
         os.mkfifo(tmp_path / name)
     signal.alarm(20)  # ends the process
-    with pytest.raises(UserError, match=r"3\.npy: is missing"):
+    with pytest.raises(UserError, match=r"3\.npy: there is no"):
         published.read_openai(folder)
-    with pytest.raises(UserError, match=r"m\.safetensors: the file does not exist"):
+    with pytest.raises(UserError, match=r"m\.safetensors: there is no"):
         weights.load_weights(tmp_path / "m.safetensors")
     signal.alarm(0)
 
@@ -166,7 +156,7 @@ def test_a_stack_has_all_of_its_layers(tmp_path: Path, random: np.random.Generat
     write_unirep(u := tmp_path / "u", random, 2)
     (one,) = u.glob("*stack1_wmx:0.npy")
     os.link(one, u / one.name.replace("stack1", "stack10000000"))
-    with pytest.raises(UserError, match="has layer 10000000, but a layer before it is missing"):
+    with pytest.raises(UserError, match=r"stack2_wx:0\.npy: there is no such file"):
         published.read_unirep(u)
 
 
@@ -229,7 +219,7 @@ def test_any_float_in_any_order_is_imported(kind: str, order: Any, folder: Path)
 @pytest.mark.parametrize("kind", ["i4", "c8", "?", "S4", "f4,f4"])
 def test_only_floats_are_imported(kind: str, folder: Path) -> None:
     np.save(folder / "12.npy", np.zeros(7, kind))
-    with pytest.raises(UserError, match=r"12\.npy must be finite floating-point numbers, not"):
+    with pytest.raises(UserError, match=r"12\.npy has .* floating-point"):
         published.read_openai(folder)
 
 
@@ -275,7 +265,7 @@ def test_a_gap_in_the_layers_of_a_state_dict_is_named(state_dict: Any) -> None:
     for number in ("99999999", "9" * 5000):
         more = {f"encoder.rnn.rnns.{number}.w_ih": torch.zeros(1)}
         torch.save(tensors | more, path)
-        with pytest.raises(UserError, match="has layer 999"):
+        with pytest.raises(UserError, match=r"has no rnns\.1\.w_ih"):
             published.read_nvidia(path)
 
 
@@ -288,7 +278,7 @@ def test_a_state_dict_has_dense_floats(state_dict: Any) -> None:
     with pytest.raises(UserError, match=r"rnns\.0\.w_hh_v: cannot be read|tensors only"):
         published.read_nvidia(path)
     torch.save(tensors | {name: torch.zeros(28, 7, dtype=torch.int64)}, path)
-    with pytest.raises(UserError, match=r"w_hh_v must be finite floating-point numbers, not int64"):
+    with pytest.raises(UserError, match=r"w_hh_v has .* int64, and must"):
         published.read_nvidia(path)
 
 
@@ -302,7 +292,7 @@ def test_nested_and_circular_dicts_are_refused(state_dict: Any) -> None:
     round_["again"] = round_
     for content in (doubled, round_):
         torch.save(content, path)
-        with pytest.raises(UserError, match=r"m\.pt: holds 10,001 arrays"):
+        with pytest.raises(UserError, match=r"m\.pt: has more than 10,000 tensors"):
             published.read_nvidia(path)
 
 
