@@ -17,7 +17,7 @@ import json
 import reprlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from mlstm_jax import digest, fields
 from mlstm_jax.digest import CheckedBytes
 from mlstm_jax.errors import FileError, UserError, with_remedy
-from mlstm_jax.fields import InvalidField
+from mlstm_jax.fields import Between, InvalidField
 from mlstm_jax.terminal import one_line
 
 FORMAT_VERSION = 2
@@ -48,7 +48,7 @@ class SplitFiles(NamedTuple):
 
 
 def files_of(split: str) -> SplitFiles:
-    """Return the names of the files of a split."""
+    """The files of a split."""
     return SplitFiles(f"{split}.bin", f"{split}.offsets.npy", f"{split}.ratings.npy")
 
 
@@ -72,8 +72,8 @@ class SourceManifest:
 class SplitManifest:
     """Contents of one split."""
 
-    documents: int
-    bytes: int
+    documents: Annotated[int, Between(0)]
+    bytes: Annotated[int, Between(0)]
     crc32: dict[str, str]  # of each block of each of its files, by file name; see digest.py
 
 
@@ -107,24 +107,29 @@ class Manifest:
         """
         try:
             values = fields.parse(text)
-            version = values.get("format_version") if isinstance(values, dict) else None
-            if version is not None and version != FORMAT_VERSION:
+            given = values if isinstance(values, dict) else {}
+            version = given.get("format_version", FORMAT_VERSION)
+            if version != FORMAT_VERSION:
                 raise UserError(
                     f"{where}: format_version is {reprlib.repr(version)}, but this program reads "
                     f"{FORMAT_VERSION}; run prepare again."
                 )
             manifest = fields.build(cls, digest.opened(values))
-            if set(manifest.splits) != set(SPLITS):
-                raise InvalidField(f"splits must be {', '.join(SPLITS)}")
-            for name, split in manifest.splits.items():
-                files = files_of(name)
-                if not {files.bytes, files.offsets} <= split.crc32.keys() <= FILES:
-                    raise InvalidField(f"crc32 does not name the files of {name}")
+            if not _names_all_files(manifest.splits):
+                raise InvalidField(f"splits must be {', '.join(SPLITS)}, and name their files")
         except InvalidField as error:
             raise UserError(
                 f"{where}: is not a valid manifest ({error}); run prepare again."
             ) from error
         return manifest
+
+
+def _names_all_files(splits: dict[str, SplitManifest]) -> bool:
+    for name, split in splits.items():
+        files = files_of(name)
+        if not {files.bytes, files.offsets} <= split.crc32.keys() <= FILES:
+            return False
+    return splits.keys() == set(SPLITS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,18 +177,17 @@ class Corpus:
             UserError: its files do not have the sizes, types or checksums in the manifest.
             FileError: they cannot be read.
         """
-        expected, files = self.manifest.splits[name], files_of(name)
-        path = self.path / files.bytes
+        expected = self.manifest.splits[name]
+        files = files_of(name)
         try:
-            if (size := path.stat().st_size) != expected.bytes:
-                raise InvalidField(f"{path.name} has {size:,} bytes, not {expected.bytes:,}")
-            data = CheckedBytes(path, expected.crc32[path.name])
+            data = CheckedBytes(self.path / files.bytes, expected.crc32[files.bytes])
             offsets = _load(self.path / files.offsets, expected.crc32[files.offsets])
-            _require_offsets(offsets, expected, files.offsets)
             ratings = None
             if files.ratings in expected.crc32:
                 ratings = _load(self.path / files.ratings, expected.crc32[files.ratings])
-                _require_ratings(ratings, expected, files.ratings)
+            split = Split(name, data, offsets, ratings)
+            if wrong := _difference(split, expected):
+                raise InvalidField(wrong)
         except (InvalidField, FileNotFoundError) as error:
             raise UserError(
                 f"{self.path}: the {name} split is truncated or damaged ({error}); run prepare "
@@ -193,11 +197,11 @@ class Corpus:
             raise FileError(
                 with_remedy(f"{self.path}: the {name} split cannot be read", error)
             ) from error
-        return Split(name, data, offsets, ratings)
+        return split
 
 
 def _load(path: Path, sums: str) -> NDArray[Any]:
-    """Return the array of a .npy file that corpora/writer.py wrote, read-only.
+    """Read the array of a .npy file that corpora/writer.py wrote.
 
     Raises InvalidField if it differs from its checksums, or is no such file.
     """
@@ -207,34 +211,33 @@ def _load(path: Path, sums: str) -> NDArray[Any]:
     header = io.BytesIO(content)
     try:
         np.lib.format.read_magic(header)
-        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(header)
-        if is_fortran:
-            raise ValueError("its order is Fortran's")
+        shape, _, dtype = np.lib.format.read_array_header_1_0(header)
+        # `np.load` would first allocate whatever size the header claims.
         return np.frombuffer(content, dtype, offset=header.tell()).reshape(shape)
     except (ValueError, TypeError, OverflowError) as error:
         raise InvalidField(f"{path.name} is no array of the size in its header: {error}") from error
 
 
-def _require_offsets(offsets: NDArray[Any], expected: SplitManifest, name: str) -> None:
-    """Raise InvalidField unless offsets cut the bytes of a split into its documents."""
-    shape = (expected.documents + 1,)
-    if offsets.dtype != np.uint64 or offsets.shape != shape or not offsets.size:
-        raise InvalidField(
-            f"{name} is {offsets.dtype} {offsets.shape}, but {expected.documents:,} documents need "
-            f"uint64 {shape}"
-        )
-    if (offsets[0], offsets[-1]) != (0, expected.bytes) or (offsets[1:] < offsets[:-1]).any():
-        raise InvalidField(f"{name} does not rise from 0 to {expected.bytes:,}, the bytes")
-
-
-def _require_ratings(ratings: NDArray[Any], expected: SplitManifest, name: str) -> None:
-    """Raise InvalidField unless there is a rating for each document."""
-    shape = (expected.documents,)
-    if ratings.dtype != np.float32 or ratings.shape != shape:
-        raise InvalidField(
-            f"{name} is {ratings.dtype} {ratings.shape}, but {expected.documents:,} documents need "
-            f"float32 {shape}"
-        )
+def _difference(split: Split, expected: SplitManifest) -> str | None:
+    """Say which file of a split does not fit its manifest, and why; None if all do."""
+    files = files_of(split.name)
+    if len(split.bytes) != expected.bytes:
+        return f"{files.bytes} has {len(split.bytes):,} bytes, not {expected.bytes:,}"
+    arrays: list[tuple[str, NDArray[Any], Any, int]] = [
+        (files.offsets, split.offsets, np.uint64, expected.documents + 1)
+    ]
+    if split.ratings is not None:
+        arrays.append((files.ratings, split.ratings, np.float32, expected.documents))
+    for name, array, dtype, length in arrays:
+        if array.dtype != dtype or array.shape != (length,):
+            return (
+                f"{name} is {array.dtype} {array.shape}, but {expected.documents:,} documents need "
+                f"{np.dtype(dtype)} ({length},)"
+            )
+    ends = (int(split.offsets[0]), int(split.offsets[-1]))
+    if ends != (0, expected.bytes) or (split.offsets[1:] < split.offsets[:-1]).any():
+        return f"{files.offsets} does not rise from 0 to {expected.bytes:,}, the bytes"
+    return None
 
 
 def open_corpus(path: Path, *, verify: bool = False) -> Corpus:
@@ -251,37 +254,35 @@ def open_corpus(path: Path, *, verify: bool = False) -> Corpus:
     try:
         text = manifest.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
-        if (path / "config.json").is_file():
-            raise UserError(
-                f"{path}: is a run, not a corpus. `mlstm-jax report {path}` shows it, and evaluate "
-                "and generate use it; data.corpus in its config.json names its corpus."
-            ) from error
-        # Never advise to write to what is there.
-        what, source, out = "there is no such folder", "SOURCE", str(path)
-        if path.is_file():
-            name = path.name.split(".")[0]
-            what, source, out = "a file, not a corpus", str(path), f"corpora/{name}"
-        elif path.exists():
-            what, out = "not a corpus", "FOLDER"
-        raise UserError(
-            f"{path}: {what}; make one with `mlstm-jax prepare {source} --out {out}`"
-        ) from error
+        raise UserError(f"{path}: {_not_a_corpus(path)}") from error
     except OSError as error:
         raise FileError(with_remedy(f"{manifest}: cannot be read", error)) from error
     except ValueError as error:  # a path with a NUL
         raise UserError(f"{manifest}: cannot be read: {error}") from error
     corpus = Corpus(path, Manifest.from_json(text, manifest))
-    wrong = []
     if verify:
-        wrong = differing(corpus)
-    if wrong:
-        raise UserError(
-            f"{path}: does not match its manifest in {', '.join(wrong)}; run prepare again."
-        )
-    if verify:
+        if wrong := differing(corpus):
+            raise UserError(
+                f"{path}: does not match its manifest in {', '.join(wrong)}; run prepare again."
+            )
         for name in SPLITS:
             corpus.split(name)
     return corpus
+
+
+def _not_a_corpus(path: Path) -> str:
+    """Say what is there instead, and what to do; never to write to what is there."""
+    if (path / "config.json").is_file():
+        return (
+            f"is a run, not a corpus. `mlstm-jax report {path}` shows it, and evaluate and "
+            "generate use it; data.corpus in its config.json names its corpus."
+        )
+    make = "make one with `mlstm-jax prepare"
+    if path.is_file():
+        return f"a file, not a corpus; {make} {path} --out corpora/{path.name.split('.')[0]}`"
+    if path.exists():
+        return f"not a corpus; {make} SOURCE --out FOLDER`"
+    return f"there is no such folder; {make} SOURCE --out {path}`"
 
 
 def is_corpus(path: Path) -> bool:
@@ -291,13 +292,14 @@ def is_corpus(path: Path) -> bool:
 
 
 def differing(corpus: Corpus) -> list[str]:
-    """Return the names of the files that are missing or differ from the manifest."""
-    return [
-        name
-        for split in corpus.manifest.splits.values()
-        for name, sums in split.crc32.items()
-        if not (corpus.path / name).is_file() or _sums(corpus.path / name) != sums
-    ]
+    """List the files that are missing or differ from the manifest."""
+    names = []
+    for split in corpus.manifest.splits.values():
+        for name, sums in split.crc32.items():
+            path = corpus.path / name
+            if not path.is_file() or _sums(path) != sums:
+                names.append(name)
+    return names
 
 
 def _sums(path: Path) -> str:
@@ -309,33 +311,30 @@ def _sums(path: Path) -> str:
 
 
 def format_corpus(corpus: Corpus) -> str:
-    """Return the counts of a corpus as plain text, for people."""
+    """The counts of a corpus as plain text, for people."""
     manifest = corpus.manifest
     rows = [("split", "documents", "bytes")]
-    rows += [(n, f"{s.documents:,}", f"{s.bytes:,}") for n, s in manifest.splits.items()]
+    is_rated = False
+    for name, split in manifest.splits.items():
+        rows.append((name, f"{split.documents:,}", f"{split.bytes:,}"))
+        is_rated = is_rated or files_of(name).ratings in split.crc32
     rows += [("", "", ""), ("source", "with text", "without")]
-    rows += [
-        (one_line(s.name), f"{s.documents:,}", f"{s.without_text + s.blank:,}")
-        for s in manifest.sources
+    for source in manifest.sources:
+        without = source.without_text + source.blank
+        rows.append((one_line(source.name), f"{source.documents:,}", f"{without:,}"))
+    how = "splits and order as given"
+    if manifest.split:
+        how = f"seed {manifest.seed}, split {','.join(map(str, manifest.split))}"
+    lines = [
+        f"corpus {corpus.path}",
+        f"{manifest.records:,} records: {manifest.without_text:,} without text, "
+        f"{manifest.blank:,} blank, {manifest.duplicates:,} duplicates ({manifest.dedupe}), "
+        f"{sum(manifest.rejected.values()):,} unreadable",
+        f"cleaning {manifest.cleaning}, {how}, ratings {'yes' if is_rated else 'no'}",
+        f"identity {corpus.identity}",
+        "",
     ]
-    how = (
-        f"seed {manifest.seed}, split {','.join(map(str, manifest.split))}"
-        if manifest.split
-        else "splits and order as given"
-    )
     width = max(len(row[0]) for row in rows)
-    table = [f"{a:<{width}}  {b:>13}  {c:>15}".rstrip() for a, b, c in rows]
-    rated = any(files_of(name).ratings in split.crc32 for name, split in manifest.splits.items())
-    return "\n".join(
-        [
-            f"corpus {corpus.path}",
-            f"{manifest.records:,} records: {manifest.without_text:,} without text, "
-            f"{manifest.blank:,} blank, "
-            f"{manifest.duplicates:,} duplicates ({manifest.dedupe}), "
-            f"{sum(manifest.rejected.values()):,} unreadable",
-            f"cleaning {manifest.cleaning}, {how}, ratings {'yes' if rated else 'no'}",
-            f"identity {corpus.identity}",
-            "",
-            *table,
-        ]
-    )
+    for first, second, third in rows:
+        lines.append(f"{first:<{width}}  {second:>13}  {third:>15}".rstrip())
+    return "\n".join(lines)

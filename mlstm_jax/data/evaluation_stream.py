@@ -40,12 +40,16 @@ class EvaluationStream:
     def __init__(
         self, split: Split, *, window: int, stop: int | None = None, rows: int = EVALUATION_ROWS
     ) -> None:
-        size, offsets = int(split.offsets[-1]), np.asarray(split.offsets, np.int64)
+        size = int(split.offsets[-1])
+        offsets = np.asarray(split.offsets, np.int64)
         if stop is None:
             # Starting from a zero state costs some bits, negligible in a long shard.
-            is_long = size >= rows * LEAST_WINDOWS * window
-            shards = rows if is_long else min(rows, len(offsets) - 1) or 1
-            offsets = np.unique(cut(split.offsets, shards, slack=0.5 if is_long else math.inf))
+            if size >= rows * LEAST_WINDOWS * window:
+                bounds = cut(split.offsets, rows)
+            else:
+                shards = min(rows, len(offsets) - 1) or 1
+                bounds = cut(split.offsets, shards, slack=math.inf)
+            offsets = np.unique(bounds)
         unscored = 1 if stop is None else 0  # bytes of a piece
         self.scored = size - unscored * (len(offsets) - 1)
         if self.scored <= 0:
@@ -53,7 +57,9 @@ class EvaluationStream:
                 f"the {split.name} split has {size} bytes, too few to score; prepare the corpus "
                 "with a larger share for it (`split`, or more files after `valid` and `test`)."
             )
-        self._bytes, self._window, self._stop = split.bytes, window, stop
+        self._bytes = split.bytes
+        self._window = window
+        self._stop = stop
         windows_D = -(-(np.diff(offsets) - unscored) // window)
         first_D = np.concatenate([[0], np.cumsum(windows_D)])  # first window of each piece
         piece_W = np.repeat(np.arange(len(windows_D)), windows_D)
@@ -61,16 +67,19 @@ class EvaluationStream:
         self._starts_W = offsets[piece_W] + place_W * window
         self._ends_W = offsets[piece_W + 1]
         self._resets_W = place_W == 0
-        divided = first_D if stop is None else cut(first_D.astype(np.uint64), rows, slack=math.inf)
-        self._bounds: NDArray[np.int64] = divided
-        self.rows, self.steps = len(divided) - 1, int(np.diff(divided).max())
+        self._bounds: NDArray[np.int64] = first_D
+        if stop is not None:
+            self._bounds = cut(first_D.astype(np.uint64), rows, slack=math.inf)
+        self.rows = len(self._bounds) - 1
+        self.steps = int(np.diff(self._bounds).max())
 
     def batch(self, step: int, rows: int) -> EvaluationBatch:
         """Return the windows at `step`, padded with empty rows to `rows` rows."""
         at_B = self._bounds[:-1] + step
         is_read_B = at_B < self._bounds[1:]
         at_B = np.minimum(at_B, len(self._starts_W) - 1)
-        start_B, end_B1 = self._starts_W[at_B], self._ends_W[at_B][:, None]
+        start_B = self._starts_W[at_B]
+        end_B1 = self._ends_W[at_B][:, None]
         position_BT = start_B[:, None] + np.arange(self._window + 1)
         read_BT = self._bytes.windows(start_B, self._window + 1)
         inside_BT = position_BT < end_B1

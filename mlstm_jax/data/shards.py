@@ -14,7 +14,7 @@ Int64 = NDArray[np.int64]
 
 # Shorter shards have more of their steps just after a reset, and more padding.
 LEAST_WINDOWS = 64
-# In training, rows whose shards end early wait for the others, so lengths may differ by 2% only.
+# In training, rows whose shards end early are idle, so lengths may differ by 2% only.
 TRAINING_SLACK = 0.01
 
 
@@ -62,12 +62,12 @@ class Order(NamedTuple):
     def at(self, step: int, window: int) -> tuple[Int64, Int64, Int64]:
         """Return the start and length of each row's shard at `step`, and the bytes read of it.
 
-        A row that has finished waits at the end of its last shard.
+        A row that has finished stays at the end of its last shard.
         """
         shard_B1 = self._shards_at(step)[:, None]
-        start_B, length_B, before_B = (
-            np.take_along_axis(x_BK, shard_B1, axis=1)[:, 0] for x_BK in self[:3]
-        )
+        start_B = np.take_along_axis(self.starts_BK, shard_B1, axis=1)[:, 0]
+        length_B = np.take_along_axis(self.lengths_BK, shard_B1, axis=1)[:, 0]
+        before_B = np.take_along_axis(self.before_BK, shard_B1, axis=1)[:, 0]
         return start_B, length_B, np.minimum((step - before_B) * window, length_B)
 
     def _shards_at(self, step: int) -> Int64:
@@ -77,7 +77,8 @@ class Order(NamedTuple):
         """
         rows = np.arange(len(self.before_BK))
         shards = self.before_BK.shape[1]
-        low_B, high_B = np.zeros_like(rows), np.full_like(rows, shards)
+        low_B = np.zeros_like(rows)
+        high_B = np.full_like(rows, shards)
         for _ in range(shards.bit_length()):
             middle_B = (low_B + high_B) // 2
             has_begun_B = self.before_BK[rows, middle_B] <= step
@@ -87,26 +88,26 @@ class Order(NamedTuple):
 
 
 def make(starts_BK: Int64, lengths_BK: Int64, window: int) -> Order:
-    """Return the order of these shards, read in windows of `window` bytes."""
+    """The order of these shards, read in windows of `window` bytes."""
     windows_BK = -(-lengths_BK // window)
     ends_BK = np.cumsum(windows_BK, axis=1)
     return Order(starts_BK, lengths_BK, ends_BK - windows_BK, int(ends_BK[:, -1].max()))
 
 
 def regular(bounds: Int64, batch: int, window: int) -> Order:
-    """Return the order of whole shards, cut at `bounds`: shard k·B + j is the k-th of row j."""
-    starts_BK, lengths_BK = (
-        x.reshape(-1, batch).T for x in (bounds[:-1].astype(np.int64), np.diff(bounds))
-    )
+    """The order of whole shards, cut at `bounds`: shard k·B + j is the k-th of row j."""
+    starts_BK = bounds[:-1].astype(np.int64).reshape(-1, batch).T
+    lengths_BK = np.diff(bounds).reshape(-1, batch).T
     return make(starts_BK, lengths_BK, window)
 
 
 def shuffled(order: Order, window: int, seed: Sequence[int]) -> Order:
-    """Return each row's own shards in an order drawn from `seed`.
+    """Draw an order of each row's own shards from `seed`.
 
     Shuffling within a row keeps its number of windows, and so the epoch's, constant.
     """
     batch, shards = order.starts_BK.shape
     drawn_BK = np.random.default_rng(seed).permuted(np.tile(np.arange(shards), (batch, 1)), axis=1)
-    starts_BK, lengths_BK = (np.take_along_axis(x_BK, drawn_BK, axis=1) for x_BK in order[:2])
+    starts_BK = np.take_along_axis(order.starts_BK, drawn_BK, axis=1)
+    lengths_BK = np.take_along_axis(order.lengths_BK, drawn_BK, axis=1)
     return make(starts_BK, lengths_BK, window)

@@ -17,15 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax.data.corpus import Split
-from mlstm_jax.data.shards import (
-    TRAINING_SLACK,
-    Int64,
-    Order,
-    count,
-    cut,
-    regular,
-    shuffled,
-)
+from mlstm_jax.data.shards import TRAINING_SLACK, Int64, Order, count, cut, regular, shuffled
 from mlstm_jax.errors import UserError
 
 Item = TypeVar("Item")
@@ -46,7 +38,7 @@ class Batch(NamedTuple):
     targets_B: NDArray[np.int32] | None = None
     weight_B: NDArray[np.float32] | None = None
     # float32, the same for all rows: the fraction of the global batch's rows that have a target;
-    # the others wait for the end of the epoch. None: all have one.
+    # the others are idle until the epoch ends. None: all have one.
     active_fraction_B: NDArray[np.float32] | None = None
 
 
@@ -76,31 +68,36 @@ class DocumentLabels:
         Raises:
             UserError: the split has no two different ratings.
         """
-        self._offsets, self._ratings = split.offsets, split.ratings
+        ratings = np.zeros(0, np.float32)
+        if split.ratings is not None:
+            ratings = np.asarray(split.ratings)
+        self._ratings: NDArray[np.float32] = ratings
+        self._offsets = split.offsets
         self._per_document = per_document
-        ratings = np.zeros(0, np.float32) if split.ratings is None else split.ratings
         known = ratings[~np.isnan(ratings)]
-        # Summed in float64: there may be a hundred million.
-        self._mean = float(np.mean(known, dtype=np.float64)) if len(known) else 0.0
-        self._deviation = float(np.std(known, dtype=np.float64)) if len(known) else 0.0
-        if not scaled:
-            self._mean, self._deviation = 0.0, 1.0
-        if not len(known) or not self._deviation:
+        self._mean = 0.0
+        self._deviation = 1.0
+        is_usable = len(known) > 0
+        if is_usable and scaled:
+            # Summed in float64: there may be a hundred million.
+            self._mean = float(np.mean(known, dtype=np.float64))
+            self._deviation = float(np.std(known, dtype=np.float64))
+            is_usable = self._deviation > 0
+        if not is_usable:
             raise UserError(
-                f"a label head needs ratings, but the {split.name} split has "
-                + ("only one distinct rating" if len(known) else "none")
-                + "; prepare the corpus with `rating_column`, or leave the head out."
+                f"a label head needs ratings that differ, but the {split.name} split has "
+                f"{'only one' if len(known) else 'none'}; prepare the corpus with "
+                "`rating_column`, or leave the head out."
             )
 
     def of(self, start_B: Int64, inputs_B: Int64, window: int) -> NDArray[np.float32]:
-        """Return the labels in the window of each row, float32 [B, T]; elsewhere NaN.
+        """The labels in the window of each row, float32 [B, T]; elsewhere NaN.
 
         Args:
             start_B: first byte of each row's window, from the start of the split.
             inputs_B: how many of the window's bytes are inputs.
             window: T.
         """
-        assert self._ratings is not None
         if self._per_document:
             row_D = np.flatnonzero(inputs_B)
             starts_D = start_B[row_D].astype(np.uint64)
@@ -124,8 +121,8 @@ class TrainStream:
     """The contiguous windows of every row, epoch after epoch.
 
     In an epoch every byte of every shard is an input once and, except the first of each shard, a
-    target once. The last window of a shard is padded, and a row that has read its shards waits for
-    the row with the most windows. Positions without a target have no weight in the loss.
+    target once. The last window of a shard is padded, and a row that has read its shards is idle
+    until the row with the most windows has. Positions without a target have no weight in the loss.
 
     With `per_document`, each document is a shard, and each of its windows has its label at its
     last byte.
@@ -136,7 +133,7 @@ class TrainStream:
         origin: where the rows began; `position` rounds it to a window.
         shards: number of shards of the split.
         steps_per_epoch: number of windows of the row with the most.
-        padding_fraction: fraction of an epoch's positions without a target: padding and waiting.
+        padding_fraction: fraction of an epoch's positions without a target: padding, idle rows.
     """
 
     def __init__(
@@ -167,16 +164,20 @@ class TrainStream:
             )
         documents = len(split.offsets) - 1
         separate = per_document or stop is not None
-        if not separate:
-            self.wanted_shards, self.shards = count(size, shards=shards, batch=batch, window=window)
-            bounds = cut(split.offsets, self.shards, slack=TRAINING_SLACK)
-        else:
+        if separate:
             self.wanted_shards = self.shards = -(-documents // batch) * batch
             # The last shards are empty.
             more = (0, self.shards - documents)
             bounds = np.pad(split.offsets.astype(np.int64), more, mode="edge")
-        self._bytes, self._window, self._batch = split.bytes, window, batch
-        self._shuffle, self._seed, self._stop = shuffle, seed, stop
+        else:
+            self.wanted_shards, self.shards = count(size, shards=shards, batch=batch, window=window)
+            bounds = cut(split.offsets, self.shards, slack=TRAINING_SLACK)
+        self._bytes = split.bytes
+        self._window = window
+        self._batch = batch
+        self._shuffle = shuffle
+        self._seed = seed
+        self._stop = stop
         # Bytes of a shard without a target: its first, unless a stop makes up for it.
         self._first = stop is None and not targets_are_inputs
         self._regular = regular(bounds, batch, window)
@@ -185,16 +186,13 @@ class TrainStream:
         self._position = round(origin.epochs * self.steps_per_epoch)
         targets_BK = self._targets_of(self._regular)
         # Each row needs a whole window, or a document, which may be shorter.
-        if (targets_BK // (1 if separate else window)).sum(axis=1).min() == 0:
+        least = 1 if separate else window
+        is_short = size <= window and not separate
+        if is_short or (targets_BK // least).sum(axis=1).min() == 0:
             raise UserError(
-                f"the {split.name} split has {size:,} bytes in {len(split.offsets) - 1:,} "
-                f"documents, too few for data.batch {batch} rows of data.window {window} bytes; "
-                "lower data.batch or data.window, or prepare more text."
-            )
-        if size <= window and not separate:
-            raise UserError(
-                f"the {split.name} split has {size:,} bytes, too few for data.window {window}; "
-                "lower data.window, or prepare more text."
+                f"the {split.name} split has {size:,} bytes in {documents:,} documents, too few "
+                f"for data.batch {batch} rows of data.window {window} bytes; lower data.batch or "
+                "data.window, or prepare more text."
             )
         self._targets = int(targets_BK.sum())
         self.padding_fraction = 1 - self._targets / (self.steps_per_epoch * batch * window)
@@ -204,25 +202,25 @@ class TrainStream:
             self._labels = DocumentLabels(split, scaled=scaled, per_document=per_document)
 
     def position(self, step: int) -> int:
-        """Return the number of windows of each row before `step`."""
+        """The number of windows of each row before `step`."""
         return step - self.origin.step + self._position
 
     def epoch(self, step: int) -> float:
-        """Return the number of epochs in `step` steps."""
+        """The number of epochs in `step` steps."""
         return self.position(step) / self.steps_per_epoch
 
     def bytes_seen(self, step: int) -> int:
-        """Return the number of targets read in `step` steps."""
-        since = self._targets_before(self.position(step))
-        return self.origin.bytes_seen + since - self._targets_before(self._position)
+        """The number of targets read in `step` steps."""
+        at_origin = self._targets_before(self._position)
+        return self.origin.bytes_seen + self._targets_before(self.position(step)) - at_origin
 
     def _place(self, position: int) -> tuple[int, int, Order]:
-        """Return the epoch of a position, the number of its windows before it, and its order."""
+        """The epoch of a position, the number of its windows before it, and its order."""
         epoch, step = divmod(position, self.steps_per_epoch)
         return epoch, step, self._order(epoch)
 
     def _targets_of(self, order: Order) -> Int64:
-        """Return the number of targets in each shard: int64 [B, K]."""
+        """The number of targets in each shard: int64 [B, K]."""
         return np.maximum(order.lengths_BK - self._first, 0)
 
     def _targets_before(self, position: int) -> int:

@@ -249,7 +249,10 @@ ONE = partial(TrainStream, batch=1, window=16)
         (lambda: ONE(rated(None), labels="ratings"), "has none"),
         (lambda: ONE(rated([3.0, 3.0]), labels="ratings"), "only one"),
         (lambda: TrainStream(make_split([100] * 10), batch=64, window=512), r"data\.batch 64 rows"),
-        (lambda: ONE(make_split([16]), targets_are_inputs=True), "16 bytes, too few for data"),
+        (
+            lambda: ONE(make_split([16]), targets_are_inputs=True),
+            "16 bytes in 1 documents, too few",
+        ),
         (lambda: EvaluationStream(make_split([]), window=8), "too few to score"),
         (lambda: EvaluationStream(make_split([]), window=8, stop=3), "too few to score"),
     ],
