@@ -22,12 +22,16 @@ from mlstm_jax.corpora.options import PrepareOptions
 from mlstm_jax.corpora.readers import cleaned, read_source
 from mlstm_jax.corpora.records import Rejects
 from mlstm_jax.corpora.sources import Source
-from mlstm_jax.corpora.writer import Report, SortedDocuments, Tally, source_manifests
+from mlstm_jax.corpora.writer import Report, SortedDocuments, SourceCounts, source_manifests
 from mlstm_jax.errors import KnownError, UserError, extra, first_line
 
 _BYTES_A_PART = 1 << 25
 _MOST_DIGITS = 4
-_ERRORS, _COUNTS, _REJECTS, _PARTS = "errors", "counts", "rejects", "parts"
+_ERRORS = "errors"
+_COUNTS = "counts"
+_REJECTS = "rejects"
+_TOTALS = "totals"
+_PARTS = "parts"
 
 
 @contextmanager
@@ -67,30 +71,28 @@ def read_and_sort(
                 _ERRORS, _COUNTS, _REJECTS, main="documents"
             )
         )
-        write(read[_ERRORS], _ERRORS)
-        write(read[_COUNTS], _COUNTS)
-        write(read[_REJECTS], _REJECTS)
+        for name in (_ERRORS, _COUNTS, _REJECTS):
+            write(read[name], name)
         parts = (
             read["documents"]
             | "by first digits" >> beam.GroupByKey()
             | "order" >> beam.Map(_write_part, recipe, str(scratch / _PARTS))
         )
-        write(parts, "totals")
-    errors = sorted(message for (message,) in _lines(scratch / _ERRORS))
+        write(parts, _TOTALS)
+    errors = list(_lines(scratch / _ERRORS))
     if errors:
-        raise UserError(errors[0])
+        raise UserError(min(errors))
     for reject in _lines(scratch / _REJECTS):
         rejects.add(Reject(*reject))
-    totals = list(_lines(scratch / "totals"))
-    # By the numbers of their sources.
-    tallies = [Tally(*counts) for _, *counts in sorted(_lines(scratch / _COUNTS))]
+    counts = []
+    is_rated = False
+    for _, *of_source in sorted(_lines(scratch / _COUNTS)):  # by the numbers of their sources
+        counts.append(SourceCounts(*of_source))
+        is_rated = is_rated or counts[-1].is_rated
     report("read", 1)
-    yield SortedDocuments(
-        sorted(source_manifests(sources, tallies)),
-        sum(totals),
-        any(tally.rated for tally in tallies),
-        _in_order(scratch / _PARTS),
-    )
+    manifests = sorted(source_manifests(sources, counts))
+    documents = sum(_lines(scratch / _TOTALS))
+    yield SortedDocuments(manifests, documents, is_rated, _in_order(scratch / _PARTS))
 
 
 @contextmanager
@@ -105,10 +107,12 @@ def _complaints() -> Iterator[None]:
 
 
 def _digits(sources: Sequence[Source]) -> int:
-    """Return the number of hex digits to group by, so that a worker can hold each group."""
-    size = sum(source.size for source in sources)
-    groups = 4 * size / _BYTES_A_PART  # as if all sources were compressed
-    return next((n for n in range(1, _MOST_DIGITS) if 16**n >= groups), _MOST_DIGITS)
+    """The number of hex digits to group by, so that a worker can hold each group."""
+    groups = 4 * sum(source.size for source in sources) / _BYTES_A_PART  # as if all are compressed
+    digits = 1
+    while 16**digits < groups and digits < _MOST_DIGITS:
+        digits += 1
+    return digits
 
 
 def _read(numbered: tuple[int, Source], recipe: Recipe, digits: int) -> Iterator[Any]:
@@ -116,17 +120,18 @@ def _read(numbered: tuple[int, Source], recipe: Recipe, digits: int) -> Iterator
     from apache_beam.pvalue import TaggedOutput
 
     number, source = numbered
-    tally, rejected = Tally(), list[Reject]()
+    counts = SourceCounts()
+    rejected: list[Reject] = []
     records = cleaned(read_source(source, recipe), recipe.cleaning)
     try:
-        for text, rating in tally.texts(records, rejected.append):
+        for text, rating in counts.texts(records, rejected.append):
             yield order_key(text, recipe.seed, recipe.dedupe)[:digits], (text, rating)
     except UserError as error:
         # Raised here, it would reach the user inside a traceback from Beam.
-        yield TaggedOutput(_ERRORS, [str(error)])
+        yield TaggedOutput(_ERRORS, str(error))
     for reject in rejected:
         yield TaggedOutput(_REJECTS, list(reject))
-    yield TaggedOutput(_COUNTS, [number, *astuple(tally)])
+    yield TaggedOutput(_COUNTS, [number, *astuple(counts)])
 
 
 def _write_part(group: tuple[str, Iterable[CleanDocument]], recipe: Recipe, folder: str) -> int:
@@ -136,15 +141,15 @@ def _write_part(group: tuple[str, Iterable[CleanDocument]], recipe: Recipe, fold
     """
     digits, documents = group
     kept = list(in_order(documents, recipe.seed, recipe.dedupe))
-    ratings = np.array([rating for _, rating in kept], np.float64)
+    texts, ratings = zip(*kept, strict=True)
     part = Path(folder) / f"{digits}.npz"
     suffix = f".{uuid.uuid4().hex}.partial"
     with output.atomic_file(part, suffix) as partial, partial.open("wb") as file:
         np.savez(
             file,
-            text=np.frombuffer(b"".join(text for text, _ in kept), np.uint8),
-            ends=np.cumsum([len(text) for text, _ in kept], dtype=np.int64),
-            ratings=ratings,
+            text=np.frombuffer(b"".join(texts), np.uint8),
+            ends=np.cumsum(list(map(len, texts)), dtype=np.int64),
+            ratings=np.array(ratings, np.float64),
         )
     return len(kept)
 
@@ -158,8 +163,8 @@ def _lines(file: Path) -> Iterator[Any]:
 def _in_order(folder: Path) -> Iterator[CleanDocument]:
     for file in sorted(folder.glob("*.npz")):
         with np.load(file, allow_pickle=False) as part:
-            text, ratings = part["text"].tobytes(), part["ratings"]
+            text = part["text"].tobytes()
             start = 0
-            for end, rating in zip(part["ends"].tolist(), ratings.tolist(), strict=True):
+            for end, rating in zip(part["ends"].tolist(), part["ratings"].tolist(), strict=True):
                 yield text[start:end], rating
                 start = end

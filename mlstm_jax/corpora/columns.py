@@ -61,23 +61,27 @@ def read_parquet(source: Source, recipe: Recipe) -> Iterator[Document | Reject |
 
 
 def _parquet_rows(con: "duckdb.DuckDBPyConnection", source: Source, recipe: Recipe) -> str:
-    """Return the SQL of all records of a file: text, rating as text, and label."""
+    """The SQL of all records of a file: text, rating as text, and label."""
     table = f"read_parquet({quoted(unglobbed(source.name))}, hive_partitioning = false)"
-    types = {row[0]: row[1] for row in con.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()}
+    described = con.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()
+    types = {row[0]: row[1] for row in described}
     texts = [field for field in recipe.text_columns if field in types]
-    if not texts:
-        raise UserError(no_column(source, recipe.text_columns, list(types)))
-    label = recipe.label_column
-    if label is not None and label not in types:
-        option = f"`label_column` ({SEVERAL_LABELS})"
-        raise UserError(no_column(source, [label], list(types), option))
-    for field in texts:
-        if types[field] not in ("VARCHAR", "BLOB"):
-            raise UserError(
-                f"{source}: its column {field} is {types[field]}, not text; name another with "
-                "`text_column`."
-            )
     ratings = [field for field in recipe.rating_columns if field in types]
+    label = recipe.label_column
+    not_text = [field for field in texts if types[field] not in ("VARCHAR", "BLOB")]
+    wrong = ""
+    if not texts:
+        wrong = no_column(source, recipe.text_columns, list(types))
+    elif label is not None and label not in types:
+        option = f"`label_column` ({SEVERAL_LABELS})"
+        wrong = no_column(source, [label], list(types), option)
+    elif not_text:
+        wrong = (
+            f"{source}: its column {not_text[0]} is {types[not_text[0]]}, not text; name another "
+            "with `text_column`."
+        )
+    if wrong:
+        raise UserError(wrong)
 
     def column(field: str) -> str:
         name = '"' + field.replace('"', '""') + '"'
@@ -88,20 +92,21 @@ def _parquet_rows(con: "duckdb.DuckDBPyConnection", source: Source, recipe: Reci
         return name
 
     def first_of(fields: list[str]) -> str:
-        return f"coalesce({', '.join([f'{column(name)}::VARCHAR' for name in fields] + ['NULL'])})"
+        values = [f"{column(name)}::VARCHAR" for name in fields]
+        return f"coalesce({', '.join([*values, 'NULL'])})"
 
     label_value = "NULL" if label is None else column(label)
     return f"SELECT {first_of(texts)}, {first_of(ratings)}, {label_value} FROM {table}"
 
 
 def quoted(text: str) -> str:
-    """Return a text as an SQL literal."""
+    """A text as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def unglobbed(path: str) -> str:
-    """Return a path in which DuckDB sees no pattern."""
-    return "".join(f"[{c}]" if c in "*?[" else c for c in path)
+    """A path in which DuckDB sees no pattern."""
+    return re.sub(r"([*?[])", r"[\1]", path)
 
 
 def _not_parquet(source: Source, error: Exception) -> UserError:
@@ -109,8 +114,10 @@ def _not_parquet(source: Source, error: Exception) -> UserError:
 
 
 def _document(recipe: Recipe, text: str, rating: object, label: object) -> Document:
-    name = recipe.label_column
-    return Document(text, rating_of(rating), None if name is None else {name: label})
+    record = None
+    if recipe.label_column is not None:
+        record = {recipe.label_column: label}
+    return Document(text, rating_of(rating), record)
 
 
 def _read_bytes(source: Source, recipe: Recipe) -> Iterator[Document | Reject | None]:
@@ -155,8 +162,8 @@ def _document_of(
         excerpt = text.decode(errors="backslashreplace")
         return reject("not UTF-8", source, f"row {row:,}", why, excerpt)
     rating = str(_text_of(first(record, recipe.rating_columns)))
-    label = None if recipe.label_column is None else _text_of(record[recipe.label_column])
-    return _document(recipe, decoded, rating, label)
+    label = record.get(recipe.label_column or "")
+    return _document(recipe, decoded, rating, _text_of(label))
 
 
 def read_tfds(source: Source, recipe: Recipe) -> Iterator[Document | None]:
@@ -183,9 +190,10 @@ def read_tfds(source: Source, recipe: Recipe) -> Iterator[Document | None]:
     for example in examples:
         text = _text_of(first(example, text_columns))
         rating = first(example, recipe.rating_columns)
-        number = rating.item() if hasattr(rating, "item") else rating
+        if hasattr(rating, "item"):
+            rating = rating.item()
         label = _text_of(example.get(recipe.label_column))
-        yield _document(recipe, text, number, label) if isinstance(text, str) else None
+        yield _document(recipe, text, rating, label) if isinstance(text, str) else None
 
 
 def _text_of(value: object) -> object:
@@ -201,23 +209,23 @@ def _open_tfds(source: Source, name: str, split: str) -> tuple[Any, Mapping[str,
         ".download_and_prepare()"
     )
     folder = os.environ.get("TFDS_DATA_DIR") or tfds.core.constants.DATA_DIR
-    # Opened from its files: the code that created them may need TensorFlow and is not run.
+    known = ""
     try:
+        # Opened from its files: the code that created them may need TensorFlow and is not run.
         builder = builder_from_files(name, data_dir=folder)
-    except (tfds.core.DatasetNotFoundError, ValueError) as error:
-        raise UserError(
-            f"{source}: no such data set is prepared in {folder} ({first_line(error)}). Prepare "
-            f"it once, which may download it: {make}; or set TFDS_DATA_DIR to its folder."
-        ) from error
-    try:
-        return builder.as_data_source(split), builder.info.features
-    except NotImplementedError as error:
-        raise UserError(
-            f"{source}: is prepared, but not as ArrayRecord files, the only ones readable without "
-            f"TensorFlow. Remove {builder.data_dir}, and prepare it again: {make}"
-        ) from error
-    except (ValueError, KeyError) as error:
         known = ", ".join(builder.info.splits)
-        raise UserError(
-            f"{source}: has no split {split}; it has {known} ({first_line(error)})"
-        ) from error
+        return builder.as_data_source(split), builder.info.features
+    except (tfds.core.DatasetNotFoundError, NotImplementedError, ValueError, KeyError) as error:
+        if isinstance(error, NotImplementedError):
+            why = (
+                "is prepared, but not as ArrayRecord files, the only ones readable without "
+                f"TensorFlow. Remove {builder.data_dir}, and prepare it again: {make}"
+            )
+        elif known:
+            why = f"has no split {split}; it has {known} ({first_line(error)})"
+        else:
+            why = (
+                f"no such data set is prepared in {folder} ({first_line(error)}). Prepare it once, "
+                f"which may download it: {make}; or set TFDS_DATA_DIR to its folder."
+            )
+        raise UserError(f"{source}: {why}") from error

@@ -7,12 +7,12 @@ and duplicates depend only on content and seed, so every engine computes the sam
 
 import hashlib
 import html
-import math
 import re
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from itertools import groupby, pairwise
+from math import isfinite, isnan
 from operator import itemgetter
 from typing import Literal, NamedTuple
 
@@ -91,12 +91,14 @@ class Recipe(NamedTuple):
     @property
     def columns(self) -> tuple[str, ...]:
         """All fields that are read."""
-        label = () if self.label_column is None else (self.label_column,)
-        return *self.text_columns, *self.rating_columns, *label
+        columns = self.text_columns + self.rating_columns
+        if self.label_column is not None:
+            columns += (self.label_column,)
+        return columns
 
 
 def clean(text: str, cleaning: Cleaning) -> bytes:
-    r"""Return a document's bytes in the corpus, empty if only padding would be left.
+    r"""The bytes of a document in the corpus, empty if only padding would be left.
 
     "radford": unescape HTML, newlines to spaces, strip, "\n " in front, " " behind. "none": the
     unchanged text and "\n". "protein": STX, UniRep's start token, and the sequence in upper case
@@ -112,7 +114,7 @@ def _utf8(text: str) -> bytes:
 
 
 def _converted(text: str, cleaning: Cleaning) -> str:
-    """Replace characters; what `clean` does at the ends of a text comes after."""
+    """Replace characters; `_pieces` changes the ends of a text later."""
     if cleaning == "radford":
         text = html.unescape(_LONG_REFERENCE.sub("\ufffd", text))
         return text.replace("\r\n", " ").replace("\n", " ").replace("\r", " ")
@@ -122,7 +124,7 @@ def _converted(text: str, cleaning: Cleaning) -> str:
 
 
 def _pieces(converted: str, cleaning: Cleaning) -> tuple[str, str, str]:
-    """Return what `clean` puts in front, what it keeps, and what it puts behind."""
+    """What `clean` puts in front, what it keeps, and what it puts behind."""
     if cleaning == "radford":
         return "\n ", converted.strip(), " "
     if cleaning == "protein":
@@ -131,7 +133,7 @@ def _pieces(converted: str, cleaning: Cleaning) -> tuple[str, str, str]:
 
 
 def cleaned_spans(text: str, spans: Sequence[tuple[int, int]], cleaning: Cleaning) -> list[int]:
-    """Return the index, in the cleaned bytes of a text, of the last byte of each span.
+    """The index, in the cleaned bytes of a text, of the last byte of each span.
 
     Args:
         text: before cleaning.
@@ -139,63 +141,77 @@ def cleaned_spans(text: str, spans: Sequence[tuple[int, int]], cleaning: Cleanin
         cleaning: see `clean`.
 
     Raises:
-        Wrong: an offset is not in the text, nothing is left of a span after cleaning, or its start
-            or end is inside characters that become one, such as "&amp;".
+        InvalidField: an offset is not in the text, nothing is left of a span after cleaning, or
+            its start or end is inside characters that become one, such as "&amp;".
     """
     last = len(text)
+    cuts = {0, last}
     for start, end in spans:
         if not 0 <= start < end <= last:
             raise InvalidField(
                 f"({start}, {end}) must have 0 <= start < end <= {last}, its characters"
             )
-    cuts = sorted({0, *(offset for span in spans for offset in span), last})
-    parts = [_converted(text[a:b], cleaning) for a, b in pairwise(cuts)]
+        cuts |= {start, end}
     converted = _converted(text, cleaning)
-    if "".join(parts) != converted:
-        for start, end in spans:
-            for cut in (start, end):
-                if _converted(text[:cut], cleaning) + _converted(text[cut:], cleaning) != converted:
-                    raise InvalidField(f"({start}, {end}) cuts characters that cleaning makes one")
     before, kept, _ = _pieces(converted, cleaning)
-    # How many bytes there are up to each cut, of what is kept.
-    first = converted.index(kept)
-    place, size, sizes = -first, len(_utf8(before)), {}
-    for cut, part in zip(cuts, ["", *parts], strict=True):
-        begin, place = max(place, 0), place + len(part)
+    place = -converted.index(kept)  # in `kept`, of the next part
+    size = len(_utf8(before))
+    sizes = {0: size}  # bytes up to each cut
+    joined = ""
+    for a, b in pairwise(sorted(cuts)):
+        part = _converted(text[a:b], cleaning)
+        joined += part
+        begin = max(place, 0)
+        place += len(part)
         size += len(_utf8(kept[begin : max(place, 0)]))
-        sizes[cut] = size
+        sizes[b] = size
     for start, end in spans:
+        wrong = ""
         if sizes[start] == sizes[end]:
-            raise InvalidField(
-                f"({start}, {end}), {text[start:end]!r}, has no byte left after cleaning"
-            )
+            wrong = f", {text[start:end]!r}, has no byte left after cleaning"
+        if joined != converted and not _is_whole(text, (start, end), cleaning):
+            wrong = " cuts characters that cleaning makes one"
+        if wrong:
+            raise InvalidField(f"({start}, {end}){wrong}")
     return [sizes[end] - 1 for _, end in spans]
 
 
+def _is_whole(text: str, span: tuple[int, int], cleaning: Cleaning) -> bool:
+    """Whether no end of a span is inside characters that become one."""
+    whole = _converted(text, cleaning)
+    for cut in span:
+        if _converted(text[:cut], cleaning) + _converted(text[cut:], cleaning) != whole:
+            return False
+    return True
+
+
 def prompt_bytes(prompt: str, cleaning: Cleaning) -> bytes:
-    """Return the bytes that a model reads before it continues `prompt`.
+    """The bytes that a model reads before it continues `prompt`.
 
     Radford's cleaning pads the start of a document with a newline and a space, so an empty prompt
     is the start of a document. The padding at the end is left out, since the text continues.
     """
     if cleaning == "radford":
         text = clean(prompt, "radford").removeprefix(b"\n ").removesuffix(b" ")
-        return b"\n " + text + (b" " if prompt[-1:].isspace() else b"")
+        end = b" " if prompt[-1:].isspace() else b""
+        return b"\n " + text + end
     if cleaning == "protein":
         return clean(prompt, cleaning) or b"\x02"
     return _utf8(prompt) or b"\n"
 
 
 def normalized(text: bytes) -> bytes:
-    """Return a text without differences in case and white space, to find near-duplicates."""
+    """A text without differences in case and white space, to find near-duplicates."""
     # For most texts this is the same, in half the time.
-    if text.isascii() and b"  " not in (plain := text.translate(_PLAIN).strip()):
-        return plain
+    if text.isascii():
+        plain = text.translate(_PLAIN).strip()
+        if b"  " not in plain:
+            return plain
     return " ".join(text.decode().split()).casefold().encode()
 
 
 def order_key(text: bytes, seed: int, dedupe: Dedupe) -> str:
-    """Return the key that orders the documents of a corpus, as hex; duplicates share it.
+    """The key that orders the documents of a corpus, as hex; duplicates share it.
 
     It is the md5 of the seed and the cleaned text, normalized first if `dedupe` is "normalized".
     """
@@ -215,9 +231,7 @@ def without_copies(
     for _, group in groupby(keyed, key=itemgetter(0)):
         copies = [(text, rating) for _, text, rating in group]
         if len(copies) > 1:
-            copies.sort(
-                key=lambda d: (order_key(d[0], seed, "exact"), d[0], math.isnan(d[1]), d[1])
-            )
+            copies.sort(key=lambda d: (order_key(d[0], seed, "exact"), d[0], isnan(d[1]), d[1]))
         yield from copies if dedupe == "none" else copies[:1]
 
 
@@ -230,7 +244,7 @@ def in_order(
 
 
 def first(record: Record, fields: tuple[str, ...]) -> object:
-    """Return the value of the first of `fields` that is not null."""
+    """The value of the first of `fields` that is not null."""
     for name in fields:
         value = record.get(name)
         if value is not None:
@@ -239,7 +253,7 @@ def first(record: Record, fields: tuple[str, ...]) -> object:
 
 
 def rating_of(value: object) -> float | None:
-    """Return a value as a rating if it is a number or the text of one, else None."""
+    """A value as a rating if it is a number or the text of one, else None."""
     if isinstance(value, str):
         value = value.strip(" \t\n\v\f\r")
         if not _NUMBER.fullmatch(value):
@@ -259,7 +273,7 @@ SEVERAL_LABELS = 'several labels of a text: see "Several labels" in docs/transfe
 
 
 def label_of(value: object) -> str | None:
-    """Return a label as text, by one rule for every format; None if it is missing or no label.
+    """A label as text, by one rule for every format; None if it is missing or no label.
 
     White space around it does not count. Numbers of equal value are one class: 1 and 1.0 are "1".
     A text is kept as it is written, since 3.1 and 3.10 may be versions; only a single zero after
@@ -268,7 +282,7 @@ def label_of(value: object) -> str | None:
     """
     if not isinstance(value, str | int | float | Decimal):
         return None
-    if isinstance(value, float | Decimal) and math.isfinite(value) and value == int(value):
+    if isinstance(value, float | Decimal) and isfinite(value) and value == int(value):
         return str(int(value))
     if isinstance(value, Decimal):
         return format(value.normalize(), "f")

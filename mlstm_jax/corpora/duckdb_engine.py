@@ -4,7 +4,7 @@
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
@@ -13,19 +13,18 @@ from typing import Any
 import duckdb
 import numpy as np
 
-from mlstm_jax.corpora.documents import (
-    CleanDocument,
-    Document,
-    Recipe,
-    Reject,
-    order_key,
-    without_copies,
-)
+from mlstm_jax.corpora.documents import CleanDocument, Recipe, order_key, without_copies
 from mlstm_jax.corpora.options import PrepareOptions
 from mlstm_jax.corpora.readers import cleaned, read_source
 from mlstm_jax.corpora.records import Rejects
 from mlstm_jax.corpora.sources import Source
-from mlstm_jax.corpora.writer import Report, SortedDocuments, Tally, reading, source_manifests
+from mlstm_jax.corpora.writer import (
+    Report,
+    SortedDocuments,
+    SourceCounts,
+    bytes_read,
+    source_manifests,
+)
 from mlstm_jax.errors import UserError, first_line
 
 _DOCUMENTS_A_BATCH = 8192
@@ -47,8 +46,7 @@ def read_and_sort(
         UserError: a source cannot be used, or there is too little memory or disk; it states what to
             do about that.
     """
-    threads = options.threads
-    usual = 400 * min(max(threads or os.cpu_count() or 1, 2), 10)
+    usual = 400 * min(max(options.threads or os.cpu_count() or 1, 2), 10)
     config: dict[str, Any] = {
         "memory_limit": options.memory_limit or f"{usual}MB",
         "temp_directory": str(scratch / "spill"),
@@ -57,77 +55,63 @@ def read_and_sort(
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
     }
-    if threads:
-        config["threads"] = threads
+    if options.threads:
+        config["threads"] = options.threads
     scratch.mkdir(parents=True, exist_ok=True)
     try:
         with duckdb.connect(scratch / "documents.duckdb", config=config) as con:
-            stage = Stage(con, sources, recipe, rejects)
-            stage.read(report)
-            manifests = sorted(source_manifests(sources, stage.tallies))
-            rated = any(tally.rated for tally in stage.tallies)
+            table = DocumentTable(con, recipe)
+            counts = [SourceCounts() for _ in sources]
+            on_read = bytes_read(sources, report)
+            for source, of_source in zip(sources, counts, strict=True):
+                records = cleaned(read_source(source, recipe, on_read), recipe.cleaning)
+                table.add(of_source.texts(records, rejects.add))
+            report("read", 1)
+            manifests = sorted(source_manifests(sources, counts))
+            is_rated = any(of_source.is_rated for of_source in counts)
             report("sort", 0)
             with con.cursor() as cursor:
-                yield SortedDocuments(manifests, stage.count(), rated, stage.in_order(cursor))
+                yield SortedDocuments(manifests, table.count(), is_rated, table.in_order(cursor))
     except duckdb.Error as error:
-        why = first_line(error)
+        why = f"DuckDB: {first_line(error)}"
         if isinstance(error, duckdb.OutOfMemoryException):
-            advice = "Raise `memory_limit`, or use fewer `threads`."
-            raise UserError(f"the memory limit is too low: {why}\n{advice}") from error
+            why = (
+                f"the memory limit is too low: {first_line(error)}\nRaise `memory_limit`, or use "
+                "fewer `threads`."
+            )
         if isinstance(error, duckdb.IOException):
-            advice = "Free some space there, or name another folder with `temp_dir`."
-            raise UserError(f"{scratch}: {why}\n{advice}") from error
-        raise UserError(f"DuckDB: {why}") from error
+            why = (
+                f"{scratch}: {first_line(error)}\nFree some space there, or name another folder "
+                "with `temp_dir`."
+            )
+        raise UserError(why) from error
 
 
-class Stage:
-    """The table of all documents with text: `documents(source, key, text, rating)`."""
+class DocumentTable:
+    """The table of all documents with text: `documents(key, text, rating)`."""
 
-    def __init__(
-        self,
-        con: duckdb.DuckDBPyConnection,
-        sources: Sequence[Source],
-        recipe: Recipe,
-        rejects: Rejects,
-    ) -> None:
-        self._con, self._sources, self._recipe, self._rejects = con, sources, recipe, rejects
-        self.tallies = [Tally() for _ in sources]
-        con.execute("CREATE TABLE documents(source INTEGER, key UUID, text BLOB, rating DOUBLE)")
+    def __init__(self, con: duckdb.DuckDBPyConnection, recipe: Recipe) -> None:
+        self._con = con
+        self._recipe = recipe
+        con.execute("CREATE TABLE documents(key UUID, text BLOB, rating DOUBLE)")
         # The table is read once: compression would cost more than it saves.
         con.execute("SET force_compression = 'uncompressed'")
 
-    def read(self, report: Report) -> None:
-        """Read every source into the table."""
-        advance = reading(self._sources, report)
-        for number, source in enumerate(self._sources):
-            self._insert(self._documents(number, read_source(source, self._recipe, advance)))
-        report("read", 1)
-
-    def _documents(
-        self, number: int, records: Iterable[Document | Reject | None]
-    ) -> Iterator[tuple[int, bytes, float]]:
-        """Clean and count the records of a source; yield its number with each text and rating."""
-        texts = cleaned(records, self._recipe.cleaning)
-        for text, rating in self.tallies[number].texts(texts, self._rejects.add):
-            yield number, text, rating
-
-    def _insert(self, documents: Iterator[tuple[int, bytes, float]]) -> None:
+    def add(self, documents: Iterator[CleanDocument]) -> None:
+        """Insert documents, with the keys of their order."""
         while taken := list(islice(documents, _DOCUMENTS_A_BATCH)):
-            numbers, texts, ratings = zip(*taken, strict=True)
+            texts, ratings = zip(*taken, strict=True)
             keys = [order_key(text, self._recipe.seed, self._recipe.dedupe) for text in texts]
             # Found by its name: a registered one would be kept until the transaction ends.
             batch = {  # noqa: F841
-                "source": np.array(numbers, np.int32),
                 "key": np.array(keys, object),
                 "text": np.array(texts, object),
                 "rating": np.array(ratings, np.float64),
             }
-            self._con.execute(
-                "INSERT INTO documents SELECT source, key::UUID, text, rating FROM batch"
-            )
+            self._con.execute("INSERT INTO documents SELECT key::UUID, text, rating FROM batch")
 
     def count(self) -> int:
-        """Return how many documents will be written."""
+        """The number of documents that will be written."""
         what = "*" if self._recipe.dedupe == "none" else "DISTINCT key"
         return self._con.execute(f"SELECT count({what}) FROM documents").fetchall()[0][0]
 

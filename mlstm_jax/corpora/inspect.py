@@ -17,7 +17,7 @@ _MOST_RATINGS = 20
 
 
 def summarise(corpus: Corpus, *, batch: int, window: int, samples: int = 3) -> dict[str, Any]:
-    """Return a JSON-ready description of a corpus.
+    """Describe a corpus, in values of JSON.
 
     Args:
         corpus: an open corpus.
@@ -27,9 +27,13 @@ def summarise(corpus: Corpus, *, batch: int, window: int, samples: int = 3) -> d
     Raises:
         UserError: a split's files do not match the manifest.
     """
-    manifest, train = corpus.manifest, corpus.split("train")
+    manifest = corpus.manifest
+    train = corpus.split("train")
     # Without a training split, describe the first split that has documents.
-    shown = next((one for one in map(corpus.split, SPLITS) if len(one.bytes)), train)
+    shown = next((split for split in map(corpus.split, SPLITS) if len(split.bytes)), train)
+    sizes = {}
+    for name, split in manifest.splits.items():
+        sizes[name] = {"documents": split.documents, "bytes": split.bytes}
     lengths = np.diff(np.asarray(shown.offsets)).astype(np.int64)
     counts = _byte_counts(shown.bytes)
     chosen = np.linspace(0, len(lengths) - 1, min(samples, len(lengths))).astype(int)
@@ -43,11 +47,8 @@ def summarise(corpus: Corpus, *, batch: int, window: int, samples: int = 3) -> d
         "duplicates": manifest.duplicates,
         "dedupe": manifest.dedupe,
         "rejected": manifest.rejected,
-        "sources": [vars(source) for source in manifest.sources],
-        "splits": {
-            name: {"documents": split.documents, "bytes": split.bytes}
-            for name, split in manifest.splits.items()
-        },
+        "sources": list(map(vars, manifest.sources)),
+        "splits": sizes,
         "document_bytes": {
             "shortest": int(lengths.min()),
             "median": float(np.median(lengths)),
@@ -73,27 +74,27 @@ def _byte_counts(data: CheckedBytes) -> NDArray[np.int64]:
 
 
 def _entropy(counts: NDArray[np.int64]) -> float:
-    """Return the bits per byte from byte frequencies alone: a model must do better."""
+    """The bits per byte from byte frequencies alone: a model must do better."""
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log2(shares)).sum())
 
 
 def _text(split: Split, index: int) -> str:
-    start, end = (int(split.offsets[index + n]) for n in (0, 1))
+    start, end = split.offsets[index : index + 2].tolist()
     return split.bytes[start : min(end, start + _SHOWN)].tobytes().decode("utf-8", "replace")
 
 
 def _ratings(split: Split) -> dict[str, Any] | None:
-    """Return how many documents have each of the most common ratings, another, or none."""
+    """Count the documents with each of the most common ratings, another, or none."""
     if split.ratings is None:
         return None
-    known = np.asarray(split.ratings)[~np.isnan(split.ratings)]
+    known = split.ratings[~np.isnan(split.ratings)]
     values, counts = np.unique(known, return_counts=True)
     kept = np.sort(np.argsort(-counts, kind="stable")[:_MOST_RATINGS])
     return {
         "counts": {f"{values[n]:g}": int(counts[n]) for n in kept},
         "other": int(counts.sum() - counts[kept].sum()),
-        "without": int(np.isnan(split.ratings.reshape(len(split.ratings), -1)).all(axis=1).sum()),
+        "without": len(split.ratings) - len(known),
     }
 
 
@@ -111,10 +112,11 @@ def _epoch(split: Split, batch: int, window: int, stop: int | None) -> dict[str,
 
 
 def format_summary(summary: dict[str, Any]) -> str:
-    """Return a summary as text for people, without what `corpus.format_corpus` shows."""
-    lengths, epoch = summary["document_bytes"], summary["epoch"]
+    """A summary as text for people, without what `corpus.format_corpus` shows."""
+    lengths = summary["document_bytes"]
+    epoch = summary["epoch"]
     counts = np.array(summary["byte_counts"])
-    common = [int(byte) for byte in np.argsort(-counts, kind="stable")[:12]]
+    common = np.argsort(-counts, kind="stable")[:12].tolist()
     shares = "  ".join(f"{_name(byte)} {100 * counts[byte] / counts.sum():.1f}%" for byte in common)
     lines = [
         f"documents: {lengths['shortest']:,} to {lengths['longest']:,} bytes, median "
@@ -128,27 +130,27 @@ def format_summary(summary: dict[str, Any]) -> str:
         most = max(ratings["counts"].values(), default=1)
         others = f", {ratings['other']:,} with rarer ones" if ratings["other"] else ""
         lines.append(f"ratings: {ratings['without']:,} documents without{others}")
-        lines += [
-            f"  {value:>6} {count:>12,} {'#' * math.ceil(40 * count / most)}"
-            for value, count in ratings["counts"].items()
-        ]
+        for value, count in ratings["counts"].items():
+            lines.append(f"  {value:>6} {count:>12,} {'#' * math.ceil(40 * count / most)}")
     if "error" in epoch:
         lines.append(f"epoch: {epoch['error']}")
     else:
         lines.append(
             f"epoch: {epoch['steps']:,} steps of {epoch['batch']:,} rows x {epoch['window']:,} "
             f"bytes, from {epoch['shards']:,} shards; {100 * epoch['idle']:.1f}% of these are "
-            "padding, or rows that wait for the longest"
+            "padding or idle rows"
         )
-    for name in ("shortest", "longest"):
-        lines.append(f"{name}: {_line(summary[name])}")
-    lines += [f"sample: {_line(text)}" for text in summary["samples"]]
+    shown = [("shortest", summary["shortest"]), ("longest", summary["longest"])]
+    shown += [("sample", text) for text in summary["samples"]]
+    lines += [f"{name}: {_line(text)}" for name, text in shown]
     return "\n".join(lines)
 
 
 def _name(byte: int) -> str:
     names = {9: "tab", 10: "newline", 32: "space"}
-    return names.get(byte) or (repr(chr(byte))[1:-1] if 32 < byte < 127 else f"0x{byte:02x}")
+    if byte in names:
+        return names[byte]
+    return repr(chr(byte))[1:-1] if 32 < byte < 127 else f"0x{byte:02x}"
 
 
 def _line(text: str) -> str:

@@ -22,6 +22,7 @@ SplitWeights = tuple[float, float, float]
 
 _LARGE: SplitWeights = (1000, 1, 1)  # Paper: of 40 GB
 _SMALL: SplitWeights = (20, 1, 1)
+_SIZE = re.compile(r"[0-9]+(\.[0-9]+)? ?[KMGT]i?B", re.IGNORECASE)
 _LEAST_LARGE = 100_000  # documents, of which the large split gives 100 to valid and to test
 
 
@@ -76,39 +77,46 @@ class PrepareOptions(Checked):
         if isinstance(self.temp_dir, str):
             object.__setattr__(self, "temp_dir", Path(self.temp_dir))
         super().__post_init__()
-        for name in ("text_column", "rating_column"):
-            if getattr(self, name) == "":
-                raise UserError(f"{name} '': names no column; name one, or leave the option out.")
-        split, limit = self.split, self.memory_limit
-        if split and (not 0 < sum(split) < math.inf or min(split) < 0):
-            raise UserError(
-                f"split {','.join(map(str, split))}: must be three weights, train, valid and test, "
-                "none negative, at least one above 0; such as 1000,1,1 or 0.8,0.1,0.1, or 0,0,1 "
-                "for a test set only"
-            )
-        is_size = re.fullmatch(r"[0-9]+(\.[0-9]+)? ?[KMGT]i?B", limit or "0GB", re.IGNORECASE)
-        require(bool(is_size), "memory_limit", limit, "a size such as 4GB or 500MB")
-        if self.engine != "beam" and self.beam_options:
-            raise UserError("beam_options needs `engine` beam; add it.")
-        try:
-            shlex.split(self.beam_options)
-        except ValueError as error:
-            raise UserError(f"beam_options {self.beam_options!r}: {error}.") from error
+        split = self.split or _SMALL
+        is_split = 0 < sum(split) < math.inf and min(split) >= 0
+        is_size = _SIZE.fullmatch(self.memory_limit or "0GB")
+        needs_beam = self.engine != "beam" and self.beam_options
+        column = "the name of a column, or unset"
+        weights = (
+            "three weights, train, valid and test, none negative, at least one above 0; such as "
+            "1000,1,1 or 0.8,0.1,0.1, or 0,0,1 for a test set only"
+        )
+        for name, holds, rule in (
+            ("text_column", self.text_column != "", column),
+            ("rating_column", self.rating_column != "", column),
+            ("split", is_split, weights),
+            ("memory_limit", is_size, "a size such as 4GB or 500MB"),
+            ("beam_options", not needs_beam, "empty without `engine` beam"),
+            ("beam_options", _has_closed_quotes(self.beam_options), "words with closed quotes"),
+        ):
+            require(bool(holds), name, getattr(self, name), rule)
+
+
+def _has_closed_quotes(options: str) -> bool:
+    try:
+        shlex.split(options)
+    except ValueError:
+        return False
+    return True
 
 
 DEFAULTS = PrepareOptions()
 
 
 def usual_split(documents: int) -> SplitWeights:
-    """Return the split of so many distinct documents if none is given."""
+    """The split of this number of distinct documents if none is given."""
     return _LARGE if documents >= _LEAST_LARGE else _SMALL
 
 
 def check_given(sources: Mapping[SplitName, Sequence[str]], options: PrepareOptions) -> None:
     """Raise UserError unless the options suit given splits."""
-    unknown = sources.keys() - set(SPLITS)
-    if unknown:
-        raise UserError(f"{min(unknown)!r} is not a split; the splits are {', '.join(SPLITS)}.")
+    for name in sources:
+        require(name in SPLITS, "split", name, f"one of {', '.join(SPLITS)}")
     for option in ("split", "dedupe", "seed", "engine"):
         # With `dedupe` none, nothing changes either.
         if getattr(options, option) not in (getattr(DEFAULTS, option), "none"):

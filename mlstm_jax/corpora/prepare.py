@@ -38,11 +38,11 @@ from mlstm_jax.corpora.sources import PYDOC, Source, find_sources
 from mlstm_jax.corpora.writer import (
     Report,
     SortedDocuments,
-    Tally,
+    SourceCounts,
+    bytes_read,
     check_disk,
     check_out,
     durable,
-    reading,
     resolved,
     source_manifests,
     write_split,
@@ -63,7 +63,7 @@ _ORDER: tuple[SplitName, ...] = ("test", "valid", "train")
 
 @contextmanager
 def _progress(*, quiet: bool) -> Iterator[Report]:
-    """Yield what shows the progress of each stage, in a line of its own, unless `quiet`."""
+    """Show the progress of each stage in a line of its own, unless `quiet`."""
     line: ProgressLine | None = None
     current = ""
 
@@ -73,8 +73,8 @@ def _progress(*, quiet: bool) -> Iterator[Report]:
             if line:
                 line.update(100, "percent")
             lines.close()
-            line, current = ProgressLine(stage, 100, status="", quiet=quiet), stage
-            lines.enter_context(line)
+            current = stage
+            line = lines.enter_context(ProgressLine(stage, 100, status="", quiet=quiet))
         if line and fraction:
             line.update(int(100 * fraction), "percent")
 
@@ -103,9 +103,7 @@ def prepare(
     """
     options = dataclasses.replace(options, **changes)
     is_given = isinstance(sources, Mapping)
-    names_of: Mapping[Any, Sequence[str]] = (
-        sources if isinstance(sources, Mapping) else {"": sources}
-    )
+    names_of: Any = sources if is_given else {"": sources}
     if not any(map(len, names_of.values())):
         raise UserError(f"no source given; name text files, or {PYDOC}")
     # So that the temporary folder goes next to it, even for "." or a link.
@@ -128,11 +126,10 @@ def prepare(
     check_out(out, overwrite)
     rejects = Rejects()
     rejects_file = out.with_name(f"{out.name}.rejects.jsonl")
-    of_split = {
-        split: find_sources(names_of[split], without=(out, rejects_file))
-        for split in ("", *_ORDER)
-        if split in names_of
-    }
+    of_split = {}
+    for split in ("", *_ORDER):
+        if split in names_of:
+            of_split[split] = find_sources(names_of[split], without=(out, rejects_file))
     _check_disjoint(of_split)
     check_rejects_file(rejects_file)
     scratch_beside = temp_dir / out.name if temp_dir else out
@@ -170,9 +167,8 @@ def _read_and_sort(
     """Read the sources of given splits (in their order), or of "" (sorted, without duplicates)."""
     if "" not in of_split:
         return _read_given_splits(of_split, recipe, rejects, report=report)
-    if options.engine == "beam":
-        engine: Any = beam_engine
-    else:
+    engine: Any = beam_engine
+    if options.engine == "duckdb":
         from mlstm_jax.corpora import duckdb_engine  # training needs no duckdb
 
         engine = duckdb_engine
@@ -193,27 +189,29 @@ def _read_given_splits(
     Raises:
         UserError: a source cannot be used.
     """
-    every = [source for of_split in sources.values() for source in of_split]
-    advance = reading(every, report)
-    tallies = {source: Tally() for source in every}
-    for source, tally in tallies.items():
-        deque(tally.texts(_read_given(source, recipe, advance), rejects.add), maxlen=0)
-    sizes = {
-        split: sum(tallies[source].documents for source in of_split)
-        for split, of_split in sources.items()
-    }
+    every = list(chain(*sources.values()))
+    on_read = bytes_read(every, report)
+    counts = {source: SourceCounts() for source in every}
+    is_rated = False
+    for source, of_source in counts.items():
+        deque(of_source.texts(_read_given(source, recipe, on_read), rejects.add), maxlen=0)
+        is_rated = is_rated or of_source.is_rated
+    sizes = {}
+    for split, of_split in sources.items():
+        sizes[split] = sum(counts[source].documents for source in of_split)
     documents = chain.from_iterable(
-        _read_given_again(source, recipe, tallies[source]) for source in every
+        _read_given_again(source, recipe, counts[source]) for source in every
     )
-    rated = any(tally.rated for tally in tallies.values())
-    manifests = source_manifests(every, list(tallies.values()))
-    yield SortedDocuments(manifests, sum(sizes.values()), rated, documents, sizes)
+    manifests = source_manifests(every, list(counts.values()))
+    yield SortedDocuments(manifests, sum(sizes.values()), is_rated, documents, sizes)
 
 
-def _read_given_again(source: Source, recipe: Recipe, expected: Tally) -> Iterator[CleanDocument]:
-    tally = Tally()
-    yield from tally.texts(_read_given(source, recipe, lambda count: None), lambda reject: None)
-    if tally != expected:
+def _read_given_again(
+    source: Source, recipe: Recipe, expected: SourceCounts
+) -> Iterator[CleanDocument]:
+    counts = SourceCounts()
+    yield from counts.texts(_read_given(source, recipe, lambda count: None), lambda reject: None)
+    if counts != expected:
         raise UserError(f"{source}: changed while it was being read; run prepare again.")
 
 
@@ -232,7 +230,9 @@ def _raw_documents(source: Source, document: Unit, on_read: OnRead) -> Iterator[
     The bytes are not decoded: a split of enwik8 may begin inside a character.
     """
     parts: list[bytes] = []
-    told, has_text, was_blank = 0, False, False
+    told = 0
+    has_text = False
+    was_blank = False
     try:
         with source.path.open("rb") as raw:
             for line in limited_lines(source, raw):
@@ -240,9 +240,11 @@ def _raw_documents(source: Source, document: Unit, on_read: OnRead) -> Iterator[
                 ends = document == "line" or (document == "paragraph" and was_blank)
                 if has_text and ends and not is_blank:
                     yield b"".join(parts)
-                    parts, has_text = [], False
+                    parts = []
+                    has_text = False
                 parts.append(line)
-                has_text, was_blank = has_text or not is_blank, is_blank
+                has_text = has_text or not is_blank
+                was_blank = is_blank
                 if (position := raw.tell()) - told >= _BYTES_A_REPORT:
                     on_read(position - told)
                     told = position
@@ -291,13 +293,17 @@ def _write(
     report: Report,
 ) -> Manifest:
     counts = gathered.counts
-    with_text = sum(source.documents for source in counts)
-    without_text = sum(source.without_text for source in counts)
-    blank = sum(source.blank for source in counts)
+    with_text = 0
+    without_text = 0
+    blank = 0
+    for source in counts:
+        with_text += source.documents
+        without_text += source.without_text
+        blank += source.blank
     records = with_text + without_text + blank
     rejects.write(rejects_file)
     rejects.check(records + len(rejects), options.max_reject_fraction, rejects_file)
-    if recipe.rating_column and not gathered.rated:
+    if recipe.rating_column and not gathered.is_rated:
         raise UserError(
             f"no record has a number in `rating_column` {recipe.rating_column!r}; give the field "
             "or column of the ratings, or leave the option out."
@@ -311,7 +317,7 @@ def _write(
     splits: dict[str, SplitManifest] = {}
     for name in _ORDER:
         size = sizes.get(name, 0)
-        splits[name] = write_split(folder, name, islice(documents, size), size, gathered.rated)
+        splits[name] = write_split(folder, name, islice(documents, size), size, gathered.is_rated)
     for _ in documents:
         raise RuntimeError("received more documents than were counted")
     return Manifest(
@@ -340,13 +346,14 @@ def _counted(
 
 
 def _sizes(documents: int, split: SplitWeights) -> dict[str, int]:
-    """Return the number of documents of each split; the first with a weight takes the rest."""
-    # So that 0.8,0.1,0.1 gives what 8,1,1 gives.
-    exact = map(Fraction, map(str, split))
-    weights: dict[str, Fraction] = dict(zip(SPLITS, exact, strict=True))
+    """The number of documents of each split; the first with a weight takes the rest."""
+    weights: dict[str, Fraction] = {}
+    for name, weight in zip(SPLITS, split, strict=True):
+        if weight:
+            weights[name] = Fraction(str(weight))  # exactly, so that 0.8,0.1,0.1 gives 8,1,1
+    first, *others = weights
     total = sum(weights.values())
-    first, *others = (name for name, weight in weights.items() if weight)
-    sizes = {n: max(1, round(documents * weights[n] / total)) for n in others}
+    sizes = {name: max(1, round(documents * weights[name] / total)) for name in others}
     rest = documents - sum(sizes.values())
     if rest < 1:
         raise UserError(

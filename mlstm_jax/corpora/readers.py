@@ -18,6 +18,7 @@ from mlstm_jax.corpora.documents import (
     Document,
     Recipe,
     Reject,
+    Unit,
     clean,
     first,
     rating_of,
@@ -57,7 +58,8 @@ def read_documents(
     Raises:
         UserError: see `read_source`; or more than `MAX_REJECT_FRACTION` of the records are rejects.
     """
-    rejects, count = Rejects(), 0
+    rejects = Rejects()
+    count = 0
     for record in read_source(source, recipe):
         if isinstance(record, Reject):
             rejects.add(record)
@@ -109,22 +111,25 @@ class _MissingText:
                 f"{self._source}: has no record; leave it out, or give a file with a text."
             )
         why = f"{self._source}: none of its {self._kinds.total():,} records has text in {columns}"
-        kinds = {kind: n for kind, n in self._kinds.items() if kind != "missing"}
-        if kinds:
-            shown = ", ".join(f"{kind} in {n:,}" for kind, n in kinds.items())
+        fields = ", ".join(self._fields) or "(none)"
+        del self._kinds["missing"]
+        if self._kinds:
+            shown = ", ".join(f"{kind} in {n:,}" for kind, n in self._kinds.items())
             return UserError(
                 f"{why}: it is {shown} of them. Write a string there, or name another field with "
-                f"`text_column`; the fields seen are {', '.join(self._fields)}."
+                f"`text_column`; the fields seen are {fields}."
             )
-        near = dict.fromkeys(name for one in self._columns for name in nearest(one, self._fields))
+        near: dict[str, None] = {}
+        for column in self._columns:
+            near |= dict.fromkeys(nearest(column, self._fields))
         return UserError(
-            f"{why}; the fields seen are {', '.join(self._fields) or '(none)'}. Name the right one "
-            f"with `text_column`{did_you_mean(near)}"
+            f"{why}; the fields seen are {fields}. Name the right one with "
+            f"`text_column`{did_you_mean(near)}"
         )
 
 
 def kind_of(value: object) -> str:
-    """Return what is in place of a text or a label, in words."""
+    """Describe what is in place of a text or a label, in a few words."""
     if value is None:
         return "missing"
     if isinstance(value, str):
@@ -157,16 +162,18 @@ def read_source(
         yield from read_parquet(source, recipe)
         return
     check_source(source)
-    seen, records = _MissingText(source, recipe), 0
+    seen = _MissingText(source, recipe)
+    records = 0
     first_reject: Reject | None = None
     # Errors raised by the code that uses the documents do not pass through here.
     try:
-        for one in _records(source, recipe, on_read):
-            if isinstance(one, Reject):
-                first_reject = first_reject or (None if one.is_note else one)
-                yield one
+        for found in _records(source, recipe, on_read):
+            if isinstance(found, Reject):
+                if not (first_reject or found.is_note):
+                    first_reject = found
+                yield found
                 continue
-            where, record = one
+            where, record = found
             text = first(record, recipe.text_columns)
             records += 1
             if not seen.has_text:
@@ -182,8 +189,10 @@ def read_source(
                 yield reject(NOT_TEXT, source, where, why, excerpt)
     except _GZIP_ERRORS as error:
         if records and str(error).startswith(_NOT_GZIP):
-            why = "left out the bytes behind its gzip data, which are not gzip; if a part is "
-            why += "missing, fetch or create the file again."
+            why = (
+                "left out the bytes behind its gzip data, which are not gzip; if a part is "
+                "missing, fetch or create the file again."
+            )
             yield reject("bytes behind gzip data", source, "", why, is_note=True)
         else:
             why = f"the gzip data is cut short or damaged ({error}); fetch or create it again."
@@ -205,31 +214,42 @@ def _records(
 
         for _, topic in sorted(topics.items()):
             numbered = enumerate(io.StringIO(topic), 1)
-            for text in units(numbered, recipe.document or "paragraph"):
-                yield text if isinstance(text, Reject) else (0, {column: text})
+            yield from _texts(source, numbered, recipe.document or "paragraph", column)
         return
     with source.open() as raw:
         file = _File(source, raw, recipe)
+        lines = file.lines(on_read)
         if source.kind == "txt":
-            tabs, texts = set[int](), 0
-            for text in units(file.lines(on_read), recipe.document or "line"):
-                if 0 not in tabs and isinstance(text, str):
-                    tabs.add(text.count("\t"))
-                    texts += 1
-                yield text if isinstance(text, Reject) else (0, {column: text})
-            if len(tabs) == 1 and 0 not in tabs and texts > 1:
-                why = (
-                    f"every line has {max(tabs)} tab(s), which are read as text; if it is a table, "
-                    f"rename it to .tsv, with a first line such as label<TAB>{column}."
-                )
-                yield reject("tabs in every line", source, "", why, is_note=True)
+            yield from _texts(source, lines, recipe.document or "line", column)
         elif source.kind in FASTA:
-            yield from fasta_records(source, file.lines(on_read), column)
+            yield from fasta_records(source, lines, column)
         elif source.kind in ("csv", "tsv"):
-            yield from csv_records(source, lambda: file.lines(on_read), file.scan, recipe)
+            yield from csv_records(source, lines, file.scan, recipe)
         else:
-            lines, is_json = file.lines(on_read), source.kind == "json"
+            is_json = source.kind == "json"
             yield from json_records(source, lines, recipe.columns, may_be_array=is_json)
+
+
+def _texts(
+    source: Source, lines: Iterator[Line], document: Unit, column: str
+) -> Iterator[RecordOrReject]:
+    """Yield the documents of a text file, and a note if it looks like a table."""
+    tabs: set[int] = set()
+    texts = 0
+    for text in units(lines, document):
+        if isinstance(text, Reject):
+            yield text
+            continue
+        texts += 1
+        if 0 not in tabs:
+            tabs.add(text.count("\t"))
+        yield 0, {column: text}
+    if texts > 1 and len(tabs) == 1 and 0 not in tabs:
+        why = (
+            f"every line has {max(tabs)} tab(s), which are read as text; if it is a table, "
+            f"rename it to .tsv, with a first line such as label<TAB>{column}."
+        )
+        yield reject("tabs in every line", source, "", why, is_note=True)
 
 
 class _File(NamedTuple):
@@ -255,7 +275,8 @@ class _File(NamedTuple):
         Raises:
             UserError: a line is too long, or the whole file is one line with carriage returns.
         """
-        told, source = 0, self.source
+        told = 0
+        source = self.source
         needs_lines = source.kind not in ("json", "jsonl") and self.recipe.document != "file"
         for number, line in enumerate(limited_lines(source, self.raw), 1):
             if number == 1 and needs_lines and line[-1:] != b"\n" and b"\r" in line[:-1]:
@@ -287,17 +308,17 @@ def limited_lines(source: Source, raw: BinaryIO) -> Iterator[bytes]:
 
 
 def _decoded(source: Source, number: int, line: bytes) -> Line:
-    """Return a line with its number, or a reject if it is not text."""
+    """A line with its number, or a reject if it is not text."""
     try:
         text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         if "\0" not in text:
             return number, text
-        kind, why = "NUL byte", "has a NUL byte, so it is a binary file, not text as its name "
-        why += "suggests; leave it out."
+        kind = "NUL byte"
+        why = "has a NUL byte, so it is a binary file, not text as its name suggests; leave it out."
     except UnicodeDecodeError as error:
         text = line.decode(errors="backslashreplace")
-        kind, why = "not UTF-8", f"not UTF-8 text (byte 0x{line[error.start]:02x}); convert the "
-        why += "file to UTF-8."
+        kind = "not UTF-8"
+        why = f"not UTF-8 text (byte 0x{line[error.start]:02x}); convert the file to UTF-8."
     if line.startswith((b"\xff\xfe", b"\xfe\xff")) or line.count(0) > len(line) // 3:
         why = "looks like UTF-16; convert it to UTF-8, such as with: iconv -f UTF-16 -t UTF-8"
     return reject(kind, source, number, why, text)

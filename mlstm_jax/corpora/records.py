@@ -25,7 +25,7 @@ RecordOrReject = tuple[int | str, Record] | Reject
 def reject(
     kind: str, source: Source, where: int | str, why: str, excerpt: str = "", is_note: bool = False
 ) -> Reject:
-    """Return a reject, or a note, on a source's line, on a place in words, or on all of it: ""."""
+    """A reject, or a note, on a line of a source, on a place in words, or on all of it: ""."""
     line = f"line {where:,}" if isinstance(where, int) else where
     place = f"{source}, {line}" if line else f"{source}"
     return Reject(kind, place, f"{place}: {why}", excerpt.strip()[:EXCERPT], is_note)
@@ -37,8 +37,10 @@ def no_column(
     columns: Sequence[str],
     option: str = "`text_column`",
 ) -> str:
-    """Return the message about a table without any of the wanted columns."""
-    near = dict.fromkeys(n for name in wanted for n in nearest(name, columns))
+    """The message about a table without any of the wanted columns."""
+    near: dict[str, None] = {}
+    for name in wanted:
+        near |= dict.fromkeys(nearest(name, columns))
     return (
         f"{source}: no column {' or '.join(wanted)}; its columns are {', '.join(columns)}. Name "
         f"the right one with {option}{did_you_mean(near)}"
@@ -73,7 +75,10 @@ def fasta_records(
 
     A record with an unreadable line is lost.
     """
-    start, name, parts, is_whole = 0, "", list[str](), True
+    start = 0  # the line of the name
+    name = ""
+    parts: list[str] = []
+    is_whole = True
 
     def record() -> RecordOrReject:
         return start, {text_column: "".join(parts), "name": name}
@@ -83,11 +88,15 @@ def fasta_records(
             is_whole = False
             yield line
             continue
-        number, text = line[0], line[1].strip()
+        number, raw = line
+        text = raw.strip()
         if text.startswith(">"):
             if start and is_whole:
                 yield record()
-            start, name, parts, is_whole = number, text[1:].strip(), [], True
+            start = number
+            name = text[1:].strip()
+            parts = []
+            is_whole = True
         elif start:
             parts.append(text)
         elif text:
@@ -112,9 +121,9 @@ def _object_of(pairs: list[tuple[str, object]]) -> dict[str, object]:
     value = dict(pairs)
     if len(value) == len(pairs):
         return value
+    names = [name for name, _ in pairs]
     repeating = _Repeating(value)
-    counts = Counter(name for name, _ in pairs)
-    repeating.fields = frozenset(name for name, count in counts.items() if count > 1)
+    repeating.fields = frozenset(name for name in value if names.count(name) > 1)
     return repeating
 
 
@@ -134,6 +143,7 @@ def json_records(
             yield line
             continue
         number, raw = line
+        raw = raw.lstrip("\ufeff")  # of a file that was appended to another
         text = raw.strip()
         if not text:
             continue
@@ -175,13 +185,12 @@ def _json(source: Source, line: int, text: str) -> object:
 def _object(
     source: Source, where: int | str, value: object, fields: Collection[str]
 ) -> RecordOrReject:
-    twice = sorted(value.fields.intersection(fields)) if isinstance(value, _Repeating) else []
-    if isinstance(value, dict) and not twice:
+    if isinstance(value, _Repeating) and (twice := value.fields.intersection(fields)):
+        why = f"its field {min(twice)} occurs more than once; keep only the correct one."
+        return reject("field twice", source, where, why, json.dumps(value))
+    if isinstance(value, dict):
         return where, value
     excerpt = json.dumps(value)
-    if twice:
-        why = f"its field {twice[0]} occurs more than once; keep only the correct one."
-        return reject("field twice", source, where, why, excerpt)
     why = f"{excerpt[:40]} is not a record; a record is a JSON object, such as"
     return reject("not a JSON object", source, where, f'{why} {{"text": "..."}}', excerpt)
 
@@ -198,9 +207,8 @@ class Rejects:
 
     def add(self, reject: Reject) -> None:
         """Count a reject or a note, and keep the first ones."""
-        counts, kept = self._counts, self._kept
-        if reject.is_note:
-            counts, kept = self._noted, self._notes
+        counts = self._noted if reject.is_note else self._counts
+        kept = self._notes if reject.is_note else self._kept
         counts[reject.kind] += 1
         if len(kept) < _MOST_WRITTEN:
             kept.append(reject)
@@ -228,12 +236,13 @@ class Rejects:
         """Raise UserError if the rejects exceed the fraction `most` of all `records`."""
         if len(self) <= most * records:
             return
-        option, advice = "", f"The first: {min(self._kept, key=_by_place).message}"
+        option = ""
+        advice = f"The first: {min(self._kept, key=_by_place).message}"
         if file:
             option = "`max_reject_fraction` "
             advice += f"\nAll are in {file}. Correct the files, or raise the fraction to skip these"
             advice += " records."
-            if any(kind.startswith("CSV") for kind in self._counts):
+            if "CSV" in " ".join(self._counts):
                 advice += " If quotes have no meaning in the files, add `quoting` no."
         raise UserError(
             f"{len(self):,} of {records:,} records cannot be read, a fraction of "
@@ -242,19 +251,21 @@ class Rejects:
         )
 
     def describe(self) -> str:
-        """Return the counts and first places of each kind as text."""
-        return "\n".join(
-            f"  {count:,} {kind}: {_places([r for r in self._kept if r.kind == kind], count)}"
-            for kind, count in self.counts.items()
-        )
+        """The counts and first places of each kind, as text."""
+        lines = []
+        for kind, count in self.counts.items():
+            lines.append(f"  {count:,} {kind}: {_places(_of_kind(self._kept, kind), count)}")
+        return "\n".join(lines)
 
     def notes(self) -> list[str]:
-        """Return a note of each kind: the first, and how many more there are."""
+        """A note of each kind: the first, and how many more there are."""
         texts = []
         for kind, count in sorted(self._noted.items()):
-            notes = [one for one in self._notes if one.kind == kind]
-            more = f" {count:,} {kind}: {_places(notes, count)}" if count > 1 else ""
-            texts.append(min(notes, key=_by_place).message + more)
+            notes = _of_kind(self._notes, kind)
+            text = notes[0].message
+            if count > 1:
+                text += f" {count:,} {kind}: {_places(notes, count)}"
+            texts.append(text)
         return texts
 
 
@@ -263,12 +274,12 @@ def check_rejects_file(file: Path) -> None:
     try:
         with file.open(encoding="utf-8") as lines:
             values = json.loads(next(lines, "null"))
-        ours = isinstance(values, dict) and set(values) == set(_WRITTEN)
+        is_ours = isinstance(values, dict) and set(values) == set(_WRITTEN)
     except FileNotFoundError:
         return
     except (OSError, ValueError, RecursionError):
-        ours = False
-    if not ours:
+        is_ours = False
+    if not is_ours:
         raise UserError(
             f"{file}: unreadable records would be written here, but another file exists; move it, "
             "or name another `out`."
@@ -276,12 +287,18 @@ def check_rejects_file(file: Path) -> None:
 
 
 def _places(rejects: list[Reject], count: int) -> str:
-    """Return the first places of `count` rejects of a kind."""
-    first = sorted(rejects, key=_by_place)[:_SHOWN]
-    return "; ".join(one.place for one in first) + (", ..." if count > _SHOWN else "")
+    """The first places of `count` sorted rejects of a kind."""
+    places = "; ".join(reject.place for reject in rejects[:_SHOWN])
+    return f"{places}, ..." if count > _SHOWN else places
+
+
+def _of_kind(rejects: list[Reject], kind: str) -> list[Reject]:
+    """The rejects of a kind, sorted by place."""
+    return sorted((reject for reject in rejects if reject.kind == kind), key=_by_place)
 
 
 def _by_place(reject: Reject) -> tuple[str, int, str]:
     file, _, number = reject.place.rpartition(" ")
     digits = number.replace(",", "")
-    return (file, int(digits) if digits.isdecimal() else 0, reject.place)
+    line = int(digits) if digits.isdecimal() else 0
+    return file, line, reject.place

@@ -23,7 +23,7 @@ TFDS = "tfds:"
 FASTA = ("fasta", "fa", "faa")
 _TEXT = ("json", "jsonl", "csv", "tsv", *FASTA, "txt")
 _KINDS = (*_TEXT, "parquet")
-_ADDRESS = re.compile("[A-Za-z][A-Za-z0-9+.-]*://")
+_URL = re.compile("[A-Za-z][A-Za-z0-9+.-]*://")
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -63,9 +63,11 @@ class Source:
         Standard input is "jsonl" if it begins with {, else "txt".
         """
         if self.name == "-":
-            file = cast(io.BufferedReader, sys.stdin.buffer)
-            start = os.pread(self.copy.fileno(), 1, 0) if self.copy else file.peek(1)
-            return "jsonl" if start[:1] == b"{" else "txt"
+            if self.copy:
+                start = os.pread(self.copy.fileno(), 1, 0)
+            else:
+                start = cast(io.BufferedReader, sys.stdin.buffer).peek(1)
+            return "jsonl" if start.startswith(b"{") else "txt"
         if not self.is_file:
             return self.name.partition(":")[0]
         suffix = (Path(self.path.stem) if self.is_gzip else self.path).suffix.lower()[1:]
@@ -109,39 +111,47 @@ def find_sources(names: Sequence[str], without: Collection[Path] = ()) -> list[S
         UserError: a file does not exist or is of an unknown kind, a folder or pattern has no file,
             or something in it should be read and cannot be.
     """
-    sources: dict[Source, None] = {}
+    sources: dict[tuple[str, ...], Source] = {}
     for name in names:
-        if (source := Source(name)) == STDIN:
-            raise UserError("-: prepare reads files; write standard input to a file first.")
-        if not source.is_file:
-            sources[source] = None
-            continue
-        if _ADDRESS.match(name):
-            raise UserError(f"{name}: addresses are not read; download the file, and name it.")
-        if not name:
-            raise UserError("a source is an empty string, ''; name a file, or . for this folder.")
-        path = source.path
-        status = _status(path)
-        if status and _is_under(path, without):
-            raise UserError(f"{name}: would be both read and written; name another `out`.")
-        if status and stat.S_ISDIR(status.st_mode):
-            files = _files_in(path, without)
-        elif glob.has_magic(name) and not status:
-            files = sorted(p for p in _matches(name) if not (p.is_dir() or _is_under(p, without)))
-            if not files:
-                raise UserError(f"{name}: no file matches; check the pattern.")
-        else:
-            files = [path]
-        for file in files:
-            check_source(Source(str(file)))
-            # DuckDB would expand a leading ~ to a home folder.
-            sources[Source(str(file.absolute() if str(file)[0] == "~" else file))] = None
-    # A file with two names is read once.
-    return list({source.place: source for source in sources}.values())
+        for file in _files_of(name, without):
+            found = Source(file)
+            check_source(found)
+            sources[found.place] = found  # a file with two names is read once
+    return list(sources.values())
+
+
+def _files_of(name: str, without: Collection[Path]) -> list[str]:
+    """The files of a named file, folder or pattern; another source as it is."""
+    if name != "-" and not Source(name).is_file:
+        return [name]
+    path = Path(name)
+    is_path = name and not _URL.match(name)
+    status = _status(path) if is_path else None
+    is_output = status and _is_under(path, without)
+    for is_wrong, why in (
+        (name == "-", "prepare reads files; write standard input to a file first."),
+        (name and not is_path, "addresses are not read; download the file, and name it."),
+        (not name, "names no file; name one, or . for this folder."),
+        (is_output, "would be both read and written; name another `out`."),
+    ):
+        if is_wrong:
+            raise UserError(f"{name or repr(name)}: {why}")
+    files = [path]
+    if status and stat.S_ISDIR(status.st_mode):
+        files = _files_in(path, without)
+    elif glob.has_magic(name) and not status:
+        files = []
+        for match in sorted(_matches(name)):
+            if not (match.is_dir() or _is_under(match, without)):
+                files.append(match)
+        if not files:
+            raise UserError(f"{name}: no file matches; check the pattern.")
+    # DuckDB would expand a leading ~ to a home folder.
+    return [str(file.absolute() if str(file)[0] == "~" else file) for file in files]
 
 
 def manifest_names(sources: Sequence[Source]) -> list[str]:
-    """Return the name of each source in a manifest: a file's name.
+    """The name of each source in a manifest: a file's name.
 
     If files in different folders have the same name, as many parent folders are put before it as
     are needed to distinguish them.
@@ -150,62 +160,61 @@ def manifest_names(sources: Sequence[Source]) -> list[str]:
     depths = [1] * len(parts)
     while True:
         names = ["/".join(part[-depth:]) for part, depth in zip(parts, depths, strict=True)]
-        counted = Counter(names)
-        longer = [
-            depth + 1 if counted[name] > 1 and depth < len(part) else depth
-            for name, part, depth in zip(names, parts, depths, strict=True)
-        ]
-        if longer == depths:
+        counts = Counter(names)
+        before = list(depths)
+        for number, name in enumerate(names):
+            if counts[name] > 1 and depths[number] < len(parts[number]):
+                depths[number] += 1
+        if depths == before:
             # Not every name is UTF-8.
             return [name.encode("utf-8", "replace").decode() for name in names]
-        depths = longer
 
 
 def check_source(source: Source) -> None:
     """Raise UserError unless `source` is no file, or one of a known kind; reads two bytes."""
+    if wrong := _unusable(source):
+        raise UserError(f"{source}: {wrong}")
+
+
+def _unusable(source: Source) -> str | None:
+    """Say why a source cannot be read, and what to do; None if it can."""
     if source == STDIN and sys.stdin is None:
-        raise UserError("-: standard input is closed; name a file.")
+        return "standard input is closed; name a file."
     if not source.is_file:
-        return
+        return None
     path = source.path
     status = _status(path)
     if not status:
         why = "is a broken link" if path.is_symlink() else "there is no such file"
-        raise UserError(f"{source}: {why}; check the name. Texts are read from files.")
+        return f"{why}; check the name. Texts are read from files."
     if stat.S_ISDIR(status.st_mode):
-        raise UserError(f"{source}: is a folder; name the files in it, such as {source}/*.json.gz")
+        return f"is a folder; name the files in it, such as {source}/*.json.gz"
     if not stat.S_ISREG(status.st_mode):  # Opening a pipe would wait for its writer.
-        raise UserError(
-            f"{source}: is a pipe, a socket or a device, not a file; write its output to a file "
-            "and name that, or leave it out."
+        return (
+            "is a pipe, a socket or a device, not a file; write its output to a file and name "
+            "that, or leave it out."
         )
     if source.kind == "parquet":
-        try:
-            source.name.encode()
-        except UnicodeEncodeError as error:
-            raise UserError(
-                f"{source}: its name is not UTF-8, so DuckDB cannot open this Parquet file; "
-                "rename it."
-            ) from error
-        return
-    if source.kind not in _TEXT:
-        raise UserError(
-            f"{source}: a file of an unknown kind ({path.suffix or 'its name has no suffix'}); "
-            f"known kinds are {_known()}."
-        )
+        if source.name.encode(errors="ignore").decode() == source.name:
+            return None
+        return "its name is not UTF-8, so DuckDB cannot open this Parquet file; rename it."
+    if not source.kind:
+        suffix = path.suffix or "its name has no suffix"
+        return f"a file of an unknown kind ({suffix}); known kinds are {_known()}."
     try:
         with path.open("rb") as raw:
             is_gzip = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
     except OSError as error:
-        raise UserError(f"{source}: cannot be read: {error.strerror}") from error
+        return f"cannot be read: {error.strerror}"
     if is_gzip and not source.is_gzip:
-        raise UserError(f"{source}: is compressed with gzip; rename it to {path.name}.gz")
-    if not is_gzip and source.is_gzip:
-        raise UserError(f"{source}: is not gzip, though its name ends in .gz; remove the .gz.")
+        return f"is compressed with gzip; rename it to {path.name}.gz"
+    if source.is_gzip and not is_gzip:
+        return "is not gzip, though its name ends in .gz; remove the .gz."
+    return None
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """Return the status of a path, None if nothing exists; raise UserError if it is unknown."""
+    """The status of a path, None if nothing exists; UserError if the system refuses it."""
     try:
         return path.stat()
     except OSError as error:
@@ -215,27 +224,28 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def _files_in(folder: Path, without: Collection[Path]) -> list[Path]:
-    """Return the files to read in a named folder."""
-    known = [path for path in _shown_in(folder, without) if Source(str(path)).kind in _KINDS]
-    # Entries that are not files are not skipped silently: `check_source` reports them.
-    files = sorted(path for path in known if not path.is_file() or path.stat().st_size)
-    if not files:
-        raise UserError(
-            f"{folder}: all files of a known kind in this folder are empty, such as {min(known)}."
-            if known
-            else f"{folder}: this folder has no file of a known kind; known kinds are {_known()}."
-        )
-    return files
+    """The files to read in a named folder and its subfolders.
 
-
-def _shown_in(folder: Path, without: Collection[Path]) -> Iterator[Path]:
-    """Yield what is in a folder and its subfolders, except folders and hidden entries."""
-    # As Spark does: part files may be empty, and names of other files begin with . or _.
+    As in Spark, part files may be empty, and names of other files begin with . or _. Entries that
+    are no files are not skipped silently: `check_source` reports them.
+    """
+    files: list[Path] = []
+    empty: list[Path] = []
     for inner in _folders_in(folder, "._"):
-        if not _is_under(inner, without):
-            for path in inner.iterdir():
-                if path.name[0] not in "._" and not (path.is_dir() or _is_under(path, without)):
-                    yield path
+        for path in inner.iterdir():
+            is_known = path.name[0] not in "._" and Source(str(path)).kind in _KINDS
+            if not is_known or path.is_dir() or _is_under(path, without):
+                continue
+            if path.is_file() and not path.stat().st_size:
+                empty.append(path)
+            else:
+                files.append(path)
+    if not files:
+        why = f"this folder has no file of a known kind; known kinds are {_known()}."
+        if empty:
+            why = f"all files of a known kind in this folder are empty, such as {min(empty)}."
+        raise UserError(f"{folder}: {why}")
+    return sorted(files)
 
 
 def _folders_in(folder: Path, hidden: str) -> Iterator[Path]:
@@ -253,12 +263,13 @@ def _folders_in(folder: Path, hidden: str) -> Iterator[Path]:
 
     for root, inner, _ in os.walk(folder, followlinks=True, onerror=stop):
         status = os.stat(root)
-        place = status.st_dev, status.st_ino
-        # A link may point to a folder that contains it.
-        inner[:] = [] if place in seen else sorted(n for n in inner if n[0] not in hidden)
-        if place not in seen:
-            seen.add(place)
-            yield Path(root)
+        place = (status.st_dev, status.st_ino)
+        if place in seen:  # A link may point to a folder that contains it.
+            inner.clear()
+            continue
+        seen.add(place)
+        inner[:] = sorted(name for name in inner if name[0] not in hidden)
+        yield Path(root)
 
 
 def _matches(pattern: str) -> set[Path]:
@@ -268,13 +279,12 @@ def _matches(pattern: str) -> set[Path]:
         return set(map(Path, glob.glob(pattern)))
     cut = parts.index("**")
     rest = parts[cut + 1 :] or ("*",)
-    return {
-        match
-        for top in (_matches(str(Path(*parts[:cut]))) if cut else [Path()])
-        if top.is_dir()
-        for folder in _folders_in(top, ".")
-        for match in _matches(str(Path(glob.escape(str(folder)), *rest)))
-    }
+    tops = _matches(str(Path(*parts[:cut]))) if cut else {Path()}
+    found: set[Path] = set()
+    for top in filter(Path.is_dir, tops):
+        for folder in _folders_in(top, "."):
+            found |= _matches(str(Path(glob.escape(str(folder)), *rest)))
+    return found
 
 
 def _is_under(path: Path, folders: Collection[Path]) -> bool:

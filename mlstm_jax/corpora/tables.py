@@ -70,27 +70,31 @@ class Table(NamedTuple):
         )
 
     def column(self, header: list[str], line: str) -> int:
-        """Return the column of the text; UserError if it is not there, or a name is twice."""
-        for name in header:
-            if name in self.recipe.columns and header.count(name) > 1:
-                raise UserError(
+        """The column of the text; UserError if it is not there, or a name is there twice."""
+        there = [name for name in self.recipe.columns if name in header]
+        texts = [name for name in self.recipe.text_columns if name in header]
+        wrong = ""
+        for name in there:
+            if header.count(name) > 1:
+                wrong = (
                     f"{self.source}: its header has {header.count(name)} columns named {name}; "
                     "rename all but one."
                 )
-        for name in self.recipe.text_columns:
-            if name in header:
-                return header.index(name)
-        raise UserError(
-            no_column(self.source, self.recipe.text_columns, header)
-            + f" Its first line was taken for the header, with the delimiter {self.delimiter!r}: "
-            f"{line.strip()[:EXCERPT]!r}. If the file has none, add one, such as "
-            f"{f'label{self.delimiter}text'!r}."
-        )
+        if not texts:
+            wrong = (
+                no_column(self.source, self.recipe.text_columns, header)
+                + f" Its first line was taken for the header, with the delimiter "
+                f"{self.delimiter!r}: {line.strip()[:EXCERPT]!r}. If the file has none, add one, "
+                f"such as {f'label{self.delimiter}text'!r}."
+            )
+        if wrong:
+            raise UserError(wrong)
+        return header.index(texts[0])
 
 
 def csv_records(
     source: Source,
-    read: Callable[[], Iterator[Line]],
+    lines: Iterator[Line],
     scan: Callable[[], Iterator[Line]],
     recipe: Recipe,
 ) -> Iterator[RecordOrReject]:
@@ -101,8 +105,8 @@ def csv_records(
     unless the file shows that they are quoted.
 
     Args:
-        read: reads the lines of the file, to yield them.
-        scan: reads them, to look at them first; any number of times.
+        lines: of the file, not yet read.
+        scan: reads the lines from the start, to look at them first; any number of times.
 
     Raises:
         UserError: the header has no text column, or a column that is read twice.
@@ -110,12 +114,14 @@ def csv_records(
     # A review may exceed the csv module's 131,072 characters; the limit applies to the process.
     csv.field_size_limit(2**31 - 1)
     usual = "," if source.kind == "csv" else "\t"
-    first = next((one[1] for one in scan() if not isinstance(one, Reject) and one[1].strip()), "")
+    first = next(filter(str.strip, _text_lines(scan())), "")
     named = _SEPARATOR.fullmatch(first)
     table = Table(source, recipe, named[1] if named else usual)
     if not named:
-        choices = [table._replace(delimiter=one) for one in dict.fromkeys((usual, *_DELIMITERS))]
-        table = next((one for one in choices if _has_text_column(one, first)), table)
+        for delimiter in (usual, *_DELIMITERS):
+            if _has_text_column(table._replace(delimiter=delimiter), first):
+                table = table._replace(delimiter=delimiter)
+                break
         if table.delimiter != usual:
             why = f"read with the delimiter {table.delimiter!r}, which its first line has, instead"
             yield reject("another delimiter", source, "", f"{why} of {usual!r}.", is_note=True)
@@ -129,24 +135,32 @@ def csv_records(
         table = table._replace(skips_spaces=True)
         why = "read without the spaces before its fields, which are in quotes."
         yield reject("spaces before quotes", source, "", why, is_note=True)
-    yield from _rows(table, read())
+    yield from _rows(table, lines)
 
 
 def _has_spaces_before_quotes(table: Table, scan: Callable[[], Iterator[Line]]) -> bool:
-    """Return whether most of the first lines with quotes have a quoted field after spaces."""
+    """Whether most of the first lines with quotes have a quoted field after spaces."""
     skipping = table._replace(skips_spaces=True)
-    with_quotes = after_spaces = 0
-    for line in islice(scan(), _LINES_EXAMINED):
-        if isinstance(line, Reject) or '"' not in line[1]:
+    with_quotes = 0
+    after_spaces = 0
+    for line in _text_lines(islice(scan(), _LINES_EXAMINED)):
+        if '"' not in line:
             continue
         with_quotes += 1
         try:
-            plain = next(table.reader([line[1]]), [])
-            skipped = next(skipping.reader([line[1]]), [])
+            plain = next(table.reader([line]), [])
+            skipped = next(skipping.reader([line]), [])
         except csv.Error:  # such as the first line of a field of several lines
             continue
-        after_spaces += [field.strip() for field in plain] != [field.strip() for field in skipped]
+        after_spaces += list(map(str.strip, plain)) != list(map(str.strip, skipped))
     return 2 * after_spaces > with_quotes
+
+
+def _text_lines(lines: Iterable[Line]) -> Iterator[str]:
+    """Yield the lines that are text, without their numbers."""
+    for line in lines:
+        if not isinstance(line, Reject):
+            yield line[1]
 
 
 def _has_text_column(table: Table, line: str) -> bool:
@@ -154,35 +168,43 @@ def _has_text_column(table: Table, line: str) -> bool:
         header = next(table.reader([line]), [])
     except csv.Error:
         return False
-    return any(name.strip() in table.recipe.text_columns for name in header)
+    return not set(map(str.strip, header)).isdisjoint(table.recipe.text_columns)
 
 
 def _shows_quotes(table: Table, scan: Callable[[], Iterator[Line]], first_line: str) -> bool:
-    """Return whether the fields of a file are quoted: if fewer records are then doubtful.
+    """Whether the fields of a file are quoted: if fewer records are then doubtful.
 
     If as many are, a file is quoted if every field with a quote is in quotes.
     """
     header = [name.strip() for name in first_line.split(table.delimiter)]
     needed = table.column(header, first_line)
-    doubtful, has_quotes, all_quoted = 0, False, True
-    for one in scan():
-        if isinstance(one, Reject) or not (text := one[1].rstrip("\r\n")):
+    doubtful = 0
+    has_quotes = False
+    all_quoted = True
+    for line in _text_lines(scan()):
+        text = line.rstrip("\r\n")
+        if not text:
             continue
         most = text.rstrip(table.delimiter).count(table.delimiter)
         doubtful += most >= len(header) or text.count(table.delimiter) < needed
         if '"' in text:
+            has_quotes = True
             fields = (field for field in text.split(table.delimiter) if '"' in field)
-            has_quotes, all_quoted = True, all_quoted and all(map(_QUOTED.fullmatch, fields))
+            all_quoted = all_quoted and all(map(_QUOTED.fullmatch, fields))
     if not has_quotes or not doubtful:
         return has_quotes and all_quoted
-    rejects = (one for one in _rows(table, scan()) if isinstance(one, Reject))
-    quoted = sum(1 for _ in islice(rejects, doubtful + 1))
+    quoted = 0
+    for row in _rows(table, scan()):
+        quoted += isinstance(row, Reject)
+        if quoted > doubtful:
+            break
     return quoted < doubtful or (quoted == doubtful and all_quoted)
 
 
 def _rows(table: Table, lines: Iterator[Line]) -> Iterator[RecordOrReject]:
     """Yield the rows of a table, rejects, and notes."""
-    source, feed = table.source, _Lines(lines)
+    source = table.source
+    feed = _Lines(lines)
     header: list[str] = []
     needed = 0  # column of the text
     reader = table.reader(feed)
@@ -214,13 +236,13 @@ def _rows(table: Table, lines: Iterator[Line]) -> Iterator[RecordOrReject]:
                 needed = table.column(header, text)
             continue
         if row and (len(row) <= needed or any(row[len(header) :])):
-            bad = (
-                "CSV columns",
+            why = (
                 f"{len(row)} columns where the header has {len(header)}; a field that contains the "
-                "delimiter or a newline must be quoted.",
+                "delimiter or a newline must be quoted."
             )
+            bad = ("CSV columns", why)
         if table.quoted and any(map(_QUOTED_AFTER_SPACES.fullmatch, row)):
-            bad = "CSV quote", "a space before a quoted field; remove it."
+            bad = ("CSV quote", "a space before a quoted field; remove it.")
         if bad:
             why = f"{bad[1]} It begins {text[:40]!r}, read with the delimiter {table.delimiter!r}."
             yield reject(bad[0], source, number, why, text)
@@ -228,20 +250,21 @@ def _rows(table: Table, lines: Iterator[Line]) -> Iterator[RecordOrReject]:
             feed.give_back(taken[1:])
             reader = table.reader(feed)
         elif row:
-            delimiters = max(1, len(header) - 1)  # as many as a record that was swallowed has
-            if len(taken) > 1 and any(
-                "\n" in field and field.count(table.delimiter) >= delimiters for field in row
-            ):
-                yield reject(
-                    "fields with line breaks and delimiters",
-                    source,
-                    f"lines {number:,} to {number + len(taken) - 1:,}",
+            if len(taken) > 1 and _may_join_records(table, header, row):
+                place = f"lines {number:,} to {number + len(taken) - 1:,}"
+                why = (
                     "a field in quotes has line breaks and delimiters; if a stray quote has joined "
-                    "several records, double it, and put its field in quotes.",
-                    text,
-                    is_note=True,
+                    "several records, double it, and put its field in quotes."
                 )
+                kind = "fields with line breaks and delimiters"
+                yield reject(kind, source, place, why, text, is_note=True)
             yield number, dict(zip(header, row, strict=False))
+
+
+def _may_join_records(table: Table, header: list[str], row: list[str]) -> bool:
+    """Whether a field has line breaks and as many delimiters as a record."""
+    delimiters = max(1, len(header) - 1)
+    return any("\n" in field and field.count(table.delimiter) >= delimiters for field in row)
 
 
 def _numbered(line: Line) -> tuple[int, str]:
@@ -250,14 +273,14 @@ def _numbered(line: Line) -> tuple[int, str]:
 
 
 def _not_csv(error: csv.Error, taken: Iterable[Line]) -> tuple[str, str]:
-    """Return the kind of the reject of some lines, what is wrong, and what to do about it."""
+    """The kind of the reject of some lines; what is wrong, and what to do about it."""
     if _BARE_RETURN in str(error):
         return (
             "CSV line end",
             "a carriage return without a newline, as in files of old Macs; convert the file, for "
             r"example with: tr '\r' '\n'",
         )
-    if any('\\"' in line[1] for line in taken if not isinstance(line, Reject)):
+    if '\\"' in "".join(_text_lines(taken)):
         return (
             "CSV quote",
             f"not CSV ({error}): quotes are escaped with a backslash, as Spark and MySQL write "

@@ -4,6 +4,7 @@ import errno
 import io
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -40,14 +41,15 @@ class SortedDocuments(NamedTuple):
 
     counts: list[SourceManifest]  # sorted, unless the splits are given
     documents: int  # number to write
-    rated: bool  # whether any has a rating
+    is_rated: bool  # whether any has a rating
     in_order: Iterator[CleanDocument]  # can be iterated once
     sizes: Mapping[str, int] = MappingProxyType({})  # documents per split, if the splits are given
 
 
-def reading(sources: Iterable[Source], report: Report) -> Callable[[int], None]:
-    """Return the function that counts bytes that were read, and reports their share of all."""
-    total, done = sum(source.size for source in sources) or 1, 0
+def bytes_read(sources: Iterable[Source], report: Report) -> Callable[[int], None]:
+    """Count bytes that are read, with the function that this returns, and report their share."""
+    total = sum(source.size for source in sources) or 1
+    done = 0
 
     def advance(count: int) -> None:
         nonlocal done
@@ -58,13 +60,13 @@ def reading(sources: Iterable[Source], report: Report) -> Callable[[int], None]:
 
 
 @dataclass
-class Tally:
+class SourceCounts:
     """The counts of a source's records."""
 
     documents: int = 0
     without_text: int = 0
     blank: int = 0
-    rated: bool = False  # whether any document has a rating
+    is_rated: bool = False  # whether any document has a rating
 
     def texts(
         self,
@@ -81,43 +83,40 @@ class Tally:
                 self.blank += 1
             else:
                 self.documents += 1
-                self.rated = self.rated or not isnan(record[1])
+                self.is_rated = self.is_rated or not isnan(record[1])
                 yield record
 
 
-def source_manifests(sources: Sequence[Source], tallies: Sequence[Tally]) -> list[SourceManifest]:
-    """Return the counts of each source.
-
-    Raises:
-        UserError: a source has no text.
-    """
-    for source, tally in zip(sources, tallies, strict=True):
-        if not tally.documents:
+def source_manifests(
+    sources: Sequence[Source], counts: Sequence[SourceCounts]
+) -> list[SourceManifest]:
+    """The counts of each source, as in a manifest; UserError if a source has no text."""
+    manifests = []
+    for source, name, of_source in zip(sources, manifest_names(sources), counts, strict=True):
+        if not of_source.documents:
             raise UserError(f"{source}: no text is left after cleaning; leave it out.")
-    return [
-        SourceManifest(
-            name=name,
-            documents=tally.documents,
-            without_text=tally.without_text,
-            blank=tally.blank,
+        manifests.append(
+            SourceManifest(
+                name=name,
+                documents=of_source.documents,
+                without_text=of_source.without_text,
+                blank=of_source.blank,
+            )
         )
-        for name, tally in zip(manifest_names(sources), tallies, strict=True)
-    ]
+    return manifests
 
 
 def write_split(
     folder: Path,
     name: str,
-    documents: Iterable[tuple[bytes, float]],
+    documents: Iterable[CleanDocument],
     count: int,
     rated: bool,
 ) -> SplitManifest:
-    """Write the files of a split from `count` documents, with a few in memory at a time.
-
-    A document is its text and its rating.
-    """
+    """Write the files of a split from `count` documents, with a few in memory at a time."""
     sums: dict[str, str] = {}
-    size = written = 0
+    size = 0
+    written = 0
     files = corpus.files_of(name)
     with (
         _file(folder / files.bytes, sums) as write_bytes,
@@ -129,18 +128,20 @@ def write_split(
         write_ratings(_npy_header(np.dtype(np.float32), (count,)))
         remaining = iter(documents)
         while some := list(islice(remaining, _DOCUMENTS_A_WRITE)):
-            write_bytes(b"".join(text for text, _ in some))
-            ends = size + np.cumsum([len(text) for text, _ in some], dtype=np.uint64)
+            texts, ratings = zip(*some, strict=True)
+            write_bytes(b"".join(texts))
+            ends = size + np.cumsum(list(map(len, texts)), dtype=np.uint64)
             write_offsets(ends.astype(np.uint64).tobytes())
-            write_ratings(np.array([rating for _, rating in some], np.float32).tobytes())
-            size, written = int(ends[-1]), written + len(some)
+            write_ratings(np.array(ratings, np.float32).tobytes())
+            size = int(ends[-1])
+            written += len(some)
     if written != count:
         raise RuntimeError(f"{name}: received {written} documents, but {count} were counted")
     return SplitManifest(documents=count, bytes=size, crc32=sums)
 
 
 def _npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
-    """Return the header of a .npy file, as `numpy.save` writes it."""
+    """The header of a .npy file, as `numpy.save` writes it."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         header, {"descr": dtype.str, "fortran_order": False, "shape": shape}
@@ -176,20 +177,20 @@ def durable(path: Path) -> Iterator[BinaryIO]:
 
 def check_out(out: Path, overwrite: bool) -> None:
     """Raise UserError unless a corpus may be written to `out`."""
+    is_empty = not out.exists() or (out.is_dir() and not any(out.iterdir()))
+    wrong = ""
     if out.is_mount():
-        raise UserError(f"{out}: is a mount point; name a folder in it with `out`.")
+        wrong = "is a mount point; name a folder in it with `out`."
+    elif not is_empty and not (out.is_dir() and corpus.is_corpus(out)):
+        wrong = (
+            "exists and is not a corpus, or has other files in it, so it is not replaced; name "
+            "another folder with `out`."
+        )
+    elif not is_empty and not overwrite:
+        wrong = "exists; name another folder with `out`, or replace it with `overwrite`."
+    if wrong:
+        raise UserError(f"{out}: {wrong}")
     output.require_folder(out.parent if out.exists() else out)  # It will be renamed there.
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    if not (out.is_dir() and corpus.is_corpus(out)):
-        raise UserError(
-            f"{out}: exists and is not a corpus, or has other files in it, so it is not replaced; "
-            "name another folder with `out`."
-        )
-    if not overwrite:
-        raise UserError(
-            f"{out}: exists; name another folder with `out`, or replace it with `overwrite`."
-        )
 
 
 def resolved(option: str, path: Path) -> Path:
@@ -203,11 +204,11 @@ def resolved(option: str, path: Path) -> Path:
         str(resolved).encode()
     except UnicodeEncodeError as error:
         why = "this name is not UTF-8, so DuckDB cannot open files there"
-        raise UserError(f"{option} {resolved}: {why}; name another folder.") from error
-    except ValueError as error:
-        raise UserError(f"{option} {str(path)!r}: {error}; name another folder.") from error
-    except (OSError, RuntimeError) as error:  # RuntimeError: a loop, before Python 3.13
-        why = getattr(error, "strerror", None) or "a link that leads back to itself"
+        raise UserError(f"{option} {path}: {why}; name another folder.") from error
+    except (OSError, RuntimeError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        if isinstance(error, RuntimeError):  # before Python 3.13
+            why = "a link that leads back to itself"
         raise UserError(f"{option} {path}: {why}; name another folder.") from error
     return resolved
 
@@ -221,26 +222,26 @@ def check_disk(sources: Sequence[Source], out: Path, scratch: Path, *, sorts: bo
         scratch: the folder next to which temporary files are written.
         sorts: whether there are temporary files.
     """
-    text = sum(
-        source.size * (_COMPRESSION if source.is_gzip or source.kind == "parquet" else 1)
-        for source in sources
-    )
-    temporary = _SCRATCH * text if sorts else 0
+    text = 0
+    for source in sources:
+        is_compressed = source.is_gzip or source.kind == "parquet"
+        text += source.size * (_COMPRESSION if is_compressed else 1)
     advice = "free some space, or write the corpus to another disk with `out`."
+    temporary = 0
     if sorts:
-        advice = (
-            "free some space, write the corpus to another disk with `out`, or put the temporary "
-            f"files, about {file_size(temporary)}, on another disk with `temp_dir`."
+        temporary = _SCRATCH * text
+        advice += (
+            f" The temporary files, about {file_size(temporary)}, may be on another disk, with "
+            "`temp_dir`."
         )
-    needed: dict[int, tuple[Path, int]] = {}
+    needed: Counter[int] = Counter()  # bytes, by device
     for place, size in ((out.parent, text), (scratch.parent, temporary)):
         folder = next(folder for folder in (place, *place.parents) if folder.exists())
         device = folder.stat().st_dev
-        needed[device] = (folder, needed.get(device, (folder, 0))[1] + size)
-    for folder, size in needed.values():
+        needed[device] += size
         free = shutil.disk_usage(folder).free
-        if size > free:
+        if needed[device] > free:
             raise UserError(
-                f"{folder}: about {file_size(size)} may be needed here, but only "
+                f"{folder}: about {file_size(needed[device])} may be needed here, but only "
                 f"{file_size(free)} is free; {advice}"
             )

@@ -232,8 +232,9 @@ def test_unreadable_records_are_skipped_as_prepare_skips_them(tmp_path: Path) ->
     manifest = prepare([source.name], tmp_path / "out")
     assert (manifest.records, manifest.rejected) == (999, {"CSV quote": 1})
     write(tmp_path / "a.csv", "".join(["label,text\n", *good[:998], '1,"bad" quote\n']))
-    with pytest.raises(UserError, match=r"1 of 999 records cannot be read.*\n.*line 1,000"):
-        documents(source)
+    for read in (documents, lambda one: prepare([one.name], tmp_path / "more")):
+        with pytest.raises(UserError, match=r"1 of 999 records cannot be read.*\n.*line 1,000"):
+            read(source)
 
 
 @pytest.mark.parametrize("delimiter", [",", "\t"])

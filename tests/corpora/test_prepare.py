@@ -107,13 +107,8 @@ def test_lines_have_no_ratings_and_without_cleaning_end_in_newlines(tmp_path: Pa
     ],
 )
 def test_split_is_by_number_of_documents(tmp_path, split, expected):
-    source, out = jsonl(tmp_path / "a.jsonl", some(10)), tmp_path / "out"
-    prepare([source], out, split=split)
-    manifest = open_corpus(out).manifest
+    manifest = prepare([jsonl(tmp_path / "a.jsonl", some(10))], tmp_path / "out", split=split)
     assert tuple(manifest.splits[name].documents for name in SPLITS) == expected
-    words = ["--split", ",".join(map(str, split))] if split else []
-    cli.main(["prepare", source, *words, "--out", str(out), "--overwrite"])
-    assert open_corpus(out).manifest == manifest
 
 
 def test_the_split_is_chosen_by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,8 +140,8 @@ def test_a_corpus_to_score_alone(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"split": (9, -1, 1)}, r"split 9,-1,1: must be three weights"),
-        ({"split": (1, math.nan, 1)}, r"split 1,nan,1: must be three weights"),
+        ({"split": (9, -1, 1)}, r"split is \(9, -1, 1\), but it must be three weights"),
+        ({"split": (1, math.nan, 1)}, r"split is \(1, nan, 1\), but it must be three weights"),
         *(
             ({"split": wrong}, r"split is .*, but it must be a tuple \(a number, a number, a numb")
             for wrong in ("8,1,1", (9, 1), (8, 1, "1"))
@@ -157,30 +152,25 @@ def test_a_corpus_to_score_alone(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ({"max_reject_fraction": 1.5}, r"max_reject_fraction is 1\.5, but it must be 0 to 1"),
         ({"dedupe": "fuzzy"}, r"dedupe is 'fuzzy', but it must be one of exact, normalized, none"),
         ({"rating_column": "mark"}, r"no record has a number in `rating_column` 'mark'"),
-        ({"text_column": ""}, r"text_column '': names no column; name one, or leave"),
+        ({"text_column": ""}, r"text_column is '', but it must be the name of"),
         ({"text_column": "body"}, r"a\.jsonl: none of its 3 records has text in body"),
+        ({"memory_limit": "much"}, "memory_limit is 'much'"),
+        ({"beam_options": "--runner=X"}, "beam_options is .* without `engine` beam"),
+        ({"beam_options": "'", "engine": "beam"}, "beam_options is .* closed quotes"),
+        ({"sources": []}, "no source given"),
+        ({"sources": ["none.txt"]}, r"none\.txt: there is no such file"),
+        ({"sources": ["a.jsonl", "none.txt"]}, r"none\.txt: there is no such file"),
+        ({"sources": ["blank.jsonl"]}, r"blank\.jsonl: no text is left after cleaning"),
+        ({"sources": ["pydoc:"], "out": Path("a.jsonl/deep/out")}, "cannot be .*a.jsonl is a file"),
     ],
 )
-def test_arguments_that_cannot_be(tmp_path: Path, options: dict, message: str) -> None:
-    source = jsonl(tmp_path / "a.jsonl", [*some(2), *some(1)])
+def test_arguments_that_cannot_be(tmp_path, monkeypatch, options: dict, message: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    jsonl(Path("a.jsonl"), [*some(2), *some(1)])
+    Path("blank.jsonl").write_text('{"text": "&nbsp;"}\n')
     with pytest.raises(UserError, match=message):
-        prepare([source], tmp_path / "out", **options)
-    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
-
-
-def test_sources_are_checked_before_any_is_read(tmp_path: Path) -> None:
-    source = tmp_path / "a.jsonl"
-    source.write_text('{"text": "&nbsp;"}\n')
-    out = tmp_path / "out"
-    for sources, place, message in (
-        ([], out, "no source given"),
-        ([source, tmp_path / "none.txt"], out, r"none\.txt: there is no such file"),
-        (["pydoc:"], source / "deep" / "out", r"out: cannot be created: .*a\.jsonl is a file"),
-        ([source], out, r"a\.jsonl: no text is left after cleaning"),
-        ([jsonl(tmp_path / "b.jsonl", some(1))], out, "only 1 distinct documents, .* for valid"),
-    ):
-        with pytest.raises(UserError, match=message):
-            prepare([str(each) for each in sources], place, split=(0, 1, 1))
+        prepare(**{"sources": ["a.jsonl"], "out": Path("out")} | options)
+    assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl", "blank.jsonl"}
 
 
 def test_what_is_there_is_replaced_only_when_told_and_ours(tmp_path: Path) -> None:
